@@ -1,0 +1,216 @@
+"""The nouns of Hive: frozen structs and enums, no I/O.
+
+Times named `_at` or `since` are Unix seconds (records only, never subtracted to decide anything); durations
+carry their unit in the name.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+import msgspec
+
+NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` may name an agent or a tenant (design.md §9: `[a-z][a-z0-9-]{0,39}`).
+
+    >>> is_name("alice-2"), is_name("Alice"), is_name("../etc"), is_name("a" * 41)
+    (True, False, False, False)
+    """
+    return NAME.fullmatch(text) is not None
+
+
+class AgentStatus(StrEnum):
+    """Where an agent is in its life; `pausing` and `resuming` are undone towards `running` after a crash."""
+
+    CREATED = "created"
+    STARTING = "starting"
+    RUNNING = "running"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    RESUMING = "resuming"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    ERROR = "error"
+
+
+ALIVE = frozenset(
+    {AgentStatus.STARTING, AgentStatus.RUNNING, AgentStatus.PAUSING, AgentStatus.PAUSED, AgentStatus.RESUMING}
+)
+"""Statuses in which the agent's processes exist or are being made."""
+
+
+class SleepDepth(StrEnum):
+    """How far asleep: `light` keeps all of the RAM; `deep` and `hibernated` come with later runtimes."""
+
+    AWAKE = "awake"
+    LIGHT = "light"
+
+
+class WakeCause(StrEnum):
+    """Why a sleeping agent is woken (design.md §4)."""
+
+    INGRESS = "ingress"
+    REQUEST = "request"
+    OPERATOR = "operator"
+
+
+class Tier(StrEnum):
+    """How many requests of one agent may be at the backend at once: 2, 5, 10 by default."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+class RestartPolicy(StrEnum):
+    NO = "no"
+    ON_FAILURE = "on-failure"
+
+
+class BackendKind(StrEnum):
+    OLLAMA = "ollama"
+    VLLM = "vllm"
+    LLAMA = "llama"
+    DEMO = "demo"
+
+
+class Dialect(StrEnum):
+    """How a request is spelled; errors are rendered in the dialect of the path."""
+
+    OLLAMA = "ollama"
+    OPENAI = "openai"
+
+
+DIALECTS: dict[BackendKind, frozenset[Dialect]] = {
+    BackendKind.OLLAMA: frozenset({Dialect.OLLAMA, Dialect.OPENAI}),
+    BackendKind.VLLM: frozenset({Dialect.OPENAI}),
+    BackendKind.LLAMA: frozenset({Dialect.OPENAI}),
+    BackendKind.DEMO: frozenset({Dialect.OLLAMA, Dialect.OPENAI}),
+}
+"""What each kind of server speaks by itself (facts: backends.md, gateways.md §5)."""
+
+
+class Isolation(StrEnum):
+    """What keeps agents apart: nothing, a uid each, or the appliance's full set."""
+
+    NONE = "none"
+    UID = "uid"
+    FULL = "full"
+
+
+class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operator asks for: immutable, stored whole. Checked by `agents/spec.py`.
+
+    `port`: where the agent listens for callers (ingress); `idle_s`: seconds of quiet before it is put to sleep,
+    None for the setting, 0 for never.
+    """
+
+    name: str
+    command: list[str]
+    runtime: str = "process"
+    env: dict[str, str] = {}
+    port: int | None = None
+    tier: Tier = Tier.MEDIUM
+    tenant: str = "default"
+    model: str | None = None
+    restart: RestartPolicy = RestartPolicy.NO
+    idle_s: float | None = None
+
+
+class Agent(msgspec.Struct, frozen=True, kw_only=True):
+    """One agent as Hive records it. `uid` is None where agents run as the user of `hive up` itself."""
+
+    id: str
+    spec: AgentSpec
+    status: AgentStatus = AgentStatus.CREATED
+    depth: SleepDepth = SleepDepth.AWAKE
+    depth_goal: SleepDepth = SleepDepth.AWAKE
+    generation: int = 0
+    since: float = 0.0
+    reason: str = ""
+    uid: int | None = None
+    token_serial: int = 1
+    tokens_in: int = 0
+    tokens_out: int = 0
+    requests: int = 0
+    last_active_at: float | None = None
+    created_at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+
+class CallerKind(StrEnum):
+    AGENT = "agent"
+    OPERATOR = "operator"
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks: the *listener* decided, never a header the client could choose."""
+
+    kind: CallerKind
+    id: str
+    tenant: str = "default"
+    tier: Tier = Tier.MEDIUM
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request cost. A count of None is unknown, which is not 0."""
+
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    cached_tokens: int | None = None
+
+
+class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One ended request, as it travels from the proxy's spool through Redis into SQLite.
+
+    `id` is the request id `epoch-seq` (key of the row); `event_no` counts 1, 2, 3 … within `epoch` in the order of
+    emission. `cut`: the client did not get a whole answer. `unit`: what is counted (`tokens`).
+    Durations in milliseconds; `created_at` Unix seconds.
+    """
+
+    id: str
+    epoch: str
+    event_no: int
+    agent_id: str
+    tenant: str
+    model: str
+    backend: str
+    endpoint: str
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    cached_tokens: int | None = None
+    unit: str = "tokens"
+    estimated: bool = False
+    cut: bool = False
+    queue_ms: float = 0.0
+    ttft_ms: float | None = None
+    duration_ms: float = 0.0
+    status: int = 0
+    client_request_id: str | None = None
+    created_at: float = 0.0
+
+
+class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The active inference server as the proxy needs to know it. `address` is `host:port` or a socket path."""
+
+    kind: BackendKind
+    address: str
+    label: str = ""
+    version: str = ""
+    up: bool = False
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One model the backend offers, by the name the backend uses."""
+
+    name: str
+    size_bytes: int | None = None
+    owned_by: str = ""
+    created: int = 0

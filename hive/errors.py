@@ -1,0 +1,224 @@
+"""What can go wrong, as one tree.
+
+Each class carries its answer: `status` for the wire, `code` for programs, `exit_code` for the shell and `hint`
+for the person. A class exists only if some `except`, status or exit code tells it apart. The first line of a
+class docstring is its default message.
+
+Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 not permitted, 5 dependency down, 6 rolled back, 7 timeout,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+
+class HiveError(Exception):
+    """Something in Hive failed."""
+
+    status = 500
+    code = "internal"
+    exit_code = 1
+    hint = ""
+
+    def __init__(self, message: str = "", *, hint: str = "", retry_after_s: float | None = None) -> None:
+        self.message = message or (type(self).__doc__ or "").split("\n")[0]
+        if hint:
+            self.hint = hint
+        self.retry_after_s = retry_after_s
+        super().__init__(self.message)
+
+
+class Refusal(HiveError):
+    """Refused by policy."""
+
+    status = 403
+    code = "forbidden"
+    exit_code = 4
+
+
+class BadRequest(Refusal):
+    """The request is malformed."""
+
+    status = 400
+    code = "bad_request"
+    exit_code = 2
+
+
+class Unauthorized(Refusal):
+    """No valid token."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class MethodNotAllowed(Refusal):
+    """This target does not take this method."""
+
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, message: str = "", *, allow: str = "") -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class NotFound(Refusal):
+    """There is no such thing."""
+
+    status = 404
+    code = "not_found"
+    exit_code = 3
+
+
+class WrongState(Refusal):
+    """The agent's state does not allow this."""
+
+    status = 409
+    code = "wrong_state"
+    exit_code = 1
+
+
+class RequestTimeout(Refusal):
+    """The request did not arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+    exit_code = 7
+
+
+class TooLarge(Refusal):
+    """The request is too large."""
+
+    status = 413
+    code = "too_large"
+
+
+class HeadTooLarge(Refusal):
+    """The request head is too large."""
+
+    status = 431
+    code = "head_too_large"
+
+
+class WrongMediaType(Refusal):
+    """The body must be JSON without a content coding."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class ExpectationFailed(Refusal):
+    """Only `Expect: 100-continue` is understood."""
+
+    status = 417
+    code = "expectation_failed"
+
+
+class TooManyRequests(Refusal):
+    """Too many requests."""
+
+    status = 429
+    code = "rate_limited"
+
+
+class NotSupported(Refusal):
+    """The active backend cannot do this."""
+
+    status = 501
+    code = "not_supported"
+
+
+class Saturated(Refusal):
+    """Hive has no room for this now."""
+
+    status = 503
+    code = "saturated"
+    exit_code = 5
+
+
+class Asleep(Saturated):
+    """The agent could not be woken in time."""
+
+    code = "not_awake"
+
+
+class BackendDown(HiveError):
+    """The backend cannot be reached."""
+
+    status = 502
+    code = "backend_unavailable"
+    exit_code = 5
+
+
+class BackendTimeout(HiveError):
+    """The backend did not answer in time."""
+
+    status = 504
+    code = "backend_timeout"
+    exit_code = 7
+
+
+class DependencyDown(HiveError):
+    """Something Hive needs does not answer."""
+
+    status = 503
+    code = "dependency_down"
+    exit_code = 5
+
+
+class LinkLost(DependencyDown):
+    """The other Hive process is not connected."""
+
+    code = "link_lost"
+
+
+class NotPermitted(HiveError):
+    """This user may not do that."""
+
+    status = 403
+    code = "not_permitted"
+    exit_code = 4
+
+
+class TimedOut(HiveError):
+    """It did not happen in time."""
+
+    status = 504
+    code = "timeout"
+    exit_code = 7
+
+
+class UsageError(HiveError):
+    """The command line does not make sense."""
+
+    status = 400
+    code = "usage"
+    exit_code = 2
+
+
+class ConfigError(HiveError):
+    """The configuration is wrong."""
+
+    status = 400
+    code = "config"
+    exit_code = 2
+
+
+class StoreFull(HiveError):
+    """The disk is full."""
+
+    status = 507
+    code = "disk_full"
+    exit_code = 5
+
+
+def _tree(root: type[HiveError]) -> list[type[HiveError]]:
+    return [root, *(cls for child in root.__subclasses__() for cls in _tree(child))]
+
+
+def by_code(code: str) -> type[HiveError]:
+    """The class whose `code` is this one; `HiveError` where none is.
+
+    >>> by_code("wrong_state").__name__, by_code("nonsense").__name__
+    ('WrongState', 'HiveError')
+    """
+    return next((cls for cls in _tree(HiveError) if cls.code == code), HiveError)

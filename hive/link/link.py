@@ -1,0 +1,210 @@
+"""One live connection between two Hive processes: `tell`, `ask`, and descriptors beside messages.
+
+Works on a plain non-blocking socket with `add_reader`/`recvmsg`, because asyncio and uvloop transports drop
+ancillary data (facts: design.md §9).
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+from hive.errors import HiveError, LinkLost, TimedOut, by_code
+from hive.link.framing import Envelope, FrameError, Unpacker, pack
+from hive.link.messages import AnyMessage, Failed, Message
+
+Answer = TypeVar("Answer", bound=Message)
+Reply = Callable[[Message], None]
+OnMessage = Callable[["Link", Message, Reply | None], None]
+OnLost = Callable[["Link"], None]
+
+MAX_UNSENT = 256 * 1024 * 1024
+"""Bytes a peer may leave unread before the link is given up."""
+MAX_DESCRIPTORS = 64
+
+
+class Link:
+    """A connected AF_UNIX stream socket, owned by this object.
+
+    `on_message(link, message, reply)` is called on the loop for every message that is no answer; `reply` is None
+    for told messages, else it must be called exactly once. `on_lost(link)` is called once, after every pending
+    `ask` has failed with LinkLost. Descriptors that came with a message are in `take_descriptors()` while
+    `on_message` runs.
+    """
+
+    def __init__(self, sock: socket.socket, *, name: str, on_message: OnMessage, on_lost: OnLost) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._fd = sock.fileno()
+        self.name = name
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._unpacker = Unpacker()
+        self._seq = 0
+        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._unsent: deque[tuple[bytes, Sequence[int]]] = deque()
+        self._unsent_bytes = 0
+        self._received: deque[int] = deque()
+        self._current: list[int] = []
+        self.lost = False
+        sock.setblocking(False)
+        self._loop.add_reader(self._fd, self._readable)
+
+    def __repr__(self) -> str:
+        state = "lost" if self.lost else f"{len(self._waiting)} waiting, {self._unsent_bytes} B unsent"
+        return f"<Link {self.name} {state}>"
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Sends a message that wants no answer. On a lost link it is dropped: the next table tells everything."""
+        self._send(_envelope(message, descriptors=len(descriptors)), descriptors)
+
+    async def ask(self, message: Message, answer: type[Answer], *, timeout_s: float) -> Answer:
+        """Sends a message and awaits its answer.
+
+        Raises LinkLost, TimedOut, or the error the peer answered with.
+        """
+        got = await self.ask_any(message, timeout_s=timeout_s)
+        if not isinstance(got, answer):
+            raise HiveError(f"{self.name}: asked {type(message).__name__}, got {type(got).__name__}")
+        return got
+
+    async def ask_any(self, message: Message, *, timeout_s: float) -> Message:
+        """`ask` where the answer may be of several types."""
+        future = self.ask_soon(message)
+        try:
+            got = await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            raise TimedOut(f"{self.name} did not answer {type(message).__name__} within {timeout_s:g} s") from None
+        if isinstance(got, Failed):
+            raise by_code(got.code)(got.message, hint=got.hint)
+        return got
+
+    def ask_soon(self, message: Message) -> asyncio.Future[Message]:
+        """Sends a message; the future holds the answer, also where that is `Failed`, or raises LinkLost."""
+        future: asyncio.Future[Message] = self._loop.create_future()
+        if self.lost:
+            future.set_exception(LinkLost(f"{self.name} is not connected"))
+            return future
+        self._seq += 1
+        seq = self._seq
+        self._waiting[seq] = future
+        future.add_done_callback(lambda _: self._waiting.pop(seq, None))
+        self._send(_envelope(message, seq=seq), ())
+        return future
+
+    def take_descriptors(self) -> list[int]:
+        """The descriptors that came with the message being handled; the caller owns them now."""
+        taken, self._current = self._current, []
+        return taken
+
+    def close(self) -> None:
+        """Closes the connection; `on_lost` is called as for a lost one."""
+        self._lose()
+
+    def _send(self, envelope: Envelope, descriptors: Sequence[int]) -> None:
+        if self.lost:
+            return
+        frame = pack(envelope)
+        if not self._unsent:
+            sent = self._try_send(frame, descriptors)
+            if sent == len(frame) or self.lost:
+                return
+            frame, descriptors = frame[sent:], () if sent else descriptors
+            self._loop.add_writer(self._fd, self._writable)
+        self._unsent.append((frame, descriptors))
+        self._unsent_bytes += len(frame)
+        if self._unsent_bytes > MAX_UNSENT:
+            self._lose()
+
+    def _try_send(self, frame: bytes, descriptors: Sequence[int]) -> int:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        try:
+            return self._sock.sendmsg([frame], ancillary)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError:
+            self._lose()
+            return 0
+
+    def _writable(self) -> None:
+        while self._unsent:
+            frame, descriptors = self._unsent[0]
+            sent = self._try_send(frame, descriptors)
+            if self.lost:
+                return
+            self._unsent_bytes -= sent
+            if sent < len(frame):
+                self._unsent[0] = (frame[sent:], () if sent else descriptors)
+                return
+            self._unsent.popleft()
+        self._loop.remove_writer(self._fd)
+
+    def _readable(self) -> None:
+        try:
+            data, ancillary, _, _ = self._sock.recvmsg(262144, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._lose()
+            return
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                numbers = array.array("i")
+                numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
+                self._received.extend(numbers)
+        if not data:
+            self._lose()
+            return
+        try:
+            envelopes = self._unpacker.feed(data)
+        except FrameError:
+            self._lose()
+            return
+        for envelope in envelopes:
+            if self.lost:
+                return
+            self._dispatch(envelope)
+
+    def _dispatch(self, envelope: Envelope) -> None:
+        self._current = [self._received.popleft() for _ in range(min(envelope.descriptors, len(self._received)))]
+        if envelope.reply_to:
+            future = self._waiting.get(envelope.reply_to)
+            if future is not None and not future.done():
+                future.set_result(envelope.message)
+        else:
+            self._on_message(self, envelope.message, self._replier(envelope.seq) if envelope.seq else None)
+        for left in self.take_descriptors():
+            socket.close(left)
+
+    def _replier(self, seq: int) -> Reply:
+        return lambda message: self._send(_envelope(message, reply_to=seq), ())
+
+    def _lose(self) -> None:
+        if self.lost:
+            return
+        self.lost = True
+        self._loop.remove_reader(self._fd)
+        self._loop.remove_writer(self._fd)
+        self._sock.close()
+        for descriptor in [*self._received, *self.take_descriptors()]:
+            socket.close(descriptor)
+        for future in list(self._waiting.values()):
+            if not future.done():
+                future.set_exception(LinkLost(f"{self.name} is gone"))
+        self._loop.call_soon(self._on_lost, self)
+
+
+def _envelope(message: Message, *, seq: int = 0, reply_to: int = 0, descriptors: int = 0) -> Envelope:
+    return Envelope(seq, reply_to, descriptors, cast(AnyMessage, message))
+
+
+def failed(error: HiveError) -> Failed:
+    """The answer that carries this error to the other side."""
+    return Failed(code=error.code, message=error.message, hint=error.hint)

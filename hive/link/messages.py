@@ -1,0 +1,417 @@
+"""Every message shape between proxy, daemon and helper.
+
+`ask` marks a message that is answered (with the type named in its docstring, or `Failed`); all others are told.
+Generations only grow; a message with an older one is ignored. Times in seconds unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from hive.domain import BackendInfo, ModelInfo, Tier, UsageEvent
+
+PROTOCOL = 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """Base of all messages; the tag is the class name."""
+
+
+# --- both ways ---------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, tag=True, frozen=True, kw_only=True):
+    """First message of each side. `epoch` names this run of the process."""
+
+    role: str
+    epoch: str
+    protocol: int = PROTOCOL
+    pid: int = 0
+
+
+class Done(Message, tag=True, frozen=True, kw_only=True):
+    """The answer that says only: it is done."""
+
+
+class Failed(Message, tag=True, frozen=True, kw_only=True):
+    """The answer that says why not; `code` is one of `hive.errors`."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+# --- proxy → daemon ----------------------------------------------------------------------------------------------
+
+
+class Activity(Message, tag=True, frozen=True, kw_only=True):
+    """What the proxy sees of one agent. `quiet_s`: since the last byte either way, None where it saw none yet."""
+
+    in_flight: int = 0
+    parked: int = 0
+    ingress: int = 0
+    quiet_s: float | None = None
+    why_busy: str = ""
+
+
+class ProxyTable(Message, tag=True, frozen=True, kw_only=True):
+    """Sent on every (re)connect, after Hello: activity of every agent the proxy knows, and its listening ports."""
+
+    agents: dict[str, Activity]
+    port: int
+    ingress_port: int
+    spooled: dict[str, int] = {}
+    """epoch → highest event_no in that epoch's spool, this epoch and those of killed proxies."""
+
+
+class Activities(Message, tag=True, frozen=True, kw_only=True):
+    """Answer to `AskActivity`."""
+
+    agents: dict[str, Activity]
+
+
+class Closed(Message, tag=True, frozen=True, kw_only=True):
+    """Answer to `Close` and `StillClosed`: the gate is closed and nothing of this agent is on the host."""
+
+    agent: str
+    generation: int
+
+
+class Busy(Message, tag=True, frozen=True, kw_only=True):
+    """Answer to `Close` and `StillClosed`: the gate stays (or was made) open, because of `reason`.
+
+    The proxy now owes one `Quiet` for this agent.
+    """
+
+    agent: str
+    generation: int
+    reason: str
+
+
+class Quiet(Message, tag=True, frozen=True, kw_only=True):
+    """The agent the proxy called busy has become quiet (told once per `Busy`)."""
+
+    agent: str
+
+
+class Wake(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Something waits for this agent. Answer: `Open`, `Refused`."""
+
+    agent: str
+    cause: str
+
+
+# --- daemon → proxy ----------------------------------------------------------------------------------------------
+
+
+class AgentRow(Message, tag=True, frozen=True, kw_only=True):
+    """All the proxy knows of an agent.
+
+    `gate`: `open`, `closed` (being put to sleep or being started), `asleep`, `refused` (stopped, error, created).
+    `model_digest`, `ingress_digest`: SHA-256 of the agent's two tokens, hex. `address`: where its
+    port listens, `host:port`.
+    """
+
+    id: str
+    name: str
+    generation: int
+    gate: str
+    status: str
+    tier: Tier = Tier.MEDIUM
+    tenant: str = "default"
+    model: str | None = None
+    model_digest: str = ""
+    ingress_digest: str = ""
+    address: str | None = None
+
+
+class DaemonTable(Message, tag=True, frozen=True, kw_only=True):
+    """Sent on every (re)connect, after Hello: every agent, the backend, its models, the marks of usage."""
+
+    agents: list[AgentRow]
+    backend: BackendInfo | None
+    models: list[ModelInfo]
+    marks: dict[str, int]
+    internal_digest: str = ""
+
+
+class AgentIs(Message, tag=True, frozen=True, kw_only=True):
+    """This agent is now so (created, changed status, tier, tokens …). Moves the gate to `row.gate`."""
+
+    row: AgentRow
+
+
+class AgentGone(Message, tag=True, frozen=True, kw_only=True):
+    """This agent was removed: flush what is parked with 503, close its connections, forget it."""
+
+    agent: str
+
+
+class Close(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Close the gate if nothing of this agent is on the host. Never waits. Answer: `Closed` or `Busy`."""
+
+    agent: str
+    generation: int
+
+
+class StillClosed(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. The same question once more after the freeze. Answer: `Closed` or `Busy`."""
+
+    agent: str
+    generation: int
+
+
+class Asleep(Message, tag=True, frozen=True, kw_only=True):
+    """The pause is committed: from now on a lost link does not open this gate."""
+
+    agent: str
+    generation: int
+
+
+class Open(Message, tag=True, frozen=True, kw_only=True):
+    """The agent runs: open its gate, let what is parked go on. Told, and the answer to `Wake`."""
+
+    agent: str
+    generation: int
+
+
+class Refused(Message, tag=True, frozen=True, kw_only=True):
+    """The agent will not be woken (it is stopped, failed …): what is parked gets 503 naming `status`.
+
+    Told, and the answer to `Wake`.
+    """
+
+    agent: str
+    generation: int
+    status: str
+
+
+class AskActivity(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Answer: `Activities` of all agents."""
+
+
+class Backend(Message, tag=True, frozen=True, kw_only=True):
+    """The active backend and what it offers changed."""
+
+    backend: BackendInfo | None
+    models: list[ModelInfo]
+
+
+class Marks(Message, tag=True, frozen=True, kw_only=True):
+    """proxy epoch → highest event_no below which every usage event is committed to SQLite."""
+
+    marks: dict[str, int]
+
+
+# --- daemon → helper ---------------------------------------------------------------------------------------------
+
+
+class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the helper needs to run an agent. `uid`/`gid` None: as the helper's own user.
+
+    `env` is complete (nothing is inherited but PATH, HOME, LANG, TZ set by the helper). `home` is created 0700 and
+    owned by the agent. `files`: source path → name in the home, copied at define where missing or changed.
+    """
+
+    name: str
+    command: list[str]
+    env: dict[str, str]
+    home: str
+    log: str
+    uid: int | None = None
+    gid: int | None = None
+    files: dict[str, str] = {}
+
+
+class Define(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Store the spec, make the home, bind the agent's socket. Answer: `Defined`. Again: replaces the spec."""
+
+    agent: str
+    spec: ProcessSpec
+
+
+class Defined(Message, tag=True, frozen=True, kw_only=True):
+    socket: str
+
+
+class Start(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Answer: `Started`; `wrong_state` where a process of it lives."""
+
+    agent: str
+
+
+class Started(Message, tag=True, frozen=True, kw_only=True):
+    pid: int
+
+
+class Stop(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Thaw, SIGTERM to the session, after `grace_s` SIGKILL to everything of it. Answer: `Ended`."""
+
+    agent: str
+    grace_s: float = 10.0
+
+
+class Freeze(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Answer: `Frozen` once every process of it is stopped, else thawed again and `timeout`.
+
+    Thawed again by the helper unless `Confirm` follows within 10 s.
+    """
+
+    agent: str
+    generation: int
+
+
+class Frozen(Message, tag=True, frozen=True, kw_only=True):
+    took_ms: float
+    how: str
+
+
+class Confirm(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. The pause is committed. Answer: `Done`, or `wrong_state` where the helper has thawed it already."""
+
+    agent: str
+    generation: int
+
+
+class Thaw(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Answer: `Thawed` once verified. Thawing what runs is `Thawed` too."""
+
+    agent: str
+
+
+class Thawed(Message, tag=True, frozen=True, kw_only=True):
+    took_ms: float
+
+
+class AskStat(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Answer: `Stats` of the agents named, of all where none is."""
+
+    agents: list[str] = []
+
+
+class Stat(Message, tag=True, frozen=True, kw_only=True):
+    """Ground truth of one agent.
+
+    `state`: `running`, `frozen`, `gone`. `cpu_us`: CPU time used since start by all its processes (frozen does not
+    move). `exit_code`: of the last end, None where unknown; `since` the process's start, Unix seconds.
+    """
+
+    state: str
+    pid: int | None = None
+    cpu_us: int = 0
+    rss_bytes: int = 0
+    processes: int = 0
+    exit_code: int | None = None
+    freezer: str = ""
+
+
+class Stats(Message, tag=True, frozen=True, kw_only=True):
+    agents: dict[str, Stat]
+
+
+class Reconcile(Message, tag=True, frozen=True, kw_only=True):
+    """Ask; on every (re)connect of the daemon. `asleep`: id → generation of all it holds asleep.
+
+    Those frozen are confirmed, every other frozen agent is thawed. Answer: `Stats` of all, the ground truth.
+    """
+
+    asleep: dict[str, int]
+
+
+class Remove(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Kill what lives, unlink the socket, delete the home, forget. Answer: `Done`."""
+
+    agent: str
+
+
+# --- helper → daemon ---------------------------------------------------------------------------------------------
+
+
+class Ended(Message, tag=True, frozen=True, kw_only=True):
+    """An agent's main process ended. `exit_code` as a shell counts (128 + signal), None where nobody reaped it."""
+
+    agent: str
+    exit_code: int | None
+    pid: int = 0
+
+
+class ThawedAlone(Message, tag=True, frozen=True, kw_only=True):
+    """The helper thawed this agent by itself (no confirm in time, or it is leaving)."""
+
+    agent: str
+    reason: str
+
+
+# --- proxy ↔ helper, up → helper ---------------------------------------------------------------------------------
+
+
+class AskListeners(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Answer: `Done` after one `Listener` (with its descriptor) per agent; later ones follow as told."""
+
+
+class Listener(Message, tag=True, frozen=True, kw_only=True):
+    """Carries one listening AF_UNIX descriptor: whoever connects there is this agent."""
+
+    agent: str
+    path: str
+
+
+class ListenerGone(Message, tag=True, frozen=True, kw_only=True):
+    agent: str
+
+
+class Reaped(Message, tag=True, frozen=True, kw_only=True):
+    """`hive up`, being the sub-reaper, reaped a process the helper started in an earlier life."""
+
+    pid: int
+    exit_code: int
+
+
+# --- Redis stream ------------------------------------------------------------------------------------------------
+
+ENCODE_USAGE = msgspec.json.Encoder().encode
+DECODE_USAGE = msgspec.json.Decoder(UsageEvent).decode
+
+
+AnyMessage = (
+    Hello
+    | Done
+    | Failed
+    | ProxyTable
+    | Activities
+    | Closed
+    | Busy
+    | Quiet
+    | Wake
+    | DaemonTable
+    | AgentIs
+    | AgentGone
+    | Close
+    | StillClosed
+    | Asleep
+    | Open
+    | Refused
+    | AskActivity
+    | Backend
+    | Marks
+    | Define
+    | Defined
+    | Start
+    | Started
+    | Stop
+    | Freeze
+    | Frozen
+    | Confirm
+    | Thaw
+    | Thawed
+    | AskStat
+    | Stats
+    | Reconcile
+    | Remove
+    | Ended
+    | ThawedAlone
+    | AskListeners
+    | Listener
+    | ListenerGone
+    | Reaped
+)

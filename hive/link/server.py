@@ -1,0 +1,95 @@
+"""The listening side of a link: a private AF_UNIX socket that admits only trusted peers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+from hive.link.link import Link, OnLost, OnMessage
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int, int]:
+    """(pid, uid, gid) of the process at the other end of a unix socket, as the kernel recorded it at connect."""
+    pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid, gid
+
+
+def bind_private(path: Path) -> socket.socket:
+    """A listening socket at `path`, mode 0600; made under a temporary name and renamed, so no moment is without one."""
+    temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        sock.bind(str(temporary))
+        temporary.chmod(0o600)
+        sock.listen(1024)
+        temporary.rename(path)
+    except OSError:
+        sock.close()
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    return sock
+
+
+class LinkServer:
+    """Accepts links at `path` from root and from `uids`; anyone else is hung up on.
+
+    `on_link(link)` is called for each new link before any message of it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        name: str,
+        uids: frozenset[int],
+        on_link: Callable[[Link], None],
+        on_message: OnMessage,
+        on_lost: OnLost,
+    ) -> None:
+        self.path = path
+        self._name = name
+        self._uids = uids | {0}
+        self._on_link = on_link
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self.links: set[Link] = set()
+        self._loop = asyncio.get_running_loop()
+        self._sock = bind_private(path)
+        self._inode = os.stat(path).st_ino
+        self._loop.add_reader(self._sock.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except OSError:
+                return
+            pid, uid, _ = peer_of(sock)
+            if uid not in self._uids:
+                sock.close()
+                continue
+            link = Link(sock, name=f"{self._name}#{pid}", on_message=self._on_message, on_lost=self._gone)
+            self.links.add(link)
+            self._on_link(link)
+
+    def _gone(self, link: Link) -> None:
+        self.links.discard(link)
+        self._on_lost(link)
+
+    def close(self) -> None:
+        """Stops listening, removes the socket file if it is still ours, closes every link."""
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+        with contextlib.suppress(OSError):
+            if os.stat(self.path).st_ino == self._inode:
+                self.path.unlink()
+        for link in list(self.links):
+            link.close()
