@@ -1,0 +1,184 @@
+"""Every setting of Hive, each written once: section, key, type, default, unit, sentence.
+
+A section is a struct, a key its field; `hive.conf` (INI), the environment, the flags, `hive config show` and the
+tests read this table. Precedence: flag > environment > runtime setting > file > default.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+
+def _s(sentence: str, *, unit: str = "", env: str = "", effect: bool = True, **bounds: Any) -> Meta:
+    """One row: `env` is the environment name of the seed, `effect` is False for a key that only is checked so far."""
+    return Meta(description=sentence, extra={"unit": unit, "env": env, "effect": effect}, **bounds)
+
+
+class Inference(msgspec.Struct, frozen=True, kw_only=True):
+    """`[inference]`: the snippet of the original specification loads verbatim."""
+
+    enabled: Annotated[
+        str, _s("`auto`: the proxy serves if a backend answers; `true`, `false`.", pattern="^(auto|true|false)$")
+    ] = "auto"
+    backend: Annotated[
+        str, _s("Which inference server.", env="INFERENCE_BACKEND", pattern="^(auto|ollama|vllm|llama|demo)$")
+    ] = "auto"
+    host: Annotated[str, _s("Where the backend listens.", env="INFERENCE_HOST")] = "127.0.0.1"
+    port: Annotated[int, _s("Port of the backend.", unit="port", env="INFERENCE_PORT", ge=1, le=65535)] = 11434
+    vsock_port: Annotated[int, _s("AF_VSOCK port guests dial.", unit="port", env="VSOCK_PORT", effect=False, ge=1)] = (
+        11434
+    )
+    default_model: Annotated[str, _s("Used where agent and request name no model.")] = ""
+    auto_sleep_enabled: Annotated[bool, _s("Put idle agents to sleep.", env="AUTO_SLEEP_ENABLED")] = True
+    auto_sleep_idle_seconds: Annotated[
+        float, _s("Quiet for this long is idle.", unit="s", env="AUTO_SLEEP_IDLE_SECONDS", gt=0)
+    ] = 300
+    token_tracking: Annotated[bool, _s("Meter requests; without it nothing is recorded.")] = True
+    quantization_routing: Annotated[bool, _s("Choose a variant by tier.", effect=False)] = False
+    tier_low_models: Annotated[str, _s("Models of tier low, by preference.", effect=False)] = ""
+    tier_medium_models: Annotated[str, _s("Models of tier medium, by preference.", effect=False)] = ""
+    tier_high_models: Annotated[str, _s("Models of tier high, by preference.", effect=False)] = ""
+    vllm_max_sequences: Annotated[int, _s("vLLM `--max-num-seqs`.", effect=False, ge=1)] = 64
+    vllm_gpu_memory_util: Annotated[float, _s("vLLM `--gpu-memory-utilization`.", effect=False, gt=0, le=1)] = 0.90
+    vllm_prefix_caching: Annotated[bool, _s("vLLM `--enable-prefix-caching`.", effect=False)] = True
+    vllm_speculative_model: Annotated[str, _s("vLLM draft model.", effect=False)] = ""
+
+
+class Proxy(msgspec.Struct, frozen=True, kw_only=True):
+    """`[proxy]`: the data path."""
+
+    port: Annotated[int, _s("TCP port where agents reach the model.", unit="port", ge=0, le=65535)] = 11435
+    ingress_port: Annotated[int, _s("TCP port where callers reach agents.", unit="port", ge=0, le=65535)] = 8480
+    window_requests: Annotated[int, _s("Requests an agent may make per window.", ge=1)] = 120
+    window_s: Annotated[float, _s("Length of the sliding window.", unit="s", gt=0)] = 60
+    tier_low_concurrency: Annotated[int, _s("Requests of a low-tier agent at the backend at once.", ge=1)] = 2
+    tier_medium_concurrency: Annotated[int, _s("The same for tier medium.", ge=1)] = 5
+    tier_high_concurrency: Annotated[int, _s("The same for tier high.", ge=1)] = 10
+    line_depth: Annotated[int, _s("Requests of one agent that may wait for their turn.", ge=0)] = 16
+    line_wait_s: Annotated[float, _s("Longest wait in line, then 503.", unit="s", gt=0)] = 30
+    parked_max: Annotated[int, _s("Requests of one sleeping agent that may wait for its wake.", ge=1)] = 64
+    gate_wait_s: Annotated[float, _s("Longest wait for a wake, then 503.", unit="s", gt=0)] = 5
+    body_max_bytes: Annotated[int, _s("Largest request body, decoded.", unit="bytes", ge=1)] = 16 * 1024 * 1024
+    body_budget_bytes: Annotated[int, _s("All request bodies together, beyond it 503.", unit="bytes", ge=1)] = (
+        256 * 1024 * 1024
+    )
+    head_s: Annotated[float, _s("A request head must be complete within this.", unit="s", gt=0)] = 10
+    body_idle_s: Annotated[float, _s("A request body may stand still for this long.", unit="s", gt=0)] = 30
+    keepalive_s: Annotated[
+        float, _s("Idle agents' connections are kept for this long, sleeping agents' for ever.", unit="s", gt=0)
+    ] = 75
+    connect_s: Annotated[float, _s("Connect to the backend.", unit="s", gt=0)] = 2
+    first_byte_s: Annotated[float, _s("First body byte of the answer.", unit="s", gt=0)] = 300
+    between_bytes_s: Annotated[float, _s("Silence inside an answer.", unit="s", gt=0)] = 60
+    upstream_idle_s: Annotated[
+        float, _s("Idle backend connections are kept for this long (vLLM closes at 5 s).", unit="s", gt=0)
+    ] = 3
+    ingress_open_max: Annotated[int, _s("Requests open to one agent through ingress.", ge=1)] = 64
+
+
+class Sleep(msgspec.Struct, frozen=True, kw_only=True):
+    """`[sleep]`: when idle agents are put to sleep."""
+
+    check_s: Annotated[float, _s("How often idleness is checked.", unit="s", gt=0)] = 30
+    minimum_awake_s: Annotated[float, _s("Nobody sleeps sooner after a wake.", unit="s", ge=0)] = 10
+    cpu_quiet_percent: Annotated[
+        float, _s("Less of one core than this over the last check is quiet.", unit="%", ge=0)
+    ] = 2
+    pause_timeout_s: Annotated[float, _s("How long `hive agent pause` waits for a busy agent.", unit="s", gt=0)] = 30
+
+
+class Agents(msgspec.Struct, frozen=True, kw_only=True):
+    """`[agents]`: running them."""
+
+    stop_grace_s: Annotated[float, _s("From SIGTERM to SIGKILL.", unit="s", ge=0)] = 10
+    restart_limit: Annotated[int, _s("This many failures in `restart_window_s` end in state error.", ge=1)] = 5
+    restart_window_s: Annotated[float, _s("See restart_limit.", unit="s", gt=0)] = 60
+    log_max_bytes: Annotated[int, _s("An agent's log is cut back beyond this.", unit="bytes", ge=4096)] = (
+        8 * 1024 * 1024
+    )
+    first_uid: Annotated[int, _s("Agents' uids count up from here.", ge=1000)] = 70000
+
+
+class Daemon(msgspec.Struct, frozen=True, kw_only=True):
+    """`[daemon]`: the control plane."""
+
+    models_refresh_s: Annotated[float, _s("How often the backend's model list is read.", unit="s", gt=0)] = 300
+    backend_check_s: Annotated[float, _s("How often the backend is asked whether it is up.", unit="s", gt=0)] = 5
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All sections, with defaults."""
+
+    inference: Inference = Inference()
+    proxy: Proxy = Proxy()
+    sleep: Sleep = Sleep()
+    agents: Agents = Agents()
+    daemon: Daemon = Daemon()
+
+
+class Paths(msgspec.Struct, frozen=True):
+    """Where one Hive keeps its things: `state` survives, `runtime` holds sockets.
+
+    A unix socket path has at most 107 bytes (sun_path), hence the short names.
+    """
+
+    state: Path
+    runtime: Path
+
+    @property
+    def database(self) -> Path:
+        return self.state / "hive.db"
+
+    @property
+    def spool(self) -> Path:
+        """Usage events not yet committed, one file per proxy epoch."""
+        return self.state / "spool"
+
+    @property
+    def box_key(self) -> Path:
+        return self.state / "box.key"
+
+    @property
+    def internal_token(self) -> Path:
+        return self.state / "internal.token"
+
+    @property
+    def sandbox_table(self) -> Path:
+        """The helper's own table: what it started, by pid, start time and boot id."""
+        return self.state / "sandbox.json"
+
+    @property
+    def redis_dir(self) -> Path:
+        return self.state / "redis"
+
+    def home(self, agent: str) -> Path:
+        return self.state / "agents" / agent
+
+    def log(self, agent: str) -> Path:
+        return self.state / "logs" / f"{agent}.log"
+
+    @property
+    def api_socket(self) -> Path:
+        return self.runtime / "hive.sock"
+
+    @property
+    def link_socket(self) -> Path:
+        """Where the daemon listens for the proxy."""
+        return self.runtime / "link.sock"
+
+    @property
+    def sandbox_socket(self) -> Path:
+        """Where the helper listens for daemon, proxy and `hive up`."""
+        return self.runtime / "sandbox.sock"
+
+    @property
+    def redis_socket(self) -> Path:
+        return self.runtime / "redis.sock"
+
+    def agent_socket(self, agent: str) -> Path:
+        """The agent's own listener: whoever connects there is this agent."""
+        return self.runtime / "a" / f"{agent[:8]}.sock"
