@@ -7,15 +7,20 @@ tests read this table. Precedence: flag > environment > runtime setting > file >
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 
-def _s(sentence: str, *, unit: str = "", env: str = "", effect: bool = True, **bounds: Any) -> Meta:
-    """One row: `env` is the environment name of the seed, `effect` is False for a key that only is checked so far."""
-    return Meta(description=sentence, extra={"unit": unit, "env": env, "effect": effect}, **bounds)
+def _s(sentence: str, *, unit: str = "", env: str = "", effect: bool = True, expected: str = "", **bounds: Any) -> Meta:
+    """One row: `env` is the environment name of the seed, `effect` is False for a key that only is checked so far.
+
+    `expected` says in words what the bounds (or a pattern) mean, where they do not say it themselves.
+    """
+    return Meta(
+        description=sentence, extra={"unit": unit, "env": env, "effect": effect, "expected": expected}, **bounds
+    )
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +115,22 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     backend_check_s: Annotated[float, _s("How often the backend is asked whether it is up.", unit="s", gt=0)] = 5
 
 
+class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`[tenant NAME]`: what one tenant may have. Checked, but without effect yet."""
+
+    rate_limit: Annotated[
+        str,
+        _s(
+            "Requests per `s`, `min` or `hour`: `100/min`.",
+            effect=False,
+            expected="a rate like 100/min",
+            pattern="^([1-9][0-9]*/(s|min|hour))?$",
+        ),
+    ] = ""
+    models: Annotated[str, _s("Models its agents may use, separated by commas; empty for all.", effect=False)] = ""
+    weight: Annotated[float, _s("Share of the backend beside other tenants.", effect=False, gt=0, le=1000)] = 1
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All sections, with defaults."""
 
@@ -118,6 +139,96 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sleep: Sleep = Sleep()
     agents: Agents = Agents()
     daemon: Daemon = Daemon()
+    tenants: dict[str, TenantRow] = {}
+
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "inference": Inference,
+    "proxy": Proxy,
+    "sleep": Sleep,
+    "agents": Agents,
+    "daemon": Daemon,
+}
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One setting as the table has it. `annotation` carries the bounds; `expected` says them in words."""
+
+    section: str
+    key: str
+    annotation: Any
+    kind: type
+    default: Any
+    unit: str
+    env: str
+    in_effect: bool
+    sentence: str
+    expected: str
+
+
+def rows_of(section: str, struct: type[msgspec.Struct]) -> dict[str, Row]:
+    """The rows of one section by key, in the order they are written above.
+
+    >>> rows_of("proxy", Proxy)["port"].expected
+    'a whole number from 0 to 65535'
+    """
+    defaults = struct()
+    rows: dict[str, Row] = {}
+    for key, annotation in get_type_hints(struct, include_extras=True).items():
+        kind: type = annotation.__origin__
+        meta: Meta = annotation.__metadata__[0]
+        extra: dict[str, Any] = meta.extra or {}
+        rows[key] = Row(
+            section,
+            key,
+            annotation,
+            kind,
+            getattr(defaults, key),
+            extra["unit"],
+            extra["env"],
+            extra["effect"],
+            meta.description or "",
+            extra["expected"] or _expected(kind, meta),
+        )
+    return rows
+
+
+def _expected(kind: type, meta: Meta) -> str:
+    if kind is bool:
+        return "true or false"
+    if kind is str:
+        return "one of " + ", ".join(meta.pattern[2:-2].split("|")) if meta.pattern else "text"
+    bounds = [f"at least {meta.ge}"] if meta.ge is not None else []
+    bounds += [f"above {meta.gt}"] if meta.gt is not None else []
+    bounds += [f"at most {meta.le}"] if meta.le is not None else []
+    noun = "a whole number" if kind is int else "a number"
+    if meta.ge is not None and meta.le is not None:
+        return f"{noun} from {meta.ge} to {meta.le}"
+    return " ".join([noun, " and ".join(bounds)]) if bounds else noun
+
+
+class Variable(msgspec.Struct, frozen=True):
+    """An environment name of the original specification that belongs to no key of hive.conf."""
+
+    name: str
+    pattern: str
+    expected: str
+    sentence: str
+    in_effect: bool = False
+
+
+VARIABLES = (
+    Variable("REDIS_URL", r"(redis|rediss|unix)://\S+", "redis://HOST:PORT", "Redis to use instead of Hive's own."),
+    Variable("HIVE_API_URL", r"https?://\S+", "http://HOST:PORT", "Where the REST API listens on TCP."),
+    Variable(
+        "HIVE_INTERNAL_TOKEN",
+        r"[!-~]+",
+        "printable characters without spaces",
+        "Token of the operator; made and kept in the state directory where unset.",
+        in_effect=True,
+    ),
+)
+"""Each may hold a secret: `hive config show` masks them."""
 
 
 class Paths(msgspec.Struct, frozen=True):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import array
 import asyncio
+import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar, cast
 
 from hive.errors import HiveError, LinkLost, TimedOut, by_code
@@ -118,7 +119,8 @@ class Link:
                 return
             frame, descriptors = frame[sent:], () if sent else descriptors
             self._loop.add_writer(self._fd, self._writable)
-        self._unsent.append((frame, descriptors))
+        # Copies: the sender may close its own before the peer reads, and the number may then be another file's.
+        self._unsent.append((frame, [os.dup(descriptor) for descriptor in descriptors]))
         self._unsent_bytes += len(frame)
         if self._unsent_bytes > MAX_UNSENT:
             self._lose()
@@ -140,6 +142,8 @@ class Link:
             if self.lost:
                 return
             self._unsent_bytes -= sent
+            if sent:
+                _close_all(descriptors)
             if sent < len(frame):
                 self._unsent[0] = (frame[sent:], () if sent else descriptors)
                 return
@@ -148,7 +152,9 @@ class Link:
 
     def _readable(self) -> None:
         try:
-            data, ancillary, _, _ = self._sock.recvmsg(262144, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS))
+            data, ancillary, flags, _ = self._sock.recvmsg(
+                262144, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
+            )
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -159,7 +165,7 @@ class Link:
                 numbers = array.array("i")
                 numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
                 self._received.extend(numbers)
-        if not data:
+        if not data or flags & socket.MSG_CTRUNC:  # cut off: some descriptors are missing, nobody knows whose
             self._lose()
             return
         try:
@@ -173,15 +179,25 @@ class Link:
             self._dispatch(envelope)
 
     def _dispatch(self, envelope: Envelope) -> None:
-        self._current = [self._received.popleft() for _ in range(min(envelope.descriptors, len(self._received)))]
+        if envelope.descriptors > len(self._received):
+            self._lose()
+            return
+        self._current = [self._received.popleft() for _ in range(envelope.descriptors)]
         if envelope.reply_to:
             future = self._waiting.get(envelope.reply_to)
             if future is not None and not future.done():
                 future.set_result(envelope.message)
         else:
+            self._handle(envelope)
+        _close_all(self.take_descriptors())
+
+    def _handle(self, envelope: Envelope) -> None:
+        """A handler that fails must not cost the frames behind its own, so the loop's handler gets the exception."""
+        try:
             self._on_message(self, envelope.message, self._replier(envelope.seq) if envelope.seq else None)
-        for left in self.take_descriptors():
-            socket.close(left)
+        except Exception as error:
+            kind = type(envelope.message).__name__
+            self._loop.call_exception_handler({"message": f"{self.name}: {kind} was not handled", "exception": error})
 
     def _replier(self, seq: int) -> Reply:
         return lambda message: self._send(_envelope(message, reply_to=seq), ())
@@ -193,12 +209,18 @@ class Link:
         self._loop.remove_reader(self._fd)
         self._loop.remove_writer(self._fd)
         self._sock.close()
-        for descriptor in [*self._received, *self.take_descriptors()]:
-            socket.close(descriptor)
+        _close_all([*self._received, *self.take_descriptors(), *(fd for _, queued in self._unsent for fd in queued)])
+        self._received.clear()
+        self._unsent.clear()
         for future in list(self._waiting.values()):
             if not future.done():
                 future.set_exception(LinkLost(f"{self.name} is gone"))
         self._loop.call_soon(self._on_lost, self)
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _envelope(message: Message, *, seq: int = 0, reply_to: int = 0, descriptors: int = 0) -> Envelope:

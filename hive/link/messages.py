@@ -203,6 +203,10 @@ class Marks(Message, tag=True, frozen=True, kw_only=True):
     marks: dict[str, int]
 
 
+class Leaving(Message, tag=True, frozen=True, kw_only=True):
+    """Hive is shutting down: ingress refuses from now on."""
+
+
 # --- daemon → helper ---------------------------------------------------------------------------------------------
 
 
@@ -394,6 +398,7 @@ AnyMessage = (
     | AskActivity
     | Backend
     | Marks
+    | Leaving
     | Define
     | Defined
     | Start

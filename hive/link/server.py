@@ -19,8 +19,11 @@ def peer_of(sock: socket.socket) -> tuple[int, int, int]:
     return pid, uid, gid
 
 
-def bind_private(path: Path) -> socket.socket:
-    """A listening socket at `path`, mode 0600; made under a temporary name and renamed, so no moment is without one."""
+def bind_private(path: Path, *, owner: tuple[int, int] | None = None) -> socket.socket:
+    """A listening socket at `path`, mode 0600; made under a temporary name and renamed, so no moment is without one.
+
+    `owner`: uid and gid it is given to before anyone can connect.
+    """
     temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
@@ -28,6 +31,8 @@ def bind_private(path: Path) -> socket.socket:
     try:
         sock.bind(str(temporary))
         temporary.chmod(0o600)
+        if owner is not None:
+            os.chown(temporary, *owner)
         sock.listen(1024)
         temporary.rename(path)
     except OSError:

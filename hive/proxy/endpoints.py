@@ -1,0 +1,139 @@
+"""What may be asked of a model: the allowlist, one row an endpoint. Pure.
+
+A target is compared as bytes, never decoded, normalised or matched by prefix, and the row's bytes are what goes
+upstream: no spelling of a forbidden path can pass (facts: of 39 bypass spellings servers route several).
+Dated: Ollama's routes of 2026-08, vLLM 0.32, llama-server 0c1e570.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from hive.domain import Dialect
+from hive.errors import MethodNotAllowed, Refusal
+
+MODEL_PREFIX = b"/v1/models/"
+
+
+class Meter(StrEnum):
+    """Where an endpoint's answer carries what it cost."""
+
+    NONE = "none"
+    OLLAMA = "ollama"
+    OPENAI = "openai"
+
+
+class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One row. `listing`: answered by Hive from the daemon's list. `takes_slot`: occupies the model.
+
+    `streams`: what an absent `stream` field means.
+    """
+
+    method: bytes
+    target: bytes
+    dialect: Dialect
+    body: bool = False
+    streams: bool = False
+    meter: Meter = Meter.NONE
+    takes_slot: bool = False
+    counts: bool = False
+    """Whether it is charged to the sliding window."""
+    listing: bool = False
+
+    @property
+    def request_line(self) -> bytes:
+        """What goes upstream. HEAD is asked as GET and its body dropped: an answer to HEAD has no framing."""
+        return b"%b %b HTTP/1.1\r\n" % (b"GET" if self.method == b"HEAD" else self.method, self.target)
+
+    @property
+    def name(self) -> str:
+        return self.target.decode("ascii")
+
+
+def _ollama(target: bytes, *, streams: bool, slot: bool, meter: Meter = Meter.OLLAMA) -> Endpoint:
+    return Endpoint(
+        method=b"POST",
+        target=target,
+        dialect=Dialect.OLLAMA,
+        body=True,
+        streams=streams,
+        meter=meter,
+        takes_slot=slot,
+        counts=True,
+    )
+
+
+def _openai(target: bytes) -> Endpoint:
+    return Endpoint(
+        method=b"POST",
+        target=target,
+        dialect=Dialect.OPENAI,
+        body=True,
+        meter=Meter.OPENAI,
+        takes_slot=True,
+        counts=True,
+    )
+
+
+def _reads(target: bytes) -> list[Endpoint]:
+    return [Endpoint(method=method, target=target, dialect=Dialect.OLLAMA) for method in (b"GET", b"HEAD")]
+
+
+ENDPOINTS = [
+    _ollama(b"/api/generate", streams=True, slot=True),
+    _ollama(b"/api/chat", streams=True, slot=True),
+    _ollama(b"/api/embed", streams=False, slot=True),
+    _ollama(b"/api/embeddings", streams=False, slot=True, meter=Meter.NONE),
+    _ollama(b"/api/show", streams=False, slot=False, meter=Meter.NONE),
+    *_reads(b"/api/tags"),
+    *_reads(b"/api/version"),
+    *_reads(b"/api/ps"),
+    *_reads(b"/"),
+    _openai(b"/v1/chat/completions"),
+    _openai(b"/v1/completions"),
+    _openai(b"/v1/embeddings"),
+    Endpoint(method=b"GET", target=b"/v1/models", dialect=Dialect.OPENAI, listing=True),
+]
+ONE_MODEL = Endpoint(method=b"GET", target=MODEL_PREFIX, dialect=Dialect.OPENAI, listing=True)
+"""`GET /v1/models/{id}`: the id is compared with the list's names, as bytes."""
+
+_ROWS = {(row.method, row.target): row for row in ENDPOINTS}
+_METHODS: dict[bytes, str] = {}
+for _row in ENDPOINTS:
+    _METHODS[_row.target] = ", ".join(filter(None, [_METHODS.get(_row.target), _row.method.decode()]))
+
+
+def find(method: bytes, target: bytes) -> Endpoint:
+    """The row of a request. Raises Refusal (403) for an unknown target, MethodNotAllowed (405) for a known one.
+
+    >>> find(b"POST", b"/api/chat").takes_slot
+    True
+    >>> find(b"DELETE", b"/api/chat")
+    Traceback (most recent call last):
+    hive.errors.MethodNotAllowed: /api/chat takes POST
+    >>> find(b"POST", b"/api/%63hat")
+    Traceback (most recent call last):
+    hive.errors.Refusal: this path is not offered to agents
+    """
+    row = _ROWS.get((method, target))
+    if row is not None:
+        return row
+    if target.startswith(MODEL_PREFIX) and len(target) > len(MODEL_PREFIX):
+        if method == b"GET":
+            return ONE_MODEL
+        raise MethodNotAllowed("/v1/models/{id} takes GET", allow="GET")
+    allow = _METHODS.get(target)
+    if allow is not None:
+        raise MethodNotAllowed(f"{target.decode('ascii')} takes {allow}", allow=allow)
+    raise Refusal("this path is not offered to agents")
+
+
+def dialect_of(target: bytes) -> Dialect:
+    """In which dialect to refuse: `/api…` and `/` are Ollama's, all else OpenAI's.
+
+    >>> dialect_of(b"/api/pull").value, dialect_of(b"/v1/files").value
+    ('ollama', 'openai')
+    """
+    return Dialect.OLLAMA if target == b"/" or target.startswith(b"/api") else Dialect.OPENAI

@@ -1,0 +1,221 @@
+"""The gate of one agent: open while it is awake, closed while it sleeps; requests park before a closed one.
+
+Pure state: the time comes in, what to do comes out or goes through `Outside`. The protocol is design.md §4; the daemon
+asks `close`, freezes, asks `still_closed`, says `asleep`; the first byte of a request wakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Protocol
+
+from hive.domain import WakeCause
+from hive.errors import Asleep, HiveError
+
+UNREAD_MAX_S = 60.0
+"""An answer the peer has not read keeps it awake for at most this long (design.md §4.1)."""
+
+
+class State(StrEnum):
+    OPEN = "open"
+    CLOSED = "closed"
+    ASLEEP = "asleep"
+    REFUSED = "refused"
+
+
+class Parked(Protocol):
+    """A request before a closed gate. Exactly one of the two is called, once."""
+
+    def on_gate_open(self) -> None: ...
+
+    def on_gate_refused(self, error: HiveError) -> None: ...
+
+
+class Outside(Protocol):
+    """What a gate makes happen."""
+
+    def wake(self, agent: str, cause: WakeCause) -> None:
+        """Something waits: ask the daemon (at most one ask at a time is needed; the gate asks once per closing)."""
+        ...
+
+    def tell_quiet(self, agent: str) -> None: ...
+
+    def why_busy_outside(self, agent: str, now: float, *, unread_counts: bool) -> str | None:
+        """What the agent's connections and listener say, looked up in the kernel, or None."""
+        ...
+
+
+class Gate:
+    """One agent's gate. `in_flight` and `ingress` count requests begun and not ended.
+
+    >>> from unittest.mock import Mock
+    >>> gate = Gate("a1", Mock(why_busy_outside=lambda *a, **k: None), parked_max=2)
+    >>> gate.close(1, now=0.0), gate
+    (None, <Gate closed g1, 0 in flight, 0 ingress, 0 parked>)
+    """
+
+    __slots__ = (
+        "_outside",
+        "_parked",
+        "_waking",
+        "agent",
+        "generation",
+        "in_flight",
+        "ingress",
+        "last_active",
+        "owes_quiet",
+        "parked_max",
+        "state",
+        "status",
+    )
+
+    def __init__(self, agent: str, outside: Outside, *, parked_max: int) -> None:
+        self.agent = agent
+        self.state = State.OPEN
+        self.generation = 0
+        self.status = "unknown"
+        self.parked_max = parked_max
+        self.in_flight = 0
+        self.ingress = 0
+        self.last_active: float | None = None
+        self.owes_quiet = False
+        self._parked: dict[Parked, None] = {}
+        self._waking = False
+        self._outside = outside
+
+    def __repr__(self) -> str:
+        counts = f"{self.in_flight} in flight, {self.ingress} ingress, {len(self._parked)} parked"
+        return f"<Gate {self.state} g{self.generation}, {counts}>"
+
+    @property
+    def parked(self) -> int:
+        return len(self._parked)
+
+    # requests -----------------------------------------------------------------------------------------------------
+
+    def begin(self, request: Parked, now: float, *, ingress: bool = False) -> bool:
+        """A request begins. True: the gate is open. False: it is parked and a wake is under way.
+
+        Raises Asleep where the agent cannot be woken or too many wait; the request counts all the same until `end`.
+        """
+        self.last_active = now
+        if ingress:
+            self.ingress += 1
+        else:
+            self.in_flight += 1
+        if self.state is State.OPEN:
+            return True
+        if self.state is State.REFUSED:
+            raise Asleep(f"the agent is {self.status}", retry_after_s=5)
+        if len(self._parked) >= self.parked_max:
+            raise Asleep(f"{len(self._parked)} requests already wait for this agent to wake", retry_after_s=1)
+        self._parked[request] = None
+        if not self._waking:
+            self._waking = True
+            self._outside.wake(self.agent, WakeCause.INGRESS if ingress else WakeCause.REQUEST)
+        return False
+
+    def end(self, now: float, *, ingress: bool = False) -> None:
+        """A request that began has ended, however."""
+        self.last_active = now
+        if ingress:
+            self.ingress -= 1
+        else:
+            self.in_flight -= 1
+        if self.owes_quiet:
+            self.settle(now)
+
+    def unpark(self, request: Parked) -> None:
+        """This one waits no longer (its client left, or its deadline passed)."""
+        self._parked.pop(request, None)
+
+    def settle(self, now: float) -> bool:
+        """Pays the `Quiet` owed to the daemon if the agent is quiet by now. True where nothing is owed any more."""
+        if self.owes_quiet and self.why_busy(now) is None:
+            self.owes_quiet = False
+            self._outside.tell_quiet(self.agent)
+        return not self.owes_quiet
+
+    def why_busy(self, now: float) -> str | None:
+        """Why the agent must stay awake, or None."""
+        if self.ingress:
+            return f"{self.ingress} callers are open"
+        if self.in_flight:
+            return f"{self.in_flight} requests are in flight"
+        recent = self.last_active is not None and now - self.last_active <= UNREAD_MAX_S
+        return self._outside.why_busy_outside(self.agent, now, unread_counts=recent)
+
+    # the daemon's questions and orders ----------------------------------------------------------------------------
+
+    def close(self, generation: int, now: float) -> str | None:
+        """Closes if nothing of the agent is on the host. None: closed. Else the reason; then one `Quiet` is owed."""
+        if generation < self.generation:
+            return "a newer generation is known"
+        self.generation = generation
+        reason = self.why_busy(now)
+        if reason is not None:
+            self.owes_quiet = True
+            return reason
+        self.state = State.CLOSED
+        self._waking = False
+        return None
+
+    def still_closed(self, generation: int, now: float) -> str | None:
+        """Asked once more after the freeze. None: closed and nothing came. The gate opens only by the daemon's word."""
+        if generation != self.generation or self.state is not State.CLOSED:
+            return "the gate is no longer closed for this generation"
+        return self.why_busy(now)
+
+    def asleep(self, generation: int) -> None:
+        """The pause is committed."""
+        if generation == self.generation and self.state is State.CLOSED:
+            self.state = State.ASLEEP
+
+    def open(self, generation: int) -> None:
+        """The agent runs."""
+        self.move(State.OPEN, generation, "running")
+
+    def refuse(self, generation: int, status: str) -> None:
+        """The agent will not be woken."""
+        self.move(State.REFUSED, generation, status)
+
+    def move(self, state: State, generation: int, status: str) -> None:
+        """The daemon's word on where the gate stands; an older generation is ignored."""
+        if generation < self.generation:
+            return
+        self.generation = generation
+        self.status = status
+        self.state = state
+        self._waking = False
+        if state is State.OPEN:
+            for request in self._flush():
+                request.on_gate_open()
+        elif state is State.REFUSED:
+            for request in self._flush():
+                request.on_gate_refused(Asleep(f"the agent is {status}", retry_after_s=5))
+        elif self._parked:
+            self.wake_again()
+
+    def wake_again(self) -> None:
+        """What is parked still waits, and the ask for it was lost."""
+        if self._parked and not self._waking and self.state in (State.CLOSED, State.ASLEEP):
+            self._waking = True
+            self._outside.wake(self.agent, WakeCause.INGRESS if self.ingress else WakeCause.REQUEST)
+
+    def wake_failed(self) -> None:
+        """The ask got no answer; the next request, or the next table, asks again."""
+        self._waking = False
+
+    def link_lost(self) -> None:
+        """The daemon is gone: a gate closed for a pause that never was committed opens; who sleeps parks on."""
+        self._waking = False
+        self.owes_quiet = False
+        if self.state is State.CLOSED:
+            self.state = State.OPEN
+            for request in self._flush():
+                request.on_gate_open()
+
+    def _flush(self) -> Iterable[Parked]:
+        parked, self._parked = list(self._parked), {}
+        return parked

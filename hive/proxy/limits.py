@@ -1,0 +1,81 @@
+"""How often, and how many at once: pure deciders with the time passed in."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+
+class SlidingWindow:
+    """At most `limit` requests in any `span_s` seconds.
+
+    The caller passes the time, so a test needs no clock and no sleep.
+
+    >>> window = SlidingWindow(limit=2, span_s=60)
+    >>> [window.take(now=t) for t in (0.0, 1.0, 2.0)]   # None, or seconds to wait
+    [None, None, 58.0]
+    """
+
+    __slots__ = ("_taken", "limit", "span_s")
+
+    def __init__(self, limit: int, span_s: float) -> None:
+        self.limit = limit
+        self.span_s = span_s
+        self._taken: deque[float] = deque()
+
+    def __repr__(self) -> str:
+        return f"<SlidingWindow {len(self._taken)}/{self.limit} in {self.span_s:g} s>"
+
+    def take(self, now: float) -> float | None:
+        """Charges one request; or says in how many seconds there will be room, charging nothing."""
+        taken = self._taken
+        horizon = now - self.span_s
+        while taken and taken[0] <= horizon:
+            taken.popleft()
+        if len(taken) >= self.limit:
+            return taken[len(taken) - self.limit] + self.span_s - now
+        taken.append(now)
+        return None
+
+    def give_back(self, charged_at: float) -> None:
+        """Takes back the charge made at that time: Hive itself had no room."""
+        try:
+            self._taken.remove(charged_at)
+        except ValueError:
+            return
+
+
+class Budget:
+    """Bytes that may be held in all request bodies together.
+
+    >>> budget = Budget(100)
+    >>> budget.take(80), budget.take(30), budget
+    (True, False, <Budget 80/100 B>)
+    """
+
+    __slots__ = ("limit", "used")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def __repr__(self) -> str:
+        return f"<Budget {self.used}/{self.limit} B>"
+
+    def take(self, size: int) -> bool:
+        if self.used + size > self.limit:
+            return False
+        self.used += size
+        return True
+
+    def give(self, size: int) -> None:
+        self.used -= size
+
+
+def wait_for_turn_s(ahead: int, concurrency: int, mean_duration_s: float) -> float:
+    """Estimated seconds until a request with `ahead` others before it gets a slot, at least 1.
+
+    >>> wait_for_turn_s(ahead=16, concurrency=2, mean_duration_s=0.5)
+    4.0
+    """
+    return max(1.0, math.ceil(ahead / max(1, concurrency)) * mean_duration_s)

@@ -1,0 +1,358 @@
+"""Usage events on their way out of the proxy: on disk first, then to the Redis stream, until the daemon has them.
+
+`record` is the only part the data path sees: it numbers the event and appends one line to this epoch's spool before
+the client gets its last byte, and it never fails. Everything after that is a task of its own: what was recorded is
+added to the stream, added again where Redis lost it, and forgotten when the daemon's mark has passed it. The spool of
+a killed proxy is replayed by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hive.domain import UsageEvent
+from hive.errors import DependencyDown
+from hive.store import explain
+from hive.store.live import Live
+from hive.store.lock import Lock
+from hive.store.spoolfile import MAX_LINE, SpoolFile
+from hive.store.stream import event_entry, lost_entry
+
+log = logging.getLogger("hive.usage")
+
+BOUND = 50_000
+"""Events of one epoch held in memory; what is beyond it is read back from the spool."""
+BATCH = 500
+GATHER_S = 0.02
+TICK_S = 1.0
+RETRY_S = (0.1, 2.0)
+PATIENCE_S = (10.0, 160.0)
+"""A mark that stands still for so long while events fly may mean they were lost; doubles while it stays so."""
+LAST_TRY_S = 1.0
+
+MAX_TEXT = 256
+
+
+class Item(NamedTuple):
+    """Event numbers `first` to `last`: one event as a line, or (None) numbers whose events are lost."""
+
+    first: int
+    last: int
+    line: bytes | None
+
+
+class Backlog:
+    """What the daemon has not committed of one epoch, in order: waiting to be sent, or flying. Pure.
+
+    >>> backlog = Backlog("p1")
+    >>> backlog.add(1, b"one"), backlog.add(2, b"two")
+    (True, True)
+    >>> [item.line for item in backlog.take(10, now=0.0)]
+    [b'one', b'two']
+    >>> backlog.commit(1, now=0.1); backlog
+    <Backlog p1 0 waiting, 1 flying, mark 1 of 2>
+    """
+
+    def __init__(self, epoch: str, *, bound: int = BOUND, last: int = 0) -> None:
+        self.epoch = epoch
+        self.mark = 0
+        self.last = last
+        """Highest number there is, in memory or not."""
+        self._bound = bound
+        self._held_to = 0
+        self._waiting: deque[Item] = deque()
+        self._flying: deque[Item] = deque()
+        self._progress_at = 0.0
+        self._patience_s = PATIENCE_S[0]
+
+    def __repr__(self) -> str:
+        waiting, flying = len(self._waiting), len(self._flying)
+        return f"<Backlog {self.epoch} {waiting} waiting, {flying} flying, mark {self.mark} of {self.last}>"
+
+    @property
+    def flying(self) -> int:
+        return len(self._flying)
+
+    @property
+    def held(self) -> int:
+        return len(self._waiting) + len(self._flying)
+
+    @property
+    def done(self) -> bool:
+        """Everything there is, is committed."""
+        return self.mark >= self.last
+
+    @property
+    def wants_more(self) -> bool:
+        """Some of it is only in the spool, and there is room for it now."""
+        return self._held_to < self.last and not self._waiting and self.held < self._bound
+
+    def add(self, no: int, line: bytes | None) -> bool:
+        """A new event; False where it must come from the spool later, because memory is full or behind."""
+        all_here = self._held_to >= self.last
+        self.last = no
+        if not all_here or self.held >= self._bound:
+            return False
+        self._held_to = no
+        self._waiting.append(Item(no, no, line))
+        return True
+
+    def refill(self, lines: Iterable[tuple[int, bytes]], *, at_end: bool) -> None:
+        """The next lines of the spool; a number they jump over is lost, and `at_end` so are those after them."""
+        for no, line in lines:
+            if no > self._held_to:
+                self._note_lost(no - 1)
+                self._waiting.append(Item(no, no, line))
+                self._held_to = no
+        if at_end:
+            self._note_lost(self.last)
+
+    def _note_lost(self, last: int) -> None:
+        if last > self._held_to:
+            self._waiting.append(Item(self._held_to + 1, last, None))
+            self._held_to = last
+
+    def take(self, limit: int, *, now: float) -> list[Item]:
+        """The next items to send; they fly from now on."""
+        if not self._flying:
+            self._progress_at = now
+        batch = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+        self._flying.extend(batch)
+        return batch
+
+    def put_back(self, first: int) -> None:
+        """What flies from number `first` on was not sent after all."""
+        while self._flying and self._flying[-1].first >= first:
+            self._waiting.appendleft(self._flying.pop())
+
+    def commit(self, mark: int, *, now: float) -> None:
+        """The daemon has everything up to `mark`. An older mark changes nothing."""
+        if mark <= self.mark:
+            return
+        self.mark = mark
+        self._held_to = max(self._held_to, mark)
+        self._progress_at, self._patience_s = now, PATIENCE_S[0]
+        for items in (self._flying, self._waiting):
+            while items and items[0].last <= mark:
+                items.popleft()
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether the daemon should have told of something by now."""
+        return bool(self._flying) and now - self._progress_at >= self._patience_s
+
+    def send_again(self, *, now: float) -> None:
+        """Everything that flies is to be sent once more, because Redis lost it or seems to have.
+
+        What is committed is told as well, as settled: a daemon whose database was replaced would wait for it.
+        """
+        self.put_back(0)
+        if self._waiting and self._waiting[0].last <= self.mark:
+            self._waiting.popleft()
+        if self.mark:
+            self._waiting.appendleft(Item(1, self.mark, None))
+        self._progress_at = now
+
+    def lose_patience(self) -> None:
+        """Sending again did not help so far: the next time takes twice as long."""
+        self._patience_s = min(2 * self._patience_s, PATIENCE_S[1])
+
+
+class UsageLog:
+    """The proxy's usage events. One per process and spool directory (`flock` in it).
+
+    The owner spawns `run` once, calls `marks` with whatever the daemon tells, and `close` at the end.
+    Raises WrongState naming the pid where another proxy has the directory, NotPermitted, ConfigError, StoreFull.
+    """
+
+    def __init__(self, directory: Path, epoch: str, live: Live, *, bound: int = BOUND) -> None:
+        self.epoch = epoch
+        self.lost = 0
+        """Events neither disk nor memory could take."""
+        self.lost_ranges: deque[tuple[int, int]] = deque(maxlen=100)
+        """Their numbers, (first, last) each; the daemon is told the same through the stream."""
+        self._live = live
+        self._run_id = ""
+        self._heard = False
+        self._something = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._encode = msgspec.json.Encoder().encode
+        self._last = 0
+        self._backlog = Backlog(epoch, bound=bound)
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise explain.os_error(error, directory) from error
+        self._lock = Lock(directory / "lock", what="the usage spool")
+        self._file = SpoolFile(directory / f"{epoch}.jsonl")
+        try:
+            self._old = list(_left_behind(directory, bound))
+        except OSError as error:
+            self._lock.release()
+            raise explain.os_error(error, directory) from error
+
+    def __repr__(self) -> str:
+        return f"<UsageLog {self._backlog!r}, {len(self._old)} old, {self.lost} lost>"
+
+    @property
+    def degraded(self) -> str:
+        """Why events are not safe now; empty where they are."""
+        return f"the usage spool {self._file.path.parent} cannot be written" if self._file.full else ""
+
+    @property
+    def waiting(self) -> int:
+        """Events of this epoch the daemon has not committed."""
+        return self._last - self._backlog.mark
+
+    def spooled(self) -> dict[str, int]:
+        """Epoch → highest event number, of this proxy and of killed ones whose spool is still here."""
+        return {**{backlog.epoch: backlog.last for _, backlog in self._old}, self.epoch: self._last}
+
+    def record(self, event: UsageEvent) -> None:
+        """Numbers the event and appends it to the spool. Call it before the answer's last byte; never raises.
+
+        `epoch` and `event_no` of the argument are ignored. Costs about 5 µs (no fsync: it survives kill -9, not
+        a power cut).
+        """
+        self._last = no = self._last + 1
+        line: bytes | None = None
+        try:
+            line = self._encode(msgspec.structs.replace(event, epoch=self.epoch, event_no=no)) + b"\n"
+            if len(line) > MAX_LINE:
+                line = self._encode(_shortened(event, self.epoch, no)) + b"\n"
+        except (ValueError, TypeError, OverflowError) as error:
+            log.error("usage_event_not_json event=%.200r error=%s", event, error)
+        in_memory = self._backlog.add(no, line)
+        if line is None or (not self._file.append(no, line, in_memory=in_memory) and not in_memory):
+            self._note_lost(no)
+        self._something.set()
+
+    def _note_lost(self, no: int) -> None:
+        self.lost += 1
+        if self.lost_ranges and self.lost_ranges[-1][1] == no - 1:
+            self.lost_ranges[-1] = (self.lost_ranges[-1][0], no)
+            return
+        self.lost_ranges.append((no, no))
+        log.error("usage_dropped epoch=%s from=%d lost=%d", self.epoch, no, self.lost)
+
+    def marks(self, marks: dict[str, int]) -> None:
+        """The daemon tells how far it has committed: frees memory and disk. The first call begins the replay."""
+        now = asyncio.get_running_loop().time()
+        self._heard = True
+        for _, backlog in [*self._old, (self._file, self._backlog)]:
+            if backlog.epoch in marks:
+                backlog.commit(marks[backlog.epoch], now=now)
+        self._forget_done()
+        self._file.trim(self._backlog.mark)
+        self._something.set()
+
+    def _forget_done(self) -> None:
+        for file, backlog in self._old:
+            if backlog.done:
+                log.info("usage_replayed epoch=%s events=%d", backlog.epoch, backlog.last)
+                file.close(delete=True)
+        self._old = [old for old in self._old if not old[1].done]
+
+    async def run(self) -> None:
+        """Sends what was recorded, for ever."""
+        self._task = asyncio.current_task()
+        delay = RETRY_S[0]
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._something.wait(), TICK_S)
+            self._something.clear()
+            await asyncio.sleep(GATHER_S)
+            self._file.retry(self._backlog.mark)
+            try:
+                await self._send()
+                delay = RETRY_S[0]
+            except DependencyDown:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, RETRY_S[1])
+
+    async def close(self) -> None:
+        """Ends `run`, sends what waits if Redis answers at once; what is not committed stays for the next proxy."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            if self._live.up:
+                with contextlib.suppress(DependencyDown, TimeoutError):
+                    await asyncio.wait_for(self._send(), LAST_TRY_S)
+        for file, backlog in [*self._old, (self._file, self._backlog)]:
+            file.close(delete=backlog.done)
+        self._lock.release()
+
+    def _sources(self) -> list[tuple[SpoolFile, Backlog]]:
+        """This epoch, and once the daemon was heard the oldest of the killed proxies' (one at a time: memory)."""
+        return [(self._file, self._backlog), *(self._old[:1] if self._heard else [])]
+
+    async def _send(self) -> None:
+        """Adds to the stream what is not in it. Raises DependencyDown; what was not added waits."""
+        loop = asyncio.get_running_loop()
+        await self._look_for_losses(loop.time())
+        for file, backlog in self._sources():
+            while True:
+                while backlog.wants_more:
+                    backlog.refill(file.read(), at_end=file.at_end)
+                    await asyncio.sleep(0)  # a long file must not hold the data path up
+                batch = backlog.take(BATCH, now=loop.time())
+                if not batch:
+                    break
+                try:
+                    await self._live.add_usage([_entry(backlog.epoch, item) for item in batch])
+                except BaseException:
+                    backlog.put_back(batch[0].first)
+                    raise
+                self._notice_run()
+
+    async def _look_for_losses(self, now: float) -> None:
+        self._notice_run()
+        stalled = [backlog for _, backlog in self._sources() if backlog.is_stalled(now)]
+        if not stalled:
+            return
+        # While the daemon is away its mark stands still too, but then everything sent is still in the stream.
+        if await self._live.usage_length() < sum(backlog.flying for _, backlog in self._sources()):
+            for backlog in stalled:
+                log.warning("usage_sent_again epoch=%s events=%d mark=%d", backlog.epoch, backlog.flying, backlog.mark)
+                backlog.send_again(now=now)
+                backlog.lose_patience()
+
+    def _notice_run(self) -> None:
+        """Another Redis than before may have nothing of what flies."""
+        run_id = self._live.run_id
+        if run_id and self._run_id and run_id != self._run_id:
+            for _, backlog in self._sources():
+                backlog.send_again(now=asyncio.get_running_loop().time())
+        self._run_id = run_id
+
+
+def _entry(epoch: str, item: Item) -> dict[str, str | int | bytes]:
+    if item.line is None:
+        return lost_entry(epoch, item.first, item.last)
+    return event_entry(epoch, item.first, item.line.rstrip(b"\n"))
+
+
+def _shortened(event: UsageEvent, epoch: str, no: int) -> UsageEvent:
+    """The event with every text cut to a length no honest one has."""
+    texts = {name: text[:MAX_TEXT] for name, text in msgspec.structs.asdict(event).items() if isinstance(text, str)}
+    return msgspec.structs.replace(event, **{**texts, "epoch": epoch, "event_no": no})
+
+
+def _left_behind(directory: Path, bound: int) -> Iterable[tuple[SpoolFile, Backlog]]:
+    """The spools of killed proxies, oldest first; those without a whole event are removed. Raises OSError."""
+    for path in directory.glob("*.tmp"):
+        path.unlink()
+    for path in sorted(directory.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+        file = SpoolFile.found(path)
+        if file.last:
+            yield file, Backlog(path.stem, bound=bound, last=file.last)
+        else:
+            file.close(delete=True)

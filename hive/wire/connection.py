@@ -1,0 +1,359 @@
+"""The client side of the data path: one accepted connection, one request in flight at a time.
+
+It parses, keeps the clocks of head, body and idleness, holds pipelined bytes back and writes answers. What to do with
+a request is decided by the exchange it opens at the first byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import socket
+import struct
+import termios
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from hive.errors import HiveError, RequestTimeout
+from hive.wire.deadlines import NEVER, Deadlines
+from hive.wire.http1 import Request, RequestParser
+
+MAX_PIPELINED = 64 * 1024
+"""Bytes a client may send ahead while its request is in flight; beyond that the connection is closed (reading is
+never paused, because a paused socket reports neither FIN nor RST)."""
+LINGER_S = 2.0
+"""After an answer to an unfinished upload: read and drop for so long, else the client sees a reset, not the answer."""
+SIOCOUTQ = termios.TIOCOUTQ
+FIONREAD = termios.FIONREAD
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Clocks of a connection, seconds; `max_body` in bytes."""
+
+    head_s: float
+    body_idle_s: float
+    keepalive_s: float
+    max_body: int
+
+
+class Exchange(Protocol):
+    """One request and its answer, made at the request's first byte. Ends by calling `connection.finished()`."""
+
+    @property
+    def parked(self) -> bool:
+        """Whether it waits for its agent to wake: the clocks of head and body stand still."""
+        ...
+
+    def on_head(self, request: Request) -> None:
+        """The head is in. Must not raise; may answer at once (with `refuse`)."""
+        ...
+
+    def on_body(self, size: int) -> None:
+        """`size` more body bytes are held. May raise a HiveError."""
+        ...
+
+    def on_request(self, request: Request) -> None:
+        """The whole request is in. Must not raise."""
+        ...
+
+    def refuse(self, error: HiveError) -> None:
+        """Answer with this error, unless the answer has begun; then cut."""
+        ...
+
+    def on_gone(self) -> None:
+        """The client left: cancel everything this exchange caused."""
+        ...
+
+    def on_blocked(self) -> None:
+        """The client reads too slowly: stop reading from the backend."""
+        ...
+
+    def on_unblocked(self) -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """See module. `open_exchange(connection)` is called at the first byte of each request."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        limits: Limits,
+        deadlines: Deadlines,
+        open_exchange: Callable[[Connection], Exchange],
+        stays_open: Callable[[Connection], bool],
+        on_closed: Callable[[Connection], None],
+    ) -> None:
+        self.sock = sock
+        self.is_unix = sock.family == socket.AF_UNIX
+        self.limits = limits
+        self.deadline = NEVER
+        self.exchange: Exchange | None = None
+        self.owner: object | None = None
+        """Whose connection this is, once known; set by the exchange."""
+        self.token = b""
+        """The token that proved it, on TCP."""
+        self._deadlines = deadlines
+        self._open_exchange = open_exchange
+        self._stays_open = stays_open
+        self._on_closed = on_closed
+        self._transport: asyncio.Transport | None = None
+        self._parser = RequestParser(self, max_body=limits.max_body)
+        self._request: Request | None = None
+        self._ahead = bytearray()
+        self._parsed_ahead: list[Request] = []
+        self._lingering = False
+        self._closing = False
+        self._last_sent_at = 0.0
+
+    def __repr__(self) -> str:
+        state = "gone" if self._transport is None else "in flight" if self.exchange else "idle"
+        return f"<Connection {state}, {len(self._ahead)} B ahead>"
+
+    # what the gate asks -------------------------------------------------------------------------------------------
+
+    def why_busy(self, now: float, *, unread_counts: bool = True) -> str | None:
+        """Why the agent behind this connection must not be frozen now, or None. Looks into the kernel, never waits.
+
+        `unread_counts`: whether an answer the peer has not read (a TCP one sent less than 1 s ago) is a reason.
+        """
+        if self.exchange is not None:
+            return "a request is in flight"
+        if self._closing:
+            return None
+        try:
+            descriptor = self.sock.fileno()
+            if descriptor < 0:
+                return None
+            if _queued(descriptor, FIONREAD) or self._has_more():
+                return "bytes of a request are waiting"
+            if not unread_counts:
+                return None
+            if self._transport is not None and self._transport.get_write_buffer_size():
+                return "an answer is being written"
+            if self.is_unix and _queued(descriptor, SIOCOUTQ):
+                return "the answer has not been read"
+        except OSError:
+            return None
+        if not self.is_unix and now - self._last_sent_at < 1.0:
+            return "an answer was sent less than 1 s ago"
+        return None
+
+    # what an exchange calls ---------------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def send_continue(self) -> None:
+        self.write(CONTINUE)
+
+    def finished(self, *, keep: bool) -> None:
+        """The answer is written. With `keep` the next request may come; an unfinished upload is dropped."""
+        now = time.monotonic()
+        self._last_sent_at = now
+        request, self.exchange, self._request = self._request, None, None
+        if self._transport is None:
+            return
+        if request is None or not request.complete:
+            self._linger(now)
+        elif not keep or not request.keep_alive:
+            self.close()
+        else:
+            self.deadline = now + self.limits.keepalive_s
+            self._go_on_soon()
+
+    def cut(self) -> None:
+        """Ends the connection so that the client sees an incomplete answer."""
+        self.exchange = None
+        if self._transport is not None:
+            self._closing = True
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Closes once everything written is sent."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def restart_clock(self) -> None:
+        """The agent was asleep and is awake now: its clock starts anew."""
+        self.deadline = time.monotonic() + self.limits.body_idle_s
+
+    # asyncio ------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+        self.deadline = time.monotonic() + self.limits.keepalive_s
+        self._deadlines.add(self)
+        if self._closing:
+            self._abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._lingering or self._closing:
+            return
+        if self.exchange is not None and (self._request is None or self._request.complete):
+            if self._request is not None:
+                self._ahead += data
+                if len(self._ahead) > MAX_PIPELINED:
+                    self._abort()
+                return
+        elif self.exchange is None:
+            if self._has_more():
+                self._ahead += data  # what came before it goes first; `_go_on` is on its way
+                return
+            data = data.lstrip(b"\r\n")  # RFC 9112 §2.2: empty lines before a request are ignored
+            if not data:
+                return
+            self._open()
+        self._feed(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._transport = None
+        self._deadlines.discard(self)
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None:
+            exchange.on_gone()
+        self._on_closed(self)
+
+    def eof_received(self) -> bool:
+        """A half-close is taken for a leave, as nginx does and no SDK needs."""
+        return False
+
+    def pause_writing(self) -> None:
+        if self.exchange is not None:
+            self.exchange.on_blocked()
+
+    def resume_writing(self) -> None:
+        if self.exchange is not None:
+            self.exchange.on_unblocked()
+
+    # clocks -------------------------------------------------------------------------------------------------------
+
+    def on_deadline(self, now: float) -> None:
+        if self.exchange is None:
+            if self._lingering:
+                self._abort()
+            elif self._stays_open(self):
+                self.deadline = now + self.limits.keepalive_s
+            else:
+                self.close()
+        elif self.exchange.parked:
+            self.deadline = now + self.limits.head_s
+        elif self._request is None or not self._request.complete:
+            what = "head" if self._request is None else "body"
+            self.exchange.refuse(RequestTimeout(f"the request's {what} did not arrive in time"))
+        else:
+            self.deadline = NEVER
+
+    # parser -------------------------------------------------------------------------------------------------------
+
+    def _feed(self, data: bytes) -> None:
+        try:
+            self._parser.feed(data)
+        except HiveError as error:
+            if self.exchange is not None and (self._request is None or not self._request.complete):
+                self.exchange.refuse(error)
+            else:
+                self._parsed_ahead.append(_Broken(error))
+        if self.exchange is None:
+            self._go_on_soon()
+
+    def on_head(self, request: Request) -> None:
+        exchange = self.exchange
+        if self._request is not None or exchange is None:
+            return
+        self._request = request
+        exchange.on_head(request)
+        if self.exchange is exchange:
+            if request.expects and request.content_length != 0:
+                self.send_continue()
+            self.deadline = time.monotonic() + self.limits.body_idle_s
+
+    def on_body(self, request: Request, size: int) -> None:
+        if request is self._request and self.exchange is not None:
+            self.exchange.on_body(size)
+            self.deadline = time.monotonic() + self.limits.body_idle_s
+
+    def on_request(self, request: Request) -> None:
+        if request is not self._request:
+            self._parsed_ahead.append(request)
+        elif self.exchange is not None:
+            self.deadline = NEVER
+            self.exchange.on_request(request)
+
+    def _open(self) -> Exchange:
+        self.deadline = time.monotonic() + self.limits.head_s
+        self.exchange = exchange = self._open_exchange(self)
+        return exchange
+
+    def _go_on_soon(self) -> None:
+        if self._has_more():
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _has_more(self) -> bool:
+        return bool(self._parsed_ahead or self._ahead or self._parser.begun)
+
+    def _go_on(self) -> None:
+        """The next of the pipelined requests, if the connection is still free for it."""
+        if self.exchange is not None or self._transport is None or self._closing or self._lingering:
+            return
+        if self._parsed_ahead:
+            request = self._parsed_ahead.pop(0)
+            exchange = self._open()
+            if isinstance(request, _Broken):
+                exchange.refuse(request.error)
+                return
+            self._catch_up(request)
+            if self.exchange is exchange:
+                self.on_request(request)
+            return
+        data = bytes(self._ahead)
+        self._ahead.clear()
+        if self._parser.begun is None:
+            self.data_received(data)
+            return
+        exchange = self._open()
+        if self._parser.begun.method:
+            self._catch_up(self._parser.begun)
+        if data and self.exchange is exchange:
+            self._feed(data)
+
+    def _catch_up(self, request: Request) -> None:
+        """Tells the exchange what was parsed of its request while the one before was in flight."""
+        self.on_head(request)
+        if request.body_bytes and self.exchange is not None:
+            try:
+                self.exchange.on_body(request.body_bytes)
+            except HiveError as error:
+                self.exchange.refuse(error)
+
+    def _linger(self, now: float) -> None:
+        self._lingering = True
+        self.deadline = now + LINGER_S
+        if self._transport is not None and self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class _Broken(Request):
+    """A pipelined request that could not be parsed; answered in its turn."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: HiveError) -> None:
+        super().__init__()
+        self.error = error
+
+
+def _queued(descriptor: int, question: int) -> int:
+    """Bytes the kernel holds: unread by us (FIONREAD), or sent by us and unread by the peer (SIOCOUTQ)."""
+    return int(struct.unpack("i", fcntl.ioctl(descriptor, question, b"\0\0\0\0"))[0])

@@ -1,0 +1,230 @@
+"""The backend side of the data path: pooled keep-alive connections, one answer at a time on each."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import deque
+from typing import Protocol
+
+from hive.errors import BackendDown, BackendTimeout, HiveError
+from hive.wire.deadlines import NEVER, Deadlines
+from hive.wire.http1 import BadResponse, Response, ResponseParser
+
+
+class Receiver(Protocol):
+    """Who asked. Exactly one of `on_end` and `on_failed` is called last, unless it cancels first."""
+
+    def on_answer(self, head: Response) -> None:
+        """The head; `on_data` follows at once, with what body came along."""
+        ...
+
+    def on_data(self, data: bytes, *, last: bool) -> None:
+        """Body bytes as they came (possibly none); `last` when the answer is framed as complete."""
+        ...
+
+    def on_closed(self) -> None:
+        """The answer had no length and the backend closed: the dialect must say whether it was whole."""
+        ...
+
+    def on_failed(self, error: HiveError, *, retry: bool) -> None:
+        """No (whole) answer. `retry`: the connection was a kept one and died before a byte, so asking again is safe."""
+        ...
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to the backend; belongs to a Receiver while a request is on it, to the pool otherwise."""
+
+    __slots__ = ("_got", "_parser", "_pool", "_receiver", "_reused", "_transport", "idle_since")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport | None = None
+        self._receiver: Receiver | None = None
+        self._parser: ResponseParser | None = None
+        self._reused = False
+        self._got = False
+        self.idle_since = 0.0
+
+    def __repr__(self) -> str:
+        return f"<UpstreamConnection {'busy' if self._receiver else 'idle'}>"
+
+    @property
+    def usable(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, request: bytes, receiver: Receiver, *, reused: bool) -> None:
+        """Writes a whole request; the answer goes to `receiver`."""
+        assert self._transport is not None
+        self._receiver = receiver
+        self._reused = reused
+        self._got = False
+        self._parser = ResponseParser()
+        self._transport.write(request)
+
+    def cancel(self) -> None:
+        """Nobody wants the answer any more: closes at once, so that the backend stops working on it."""
+        self._receiver = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        receiver, parser = self._receiver, self._parser
+        if receiver is None or parser is None:
+            self.cancel()  # bytes nobody asked for
+            return
+        self._got = True
+        head_known = parser.head is not None
+        try:
+            parser.feed(data)
+        except BadResponse as error:
+            self._receiver = None
+            self.cancel()
+            receiver.on_failed(BackendDown(f"the backend answered nonsense: {error}"), retry=False)
+            return
+        if not head_known:
+            if parser.head is None:
+                return
+            receiver.on_answer(parser.head)
+        if self._receiver is not receiver:
+            return
+        body = parser.take()
+        if parser.complete:
+            self._receiver = self._parser = None
+            if parser.head is not None and parser.head.keep_alive:
+                self._pool.give(self)
+            elif self._transport is not None:
+                self._transport.close()
+            receiver.on_data(body, last=True)
+        elif body or not head_known:
+            receiver.on_data(body, last=False)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._pool.lost(self)
+        receiver, self._receiver = self._receiver, None
+        if receiver is None or self._parser is None:
+            return
+        head = self._parser.head
+        if head is not None and head.content_length is None and not head.chunked and exc is None:
+            receiver.on_closed()
+        elif not self._got:
+            receiver.on_failed(BackendDown("the backend closed the connection without an answer"), retry=self._reused)
+        else:
+            receiver.on_failed(BackendDown("the backend broke off its answer"), retry=False)
+
+
+class Pool:
+    """Connections to one backend address (`host:port` or a socket path), the last used first.
+
+    `idle_s` must be less than the backend's own keep-alive (vLLM and llama-server close after 5 s), or a request
+    meets a closing connection.
+    """
+
+    def __init__(self, address: str, *, connect_s: float, idle_s: float, deadlines: Deadlines) -> None:
+        self.address = address
+        self.deadline = NEVER
+        self._connect_s = connect_s
+        self._idle_s = idle_s
+        self._idle: deque[UpstreamConnection] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._deadlines = deadlines
+        self._closed = False
+        deadlines.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.address} {len(self._idle)} idle, {len(self._connecting)} connecting>"
+
+    def take(self) -> UpstreamConnection | None:
+        """A kept connection that is fresh enough, or None."""
+        horizon = time.monotonic() - self._idle_s
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.usable and connection.idle_since > horizon:
+                return connection
+            connection.cancel()
+        return None
+
+    def give(self, connection: UpstreamConnection) -> None:
+        if self._closed:
+            connection.cancel()
+            return
+        connection.idle_since = time.monotonic()
+        self._idle.append(connection)
+        self.deadline = min(self.deadline, connection.idle_since + self._idle_s)
+
+    def lost(self, connection: UpstreamConnection) -> None:
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def connect(self, waiter: Connecting) -> None:
+        """Opens a new connection; `waiter` gets it, or the error. A waiter that left gets nothing."""
+        task = asyncio.ensure_future(self._connect(waiter))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, waiter: Connecting) -> None:
+        try:
+            connection = await asyncio.wait_for(self._open(), self._connect_s)
+        except TimeoutError:
+            waiter.on_unconnected(
+                BackendTimeout(f"the backend at {self.address} did not accept in {self._connect_s:g} s")
+            )
+        except OSError as error:
+            waiter.on_unconnected(
+                BackendDown(f"the backend at {self.address} is not reachable: {error.strerror or error}")
+            )
+        else:
+            if not waiter.on_connected(connection):
+                self.give(connection)
+
+    async def _open(self) -> UpstreamConnection:
+        if self.address.startswith("/"):
+            _, connection = await self._loop.create_unix_connection(lambda: UpstreamConnection(self), self.address)
+            return connection
+        host, _, port = self.address.rpartition(":")
+        transport, connection = await self._loop.create_connection(lambda: UpstreamConnection(self), host, int(port))
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def on_deadline(self, now: float) -> None:
+        """Closes what has been idle too long; the oldest are on the left."""
+        while self._idle and self._idle[0].idle_since + self._idle_s <= now:
+            self._idle.popleft().cancel()
+        self.deadline = self._idle[0].idle_since + self._idle_s if self._idle else NEVER
+
+    def close(self) -> None:
+        self._closed = True
+        self._deadlines.discard(self)
+        for task in self._connecting:
+            task.cancel()
+        while self._idle:
+            self._idle.pop().cancel()
+
+
+class Connecting(Protocol):
+    """Who waits for a new connection."""
+
+    def on_connected(self, connection: UpstreamConnection) -> bool:
+        """Takes the connection; False where it is not wanted any more."""
+        ...
+
+    def on_unconnected(self, error: HiveError) -> None: ...

@@ -1,0 +1,292 @@
+"""A data path between a raw client and a scripted backend: real sockets on both sides, no daemon, no Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier, UsageEvent, WakeCause
+from hive.link.messages import AgentRow
+from hive.proxy.forward import DataPath, Exchange
+from hive.proxy.ingress import IngressExchange, IngressPath
+from hive.proxy.registry import Entry, Registry
+from hive.settings import Settings
+from hive.wire import connection as wire
+from hive.wire.deadlines import Deadlines
+from hive.wire.listeners import Listener, listen_tcp
+
+MODEL_TOKEN = b"hm_alice"
+INGRESS_TOKEN = b"hi_alice"
+JSON_ANSWER = (
+    b'{"id":"c","object":"chat.completion","created":0,"model":"m","choices":[{"index":0,"message":{"role":"assistant",'
+    b'"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}'
+)
+
+Opening = Callable[[wire.Connection], wire.Exchange]
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def digest(token: bytes) -> str:
+    return hashlib.sha256(token).hexdigest()
+
+
+def answer(body: bytes, *, content_type: bytes = b"application/json", status: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (status, content_type, len(body), body)
+
+
+def chunked(*pieces: bytes, content_type: bytes = b"text/event-stream", end: bool = True) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % content_type
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in pieces) + (b"0\r\n\r\n" if end else b"")
+
+
+async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """(head, body) as the backend sees them."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = 0
+    for line in head.split(b"\r\n"):
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.split(b":")[1])
+    return head, await reader.readexactly(length)
+
+
+class Backend:
+    """Answers each request with `reply`, or runs `script` on the whole connection; keeps what it saw."""
+
+    def __init__(self) -> None:
+        self.reply = answer(JSON_ANSWER)
+        self.script: Script | None = None
+        self.requests: list[tuple[bytes, bytes]] = []
+        self.connections = 0
+        self.closed = 0
+        self._server: asyncio.Server | None = None
+        self.address = ""
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            if self.script is not None:
+                await self.script(reader, writer)
+                return
+            while True:
+                self.requests.append(await read_request(reader))
+                writer.write(self.reply)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.closed += 1
+            writer.close()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+class Proxy:
+    """The data path with one agent, alice, on a unix socket and by token on TCP; an `Outside` that only notes."""
+
+    def __init__(self, tmp_path: Path, settings: Settings) -> None:
+        self.settings = settings
+        self.wakes: list[tuple[str, WakeCause]] = []
+        self.quiets: list[str] = []
+        self.events: list[UsageEvent] = []
+        self.deadlines = Deadlines()
+        self.registry = Registry(self, settings.proxy)
+        self.path = DataPath(
+            registry=self.registry,
+            settings=settings,
+            deadlines=self.deadlines,
+            usage=self,
+            epoch="e",
+            on_activity=lambda agent: None,
+        )
+        self.ingress = IngressPath(
+            registry=self.registry,
+            settings=settings.proxy,
+            deadlines=self.deadlines,
+            budget=self.path.budget,
+            call_later=asyncio.get_running_loop().call_later,
+        )
+        self.row = AgentRow(
+            id="a1",
+            name="alice",
+            generation=1,
+            gate="open",
+            status="running",
+            tier=Tier.LOW,
+            model_digest=digest(MODEL_TOKEN),
+            ingress_digest=digest(INGRESS_TOKEN),
+        )
+        self.registry.replace_all([self.row], digest(b"internal"))
+        self.alice: Entry = self.registry.by_id["a1"]
+        self.connections: set[wire.Connection] = set()
+        sock = listen_tcp(0, move=False)
+        self.port = sock.getsockname()[1]
+        ingress_sock = listen_tcp(0, move=False)
+        self.ingress_port = ingress_sock.getsockname()[1]
+        self.socket_path = tmp_path / "a.sock"
+        unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        unix.bind(str(self.socket_path))
+        unix.listen(64)
+        self._listeners = [
+            Listener(sock, lambda s: self._connect(s, partial(Exchange, self.path))),
+            Listener(ingress_sock, lambda s: self._connect(s, partial(IngressExchange, self.ingress))),
+        ]
+        self.alice.listener = Listener(unix, self._alice)
+
+    def _alice(self, sock: socket.socket) -> wire.Connection:
+        connection = self._connect(sock, partial(Exchange, self.path))
+        connection.owner = self.alice
+        self.alice.connections.add(connection)
+        return connection
+
+    def _connect(
+        self, sock: socket.socket, open_exchange: Callable[[wire.Connection], wire.Exchange]
+    ) -> wire.Connection:
+        proxy = self.settings.proxy
+        connection = wire.Connection(
+            sock,
+            limits=wire.Limits(proxy.head_s, proxy.body_idle_s, proxy.keepalive_s, proxy.body_max_bytes),
+            deadlines=self.deadlines,
+            open_exchange=open_exchange,
+            stays_open=lambda c: self.alice.gate.state != "open",
+            on_closed=self._closed,
+        )
+        self.connections.add(connection)
+        return connection
+
+    def _closed(self, connection: wire.Connection) -> None:
+        self.connections.discard(connection)
+        self.alice.connections.discard(connection)
+
+    def use(self, backend: Backend, kind: BackendKind = BackendKind.LLAMA) -> None:
+        self.path.use_backend(
+            BackendInfo(kind=kind, address=backend.address, up=True), [ModelInfo(name="meta/llama-3 x", owned_by="t")]
+        )
+
+    def wake(self, agent: str, cause: WakeCause) -> None:
+        self.wakes.append((agent, cause))
+
+    def tell_quiet(self, agent: str) -> None:
+        self.quiets.append(agent)
+
+    def why_busy_outside(self, agent: str, now: float, *, unread_counts: bool) -> str | None:
+        return self.registry.why_busy_outside(agent, now, unread_counts=unread_counts)
+
+    def record(self, event: UsageEvent) -> None:
+        self.events.append(event)
+
+    def stop(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        assert self.alice.listener is not None
+        self.alice.listener.close()
+        for connection in list(self.connections):
+            connection.cut()
+        self.path.use_backend(None, [])
+        self.deadlines.close()
+
+
+@contextlib.asynccontextmanager
+async def proxied(tmp_path: Path, **proxy_settings: float) -> AsyncIterator[tuple[Proxy, Backend]]:
+    defaults = Settings()
+    settings = msgspec.structs.replace(defaults, proxy=msgspec.structs.replace(defaults.proxy, **proxy_settings))
+    backend, proxy = Backend(), Proxy(tmp_path, settings)
+    await backend.start()
+    proxy.use(backend)
+    try:
+        yield proxy, backend
+    finally:
+        while Client.opened:
+            Client.opened.pop().close()
+        proxy.stop()
+        await backend.stop()
+        await asyncio.sleep(0.01)
+
+
+class Client:
+    """A raw client: sends bytes, reads whole answers. `proxied` closes those a failed test left open."""
+
+    opened: ClassVar[list[Client]] = []
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        Client.opened.append(self)
+
+    @classmethod
+    async def tcp(cls, port: int) -> Client:
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    @classmethod
+    async def unix(cls, path: Path) -> Client:
+        return cls(*await asyncio.open_unix_connection(str(path)))
+
+    async def ask(self, request: bytes) -> tuple[int, dict[bytes, bytes], bytes]:
+        self.writer.write(request)
+        return await self.answer(head_only=request.startswith(b"HEAD"))
+
+    async def answer(self, *, head_only: bool = False) -> tuple[int, dict[bytes, bytes], bytes]:
+        """(status, fields, body decoded). Raises IncompleteReadError where the answer was cut."""
+        head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
+        lines = head[:-4].split(b"\r\n")
+        fields = dict(line.split(b": ", 1) for line in lines[1:])
+        status = int(lines[0].split(b" ")[1])
+        if head_only:
+            return status, fields, b""
+        if fields.get(b"transfer-encoding") != b"chunked":
+            length = int(fields.get(b"content-length", b"0"))
+            return status, fields, await asyncio.wait_for(self.reader.readexactly(length), 10)
+        body = b""
+        while True:
+            size = int(await asyncio.wait_for(self.reader.readuntil(b"\r\n"), 10), 16)
+            body += (await asyncio.wait_for(self.reader.readexactly(size + 2), 10))[:-2]
+            if size == 0:
+                return status, fields, body
+
+    async def at_end(self) -> bool:
+        """Whether the proxy closes the connection (within 5 s)."""
+        return await asyncio.wait_for(self.reader.read(), 5) == b""
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def post(target: bytes, body: bytes, *, token: bytes | None = None, fields: bytes = b"") -> bytes:
+    auth = b"authorization: Bearer %b\r\n" % token if token else b""
+    return b"POST %b HTTP/1.1\r\nhost: h\r\n%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        target,
+        auth,
+        fields,
+        len(body),
+        body,
+    )
+
+
+def get(target: bytes, *, token: bytes | None = None, method: bytes = b"GET") -> bytes:
+    auth = b"authorization: Bearer %b\r\n" % token if token else b""
+    return b"%b %b HTTP/1.1\r\nhost: h\r\n%b\r\n" % (method, target, auth)
+
+
+CHAT = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
+STREAM = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}'
+
+
+async def until(condition: Callable[[], bool], *, within_s: float = 5.0) -> None:
+    """Waits until the condition holds. Fails the test where it does not."""
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.002)
