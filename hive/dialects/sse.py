@@ -33,6 +33,10 @@ class SseReader:
             self._rest = b""
         return [payload for event in events if (payload := _data_of(event))]
 
+    def end(self) -> list[bytes]:
+        """The bytes have ended: a carriage return that was held back was a line end. An event cut short is dropped."""
+        return self.feed(b"\n") if self._rest.endswith(b"\r") else []
+
 
 def _data_of(event: bytes) -> bytes:
     lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]

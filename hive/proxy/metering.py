@@ -142,7 +142,10 @@ class SseReading:
         self.whole = False
 
     def feed(self, data: bytes) -> None:
-        for payload in self._reader.feed(data):
+        self._take(self._reader.feed(data))
+
+    def _take(self, payloads: list[bytes]) -> None:
+        for payload in payloads:
             if payload == b"[DONE]":
                 self.whole = True
                 continue
@@ -151,6 +154,7 @@ class SseReading:
                 self._costing = payload
 
     def end(self) -> None:
+        self._take(self._reader.end())
         if self._costing:
             self.usage = read_cost(self._costing)
 
@@ -193,7 +197,7 @@ class WholeReading:
         self.whole = True
 
     def feed(self, data: bytes) -> None:
-        if self._kept_bytes + len(data) <= MAX_WHOLE:
+        if not self._tail and self._kept_bytes + len(data) <= MAX_WHOLE:
             self._kept.append(data)
             self._kept_bytes += len(data)
         else:
