@@ -87,7 +87,7 @@ def read_cost(payload: bytes) -> Usage:
     """
     try:
         cost = _cost(payload)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return UNKNOWN
     if cost.usage is not None and cost.usage.prompt_tokens is not None:
         details = cost.usage.prompt_tokens_details

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,13 +24,15 @@ from hive.store import explain
 from hive.store.live import Live
 from hive.store.lock import Lock
 from hive.store.spoolfile import MAX_LINE, SpoolFile
-from hive.store.stream import event_entry, lost_entry
+from hive.store.stream import Entry, events_entry, lost_entry
 
 log = logging.getLogger("hive.usage")
 
 BOUND = 50_000
 """Events of one epoch held in memory; what is beyond it is read back from the spool."""
 BATCH = 500
+ENTRY_EVENTS = 100
+"""Events that share one entry of the stream, about 30 KB."""
 GATHER_S = 0.02
 TICK_S = 1.0
 RETRY_S = (0.1, 2.0)
@@ -70,6 +72,7 @@ class Backlog:
         self._held_to = 0
         self._waiting: deque[Item] = deque()
         self._flying: deque[Item] = deque()
+        self._entry_ends: deque[int] = deque()
         self._progress_at = 0.0
         self._patience_s = PATIENCE_S[0]
 
@@ -80,6 +83,11 @@ class Backlog:
     @property
     def flying(self) -> int:
         return len(self._flying)
+
+    @property
+    def entries(self) -> int:
+        """How many entries of the stream hold what flies."""
+        return len(self._entry_ends)
 
     @property
     def held(self) -> int:
@@ -125,11 +133,17 @@ class Backlog:
         if not self._flying:
             self._progress_at = now
         batch = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
-        self._flying.extend(batch)
+        self._flying.extend(item for item in batch if item.last > self.mark)
         return batch
+
+    def sent(self, ends: Iterable[int]) -> None:
+        """What was taken last is in the stream, in entries that end with these numbers."""
+        self._entry_ends.extend(end for end in ends if end > self.mark)
 
     def put_back(self, first: int) -> None:
         """What flies from number `first` on was not sent after all."""
+        while self._entry_ends and self._entry_ends[-1] >= first:
+            self._entry_ends.pop()
         while self._flying and self._flying[-1].first >= first:
             self._waiting.appendleft(self._flying.pop())
 
@@ -143,6 +157,8 @@ class Backlog:
         for items in (self._flying, self._waiting):
             while items and items[0].last <= mark:
                 items.popleft()
+        while self._entry_ends and self._entry_ends[0] <= mark:
+            self._entry_ends.popleft()
 
     def is_stalled(self, now: float) -> bool:
         """Whether the daemon should have told of something by now."""
@@ -153,9 +169,9 @@ class Backlog:
 
         What is committed is told as well, as settled: a daemon whose database was replaced would wait for it.
         """
+        if not self._flying:
+            return
         self.put_back(0)
-        if self._waiting and self._waiting[0].last <= self.mark:
-            self._waiting.popleft()
         if self.mark:
             self._waiting.appendleft(Item(1, self.mark, None))
         self._progress_at = now
@@ -210,6 +226,11 @@ class UsageLog:
     def waiting(self) -> int:
         """Events of this epoch the daemon has not committed."""
         return self._last - self._backlog.mark
+
+    @property
+    def sent(self) -> int:
+        """Of those, the events that are in the stream."""
+        return self._backlog.flying
 
     def spooled(self) -> dict[str, int]:
         """Epoch → highest event number, of this proxy and of killed ones whose spool is still here."""
@@ -266,7 +287,8 @@ class UsageLog:
         delay = RETRY_S[0]
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._something.wait(), TICK_S)
+                async with asyncio.timeout(TICK_S):
+                    await self._something.wait()
             self._something.clear()
             await asyncio.sleep(GATHER_S)
             self._file.retry(self._backlog.mark)
@@ -280,12 +302,14 @@ class UsageLog:
     async def close(self) -> None:
         """Ends `run`, sends what waits if Redis answers at once; what is not committed stays for the next proxy."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            # Again and again: on Python 3.11 wait_for, which redis-py uses, may swallow a cancellation (gh-86296).
+            while not self._task.done():
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=1)
             if self._live.up:
                 with contextlib.suppress(DependencyDown, TimeoutError):
-                    await asyncio.wait_for(self._send(), LAST_TRY_S)
+                    async with asyncio.timeout(LAST_TRY_S):
+                        await self._send()
         for file, backlog in [*self._old, (self._file, self._backlog)]:
             file.close(delete=backlog.done)
         self._lock.release()
@@ -306,11 +330,13 @@ class UsageLog:
                 batch = backlog.take(BATCH, now=loop.time())
                 if not batch:
                     break
+                groups = _groups(batch)
                 try:
-                    await self._live.add_usage([_entry(backlog.epoch, item) for item in batch])
+                    await self._live.add_usage([_entry(backlog.epoch, group) for group in groups])
                 except BaseException:
                     backlog.put_back(batch[0].first)
                     raise
+                backlog.sent(group[-1].last for group in groups)
                 self._notice_run()
 
     async def _look_for_losses(self, now: float) -> None:
@@ -319,7 +345,7 @@ class UsageLog:
         if not stalled:
             return
         # While the daemon is away its mark stands still too, but then everything sent is still in the stream.
-        if await self._live.usage_length() < sum(backlog.flying for _, backlog in self._sources()):
+        if await self._live.usage_length() < sum(backlog.entries for _, backlog in self._sources()):
             for backlog in stalled:
                 log.warning("usage_sent_again epoch=%s events=%d mark=%d", backlog.epoch, backlog.flying, backlog.mark)
                 backlog.send_again(now=now)
@@ -330,14 +356,36 @@ class UsageLog:
         run_id = self._live.run_id
         if run_id and self._run_id and run_id != self._run_id:
             for _, backlog in self._sources():
+                log.warning("usage_sent_again epoch=%s events=%d run_id=%s", backlog.epoch, backlog.flying, run_id)
                 backlog.send_again(now=asyncio.get_running_loop().time())
         self._run_id = run_id
 
 
-def _entry(epoch: str, item: Item) -> dict[str, str | int | bytes]:
-    if item.line is None:
-        return lost_entry(epoch, item.first, item.last)
-    return event_entry(epoch, item.first, item.line.rstrip(b"\n"))
+def _groups(items: Iterable[Item]) -> list[list[Item]]:
+    """Items that share an entry: events of consecutive numbers together, lost numbers alone. Pure.
+
+    >>> [len(group) for group in _groups([Item(1, 1, b"a"), Item(2, 2, b"b"), Item(3, 9, None), Item(10, 10, b"c")])]
+    [2, 1, 1]
+    """
+    groups: list[list[Item]] = []
+    for item in items:
+        before = groups[-1][-1] if groups else None
+        if (
+            before is not None
+            and before.line is not None
+            and item.line is not None
+            and item.first == before.last + 1
+            and len(groups[-1]) < ENTRY_EVENTS
+        ):
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+    return groups
+
+
+def _entry(epoch: str, group: Sequence[Item]) -> Entry:
+    lines = [item.line.rstrip(b"\n") for item in group if item.line is not None]
+    return events_entry(epoch, group[0].first, lines) if lines else lost_entry(epoch, group[0].first, group[0].last)
 
 
 def _shortened(event: UsageEvent, epoch: str, no: int) -> UsageEvent:

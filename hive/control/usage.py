@@ -1,0 +1,229 @@
+"""Usage events from the stream into SQLite, each exactly once (design.md §5).
+
+An entry is acknowledged only after the transaction that holds its row, so a crash in between means reading it again,
+and the row's key makes the second time harmless. The mark of a proxy epoch tells that proxy how far it may forget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Sequence
+
+import msgspec
+
+from hive.domain import UsageEvent
+from hive.errors import DependencyDown, HiveError
+from hive.store import usage
+from hive.store.database import Database
+from hive.store.live import Live, StreamEntry
+from hive.store.stream import Told, read_all
+from hive.store.usage import Mark
+
+log = logging.getLogger("hive.usage")
+
+BATCH = 1000
+GATHER_S = 0.1
+"""Events that come within this share a transaction; it is also how late `hive usage` may be."""
+RETRY_S = (0.1, 5.0)
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """Which event numbers of one epoch are settled: all up to `mark`, and the ranges `ahead` of it.
+
+    >>> one = Settled().plus(2, 3)
+    >>> one, one.plus(1, 1)
+    (Settled(mark=0, ahead=((2, 3),)), Settled(mark=3, ahead=()))
+    """
+
+    mark: int = 0
+    ahead: tuple[tuple[int, int], ...] = ()
+
+    def plus(self, first: int, last: int) -> Settled:
+        """This, and `first` to `last`."""
+        if first == self.mark + 1 and not self.ahead:
+            return Settled(last)
+        mark = self.mark
+        ahead: list[tuple[int, int]] = []
+        for low, high in sorted((*self.ahead, (first, last))):
+            if low <= mark + 1:
+                mark = max(mark, high)
+            elif ahead and low <= ahead[-1][1] + 1:
+                ahead[-1] = (ahead[-1][0], max(ahead[-1][1], high))
+            else:
+                ahead.append((low, high))
+        return Settled(mark, tuple(ahead))
+
+    def size(self) -> int:
+        """How many numbers are settled."""
+        return self.mark + sum(high - low + 1 for low, high in self.ahead)
+
+
+class UsageConsumer:
+    """The one reader of `hive:usage`; the owner spawns `run` once, after `load`.
+
+    `on_marks(changed)`: proxy epoch → highest number below which all is settled, after each commit that moved
+    one. `on_usage(events)`: the events whose rows that commit really added. `degraded`: why nothing can be
+    committed now, empty where all is well; nothing is lost meanwhile, the stream keeps it.
+    """
+
+    def __init__(
+        self,
+        live: Live,
+        database: Database,
+        *,
+        on_marks: Callable[[dict[str, int]], None],
+        on_usage: Callable[[list[UsageEvent]], None],
+        gather_s: float = GATHER_S,
+    ) -> None:
+        self._live = live
+        self._database = database
+        self._on_marks = on_marks
+        self._on_usage = on_usage
+        self._gather_s = gather_s
+        self._marks: dict[str, Mark] = {}
+        self._settled: dict[str, Settled] = {}
+        self._added: list[UsageEvent] = []
+        self._moved: dict[str, int] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.degraded = ""
+        self.foreign = 0
+        """Entries that were none of Hive's."""
+
+    def __repr__(self) -> str:
+        return f"<UsageConsumer {len(self._marks)} epochs, {self.lost} lost{', ' * bool(self.degraded)}{self.degraded}>"
+
+    @property
+    def marks(self) -> dict[str, int]:
+        """Proxy epoch → committed to; what `DaemonTable.marks` and `Marks` carry."""
+        return {epoch: mark.committed_to for epoch, mark in self._marks.items()}
+
+    @property
+    def lost(self) -> int:
+        """Events known to be lost, of all epochs remembered."""
+        return sum(mark.lost for mark in self._marks.values())
+
+    async def load(self) -> None:
+        """Reads the marks. Raises as `Database.read`."""
+        self._marks = await self._database.read(usage.marks)
+        self._settled = {epoch: Settled(mark.committed_to) for epoch, mark in self._marks.items()}
+
+    async def run(self) -> None:
+        """Reads and commits for ever; what this daemon was given in an earlier life comes first."""
+        self._task = asyncio.current_task()
+        pending, delay = True, RETRY_S[0]
+        while True:
+            try:
+                entries = await self._live.read_usage(pending=pending, count=BATCH)
+                if entries:
+                    await self._commit(entries)
+                    await self._live.settle_usage([entry.id for entry in entries])
+                pending = pending and bool(entries)
+                delay = RETRY_S[0]
+            except DependencyDown:
+                # Some entries may have been given to this reader without reaching it.
+                pending = True
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, RETRY_S[1])
+                continue
+            if len(entries) < BATCH:
+                await asyncio.sleep(self._gather_s)
+
+    async def close(self) -> None:
+        """Ends `run`. A commit that is under way may still happen; its entries will be read again."""
+        if self._task is not None:
+            # Again and again: on Python 3.11 wait_for, which redis-py uses, may swallow a cancellation (gh-86296).
+            while not self._task.done():
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=1)
+
+    async def prune(self, spooled: Collection[str]) -> None:
+        """Forgets marks nobody needs any more; `spooled`: epochs whose spool the proxy still has."""
+        now = time.time()
+        for epoch in await self._database.write(lambda conn: usage.prune_marks(conn, spooled=spooled, now=now)):
+            self._marks.pop(epoch, None)
+            self._settled.pop(epoch, None)
+
+    async def _commit(self, entries: Sequence[StreamEntry]) -> None:
+        """Brings the entries into SQLite, however long that takes."""
+        told: list[Told] = []
+        for entry in entries:
+            found = read_all(entry.fields)
+            if not found:
+                self.foreign += 1
+                log.error("usage_entry_foreign entry=%s fields=%.200r", entry.id.decode(), entry.fields)
+            for one in found:
+                if one.event is None:
+                    log.warning("usage_lost epoch=%s first=%d last=%d why=%s", one.epoch, one.first, one.last, one.why)
+            told += found
+        delay = RETRY_S[0]
+        while told:
+            try:
+                await self._store(told)
+                break
+            except HiveError as error:
+                if not self.degraded:
+                    log.error("usage_not_committed events=%d error=%s", len(told), error)
+                self.degraded = error.message
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, RETRY_S[1])
+        if self.degraded:
+            log.info("usage_committed_again")
+            self.degraded = ""
+        self._tell()
+
+    def _tell(self) -> None:
+        added, self._added = self._added, []
+        moved, self._moved = self._moved, {}
+        if added:
+            self._on_usage(added)
+        if moved:
+            self._on_marks(moved)
+
+    async def _store(self, told: list[Told]) -> None:
+        """One transaction. An event SQLite will not hold is counted as lost rather than block all others."""
+        try:
+            await self._transact(told)
+        except HiveError:
+            raise
+        except Exception as error:
+            if len(told) > 1:
+                for one in told:
+                    await self._store([one])
+                return
+            log.error("usage_event_unusable epoch=%s event_no=%d error=%s", told[0].epoch, told[0].first, error)
+            await self._transact([msgspec.structs.replace(told[0], event=None)])
+
+    async def _transact(self, told: list[Told]) -> None:
+        events = [one.event for one in told if one.event is not None]
+        settled, changed = self._after(told)
+        now = time.time()
+
+        def work(conn: sqlite3.Connection) -> list[UsageEvent]:
+            usage.set_marks(conn, changed, now=now)
+            return usage.insert(conn, events)
+
+        self._added += await self._database.write(work)
+        for epoch, mark in changed.items():
+            if mark.committed_to != self._marks.get(epoch, Mark(0)).committed_to:
+                self._moved[epoch] = mark.committed_to
+        self._settled.update(settled)
+        self._marks.update(changed)
+
+    def _after(self, told: list[Told]) -> tuple[dict[str, Settled], dict[str, Mark]]:
+        """What is settled once `told` is committed, and the marks that changes."""
+        settled: dict[str, Settled] = {}
+        lost: dict[str, int] = {}
+        for one in sorted(told, key=lambda one: (one.event is None, one.first)):
+            before = settled.get(one.epoch) or self._settled.get(one.epoch, Settled())
+            settled[one.epoch] = after = before.plus(one.first, one.last)
+            if one.event is None:
+                # Only numbers heard of for the first time: a range may be told twice, or beside its events.
+                lost[one.epoch] = lost.get(one.epoch, 0) + after.size() - before.size()
+        marks = {
+            epoch: Mark(after.mark, self._marks.get(epoch, Mark(0)).lost + lost.get(epoch, 0))
+            for epoch, after in settled.items()
+        }
+        return settled, {epoch: mark for epoch, mark in marks.items() if mark != self._marks.get(epoch)}

@@ -1,0 +1,65 @@
+"""llama-server's control answers (llama.cpp commit 0c1e570), with one model or as a router of several."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hive.domain import DIALECTS, BackendKind, Dialect, ModelInfo
+from hive.inference import ask
+
+
+class _Props(msgspec.Struct):
+    build_info: str
+
+
+class _Meta(msgspec.Struct):
+    size: int | None = None
+
+
+class _Model(msgspec.Struct):
+    id: str
+    owned_by: str = ""
+    created: int = 0
+    meta: _Meta | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class LlamaServer:
+    """Keeps the contract of `Backend`. `/health` is 503 while the model loads, and 200 when all slots are busy.
+
+    `/health`, `/props` and `/v1/models` do not wake a model unloaded by `--sleep-idle-seconds`. A router lists what
+    it could load, and only loaded models have a size.
+    """
+
+    kind = BackendKind.LLAMA
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def __repr__(self) -> str:
+        return f"<LlamaServer at {self.address}>"
+
+    @property
+    def dialects(self) -> frozenset[Dialect]:
+        return DIALECTS[self.kind]
+
+    async def health(self) -> bool:
+        return await ask.is_ok(self.address, "/health")
+
+    async def models(self) -> list[ModelInfo]:
+        models = await ask.get_shape(self.address, "/v1/models", _Models)
+        return [
+            ModelInfo(
+                name=model.id,
+                size_bytes=model.meta.size if model.meta else None,
+                owned_by=model.owned_by,
+                created=model.created,
+            )
+            for model in models.data
+        ]
+
+    async def version(self) -> str:
+        return (await ask.get_shape(self.address, "/props", _Props)).build_info

@@ -1,0 +1,65 @@
+"""Ollama's control answers (server/routes.go of 2026-08), and the demo backend's, which speaks the same dialect."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from hive.domain import DIALECTS, BackendKind, Dialect, ModelInfo
+from hive.inference import ask
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Tag(msgspec.Struct):
+    name: str
+    size: int | None = None
+    modified_at: str = ""
+
+
+class _Tags(msgspec.Struct):
+    models: list[_Tag] | None = None
+
+
+def unix_seconds(text: str) -> int:
+    """Go's RFC 3339 time as Unix seconds; 0 where it is none or from before 1970 (Go's zero time).
+
+    >>> unix_seconds("2026-05-04T14:56:49.277302595+02:00"), unix_seconds("0001-01-01T00:00:00Z"), unix_seconds("")
+    (1777899409, 0, 0)
+    """
+    try:
+        return max(0, int(datetime.fromisoformat(text).timestamp()))
+    except (ValueError, OverflowError):
+        return 0
+
+
+class Ollama:
+    """Keeps the contract of `Backend`. It has one health: whoever answers `/api/version` also serves."""
+
+    def __init__(self, address: str, kind: BackendKind = BackendKind.OLLAMA) -> None:
+        self.kind = kind
+        self.address = address
+
+    def __repr__(self) -> str:
+        return f"<Ollama {self.kind} at {self.address}>"
+
+    @property
+    def dialects(self) -> frozenset[Dialect]:
+        return DIALECTS[self.kind]
+
+    async def health(self) -> bool:
+        return await ask.is_ok(self.address, "/api/version")
+
+    async def models(self) -> list[ModelInfo]:
+        tags = await ask.get_shape(self.address, "/api/tags", _Tags)
+        owner = "library" if self.kind is BackendKind.OLLAMA else "hive"
+        return [
+            ModelInfo(name=tag.name, size_bytes=tag.size, owned_by=owner, created=unix_seconds(tag.modified_at))
+            for tag in tags.models or []  # Go writes an empty list as null
+        ]
+
+    async def version(self) -> str:
+        return (await ask.get_shape(self.address, "/api/version", _Version)).version

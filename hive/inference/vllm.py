@@ -1,0 +1,51 @@
+"""vLLM's control answers (0.32): `/health`, `/version`, `/v1/models`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hive.domain import DIALECTS, BackendKind, Dialect, ModelInfo
+from hive.inference import ask
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Model(msgspec.Struct):
+    id: str
+    owned_by: str = ""
+    created: int = 0
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class Vllm:
+    """Keeps the contract of `Backend`. `/health` is 503 once the engine died; before loading is done no port is bound.
+
+    Asleep (`/sleep`) it still says 200 while requests hang, so health does not tell sleep.
+    """
+
+    kind = BackendKind.VLLM
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def __repr__(self) -> str:
+        return f"<Vllm at {self.address}>"
+
+    @property
+    def dialects(self) -> frozenset[Dialect]:
+        return DIALECTS[self.kind]
+
+    async def health(self) -> bool:
+        return await ask.is_ok(self.address, "/health")
+
+    async def models(self) -> list[ModelInfo]:
+        models = await ask.get_shape(self.address, "/v1/models", _Models)
+        return [ModelInfo(name=model.id, owned_by=model.owned_by, created=model.created) for model in models.data]
+
+    async def version(self) -> str:
+        return (await ask.get_shape(self.address, "/version", _Version)).version

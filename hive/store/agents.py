@@ -1,0 +1,126 @@
+"""Agents and their uids in SQLite. Every function takes the connection of one transaction (`Database.write`)."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth
+from hive.errors import Saturated, WrongState
+
+_decode_spec = msgspec.json.Decoder(AgentSpec).decode
+
+# Totals and last_active_at are not among these: they belong to the rows of usage (`usage.insert`, `touch`), and
+# whoever holds an Agent in memory holds old ones.
+_WRITTEN = (
+    *("id", "name", "runtime", "spec", "status", "depth", "depth_goal", "generation", "reason", "since", "tenant"),
+    *("inference_tier", "preferred_model", "restart", "uid", "token_serial", "created_at"),
+)
+_INSERT = f"INSERT INTO agents ({', '.join(_WRITTEN)}) VALUES ({', '.join(f':{name}' for name in _WRITTEN)})"
+_UPDATE = f"UPDATE agents SET {', '.join(f'{name} = :{name}' for name in _WRITTEN[1:])} WHERE id = :id"
+
+NOT_FOR_AGENTS = frozenset({65534, 65535})
+"""`nobody`, and (uid_t) -1 in 16 bits."""
+
+
+def insert(conn: sqlite3.Connection, agent: Agent) -> None:
+    """Adds a new agent. Raises WrongState where its name is taken."""
+    try:
+        conn.execute(_INSERT, _row(agent))
+    except sqlite3.IntegrityError as error:
+        raise WrongState(f"there is an agent named {agent.name} already") from error
+
+
+def update(conn: sqlite3.Connection, agent: Agent) -> None:
+    """Writes everything of `agent` but its totals and last activity. Raises WrongState where its name is taken."""
+    try:
+        conn.execute(_UPDATE, _row(agent))
+    except sqlite3.IntegrityError as error:
+        raise WrongState(f"there is an agent named {agent.name} already") from error
+
+
+def remove(conn: sqlite3.Connection, agent_id: str, *, now: float) -> None:
+    """Forgets the agent and frees its uid; its usage stays. Removing one that is not there does nothing."""
+    conn.execute("DELETE FROM agents WHERE id = ?", (agent_id,))
+    conn.execute("UPDATE uids SET freed_at = ? WHERE agent_id = ? AND freed_at IS NULL", (now, agent_id))
+
+
+def all(conn: sqlite3.Connection) -> list[Agent]:
+    """Every agent, oldest first."""
+    return [_agent(row) for row in conn.execute("SELECT * FROM agents ORDER BY created_at, id")]
+
+
+def by_name(conn: sqlite3.Connection, name: str) -> Agent | None:
+    row = conn.execute("SELECT * FROM agents WHERE name = ?", (name,)).fetchone()
+    return None if row is None else _agent(row)
+
+
+def touch(conn: sqlite3.Connection, active_at: Mapping[str, float]) -> None:
+    """Records activity: agent id → Unix seconds. An older time than the recorded one changes nothing."""
+    conn.executemany(
+        "UPDATE agents SET last_active_at = max(coalesce(last_active_at, 0), ?) WHERE id = ?",
+        [(at, agent_id) for agent_id, at in active_at.items()],
+    )
+
+
+def allocate_uid(conn: sqlite3.Connection, agent_id: str, *, first_uid: int, in_use: Collection[int]) -> int:
+    """The agent's uid: the one it holds, else the lowest from `first_uid` up that no agent holds.
+
+    `in_use`: uids a process lives under now; none of them is given out, also where its agent was removed.
+    Raises Saturated where the 32-bit range is exhausted.
+    """
+    held = conn.execute("SELECT uid FROM uids WHERE agent_id = ? AND freed_at IS NULL", (agent_id,)).fetchone()
+    if held is not None:
+        return int(held["uid"])
+    taken = {int(row["uid"]) for row in conn.execute("SELECT uid FROM uids WHERE freed_at IS NULL")}
+    taken |= NOT_FOR_AGENTS | set(in_use)
+    uid = next((uid for uid in range(first_uid, 2**32 - 2) if uid not in taken), None)
+    if uid is None:
+        raise Saturated("no uid is left for another agent")
+    conn.execute("INSERT OR REPLACE INTO uids (uid, agent_id, freed_at) VALUES (?, ?, NULL)", (uid, agent_id))
+    return uid
+
+
+def _row(agent: Agent) -> dict[str, object]:
+    spec = agent.spec
+    return {
+        "id": agent.id,
+        "name": spec.name,
+        "runtime": spec.runtime,
+        "spec": msgspec.json.encode(spec).decode(),
+        "status": str(agent.status),
+        "depth": str(agent.depth),
+        "depth_goal": str(agent.depth_goal),
+        "generation": agent.generation,
+        "reason": agent.reason,
+        "since": agent.since,
+        "tenant": spec.tenant,
+        "inference_tier": str(spec.tier),
+        "preferred_model": spec.model,
+        "restart": str(spec.restart),
+        "uid": agent.uid,
+        "token_serial": agent.token_serial,
+        "created_at": agent.created_at,
+    }
+
+
+def _agent(row: sqlite3.Row) -> Agent:
+    return Agent(
+        id=row["id"],
+        spec=_decode_spec(row["spec"]),
+        status=AgentStatus(row["status"]),
+        depth=SleepDepth(row["depth"]),
+        depth_goal=SleepDepth(row["depth_goal"]),
+        generation=row["generation"],
+        since=row["since"],
+        reason=row["reason"],
+        uid=row["uid"],
+        token_serial=row["token_serial"],
+        tokens_in=row["total_tokens_in"],
+        tokens_out=row["total_tokens_out"],
+        requests=row["total_requests"],
+        last_active_at=row["last_active_at"],
+        created_at=row["created_at"],
+    )

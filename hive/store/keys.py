@@ -1,0 +1,55 @@
+"""Every Redis key and channel name, built here and nowhere else (design.md §5)."""
+
+from __future__ import annotations
+
+import re
+
+_GLOB = re.compile(r"[*?\[\]^\\-]")
+
+DAY_S = 86400
+"""Life of a key about an agent; the daemon refreshes it while the agent lives."""
+MODELS_S = 300
+"""Life of the list of models."""
+
+USAGE_STREAM = "hive:usage"
+USAGE_GROUP = "daemon"
+AGENTS_ACTIVITY = "hive:agents:activity"
+MODELS_AVAILABLE = "hive:models:available"
+INFERENCE_BACKEND = "hive:inference:backend"
+VM_INSTANCES = "hive:vm:instance:*"
+"""SCAN pattern of `vm_instance`."""
+
+AGENT_STATUS = "hive:agent:status"
+AGENT_LOGS = "hive:agent:logs"
+SYSTEM_EVENTS = "hive:system:events"
+
+
+def agent_paused(agent: str) -> str:
+    return f"hive:agent:paused:{agent}"
+
+
+def agent_tier(agent: str) -> str:
+    return f"hive:agent:tier:{agent}"
+
+
+def agent_activity(agent: str) -> str:
+    return f"hive:agent:activity:{agent}"
+
+
+def agent_tokens(agent: str) -> str:
+    """Hash `input output requests`, for display only: the truth is in SQLite."""
+    return f"hive:agent:tokens:{agent}"
+
+
+def vm_instance(instance: str) -> str:
+    """Its value is the agent's id."""
+    return f"hive:vm:instance:{instance}"
+
+
+def keys_of_agent(agent: str) -> str:
+    """SCAN pattern of every key that ends in this agent's id.
+
+    >>> keys_of_agent("a1"), keys_of_agent("*")
+    ('hive:agent:*:a1', 'hive:agent:*:\\\\*')
+    """
+    return "hive:agent:*:" + _GLOB.sub(r"\\\g<0>", agent)

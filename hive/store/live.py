@@ -1,0 +1,328 @@
+"""Live state in Redis. The only module that knows redis and its exceptions.
+
+Two ways to use it. *Say* (`put_agent`, `touch`, `publish` …): never waits and never fails; `run`, a task of the
+owner, writes what was said in one pipeline, keeps trying while Redis is away, and says everything about agents again
+to a Redis that came back empty. *Ask* (the `usage` verbs, `activity`): awaits a bounded round trip, raises
+DependencyDown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import redis.asyncio as aioredis
+import redis.exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from hive.domain import BackendInfo, ModelInfo, Tier
+from hive.errors import DependencyDown
+from hive.store import keys
+from hive.store.channels import CHANNELS
+from hive.store.write_behind import AgentKeys, Batch, WriteBehind
+
+log = logging.getLogger("hive.store")
+
+OP_TIMEOUT_S = 1.0
+"""Nobody in the data path waits for Redis, so this only bounds how late a dead one is noticed."""
+BLOCK_MS = 500
+GATHER_S = 0.05
+"""What is said within this goes out in one pipeline."""
+PING_S = 2.0
+RETRY_S = (0.1, 5.0)
+REFRESH_S = 3600.0
+
+
+class StreamEntry(NamedTuple):
+    """One entry of `hive:usage`; `fields` is empty where it was deleted while it was pending."""
+
+    id: bytes
+    fields: dict[bytes, bytes]
+
+
+class Live:
+    """One Redis, by its unix socket. Works, and says so with `up`, whether or not that Redis is there.
+
+    `on_new_run` is called (on the loop) after Redis is found to be another process than before: whatever only
+    the caller can rebuild (tokens, models) should be said again.
+    """
+
+    def __init__(
+        self, path: Path, *, on_new_run: Callable[[], None] | None = None, op_timeout_s: float = OP_TIMEOUT_S
+    ) -> None:
+        self.path = path
+        self.up = False
+        self.run_id = ""
+        self._on_new_run = on_new_run
+        self._connects = 0
+        self._identified = 0
+        self._waiting = WriteBehind()
+        self._something = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._redis = aioredis.Redis(
+            unix_socket_path=str(path),
+            socket_timeout=op_timeout_s,
+            socket_connect_timeout=op_timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            redis_connect_func=self._connected,
+            protocol=2,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Live {'up' if self.up else 'down'} {self._waiting!r}>"
+
+    @property
+    def messages_dropped(self) -> int:
+        """Published messages Redis never got."""
+        return self._waiting.messages_dropped
+
+    async def close(self) -> None:
+        """Ends `run`, writes what waits if Redis answers, disconnects."""
+        if self._task is not None:
+            # Again and again: on Python 3.11 wait_for, which redis-py uses, may swallow a cancellation (gh-86296).
+            while not self._task.done():
+                self._task.cancel()
+                await asyncio.wait([self._task], timeout=1)
+            if self.up:
+                with contextlib.suppress(DependencyDown):
+                    await self._flush()
+        with contextlib.suppress(redis.exceptions.RedisError, OSError):
+            await self._redis.aclose()
+
+    # --- say -----------------------------------------------------------------------------------------------------
+
+    def put_agent(self, agent: str, *, paused: bool, tier: Tier, instance: str | None = None) -> None:
+        """Daemon: the keys `paused`, `tier` and `vm:instance` of this agent, refreshed until `forget_agent`."""
+        self._waiting.put_agent(agent, AgentKeys(paused, tier, instance))
+        self._something.set()
+
+    def forget_agent(self, agent: str) -> None:
+        """Deletes every key of this agent. The proxy calls it too, so that nothing it buffered comes back."""
+        self._waiting.forget_agent(agent)
+        self._something.set()
+
+    def touch(self, agent: str, at: float) -> None:
+        """Proxy: the agent was active at `at` (Unix seconds)."""
+        self._waiting.touch(agent, at)
+        self._something.set()
+
+    def count(self, agent: str, tokens_in: int, tokens_out: int) -> None:
+        """Proxy: one more request, for display (exact counts are the stream's business)."""
+        self._waiting.count(agent, tokens_in, tokens_out)
+        self._something.set()
+
+    def set_totals(self, agent: str, *, tokens_in: int, tokens_out: int, requests: int) -> None:
+        """Daemon, at start and after `on_new_run`: the displayed counts are these, from SQLite."""
+        self._waiting.set_totals(agent, tokens_in, tokens_out, requests)
+        self._something.set()
+
+    def set_models(self, models: Sequence[ModelInfo]) -> None:
+        """Daemon: `hive:models:available`, a JSON list of ModelInfo, gone after 300 s."""
+        self._waiting.set_value(keys.MODELS_AVAILABLE, msgspec.json.encode(models), keys.MODELS_S)
+        self._something.set()
+
+    def set_backend(self, backend: BackendInfo | None) -> None:
+        """Daemon: `hive:inference:backend`, its kind, or an empty string where there is none."""
+        kind = "" if backend is None else str(backend.kind)
+        self._waiting.set_value(keys.INFERENCE_BACKEND, kind.encode(), None)
+        self._something.set()
+
+    def publish(self, event: msgspec.Struct) -> None:
+        """Publishes one of the structs of `store/channels.py` on its channel. While Redis is away it is dropped."""
+        self._waiting.publish(CHANNELS[type(event)], msgspec.json.encode(event))
+        self._something.set()
+
+    # --- ask -----------------------------------------------------------------------------------------------------
+
+    async def activity(self) -> dict[str, float]:
+        """Agent id → when it was last active (Unix seconds), of the last 24 h. Raises DependencyDown."""
+        found = await self._do(self._redis.zrange(keys.AGENTS_ACTIVITY, 0, -1, withscores=True))
+        return {agent.decode(): at for agent, at in found}
+
+    async def add_usage(self, entries: Sequence[Mapping[Any, Any]]) -> None:
+        """Adds entries to the stream in this order. Raises DependencyDown; then any part of them may be there.
+
+        `run_id` is that of the Redis that took them once this returns.
+        """
+        pipeline = self._redis.pipeline(transaction=False)
+        for entry in entries:
+            pipeline.xadd(keys.USAGE_STREAM, dict(entry))
+        await self._do(pipeline.execute())
+
+    async def usage_length(self) -> int:
+        """Entries the daemon has not settled yet. Raises DependencyDown."""
+        return int(await self._do(self._redis.xlen(keys.USAGE_STREAM)))
+
+    async def read_usage(self, *, pending: bool, count: int, block_ms: int = BLOCK_MS) -> list[StreamEntry]:
+        """The next entries for the daemon; `pending`: those it was given before and has not settled.
+
+        Waits up to `block_ms` for a new one. Makes stream and group where they are missing. Raises DependencyDown;
+        after that some entries may have been given, so the caller asks for `pending` next.
+        """
+        streams: Any = {keys.USAGE_STREAM: "0" if pending else ">"}
+        block = None if pending else block_ms
+        try:
+            found = await self._do(
+                self._redis.xreadgroup(keys.USAGE_GROUP, "daemon", streams, count=count, block=block)
+            )
+        except DependencyDown as error:
+            if not str(error.__cause__).startswith("NOGROUP"):
+                raise
+            await self._make_group()
+            return []
+        return [StreamEntry(id, fields or {}) for _, entries in found or () for id, fields in entries]
+
+    async def settle_usage(self, ids: Sequence[bytes]) -> None:
+        """Acknowledges and deletes entries, both or neither. Raises DependencyDown."""
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.xack(keys.USAGE_STREAM, keys.USAGE_GROUP, *ids)
+        pipeline.xdel(keys.USAGE_STREAM, *ids)
+        await self._do(pipeline.execute())
+
+    async def _make_group(self) -> None:
+        try:
+            await self._do(self._redis.xgroup_create(keys.USAGE_STREAM, keys.USAGE_GROUP, id="0", mkstream=True))
+        except DependencyDown as error:
+            if not str(error.__cause__).startswith("BUSYGROUP"):
+                raise
+
+    # --- the connection ------------------------------------------------------------------------------------------
+
+    async def _connected(self, connection: Any) -> None:
+        """Called by redis-py on every new connection, also those its pool makes silently."""
+        await connection.on_connect()
+        self._connects += 1
+
+    async def _do(self, work: Awaitable[Any]) -> Any:
+        try:
+            result = await work
+            if self._identified != self._connects:
+                await self._identify()
+        except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
+            # Redis answered, but no: it is up as far as the caller's next question is concerned.
+            if not isinstance(error, redis.exceptions.ResponseError):
+                self._note(up=False, why=str(error))
+            raise DependencyDown(f"Redis does not answer at {self.path}: {error}") from error
+        self._note(up=True)
+        return result
+
+    async def _identify(self) -> None:
+        """Finds out whether a new connection leads to the same Redis as before."""
+        connects = self._connects
+        run_id = str((await self._redis.info("server"))["run_id"])
+        self._identified = connects
+        if run_id == self.run_id:
+            return
+        first, self.run_id = not self.run_id, run_id
+        if not first:
+            log.warning("redis_restarted run_id=%s", run_id)
+            self._waiting.say_agents_again()
+            self._something.set()
+            if self._on_new_run is not None:
+                self._on_new_run()
+
+    def _note(self, *, up: bool, why: str = "") -> None:
+        if up and not self.up:
+            log.info("redis_up path=%s run_id=%s", self.path, self.run_id)
+        elif self.up and not up:
+            log.warning("redis_down path=%s error=%s", self.path, why)
+        self.up = up
+
+    # --- writing behind ------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Writes what was said, for ever; the owner spawns it once. Until then everything said waits."""
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        refreshed = loop.time()
+        delay = RETRY_S[0]
+        while True:
+            if loop.time() - refreshed >= REFRESH_S:
+                refreshed = loop.time()
+                self._waiting.say_agents_again()
+            try:
+                await self._flush()
+            except DependencyDown:
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, RETRY_S[1])
+                continue
+            delay = RETRY_S[0]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PING_S):
+                    await self._something.wait()
+            await asyncio.sleep(GATHER_S)
+
+    async def _flush(self) -> None:
+        """Writes what waits, or pings where nothing does. Raises DependencyDown; then everything waits again."""
+        self._something.clear()
+        batch = self._waiting.take()
+        try:
+            if not batch:
+                await self._do(self._redis.ping())
+                return
+            found = {agent: await self._keys_of(agent) for agent in batch.forgotten}
+            pipeline = self._redis.pipeline(transaction=False)
+            _fill(pipeline, batch, found)
+            await self._do(pipeline.execute())
+        except DependencyDown:
+            self._waiting.give_back(batch)
+            raise
+
+    async def _keys_of(self, agent: str) -> list[bytes]:
+        found = [key async for key in self._scan(keys.keys_of_agent(agent))]
+        instances = [key async for key in self._scan(keys.VM_INSTANCES)]
+        owners = await self._do(self._redis.mget(instances)) if instances else []
+        return found + [key for key, owner in zip(instances, owners, strict=True) if owner == agent.encode()]
+
+    async def _scan(self, pattern: str) -> Any:
+        cursor: Any = 0
+        while True:
+            cursor, found = await self._do(self._redis.scan(cursor, match=pattern, count=1000))
+            for key in found:
+                yield key
+            if not int(cursor):
+                return
+
+
+def _fill(pipeline: Any, batch: Batch, forgotten: dict[str, list[bytes]]) -> None:
+    """Turns a batch into commands; `forgotten`: agent → its keys."""
+    for agent, found in forgotten.items():
+        if found:
+            pipeline.delete(*found)
+        pipeline.zrem(keys.AGENTS_ACTIVITY, agent)
+    for instance in batch.gone_instances:
+        pipeline.delete(keys.vm_instance(instance))
+    for agent, said in batch.agents.items():
+        _put_agent(pipeline, agent, said)
+    for agent, at in batch.touched.items():
+        pipeline.set(keys.agent_activity(agent), f"{at:.3f}", ex=keys.DAY_S)
+    if batch.touched:
+        pipeline.zadd(keys.AGENTS_ACTIVITY, dict(batch.touched))
+        pipeline.zremrangebyscore(keys.AGENTS_ACTIVITY, "-inf", max(batch.touched.values()) - keys.DAY_S)
+        pipeline.expire(keys.AGENTS_ACTIVITY, keys.DAY_S)
+    for agent, (tokens_in, tokens_out, requests) in batch.totals.items():
+        totals = {"input": tokens_in, "output": tokens_out, "requests": requests}
+        pipeline.hset(keys.agent_tokens(agent), mapping=totals)
+    for agent, counts in batch.counted.items():
+        for field, count in zip(("input", "output", "requests"), counts, strict=True):
+            pipeline.hincrby(keys.agent_tokens(agent), field, count)
+    for key, (value, ttl_s) in batch.values.items():
+        pipeline.set(key, value, ex=ttl_s)
+    for channel, message in batch.messages:
+        pipeline.publish(channel, message)
+
+
+def _put_agent(pipeline: Any, agent: str, said: AgentKeys) -> None:
+    pipeline.set(keys.agent_tier(agent), str(said.tier), ex=keys.DAY_S)
+    if said.paused:
+        pipeline.set(keys.agent_paused(agent), "1", ex=keys.DAY_S)
+    else:
+        pipeline.delete(keys.agent_paused(agent))
+    if said.instance is not None:
+        pipeline.set(keys.vm_instance(said.instance), agent, ex=keys.DAY_S)

@@ -1,0 +1,116 @@
+"""The tables, as steps that only add. `PRAGMA user_version` says how many were taken."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from hive.errors import WrongState
+
+_FIRST = """
+CREATE TABLE agents (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    runtime TEXT NOT NULL,
+    spec TEXT NOT NULL,
+    status TEXT NOT NULL,
+    depth TEXT NOT NULL,
+    depth_goal TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    since REAL NOT NULL,
+    tenant TEXT NOT NULL,
+    inference_tier TEXT NOT NULL DEFAULT 'medium',
+    preferred_model TEXT,
+    restart TEXT NOT NULL,
+    uid INTEGER,
+    token_serial INTEGER NOT NULL,
+    total_requests INTEGER NOT NULL DEFAULT 0,
+    total_tokens_in INTEGER NOT NULL DEFAULT 0,
+    total_tokens_out INTEGER NOT NULL DEFAULT 0,
+    last_active_at REAL,
+    created_at REAL NOT NULL
+) STRICT;
+
+CREATE TABLE inference_usage (
+    id TEXT PRIMARY KEY,
+    agent_id TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    model TEXT NOT NULL,
+    backend TEXT NOT NULL,
+    endpoint TEXT NOT NULL,
+    unit TEXT NOT NULL,
+    tokens_in INTEGER,
+    tokens_out INTEGER,
+    cached_tokens INTEGER,
+    estimated INTEGER NOT NULL,
+    cut INTEGER NOT NULL,
+    queue_ms REAL NOT NULL,
+    ttft_ms REAL,
+    duration_ms REAL NOT NULL,
+    status INTEGER NOT NULL,
+    client_request_id TEXT,
+    created_at REAL NOT NULL
+) STRICT;
+CREATE INDEX inference_usage_agent ON inference_usage (agent_id, created_at);
+CREATE INDEX inference_usage_time ON inference_usage (created_at);
+
+CREATE TABLE usage_marks (
+    proxy_epoch TEXT PRIMARY KEY,
+    committed_to INTEGER NOT NULL,
+    lost INTEGER NOT NULL DEFAULT 0,
+    updated_at REAL NOT NULL
+) STRICT;
+
+CREATE TABLE runtime_settings (
+    key TEXT PRIMARY KEY,
+    value TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    updated_at REAL NOT NULL
+) STRICT;
+
+CREATE TABLE audit_log (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    at REAL NOT NULL,
+    actor TEXT NOT NULL,
+    act TEXT NOT NULL,
+    target TEXT NOT NULL,
+    origin TEXT NOT NULL,
+    outcome TEXT NOT NULL,
+    detail TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE uids (
+    uid INTEGER PRIMARY KEY,
+    agent_id TEXT NOT NULL,
+    freed_at REAL
+) STRICT;
+"""
+
+STEPS: tuple[str, ...] = (_FIRST,)
+"""A step that has been released is never changed; new ones are appended and only add."""
+
+
+def migrate(conn: sqlite3.Connection, steps: tuple[str, ...] = STEPS) -> int:
+    """Takes the missing steps in one transaction each; returns how many were taken.
+
+    Raises WrongState where the file was written by a newer Hive, sqlite3.Error as SQLite does.
+    """
+    version: int = conn.execute("PRAGMA user_version").fetchone()[0]
+    if version > len(steps):
+        raise WrongState(
+            f"the database was written by a newer Hive (its version {version}, known here {len(steps)})",
+            hint="install that version again, or start with another --state-dir",
+        )
+    for number, step in enumerate(steps[version:], version + 1):
+        conn.execute("BEGIN IMMEDIATE")
+        try:
+            # One by one: executescript() would commit before its first statement.
+            for statement in filter(str.strip, step.split(";")):
+                conn.execute(statement)
+            conn.execute(f"PRAGMA user_version = {number}")
+            conn.execute("COMMIT")
+        except BaseException:
+            if conn.in_transaction:
+                conn.execute("ROLLBACK")
+            raise
+    return len(steps) - version

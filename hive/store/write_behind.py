@@ -1,0 +1,120 @@
+"""What still has to be said to Redis: a buffer that keeps the newest of everything. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from hive.domain import Tier
+
+MESSAGES = 1000
+"""Published messages that may wait; beyond it the oldest is dropped and counted."""
+
+
+class AgentKeys(msgspec.Struct, frozen=True):
+    """What Redis says of one agent. `instance`: what its runtime calls it, None where that has no name of its own."""
+
+    paused: bool
+    tier: Tier
+    instance: str | None = None
+
+
+class Batch(msgspec.Struct):
+    """One pipeline, `forgotten` first. Counts are `(in, out, requests)`; values `(bytes, TTL in s)`."""
+
+    forgotten: set[str] = set()
+    agents: dict[str, AgentKeys] = {}
+    gone_instances: set[str] = set()
+    touched: dict[str, float] = {}
+    counted: dict[str, tuple[int, int, int]] = {}
+    totals: dict[str, tuple[int, int, int]] = {}
+    values: dict[str, tuple[bytes, int | None]] = {}
+    messages: list[tuple[str, bytes]] = []
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, name) for name in self.__struct_fields__)
+
+
+class WriteBehind:
+    """Collects until `take`; `give_back` undoes a `take` that could not be written, newer entries win.
+
+    >>> waiting = WriteBehind()
+    >>> waiting.touch("a1", 5.0); waiting.count("a1", 3, 4); waiting.count("a1", 1, 1)
+    >>> batch = waiting.take()
+    >>> batch.counted, bool(waiting.take())
+    ({'a1': (4, 5, 2)}, False)
+    """
+
+    def __init__(self) -> None:
+        self._batch = Batch()
+        self._messages: deque[tuple[str, bytes]] = deque(maxlen=MESSAGES)
+        self.known: dict[str, AgentKeys] = {}
+        self.messages_dropped = 0
+
+    def __repr__(self) -> str:
+        return f"<WriteBehind {len(self.known)} agents, {len(self._messages)} messages waiting>"
+
+    def put_agent(self, agent: str, said: AgentKeys) -> None:
+        before = self.known.get(agent)
+        if before is not None and before.instance and before.instance != said.instance:
+            self._batch.gone_instances.add(before.instance)
+        self.known[agent] = said
+        self._batch.agents[agent] = said
+
+    def forget_agent(self, agent: str) -> None:
+        self.known.pop(agent, None)
+        for part in (self._batch.agents, self._batch.touched, self._batch.counted, self._batch.totals):
+            part.pop(agent, None)
+        self._batch.forgotten.add(agent)
+
+    def _is_forgotten(self, agent: str) -> bool:
+        """Late news of a forgotten agent would bring its keys back."""
+        return agent in self._batch.forgotten and agent not in self._batch.agents
+
+    def touch(self, agent: str, at: float) -> None:
+        if self._is_forgotten(agent):
+            return
+        self._batch.touched[agent] = max(at, self._batch.touched.get(agent, 0.0))
+
+    def count(self, agent: str, tokens_in: int, tokens_out: int, requests: int = 1) -> None:
+        if self._is_forgotten(agent):
+            return
+        before = self._batch.counted.get(agent, (0, 0, 0))
+        self._batch.counted[agent] = (before[0] + tokens_in, before[1] + tokens_out, before[2] + requests)
+
+    def set_totals(self, agent: str, tokens_in: int, tokens_out: int, requests: int) -> None:
+        self._batch.totals[agent] = (tokens_in, tokens_out, requests)
+
+    def set_value(self, key: str, value: bytes, ttl_s: int | None) -> None:
+        self._batch.values[key] = (value, ttl_s)
+
+    def publish(self, channel: str, message: bytes) -> None:
+        self.messages_dropped += len(self._messages) == MESSAGES
+        self._messages.append((channel, message))
+
+    def say_agents_again(self) -> None:
+        """Every known agent is to be written once more: its keys age, or Redis began empty."""
+        self._batch.agents = {**self.known, **self._batch.agents}
+
+    def take(self) -> Batch:
+        """All that waits; the buffer is empty afterwards."""
+        batch, self._batch = self._batch, Batch()
+        batch.messages = list(self._messages)
+        self._messages.clear()
+        return batch
+
+    def give_back(self, batch: Batch) -> None:
+        """The batch was not written. Its messages are dropped and counted: who listened then is not told later."""
+        now = self._batch
+        later = set(now.forgotten)
+        now.forgotten |= batch.forgotten
+        now.gone_instances |= batch.gone_instances
+        now.agents = {**{agent: said for agent, said in batch.agents.items() if agent not in later}, **now.agents}
+        now.totals = {**{agent: said for agent, said in batch.totals.items() if agent not in later}, **now.totals}
+        for agent in batch.touched.keys() - later:
+            self.touch(agent, batch.touched[agent])
+        for agent in batch.counted.keys() - later:
+            self.count(agent, *batch.counted[agent])
+        now.values = {**batch.values, **now.values}
+        self.messages_dropped += len(batch.messages)

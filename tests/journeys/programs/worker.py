@@ -1,0 +1,43 @@
+"""An agent for the chaos runs: asks without pause and prints every answer it received whole.
+
+Arguments: unix|tcp, requests a second. A failed request is asked again as a new one. Standard library only.
+"""
+
+import json
+import sys
+import time
+
+from racer import ask, connect, say
+
+
+def main():
+    kind, rate = sys.argv[1], float(sys.argv[2])
+    sock = None
+    say(ready=True)
+    while True:
+        next_at = time.monotonic() + 1 / rate
+        try:
+            if sock is None:
+                sock = connect(kind)
+                sock.settimeout(20)
+            status, answer = ask(sock, 100)
+            if status == 200:
+                whole = json.loads(answer)
+                say(
+                    id=whole["id"],
+                    tokens_in=whole["usage"]["prompt_tokens"],
+                    tokens_out=whole["usage"]["completion_tokens"],
+                )
+            else:
+                say(status=status)
+        except (TimeoutError, OSError, ValueError, IndexError, KeyError) as failure:
+            say(failed=repr(failure))
+            if sock is not None:
+                sock.close()
+            sock = None
+            time.sleep(0.05)
+        time.sleep(max(0.0, next_at - time.monotonic()))
+
+
+if __name__ == "__main__":
+    main()

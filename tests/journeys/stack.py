@@ -1,0 +1,171 @@
+"""A whole Hive for a test: `hive up` on a state directory of its own, against a real or imitated backend."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hive.control.client import Client
+
+PYTHON = "/usr/bin/python3"
+PROCESSES = ("redis", "sandbox", "daemon", "proxy")
+FAST = """
+[proxy]
+window_requests = 1000000
+[sleep]
+minimum_awake_s = 0
+check_s = 0.5
+[inference]
+auto_sleep_enabled = {auto_sleep}
+auto_sleep_idle_seconds = 1
+"""
+
+
+def until(condition: Callable[[], Any], *, within_s: float, what: str) -> Any:
+    """Waits until `condition()` is truthy and returns it; an exception in it counts as no. Fails in the end."""
+    deadline = time.monotonic() + within_s
+    last: object = None
+    while time.monotonic() < deadline:
+        try:
+            if got := condition():
+                return got
+        except Exception as error:  # the process asked may be the one that was just killed
+            last = error
+        time.sleep(0.02)
+    raise AssertionError(f"not within {within_s:g} s: {what} (last: {last!r})")
+
+
+class Stack:
+    """One `hive up`. `url`: the backend, None for the demo backend."""
+
+    def __init__(self, state: Path, *, url: str | None, config: str) -> None:
+        self.state = state
+        self._url = url
+        self._config = state.parent / f"{state.name}.conf"
+        self._config.write_text(config)
+        self._log = state.parent / f"{state.name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._ids: dict[str, str] = {}
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def start(self) -> None:
+        """Returns when all its processes answer and the proxy is connected."""
+        command = [sys.executable, "-m", "hive", "up", "--state-dir", str(self.state), "--config", str(self._config)]
+        command += ["--backend", self._url or "demo"]
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        until(
+            lambda: self._alive() and self.health()["proxy"]["connected"], within_s=30, what=f"up\n{self.log[-3000:]}"
+        )
+
+    def _alive(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"hive up ended: {self.log[-3000:]}"
+        return True
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+    def kill_up(self) -> None:
+        """kill -9 of `hive up` alone; its children end by themselves."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def pid_of(self, name: str) -> int:
+        """Pid of one of PROCESSES."""
+        assert self.process is not None
+        for child in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                words = child.cmdline()
+                if name == "redis" and "redis-server" in words[0]:
+                    return child.pid
+                if words[1:4] == ["-m", "hive", name]:
+                    return child.pid
+        raise LookupError(f"no {name} now")
+
+    def kill(self, name: str) -> int:
+        """kill -9 of one of PROCESSES; its pid."""
+        pid: int = until(lambda: self.pid_of(name), within_s=10, what=f"a {name} to kill")
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def client(self) -> Client:
+        return Client(Path((self.state / "socket").read_text().strip()))
+
+    def get(self, target: str) -> Any:
+        return self.client().get(target)
+
+    def post(self, target: str, body: dict[str, Any] | None = None) -> Any:
+        return self.client().post(target, body or {})
+
+    def health(self) -> Any:
+        return self.get("/api/health")
+
+    def create(self, name: str, program: Path, *arguments: str, start: bool = True, **spec: Any) -> Any:
+        """Creates an agent that runs `program` with the system's Python, and starts it."""
+        self.post("/api/agents", {"name": name, "command": [PYTHON, str(program), *arguments], **spec})
+        if start:
+            self.post(f"/api/agents/{name}/start")
+        return self.get(f"/api/agents/{name}")
+
+    def agent_log(self, name: str) -> str:
+        agent = self.get(f"/api/agents/{name}")["id"]
+        path = self.state / "logs" / f"{agent}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def agent_lines_since(self, name: str, *, last_bytes: int = 4096) -> list[dict[str, Any]]:
+        """`agent_lines` of the log's end only: cheap enough to be asked every few milliseconds."""
+        if name not in self._ids:
+            self._ids[name] = self.get(f"/api/agents/{name}")["id"]
+        with contextlib.suppress(FileNotFoundError), (self.state / "logs" / f"{self._ids[name]}.log").open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - last_bytes))
+            return _json_lines(log.read().decode(errors="replace"))
+        return []
+
+    def agent_lines(self, name: str) -> list[dict[str, Any]]:
+        """What the agent printed, one JSON object a line; a line being written is passed over."""
+        return _json_lines(self.agent_log(name))
+
+
+def _json_lines(text: str) -> list[dict[str, Any]]:
+    lines = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(line))
+    return [line for line in lines if isinstance(line, dict)]
+
+
+@contextlib.contextmanager
+def stack(state: Path, *, url: str | None = None, auto_sleep: bool = False, config: str = "") -> Iterator[Stack]:
+    """A running Hive, ended at the end. On a failed test its log's end is printed."""
+    hive = Stack(state, url=url, config=FAST.format(auto_sleep=str(auto_sleep).lower()) + config)
+    try:
+        hive.start()
+        yield hive
+    except BaseException:
+        print(hive.log[-6000:])
+        raise
+    finally:
+        if hive.process is not None and hive.process.poll() is None:
+            try:
+                hive.stop()
+            except subprocess.TimeoutExpired:
+                hive.kill_up()
+                raise

@@ -1,0 +1,97 @@
+"""Pause against request, a thousand times, through the real daemon, proxy, helper and process agents."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from stack import Stack, stack, until
+
+from hive.errors import HiveError
+from tests.fakes.programs import fake_backend
+
+PROGRAMS = Path(__file__).parent / "programs"
+ROUNDS = int(os.environ.get("HIVE_RACE_ROUNDS", "1000"))
+KINDS = [("unix", "keep"), ("unix", "new"), ("tcp", "keep"), ("tcp", "new")]
+PERIOD_S = 0.04
+
+
+class Driver(threading.Thread):
+    """Pauses one agent around the moments it announced, and resumes it where nothing else would."""
+
+    def __init__(self, hive: Stack, name: str, rounds: int) -> None:
+        super().__init__(name=name)
+        self._hive = hive
+        self._rounds = rounds
+        self._chance = random.Random(name)
+        self.resumed_at: dict[int, float] = {}
+        self.slept = self.busy = 0
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            for number in range(2, self._rounds + 2):
+                self._race(number)
+        except BaseException as error:
+            self.failure = error
+
+    def _race(self, number: int) -> None:
+        lines = until(lambda: self._about(number), within_s=10, what=f"{self.name} announces round {number}")
+        pause_at = lines[0]["at"] + self._chance.uniform(-0.005, 0.020)
+        time.sleep(max(0.0, pause_at - time.monotonic()))
+        try:
+            self._hive.post(f"/api/agents/{self.name}/pause", {"now": True})
+            self.slept += 1
+        except HiveError as error:
+            if error.code != "busy":
+                raise
+            self.busy += 1
+        view = self._hive.get(f"/api/agents/{self.name}")
+        if view["status"] == "paused" and not view["parked"] and not view["in_flight"]:
+            self._hive.post(f"/api/agents/{self.name}/resume")
+            self.resumed_at[number] = time.monotonic()
+        until(lambda: len(self._about(number)) > 1, within_s=10, what=f"{self.name} ends round {number}")
+
+    def _about(self, number: int) -> list[dict[str, float]]:
+        return [
+            line
+            for line in self._hive.agent_lines_since(self.name)
+            if line.get("announced") == number or line.get("number") == number
+        ]
+
+
+@pytest.mark.redis
+@pytest.mark.chaos
+@pytest.mark.timeout(600)
+def test_no_request_is_lost_delayed_or_refused_whenever_a_pause_meets_it(tmp_path: Path) -> None:
+    with fake_backend("llama") as backend, stack(tmp_path / "s", url=backend.url) as hive:
+        drivers = []
+        for kind, keep in KINDS:
+            name = f"{kind}-{keep}"
+            hive.create(name, PROGRAMS / "racer.py", kind, keep, str(PERIOD_S))
+            drivers.append(Driver(hive, name, ROUNDS // len(KINDS)))
+        for driver in drivers:
+            driver.start()
+        for driver in drivers:
+            driver.join()
+        assert [driver.failure for driver in drivers] == [None] * len(drivers)
+        for driver in drivers:
+            _check(hive, driver)
+        print({driver.name: (driver.slept, driver.busy, len(driver.resumed_at)) for driver in drivers})
+        assert sum(driver.slept for driver in drivers) > ROUNDS // 20, "some pauses came first"
+        assert sum(driver.busy for driver in drivers) > ROUNDS // 20, "some requests came first"
+        for view in hive.get("/api/agents")["agents"]:
+            assert not (view["status"] == "paused" and view["parked"]), view
+
+
+def _check(hive: Stack, driver: Driver) -> None:
+    rounds = [line for line in hive.agent_lines(driver.name) if "number" in line]
+    assert len(rounds) >= ROUNDS // len(KINDS)
+    for line in rounds:
+        assert (line["status"], line["error"]) == (200, None), (driver.name, line)
+        begun = max(line["begun"], driver.resumed_at.get(line["number"], 0.0))
+        assert line["ended"] - begun <= 1.0, (driver.name, line, begun)

@@ -1,0 +1,545 @@
+"""Usage events on their way out of the proxy: pure backlog, real files, a real Redis, real kills."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hive.domain import UsageEvent
+from hive.errors import ConfigError, DependencyDown, WrongState
+from hive.link.tasks import spawn
+from hive.proxy import spool
+from hive.proxy.spool import Backlog, UsageLog
+from hive.store import live, spoolfile
+from hive.store.live import Live, StreamEntry
+from hive.store.spoolfile import SpoolFile
+from hive.store.stream import Told, read_all
+
+if TYPE_CHECKING:
+    from tests.conftest import RedisServer
+
+EVENT = UsageEvent(
+    id="p1-1",
+    epoch="",
+    event_no=0,
+    agent_id="a1",
+    tenant="default",
+    model="small",
+    backend="ollama",
+    endpoint="/api/chat",
+    tokens_in=10,
+    tokens_out=1,
+    status=200,
+    created_at=1000.0,
+)
+
+
+def event(seq: int, **fields: Any) -> UsageEvent:
+    return msgspec.structs.replace(EVENT, **{"id": f"p1-{seq}", **fields})
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Waits for a condition, sync or async."""
+    async with asyncio.timeout(20):
+        while True:
+            found = condition()
+            if await found if asyncio.iscoroutine(found) else found:
+                return
+            await asyncio.sleep(0.01)
+
+
+# --- the backlog -------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_into_memory_comes_from_the_spool_in_order() -> None:
+    backlog = Backlog("p1", bound=2)
+    assert [backlog.add(no, b"%d" % no) for no in range(1, 6)] == [True, True, False, False, False]
+    assert [item.first for item in backlog.take(10, now=0.0)] == [1, 2]
+    assert not backlog.wants_more  # full: what flies is held until it is committed
+    backlog.commit(2, now=0.0)
+    assert backlog.wants_more
+    assert not backlog.add(6, b"6")  # behind the others, which are only in the spool
+    backlog.refill([(1, b"1"), (2, b"2"), (3, b"3"), (4, b"4")], at_end=False)
+    assert [item.line for item in backlog.take(10, now=0.0)] == [b"3", b"4"]
+    backlog.commit(4, now=0.0)
+    backlog.refill([(5, b"5"), (6, b"6")], at_end=True)
+    assert [item.line for item in backlog.take(10, now=0.0)] == [b"5", b"6"]
+    backlog.commit(5, now=0.0)
+    assert backlog.add(7, b"7")  # all is in memory again
+    assert [item.line for item in backlog.take(10, now=0.0)] == [b"7"]
+
+
+def test_numbers_the_spool_lacks_are_told_as_a_range() -> None:
+    backlog = Backlog("old", last=9)
+    backlog.commit(1, now=0.0)
+    backlog.refill([(1, b"1"), (4, b"4"), (5, b"5")], at_end=True)
+    told = [(item.first, item.last, item.line) for item in backlog.take(10, now=0.0)]
+    assert told == [(2, 3, None), (4, 4, b"4"), (5, 5, b"5"), (6, 9, None)]
+    backlog.commit(9, now=0.0)
+    assert backlog.done
+
+
+def test_a_mark_that_stands_still_is_a_stall_and_patience_doubles() -> None:
+    backlog = Backlog("p1")
+    backlog.add(1, b"1")
+    assert not backlog.is_stalled(now=1e9)  # nothing flies
+    backlog.take(10, now=100.0)
+    assert [backlog.is_stalled(now) for now in (109.9, 110.0)] == [False, True]
+    backlog.send_again(now=110.0)
+    backlog.lose_patience()
+    backlog.take(10, now=110.0)
+    assert [backlog.is_stalled(now) for now in (129.9, 130.0)] == [False, True]
+    backlog.add(2, b"2")
+    backlog.take(10, now=130.0)
+    backlog.commit(1, now=130.0)
+    assert [backlog.is_stalled(now) for now in (139.9, 140.0)] == [False, True]
+
+
+def test_sending_again_also_says_that_the_committed_is_settled_once() -> None:
+    backlog = Backlog("p1")
+    for no in (1, 2, 3):
+        backlog.add(no, b"%d" % no)
+    backlog.take(10, now=0.0)
+    backlog.commit(2, now=0.0)
+    for _ in range(3):
+        backlog.send_again(now=1.0)
+        assert [(item.first, item.last, item.line) for item in backlog.take(10, now=1.0)] == [
+            (1, 2, None),
+            (3, 3, b"3"),
+        ]
+    backlog.commit(3, now=2.0)
+    assert (backlog.held, backlog.done) == (0, True)
+
+
+STEP = st.one_of(
+    st.tuples(st.just("add"), st.booleans()),
+    st.tuples(st.just("send"), st.integers(1, 5)),
+    st.tuples(st.just("fail"), st.integers(1, 5)),
+    st.tuples(st.just("commit"), st.integers(0, 10)),
+    st.tuples(st.just("again"), st.just(0)),
+)
+
+
+@given(steps=st.lists(STEP, max_size=60), bound=st.integers(1, 6))
+def test_every_number_is_sent_or_told_lost_whatever_happens(steps: list[tuple[str, Any]], bound: int) -> None:
+    backlog = Backlog("p1", bound=bound)
+    spooled: list[tuple[int, bytes]] = []
+    told: dict[int, bytes | None] = {}
+    lost: set[int] = set()
+    last = 0
+
+    def send(limit: int) -> None:
+        if backlog.wants_more:
+            backlog.refill(spooled, at_end=True)
+        for item in backlog.take(limit, now=0.0):
+            for no in range(item.first, item.last + 1):
+                if told.get(no) is None:
+                    told[no] = item.line
+
+    for step, value in steps:
+        if step == "add":
+            last += 1
+            in_memory = backlog.add(last, b"%d" % last)
+            if value:
+                spooled.append((last, b"%d" % last))
+            elif not in_memory:
+                lost.add(last)
+        elif step == "send":
+            send(value)
+        elif step == "fail":
+            batch = backlog.take(value, now=0.0)
+            if batch:
+                backlog.put_back(batch[0].first)
+        elif step == "again":
+            backlog.send_again(now=0.0)
+        else:
+            settled = next((no for no in range(1, last + 2) if no not in told), 1) - 1
+            backlog.commit(min(settled, backlog.mark + value), now=0.0)
+        assert backlog.held <= bound + 2 * len(spooled) + 2
+    for _ in range(2 * last + 2):
+        send(100)
+        backlog.commit(next(no for no in range(1, last + 2) if no not in told) - 1, now=0.0)
+    assert backlog.done
+    assert {no for no, line in told.items() if line is None} == lost
+    assert all(line == b"%d" % no for no, line in told.items() if line is not None)
+
+
+# --- the file ----------------------------------------------------------------------------------------------------
+
+
+def line(no: int, size: int = 100) -> bytes:
+    return b'{"event_no":%d,"pad":"%s"}\n' % (no, b"x" * size)
+
+
+def numbers(file: SpoolFile) -> list[int]:
+    found: list[int] = []
+    while not file.at_end:
+        found += [no for no, _ in file.read()]
+    return found
+
+
+def test_a_torn_last_line_is_no_event(tmp_path: Path) -> None:
+    path = tmp_path / "p1.jsonl"
+    path.write_bytes(line(1) + line(2) + b"\0\xff not json\n" + line(4)[:-20])
+    file = SpoolFile.found(path)
+    assert (file.last, numbers(file)) == (2, [1, 2])
+    file.close(delete=False)
+
+
+def test_the_last_number_of_a_long_file_is_found_behind_rubbish(tmp_path: Path) -> None:
+    path = tmp_path / "p1.jsonl"
+    path.write_bytes(b"".join(line(no) for no in range(1, 2000)) + b"x" * (2 * spoolfile.READ_BYTES))
+    file = SpoolFile.found(path)
+    assert (file.last, numbers(file)) == (1999, list(range(1, 2000)))
+    file.close(delete=False)
+
+
+def test_committed_bytes_go_back_to_the_disk_while_events_keep_coming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spoolfile, "TRIM_BYTES", 64 * 1024)
+    monkeypatch.setattr(spoolfile, "MAX_LINE", 8 * 1024)
+    file = SpoolFile(tmp_path / "p1.jsonl")
+    largest = 0
+    for no in range(1, 5001):
+        assert file.append(no, line(no), in_memory=True)
+        file.trim(no - 50)
+        largest = max(largest, file.path.stat().st_size)
+    file.close(delete=False)
+    assert largest < 2 * 64 * 1024
+    left = SpoolFile.found(file.path)
+    assert set(range(4951, 5001)) <= set(numbers(left))
+    left.close(delete=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["p1.jsonl"]
+
+
+def test_the_reading_cursor_survives_trimming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spoolfile, "TRIM_BYTES", 16 * 1024)
+    monkeypatch.setattr(spoolfile, "MAX_LINE", 1024)
+    file = SpoolFile(tmp_path / "p1.jsonl")
+    for no in range(1, 201):
+        file.append(no, line(no), in_memory=True)
+    for no in range(201, 211):
+        file.append(no, line(no), in_memory=False)
+    file.trim(190)
+    assert file.path.stat().st_size < 16 * 1024
+    assert numbers(file) == list(range(201, 211))
+    file.close(delete=True)
+    assert not file.path.exists()
+
+
+def test_a_full_disk_keeps_the_order_and_takes_everything_once_it_has_room(tmp_path: Path) -> None:
+    file = SpoolFile(tmp_path / "p1.jsonl")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (300, hard))  # the third line is cut in its middle
+    try:
+        taken = [file.append(no, line(no), in_memory=True) for no in range(1, 6)]
+        file.retry(mark=0)
+        assert (taken, file.full) == ([True, True, False, False, False], True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not file.append(6, line(6), in_memory=True)  # behind those that wait
+    file.retry(mark=3)
+    assert not file.full
+    assert file.append(7, line(7), in_memory=True)
+    file.close(delete=False)
+    left = SpoolFile.found(file.path)
+    assert numbers(left) == [1, 2, 4, 5, 6, 7]  # 3 was committed meanwhile
+    left.close(delete=False)
+
+
+# --- the log -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "PING_S", 0.05)
+    monkeypatch.setattr(live, "GATHER_S", 0.005)
+    monkeypatch.setattr(live, "RETRY_S", (0.01, 0.05))
+    monkeypatch.setattr(spool, "RETRY_S", (0.01, 0.05))
+    monkeypatch.setattr(spool, "TICK_S", 0.05)
+    monkeypatch.setattr(spool, "GATHER_S", 0.002)
+
+
+@contextlib.asynccontextmanager
+async def opened(directory: Path, epoch: str, socket: Path, **options: Any) -> AsyncIterator[UsageLog]:
+    store = Live(socket)
+    log = UsageLog(directory, epoch, store, **options)
+    spawn(store.run(), name="live")
+    spawn(log.run(), name="usage")
+    try:
+        yield log
+    finally:
+        await log.close()
+        await store.close()
+
+
+class Reader:
+    """Reads the stream like the daemon, and remembers."""
+
+    def __init__(self, socket: Path) -> None:
+        self.live = Live(socket)
+        self.told: list[Told] = []
+
+    async def read(self) -> list[StreamEntry]:
+        try:
+            entries = await self.live.read_usage(pending=False, count=1000, block_ms=5)
+        except DependencyDown:
+            return []
+        self.told += [told for entry in entries for told in read_all(entry.fields)]
+        if entries:
+            await self.live.settle_usage([entry.id for entry in entries])
+        return entries
+
+    async def has(self, epoch: str, *numbers: int) -> bool:
+        """Whether exactly these numbers of an epoch were told (again and again does not matter)."""
+        await self.read()
+        return {one.first for one in self.told if one.epoch == epoch and one.event} == set(numbers)
+
+
+@pytest.fixture
+async def reader(redis_server: RedisServer) -> AsyncIterator[Reader]:
+    reader = Reader(redis_server.socket)
+    yield reader
+    await reader.live.close()
+
+
+async def test_an_event_is_on_disk_when_record_returns_and_in_the_stream_soon_after(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader
+) -> None:
+    async with opened(tmp_path / "spool", "p1", redis_server.socket) as log:
+        log.record(event(7))
+        (spooled,) = (tmp_path / "spool" / "p1.jsonl").read_bytes().splitlines()
+        expected = event(7, epoch="p1", event_no=1)
+        assert msgspec.json.decode(spooled, type=UsageEvent) == expected
+        await until(lambda: reader.has("p1", 1))
+        assert reader.told[0].event == expected
+        assert log.spooled() == {"p1": 1}
+        assert {path.stat().st_mode & 0o777 for path in (tmp_path / "spool").iterdir()} == {0o600}
+
+
+async def test_all_committed_leaves_nothing_behind(tmp_path: Path, redis_server: RedisServer, reader: Reader) -> None:
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        log.record(event(1))
+        log.marks({"p1": 1})
+        assert log.waiting == 0
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+async def test_while_redis_is_down_events_wait_and_lose_nothing(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader
+) -> None:
+    redis_server.kill()
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        for seq in range(1, 4):
+            log.record(event(seq))
+        await asyncio.sleep(0.05)
+        assert log.waiting == 3
+        redis_server.start()
+        await until(lambda: reader.has("p1", 1, 2, 3))
+
+
+async def test_a_redis_that_came_back_empty_gets_again_what_is_not_committed(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "PATIENCE_S", (1000.0, 1000.0))  # by its run id, not by a mark that stands still
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        for seq in range(1, 5):
+            log.record(event(seq))
+        await until(lambda: log.sent == 4)
+        log.marks({"p1": 2})
+        redis_server.kill()
+        redis_server.start()
+        await until(lambda: reader.has("p1", 3, 4))
+        assert [(one.first, one.last) for one in reader.told if one.event is None] == [(1, 2)]
+
+
+async def test_a_mark_that_stands_still_makes_it_send_again_what_vanished_from_the_stream(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool, "PATIENCE_S", (0.2, 0.4))
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        log.record(event(1))
+        await until(lambda: reader.has("p1", 1))  # read, deleted, and no mark is told
+        reader.told.clear()
+        await until(lambda: reader.has("p1", 1))
+
+
+async def test_while_the_daemon_is_away_nothing_is_added_twice(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a stream without a reader would grow by everything again each ten seconds."""
+    monkeypatch.setattr(spool, "PATIENCE_S", (0.05, 0.1))
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        log.record(event(1))
+        await asyncio.sleep(0.5)
+        assert await reader.live.usage_length() == 1
+
+
+async def test_more_than_memory_holds_is_read_back_from_the_spool(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader
+) -> None:
+    async with opened(tmp_path, "p1", redis_server.socket, bound=10) as log:
+        for seq in range(1, 101):
+            log.record(event(seq))
+        assert "10 waiting" in repr(log)
+
+        async def told_in_turn() -> bool:
+            await reader.read()
+            log.marks({"p1": max((one.last for one in reader.told), default=0)})
+            return log.waiting == 0
+
+        await until(told_in_turn)
+        assert [one.first for one in reader.told] == list(range(1, 101))
+        log.record(event(101))
+        await until(lambda: reader.has("p1", *range(1, 102)))
+        assert log.lost == 0
+
+
+async def test_a_disk_that_is_full_from_the_start_degrades_and_loses_nothing_while_memory_has_room(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader
+) -> None:
+    async with opened(tmp_path, "p1", redis_server.socket, bound=10) as log:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            for seq in range(1, 4):
+                log.record(event(seq))
+            assert "cannot be written" in log.degraded
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        await until(lambda: reader.has("p1", 1, 2, 3))
+        await until(lambda: not log.degraded)
+        assert log.lost == 0
+        assert len((tmp_path / "p1.jsonl").read_bytes().splitlines()) == 3
+
+
+async def test_what_neither_disk_nor_memory_takes_is_counted_and_told_as_a_range(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader
+) -> None:
+    async with opened(tmp_path, "p1", redis_server.socket, bound=3) as log:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            for seq in range(1, 9):
+                log.record(event(seq))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert (log.lost, list(log.lost_ranges)) == (5, [(4, 8)])
+        await until(lambda: reader.has("p1", 1, 2, 3))
+        log.marks({"p1": 3})
+        await until(lambda: not log.degraded)
+        log.record(event(9))
+        await until(lambda: reader.has("p1", 1, 2, 3, 9))
+        assert (4, 8) in [(one.first, one.last) for one in reader.told if one.event is None]
+
+
+async def test_an_event_that_cannot_be_written_as_json_is_lost_alone(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader
+) -> None:
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        log.record(event(1))
+        log.record(event(2, model="\ud800"))
+        log.record(event(3, model="m" * 1_000_000))
+        await until(lambda: reader.has("p1", 1, 3))
+        assert [(one.first, one.last) for one in reader.told if one.event is None] == [(2, 2)]
+        assert [one.event.model for one in reader.told if one.event] == ["small", "m" * spool.MAX_TEXT]
+        assert log.lost == 1
+
+
+async def test_the_spool_of_a_killed_proxy_is_replayed_only_once_the_daemon_told_its_marks(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader
+) -> None:
+    lines = [msgspec.json.encode(event(no, id=f"dead-{no}", epoch="dead", event_no=no)) + b"\n" for no in (1, 2, 3, 5)]
+    (tmp_path / "dead.jsonl").write_bytes(b"".join(lines) + lines[0][:40])
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        assert log.spooled() == {"dead": 5, "p1": 0}
+        log.record(event(1))
+        await until(lambda: reader.has("p1", 1))
+        assert await reader.has("dead")
+        log.marks({"dead": 1})
+        await until(lambda: reader.has("dead", 2, 3, 5))
+        assert [(one.first, one.last) for one in reader.told if one.event is None] == [(4, 4)]
+        log.marks({"dead": 5, "p1": 1})
+        assert log.spooled() == {"p1": 1}
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+async def test_a_spool_the_daemon_has_whole_is_deleted_without_replay(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader
+) -> None:
+    (tmp_path / "dead.jsonl").write_bytes(line(1) + line(2))
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        log.marks({"dead": 2})
+        assert not (tmp_path / "dead.jsonl").exists()
+        log.record(event(1))
+        await until(lambda: reader.has("p1", 1))
+        assert await reader.has("dead")
+
+
+async def test_a_second_proxy_on_the_same_spool_is_told_who_has_it(tmp_path: Path, redis_server: RedisServer) -> None:
+    async with opened(tmp_path, "p1", redis_server.socket):
+        with pytest.raises(WrongState, match=f"in use by process {os.getpid()}"):
+            UsageLog(tmp_path, "p2", Live(redis_server.socket))
+    async with opened(tmp_path, "p2", redis_server.socket):
+        pass
+
+
+async def test_a_missing_state_directory_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        UsageLog(tmp_path / "no" / "spool", "p1", Live(tmp_path / "no.sock"))
+
+
+WRITER = """
+import asyncio, os, sys, msgspec
+from pathlib import Path
+from hive.domain import UsageEvent
+from hive.link.tasks import spawn
+from hive.proxy.spool import UsageLog
+from hive.store.live import Live
+
+async def main(directory, epoch, socket, event):
+    live = Live(Path(socket))
+    log = UsageLog(Path(directory), epoch, live)
+    spawn(live.run(), name="live"); spawn(log.run(), name="usage")
+    event = msgspec.json.decode(event, type=UsageEvent)
+    while True:
+        for _ in range(20):
+            log.record(event)
+            os.write(1, b".")
+        await asyncio.sleep(0)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("acknowledged", [1, 37, 400])
+async def test_kill_9_loses_no_event_whose_record_returned(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader, acknowledged: int
+) -> None:
+    """The writer is a process of its own that says `.` after each event, and is killed at some moment."""
+    arguments = [str(tmp_path), "dead", str(redis_server.socket), msgspec.json.encode(EVENT).decode()]
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, *arguments, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    said = len(await process.stdout.readexactly(acknowledged))
+    process.kill()
+    said += len(await process.stdout.read())
+    await process.wait()
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        last = log.spooled()["dead"]
+        assert last in (said, said + 1)  # killed between the write and the word
+        log.marks({})
+        await until(lambda: reader.has("dead", *range(1, last + 1)))

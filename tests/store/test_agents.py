@@ -1,0 +1,117 @@
+"""Agents, uids, audit rows in a real database."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hive.domain import Agent, AgentSpec, AgentStatus, RestartPolicy, SleepDepth, Tier
+from hive.errors import WrongState
+from hive.store import agents, audit
+from hive.store.audit import AuditRow
+from hive.store.database import Database
+from hive.store.migrations import migrate
+
+ALICE = Agent(
+    id="a1",
+    spec=AgentSpec(
+        name="alice",
+        command=["/usr/bin/python3", "-u", "agent.py"],
+        env={"WHO": "ällice"},
+        port=9000,
+        tier=Tier.HIGH,
+        model="llama3.2",
+        restart=RestartPolicy.ON_FAILURE,
+        idle_s=1.5,
+    ),
+    status=AgentStatus.PAUSED,
+    depth=SleepDepth.LIGHT,
+    depth_goal=SleepDepth.LIGHT,
+    generation=7,
+    since=1000.25,
+    reason="idle for 312 s",
+    uid=70001,
+    token_serial=2,
+    created_at=900.0,
+)
+BOB = Agent(id="b2", spec=AgentSpec(name="bob", command=["true"]), created_at=800.0)
+
+
+async def test_an_agent_comes_back_as_it_was_written(database: Database) -> None:
+    await database.write(lambda conn: agents.insert(conn, ALICE))
+    await database.write(lambda conn: agents.insert(conn, BOB))
+    assert await database.read(agents.all) == [BOB, ALICE]
+    assert await database.read(lambda conn: agents.by_name(conn, "alice")) == ALICE
+    assert await database.read(lambda conn: agents.by_name(conn, "carol")) is None
+
+
+async def test_a_taken_name_is_refused_on_insert_and_on_rename(database: Database) -> None:
+    await database.write(lambda conn: agents.insert(conn, ALICE))
+    twin = msgspec.structs.replace(ALICE, id="a2")
+    with pytest.raises(WrongState, match="an agent named alice already"):
+        await database.write(lambda conn: agents.insert(conn, twin))
+    await database.write(lambda conn: agents.insert(conn, BOB))
+    renamed = msgspec.structs.replace(BOB, spec=ALICE.spec)
+    with pytest.raises(WrongState, match="an agent named alice already"):
+        await database.write(lambda conn: agents.update(conn, renamed))
+
+
+async def test_an_update_from_an_old_copy_does_not_set_totals_back(database: Database) -> None:
+    await database.write(lambda conn: agents.insert(conn, BOB))
+    await database.write(lambda conn: conn.execute("UPDATE agents SET total_tokens_in = 55").fetchall())
+    await database.write(lambda conn: agents.touch(conn, {"b2": 950.0}))
+    await database.write(lambda conn: agents.touch(conn, {"b2": 940.0}))
+    running = msgspec.structs.replace(BOB, status=AgentStatus.RUNNING, generation=3)
+    await database.write(lambda conn: agents.update(conn, running))
+    (found,) = await database.read(agents.all)
+    assert (found.status, found.generation, found.tokens_in, found.last_active_at) == ("running", 3, 55, 950.0)
+
+
+async def test_a_uid_is_kept_until_removal_and_not_given_out_while_a_process_lives(database: Database) -> None:
+    def allocate(agent: str, in_use: set[int]) -> object:
+        return database.write(lambda conn: agents.allocate_uid(conn, agent, first_uid=70000, in_use=in_use))
+
+    assert await allocate("a1", set()) == 70000  # type: ignore[misc]
+    assert await allocate("b2", set()) == 70001  # type: ignore[misc]
+    assert await allocate("a1", {70000}) == 70000  # type: ignore[misc]
+    await database.write(lambda conn: agents.remove(conn, "a1", now=1.0))
+    assert await allocate("c3", {70000}) == 70002  # type: ignore[misc]
+    assert await allocate("d4", set()) == 70000  # type: ignore[misc]
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.sampled_from(["take", "free"]), st.integers(0, 5)), max_size=30),
+    alive=st.sets(st.integers(65530, 65545), max_size=5),
+)
+def test_no_two_agents_ever_hold_one_uid(steps: list[tuple[str, int]], alive: set[int]) -> None:
+    import sqlite3
+
+    conn = sqlite3.connect(":memory:", isolation_level=None)
+    conn.row_factory = sqlite3.Row
+    migrate(conn)
+    held: dict[str, int] = {}
+    for step, number in steps:
+        agent = f"agent-{number}"
+        if step == "free":
+            agents.remove(conn, agent, now=1.0)
+            held.pop(agent, None)
+            continue
+        uid = agents.allocate_uid(conn, agent, first_uid=65530, in_use=alive)
+        assert held.setdefault(agent, uid) == uid
+        assert uid not in alive | agents.NOT_FOR_AGENTS
+        assert len(set(held.values())) == len(held)
+    conn.close()
+
+
+async def test_the_audit_tail_is_the_last_rows_oldest_first(database: Database) -> None:
+    rows = [
+        AuditRow(at=float(n), actor="uid:0", act="agent.paused", target="a1", origin="api", detail={"n": n, "ü": [1]})
+        for n in range(5)
+    ]
+    for row in rows:
+        await database.write(lambda conn, row=row: audit.append(conn, row))  # type: ignore[misc]
+    assert await database.read(lambda conn: audit.tail(conn, 2)) == rows[3:]
+    assert await database.read(lambda conn: audit.tail(conn, 99)) == rows

@@ -1,0 +1,263 @@
+"""Live state against a real redis-server that is killed, restarted empty, and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import redis.asyncio as aioredis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
+from hive.errors import DependencyDown
+from hive.link.tasks import spawn
+from hive.store import keys, live
+from hive.store.channels import AgentChanged, SystemEvent
+from hive.store.live import Live
+from hive.store.write_behind import MESSAGES, AgentKeys, WriteBehind
+
+if TYPE_CHECKING:
+    from tests.conftest import RedisServer
+
+
+@pytest.fixture
+async def store(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Live]:
+    monkeypatch.setattr(live, "PING_S", 0.05)
+    monkeypatch.setattr(live, "GATHER_S", 0.005)
+    monkeypatch.setattr(live, "RETRY_S", (0.01, 0.05))
+    store = Live(redis_server.socket, op_timeout_s=0.5)
+    spawn(store.run(), name="live")
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def client(redis_server: RedisServer) -> AsyncIterator[Any]:
+    client = aioredis.Redis(unix_socket_path=str(redis_server.socket), decode_responses=True)
+    yield client
+    await client.aclose()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Waits for a condition, sync or async, that raises or is false as long as it does not hold."""
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(Exception):
+                found = condition()
+                if await found if asyncio.iscoroutine(found) else found:
+                    return
+            await asyncio.sleep(0.01)
+
+
+async def names(client: Any) -> set[str]:
+    return set(await client.keys("*"))
+
+
+async def test_an_agents_keys_are_written_with_a_day_to_live(store: Live, client: Any) -> None:
+    store.put_agent("a1", paused=True, tier=Tier.HIGH, instance="vm-7")
+    await until(lambda: client.get(keys.vm_instance("vm-7")))
+    assert await client.get("hive:agent:paused:a1") == "1"
+    assert await client.get("hive:agent:tier:a1") == "high"
+    assert await client.get("hive:vm:instance:vm-7") == "a1"
+    for key in await names(client):
+        assert 86000 < await client.ttl(key) <= 86400
+    store.put_agent("a1", paused=False, tier=Tier.LOW, instance="vm-8")
+    await until(lambda: client.get(keys.vm_instance("vm-8")))
+    assert await names(client) == {"hive:agent:tier:a1", "hive:vm:instance:vm-8"}
+
+
+async def test_activity_and_counts_are_written_behind(store: Live, client: Any) -> None:
+    for second in range(5):
+        store.touch("a1", 1000.0 + second)
+        store.count("a1", 10, 2)
+    store.touch("b2", 1002.5)
+    await until(lambda: client.hget(keys.agent_tokens("a1"), "requests"))
+    assert await client.hgetall("hive:agent:tokens:a1") == {"input": "50", "output": "10", "requests": "5"}
+    assert await client.get("hive:agent:activity:a1") == "1004.000"
+    assert await store.activity() == {"a1": 1004.0, "b2": 1002.5}
+
+
+async def test_activity_older_than_a_day_leaves_the_set(store: Live) -> None:
+    store.touch("old", 1000.0)
+    await until(store.activity)
+    store.touch("new", 1000.0 + 86401)
+
+    async def only_new() -> bool:
+        return await store.activity() == {"new": 87401.0}
+
+    await until(only_new)
+
+
+async def test_forgetting_an_agent_deletes_every_key_of_it_and_no_other(store: Live, client: Any) -> None:
+    await client.set("hive:agent:prompt:a1", "of an earlier daemon")
+    await client.set("hive:vm:instance:vm-old", "a1")
+    store.put_agent("a1", paused=True, tier=Tier.LOW, instance="vm-7")
+    store.put_agent("a11", paused=True, tier=Tier.LOW)
+    store.touch("a1", 1000.0)
+    store.count("a1", 1, 1)
+    await until(lambda: client.get("hive:agent:activity:a1"))
+    store.touch("a1", 1001.0)
+    store.forget_agent("a1")
+    store.count("a1", 1, 1)
+    store.set_backend(None)
+    await until(lambda: client.exists(keys.INFERENCE_BACKEND))
+    assert await names(client) == {"hive:agent:paused:a11", "hive:agent:tier:a11", "hive:inference:backend"}
+
+
+async def test_models_age_and_the_backend_does_not(store: Live, client: Any) -> None:
+    store.set_models([ModelInfo(name="llama3.2:3b", size_bytes=5)])
+    store.set_backend(BackendInfo(kind=BackendKind.OLLAMA, address="127.0.0.1:11434"))
+    await until(lambda: client.get(keys.MODELS_AVAILABLE))
+    assert msgspec.json.decode(await client.get("hive:models:available"))[0]["name"] == "llama3.2:3b"
+    assert 290 < await client.ttl("hive:models:available") <= 300
+    assert (await client.get("hive:inference:backend"), await client.ttl("hive:inference:backend")) == ("ollama", -1)
+
+
+async def test_published_events_have_the_documented_json(store: Live, client: Any) -> None:
+    listener = client.pubsub(ignore_subscribe_messages=True)
+    await listener.subscribe(keys.AGENT_STATUS, keys.SYSTEM_EVENTS)
+    await listener.get_message(timeout=0.2)
+    store.publish(AgentChanged(at=1.0, agent="a1", name="alice", was="running", now="paused", generation=4))
+    store.publish(SystemEvent(at=2.0, kind="backend.up", detail={"kind": "ollama"}))
+    got: list[tuple[str, Any]] = []
+    async with asyncio.timeout(20):
+        while len(got) < 2:
+            if message := await listener.get_message(timeout=1):
+                got.append((message["channel"], msgspec.json.decode(message["data"])))
+    await listener.aclose()
+    changed = {"at": 1.0, "agent": "a1", "name": "alice", "from": "running", "to": "paused", "generation": 4}
+    changed |= {"reason": "", "actor": "", "outcome": "ok"}
+    event = {"at": 2.0, "kind": "backend.up", "detail": {"kind": "ollama"}}
+    assert got == [("hive:agent:status", changed), ("hive:system:events", event)]
+
+
+async def test_a_redis_that_comes_back_empty_is_told_everything_about_agents_again(
+    store: Live, client: Any, redis_server: RedisServer
+) -> None:
+    told: list[str] = []
+    store._on_new_run = lambda: told.append(store.run_id)
+    store.put_agent("a1", paused=True, tier=Tier.LOW)
+    await until(lambda: client.get("hive:agent:tier:a1"))
+    before = store.run_id
+    redis_server.kill()
+    await until(lambda: not store.up)
+    store.touch("a1", 1000.0)
+    redis_server.start()
+    await until(lambda: client.get("hive:agent:tier:a1"))
+    await until(lambda: client.get("hive:agent:activity:a1"))
+    assert store.up
+    assert told == [store.run_id] != [before]
+
+
+async def test_a_silent_restart_between_two_commands_is_noticed(redis_server: RedisServer) -> None:
+    """The pool of redis-py replaces a dead idle connection without an error."""
+    store = Live(redis_server.socket)
+    await store.usage_length()
+    before = store.run_id
+    redis_server.kill()
+    redis_server.start()
+    await asyncio.sleep(0.05)  # the loop sees the end of the idle connection
+    await store.usage_length()
+    assert store.run_id not in ("", before)
+    await store.close()
+
+
+async def test_a_redis_that_hangs_is_down_after_the_timeout_and_says_nothing_else(
+    redis_server: RedisServer,
+) -> None:
+    store = Live(redis_server.socket, op_timeout_s=0.1)
+    await store.usage_length()
+    redis_server.stop()
+    with pytest.raises(DependencyDown) as caught:
+        await store.usage_length()
+    assert (store.up, caught.value.exit_code) == (False, 5)
+    redis_server.go_on()
+    await store.usage_length()
+    assert store.up
+    await store.close()
+
+
+async def test_without_a_redis_saying_never_fails_and_asking_is_a_dependency_down(tmp_path: Any) -> None:
+    store = Live(tmp_path / "no.sock")
+    task = spawn(store.run(), name="live")
+    for number in range(MESSAGES + 10):
+        store.publish(SystemEvent(at=0.0, kind=str(number)))
+    store.put_agent("a1", paused=True, tier=Tier.LOW)
+    store.forget_agent("a1")
+    with pytest.raises(DependencyDown, match=r"no\.sock"):
+        await store.activity()
+    await until(lambda: store.messages_dropped == MESSAGES + 10)
+    await store.close()
+    assert task.cancelled()
+
+
+async def test_a_redis_that_refuses_to_write_is_a_dependency_down(redis_server: RedisServer, client: Any) -> None:
+    await client.config_set("maxmemory", "1")
+    store = Live(redis_server.socket)
+    with pytest.raises(DependencyDown, match=r"OOM|maxmemory"):
+        await store.add_usage([{"e": "p1", "n": 1, "d": b"{}"}])
+    await store.close()
+
+
+async def test_a_stream_entry_is_given_again_until_it_is_settled(redis_server: RedisServer) -> None:
+    store = Live(redis_server.socket)
+    assert await store.read_usage(pending=False, count=10, block_ms=10) == []  # makes the group
+    await store.add_usage([{"e": "p1", "n": n} for n in range(3)])
+    given = await store.read_usage(pending=False, count=2)
+    assert [entry.fields for entry in given] == [{b"e": b"p1", b"n": b"0"}, {b"e": b"p1", b"n": b"1"}]
+    assert await store.read_usage(pending=True, count=10) == given
+    await store.settle_usage([entry.id for entry in given])
+    assert await store.read_usage(pending=True, count=10) == []
+    assert await store.usage_length() == 1
+    await store.close()
+
+
+SAID = st.one_of(
+    st.tuples(st.just("put"), st.sampled_from("ab"), st.booleans()),
+    st.tuples(st.just("forget"), st.sampled_from("ab")),
+    st.tuples(st.just("count"), st.sampled_from("ab")),
+    st.tuples(st.just("lose"), st.just("")),
+    st.tuples(st.just("write"), st.just("")),
+)
+
+
+@given(st.lists(SAID, max_size=30))
+def test_whatever_fails_on_the_way_the_last_word_on_each_agent_is_written(steps: list[tuple[Any, ...]]) -> None:
+    waiting = WriteBehind()
+    said: dict[str, AgentKeys | None] = {}
+    counted = {"a": 0, "b": 0}
+    redis: dict[str, AgentKeys | None] = {}
+    tokens = {"a": 0, "b": 0}
+
+    def write() -> None:
+        batch = waiting.take()
+        for agent in batch.forgotten:
+            redis[agent], tokens[agent] = None, 0
+        redis.update(batch.agents)
+        for agent, counts in batch.counted.items():
+            tokens[agent] += counts[2]
+
+    for step in steps:
+        match step:
+            case ("put", agent, paused):
+                said[agent] = AgentKeys(paused, Tier.LOW)
+                waiting.put_agent(agent, AgentKeys(paused, Tier.LOW))
+            case ("forget", agent):
+                said[agent], counted[agent] = None, 0
+                waiting.forget_agent(agent)
+            case ("count", agent):
+                if said.get(agent, waiting) is not None:
+                    counted[agent] += 1
+                    waiting.count(agent, 1, 1)
+            case ("lose", _):
+                waiting.give_back(waiting.take())
+            case ("write", _):
+                write()
+    write()
+    assert redis == said
+    assert tokens == counted

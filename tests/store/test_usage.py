@@ -1,0 +1,103 @@
+"""Rows of usage, agents' totals, marks, and the questions asked of them, in a real database."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from hive.domain import Agent, AgentSpec, UsageEvent
+from hive.store import agents, usage
+from hive.store.database import Database
+from hive.store.usage import AgentCost, Cost, Mark
+
+
+def event(no: int, **fields: object) -> UsageEvent:
+    row = {
+        "id": f"p1-{no}",
+        "epoch": "p1",
+        "event_no": no,
+        "agent_id": "a1",
+        "tenant": "default",
+        "model": "small",
+        "backend": "ollama",
+        "endpoint": "/api/chat",
+        "tokens_in": 10,
+        "tokens_out": 1,
+        "created_at": 1000.0 + no,
+        **fields,
+    }
+    return msgspec.convert(row, UsageEvent)
+
+
+@pytest.fixture
+async def alice(database: Database) -> Agent:
+    agent = Agent(id="a1", spec=AgentSpec(name="alice", command=["true"]))
+    await database.write(lambda conn: agents.insert(conn, agent))
+    return agent
+
+
+async def test_an_event_inserted_twice_counts_once(database: Database, alice: Agent) -> None:
+    events = [event(1), event(2), event(2), event(3, tokens_in=None)]
+    assert len(await database.write(lambda conn: usage.insert(conn, events))) == 3
+    assert await database.write(lambda conn: usage.insert(conn, [*events, event(4)])) == [event(4)]
+    (found,) = await database.read(agents.all)
+    assert (found.requests, found.tokens_in, found.tokens_out, found.last_active_at) == (4, 30, 4, 1004.0)
+
+
+async def test_usage_of_a_removed_agent_is_kept_without_its_name(database: Database, alice: Agent) -> None:
+    await database.write(lambda conn: usage.insert(conn, [event(1)]))
+    await database.write(lambda conn: agents.remove(conn, "a1", now=1.0))
+    await database.write(lambda conn: usage.insert(conn, [event(2)]))
+    found = await database.read(lambda conn: usage.usage_since(conn, 0))
+    assert [(cost.agent_id, cost.name, cost.requests) for cost in found.agents] == [("a1", None, 2)]
+
+
+async def test_usage_since_sums_what_is_known_and_counts_what_is_not(database: Database, alice: Agent) -> None:
+    rows = [
+        event(1, cached_tokens=4),
+        event(2, tokens_in=None, tokens_out=None),
+        event(3, cut=True, tokens_out=None),
+        event(4, agent_id="b2", tokens_out=1000),
+        event(-2000, tokens_in=7777),
+    ]
+    await database.write(lambda conn: usage.insert(conn, rows))
+    found = await database.read(lambda conn: usage.usage_since(conn, 500.0))
+    first = AgentCost(agent_id="b2", name=None, requests=1, tokens_in=10, tokens_out=1000)
+    second = AgentCost(
+        agent_id="a1", name="alice", requests=3, tokens_in=20, tokens_out=1, cached_tokens=4, unknown=2, cut=1
+    )
+    assert found.agents == [first, second]
+    assert found.totals == Cost(requests=4, tokens_in=30, tokens_out=1001, cached_tokens=4, unknown=2, cut=1)
+
+
+async def test_usage_since_of_nothing_is_zero(database: Database) -> None:
+    found = await database.read(lambda conn: usage.usage_since(conn, 0))
+    assert msgspec.to_builtins(found) == {"agents": [], "totals": dict.fromkeys(Cost.__struct_fields__, 0)}
+
+
+async def test_usage_of_one_agent_has_the_published_shape(database: Database, alice: Agent) -> None:
+    rows = [event(1), event(2, model="large", tokens_out=None), event(3, duration_ms=1.5), event(4, agent_id="b2")]
+    await database.write(lambda conn: usage.insert(conn, rows))
+    found = await database.read(lambda conn: usage.agent_usage(conn, "a1", since=0, period="24h", limit=2))
+    assert msgspec.to_builtins(found) == {
+        "agentId": "a1",
+        "period": "24h",
+        "totals": {"tokensIn": 30, "tokensOut": 2},
+        "byModel": [
+            {"model": "small", "totalIn": 20, "totalOut": 2, "count": 2},
+            {"model": "large", "totalIn": 10, "totalOut": 0, "count": 1},
+        ],
+        "recent": [
+            {"id": "p1-3", "model": "small", "tokensIn": 10, "tokensOut": 1, "durationMs": 1.5, "createdAt": 1003.0},
+            {"id": "p1-2", "model": "large", "tokensIn": 10, "tokensOut": None, "durationMs": 0, "createdAt": 1002.0},
+        ],
+    }
+
+
+async def test_an_old_mark_is_pruned_only_when_its_spool_is_gone(database: Database) -> None:
+    day = 86400.0
+    await database.write(lambda conn: usage.set_marks(conn, {"old": Mark(5), "spooled": Mark(6, 1)}, now=0.0))
+    await database.write(lambda conn: usage.set_marks(conn, {"young": Mark(7)}, now=20 * day))
+    gone = await database.write(lambda conn: usage.prune_marks(conn, spooled={"spooled"}, now=31 * day))
+    assert gone == ["old"]
+    assert await database.read(usage.marks) == {"spooled": Mark(6, 1), "young": Mark(7)}
