@@ -473,6 +473,8 @@ class MemoryWorld:
             self.gates.gate = "open"
             self.gates.parked.clear()
         self.loop.kill_tasks()
+        if self.life._record_later is not None:
+            self.life._record_later.cancel()
         self.wire.connected = True
         self.highest = self.record.generation
         self.loop.run_until_complete(self._born_again())

@@ -1,0 +1,193 @@
+"""What an operator may ask of an agent: read from TOML, checked at every door, written back as TOML."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from hive.domain import AgentSpec, is_name
+from hive.errors import BadRequest
+
+RUNTIMES = ("process",)
+PROGRAM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""Where a program without a slash is looked for: the agent does not have the operator's PATH."""
+COMMAND_MAX_BYTES = 128 * 1024
+"""Linux takes 128 KiB for one argument and more for all (execve(2)); an agent needs less."""
+ENV_MAX_BYTES = 64 * 1024
+TOML_MAX_BYTES = 1024 * 1024
+IDLE_MAX_S = 365 * 24 * 3600.0
+
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MODEL = re.compile(r"[!-~]{1,255}")
+_RESERVED_PREFIXES = ("HIVE_", "OPENAI_")
+_RESERVED = frozenset({"OLLAMA_HOST"})
+"""Set by Hive itself: they are how an agent reaches the model."""
+
+_SEED_NAMES = {
+    "inferenceTier": "tier",
+    "inference_tier": "tier",
+    "preferredModel": "model",
+    "preferred_model": "model",
+    "tenantId": "tenant",
+    "idleS": "idle_s",
+    "autoSleepIdleSeconds": "idle_s",
+    "restartPolicy": "restart",
+}
+"""Spellings of the original specification."""
+_LATER = frozenset({"systemPrompt", "system_prompt", "prewarmOnStart", "prewarm_on_start"})
+"""Keys of the original specification that Hive does not keep yet: refused, because ignoring them would lose them."""
+
+FindProgram = Callable[[str], str | None]
+
+
+def find_program(name: str) -> str | None:
+    """The absolute path of the executable file `name` stands for, None where there is none."""
+    if "/" in name:
+        return name if os.path.isabs(name) and os.path.isfile(name) and os.access(name, os.X_OK) else None
+    return shutil.which(name, path=PROGRAM_PATH)
+
+
+def check(spec: AgentSpec, *, find: FindProgram = find_program) -> AgentSpec:
+    """`spec` with its program's full path. Raises BadRequest that names the field and what is wrong with it.
+
+    >>> check(AgentSpec(name="Bob", command=["/bin/true"]))
+    Traceback (most recent call last):
+    hive.errors.BadRequest: name: 'Bob' is no name; a letter a-z, then up to 39 of a-z, 0-9 and -
+    """
+    _check_name("name", spec.name)
+    _check_name("tenant", spec.tenant)
+    if spec.runtime not in RUNTIMES:
+        raise BadRequest(f"runtime: {spec.runtime!r} is not there yet; known is {', '.join(RUNTIMES)}")
+    if spec.port is not None and not 1 <= spec.port <= 65535:
+        raise BadRequest(f"port: {spec.port} is not from 1 to 65535")
+    if spec.idle_s is not None and not 0 <= spec.idle_s <= IDLE_MAX_S:
+        raise BadRequest(f"idle_s: {spec.idle_s:g} is not from 0 to {IDLE_MAX_S:.0f} seconds; 0 is never")
+    if spec.model is not None and not _MODEL.fullmatch(spec.model):
+        raise BadRequest("model: expected 1 to 255 printable characters without spaces")
+    _check_env(spec.env)
+    return msgspec.structs.replace(spec, command=_check_command(spec.command, find))
+
+
+def from_toml(text: str) -> AgentSpec:
+    """The spec a TOML document describes, its values not yet checked beyond their types.
+
+    The camelCase keys of the original specification are accepted. Raises BadRequest with the line where it knows it.
+    """
+    if len(text) > TOML_MAX_BYTES:
+        raise BadRequest(f"larger than {TOML_MAX_BYTES} bytes")
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise BadRequest(f"no TOML: {error}") from None
+    except RecursionError:
+        raise BadRequest("no TOML: nested too deeply") from None
+    fields: dict[str, Any] = {}
+    for key, value in document.items():
+        name = _SEED_NAMES.get(key, key)
+        where = _where(text, key)
+        if key in _LATER:
+            raise BadRequest(f"{where}{key}: not supported yet", hint="remove it for now")
+        if name not in AgentSpec.__struct_fields__:
+            raise BadRequest(f"{where}{key}: no such key{_nearest(key)}")
+        if name in fields:
+            raise BadRequest(f"{where}{key}: says the same as another key ({name})")
+        fields[name] = _unwrapped(name, value)
+    try:
+        return msgspec.convert(fields, AgentSpec)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$")
+        key = re.split(r"[.\[`]", path.lstrip("."))[0]
+        raise BadRequest(f"{_where(text, key)}{key + ': ' if key else ''}{reason}") from None
+
+
+def to_toml(spec: AgentSpec) -> str:
+    """TOML that `from_toml` reads back as an equal spec; what has its default is left out."""
+    import tomli_w  # only `export` pays for it
+
+    given = msgspec.to_builtins(spec)
+    defaults = msgspec.to_builtins(AgentSpec(name="", command=[]))
+    kept = {key: value for key, value in given.items() if key in ("name", "command") or value != defaults[key]}
+    return tomli_w.dumps(kept)
+
+
+def changed_fields(old: AgentSpec, new: AgentSpec) -> list[str]:
+    """Names of the fields that differ, in the order of the spec.
+
+    >>> changed_fields(AgentSpec(name="a", command=["x"]), AgentSpec(name="a", command=["x"], port=80))
+    ['port']
+    """
+    return [name for name in AgentSpec.__struct_fields__ if getattr(old, name) != getattr(new, name)]
+
+
+def _check_name(field: str, name: str) -> None:
+    if not is_name(name):
+        raise BadRequest(f"{field}: {name[:60]!r} is no name; a letter a-z, then up to 39 of a-z, 0-9 and -")
+
+
+def _check_command(command: list[str], find: FindProgram) -> list[str]:
+    if not command or not command[0]:
+        raise BadRequest("command: empty", hint="say what to run: command = ['/usr/bin/python3', '/srv/agent.py']")
+    _check_text("command", command)
+    if sum(len(_encoded("command", part)) + 1 for part in command) > COMMAND_MAX_BYTES:
+        raise BadRequest(f"command: longer than {COMMAND_MAX_BYTES} bytes")
+    if "/" in command[0] and not os.path.isabs(command[0]):
+        raise BadRequest(
+            f"command: {command[0]!r} is relative; agents run in a directory of their own",
+            hint="give the program's full path",
+        )
+    program = find(command[0])
+    if program is None:
+        raise BadRequest(f"command: no such program: {command[0]!r}", hint=f"looked for in {PROGRAM_PATH}")
+    return [program, *command[1:]]
+
+
+def _check_env(env: dict[str, str]) -> None:
+    for name, value in env.items():
+        if not _ENV_NAME.fullmatch(name):
+            raise BadRequest(f"env: {name[:60]!r} is no environment name")
+        if name in _RESERVED or name.startswith(_RESERVED_PREFIXES):
+            raise BadRequest(f"env: {name} is set by Hive")
+        _check_text(f"env: {name}", [value])
+    if sum(len(name) + len(_encoded(f"env: {name}", value)) + 2 for name, value in env.items()) > ENV_MAX_BYTES:
+        raise BadRequest(f"env: larger than {ENV_MAX_BYTES} bytes")
+
+
+def _check_text(field: str, texts: Iterable[str]) -> None:
+    if any("\0" in text for text in texts):
+        raise BadRequest(f"{field}: contains a NUL")
+
+
+def _encoded(field: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise BadRequest(f"{field}: not UTF-8") from None
+
+
+def _unwrapped(name: str, value: object) -> object:
+    """The original specification writes `model = { name = "…" }`."""
+    if name == "model" and isinstance(value, dict) and set(value) == {"name"}:
+        return value["name"]
+    return value
+
+
+def _where(text: str, key: str) -> str:
+    """`line 3: ` of the first line that sets `key` or opens its table; tomllib does not say where a value stood."""
+    found = re.search(rf"^\s*(?:\[\s*)?[\"']?{re.escape(key)}[\"']?\s*(?:[=.\]])", text, re.MULTILINE) if key else None
+    if found is None:
+        return ""
+    start = found.start() + len(found[0]) - len(found[0].lstrip())
+    return f"line {text.count(chr(10), 0, start) + 1}: "
+
+
+def _nearest(key: str) -> str:
+    known = [*AgentSpec.__struct_fields__, *_SEED_NAMES]
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean `{near[0]}`?" if near else f"; known are {', '.join(AgentSpec.__struct_fields__)}"

@@ -1,0 +1,259 @@
+"""Agents as they are: listed, shown, started, paused, removed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from hive.cli.call import AgentName, Answer, Call
+from hive.cli.text import ago, fields, harmless, milliseconds, number, size, span, table
+from hive.control.client import path_of
+
+ACT_S = 60.0
+"""How long an answer to start, stop … may take: `stop_grace_s` is in it."""
+PAUSE_S = 600.0
+"""How long the daemon's own `pause_timeout_s` may be before this side gives up."""
+
+
+def list_agents(
+    call: Call,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Names only, one a line.")] = False,
+) -> None:
+    """Lists the agents: what they do, what they cost, why they are awake.
+
+    Aliases: ls, and `hive ps`.
+
+    Examples:
+      hive agent list
+      hive ps -q | xargs -n1 hive agent stop
+      hive agent list --json | jq '.agents[] | select(.status == "paused") | .name'
+    """
+    answer = call.client.get("/api/agents")
+    call.show("agent.list", answer, lambda: _listed(answer["agents"], quiet=quiet))
+
+
+def show(
+    call: Call,
+    name: AgentName,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Also how to reach it: addresses with secrets.")] = False,
+) -> None:
+    """Shows one agent on one screen.
+
+    Examples:
+      hive agent show alice
+      hive agent show alice --tokens
+      hive agent show alice --json | jq .status
+    """
+    with call.about(name):
+        view = call.client.get(path_of(name))
+        if tokens:
+            view["access"] = call.client.get(path_of(name, "tokens"))
+    call.show("agent.show", view, lambda: _shown(view))
+
+
+def start(call: Call, name: AgentName) -> None:
+    """Starts a stopped agent.
+
+    Examples:
+      hive agent start alice
+    """
+    _act(call, name, "start")
+
+
+def stop(call: Call, name: AgentName) -> None:
+    """Stops an agent: SIGTERM, then SIGKILL after the grace time. A sleeping one is woken for it.
+
+    Examples:
+      hive agent stop alice
+    """
+    _act(call, name, "stop")
+
+
+def restart(call: Call, name: AgentName) -> None:
+    """Stops an agent and starts it again, with its newest description.
+
+    Examples:
+      hive agent restart alice
+    """
+    _act(call, name, "restart")
+
+
+def resume(call: Call, name: AgentName) -> None:
+    """Wakes a sleeping agent.
+
+    Examples:
+      hive agent resume alice
+    """
+    _act(call, name, "resume")
+
+
+def pause(
+    call: Call,
+    name: AgentName,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="S", min=0, help="Seconds to wait for a busy agent; then exit code 7.")
+    ] = None,
+    now: Annotated[bool, typer.Option("--now", help="Do not wait: exit code 1 if the agent is busy.")] = False,
+) -> None:
+    """Puts an agent to sleep as soon as nothing of it is under way. Whatever goes wrong, it stays awake.
+
+    Examples:
+      hive agent pause alice
+      hive agent pause alice --timeout 5
+      hive agent pause alice --now
+    """
+    with call.about(name):
+        order = {"timeout_s": timeout, "now": now}
+        view = call.client.post(
+            path_of(name, "pause"), order, timeout_s=(PAUSE_S if timeout is None else timeout) + ACT_S
+        )
+    call.show("agent.pause", view, lambda: f"{view['name']} is {view['status']}")
+
+
+def logs(
+    call: Call,
+    name: AgentName,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the agent writes.")] = False,
+    tail: Annotated[int, typer.Option("--tail", "-n", metavar="N", min=0, help="Lines from the end.")] = 100,
+) -> None:
+    """Prints what an agent wrote to its output.
+
+    Examples:
+      hive agent logs alice
+      hive agent logs alice -f -n 10
+    """
+    colours = not os.environ.get("NO_COLOR")
+    with call.about(name):
+        for raw in call.client.lines(path_of(name, "logs"), tail=tail, follow=int(follow)):
+            line = raw.decode(errors="replace").rstrip("\r\n")
+            text = harmless(line, colours=colours) if sys.stdout.isatty() else line
+            call.line("agent.log", {"line": line}, lambda text=text: text)  # type: ignore[misc]
+
+
+def usage(
+    call: Call,
+    name: AgentName,
+    period: Annotated[str, typer.Option(metavar="1h|6h|24h|7d|30d", help="How far back.")] = "24h",
+    limit: Annotated[int, typer.Option(metavar="N", min=0, help="Requests to list one by one.")] = 10,
+) -> None:
+    """Shows what one agent used, by model and request by request.
+
+    Examples:
+      hive agent usage alice
+      hive agent usage alice --period 7d --limit 0
+    """
+    with call.about(name):
+        answer = call.client.get(path_of(name, "usage"), period=period, limit=limit)
+    call.show("agent.usage", answer, lambda: _used(answer))
+
+
+def remove(
+    call: Call,
+    name: AgentName,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Removes an agent: it is stopped, its files and its keys go; what it used stays in the books. Alias: rm.
+
+    Examples:
+      hive agent remove alice
+      hive agent rm alice --yes
+    """
+    with call.about(name):
+        call.client.get(path_of(name))
+        call.confirm(f"Remove {name} and its files?", yes=yes)
+        answer = call.client.delete(path_of(name), timeout_s=ACT_S)
+    call.show("agent.remove", answer, lambda: f"{answer['name']} is removed")
+
+
+def _act(call: Call, name: str, verb: str) -> None:
+    with call.about(name):
+        view = call.client.post(path_of(name, verb), timeout_s=ACT_S)
+    call.show(f"agent.{verb}", view, lambda: f"{view['name']} is {view['status']}")
+
+
+def _listed(agents: list[Answer], *, quiet: bool) -> str:
+    if quiet:
+        return "\n".join(agent["name"] for agent in agents)
+    now = time.time()
+    rows = [
+        [
+            agent["name"],
+            _status(agent),
+            span(now - agent["since"]),
+            number(agent["requests"]),
+            f"{number(agent['tokens_in'])} / {number(agent['tokens_out'])}",
+            size(agent["rss_bytes"]),
+            number(agent["wakes"]),
+            milliseconds(agent["last_wake_ms"]),
+            agent["why"],
+        ]
+        for agent in agents
+    ]
+    headers = ["NAME", "STATUS", "SINCE", "REQUESTS", "TOKENS IN / OUT", "RAM", "WAKES", "LAST WAKE", "WHY"]
+    return table(headers, rows)
+
+
+def _status(view: Answer) -> str:
+    depth = view["depth"]
+    return f"{view['status']} ({depth})" if view["status"] == "paused" and depth != "awake" else str(view["status"])
+
+
+def _shown(view: Answer) -> str:
+    now = time.time()
+    state = f"{_status(view)} for {span(now - view['since'])}"
+    access: dict[str, Any] = view.get("access", {})
+    wake = (
+        f"{milliseconds(view['last_wake_ms'])} ({view['last_wake_cause']})" if view["last_wake_ms"] is not None else ""
+    )
+    pairs = [
+        ("Status", state + (f": {view['reason']}" if view["reason"] else "")),
+        ("Why", view["why"]),
+        ("Command", " ".join(view["command"])),
+        ("Processes", f"{view['processes']}, first is pid {view['pid']}" if view["pid"] else ""),
+        ("User", "" if view["uid"] is None else f"uid {view['uid']}"),
+        ("RAM", size(view["rss_bytes"]) if view["rss_bytes"] is not None else ""),
+        ("CPU", span(view["cpu_us"] / 1e6) if view["cpu_us"] is not None else ""),
+        ("Port", f"{view['port']} (ingress)" if view["port"] else ""),
+        ("Model", view["model"] or ""),
+        ("Tier", f"{view['tier']}, tenant {view['tenant']}, restart {view['restart']}"),
+        ("Under way", f"{view['in_flight']} in flight, {view['parked']} parked, {view['ingress_open']} ingress"),
+        ("Used", f"{number(view['requests'])} requests, {number(view['tokens_in'])} tokens in, "
+         f"{number(view['tokens_out'])} out"),
+        ("Active", ago(view["last_active_at"], now)),
+        ("Sleep", f"{number(view['pauses'])} pauses, {number(view['wakes'])} wakes"),
+        ("Last wake", wake),
+        ("OpenAI", access.get("openai_base_url", "")),
+        ("API key", access.get("model", "")),
+        ("Ollama", access.get("ollama_host", "")),
+        ("Ingress", access.get("ingress_url", "")),
+        ("Socket", access.get("socket", "")),
+    ]  # fmt: skip
+    return f"{view['name']} ({view['id']})\n" + fields(pairs)
+
+
+def _used(answer: Answer) -> str:
+    totals = answer["totals"]
+    said = [f"{number(totals['tokensIn'])} tokens in, {number(totals['tokensOut'])} out in {answer['period']}"]
+    if answer["byModel"]:
+        rows = [
+            [m["model"], number(m["count"]), number(m["totalIn"]), number(m["totalOut"])] for m in answer["byModel"]
+        ]
+        said.append(table(["MODEL", "REQUESTS", "IN", "OUT"], rows))
+    if answer["recent"]:
+        now = time.time()
+        recent = [
+            [
+                ago(r["createdAt"], now),
+                r["model"],
+                number(r["tokensIn"]),
+                number(r["tokensOut"]),
+                milliseconds(r["durationMs"]),
+            ]
+            for r in answer["recent"]
+        ]
+        said.append(table(["WHEN", "MODEL", "IN", "OUT", "TOOK"], recent))
+    return "\n\n".join(said)

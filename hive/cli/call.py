@@ -1,0 +1,156 @@
+"""One call of the command line: which Hive it means, and how its result and its errors are said."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hive.cli.text import harmless
+from hive.errors import HiveError, NotFound, UsageError
+
+if TYPE_CHECKING:
+    from hive.control.client import Client
+
+SCHEMA_VERSION = 1
+Answer = dict[str, Any]
+
+
+class Call(typer.Context):
+    """What every command gets: `client` talks to the Hive that is meant, `show` says the result.
+
+    stdout is the result, stderr the talk. With `--json` the result is one object with `schema` and `version`.
+    """
+
+    as_json: bool = False
+    socket: Path | None = None
+    state_dir: Path | None = None
+
+    @property
+    def client(self) -> Client:
+        """Raises DependencyDown where no Hive answers, naming the sockets that were tried."""
+        return client_of(self.socket, self.state_dir)
+
+    def show(self, schema: str, answer: Answer, text: Callable[[], str]) -> None:
+        """Prints `answer` as JSON, or what `text` makes of it."""
+        if self.as_json:
+            out(json.dumps({"schema": schema, "version": SCHEMA_VERSION, **answer}))
+        else:
+            out(text())
+
+    def line(self, schema: str, answer: Answer, text: Callable[[], str]) -> None:
+        """`show` for one of many: each is out at once, JSON one object a line."""
+        self.show(schema, answer, text)
+        flush()
+
+    def say(self, text: str) -> None:
+        """Talk, on stderr: not part of the result, silent with `--json`."""
+        if not self.as_json:
+            err(harmless(text))
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Asks before something is lost; without a person to ask it wants `--yes`. Raises UsageError, Abort."""
+        if yes:
+            return
+        if not sys.stdin.isatty() or self.as_json:
+            raise UsageError(f"{question} Nobody can be asked here", hint="say --yes")
+        typer.confirm(question, abort=True, err=True)
+
+    @contextmanager
+    def about(self, ref: str) -> Iterator[None]:
+        """Around a request about one agent: an unknown name comes back with the nearest known one as its hint."""
+        try:
+            yield
+        except NotFound as error:
+            error.hint = error.hint or self._nearest(ref) or "`hive agent list` shows them all"
+            raise
+
+    def _nearest(self, ref: str) -> str:
+        from difflib import get_close_matches
+
+        names = [agent["name"] for agent in self.client.get("/api/agents")["agents"]]
+        near = get_close_matches(ref, names, n=1)
+        return f"did you mean `{near[0]}`?" if near else ""
+
+
+def out(text: str, *, end: str = "\n") -> None:
+    """The result, or a piece of it. Raises HiveError where it cannot be written, BrokenPipeError where nobody reads."""
+    with _written():
+        sys.stdout.write(text + end)
+
+
+def flush() -> None:
+    """Everything said so far is out, or it raises as `out` does."""
+    with _written():
+        sys.stdout.flush()
+
+
+@contextmanager
+def _written() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter's last flush would fail again
+        raise HiveError(f"cannot write the result: {error.strerror}") from None
+
+
+def err(text: str) -> None:
+    """Talk."""
+    sys.stderr.write(text + "\n")
+
+
+def client_of(socket: Path | None, state_dir: Path | None) -> Client:
+    from hive.control.client import find
+    from hive.places import api_sockets
+
+    return find(api_sockets(socket=socket, state_dir=state_dir, uid=os.geteuid(), env=os.environ))
+
+
+def agent_names(incomplete: str) -> list[str]:
+    """Completion of an agent's name: what the daemon says within 200 ms, else nothing."""
+    from threading import Thread
+
+    found: list[str] = []
+
+    def ask() -> None:
+        try:
+            found.extend(agent["name"] for agent in client_of(None, None).get("/api/agents", timeout_s=0.2)["agents"])
+        except HiveError:
+            return
+
+    asking = Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(0.2)
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def report(error: HiveError, *, as_json: bool) -> int:
+    """Says on stderr what went wrong and returns the exit code."""
+    if as_json:
+        body = {"code": error.code, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        err(json.dumps({"schema": "error", "version": SCHEMA_VERSION, **body}))
+    else:
+        err(f"hive: {harmless(error.message)}")
+        if error.hint:
+            err(f"hint: {harmless(error.hint)}")
+    return error.exit_code
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether `--json` is among the options (what follows `--` is not Hive's)."""
+    ended = list(arguments).index("--") if "--" in arguments else len(arguments)
+    return "--json" in arguments[:ended]
+
+
+AgentName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The agent's name or id.", autocompletion=agent_names, show_default=False)
+]
+"""The one argument of most commands."""

@@ -1,0 +1,183 @@
+"""A tree of commands of which only the one that is called gets loaded.
+
+A plain Typer application imports and inspects every command before it does anything. Here a table names module,
+function and first sentence of each, so that `hive --help` loads none and `hive agent list` one
+(benchmarks/cli.py measures it).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from typer._coercion import build_runtime_param
+from typer.core import TyperCommand, TyperGroup
+
+from hive.cli.call import Call
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context, HelpFormatter, Parameter
+    from typer._click.shell_completion import CompletionItem
+
+
+class Entry(NamedTuple):
+    """A command: `module:function` in hive.cli, the first sentence of its help, and which common options it has.
+
+    `options`: `client` (--json, --socket, --state-dir), `json`, or nothing.
+    """
+
+    target: str
+    sentence: str
+    options: str = "client"
+    hidden: bool = False
+
+
+class Group(NamedTuple):
+    """Commands under one word."""
+
+    sentence: str
+    help: str
+    entries: Mapping[str, Entry | Group]
+    hidden: bool = False
+
+
+class HiveCommand(TyperCommand):
+    """A command whose context is a `Call`; it takes the common options before the function sees its own."""
+
+    context_class = Call
+    common: tuple[str, ...] = ()
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        return _lightly(super().get_params(ctx))
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        rest = super().parse_args(ctx, args)
+        for name in self.common:
+            setattr(ctx, name, ctx.params.pop(name, None))
+        return rest
+
+
+class LazyGroup(TyperGroup):
+    """A group made from a table."""
+
+    def __init__(self, group: Group, **attributes: Any) -> None:
+        text, epilog = split_examples(group.help)
+        super().__init__(help=text, epilog=epilog, no_args_is_help=True, rich_markup_mode=None, **attributes)
+        self._group = group
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        return _lightly(super().get_params(ctx))
+
+    def list_commands(self, ctx: Context) -> list[str]:  # noqa: ARG002
+        return list(self._group.entries)
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:  # noqa: ARG002
+        if cmd_name not in self.commands:
+            found = self._group.entries.get(cmd_name)
+            if found is None:
+                return None
+            self.commands[cmd_name] = (
+                LazyGroup(found, name=cmd_name) if isinstance(found, Group) else load(cmd_name, found)
+            )
+        return self.commands[cmd_name]
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[0] not in self._group.entries and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            visible = [name for name, entry in self._group.entries.items() if not entry.hidden]
+            near = get_close_matches(args[0], visible, n=1)
+            ctx.fail(f"no such command: {args[0]}" + (f"; did you mean `{near[0]}`?" if near else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:  # noqa: ARG002
+        rows = [(name, entry.sentence) for name, entry in self._group.entries.items() if not entry.hidden]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: Context, incomplete: str) -> list[CompletionItem]:
+        from typer._click.shell_completion import CompletionItem
+
+        visible = [name for name, entry in self._group.entries.items() if not entry.hidden]
+        own = [CompletionItem(name) for name in visible if name.startswith(incomplete)]
+        return own + super(TyperGroup, self).shell_complete(ctx, incomplete)
+
+
+def load(name: str, entry: Entry) -> HiveCommand:
+    """The command of one row: its function is imported now, its docstring is its help and its examples."""
+    module, _, attribute = entry.target.partition(":")
+    function = getattr(import_module(f"hive.cli.{module}"), attribute)
+    text, epilog = split_examples(inspect.getdoc(function) or "")
+    command = _built(name, function, help=text, epilog=epilog, hidden=entry.hidden)
+    common = {"client": _client_options, "json": _json_option}.get(entry.options)
+    if common is not None:
+        params = options(common)
+        command.params.extend(params)
+        command.common = tuple(param.name for param in params if param.name)
+    return command
+
+
+def options(function: Any) -> list[Parameter]:
+    """The options a function's signature declares."""
+    return _built("options", function).params
+
+
+def split_examples(text: str) -> tuple[str, str | None]:
+    r"""Help and epilog of a docstring: `\b` keeps the examples' lines as they are.
+
+    >>> split_examples("Lists.\n\nExamples:\n  hive agent list")
+    ('Lists.', '\x08\nExamples:\n  hive agent list')
+    """
+    before, found, after = text.partition("\nExamples:\n")
+    return (before.strip(), f"\b\nExamples:\n{after.rstrip()}") if found else (text, None)
+
+
+class _Lightly:
+    """Stands before Typer's coercion of one parameter: what needs none gets none.
+
+    Typer 0.29 loads pydantic to turn a str into a str and None into None: 45 of the 120 ms of `hive agent list`.
+    What comes from the command line is text, so a value of another type is a default and right already.
+    """
+
+    def coerce(self, value: Any, param: Any, ctx: Context) -> Any:
+        if value is None and not param.multiple and param.nargs != -1:
+            return None
+        if type(value) is param.type_descriptor.annotation:
+            return value
+        return build_runtime_param(param.type_descriptor).coerce(value, param=param, ctx=ctx)
+
+
+def _lightly(params: list[Any]) -> list[Any]:
+    for param in params:
+        param._runtime_param = param._runtime_param or _Lightly()
+    return params
+
+
+def _built(name: str, function: Any, **attributes: Any) -> HiveCommand:
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, cls=HiveCommand, **attributes)(function)
+    command = typer.main.get_command(app)
+    assert isinstance(command, HiveCommand)
+    return command
+
+
+def _json_option(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """The option of commands that only print."""
+
+
+def _client_options(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+    socket: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Socket of the Hive that is meant (or HIVE_SOCKET).")
+    ] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The Hive that was started with this --state-dir.")
+    ] = None,
+) -> None:
+    """The options of every command that talks to a Hive."""

@@ -1,0 +1,173 @@
+"""The `hive` command: what there is, and how every call of it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from hive import __version__
+from hive.cli.call import err, flush, out, report, wants_json
+from hive.cli.lazy import Entry, Group, LazyGroup, options
+from hive.errors import HiveError, UsageError
+
+AGENT = Group(
+    "Agents: create, look at, pause, remove.",
+    """Agents: create, look at, pause, remove.
+
+Examples:
+  hive agent create alice -- /usr/bin/python3 /srv/alice.py
+  hive agent list
+  hive agent pause alice
+""",
+    {
+        "list": Entry("agent:list_agents", "Lists the agents: what they do, what they cost, why they are awake."),
+        "show": Entry("agent:show", "Shows one agent on one screen."),
+        "create": Entry("agent_spec:create", "Creates an agent and starts it."),
+        "apply": Entry("agent_spec:apply", "Makes an agent what a file describes."),
+        "export": Entry("agent_spec:export", "Prints an agent's description as TOML."),
+        "start": Entry("agent:start", "Starts a stopped agent."),
+        "stop": Entry("agent:stop", "Stops an agent."),
+        "restart": Entry("agent:restart", "Stops an agent and starts it again."),
+        "pause": Entry("agent:pause", "Puts an agent to sleep."),
+        "resume": Entry("agent:resume", "Wakes a sleeping agent."),
+        "logs": Entry("agent:logs", "Prints what an agent wrote to its output."),
+        "usage": Entry("agent:usage", "Shows what one agent used."),
+        "remove": Entry("agent:remove", "Removes an agent."),
+        "ls": Entry("agent:list_agents", "Lists the agents.", hidden=True),
+        "ps": Entry("agent:list_agents", "Lists the agents.", hidden=True),
+        "rm": Entry("agent:remove", "Removes an agent.", hidden=True),
+    },
+)
+BACKEND = Group(
+    "The inference server behind Hive.",
+    """The inference server behind Hive.
+
+Examples:
+  hive backend status
+""",
+    {"status": Entry("status:backend_status", "Shows the inference server Hive stands in front of.")},
+)
+CONFIG = Group(
+    "Settings: show, check.",
+    """Settings: show, check.
+
+Examples:
+  hive config show --origin
+  hive config check ./hive.conf
+""",
+    {
+        "show": Entry("config:show", "Shows every setting as it is in force here.", "json"),
+        "check": Entry("config:check", "Checks a file without starting anything.", "json"),
+        "path": Entry("config:path", "Prints which file is read.", "json"),
+    },
+)
+HIVE = Group(
+    "",
+    """Many sandboxed agents on one box: asleep while idle, awake in milliseconds, one metered way to the model.
+
+Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 not permitted, 5 dependency down, 6 rolled back, 7 timeout,
+130 interrupted.
+
+Examples:
+  hive up --demo
+  hive status
+  hive agent list
+""",
+    {
+        "up": Entry("services:up", "Starts a whole Hive in the foreground.", ""),
+        "status": Entry("status:status", "Shows whether Hive is well, and which Hive that is."),
+        "run": Entry("chat:run", "Asks a model, through Hive."),
+        "agent": AGENT,
+        "ps": Entry("agent:list_agents", "Lists the agents."),
+        "usage": Entry("status:usage", "Shows what every agent used."),
+        "events": Entry("status:events", "Prints what happened to the agents, and why."),
+        "backend": BACKEND,
+        "config": CONFIG,
+        "version": Entry("version:version", "Prints the version of this command.", "json"),
+        "proxy": Entry("services:proxy", "Runs the data plane, a service.", ""),
+        "daemon": Entry("services:daemon", "Runs the control plane, a service.", ""),
+        "sandbox": Entry("services:sandbox", "Runs the helper, a service.", ""),
+        "demo-backend": Entry("services:demo_backend", "Runs an inference server with canned text.", "", hidden=True),
+    },
+)
+"""Every command: a test holds each sentence against the docstring it stands for."""
+SERVICES = ("up", "proxy", "daemon", "sandbox", "demo-backend")
+"""Nobody can repeat what went wrong in these, so a fault of Hive's own says where it was."""
+
+
+def root() -> LazyGroup:
+    """The whole tree, nothing of it loaded yet."""
+    return LazyGroup(
+        HIVE, name="hive", params=[*options(_root_options), *typer.main.get_install_completion_arguments()]
+    )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        out(f"hive {__version__}")
+        raise typer.Exit
+
+
+def _root_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What may stand before the command."""
+
+
+def run() -> None:
+    """The `hive` program."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Does what `arguments` say and returns the exit code. No expected failure ends in a traceback.
+
+    HIVE_DEBUG=1 in the environment shows one for every failure.
+    """
+    as_json = wants_json(arguments)
+    try:
+        code = root().main(args=arguments, prog_name="hive", standalone_mode=False)
+        flush()
+        return code if isinstance(code, int) else 0
+    except typer.TyperException as error:
+        return _misused(error, as_json=as_json)
+    except HiveError as error:
+        if os.environ.get("HIVE_DEBUG"):
+            traceback.print_exc()
+        return report(error, as_json=as_json)
+    except typer.Abort:
+        return report(HiveError("nothing was done"), as_json=as_json)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _forget_stdout()
+        return 1
+    except Exception as error:
+        if os.environ.get("HIVE_DEBUG") or (arguments and arguments[0] in SERVICES):
+            traceback.print_exc()
+        fault = HiveError(
+            f"a fault in Hive itself: {type(error).__name__}: {error}", hint="HIVE_DEBUG=1 shows where it happened"
+        )
+        return report(fault, as_json=as_json)
+
+
+def _misused(error: typer.TyperException, *, as_json: bool) -> int:
+    """The command line itself is wrong: Typer's message in Hive's form."""
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        err(error.format_message())
+        return error.exit_code
+    path = context.command_path if context is not None else "hive"
+    return report(UsageError(error.format_message(), hint=f"{path} --help"), as_json=as_json)
+
+
+def _forget_stdout() -> None:
+    """Whoever read our output is gone: nothing more is written, and the interpreter does not complain at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,165 @@
+"""What starts something: `hive up` and the processes it is made of. Each composition root is imported when it runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hive.domain import BackendKind, Isolation
+from hive.errors import UsageError
+from hive.settings import Paths
+from hive.settings_file import Loaded, load
+
+StateDir = Annotated[Path, typer.Option(metavar="DIR", help="What survives a restart.")]
+RuntimeDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the sockets are.")]
+Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Instead of /etc/hive/hive.conf.")]
+WatchFd = Annotated[int | None, typer.Option(metavar="FD", help="Ends when this pipe does: its parent is gone.")]
+
+
+def up(
+    demo: Annotated[bool, typer.Option("--demo", help="With three sample agents and a live table.")] = False,
+    backend: Annotated[
+        str | None, typer.Option(metavar="URL|ollama|vllm|llama|demo", help="Instead of the one found on this machine.")
+    ] = None,
+    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="What survives a restart.")] = None,
+    config: Config = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=65535, help="Where agents reach the model.")
+    ] = None,
+    ingress_port: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=65535, help="Where callers reach agents.")
+    ] = None,
+    exit_after: Annotated[float | None, typer.Option(metavar="S", help="End after this many seconds.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
+) -> int:
+    """Starts a whole Hive in the foreground and ends it with Ctrl-C.
+
+    A real Ollama, vLLM or llama-server on this machine is found and used; else a demo backend with canned text is
+    started, and labelled as such.
+
+    Examples:
+      hive up
+      hive up --demo
+      hive up --backend http://127.0.0.1:8000
+      hive up --demo --exit-after 60 --json
+    """
+    from hive.appliance.up import UpOptions, main
+
+    return main(
+        UpOptions(
+            demo=demo,
+            backend=backend,
+            state_dir=state_dir,
+            config=config,
+            exit_after_s=exit_after,
+            json=as_json,
+            port=port,
+            ingress_port=ingress_port,
+        )
+    )
+
+
+def proxy(
+    state_dir: StateDir,
+    runtime_dir: RuntimeDir,
+    config: Config = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=65535, help="Where agents reach the model.")
+    ] = None,
+    ingress_port: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=65535, help="Where callers reach agents.")
+    ] = None,
+    move_ports: Annotated[bool, typer.Option("--move-ports", help="A taken port moves up by one.")] = False,
+    watch_fd: WatchFd = None,
+) -> int:
+    """Runs the data plane, a service: between every agent and the model.
+
+    Examples:
+      hive proxy --state-dir /var/lib/hive --runtime-dir /run/hive
+    """
+    loaded = _loaded(config, {"proxy.port": port, "proxy.ingress_port": ingress_port})
+    from hive.proxy.server import main
+
+    return main(
+        Paths(state_dir, runtime_dir),
+        loaded.settings,
+        port=port,
+        ingress_port=ingress_port,
+        move_ports=move_ports,
+        watch_fd=watch_fd,
+    )
+
+
+def daemon(
+    state_dir: StateDir,
+    runtime_dir: RuntimeDir,
+    config: Config = None,
+    backend: Annotated[str | None, typer.Option(metavar="KIND=ADDRESS", help="The inference server.")] = None,
+    isolation: Annotated[Isolation, typer.Option(help="What keeps agents apart.")] = Isolation.NONE,
+    watch_fd: WatchFd = None,
+) -> int:
+    """Runs the control plane, a service: agents' states, sleep and wake, usage, the REST API.
+
+    Examples:
+      hive daemon --state-dir /var/lib/hive --runtime-dir /run/hive --backend ollama=127.0.0.1:11434
+    """
+    settings = _loaded(config).settings
+    chosen = None if backend is None else backend_of(backend)
+    from hive.control.daemon import main
+
+    return main(
+        Paths(state_dir, runtime_dir),
+        settings,
+        backend=chosen,
+        isolation=isolation,
+        watch_fd=watch_fd,
+    )
+
+
+def sandbox(state_dir: StateDir, runtime_dir: RuntimeDir, config: Config = None, watch_fd: WatchFd = None) -> None:
+    """Runs the helper, a service: it starts, stops, freezes and thaws agents and owns their sockets.
+
+    Examples:
+      hive sandbox --state-dir /var/lib/hive --runtime-dir /run/hive
+    """
+    settings = _loaded(config).settings
+    from hive.sandbox.server import main
+
+    main(Paths(state_dir, runtime_dir), settings, watch_fd)
+
+
+def demo_backend(
+    socket: Annotated[Path | None, typer.Option(metavar="PATH", help="Unix socket to listen at.")] = None,
+    port: Annotated[int | None, typer.Option(metavar="N", min=0, max=65535, help="TCP port instead.")] = None,
+    tokens_per_s: Annotated[float | None, typer.Option(metavar="N", help="How fast it talks.")] = None,
+    watch_fd: WatchFd = None,
+) -> int:
+    """Runs an inference server with canned text, for trying Hive out without a model.
+
+    Examples:
+      hive demo-backend --port 11434
+    """
+    from hive.inference.demo import TOKENS_PER_S, main
+
+    return main(socket=socket, port=port, watch_fd=watch_fd, tokens_per_s=tokens_per_s or TOKENS_PER_S)
+
+
+def backend_of(text: str) -> tuple[BackendKind, str]:
+    """`KIND=ADDRESS` taken apart; an address is `host:port` or an absolute socket path. Raises UsageError.
+
+    >>> backend_of("llama=/run/llama.sock")
+    (<BackendKind.LLAMA: 'llama'>, '/run/llama.sock')
+    """
+    kind, _, address = text.partition("=")
+    host, _, port = address.rpartition(":")
+    if kind not in list(BackendKind) or not (address.startswith("/") or (host and port.isdigit())):
+        kinds = ", ".join(BackendKind)
+        raise UsageError(f"--backend {text}: expected KIND=HOST:PORT or KIND=/PATH, KIND one of {kinds}")
+    return BackendKind(kind), address
+
+
+def _loaded(config: Path | None, flags: dict[str, object] | None = None) -> Loaded:
+    return load(config, env=os.environ, flags=flags)

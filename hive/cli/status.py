@@ -1,0 +1,130 @@
+"""The whole Hive: its health, its backend, what was used, what happened."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from hive.cli.call import Answer, Call
+from hive.cli.text import fields, number, size, span, table
+
+
+def status(call: Call) -> None:
+    """Shows whether Hive is well, and which Hive that is.
+
+    The exit code is 0 also where something is degraded: it could be asked.
+
+    Examples:
+      hive status
+      hive status --json | jq -e '.status == "ok"'
+    """
+    client = call.client
+    health = client.get("/api/health")
+    agents = client.get("/api/agents")["agents"]
+    counts = dict(Counter(agent["status"] for agent in agents))
+    answer = {**_renamed(health, "hive_version"), "socket": str(client.path), "agents": counts}
+    call.show("status", answer, lambda: _status(answer))
+
+
+def usage(
+    call: Call,
+    since: Annotated[str, typer.Option(metavar="N(s|m|h|d)", help="How far back.")] = "24h",
+) -> None:
+    """Shows what every agent used. What a backend did not report is counted as unknown, not as 0.
+
+    Examples:
+      hive usage
+      hive usage --since 7d --json
+    """
+    answer = call.client.get("/api/usage", since=since)
+    call.show("usage", answer, lambda: _usage(answer, since))
+
+
+def backend_status(call: Call) -> None:
+    """Shows the inference server Hive stands in front of, and its models.
+
+    Examples:
+      hive backend status
+    """
+    answer = _renamed(call.client.get("/api/system/inference"), "backend_version")
+    call.show("backend.status", answer, lambda: _backend(answer))
+
+
+def events(
+    call: Call,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as things happen.")] = False,
+    tail: Annotated[int, typer.Option("--tail", "-n", metavar="N", min=0, help="Past events.")] = 20,
+) -> None:
+    """Prints what happened to the agents, and why. With --json one object a line.
+
+    Examples:
+      hive events
+      hive events -f --json | jq -r 'select(.kind == "agent.paused") | .name'
+    """
+    for event in call.client.events(tail=tail, follow=follow):
+        call.line("event", event, lambda event=event: _event(event))  # type: ignore[misc]
+
+
+def _renamed(answer: Answer, name: str) -> Answer:
+    """`version` is the schema's in what a command prints, so the daemon's gets another name."""
+    return {(name if key == "version" else key): value for key, value in answer.items()}
+
+
+def _status(answer: Answer) -> str:
+    proxy, backend = answer["proxy"], answer["backend"]
+    agents = ", ".join(f"{count} {status}" for status, count in sorted(answer["agents"].items()))
+    ports = f"agents on 127.0.0.1:{proxy['port']}, callers on 127.0.0.1:{proxy['ingress_port']}"
+    pairs = [
+        ("Status", answer["status"]),
+        ("Socket", answer["socket"]),
+        ("Daemon", f"{answer['hive_version']}, pid {answer['pid']}, up {span(time.time() - answer['started_at'])}"),
+        ("Proxy", ports if proxy["connected"] else "not connected"),
+        ("Helper", f"connected, freezer {answer['freezer']}" if answer["helper"]["connected"] else "not connected"),
+        ("Redis", "up" if answer["redis"]["up"] else "down (requests flow, events wait)"),
+        ("Backend", "none" if backend is None else _backend_line(backend, backend["version"], up=backend["up"])),
+        ("Agents", agents or "none"),
+        ("Isolation", answer["isolation"]),
+        ("Limits", answer["limits"]),
+        ("Metering", "on" if answer["token_tracking"] else "off (token_tracking = false)"),
+        ("State", answer["state_dir"]),
+    ]
+    return fields(pairs)
+
+
+def _backend_line(backend: Answer, version: str, *, up: bool) -> str:
+    label = backend["label"] or backend.get("kind") or backend.get("backend")
+    return f"{label}{' ' if version else ''}{version} at {backend['address']}, {'up' if up else 'down'}"
+
+
+def _usage(answer: Answer, since: str) -> str:
+    if not answer["token_tracking"]:
+        return "nothing is metered: token_tracking = false"
+    columns = ("requests", "tokens_in", "tokens_out", "cached_tokens", "unknown", "cut")
+    rows = [
+        [agent["name"] or agent["agent_id"], *(number(agent[key]) for key in columns)] for agent in answer["agents"]
+    ]
+    rows.append([f"all in {since}", *(number(answer["totals"][key]) for key in columns)])
+    return table(["AGENT", "REQUESTS", "TOKENS IN", "TOKENS OUT", "CACHED", "UNKNOWN", "CUT"], rows)
+
+
+def _backend(answer: Answer) -> str:
+    if answer["backend"] is None:
+        return "no backend"
+    lines = [_backend_line(answer, answer["backend_version"], up=answer["running"])]
+    rows = [[model["name"], size(model.get("size_bytes")), model.get("owned_by") or ""] for model in answer["models"]]
+    if rows:
+        lines += ["", table(["MODEL", "SIZE", "OWNED BY"], rows)]
+    return "\n".join(lines)
+
+
+def _event(event: Answer) -> str:
+    if event["kind"] == "events.dropped":
+        return f"({event['count']} events dropped: this reader is too slow)"
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["at"]))
+    change = f" {event['from']} → {event['to']}" if event.get("from") and event.get("to") else ""
+    outcome = f" [{event['outcome']}]" if event.get("outcome") not in (None, "", "ok") else ""
+    why = f": {event['reason']}" if event.get("reason") else ""
+    return f"{at}  {event['kind']}  {event.get('name') or event.get('agent') or ''}{change}{outcome}{why}".rstrip()

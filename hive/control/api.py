@@ -1,0 +1,401 @@
+"""REST on hive.sock: one row per path, each a few lines around a call of the desk.
+
+Success is the bare result, an error is application/problem+json with the code and the hint of its `HiveError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from hive.agents.spec import check
+from hive.control.auth import actor_of
+from hive.control.desk import Answer, Desk
+from hive.control.tail import follow, last_lines
+from hive.domain import AgentSpec
+from hive.errors import BadRequest, HiveError, MethodNotAllowed, NotFound, TooLarge
+from hive.link.server import bind_private, peer_of
+from hive.link.tasks import spawn
+
+log = logging.getLogger("hive.api")
+
+BODY_MAX_BYTES = 1024 * 1024
+PERIODS_S = {"1h": 3600.0, "6h": 6 * 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "30d": 30 * 86400.0}
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+TAIL_MAX = 100_000
+HEARTBEAT_S = 15.0
+"""A comment this often keeps proxies and clients from taking a silent event stream for a dead one."""
+STOP_S = 2.0
+"""How long open answers may take to end when the server stops."""
+
+Handler = Callable[[Request], Awaitable[Response]]
+Result = TypeVar("Result")
+
+
+class PauseOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST …/pause. `timeout_s` None is the setting."""
+
+    timeout_s: float | None = None
+    now: bool = False
+
+
+class Endpoints:
+    """The handlers. Those that change something run in a task of their own, which a leaving client does not cancel."""
+
+    def __init__(self, desk: Desk, *, pause_timeout_s: float, stopping: asyncio.Event) -> None:
+        self._desk = desk
+        self._pause_timeout_s = pause_timeout_s
+        self._stopping = stopping
+
+    def routes(self) -> list[Route]:
+        rows: list[tuple[str, str, Handler]] = [
+            ("GET", "/api/health", self.health),
+            ("GET", "/api/agents", self.list_agents),
+            ("POST", "/api/agents", self.create),
+            ("GET", "/api/agents/{ref}", self.show),
+            ("PUT", "/api/agents/{ref}", self.apply),
+            ("DELETE", "/api/agents/{ref}", self.remove),
+            ("POST", "/api/agents/{ref}/start", self.start),
+            ("POST", "/api/agents/{ref}/stop", self.stop),
+            ("POST", "/api/agents/{ref}/restart", self.restart),
+            ("POST", "/api/agents/{ref}/resume", self.resume),
+            ("POST", "/api/agents/{ref}/pause", self.pause),
+            ("GET", "/api/agents/{ref}/logs", self.logs),
+            ("GET", "/api/agents/{ref}/tokens", self.tokens),
+            ("GET", "/api/agents/{ref}/usage", self.agent_usage),
+            ("GET", "/api/usage", self.usage),
+            ("GET", "/api/system/inference", self.inference),
+            ("GET", "/api/system/access", self.access),
+            ("GET", "/api/stats", self.stats),
+            ("GET", "/api/events", self.events),
+        ]
+        handlers: dict[str, dict[str, Handler]] = {}
+        for method, path, handler in rows:
+            handlers.setdefault(path, {})[method] = handler
+        return [
+            Route(path, _answering(by_method), methods=["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+            for path, by_method in handlers.items()
+        ]
+
+    async def health(self, _: Request) -> Response:
+        return _json(self._desk.health())
+
+    async def list_agents(self, _: Request) -> Response:
+        return _json({"agents": await self._desk.views()})
+
+    async def show(self, request: Request) -> Response:
+        return _json(await self._desk.view(_ref(request)))
+
+    async def create(self, request: Request) -> Response:
+        spec = check(await _body(request, AgentSpec))
+        return _json(await _carried_through(self._desk.create(spec, _actor(request))), status=201)
+
+    async def apply(self, request: Request) -> Response:
+        spec = check(await _body(request, AgentSpec))
+        if spec.name != _ref(request):
+            raise BadRequest(f"name: the path says {_ref(request)!r}, the body {spec.name!r}")
+        return _json(await _carried_through(self._desk.apply(spec, _actor(request))))
+
+    async def remove(self, request: Request) -> Response:
+        return _json(await _carried_through(self._desk.remove(_ref(request), _actor(request))))
+
+    async def start(self, request: Request) -> Response:
+        return _json(await _carried_through(self._desk.start(_ref(request), _actor(request))))
+
+    async def stop(self, request: Request) -> Response:
+        return _json(await _carried_through(self._desk.stop(_ref(request), _actor(request))))
+
+    async def restart(self, request: Request) -> Response:
+        return _json(await _carried_through(self._desk.restart(_ref(request), _actor(request))))
+
+    async def resume(self, request: Request) -> Response:
+        return _json(await _carried_through(self._desk.resume(_ref(request), _actor(request))))
+
+    async def pause(self, request: Request) -> Response:
+        order = await _body(request, PauseOrder, empty=PauseOrder())
+        timeout_s = self._pause_timeout_s if order.timeout_s is None else order.timeout_s
+        if not 0 <= timeout_s <= 86400:
+            raise BadRequest(f"timeout_s: {timeout_s:g} is not from 0 to 86400 seconds")
+        pausing = self._desk.pause(_ref(request), timeout_s=timeout_s, now=order.now, actor=_actor(request))
+        return _json(await _carried_through(pausing))
+
+    async def logs(self, request: Request) -> Response:
+        path = self._desk.log_path(_ref(request))
+        tail = _number(request, "tail", default=100, most=TAIL_MAX)
+        if not _flag(request, "follow"):
+            text, _ = await asyncio.to_thread(last_lines, path, tail)
+            return Response(text, media_type="text/plain; charset=utf-8")
+        return StreamingResponse(follow(path, tail, self._stopping), media_type="text/plain; charset=utf-8")
+
+    async def tokens(self, request: Request) -> Response:
+        return _json(self._desk.tokens(_ref(request)))
+
+    async def agent_usage(self, request: Request) -> Response:
+        period = request.query_params.get("period", "24h")
+        if period not in PERIODS_S:
+            raise BadRequest(f"period: expected one of {', '.join(PERIODS_S)}, found {period[:20]!r}")
+        limit = _number(request, "limit", default=100, most=10_000)
+        return _json(await self._desk.agent_usage(_ref(request), PERIODS_S[period], period, limit))
+
+    async def usage(self, request: Request) -> Response:
+        return _json(await self._desk.usage(seconds_of(request.query_params.get("since", "24h"))))
+
+    async def inference(self, _: Request) -> Response:
+        return _json(self._desk.inference())
+
+    async def access(self, _: Request) -> Response:
+        return _json(self._desk.access())
+
+    async def stats(self, _: Request) -> Response:
+        return _json(self._desk.stats())
+
+    async def events(self, request: Request) -> Response:
+        tail = _number(request, "tail", default=20, most=TAIL_MAX)
+        return StreamingResponse(
+            self._event_stream(tail, live=_flag(request, "follow")),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store"},
+        )
+
+    async def _event_stream(self, tail: int, *, live: bool) -> AsyncIterator[bytes]:
+        """Past events, then live ones: listening begins before the past is read, so that none falls between."""
+        with self._desk.subscribe() as feed:
+            past = await self._desk.past_events(tail)
+            for event in past:
+                yield _sse(event)
+            while live:
+                arrival = await _unless(self._stopping, _next(feed), timeout_s=HEARTBEAT_S)
+                if arrival is None and self._stopping.is_set():
+                    return
+                if arrival is None:
+                    yield b": still here\n\n"
+                elif arrival not in past:
+                    yield _sse(arrival)
+
+
+def build(desk: Desk, *, pause_timeout_s: float = 30.0, stopping: asyncio.Event | None = None) -> Starlette:
+    """The application. Setting `stopping` ends the streams that follow something."""
+    endpoints = Endpoints(desk, pause_timeout_s=pause_timeout_s, stopping=stopping or asyncio.Event())
+    return Starlette(routes=endpoints.routes(), exception_handlers={HTTPException: _not_routed})
+
+
+class Server:
+    """The API, listening. `close` ends it: streams end, answers under way get `STOP_S`."""
+
+    def __init__(self, desk: Desk, path: Path, *, pause_timeout_s: float) -> None:
+        self._stopping = asyncio.Event()
+        self._path = path
+        sock = bind_private(path)
+        self._inode = os.stat(path).st_ino
+        app = build(desk, pause_timeout_s=pause_timeout_s, stopping=self._stopping)
+        self._uvicorn = _Uvicorn(
+            uvicorn.Config(
+                app,
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=logging.ERROR,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                timeout_graceful_shutdown=int(STOP_S),
+            )
+        )
+        self._serving = spawn(self._uvicorn.serve(sockets=[sock]), name="api")
+
+    async def ready(self) -> None:
+        """Returns when connections are accepted."""
+        await self._uvicorn.listening.wait()
+
+    async def close(self) -> None:
+        """Stops listening, removes the socket file if it is still ours, ends every answer."""
+        with contextlib.suppress(OSError):
+            if os.stat(self._path).st_ino == self._inode:
+                self._path.unlink()
+        self._stopping.set()
+        self._uvicorn.should_exit = True
+        await self._serving
+
+
+async def serve(desk: Desk, path: Path, *, pause_timeout_s: float = 30.0) -> Server:
+    """Serves the API on a unix socket at `path`, mode 0600, in the running loop; returns when it accepts.
+
+    Only root and this process's own user are answered; everyone else gets 403. Raises OSError where it cannot bind.
+    """
+    server = Server(desk, path, pause_timeout_s=pause_timeout_s)
+    await server.ready()
+    return server
+
+
+class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the daemon."""
+        yield
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's scope shows no peer on unix sockets (seen with 0.54), so each connection notes its own."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        _, uid, _ = peer_of(transport.get_extra_info("socket"))
+        self.app_state = {**self.app_state, "peer_uid": uid}
+        super().connection_made(transport)
+
+
+def _answering(by_method: dict[str, Handler]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            _actor(request)
+            handler = by_method.get(request.method)
+            if handler is None:
+                raise MethodNotAllowed(allow=", ".join(sorted(by_method)))
+            return await handler(request)
+        except HiveError as error:
+            return problem(error)
+        except Exception:
+            log.exception("api_failed method=%s path=%s", request.method, request.url.path)
+            return problem(HiveError("Hive failed; its log says where"))
+
+    return answer
+
+
+async def _not_routed(request: Request, _: Exception) -> Response:
+    return problem(NotFound(f"there is no {request.url.path}"))
+
+
+def problem(error: HiveError) -> Response:
+    """The answer that carries this error (RFC 9457)."""
+    body = {
+        "type": "about:blank",
+        "title": HTTPStatus(error.status).phrase,
+        "status": error.status,
+        "detail": error.message,
+        "code": error.code,
+        "hint": error.hint,
+    }
+    headers = {"allow": error.allow} if isinstance(error, MethodNotAllowed) else {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    return Response(_encoded(body), error.status, headers, "application/problem+json")
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a length of time as a person writes it. Raises BadRequest.
+
+    >>> seconds_of("90s"), seconds_of("24h")
+    (90.0, 86400.0)
+    """
+    match = re.fullmatch(r"([0-9]{1,6})([smhd])", text)
+    if match is None:
+        raise BadRequest(f"since: expected a number with s, m, h or d, like 24h; found {text[:20]!r}")
+    return int(match[1]) * UNITS_S[match[2]]
+
+
+async def _carried_through(work: Coroutine[Any, Any, Answer]) -> Answer:
+    """Awaits `work` in a task of its own: whoever asked for it may leave, it goes on."""
+    outcome = await asyncio.shield(spawn(_outcome(work), name="api transition"))
+    if isinstance(outcome, HiveError):
+        raise outcome
+    return outcome
+
+
+async def _outcome(work: Coroutine[Any, Any, Answer]) -> Answer | HiveError:
+    """A refusal is an outcome here: raised, it would be logged as the failure of a task."""
+    try:
+        return await work
+    except HiveError as error:
+        return error
+
+
+async def _next(feed: AsyncIterator[Answer]) -> Answer:
+    return await anext(feed)
+
+
+async def _unless(stopping: asyncio.Event, arrival: Coroutine[Any, Any, Result], *, timeout_s: float) -> Result | None:
+    """What arrives; None once `stopping` is set or `timeout_s` have passed."""
+    arriving, stopped = spawn(arrival, name="api arrival"), spawn(stopping.wait(), name="api stopping")
+    try:
+        await asyncio.wait([arriving, stopped], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        return arriving.result() if arriving.done() else None
+    finally:
+        arriving.cancel()
+        stopped.cancel()
+
+
+Body = TypeVar("Body")
+
+
+async def _body(request: Request, shape: type[Body], *, empty: Body | None = None) -> Body:
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > BODY_MAX_BYTES:
+            raise TooLarge(f"the body is larger than {BODY_MAX_BYTES} bytes")
+    if not data and empty is not None:
+        return empty
+    try:
+        return msgspec.json.decode(data, type=shape)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not what is expected here: {error}") from None
+
+
+def _actor(request: Request) -> str:
+    return actor_of(getattr(request.state, "peer_uid", None), os.geteuid())
+
+
+def _ref(request: Request) -> str:
+    return str(request.path_params["ref"])
+
+
+def _number(request: Request, name: str, *, default: int, most: int) -> int:
+    text = request.query_params.get(name, str(default))
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) > most:
+        raise BadRequest(f"{name}: expected a whole number from 0 to {most}, found {text[:20]!r}")
+    return int(text)
+
+
+def _flag(request: Request, name: str) -> bool:
+    text = request.query_params.get(name, "0")
+    if text not in ("0", "1"):
+        raise BadRequest(f"{name}: expected 0 or 1, found {text[:20]!r}")
+    return text == "1"
+
+
+def _json(answer: Answer, *, status: int = 200) -> Response:
+    return Response(_encoded(answer), status, media_type="application/json")
+
+
+def _encoded(answer: Answer) -> bytes:
+    return msgspec.json.encode(answer)
+
+
+def _sse(event: Answer) -> bytes:
+    return f"event: {event['kind']}\ndata: {json.dumps(event)}\n\n".encode()

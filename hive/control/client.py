@@ -1,0 +1,189 @@
+"""The client of the REST API: what the CLI, `hive up` and `hive top` know of the daemon.
+
+Standard library only, and http.client only when a request is made: commands start faster than a person notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from hive.errors import DependencyDown, HiveError, NotPermitted, TimedOut, by_code
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+Answer = dict[str, Any]
+Query = str | int | float | bool | None
+
+CONNECT_S = 2.0
+ANSWER_MAX_BYTES = 256 * 1024 * 1024
+NOT_RUNNING = "start one with `hive up`, or name its socket with --socket"
+
+
+class Client:
+    """One Hive by its socket. Every call is a connection of its own; errors come back as the `HiveError` they were.
+
+    `timeout_s` bounds the silence before an answer; a call may have its own.
+    """
+
+    def __init__(self, path: Path, *, timeout_s: float = 60.0) -> None:
+        self.path = path
+        self._timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return f"<Client {self.path}>"
+
+    def answers(self, *, within_s: float = 1.0) -> bool:
+        """Whether someone listens at the socket."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(within_s)
+            try:
+                sock.connect(os.fspath(self.path))
+            except OSError:
+                return False
+        return True
+
+    def get(self, path: str, *, timeout_s: float | None = None, **query: Query) -> Answer:
+        return self._ask("GET", path, None, query, timeout_s)
+
+    def post(self, path: str, body: object = None, *, timeout_s: float | None = None) -> Answer:
+        return self._ask("POST", path, body, {}, timeout_s)
+
+    def put(self, path: str, body: object, *, timeout_s: float | None = None) -> Answer:
+        return self._ask("PUT", path, body, {}, timeout_s)
+
+    def delete(self, path: str, *, timeout_s: float | None = None) -> Answer:
+        return self._ask("DELETE", path, None, {}, timeout_s)
+
+    def lines(self, path: str, *, silence_s: float | None = None, **query: Query) -> Iterator[bytes]:
+        """The lines of a text answer as they come, with their newline. `silence_s` None waits for ever."""
+        with self._sent("GET", path, None, query, self._timeout_s, silence_s) as response:
+            while line := response.readline():
+                yield line
+
+    def events(self, *, tail: int = 20, follow: bool = False) -> Iterator[Answer]:
+        """Events, oldest first; with `follow` also those to come, until the daemon ends."""
+        for line in self.lines("/api/events", tail=tail, follow=int(follow)):
+            if line.startswith(b"data: "):
+                yield json.loads(line[6:])
+
+    def _ask(self, method: str, path: str, body: object, query: Mapping[str, Query], timeout_s: float | None) -> Answer:
+        timeout_s = timeout_s or self._timeout_s
+        with self._sent(method, path, body, query, timeout_s, timeout_s) as response:
+            data = response.read(ANSWER_MAX_BYTES)
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            raise DependencyDown(f"what answers at {self.path} is no Hive") from None
+        if not isinstance(answer, dict):
+            raise DependencyDown(f"what answers at {self.path} is no Hive")
+        return answer
+
+    @contextlib.contextmanager
+    def _sent(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        query: Mapping[str, Query],
+        timeout_s: float,
+        silence_s: float | None,
+    ) -> Iterator[HTTPResponse]:
+        """The answer once its head came, `timeout_s` for that, `silence_s` for what follows.
+
+        Raises the error the answer carries; translates what goes wrong while it is read.
+        """
+        import http.client  # a third of the start-up of a command
+
+        target = quote(path)
+        given = {name: value for name, value in query.items() if value is not None}
+        if given:
+            target += "?" + urlencode(given)
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Host": "hive", "Connection": "close", "Accept": "application/json"}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        connection = http.client.HTTPConnection("hive")
+        with contextlib.closing(connection), _translated(self.path):
+            connection.sock = sock = _connected(self.path, timeout_s)
+            connection.request(method, target, data, headers)
+            with contextlib.closing(connection.getresponse()) as response:
+                if response.status >= 400:
+                    raise _error_of(response.status, response.read(ANSWER_MAX_BYTES))
+                sock.settimeout(silence_s)
+                yield response
+
+
+def find(sockets: list[Path]) -> Client:
+    """The client of the first socket somebody listens at. Raises DependencyDown that names them all.
+
+    A single socket is taken as it is: its own error says more.
+    """
+    clients = [Client(path) for path in sockets]
+    if len(clients) == 1:
+        return clients[0]
+    for client in clients:
+        if client.answers():
+            return client
+    raise DependencyDown(f"no Hive answers at {' or '.join(map(str, sockets))}", hint=NOT_RUNNING)
+
+
+def path_of(ref: str, verb: str = "") -> str:
+    """The path of an agent.
+
+    >>> path_of("alice", "pause"), path_of("../x")
+    ('/api/agents/alice/pause', '/api/agents/..%2Fx')
+    """
+    return f"/api/agents/{quote(ref, safe='')}" + (f"/{verb}" if verb else "")
+
+
+def _connected(path: Path, timeout_s: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(CONNECT_S)
+        sock.connect(os.fspath(path))
+        sock.settimeout(timeout_s)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Turns what a socket and http.client raise into what a person can act on."""
+    from http.client import HTTPException
+
+    try:
+        yield
+    except PermissionError:
+        raise NotPermitted(
+            f"this user may not use {path}", hint="ask as the user who runs this Hive, or as root"
+        ) from None
+    except TimeoutError:
+        raise TimedOut(f"Hive at {path} did not answer in time") from None
+    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+        raise DependencyDown(f"no Hive answers at {path}", hint=NOT_RUNNING) from None
+    except (OSError, HTTPException) as error:
+        raise DependencyDown(f"Hive at {path} broke off: {error or type(error).__name__}") from None
+
+
+def _error_of(status: int, data: bytes) -> HiveError:
+    """The error a problem+json carries, as the class it had in the daemon."""
+    try:
+        found = json.loads(data)
+        code, detail, hint = found["code"], found["detail"], found.get("hint", "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return HiveError(f"the answer was {status}")
+    error = by_code(code)(detail)
+    error.code, error.status = code, status
+    if hint:
+        error.hint = hint
+    return error

@@ -1,0 +1,146 @@
+"""Agent specs: what is refused and why, and that TOML comes back as it went."""
+
+from __future__ import annotations
+
+import contextlib
+import string
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hive.agents.spec import check, find_program, from_toml, to_toml
+from hive.domain import AgentSpec, RestartPolicy, Tier
+from hive.errors import BadRequest
+
+
+def anywhere(name: str) -> str | None:
+    return name if name.startswith("/") else f"/usr/bin/{name}"
+
+
+GOOD: dict[str, Any] = {"name": "alice", "command": ["/bin/true"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": "Alice"}, "name: 'Alice' is no name"),
+        ({"name": ""}, "name: '' is no name"),
+        ({"name": "../etc"}, "name: '../etc' is no name"),
+        ({"name": "a" * 41}, "is no name"),
+        ({"name": "alice\n"}, "is no name"),
+        ({"tenant": "T"}, "tenant: 'T' is no name"),
+        ({"command": []}, "command: empty"),
+        ({"command": [""]}, "command: empty"),
+        ({"command": ["./agent"]}, "command: './agent' is relative"),
+        ({"command": ["/bin/true", "a\0b"]}, "command: contains a NUL"),
+        ({"command": ["/bin/true", "x" * 131073]}, "command: longer than"),
+        ({"command": ["/bin/true", "\udcff"]}, "command: not UTF-8"),
+        ({"runtime": "docker"}, "runtime: 'docker' is not there yet"),
+        ({"port": 0}, "port: 0 is not from 1 to 65535"),
+        ({"port": 65536}, "port: 65536"),
+        ({"idle_s": -1.0}, "idle_s: -1"),
+        ({"idle_s": float("nan")}, "idle_s: nan"),
+        ({"idle_s": float("inf")}, "idle_s: inf"),
+        ({"model": "two words"}, "model: expected"),
+        ({"model": ""}, "model: expected"),
+        ({"env": {"1A": "x"}}, "env: '1A' is no environment name"),
+        ({"env": {"": "x"}}, "is no environment name"),
+        ({"env": {"A=B": "x"}}, "is no environment name"),
+        ({"env": {"HIVE_AGENT": "x"}}, "env: HIVE_AGENT is set by Hive"),
+        ({"env": {"OPENAI_API_KEY": "x"}}, "env: OPENAI_API_KEY is set by Hive"),
+        ({"env": {"OLLAMA_HOST": "x"}}, "env: OLLAMA_HOST is set by Hive"),
+        ({"env": {"A": "x\0"}}, "env: A: contains a NUL"),
+        ({"env": {"A": "x" * 70000}}, "env: larger than"),
+    ],
+)
+def test_a_bad_field_is_named(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check(AgentSpec(**{**GOOD, **change}), find=anywhere)
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "change", [{"idle_s": 0.0}, {"port": 1}, {"port": 65535}, {"env": {"A_1": ""}}, {"model": "a/b:c"}]
+)
+def test_the_edges_of_what_is_allowed_are_allowed(change: dict[str, Any]) -> None:
+    spec = AgentSpec(**{**GOOD, **change})
+    assert check(spec, find=anywhere) == spec
+
+
+def test_a_program_without_a_slash_is_looked_up() -> None:
+    assert check(AgentSpec(name="a", command=["sh", "-c", "true"])).command[0] in ("/usr/bin/sh", "/bin/sh")
+
+
+def test_a_program_that_does_not_exist_is_refused() -> None:
+    for name in ("/nonexistent/program", "no-such-program-here", "/etc/passwd", "/etc"):
+        assert find_program(name) is None
+        with pytest.raises(BadRequest, match="no such program"):
+            check(AgentSpec(name="a", command=[name]))
+
+
+def test_the_keys_of_the_original_specification_are_accepted() -> None:
+    spec = from_toml(
+        'name = "a"\ncommand = ["x"]\ninferenceTier = "high"\npreferredModel = "m"\nautoSleepIdleSeconds = 60\n'
+    )
+    assert (spec.tier, spec.model, spec.idle_s) == (Tier.HIGH, "m", 60.0)
+    assert from_toml('name = "a"\ncommand = ["x"]\nmodel = { name = "llama3.2:q8_0" }\n').model == "llama3.2:q8_0"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('name = "a"\ncommand = [\n', "(at end of document)"),
+        ('name = "a"\ncommand = ["x"]\nporte = 80\n', "line 3: porte: no such key; did you mean `port`?"),
+        ('name = "a"\ncommand = ["x"]\n\nport = "80"\n', "line 4: port: Expected `int | null`, got `str`"),
+        ('name = "a"\ncommand = ["x"]\ntier = "best"\n', "line 3: tier: Invalid enum value 'best'"),
+        ('name = "a"\ncommand = "x"\n', "line 2: command: Expected `array`, got `str`"),
+        ('name = "a"\ncommand = ["x"]\n[env]\nA = 1\n', "line 3: env: Expected `str`, got `int`"),
+        ('name = "a"\ncommand = ["x"]\nmodel = "m"\npreferredModel = "n"\n', "line 4: preferredModel: says the same"),
+        ('name = "a"\ncommand = ["x"]\nsystemPrompt = "hi"\n', "line 3: systemPrompt: not supported yet"),
+        ('name = "a"\n', "command"),
+        ("a = " + "[" * 100000, "no TOML"),
+        ("x" * 1048577, "larger than"),
+    ],
+)
+def test_bad_toml_is_refused_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        from_toml(text)
+    assert said in caught.value.message
+
+
+names = st.from_regex(r"[a-z][a-z0-9-]{0,39}", fullmatch=True)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+specs = st.builds(
+    AgentSpec,
+    name=names,
+    command=st.lists(texts.filter(bool), min_size=1, max_size=4),
+    env=st.dictionaries(st.text(string.ascii_uppercase, min_size=1, max_size=8), texts, max_size=3),
+    port=st.none() | st.integers(1, 65535),
+    tier=st.sampled_from(Tier),
+    tenant=names,
+    model=st.none() | st.text(string.ascii_letters + "/:._-", min_size=1, max_size=20),
+    restart=st.sampled_from(RestartPolicy),
+    idle_s=st.none() | st.floats(0, 1e6),
+)
+
+
+@given(specs)
+def test_what_is_exported_can_be_applied_again(spec: AgentSpec) -> None:
+    assert from_toml(to_toml(spec)) == spec
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_spec_or_a_refusal(text: str) -> None:
+    with contextlib.suppress(BadRequest):
+        assert isinstance(from_toml(text), AgentSpec)
+
+
+@given(specs)
+def test_a_checked_spec_is_checked_for_good(spec: AgentSpec) -> None:
+    try:
+        checked = check(spec, find=anywhere)
+    except BadRequest:
+        return
+    assert check(checked, find=anywhere) == checked

@@ -1,0 +1,171 @@
+"""`hive agent …` against the real API over a desk in memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Hive = Any
+"""conftest.Hive: test modules import no siblings."""
+
+
+def test_the_list_is_aligned_and_says_why(hive: Hive) -> None:
+    said = hive("agent", "list")
+    lines = said.out.splitlines()
+    assert said.code == 0
+    assert lines[0].split("  ")[0] == "NAME"
+    assert [line.split()[0] for line in lines[1:]] == ["alice", "busy-bob"]
+    assert {line.index("running") for line in lines[1:]} == {lines[0].index("STATUS")}
+    assert "90 MiB" in lines[1]
+    assert "busy: 1 request in flight" in lines[1]
+
+
+@pytest.mark.parametrize("words", [("ps",), ("agent", "ls"), ("agent", "ps")])
+def test_the_aliases_list_too(hive: Hive, words: tuple[str, ...]) -> None:
+    assert hive(*words, "-q").out == "alice\nbusy-bob\n"
+
+
+def test_show_is_one_screen_and_keeps_secrets_unless_asked(hive: Hive) -> None:
+    said = hive("agent", "show", "alice")
+    assert said.out.startswith("alice (id-alice)\n")
+    assert len(said.out.splitlines()) < 24
+    assert "hm_x" not in said.out
+    assert "http://127.0.0.1:11435/a/hm_x" in hive("agent", "show", "alice", "--tokens").out
+
+
+def test_an_unknown_agent_is_exit_3_with_the_nearest_name(hive: Hive) -> None:
+    said = hive("agent", "pause", "alicia")
+    assert (said.code, said.out) == (3, "")
+    assert said.err == "hive: there is no agent alicia\nhint: did you mean `alice`?\n"
+    assert hive("agent", "stop", "zzz").err.endswith("hint: `hive agent list` shows them all\n")
+    assert hive("agent", "logs", "../x").code == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("pause", "alice"), 0, "alice is paused"),
+        (("pause", "busy-bob", "--timeout", "0.1"), 7, "busy-bob stayed busy for 0.1 s"),
+        (("pause", "busy-bob", "--now"), 1, "busy-bob is busy"),
+        (("pause", "alice", "--timeout", "-1"), 2, "--timeout"),
+        (("pause", "alice", "--timeout", "x"), 2, "--timeout"),
+        (("stop", "alice"), 0, "alice is stopped"),
+        (("start", "alice"), 0, "alice is running"),
+        (("restart", "alice"), 0, "alice is running"),
+        (("resume", "alice"), 0, "alice is running"),
+    ],
+)
+def test_transitions_say_how_the_agent_is_now(hive: Hive, words: tuple[str, ...], code: int, said: str) -> None:
+    result = hive("agent", *words)
+    assert result.code == code
+    assert said in (result.err if code else result.out)
+
+
+def test_a_stopped_agent_is_not_put_to_sleep(hive: Hive) -> None:
+    hive("agent", "stop", "alice")
+    said = hive("agent", "pause", "alice", "--json")
+    assert (said.code, said.error["code"], said.error["message"]) == (1, "wrong_state", "alice is stopped")
+
+
+def test_logs_are_printed_as_they_are_to_a_pipe(hive: Hive) -> None:
+    assert hive("agent", "logs", "alice").out == "one\ntwo\n\x1b]0;evil\x07three\n"
+    assert hive("agent", "logs", "alice", "-n", "1").out == "\x1b]0;evil\x07three\n"
+    lines = [json.loads(line) for line in hive("agent", "logs", "alice", "--json").out.splitlines()]
+    assert [line["line"] for line in lines] == ["one", "two", "\x1b]0;evil\x07three"]
+
+
+def test_logs_cannot_steer_the_terminal(hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert hive("agent", "logs", "alice", "-n", "1").out == "\\x1b]0;evil\\x07three\n"
+
+
+def test_an_agent_is_created_from_flags(hive: Hive) -> None:
+    flags = ("--port", "9001", "--tier", "high", "--idle", "0", "-e", "A=1", "-e", "B==", "--restart", "on-failure")
+    said = hive("agent", "create", "carol", *flags, "--json", "--", "sleep", "--json", "9")
+    assert said.code == 0
+    view = said.json
+    assert view["command"] == ["/usr/bin/sleep", "--json", "9"]
+    assert (view["port"], view["tier"], view["idle_s"], view["env"]) == (9001, "high", 0.0, {"A": "1", "B": "="})
+    assert hive("agent", "create", "carol", "--", "sleep", "9").code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("Carol", "--", "sleep"), "name: 'Carol' is no name"),
+        (("carol",), "Missing argument"),
+        (("carol", "--", "no-such-program"), "no such program"),
+        (("carol", "--", "./agent.py"), "is relative"),
+        (("carol", "--port", "70000", "--", "sleep"), "--port"),
+        (("carol", "--tier", "best", "--", "sleep"), "'best' is not one of"),
+        (("carol", "-e", "A", "--", "sleep"), "expected NAME=VALUE"),
+        (("carol", "-e", "HIVE_AGENT=x", "--", "sleep"), "set by Hive"),
+    ],
+)
+def test_a_bad_description_is_exit_2_and_creates_nothing(hive: Hive, words: tuple[str, ...], said: str) -> None:
+    result = hive("agent", "create", *words)
+    assert (result.code, result.out) == (2, "")
+    assert said in result.err
+    assert hive("ps", "-q").out == "alice\nbusy-bob\n"
+
+
+def test_what_is_exported_changed_and_applied_is_changed(hive: Hive, tmp_path: Path) -> None:
+    file = tmp_path / "alice.toml"
+    exported = hive("agent", "export", "alice").out
+    file.write_text(exported.replace("9000", "9002"))
+    dry = hive("agent", "apply", "--dry-run", str(file))
+    assert dry.out == "alice would be changed: port\n"
+    assert hive("agent", "show", "alice", "--json").json["port"] == 9000
+    assert hive("agent", "apply", str(file)).out.startswith("alice is changed: port; `hive agent restart alice`")
+    assert hive("agent", "apply", str(file), "--json").json["changed"] == []
+    assert hive("agent", "apply", str(file)).out == "alice is unchanged\n"
+
+
+def test_apply_reads_stdin_and_creates(hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.TextIOWrapper(io.BytesIO(b'name = "dora"\ncommand = ["sleep", "9"]\ninferenceTier = "low"\n'))
+    monkeypatch.setattr(sys, "stdin", text)
+    said = hive("agent", "apply", "-", "--json")
+    assert (said.json["created"], said.json["agent"]["tier"]) == (True, "low")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('name = "x"\ncommand = [', "no TOML"),
+        ('name = "x"\ncomand = ["a"]\n', "line 2: comand: no such key; did you mean `command`?"),
+        ("\udcff", "not UTF-8"),
+        (None, "No such file"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(hive: Hive, tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "x.toml"
+    if content is not None:
+        file.write_bytes(content.encode(errors="surrogateescape"))
+    result = hive("agent", "apply", str(file))
+    assert result.code == 2
+    assert str(file) in result.err
+    assert said in result.err
+
+
+def test_remove_wants_a_person_or_a_flag(hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+    refused = hive("agent", "remove", "alice")
+    assert refused.code == 2
+    assert "--yes" in refused.err
+    assert hive("agent", "rm", "zzz", "--yes").code == 3
+    assert hive("agent", "rm", "alice", "--yes").out == "alice is removed\n"
+    assert hive("ps", "-q").out == "busy-bob\n"
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", 0), ("n\n", 1), ("\n", 1)])
+def test_a_person_is_asked_and_may_say_no(hive: Hive, monkeypatch: pytest.MonkeyPatch, answer: str, code: int) -> None:
+    stdin = io.StringIO(answer)
+    monkeypatch.setattr(stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert hive("agent", "remove", "alice").code == code
+    assert hive("ps", "-q").out.startswith("alice") == (code != 0)

@@ -1,0 +1,129 @@
+"""`hive run` against an HTTP server that speaks as the proxy does."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+Hive = Any
+"""conftest.Hive: test modules import no siblings."""
+
+
+class Proxy(ThreadingHTTPServer):
+    """Answers `/v1/chat/completions` with `lines`, and keeps what it was asked."""
+
+    daemon_threads = True
+    status = 200
+    lines: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[tuple[str, str | None, Any]] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Proxy
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append((self.path, self.headers["Authorization"], body))
+        self.send_response(self.server.status)
+        self.end_headers()
+        for line in self.server.lines:
+            self.wfile.write(line.encode() + b"\n\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    server = Proxy()
+    monkeypatch.setenv("HIVE_TEST_PROXY_PORT", str(server.server_port))
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def said(text: str) -> str:
+    return "data: " + json.dumps({"choices": [{"delta": {"content": text}}]})
+
+
+GREETING = (
+    ": comment",
+    'data: {"choices": [{"delta": {"role": "assistant"}}]}',
+    said("Hel"),
+    said("lo"),
+    "data: [DONE]",
+)
+
+
+def test_an_answer_is_printed_as_it_comes(proxy: Proxy, hive: Hive) -> None:
+    proxy.lines = GREETING
+    result = hive("run", "m", "say", "hello")
+    assert (result.code, result.out) == (0, "Hello\n")
+    path, authorization, body = proxy.asked[0]
+    assert (path, authorization) == ("/v1/chat/completions", "Bearer secret-token")
+    assert body == {"model": "m", "messages": [{"role": "user", "content": "say hello"}], "stream": True}
+
+
+def test_json_is_one_object_with_the_whole_text(proxy: Proxy, hive: Hive) -> None:
+    proxy.lines = GREETING
+    assert hive("run", "m", "hi", "--json").json == {"schema": "run", "version": 1, "model": "m", "text": "Hello"}
+
+
+def test_the_prompt_may_come_from_a_pipe(proxy: Proxy, hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy.lines = GREETING
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"line\nline\n")))
+    assert hive("run", "m").out == "Hello\n"
+    assert proxy.asked[0][2]["messages"][0]["content"] == "line\nline\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b" \n")))
+    assert hive("run", "m").code == 2
+
+
+def test_a_conversation_keeps_what_was_said(proxy: Proxy, hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy.lines = GREETING
+    stdin = io.StringIO("one\n\ntwo\n")
+    monkeypatch.setattr(stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", stdin)
+    result = hive("run", "m")
+    assert (result.code, result.out.count("Hello")) == (0, 2)
+    assert [message["content"] for message in proxy.asked[1][2]["messages"]] == ["one", "Hello", "two"]
+
+
+@pytest.mark.parametrize(
+    ("status", "lines", "code", "message"),
+    [
+        (404, ('{"error": {"message": "no such model: m"}}',), 3, "no such model: m"),
+        (401, ('{"error": {"message": "no"}}',), 4, "no"),
+        (503, ('{"error": {"message": "full"}}',), 5, "full"),
+        (504, ('{"error": {"message": "slow"}}',), 7, "slow"),
+        (500, ("oops",), 1, "the proxy answered 500"),
+        (200, (said("Hel"),), 5, "the answer broke off"),
+        (200, ("data: nonsense",), 5, "broke off"),
+        (200, ('data: {"error": {"message": "CUDA"}}', "data: [DONE]"), 5, "CUDA"),
+    ],
+)
+def test_a_refusal_or_a_cut_answer_is_not_taken_for_an_answer(
+    proxy: Proxy, hive: Hive, status: int, lines: tuple[str, ...], code: int, message: str
+) -> None:
+    proxy.status, proxy.lines = status, lines
+    result = hive("run", "m", "hi")
+    assert result.code == code
+    assert message in result.err
+
+
+def test_a_proxy_that_is_down_is_said_so(hive: Hive) -> None:
+    result = hive("run", "m", "hi")
+    assert result.code == 5
+    assert "the proxy does not answer at 127.0.0.1:1" in result.err

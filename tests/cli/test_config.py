@@ -1,0 +1,67 @@
+"""`hive config` and `hive version`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hive import __version__
+
+Hive = Any
+"""conftest.Hive: test modules import no siblings."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "hive.conf"
+    path.write_text("[inference]\nbackend = ollama\nvsock_port = 5\n[tenant acme]\nweight = 2\n")
+    return path
+
+
+def test_settings_are_shown_with_what_has_no_effect_yet(no_daemon: Hive, file: Path) -> None:
+    said = no_daemon("config", "show", "--config", str(file)).out
+    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in said.splitlines() if " " in line}
+    assert lines["inference.backend"] == "ollama"
+    assert lines["inference.vsock_port"].split(maxsplit=1) == ["5", "not in effect yet"]
+    assert lines["proxy.gate_wait_s"] == "5 s"
+    assert "tenant acme.weight" in said
+
+
+def test_origins_name_line_variable_and_default(no_daemon: Hive, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INFERENCE_PORT", "8000")
+    shown = no_daemon("config", "show", "--origin", "--json", "--config", str(file)).json
+    origins = {f"{row['section']}.{row['key']}": row["origin"] for row in shown["settings"]}
+    assert origins["inference.backend"] == f"file {file}:2"
+    assert origins["inference.port"] == "environment INFERENCE_PORT"
+    assert origins["proxy.port"] == "default"
+    assert f"file {file}:2" in no_daemon("config", "show", "--origin", "--config", str(file)).out
+
+
+def test_secrets_are_masked(no_daemon: Hive, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIVE_INTERNAL_TOKEN", "sesame")
+    monkeypatch.setenv("REDIS_URL", "redis://:open@sesame@redis:6379")
+    for words in (("config", "show"), ("config", "show", "--json"), ("config", "show", "--origin")):
+        said = no_daemon(*words, "--config", str(file)).out
+        assert "sesame" not in said
+        assert "redis://****@redis:6379" in said
+
+
+def test_check_says_ok_or_every_mistake(no_daemon: Hive, file: Path) -> None:
+    assert no_daemon("config", "check", str(file)).out == f"{file}: ok\n"
+    file.write_text("[inference]\nprot = 1\nport = x\n")
+    said = no_daemon("config", "check", str(file))
+    assert said.code == 2
+    assert said.err.splitlines()[0] == f"hive: {file}:2: [inference] prot: no such key; did you mean `port`?"
+    assert said.err.splitlines()[1].startswith(f"{file}:3: [inference] port: expected")
+
+
+def test_the_path_is_the_file_that_is_read(no_daemon: Hive, file: Path) -> None:
+    assert no_daemon("config", "path", "--config", str(file)).out == f"{file}\n"
+    assert no_daemon("config", "path", "--config", "/nonexistent/hive.conf").code == 3
+
+
+def test_the_version_is_the_packages(no_daemon: Hive) -> None:
+    assert no_daemon("version").out == no_daemon("--version").out == f"hive {__version__}\n"
+    assert no_daemon("version", "--json").json["hive"] == __version__

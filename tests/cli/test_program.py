@@ -1,0 +1,113 @@
+"""The program as the shell sees it: pipes that close, full disks, Ctrl-C, no traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from hive.cli import main as program
+from hive.cli.call import agent_names
+
+Hive = Any
+"""conftest.Hive: test modules import no siblings."""
+
+HIVE = [sys.executable, "-m", "hive"]
+
+
+def test_a_reader_that_left_is_no_error_message(hive: Hive) -> None:
+    for words in (["agent", "list"], ["events", "-f"], ["config", "show"]):
+        with subprocess.Popen([*HIVE, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            if words[0] == "events":
+                process.send_signal(signal.SIGINT)
+            assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_full_disk_is_said_in_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*HIVE, "config", "show"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "hive: cannot write the result: No space left on device\n")
+
+
+def test_ctrl_c_is_130_without_a_word(hive: Hive) -> None:
+    with subprocess.Popen([*HIVE, "events", "-f"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, b"")
+
+
+def test_a_fault_of_hives_own_is_one_line_and_a_traceback_only_when_asked_for(
+    no_daemon: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(program, "root", broken)
+    said = no_daemon("status")
+    assert (said.code, said.out) == (1, "")
+    assert said.err.startswith("hive: a fault in Hive itself: ZeroDivisionError: by zero\n")
+    monkeypatch.setenv("HIVE_DEBUG", "1")
+    assert "Traceback" in no_daemon("status").err
+
+
+def test_debug_shows_where_an_expected_failure_came_from(no_daemon: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "Traceback" not in no_daemon("status").err
+    monkeypatch.setenv("HIVE_DEBUG", "1")
+    said = no_daemon("status")
+    assert said.code == 5
+    assert "Traceback" in said.err
+
+
+def test_names_are_completed_from_the_daemon_and_without_one_not_at_all(hive: Hive, tmp_path: Any) -> None:
+    assert agent_names("") == ["alice", "busy-bob"]
+    assert agent_names("b") == ["busy-bob"]
+    environment = {
+        **os.environ,
+        "_HIVE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "hive agent show a",
+        "COMP_CWORD": "3",
+    }
+    done = subprocess.run(HIVE, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("alice\n", "")
+    environment["HIVE_SOCKET"] = str(tmp_path / "none.sock")
+    done = subprocess.run(HIVE, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize(("line", "word", "expected"), [("hive ag", "1", "agent"), ("hive agent pau", "2", "pause")])
+def test_commands_are_completed(line: str, word: str, expected: str) -> None:
+    environment = {**os.environ, "_HIVE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": word}
+    done = subprocess.run(HIVE, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("shell", "mark"),
+    [("bash", "complete -o default -F _hive"), ("zsh", "#compdef hive"), ("fish", "complete --command hive")],
+)
+def test_a_completion_script_is_made_for_each_shell(shell: str, mark: str) -> None:
+    environment = {**os.environ, "_HIVE_COMPLETE": f"source_{shell}"}
+    done = subprocess.run(HIVE, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert mark in done.stdout
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=True)
+
+
+def test_a_quick_command_loads_nothing_slow(no_daemon: Hive) -> None:
+    slow = ("rich", "httpx", "redis", "msgspec", "pydantic", "asyncio", "starlette", "uvicorn", "uvloop")
+    ask = (
+        "import sys; from hive.cli.main import main; code = main(['agent', 'list', '-q']); main(['agent', '--help']);"
+        f"print('loaded', code, [name for name in {slow} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "loaded 5 []"

@@ -1,0 +1,110 @@
+"""The commands about the whole Hive, and about which Hive is meant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Hive = Any
+"""conftest.Hive: test modules import no siblings."""
+
+
+def test_status_names_the_hive_and_what_is_down(hive: Hive) -> None:
+    said = hive("status")
+    assert f"Socket: {hive.socket}" in said.out
+    assert "Redis: down" in said.out
+    assert "Agents: 2 running" in said.out
+    assert "not enforced" in said.out
+
+
+def test_usage_has_a_line_for_each_agent_and_a_total(hive: Hive) -> None:
+    lines = hive("usage", "--since", "7d").out.splitlines()
+    assert [line.split()[0] for line in lines] == ["AGENT", "alice", "busy-bob", "all"]
+    assert lines[3].startswith("all in 7d  3")
+    assert hive("usage", "--since", "yesterday").code == 2
+    assert "1,200 tokens in, 34 out" in hive("agent", "usage", "alice").out
+    assert hive("agent", "usage", "alice", "--period", "2h").code == 2
+
+
+def test_the_backend_is_shown_with_its_models(hive: Hive) -> None:
+    said = hive("backend", "status").out
+    assert said.startswith("demo backend (canned text) 1 at /r/demo.sock, up\n")
+    assert "demo   1.9 GiB  hive" in said
+
+
+def test_events_say_what_changed_and_why(hive: Hive) -> None:
+    said = hive("events").out
+    assert "agent.paused  alice running → paused: idle for 312 s" in said
+    event = json.loads(hive("events", "--json").out)
+    assert (event["schema"], event["kind"], event["name"]) == ("event", "agent.paused", "alice")
+
+
+def test_no_daemon_is_exit_5_with_the_socket_and_the_next_command(no_daemon: Hive) -> None:
+    said = no_daemon("agent", "list")
+    assert said.code == 5
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        f"hive: no Hive answers at {no_daemon.socket}",
+        "hint: start one with `hive up`, or name its socket with --socket",
+    ]
+    assert no_daemon("status", "--json").error["exit_code"] == 5
+
+
+def test_the_socket_on_the_command_line_goes_before_the_environment(
+    hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIVE_SOCKET", "/nonexistent/hive.sock")
+    assert hive("ps", "-q").code == 5
+    assert hive("ps", "-q", "--socket", str(hive.socket)).code == 0
+
+
+def test_a_state_directory_leads_to_its_socket(hive: Hive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HIVE_SOCKET")
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "socket").write_text(f"{hive.socket}\n")
+    assert hive("ps", "-q", "--state-dir", str(state)).out == "alice\nbusy-bob\n"
+
+
+def test_the_runtime_directory_of_hive_up_is_tried_before_the_appliance(
+    hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hive import places
+
+    monkeypatch.delenv("HIVE_SOCKET")
+    monkeypatch.setattr(places, "APPLIANCE_RUNTIME", hive.socket.parent)
+    monkeypatch.setattr(places, "_runtime_dirs", lambda *_: [Path("/nonexistent")])
+    assert hive("status", "--json").json["socket"] == str(hive.socket)
+
+
+@pytest.mark.parametrize(
+    ("words", "schema"),
+    [
+        ("status", "status"),
+        ("usage", "usage"),
+        ("events", "event"),
+        ("ps", "agent.list"),
+        ("backend status", "backend.status"),
+        ("agent list", "agent.list"),
+        ("agent show alice", "agent.show"),
+        ("agent show alice --tokens", "agent.show"),
+        ("agent export alice", "agent.export"),
+        ("agent usage alice", "agent.usage"),
+        ("agent logs alice -n 1", "agent.log"),
+        ("agent start alice", "agent.start"),
+        ("agent pause alice", "agent.pause"),
+        ("agent resume alice", "agent.resume"),
+        ("agent restart alice", "agent.restart"),
+        ("agent stop alice", "agent.stop"),
+        ("agent create eve -- sleep 1", "agent.create"),
+        ("agent remove alice --yes", "agent.remove"),
+    ],
+)
+def test_json_has_its_schema_and_version(hive: Hive, words: str, schema: str) -> None:
+    first, *rest = words.split(" -- ")
+    said = hive(*first.split(), "--json", *(["--", *rest[0].split()] if rest else []))
+    assert (said.code, said.err) == (0, "")
+    assert (said.json["schema"], said.json["version"]) == (schema, 1)

@@ -1,0 +1,38 @@
+"""A desk in memory, and the real API on top of it."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hive.control.api import Server, serve
+from hive.control.client import Client
+
+FAKE = Path(__file__).parents[1] / "fakes" / "memory_daemon.py"
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location("memory_daemon", FAKE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.MemoryDesk(tmp_path)
+
+
+@pytest.fixture
+async def api(desk: Any, tmp_path: Path) -> AsyncIterator[Server]:
+    server = await serve(desk, tmp_path / "hive.sock", pause_timeout_s=12.0)
+    yield server
+    await server.close()
+
+
+@pytest.fixture
+def client(api: Server, tmp_path: Path) -> Client:
+    """Blocking: to be called in a thread, beside the loop the API runs in."""
+    return Client(tmp_path / "hive.sock", timeout_s=20)

@@ -1,0 +1,338 @@
+"""The REST API: the real application on a real unix socket, over a desk in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from asyncio import to_thread
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from hive.control.api import Server, serve
+from hive.control.client import Client, path_of
+from hive.errors import BadRequest, HiveError, MethodNotAllowed, NotFound, TimedOut, TooLarge, WrongState
+
+SPEC: dict[str, Any] = {"name": "alice", "command": ["/bin/sleep", "9"]}
+
+
+def raw(path: Path, request: bytes) -> bytes:
+    """What the server answers to these bytes until it closes."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(10)
+        sock.connect(str(path))
+        sock.sendall(request)
+        return b"".join(iter(lambda: sock.recv(65536), b""))
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Returns when it holds; pytest's own timeout says when it never does."""
+    while not holds():  # noqa: ASYNC110 - the desk in memory has no event for this
+        await asyncio.sleep(0.01)
+
+
+async def test_an_agent_is_created_shown_and_removed(client: Client, desk: Any) -> None:
+    view = await to_thread(client.post, "/api/agents", SPEC)
+    assert (view["name"], view["status"], view["command"]) == ("alice", "running", ["/bin/sleep", "9"])
+    assert (await to_thread(client.get, path_of(view["id"]))) == view
+    assert await to_thread(client.get, "/api/agents") == {"agents": [view]}
+    assert await to_thread(client.delete, path_of("alice")) == {"removed": view["id"], "name": "alice"}
+    assert await to_thread(client.get, "/api/agents") == {"agents": []}
+    assert desk.actors == [f"uid:{os.geteuid()}"]
+
+
+async def test_a_created_agent_is_answered_with_201(api: Server, tmp_path: Path) -> None:
+    body = json.dumps(SPEC).encode()
+    head = b"POST /api/agents HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    answer = await to_thread(raw, tmp_path / "hive.sock", head + body)
+    assert answer.startswith(b"HTTP/1.1 201 Created\r\n")
+    assert b"content-type: application/json\r\n" in answer
+
+
+@pytest.mark.parametrize("verb", ["start", "stop", "restart", "resume"])
+async def test_each_transition_answers_with_the_agent(client: Client, verb: str) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    view = await to_thread(client.post, path_of("alice", verb))
+    assert view["status"] == ("stopped" if verb == "stop" else "running")
+
+
+async def test_pause_takes_its_time_from_the_body_or_from_the_setting(client: Client, desk: Any) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    assert (await to_thread(client.post, path_of("alice", "pause")))["status"] == "paused"
+    await to_thread(client.post, path_of("alice", "pause"), {"timeout_s": 1.5})
+    await to_thread(client.post, path_of("alice", "pause"), {"now": True})
+    assert desk.pauses == [(12.0, False), (1.5, False), (12.0, True)]
+
+
+async def test_refusals_come_back_as_the_errors_they_were(client: Client, desk: Any) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    with pytest.raises(NotFound, match="there is no agent bob"):
+        await to_thread(client.post, path_of("bob", "start"))
+    with pytest.raises(WrongState) as taken:
+        await to_thread(client.post, "/api/agents", SPEC)
+    assert taken.value.hint == "hive agent apply changes it"
+    desk.busy.add("alice")
+    with pytest.raises(TimedOut, match=r"alice stayed busy for 0\.1 s"):
+        await to_thread(client.post, path_of("alice", "pause"), {"timeout_s": 0.1})
+    with pytest.raises(HiveError) as busy:
+        await to_thread(client.post, path_of("alice", "pause"), {"now": True})
+    assert (busy.value.code, busy.value.status, busy.value.exit_code) == ("busy", 409, 1)
+
+
+async def test_apply_takes_the_name_from_the_path(client: Client) -> None:
+    first = await to_thread(client.put, path_of("alice"), SPEC)
+    assert first["created"] is True
+    second = await to_thread(client.put, path_of("alice"), {**SPEC, "port": 9000})
+    assert (second["created"], second["changed"], second["restart_needed"]) == (False, ["port"], True)
+    with pytest.raises(BadRequest, match="the path says 'bob', the body 'alice'"):
+        await to_thread(client.put, path_of("bob"), SPEC)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"name": "a",', "truncated"),
+        (b'{"name": "a" "b"}', "byte 13"),
+        (b"", "truncated"),
+        (b"[" * 100000, "expected `object`"),
+        (b'{"name": 1, "command": []}', "$.name"),
+        (b'{"name": "a", "command": ["/bin/sleep"], "prot": 1}', "prot"),
+        (b'{"name": "a\xff", "command": ["/bin/sleep"]}', "utf-8"),
+        (b'{"name": "A", "command": ["/bin/sleep"]}', "name: 'A' is no name"),
+        (b'{"name": "a", "command": ["/no/such/program"]}', "no such program"),
+    ],
+)
+async def test_a_bad_body_is_400_and_says_where(api: Server, tmp_path: Path, body: bytes, said: str) -> None:
+    head = b"POST /api/agents HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    answer = await to_thread(raw, tmp_path / "hive.sock", head + body)
+    problem = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"content-type: application/problem+json\r\n" in answer
+    assert problem["code"] == "bad_request"
+    assert problem["status"] == 400
+    assert said.lower() in problem["detail"].lower()
+
+
+async def test_a_body_beyond_the_limit_is_413(client: Client) -> None:
+    with pytest.raises(TooLarge):
+        await to_thread(client.post, "/api/agents", {**SPEC, "env": {"A": "x" * 1_048_576}})
+
+
+async def test_unknown_paths_and_methods_say_so(client: Client, api: Server, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no /api/nonsense"):
+        await to_thread(client.get, "/api/nonsense")
+    with pytest.raises(MethodNotAllowed):
+        await to_thread(client.post, "/api/health")
+    answer = await to_thread(
+        raw, tmp_path / "hive.sock", b"PUT /api/agents HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    )
+    assert answer.startswith(b"HTTP/1.1 405 ")
+    assert b"allow: GET, POST\r\n" in answer
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("/api/agents/alice/logs", {"tail": "x"}),
+        ("/api/agents/alice/logs", {"tail": "-1"}),
+        ("/api/agents/alice/logs", {"follow": "yes"}),
+        ("/api/agents/alice/usage", {"period": "2h"}),
+        ("/api/agents/alice/usage", {"limit": "1000000"}),
+        ("/api/usage", {"since": "yesterday"}),
+        ("/api/events", {"tail": "1e3"}),
+    ],
+)
+async def test_a_bad_query_is_refused(client: Client, path: str, query: dict[str, Any]) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    with pytest.raises(BadRequest, match="expected"):
+        await to_thread(client.get, path, **query)
+
+
+@pytest.mark.parametrize("timeout_s", [-1, 1e9])
+async def test_a_pause_that_would_wait_for_ever_is_refused(client: Client, timeout_s: float) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    with pytest.raises(BadRequest, match="timeout_s"):
+        await to_thread(client.post, path_of("alice", "pause"), {"timeout_s": timeout_s})
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("/api/health", "isolation"),
+        ("/api/system/inference", "models"),
+        ("/api/system/access", "token"),
+        ("/api/usage", "totals"),
+        ("/api/agents/alice/usage", "byModel"),
+        ("/api/agents/alice/tokens", "ollama_host"),
+        ("/api/agents/id-alice", "why"),
+    ],
+)
+async def test_each_reading_path_answers(client: Client, path: str, key: str) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    assert key in await to_thread(client.get, path)
+
+
+async def test_a_fault_of_hive_is_500_without_its_inside(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(HiveError, match="its log says where") as caught:
+        await to_thread(client.get, "/api/stats")  # the desk in memory divides by its number of agents
+    assert caught.value.code == "internal"
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_client_that_leaves_does_not_stop_what_it_began(client: Client, desk: Any, tmp_path: Path) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    desk.gate.clear()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect(str(tmp_path / "hive.sock"))
+        sock.sendall(b"POST /api/agents/alice/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)
+    assert desk.finished == ["alice running"]
+    desk.gate.set()
+    await until(lambda: desk.finished == ["alice running", "alice stopped"])
+
+
+async def test_a_server_that_ends_finishes_the_transition_under_way(desk: Any, tmp_path: Path) -> None:
+    server = await serve(desk, tmp_path / "hive.sock")
+    client = Client(tmp_path / "hive.sock")
+    await to_thread(client.post, "/api/agents", SPEC)
+    desk.gate.clear()
+    stopping = asyncio.ensure_future(to_thread(client.post, path_of("alice", "stop")))
+    await asyncio.sleep(0.1)
+    await server.close()
+    desk.gate.set()
+    with pytest.raises(HiveError):
+        await stopping
+    await until(lambda: desk.finished == ["alice running", "alice stopped"])
+
+
+def event(number: int) -> dict[str, Any]:
+    return {"at": float(number), "kind": "agent.paused", "agent": "a", "name": "alice", "reason": str(number)}
+
+
+async def test_past_events_come_then_those_to_come_each_once(client: Client, desk: Any) -> None:
+    desk.past = [event(1), event(2)]
+    assert await to_thread(lambda: list(client.events(tail=1))) == [event(2)]
+    stream = client.events(tail=5, follow=True)
+    assert [await to_thread(next, stream), await to_thread(next, stream)] == [event(1), event(2)]
+    desk.feed.publish(event(2))  # reached the live readers too, while the past was read
+    desk.feed.publish(event(3))
+    assert await to_thread(next, stream) == event(3)
+    await to_thread(stream.close)
+
+
+async def test_streams_end_when_the_server_does(desk: Any, tmp_path: Path) -> None:
+    server = await serve(desk, tmp_path / "hive.sock")
+    client = Client(tmp_path / "hive.sock")
+    await to_thread(client.post, "/api/agents", SPEC)
+    desk.log_path("alice").write_text("one\n")
+    desk.past = [event(1)]
+    events = client.events(follow=True)
+    logs = client.lines(path_of("alice", "logs"), follow=1)
+    assert await to_thread(next, events) == event(1)
+    assert await to_thread(next, logs) == b"one\n"
+    await server.close()
+    assert await to_thread(list, events) == []
+    assert await to_thread(list, logs) == []
+    assert not (tmp_path / "hive.sock").exists()
+
+
+async def test_a_follower_that_left_is_forgotten(client: Client, desk: Any) -> None:
+    desk.past = [event(1)]
+    stream = client.events(follow=True)
+    await to_thread(next, stream)
+    assert repr(desk.feed) == "<Events 1 readers>"
+    await to_thread(stream.close)
+    desk.feed.publish(event(2))
+    await until(lambda: repr(desk.feed) == "<Events 0 readers>")
+
+
+async def test_logs_show_the_end_and_follow_a_file_that_is_cut_back(client: Client, desk: Any) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    log = desk.log_path("alice")
+    assert await to_thread(lambda: list(client.lines(path_of("alice", "logs")))) == []
+    log.write_bytes(b"".join(b"line %d\n" % number for number in range(50_000)))
+    tail = await to_thread(lambda: list(client.lines(path_of("alice", "logs"), tail=2)))
+    assert tail == [b"line 49998\n", b"line 49999\n"]
+    assert await to_thread(lambda: list(client.lines(path_of("alice", "logs"), tail=0))) == []
+    stream = client.lines(path_of("alice", "logs"), tail=1, follow=1)
+    assert await to_thread(next, stream) == b"line 49999\n"
+    with log.open("ab") as file:
+        file.write(b"more\n")
+    assert await to_thread(next, stream) == b"more\n"
+    log.write_bytes(b"cut back\n")
+    assert await to_thread(next, stream) == b"cut back\n"
+    other = log.with_name("other")
+    other.write_bytes(b"replaced by something longer than before\n")
+    other.rename(log)
+    assert await to_thread(next, stream) == b"replaced by something longer than before\n"
+    await to_thread(stream.close)
+
+
+async def test_a_log_that_is_a_link_is_not_followed(client: Client, desk: Any, tmp_path: Path) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    (tmp_path / "secret").write_text("secret\n")
+    desk.log_path("alice").symlink_to(tmp_path / "secret")
+    with pytest.raises(HiveError):
+        await to_thread(lambda: list(client.lines(path_of("alice", "logs"))))
+
+
+def test_it_serves_on_uvloop_as_in_the_daemon(desk: Any, tmp_path: Path) -> None:
+    """Peers and streams go through uvloop's own transports there."""
+
+    async def story() -> None:
+        server = await serve(desk, tmp_path / "hive.sock")
+        client = Client(tmp_path / "hive.sock")
+        view = await to_thread(client.post, "/api/agents", SPEC)
+        desk.past = [event(1)]
+        events = client.events(follow=True)
+        assert await to_thread(next, events) == event(1)
+        await server.close()
+        assert await to_thread(list, events) == []
+        assert view["name"] == "alice"
+
+    uvloop.run(story())
+    assert desk.actors == [f"uid:{os.geteuid()}"]
+
+
+@pytest.fixture
+def public_dir() -> Iterator[Path]:
+    """A directory any user may enter, which pytest's own are not."""
+    path = Path(tempfile.mkdtemp(prefix="hive-"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+async def test_another_user_is_refused_even_where_the_socket_is_open(desk: Any, public_dir: Path) -> None:
+    server = await serve(desk, public_dir / "hive.sock")
+    ask = [
+        "/usr/bin/python3",  # this one may be in a home no other user may enter
+        "-c",
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+        "s.sendall(b'GET /api/health HTTP/1.0\\r\\n\\r\\n');"
+        "print(b''.join(iter(lambda: s.recv(65536), b'')).decode())",
+        str(public_dir / "hive.sock"),
+    ]
+
+    def asked() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ask, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, check=False
+        )
+
+    assert "PermissionError" in (await to_thread(asked)).stderr
+    (public_dir / "hive.sock").chmod(0o666)
+    answer = (await to_thread(asked)).stdout
+    assert answer.startswith("HTTP/1.1 403 ")
+    assert "uid 65534 may not steer this Hive" in answer
+    await server.close()

@@ -1,0 +1,100 @@
+"""The client: what it says when there is no Hive, a deaf one, or something that is none."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hive.control.client import Client, find
+from hive.errors import DependencyDown, HiveError, TimedOut
+
+
+@contextmanager
+def answering(path: Path, answer: bytes | None) -> Iterator[None]:
+    """A server that says `answer` to one connection and closes; None: says nothing until the end."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        ended = threading.Event()
+
+        def serve() -> None:
+            with listener.accept()[0] as sock:
+                sock.recv(65536)
+                if answer is None:
+                    ended.wait(20)
+                else:
+                    sock.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        ended.set()
+        thread.join()
+
+
+def test_no_socket_is_said_with_the_command_that_helps(tmp_path: Path) -> None:
+    client = Client(tmp_path / "hive.sock")
+    assert not client.answers()
+    with pytest.raises(DependencyDown) as caught:
+        client.get("/api/health")
+    assert str(tmp_path / "hive.sock") in caught.value.message
+    assert "hive up" in caught.value.hint
+    assert caught.value.exit_code == 5
+
+
+def test_a_socket_nobody_listens_at_is_said_so(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.bind(str(tmp_path / "hive.sock"))
+    with pytest.raises(DependencyDown, match="no Hive answers"):
+        Client(tmp_path / "hive.sock").get("/api/health")
+
+
+def test_a_path_longer_than_a_socket_may_have_is_no_traceback(tmp_path: Path) -> None:
+    with pytest.raises(DependencyDown, match="too long"):
+        Client(tmp_path / ("x" * 120)).get("/api/health")
+
+
+def test_silence_is_a_timeout(tmp_path: Path) -> None:
+    path = tmp_path / "hive.sock"
+    with answering(path, None), pytest.raises(TimedOut):
+        Client(path, timeout_s=0.1).get("/api/health")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH_9.2\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nhey",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]",
+        b'HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{"a":',
+    ],
+)
+def test_something_that_is_no_hive_is_no_traceback(tmp_path: Path, answer: bytes) -> None:
+    path = tmp_path / "hive.sock"
+    with answering(path, answer), pytest.raises(DependencyDown):
+        Client(path, timeout_s=5).get("/api/health")
+
+
+@pytest.mark.parametrize("body", [b"oops", b"[]", b'{"code": 1}', b'{"code": "x"}'])
+def test_an_error_without_a_problem_is_still_an_error(tmp_path: Path, body: bytes) -> None:
+    path = tmp_path / "hive.sock"
+    head = b"HTTP/1.1 500 x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with answering(path, head + body), pytest.raises(HiveError, match="the answer was 500"):
+        Client(path, timeout_s=5).get("/api/health")
+
+
+def test_the_first_socket_that_answers_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "b.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        assert find([tmp_path / "a.sock", path, tmp_path / "c.sock"]).path == path
+    with pytest.raises(DependencyDown) as caught:
+        find([tmp_path / "a.sock", path])
+    assert f"{tmp_path}/a.sock or {path}" in caught.value.message

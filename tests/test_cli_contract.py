@@ -1,0 +1,201 @@
+"""What every command promises: help with an example, --json, exit codes, its place in the man page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from hive.cli.lazy import Entry, Group, load
+from hive.cli.main import HIVE, SERVICES, main
+
+MAN = (Path(__file__).parents[1] / "man" / "hive.1.scd").read_text().replace("\\", "")
+
+Command = tuple[tuple[str, ...], Entry]
+
+
+def commands(group: Group = HIVE, path: tuple[str, ...] = ()) -> Iterator[Command]:
+    for name, entry in group.entries.items():
+        if isinstance(entry, Group):
+            yield from commands(entry, (*path, name))
+        else:
+            yield (*path, name), entry
+
+
+def groups(group: Group = HIVE, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    for name, entry in group.entries.items():
+        if isinstance(entry, Group):
+            yield from groups(entry, (*path, name))
+
+
+ALL = list(commands())
+
+
+def each(found: list[Command]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("command", found, ids=[" ".join(path) for path, _ in found])
+
+
+every_command = each(ALL)
+every_talking_command = each([command for command in ALL if command[1].options == "client"])
+every_local_command = each([command for command in ALL if command[1].options == "json"])
+
+every_group = pytest.mark.parametrize("path", list(groups()), ids=lambda path: " ".join(("hive", *path)))
+
+
+def flags(entry: Entry, name: str) -> list[str]:
+    return [flag for param in load(name, entry).params for flag in param.opts if flag.startswith("-")]
+
+
+def test_every_command_of_the_issue_is_there() -> None:
+    expected = (
+        "up status run usage events ps version proxy daemon sandbox demo-backend "
+        "agent-create agent-apply agent-export agent-list agent-show agent-start agent-stop agent-restart agent-pause "
+        "agent-resume agent-logs agent-usage agent-remove agent-ls agent-ps agent-rm backend-status "
+        "config-show config-check config-path"
+    )
+    assert {"-".join(path) for path, _ in ALL} == set(expected.split())
+
+
+@every_command
+def test_help_ends_with_examples_of_this_command(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = command
+    assert main([*path, "--help"]) == 0
+    help_text = capsys.readouterr().out
+    examples = help_text.partition("\n  Examples:\n")[2].splitlines()
+    assert examples, help_text
+    assert all(line.startswith("    ") for line in examples)
+    assert any(line.strip().startswith(("hive", "git diff | hive")) for line in examples)
+
+
+@every_group
+def test_a_group_shows_its_commands_each_with_its_sentence(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*path, "--help"]) == 0
+    text = capsys.readouterr().out
+    group: Group | Entry = HIVE
+    for name in path:
+        assert isinstance(group, Group)
+        group = group.entries[name]
+    assert isinstance(group, Group)
+    for name, entry in group.entries.items():
+        assert (re.search(rf"^  {name} ", text, re.MULTILINE) is not None) != entry.hidden
+    assert "Examples:" in text
+
+
+@every_group
+def test_a_group_alone_is_a_usage_error_that_shows_help(
+    path: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(path) == 2
+    out, err = capsys.readouterr()
+    assert (out, "Usage: hive" in err) == ("", True)
+
+
+@every_command
+def test_the_sentence_in_the_table_is_the_commands_own(command: Command) -> None:
+    _, entry = command
+    module, _, function = entry.target.partition(":")
+    documentation = getattr(import_module(f"hive.cli.{module}"), function).__doc__
+    assert documentation.startswith(entry.sentence.removesuffix("."))
+
+
+@every_command
+def test_what_reads_or_writes_takes_json(command: Command) -> None:
+    path, entry = command
+    assert ("--json" in flags(entry, path[-1])) == (path[0] not in SERVICES or path[0] == "up")
+
+
+@every_talking_command
+def test_what_talks_to_a_hive_lets_it_be_chosen(command: Command) -> None:
+    path, entry = command
+    assert {"--socket", "--state-dir"} <= set(flags(entry, path[-1]))
+
+
+@every_command
+def test_every_option_says_what_it_does(command: Command) -> None:
+    path, entry = command
+    for param in load(path[-1], entry).params:
+        assert param.opts
+        if param.param_type_name == "option":
+            assert param.help.endswith("."), param.opts  # type: ignore[attr-defined]
+
+
+@every_command
+def test_the_man_page_has_the_command_and_all_its_options(command: Command) -> None:
+    path, entry = command
+    assert f"*hive {' '.join(path)}*" in MAN
+    missing = [flag for flag in flags(entry, path[-1]) if f"*{flag}*" not in MAN]
+    assert missing == []
+
+
+def test_the_man_page_has_the_options_of_the_program_itself() -> None:
+    from hive.cli.main import root
+
+    for param in root().params:
+        assert f"*{param.opts[0]}*" in MAN
+
+
+@every_command
+def test_an_unknown_option_is_exit_2(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    path, _ = command
+    assert main([*path, "--no-such-option"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "--no-such-option" in err
+    assert f"hint: hive {' '.join(path)} --help" in err
+
+
+CALLS: dict[str, list[str]] = {
+    "run": ["m", "hi"],
+    "agent apply": ["{toml}"],
+    "agent create": ["a", "--", "sleep", "1"],
+    "config check": ["{conf}"],
+    "config path": ["--config", "{conf}"],
+    "config show": ["--config", "{conf}"],
+}
+WITHOUT_NAME = {"status", "usage", "events", "ps", "version", "agent list", "agent ls", "agent ps", "backend status"}
+"""Words that make each command complete; those not named here take an agent's name."""
+
+
+@every_talking_command
+def test_without_a_daemon_every_command_that_needs_one_is_exit_5(
+    command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, _ = command
+    toml = tmp_path / "a.toml"
+    toml.write_text('name = "a"\ncommand = ["sleep"]\n')
+    name = " ".join(path)
+    words = [] if name in WITHOUT_NAME else CALLS.get(name, ["alice"])
+    words = [word.format(toml=toml, conf="") for word in words]
+    assert main([*path, "--json", "--socket", str(tmp_path / "none.sock"), *words]) == 5
+    out, err = capsys.readouterr()
+    error = json.loads(err)
+    assert out == ""
+    assert (error["schema"], error["version"], error["code"]) == ("error", 1, "dependency_down")
+    assert str(tmp_path / "none.sock") in error["message"]
+
+
+@every_local_command
+def test_json_is_one_object_with_schema_and_version(
+    command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, _ = command
+    conf = tmp_path / "hive.conf"
+    conf.write_text("[inference]\n")
+    words = [word.format(conf=conf, toml="") for word in CALLS.get(" ".join(path), [])]
+    assert main([*path, *words, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["version"]) == (".".join(path), 1)
+
+
+def test_a_wrong_command_suggests_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["agnt"]) == 2
+    assert "did you mean `agent`?" in capsys.readouterr().err
+    assert main(["agent", "lst", "--json"]) == 2
+    assert json.loads(capsys.readouterr().err)["message"] == "no such command: lst; did you mean `list`?"
