@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -11,6 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hive.link.link import Link, OnLost, OnMessage
+
+PATH_MAX_BYTES = 107
+"""What fits into `sun_path`."""
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int, int]:
@@ -22,9 +26,12 @@ def peer_of(sock: socket.socket) -> tuple[int, int, int]:
 def bind_private(path: Path, *, owner: tuple[int, int] | None = None) -> socket.socket:
     """A listening socket at `path`, mode 0600; made under a temporary name and renamed, so no moment is without one.
 
-    `owner`: uid and gid it is given to before anyone can connect.
+    `owner`: uid and gid it is given to before anyone can connect. Raises OSError, also for a path of more than
+    `PATH_MAX_BYTES`, to which nobody could connect.
     """
-    temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}")
+    if len(os.fsencode(path)) > PATH_MAX_BYTES:
+        raise OSError(errno.ENAMETOOLONG, "a socket's path is too long", str(path))
+    temporary = path.with_name(f".{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         temporary.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)

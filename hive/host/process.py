@@ -1,0 +1,377 @@
+"""The only place that spawns, and what /proc says about processes.
+
+A process is known by pid, start time and boot id: a pid alone may belong to somebody else by now.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from hive.errors import BadRequest, HiveError, NotFound, NotPermitted
+from hive.host.parent import die_with_parent, forbid_new_privileges
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+TICK_US = 1_000_000 // CLOCK_TICKS
+STOPPED = frozenset("TtZX")
+"""State letters of a task that does not run: stopped, traced, zombie, dead."""
+
+_DESCRIPTORS_AT_START = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def raise_descriptor_limit() -> None:
+    """Lets this process have as many descriptors as it may; what it spawns gets the limit it was born with."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+# --- spawning ----------------------------------------------------------------------------------------------------
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path | str | None = None,
+    uid: int | None = None,
+    gid: int | None = None,
+    stdout_fd: int | None = None,
+    session: bool = True,
+    cgroup_dir: Path | None = None,
+    pdeathsig: int | None = None,
+    keep_fds: Sequence[int] = (),
+    no_new_privs: bool = False,
+) -> subprocess.Popen[bytes]:
+    """Starts `command` (never through a shell) with exactly `env`; returns once the new program runs.
+
+    stdin is /dev/null; stdout and stderr go to `stdout_fd`, where None to this process's own. `uid` None: as this
+    user; else with the one group `gid`. The caller reaps it. The child enters `cgroup_dir` while it may still do
+    so, then gives up its groups, gid, uid, and asks for `pdeathsig` last, because changing the uid clears that.
+    A frozen `cgroup_dir` would block the caller: thaw it first.
+
+    Raises NotFound (no such program or directory), NotPermitted (not executable, or the child may not become what
+    was asked), BadRequest (no command, a NUL in it, arguments too long), HiveError.
+    """
+    if not command:
+        raise BadRequest("the command is empty")
+    why_read, why_write = os.pipe()
+    parent = os.getpid()
+
+    def become() -> None:
+        step = "restore limits"
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, _DESCRIPTORS_AT_START)
+            if cgroup_dir is not None:
+                step = f"enter {cgroup_dir}"
+                write_control(cgroup_dir / "cgroup.procs", b"0")
+            if uid is not None:
+                step = f"become uid {uid}"
+                _become_user(uid, uid if gid is None else gid)
+            step = "set process attributes"
+            if no_new_privs:
+                forbid_new_privileges()
+            if pdeathsig is not None:
+                die_with_parent(pdeathsig, parent=parent)
+        except OSError as error:
+            os.write(why_write, f"could not {step}: {error.strerror}".encode())
+            raise
+
+    try:
+        return subprocess.Popen(
+            list(command),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout_fd,
+            stderr=None if stdout_fd is None else subprocess.STDOUT,
+            start_new_session=session,
+            pass_fds=tuple(keep_fds),
+            preexec_fn=become,  # posix_spawn cannot enter a cgroup; `become` makes system calls only
+        )
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        os.close(why_write)
+        why_write = -1
+        why = os.read(why_read, 4096).decode()
+        raise _translate(command[0], env.get("PATH", os.defpath), error, why) from error
+    finally:
+        os.close(why_read)
+        if why_write >= 0:
+            os.close(why_write)
+
+
+def _become_user(uid: int, gid: int) -> None:
+    os.setgroups([])
+    os.setgid(gid)
+    os.setuid(uid)
+
+
+def _translate(program: str, path: str, error: Exception, why: str) -> HiveError:
+    if why:
+        return NotPermitted(f"cannot start {program}: {why}")
+    match error:
+        case FileNotFoundError() if error.filename not in (None, program):
+            return NotFound(f"cannot start {program}: no directory {error.filename}")
+        case FileNotFoundError():
+            return NotFound(
+                f"no such command: {program}", hint="Or the interpreter in the first line of the script is missing."
+            )
+        case PermissionError() if "/" not in program and shutil.which(program, path=path) is None:
+            # A directory of PATH the child may not enter hides that the program is in no other one either.
+            return NotFound(f"no such command: {program}")
+        case PermissionError():
+            return NotPermitted(f"not executable: {error.filename or program}")
+        case OSError(errno=errno.ENOEXEC):
+            return NotPermitted(f"not a program: {program}", hint="A script needs a first line such as #!/bin/sh.")
+        case ValueError() | OSError(errno=errno.E2BIG):
+            return BadRequest(f"cannot start {program!r}: {error}")
+        case _:
+            return HiveError(f"cannot start {program}: {error}")
+
+
+def exit_code(returncode: int) -> int:
+    """A `Popen.returncode` as a shell counts: 128 + signal for a process that a signal ended.
+
+    >>> exit_code(3), exit_code(-9)
+    (3, 137)
+    """
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def write_control(path: Path, data: bytes) -> None:
+    """One write(2) to a file of the kernel that exists already. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+# --- one process -------------------------------------------------------------------------------------------------
+
+
+class ProcessStat(NamedTuple):
+    """`/proc/<pid>/stat`. Times in clock ticks (`TICK_US` µs each), `start_ticks` since boot."""
+
+    pid: int
+    state: str
+    parent: int
+    session: int
+    cpu_ticks: int
+    waited_cpu_ticks: int
+    """Of its children that ended and were waited for."""
+    threads: int
+    start_ticks: int
+    rss_bytes: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still run: a zombie with threads left (its first thread ended) can."""
+        return self.state not in "ZX" or self.threads > 1
+
+
+def parse_stat(pid: int, content: bytes) -> ProcessStat:
+    """Reads the line by its *last* `)`: a program may put anything, also `) R 1 1`, into its name.
+
+    >>> line = b"7 (a) R 9) S 1 7 7 0 -1 0 0 0 0 0 11 22 3 4 20 0 1 0 500 4096 2 0"
+    >>> parse_stat(7, line).start_ticks, parse_stat(7, line).state, parse_stat(7, line).cpu_ticks
+    (500, 'S', 33)
+    """
+    fields = content[content.rindex(b")") + 2 :].split()
+    return ProcessStat(
+        pid=pid,
+        state=fields[0].decode(),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        cpu_ticks=int(fields[11]) + int(fields[12]),
+        waited_cpu_ticks=int(fields[13]) + int(fields[14]),
+        threads=int(fields[17]),
+        start_ticks=int(fields[19]),
+        rss_bytes=int(fields[21]) * PAGE_BYTES,
+    )
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """What /proc says of `pid` now; None where there is no such process."""
+    content = _read_proc(f"/proc/{pid}/stat")
+    return parse_stat(pid, content) if content else None
+
+
+def _read_proc(path: str) -> bytes:
+    """The content, empty where the process is gone or may not be looked at."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 262144)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+@cache
+def boot_id() -> str:
+    """Names this run of the kernel."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Exactly one process: pids are used again, a pid with its start time and boot id is not."""
+
+    pid: int
+    start_ticks: int
+    boot: str
+
+    @classmethod
+    def of(cls, stat: ProcessStat) -> Identity:
+        return cls(stat.pid, stat.start_ticks, boot_id())
+
+    def stat(self) -> ProcessStat | None:
+        """Its stat, also as a zombie; None where it is gone, whoever has its pid now."""
+        if self.boot != boot_id():
+            return None
+        stat = read_stat(self.pid)
+        return stat if stat is not None and stat.start_ticks == self.start_ticks else None
+
+    def open(self) -> int | None:
+        """A pidfd of exactly this process (the caller closes it), None where it is gone.
+
+        The check comes after the open: what the pidfd holds cannot be replaced any more.
+        """
+        try:
+            fd = os.pidfd_open(self.pid)
+        except OSError:
+            return None
+        if self.stat() is None:
+            os.close(fd)
+            return None
+        return fd
+
+    def send(self, signum: int) -> bool:
+        """Signals exactly this process. False where it is gone or this user may not."""
+        fd = self.open()
+        if fd is None:
+            return False
+        try:
+            signal.pidfd_send_signal(fd, signum)
+        except (ProcessLookupError, PermissionError):
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+
+def identify(pid: int) -> Identity | None:
+    """Who has this pid now."""
+    stat = read_stat(pid)
+    return None if stat is None else Identity.of(stat)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether no thread of `pid` runs: each is stopped, traced or dead (a process that is gone does not run).
+
+    Threads are looked at one by one: the state of the process is that of its first thread only. A thread that waits
+    in the kernel (state D) with SIGSTOP pending counts as stopped: it runs no more of its program. A shell is in
+    that state when its child was stopped between vfork and exec, and stays there.
+    """
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return True
+    for thread in threads:
+        content = _read_proc(f"/proc/{pid}/task/{thread}/stat")
+        state = parse_stat(pid, content).state if content else "X"
+        if state not in STOPPED and not (state == "D" and _has_pending_stop(pid, thread)):
+            return False
+    return True
+
+
+def _has_pending_stop(pid: int, thread: str) -> bool:
+    status = _read_proc(f"/proc/{pid}/task/{thread}/status").splitlines()
+    masks = [int(line.split()[1], 16) for line in status if line.startswith((b"SigPnd:", b"ShdPnd:"))]
+    return any(mask >> (signal.SIGSTOP - 1) & 1 for mask in masks)
+
+
+def has_environment(pid: int, entry: str) -> bool:
+    """Whether `pid` was started with `NAME=value` in its environment (False where that may not be read)."""
+    return entry.encode() in _environment(pid)
+
+
+def _environment(pid: int) -> frozenset[bytes]:
+    return frozenset(_read_proc(f"/proc/{pid}/environ").split(b"\0"))
+
+
+def real_uid(pid: int) -> int | None:
+    """Whose process it is, None where it is gone.
+
+    From `status`: the owner of /proc/<pid> is root where a process forbids core dumps.
+    """
+    for line in _read_proc(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"Uid:"):
+            return int(line.split()[1])
+    return None
+
+
+# --- all processes -----------------------------------------------------------------------------------------------
+
+
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+class Snapshot:
+    """One walk of /proc, taken when first looked at, with indexes over it.
+
+    A walk is not one moment: a child born during it of a parent read later may be missing.
+    """
+
+    @cached_property
+    def processes(self) -> dict[int, ProcessStat]:
+        return {pid: stat for pid in _pids() if (stat := read_stat(pid)) is not None}
+
+    @cached_property
+    def children(self) -> dict[int, list[int]]:
+        index: dict[int, list[int]] = {}
+        for stat in self.processes.values():
+            index.setdefault(stat.parent, []).append(stat.pid)
+        return index
+
+    @cached_property
+    def sessions(self) -> dict[int, list[int]]:
+        index: dict[int, list[int]] = {}
+        for stat in self.processes.values():
+            index.setdefault(stat.session, []).append(stat.pid)
+        return index
+
+    @cached_property
+    def environments(self) -> dict[int, frozenset[bytes]]:
+        """`NAME=value` entries each process was started with, empty where that may not be read."""
+        return {pid: _environment(pid) for pid in self.processes}
+
+    def with_environment(self, entry: str) -> list[ProcessStat]:
+        """The living processes started with `NAME=value` in their environment, oldest first."""
+        wanted = entry.encode()
+        marked = [self.processes[pid] for pid, entries in self.environments.items() if wanted in entries]
+        return sorted((stat for stat in marked if stat.alive), key=lambda stat: stat.start_ticks)
+
+    def with_descendants(self, pids: set[int]) -> set[int]:
+        """`pids` and everything below them."""
+        found = set(pids)
+        fresh = list(pids)
+        while fresh:
+            below = [child for child in self.children.get(fresh.pop(), ()) if child not in found]
+            found.update(below)
+            fresh.extend(below)
+        return found

@@ -1,0 +1,156 @@
+"""The helper's verbs, typed: what daemon and `hive up` call."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from hive.link.client import LinkClient
+from hive.link.link import Link, Reply
+from hive.link.messages import (
+    AskStat,
+    Confirm,
+    Define,
+    Defined,
+    Done,
+    Ended,
+    Freeze,
+    Frozen,
+    Hello,
+    Message,
+    ProcessSpec,
+    Reaped,
+    Reconcile,
+    Remove,
+    Start,
+    Started,
+    Stat,
+    Stats,
+    Stop,
+    Thaw,
+    Thawed,
+    ThawedAlone,
+)
+
+ANSWER_S = 5.0
+"""Longest wait for what the helper does at once, or gives up after 2 s itself."""
+REAPED_MAX = 1000
+"""Ends of orphans kept while there is no helper: far more than there are agents."""
+DISK_S = 120.0
+"""For what the disk decides: deleting a large home."""
+
+
+def _ignore(*_: object) -> None:
+    """Where nobody wants to know."""
+
+
+class SandboxClient:
+    """Keeps a link to the helper. Made on a running loop; connects by itself, again and again.
+
+    Every verb raises LinkLost (not connected, or lost before the answer: it may have happened), TimedOut, or what
+    the helper answered with: NotFound for an unknown agent, WrongState where its state forbids it.
+
+    `on_connected()`: linked (anew); the caller sends `reconcile` before it trusts anything it remembers.
+    `on_lost()`: the link is gone; verbs under way have failed already.
+    `on_ended(ended)`: an agent ended that nobody asked to through this link.
+    `on_thawed_alone(agent, reason)`: the helper woke an agent by itself.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        role: str,
+        epoch: str,
+        on_ended: Callable[[Ended], None] = _ignore,
+        on_thawed_alone: Callable[[str, str], None] = _ignore,
+        on_connected: Callable[[], None] = _ignore,
+        on_lost: Callable[[], None] = _ignore,
+    ) -> None:
+        """`role`: `daemon` or `up`; `epoch` names this run of the caller's process."""
+        self._hello = Hello(role=role, epoch=epoch, pid=os.getpid())
+        self._on_ended = on_ended
+        self._on_thawed_alone = on_thawed_alone
+        self._on_connected = on_connected
+        self._on_lost = on_lost
+        self._reaped: deque[Reaped] = deque(maxlen=REAPED_MAX)
+        self._client = LinkClient(
+            path, name="sandbox", on_link=self._linked, on_message=self._told, on_lost=lambda _: self._on_lost()
+        )
+
+    def __repr__(self) -> str:
+        return f"<SandboxClient {self._hello.role} {'connected' if self.connected else 'not connected'}>"
+
+    @property
+    def connected(self) -> bool:
+        return self._client.connected
+
+    def close(self) -> None:
+        """Hangs up for good."""
+        self._client.close()
+
+    def _linked(self, link: Link) -> None:
+        link.tell(self._hello)
+        self._tell_reaped(link)
+        self._on_connected()
+
+    def _told(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002 - nothing is asked here
+        match message:
+            case Ended():
+                self._on_ended(message)
+            case ThawedAlone():
+                self._on_thawed_alone(message.agent, message.reason)
+            case _:
+                pass
+
+    async def define(self, agent: str, spec: ProcessSpec) -> Path:
+        """Makes the agent (or changes its spec for the next start); the path of its own socket."""
+        answer = await self._client.link.ask(Define(agent=agent, spec=spec), Defined, timeout_s=DISK_S)
+        return Path(answer.socket)
+
+    async def start(self, agent: str) -> int:
+        """Starts it; the pid. Raises NotFound or NotPermitted for a command that cannot run, WrongState if it runs."""
+        return (await self._client.link.ask(Start(agent=agent), Started, timeout_s=ANSWER_S)).pid
+
+    async def stop(self, agent: str, *, grace_s: float) -> Ended:
+        """Thaws it, SIGTERM, after `grace_s` seconds SIGKILL. Not running: how it ended last."""
+        return await self._client.link.ask(Stop(agent=agent, grace_s=grace_s), Ended, timeout_s=grace_s + ANSWER_S)
+
+    async def freeze(self, agent: str, generation: int) -> Frozen:
+        """Returns when none of it runs. It is thawed again unless `confirm` follows within 10 s.
+
+        Raises TimedOut (it would not freeze; awake), WrongState (woken meanwhile, not running, older generation).
+        """
+        return await self._client.link.ask(Freeze(agent=agent, generation=generation), Frozen, timeout_s=ANSWER_S)
+
+    async def confirm(self, agent: str, generation: int) -> None:
+        """Keeps it frozen. Raises WrongState where the helper has thawed it already."""
+        await self._client.link.ask(Confirm(agent=agent, generation=generation), Done, timeout_s=ANSWER_S)
+
+    async def thaw(self, agent: str) -> Thawed:
+        """Returns when it is verified to run; also if it ran all the time. A freeze under way gives up."""
+        return await self._client.link.ask(Thaw(agent=agent), Thawed, timeout_s=ANSWER_S)
+
+    async def stat(self, agents: Iterable[str] = ()) -> dict[str, Stat]:
+        """Ground truth by agent id, of all where none is named; unknown ones are left out."""
+        return (await self._client.link.ask(AskStat(agents=list(agents)), Stats, timeout_s=ANSWER_S)).agents
+
+    async def reconcile(self, asleep: dict[str, int]) -> dict[str, Stat]:
+        """`asleep`: id → generation of all the caller holds asleep; all others are thawed. Answers as `stat`."""
+        return (await self._client.link.ask(Reconcile(asleep=asleep), Stats, timeout_s=ANSWER_S)).agents
+
+    async def remove(self, agent: str) -> None:
+        """Kills it and deletes its socket, home and log. An unknown agent: nothing to do."""
+        await self._client.link.ask(Remove(agent=agent), Done, timeout_s=DISK_S)
+
+    def reaped(self, pid: int, exit_code: int) -> None:
+        """`hive up` tells how an orphan it inherited ended (128 + signal); kept while there is no helper."""
+        self._reaped.append(Reaped(pid=pid, exit_code=exit_code))
+        if self.connected:
+            self._tell_reaped(self._client.link)
+
+    def _tell_reaped(self, link: Link) -> None:
+        while self._reaped:
+            link.tell(self._reaped.popleft())

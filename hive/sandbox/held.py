@@ -1,0 +1,354 @@
+"""One agent as the helper holds it: its verbs, one at a time, and the promise that nobody is left frozen."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from hive.errors import HiveError, NotFound, TimedOut, WrongState
+from hive.host.process import Snapshot
+from hive.link.messages import Done, Ended, Frozen, Message, ProcessSpec, Started, Stat, Thawed
+from hive.link.tasks import spawn
+from hive.sandbox.runtime import Running, Runtime
+from hive.sandbox.table import Record, Table, storage_error
+
+log = logging.getLogger("hive.sandbox")
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the helper waits, in seconds (design.md §4)."""
+
+    freeze_s: float = 2.0
+    """From asking for a freeze to giving it up; the kernel cannot freeze what is stuck in I/O."""
+    thaw_s: float = 2.0
+    confirm_s: float = 10.0
+    """A frozen agent that nobody confirms is thawed."""
+    adopted_confirm_s: float = 60.0
+    """The same for those found frozen by a restarted helper."""
+    report_s: float = 0.5
+    """For the exit code of a process whose parent is `hive up`."""
+    log_check_s: float = 1.0
+
+
+class Held:
+    """An agent in the table. `on_ended`, `on_thawed_alone(reason)` are called for what nobody asked for.
+
+    Verbs wait for each other, except `thaw`: it acts at once, and a freeze under way gives up.
+    """
+
+    def __init__(
+        self,
+        agent: str,
+        *,
+        runtime: Runtime,
+        table: Table,
+        limits: Limits,
+        on_ended: Callable[[Ended], None],
+        on_thawed_alone: Callable[[str, str], None],
+    ) -> None:
+        self.agent = agent
+        self._runtime = runtime
+        self._table = table
+        self._limits = limits
+        self._on_ended = on_ended
+        self._on_thawed_alone = on_thawed_alone
+        self._loop = asyncio.get_running_loop()
+        self._lock = asyncio.Lock()
+        self._running: Running | None = None
+        self._exited = asyncio.Event()
+        self._report: asyncio.Future[int] = self._loop.create_future()
+        self._generation = 0
+        self._thaws = 0
+        self._asleep = False
+        self._unconfirmed: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        state = "gone" if self._running is None else "asleep" if self._asleep else "awake"
+        return f"<Held {self.agent} {state} generation {self._generation}>"
+
+    @property
+    def record(self) -> Record:
+        """Raises NotFound before the first `define` and after `remove`."""
+        record = self._table.records.get(self.agent)
+        if record is None:
+            raise NotFound(f"agent {self.agent} is not defined")
+        return record
+
+    def _must_run(self) -> Running:
+        if self._running is None or self._exited.is_set():
+            raise WrongState(f"agent {self.agent} is not running")
+        return self._running
+
+    # --- define, start, stop, remove -----------------------------------------------------------------------------
+
+    async def define(self, spec: ProcessSpec, bind: Callable[[], None]) -> None:
+        """Makes or changes the agent; `bind` makes its socket. What failed the first time leaves no record."""
+        async with self._lock:
+            try:
+                new_home = self._runtime.prepare(self.agent, spec)
+                try:
+                    bind()
+                    await self._write_down(spec)
+                except (HiveError, OSError):
+                    if new_home:
+                        self._runtime.discard(self.agent, spec)
+                    raise
+            except OSError as error:
+                raise storage_error(error) from error
+
+    async def _write_down(self, spec: ProcessSpec) -> None:
+        records = self._table.records
+        before = records.get(self.agent)
+        records[self.agent] = msgspec.structs.replace(before, spec=spec) if before else Record(spec=spec)
+        try:
+            await self._table.save_durably()
+        except HiveError:
+            if before is None:
+                del records[self.agent]
+            else:
+                records[self.agent] = before
+            raise
+
+    async def start(self) -> Started:
+        """Starts it. A start that cannot be written down is undone: the next helper would not know of it."""
+        async with self._lock:
+            record = self.record
+            if self._running is not None:
+                raise WrongState(f"agent {self.agent} is running as pid {self._running.run.main.pid}")
+            try:
+                running = self._runtime.start(self.agent, record.spec, mark=record.environment)
+            except OSError as error:
+                raise storage_error(error) from error
+            self._take(running)
+            record.run = running.run
+            try:
+                self._table.save()
+            except HiveError:
+                await running.kill()
+                await self._end(running)
+                raise
+            log.info("agent_started agent=%s pid=%d", self.agent, running.run.main.pid)
+            return Started(pid=running.run.main.pid)
+
+    def _take(self, running: Running) -> None:
+        self._running = running
+        self._exited.clear()
+        self._report = self._loop.create_future()
+        self._loop.add_reader(running.ended_fd, self._main_ended, running)
+
+    async def stop(self, *, grace_s: float) -> Ended:
+        """Ends all of it. Already ended: says how. Raises TimedOut where a process survives SIGKILL."""
+        self._wake_up()
+        async with self._lock:
+            if self._running is None:
+                return Ended(agent=self.agent, exit_code=self.record.exit_code, pid=self.record.last_pid)
+            if not await self._running.stop(grace_s=grace_s):
+                raise TimedOut(f"a process of {self.agent} does not end on SIGKILL: it hangs in the kernel")
+            return await self._end(self._running)
+
+    async def remove(self, drop: Callable[[], None]) -> None:
+        """Kills it, `drop`s its socket, deletes its files and its record."""
+        self._wake_up()
+        async with self._lock:
+            record = self.record
+            if self._running is not None:
+                if not await self._running.kill():
+                    raise TimedOut(f"a process of {self.agent} does not end on SIGKILL: it hangs in the kernel")
+                await self._end(self._running)
+            drop()
+            # In a thread: how long the disk takes is the agent's doing.
+            await asyncio.to_thread(self._runtime.discard, self.agent, record.spec)
+            del self._table.records[self.agent]
+            await self._table.save_durably()
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def _main_ended(self, running: Running) -> None:
+        self._loop.remove_reader(running.ended_fd)
+        self._exited.set()
+        spawn(self._settle(running), name=f"settle {self.agent}")
+
+    async def _settle(self, running: Running) -> None:
+        """The main process ended by itself: what it leaves behind goes with it, then the daemon hears of it."""
+        async with self._lock:
+            if running is not self._running:
+                return
+            if not await running.kill():
+                log.error("agent_left_a_process agent=%s", self.agent)
+            ended = await self._end(running)
+        log.info("agent_ended agent=%s exit_code=%s", self.agent, ended.exit_code)
+        self._on_ended(ended)
+
+    async def _end(self, running: Running) -> Ended:
+        """Takes down how it ended. The caller holds the lock and has killed all of it."""
+        await asyncio.wait_for(self._exited.wait(), self._limits.thaw_s)
+        self._disarm()
+        exit_code = running.reap()
+        if exit_code is None:
+            with contextlib.suppress(TimeoutError):
+                exit_code = await asyncio.wait_for(asyncio.shield(self._report), self._limits.report_s)
+        self._running = None
+        self._asleep = False
+        running.close()
+        record = self.record
+        record.run, record.last_pid, record.exit_code = None, running.run.main.pid, exit_code
+        # A record that still names the ended process does no harm: its identity is looked at before it is believed.
+        with contextlib.suppress(HiveError):
+            self._table.save()
+        return Ended(agent=self.agent, exit_code=exit_code, pid=record.last_pid)
+
+    def reaped(self, pid: int, exit_code: int) -> None:
+        """`hive up`, the parent of agents whose helper was killed, tells how `pid` ended. Others' pids are ignored."""
+        record = self._table.records.get(self.agent)
+        if self._running is not None and self._running.run.main.pid == pid:
+            if not self._report.done():
+                self._report.set_result(exit_code)
+        elif record is not None and record.last_pid == pid and record.exit_code is None:
+            record.exit_code = exit_code
+
+    # --- asleep and awake ----------------------------------------------------------------------------------------
+
+    def freeze(self, generation: int) -> Coroutine[Any, Any, Frozen]:
+        """Freezes it. Not itself a coroutine: a thaw that arrives after this call must be seen by it."""
+        return self._freeze(generation, self._thaws)
+
+    async def _freeze(self, generation: int, thaws: int) -> Frozen:
+        async with self._lock:
+            running = self._must_run()
+            if generation < self._generation:
+                raise WrongState(f"generation {generation} is older than {self._generation}")
+            self._generation = generation
+            self._disarm()
+            began = time.monotonic()
+            try:
+                await running.freeze(
+                    deadline_s=self._limits.freeze_s,
+                    give_up=lambda: thaws != self._thaws or self._exited.is_set(),
+                )
+            except (HiveError, OSError):
+                self._asleep = False
+                with contextlib.suppress(TimedOut):
+                    await running.thaw(deadline_s=self._limits.thaw_s)
+                raise
+            self._asleep = True
+            self._arm(self._limits.confirm_s)
+            return Frozen(took_ms=(time.monotonic() - began) * 1000, how=running.stat(Snapshot()).freezer)
+
+    def confirm(self, generation: int) -> Done:
+        """The pause is committed. Raises WrongState where it is not frozen, or for another generation."""
+        running = self._must_run()
+        if not self._asleep or generation != self._generation or not running.is_frozen():
+            raise WrongState(f"agent {self.agent} is not frozen for generation {generation}")
+        self._disarm()
+        return Done()
+
+    def thaw(self) -> Message | Coroutine[Any, Any, Message]:
+        """Thaws at once; the answer, or where that is not verified yet the wait for it."""
+        began = time.monotonic()
+        running = self._must_run()
+        self._wake_up()
+        if running.thaw_now():
+            return Thawed(took_ms=(time.monotonic() - began) * 1000)
+        return self._verify_thaw(running, began)
+
+    async def _verify_thaw(self, running: Running, began: float) -> Message:
+        await running.thaw(deadline_s=self._limits.thaw_s)
+        return Thawed(took_ms=(time.monotonic() - began) * 1000)
+
+    def _wake_up(self) -> None:
+        """From here on nobody wants it frozen: a freeze under way gives up, one that is done is forgotten."""
+        self._thaws += 1
+        self._asleep = False
+        self._disarm()
+
+    def _arm(self, limit_s: float) -> None:
+        self._disarm()
+        self._unconfirmed = self._loop.call_later(limit_s, self._not_confirmed, limit_s)
+
+    def _disarm(self) -> None:
+        if self._unconfirmed is not None:
+            self._unconfirmed.cancel()
+            self._unconfirmed = None
+
+    def _not_confirmed(self, limit_s: float) -> None:
+        spawn(self.thaw_alone(f"not confirmed within {limit_s:g} s"), name=f"thaw {self.agent}")
+
+    def thaw_alone(self, reason: str) -> Coroutine[Any, Any, None]:
+        """Thaws it now, whoever wanted it frozen; the rest verifies, and tells `on_thawed_alone` if it slept."""
+        was_asleep = self._asleep
+        self._wake_up()
+        return self._verify_thaw_alone(self._running, reason if was_asleep else "")
+
+    async def _verify_thaw_alone(self, running: Running | None, reason: str) -> None:
+        if running is None:
+            return
+        with contextlib.suppress(TimedOut):
+            await running.thaw(deadline_s=self._limits.thaw_s)
+        if reason:
+            log.warning("agent_thawed_alone agent=%s reason=%r", self.agent, reason)
+            self._on_thawed_alone(self.agent, reason)
+
+    async def reconcile(self, generation: int | None) -> None:
+        """The daemon holds it asleep since `generation`, or awake (None): confirmed if it is frozen, else thawed."""
+        running = self._running
+        if running is None:
+            return
+        if generation is not None and self._asleep and running.is_frozen():
+            self._generation = generation
+            self._disarm()
+            return
+        self._wake_up()
+        with contextlib.suppress(TimedOut):
+            await running.thaw(deadline_s=self._limits.thaw_s)
+
+    # --- truth ---------------------------------------------------------------------------------------------------
+
+    def stat(self, snapshot: Snapshot) -> Stat:
+        """Ground truth now."""
+        if self._running is None or self._exited.is_set():
+            record = self._table.records.get(self.agent)
+            return Stat(state="gone", exit_code=record.exit_code if record else None)
+        return self._running.stat(snapshot)
+
+    def trim_log(self) -> None:
+        if self._running is not None:
+            self._runtime.trim_log(self.record.spec)
+
+    # --- across helpers ------------------------------------------------------------------------------------------
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """After a restart: takes up what an earlier helper started, or takes down that it is gone."""
+        record = self.record
+        running = None
+        if record.run is not None:
+            running = self._runtime.adopt(self.agent, record.spec, record.run, mark=record.environment)
+            if running is None:
+                self._runtime.sweep(self.agent, record.spec, record.run, mark=record.environment)
+                record.last_pid, record.exit_code = record.run.main.pid, None
+                record.run = None
+        else:
+            running = self._runtime.find(self.agent, record.spec, snapshot, mark=record.environment)
+        if running is None:
+            return
+        record.run = running.run
+        self._take(running)
+        log.info("agent_adopted agent=%s pid=%d", self.agent, running.run.main.pid)
+        if running.is_frozen():
+            self._asleep = True
+            self._arm(self._limits.adopted_confirm_s)
+        elif running.is_half_frozen():
+            spawn(self.thaw_alone("half frozen"), name=f"thaw {self.agent}")
+
+    def release(self) -> None:
+        """The helper leaves; the agent stays."""
+        self._disarm()
+        if self._running is not None:
+            self._loop.remove_reader(self._running.ended_fd)
+            self._running.close()
+            self._running = None

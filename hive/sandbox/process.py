@@ -1,0 +1,266 @@
+"""The `process` runtime: an agent is a command in a session, and where permitted a cgroup, of its own.
+
+`limits: not enforced`: memory and CPU of an agent are not bounded yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Protocol
+
+from hive.errors import BadRequest, HiveError, NotPermitted, TimedOut, WrongState
+from hive.host.cgroup import Leaf, Subtree
+from hive.host.process import Identity, Snapshot, boot_id, exit_code, identify, spawn
+from hive.link.messages import ProcessSpec, Stat
+from hive.sandbox import home
+from hive.sandbox.runtime import Run, Running
+from hive.sandbox.signals import SignalGroup
+from hive.settings import Paths
+
+LIMITS = "not enforced"
+INHERITED = ("PATH", "LANG", "TZ")
+KILL_S = 2.0
+"""Seconds until a process that survives SIGKILL counts as stuck in the kernel."""
+
+
+class Group(Protocol):
+    """All processes of one agent; `Leaf` (cgroup) and `SignalGroup` (walks of /proc) are this."""
+
+    @property
+    def how(self) -> str: ...
+    def pids(self) -> list[int]: ...
+    def freeze(self) -> None: ...
+    def thaw(self) -> None: ...
+    def is_frozen(self) -> bool: ...
+    def is_thawed(self) -> bool: ...
+    def was_asked_to_freeze(self) -> bool: ...
+    def looks_frozen(self, snapshot: Snapshot) -> bool: ...
+    def usage(self, snapshot: Snapshot) -> tuple[int, int, int]: ...
+    def signal(self, signum: int) -> None: ...
+    def kill(self) -> None: ...
+    def remove(self) -> None: ...
+
+
+async def _pause(attempt: int) -> None:
+    """Between looks at the kernel: the first ones at once (a busy process freezes in 16 µs), then every ms.
+
+    Not by inotify: the kernel tells changes of `cgroup.events` at most every 10 ms.
+    """
+    await asyncio.sleep(0 if attempt < 20 else 0.001)
+
+
+class RunningProcess:
+    """One started agent; see `Running` for the contract."""
+
+    def __init__(self, run: Run, group: Group, *, ended_fd: int, child: subprocess.Popen[bytes] | None) -> None:
+        self.run = run
+        self.ended_fd = ended_fd
+        self._group = group
+        self._child = child
+
+    def __repr__(self) -> str:
+        return f"<RunningProcess {self.run.main.pid} {self._group!r}>"
+
+    async def freeze(self, *, deadline_s: float, give_up: Callable[[], bool]) -> None:
+        try:
+            await self._freeze(deadline_s, give_up)
+        except BaseException:
+            self.thaw_now()
+            raise
+
+    async def _freeze(self, deadline_s: float, give_up: Callable[[], bool]) -> None:
+        until = time.monotonic() + deadline_s
+        for attempt in count():
+            if give_up():
+                raise WrongState("woken, stopped or ended while it was being frozen")
+            self._group.freeze()
+            if self._group.is_frozen():
+                return
+            if time.monotonic() > until:
+                raise TimedOut(f"its processes did not all stop within {deadline_s:g} s")
+            await _pause(attempt)
+
+    def thaw_now(self) -> bool:
+        self._group.thaw()
+        return self._group.is_thawed()
+
+    async def thaw(self, *, deadline_s: float) -> None:
+        until = time.monotonic() + deadline_s
+        for attempt in count():
+            if self.thaw_now():
+                return
+            if time.monotonic() > until:
+                raise TimedOut(f"its processes did not all continue within {deadline_s:g} s")
+            await _pause(attempt)
+
+    def is_frozen(self) -> bool:
+        return self._group.is_frozen()
+
+    def is_half_frozen(self) -> bool:
+        return self._group.was_asked_to_freeze() and not self._group.is_frozen()
+
+    def stat(self, snapshot: Snapshot) -> Stat:
+        cpu_us, rss_bytes, processes = self._group.usage(snapshot)
+        return Stat(
+            state="frozen" if self._group.looks_frozen(snapshot) else "running",
+            pid=self.run.main.pid,
+            cpu_us=cpu_us,
+            rss_bytes=rss_bytes,
+            processes=processes,
+            freezer=self._group.how,
+        )
+
+    async def stop(self, *, grace_s: float) -> bool:
+        self.thaw_now()
+        self._group.signal(signal.SIGTERM)
+        await self._wait_until_empty(grace_s)
+        return await self.kill()
+
+    async def kill(self) -> bool:
+        until = time.monotonic() + KILL_S
+        while self._is_left():
+            self._group.kill()
+            self._group.thaw()
+            self.run.main.send(signal.SIGKILL)
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(0.002)
+        return True
+
+    def _is_left(self) -> bool:
+        """The main process is looked at by itself too: as the user of the subtree it could have left its cgroup."""
+        main = self.run.main.stat()
+        return (main is not None and main.alive) or bool(self._group.pids())
+
+    async def _wait_until_empty(self, limit_s: float) -> None:
+        """Looks often at first: most agents end within milliseconds."""
+        until, wait_s = time.monotonic() + limit_s, 0.002
+        while self._is_left() and (left_s := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(wait_s, left_s))
+            wait_s = min(wait_s * 1.5, 0.1)
+
+    def reap(self) -> int | None:
+        if self._child is None:
+            return None
+        returncode = self._child.poll()
+        return None if returncode is None else exit_code(returncode)
+
+    def close(self) -> None:
+        if self.ended_fd >= 0:
+            os.close(self.ended_fd)
+            self.ended_fd = -1
+        if self._child is not None:
+            # It lives on without this helper: Popen must not complain when it is collected.
+            self._child.returncode = self._child.poll() or 0
+        self._group.remove()
+
+
+class ProcessRuntime:
+    """See `Runtime` for the contract."""
+
+    def __init__(self, paths: Paths, *, subtree: Subtree | None, log_max_bytes: int) -> None:
+        """`subtree` None: agents are frozen by signals."""
+        self._paths = paths
+        self._subtree = subtree
+        self._log_max_bytes = log_max_bytes
+
+    def prepare(self, agent: str, spec: ProcessSpec) -> bool:
+        self._check(agent, spec)
+        return home.make_home(Path(spec.home), uid=spec.uid, gid=spec.gid, files=spec.files)
+
+    def _check(self, agent: str, spec: ProcessSpec) -> None:
+        if not spec.command or not all(spec.command[:1]):
+            raise BadRequest("the command is empty")
+        if (Path(spec.home), Path(spec.log)) != (self._paths.home(agent), self._paths.log(agent)):
+            raise BadRequest(f"home and log of {agent} must be {self._paths.home(agent)} and {self._paths.log(agent)}")
+        if spec.uid is None:
+            return
+        if spec.uid <= 0 or spec.gid == 0 or spec.uid == os.geteuid():
+            raise NotPermitted(f"an agent runs as a user of its own, never as uid {spec.uid}, gid {spec.gid}")
+        if os.geteuid() != 0:
+            raise NotPermitted("only root can run agents as other users")
+
+    def start(self, agent: str, spec: ProcessSpec, *, mark: str) -> Running:
+        leaf = self._subtree.leaf(agent) if self._subtree else None
+        log = home.open_log(Path(spec.log))
+        try:
+            if leaf is not None:
+                leaf.make()
+            child = self._spawn(spec, mark, log, leaf)
+        finally:
+            os.close(log)
+        main = identify(child.pid)
+        assert main is not None, "a child that was not waited for is at least a zombie"
+        run = Run(main=main, leaf=str(leaf.path) if leaf else None, since=time.time())
+        return RunningProcess(run, self._group(spec, run, mark), ended_fd=os.pidfd_open(child.pid), child=child)
+
+    def _spawn(self, spec: ProcessSpec, mark: str, log: int, leaf: Leaf | None) -> subprocess.Popen[bytes]:
+        try:
+            return spawn(
+                spec.command,
+                env=self._environment(spec, mark),
+                cwd=spec.home,
+                uid=spec.uid,
+                gid=spec.gid,
+                stdout_fd=log,
+                cgroup_dir=leaf.path if leaf else None,
+                no_new_privs=True,
+            )
+        except HiveError:
+            if leaf is not None:
+                leaf.remove()
+            raise
+
+    @staticmethod
+    def _environment(spec: ProcessSpec, mark: str) -> dict[str, str]:
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        name, _, value = mark.partition("=")
+        return {"PATH": os.defpath, **inherited, "HOME": spec.home, **spec.env, name: value}
+
+    @staticmethod
+    def _group(spec: ProcessSpec, run: Run, mark: str) -> Group:
+        return SignalGroup(run.main, uid=spec.uid, mark=mark) if run.leaf is None else Leaf(Path(run.leaf))
+
+    def adopt(self, agent: str, spec: ProcessSpec, run: Run, *, mark: str) -> Running | None:  # noqa: ARG002
+        fd = run.main.open()
+        if fd is None:
+            return None
+        return RunningProcess(run, self._group(spec, run, mark), ended_fd=fd, child=None)
+
+    def find(self, agent: str, spec: ProcessSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
+        leaders = [stat for stat in snapshot.with_environment(mark) if stat.pid == stat.session]
+        if not leaders:
+            return None
+        main = Identity.of(leaders[0])
+        leaf = self._subtree.leaf(agent) if self._subtree else None
+        in_leaf = leaf is not None and main.pid in leaf.pids()
+        run = Run(main=main, leaf=str(leaf.path) if leaf and in_leaf else None, since=time.time())
+        return self.adopt(agent, spec, run, mark=mark)
+
+    def sweep(self, agent: str, spec: ProcessSpec, run: Run, *, mark: str) -> None:  # noqa: ARG002
+        if run.main.boot != boot_id():
+            return
+        group = self._group(spec, run, mark)
+        group.kill()
+        group.thaw()
+
+    def thaw_strays(self, known: set[str]) -> list[str]:
+        strays = [leaf for leaf in self._subtree.leaves() if leaf.path.name not in known] if self._subtree else []
+        for leaf in strays:
+            leaf.thaw()
+            leaf.remove()
+        return [leaf.path.name for leaf in strays if leaf.path.exists()]
+
+    def discard(self, agent: str, spec: ProcessSpec) -> None:  # noqa: ARG002
+        home.remove_tree(Path(spec.home))
+        Path(spec.log).unlink(missing_ok=True)
+
+    def trim_log(self, spec: ProcessSpec) -> None:
+        home.trim_log(Path(spec.log), self._log_max_bytes)

@@ -1,0 +1,360 @@
+"""`hive sandbox`, the helper: starts, stops, freezes and thaws agents, and owns their sockets.
+
+It decides nothing: the daemon says what, the kernel says what is. Agents are in sessions and cgroups of their own
+and outlive it; the next helper adopts them. Whoever it leaves frozen by being killed is found by the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import re
+import secrets
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, WrongState
+from hive.host import parent
+from hive.host.cgroup import Subtree
+from hive.host.process import Snapshot, raise_descriptor_limit
+from hive.link.link import Link, Reply, failed
+from hive.link.messages import (
+    PROTOCOL,
+    AskListeners,
+    AskStat,
+    Confirm,
+    Define,
+    Defined,
+    Done,
+    Ended,
+    Freeze,
+    Hello,
+    Message,
+    Reaped,
+    Reconcile,
+    Remove,
+    Start,
+    Stats,
+    Stop,
+    Thaw,
+    ThawedAlone,
+)
+from hive.link.server import LinkServer
+from hive.link.tasks import spawn
+from hive.sandbox.held import Held, Limits
+from hive.sandbox.listeners import Listeners, clear_directory
+from hive.sandbox.process import LIMITS, ProcessRuntime
+from hive.sandbox.runtime import Runtime
+from hive.sandbox.table import Table
+from hive.settings import Paths, Settings
+
+log = logging.getLogger("hive.sandbox")
+
+ROLE = "sandbox"
+AGENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+LOCK_WAIT_S = 5.0
+"""A leaving helper thaws its agents first; the next one waits this long for it."""
+
+_AGENTS: frozenset[type[Message]] = frozenset({Define, Start, Stop, Freeze, Confirm, Thaw, AskStat, Reconcile, Remove})
+MAY_ASK: dict[str, frozenset[type[Message]]] = {
+    "daemon": _AGENTS,
+    "proxy": frozenset({AskListeners}),
+    "up": _AGENTS | frozenset({Reaped}),
+}
+"""What each role may ask for; every peer is root or Hive's own user already."""
+
+Answer = Message | Coroutine[Any, Any, Message]
+
+
+class Helper:
+    """Everything of one helper; `open` begins, `leave` ends with every agent awake and alive."""
+
+    def __init__(self, paths: Paths, runtime: Runtime, *, limits: Limits | None = None) -> None:
+        self._paths = paths
+        self._runtime = runtime
+        self._limits = limits or Limits()
+        self._epoch = secrets.token_hex(8)
+        self._roles: dict[Link, str] = {}
+        self._held: dict[str, Held] = {}
+        self._listeners = Listeners()
+        self._lock_fd = -1
+        self.left = False
+        self._table: Table
+        self._server: LinkServer
+        self._log_check: asyncio.Task[None]
+
+    def __repr__(self) -> str:
+        return f"<Helper {len(self._held)} agents, {sorted(self._roles.values())}>"
+
+    async def open(self) -> None:
+        """Takes the state directory, adopts what lives, binds the agents' sockets, then listens.
+
+        Raises WrongState where another helper has the directory, NotPermitted where it is not Hive's, ConfigError.
+        """
+        make_directories(self._paths)
+        self._lock_fd = await _take_lock(self._paths.sandbox_table.with_suffix(".lock"))
+        self._table = Table.load(self._paths.sandbox_table)
+        self._adopt()
+        self._server = LinkServer(
+            self._paths.sandbox_socket,
+            name=ROLE,
+            uids=frozenset({os.geteuid()}),
+            on_link=self._greet,
+            on_message=self._on_message,
+            on_lost=self._on_lost,
+        )
+        self._log_check = spawn(self._trim_logs(), name="trim logs")
+
+    def _adopt(self) -> None:
+        records = self._table.records
+        keep = {self._paths.agent_socket(agent) for agent in records}
+        clear_directory(self._paths.agent_socket("any").parent, keep)
+        snapshot = Snapshot()
+        for agent, record in records.items():
+            self._listeners.bind(agent, self._paths.agent_socket(agent), uid=record.spec.uid, gid=record.spec.gid)
+            self._hold(agent).adopt(snapshot)
+        for stray in self._runtime.thaw_strays(set(records)):
+            log.warning("unknown_agent_thawed agent=%s", stray)
+        self._table.save()
+
+    def _hold(self, agent: str) -> Held:
+        held = Held(
+            agent,
+            runtime=self._runtime,
+            table=self._table,
+            limits=self._limits,
+            on_ended=self._tell_daemons,
+            on_thawed_alone=lambda agent, reason: self._tell_daemons(ThawedAlone(agent=agent, reason=reason)),
+        )
+        self._held[agent] = held
+        return held
+
+    async def leave(self) -> None:
+        """Thaws everyone, verified, and closes the sockets; agents go on running."""
+        self.left = True
+        await asyncio.gather(*(held.thaw_alone("the helper is leaving") for held in self._held.values()))
+        self._log_check.cancel()
+        self._server.close()
+        self._listeners.close()
+        for held in self._held.values():
+            held.release()
+        os.close(self._lock_fd)
+
+    # --- links ---------------------------------------------------------------------------------------------------
+
+    def _greet(self, link: Link) -> None:
+        link.tell(Hello(role=ROLE, epoch=self._epoch, pid=os.getpid()))
+
+    def _on_lost(self, link: Link) -> None:
+        self._roles.pop(link, None)
+        self._listeners.unfollow(link)
+
+    def _tell_daemons(self, message: Message, *, but: Link | None = None) -> None:
+        for link, role in self._roles.items():
+            if role == "daemon" and link is not but:
+                link.tell(message)
+
+    def _on_message(self, link: Link, message: Message, reply: Reply | None) -> None:
+        answer = reply or _drop
+        try:
+            outcome = self._do(link, message)
+        except HiveError as error:
+            answer(failed(error))
+            return
+        except Exception as error:
+            answer(failed(HiveError(f"{type(error).__name__}: {error}")))
+            raise
+        if isinstance(outcome, Message):
+            answer(outcome)
+        else:
+            spawn(_answer_later(outcome, answer), name=type(message).__name__)
+
+    def _do(self, link: Link, message: Message) -> Answer:
+        """The answer, or the work that makes it. Thaw and Confirm are done on return: a wake waits for no task."""
+        if isinstance(message, Hello):
+            return self._hello(link, message)
+        if type(message) not in MAY_ASK.get(self._roles.get(link, ""), ()):
+            raise NotPermitted(f"{self._roles.get(link, 'nobody')} may not ask {type(message).__name__}")
+        match message:
+            case Thaw():
+                return self._find(message.agent).thaw()
+            case Confirm():
+                return self._find(message.agent).confirm(message.generation)
+            case Freeze():
+                return self._find(message.agent).freeze(message.generation)
+            case AskStat():
+                return self._stats(message.agents)
+            case Reconcile():
+                return self._reconcile(message.asleep)
+            case Define():
+                return self._define(message)
+            case Start():
+                return self._find(message.agent).start()
+            case Stop():
+                return self._stop(message, link)
+            case Remove():
+                return self._remove(message.agent)
+            case AskListeners():
+                self._listeners.follow(link)
+                return Done()
+            case Reaped():
+                for held in self._held.values():
+                    held.reaped(message.pid, message.exit_code)
+                return Done()
+        raise BadRequest(f"{type(message).__name__} is not for the helper")
+
+    def _hello(self, link: Link, message: Hello) -> Message:
+        if message.protocol != PROTOCOL or message.role not in MAY_ASK:
+            log.error("peer_refused role=%s protocol=%d pid=%d", message.role, message.protocol, message.pid)
+            link.close()
+        else:
+            self._roles[link] = message.role
+        return Done()
+
+    def _find(self, agent: str) -> Held:
+        if (held := self._held.get(agent)) is None:
+            raise NotFound(f"agent {agent} is not defined")
+        return held
+
+    # --- verbs ---------------------------------------------------------------------------------------------------
+
+    async def _define(self, message: Define) -> Defined:
+        agent, spec = message.agent, message.spec
+        if AGENT_ID.fullmatch(agent) is None:
+            raise BadRequest(f"{agent!r} is no agent id")
+        path = self._paths.agent_socket(agent)
+        held = self._held.get(agent) or self._hold(agent)
+        try:
+            await held.define(spec, lambda: self._listeners.bind(agent, path, uid=spec.uid, gid=spec.gid))
+        except HiveError:
+            if agent not in self._table.records:
+                self._forget(agent)
+            raise
+        return Defined(socket=str(path))
+
+    async def _stop(self, message: Stop, link: Link) -> Ended:
+        ended = await self._find(message.agent).stop(grace_s=message.grace_s)
+        self._tell_daemons(ended, but=link)
+        return ended
+
+    async def _remove(self, agent: str) -> Done:
+        """An agent that is not there is removed already."""
+        if (held := self._held.get(agent)) is not None:
+            await held.remove(lambda: self._listeners.drop(agent))
+            self._forget(agent)
+        return Done()
+
+    def _forget(self, agent: str) -> None:
+        self._listeners.drop(agent)
+        self._held.pop(agent, None)
+
+    def _stats(self, agents: list[str]) -> Stats:
+        snapshot = Snapshot()
+        wanted = agents or list(self._held)
+        return Stats(agents={agent: self._held[agent].stat(snapshot) for agent in wanted if agent in self._held})
+
+    async def _reconcile(self, asleep: dict[str, int]) -> Stats:
+        """All at once: one agent that will not thaw keeps nobody else asleep."""
+        await asyncio.gather(*(held.reconcile(asleep.get(agent)) for agent, held in self._held.items()))
+        return self._stats([])
+
+    async def _trim_logs(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.log_check_s)
+            for held in list(self._held.values()):
+                try:
+                    held.trim_log()
+                except OSError as error:
+                    log.error("log_not_trimmed agent=%s error=%s", held.agent, error)
+
+
+def _drop(message: Message) -> None:
+    """The answer to what was told, not asked."""
+
+
+async def _answer_later(work: Coroutine[Any, Any, Message], answer: Reply) -> None:
+    try:
+        message: Message = await work
+    except HiveError as error:
+        message = failed(error)
+    except Exception as error:
+        answer(failed(HiveError(f"{type(error).__name__}: {error}")))
+        raise
+    answer(message)
+
+
+# --- the program -------------------------------------------------------------------------------------------------
+
+
+def make_directories(paths: Paths) -> None:
+    """The directories the helper uses: agents pass through 0711 ones to what is theirs, logs are Hive's alone.
+
+    Raises NotPermitted where one is a link, belongs to somebody else or cannot be made.
+    """
+    for path, mode in (
+        (paths.state, 0o711),
+        (paths.runtime, 0o711),
+        (paths.agent_socket("any").parent, 0o711),
+        (paths.home("any").parent, 0o711),
+        (paths.log("any").parent, 0o700),
+    ):
+        try:
+            path.mkdir(mode=mode, parents=True, exist_ok=True)
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise NotPermitted(f"cannot use {path}: {error.strerror}") from error
+        try:
+            if os.fstat(fd).st_uid != os.geteuid():
+                raise NotPermitted(f"{path} belongs to uid {os.fstat(fd).st_uid}, not to {os.geteuid()}")
+            if path not in (paths.state, paths.runtime):
+                os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+
+
+async def _take_lock(path: Path) -> int:
+    """Two helpers on one state directory would undo each other's pauses."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    until = asyncio.get_running_loop().time() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if asyncio.get_running_loop().time() > until:
+                os.close(fd)
+                raise WrongState(f"another helper uses {path.parent}") from None
+            await asyncio.sleep(0.02)
+        else:
+            return fd
+
+
+async def _serve(paths: Paths, settings: Settings, watch_fd: int | None) -> None:
+    left = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, left.set)
+    make_directories(paths)
+    subtree = Subtree.find(paths.state)
+    helper = Helper(paths, ProcessRuntime(paths, subtree=subtree, log_max_bytes=settings.agents.log_max_bytes))
+    await helper.open()
+    log.info("sandbox_ready agents_frozen_by=%s limits=%r", subtree.path if subtree else "signals", LIMITS)
+    if watch_fd is not None:
+        parent.watch(watch_fd, left.set)
+        parent.die_with_parent(signal.SIGTERM)
+    await left.wait()
+    await helper.leave()
+    if subtree is not None:
+        subtree.remove()
+    log.info("sandbox_left")
+
+
+def main(paths: Paths, settings: Settings, watch_fd: int | None) -> None:
+    """Runs the helper until SIGTERM, SIGINT, or the end of whoever holds the other end of `watch_fd`."""
+    raise_descriptor_limit()
+    uvloop.run(_serve(paths, settings, watch_fd))

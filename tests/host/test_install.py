@@ -1,0 +1,179 @@
+"""README's two commands on a bare Debian 12: no Python, no Redis, no package lists, a clean copy of the repository.
+
+The machine is a root directory made by mmdebstrap (kept in HIVE_CI_CACHE), entered with a mount and a pid namespace of
+its own, so that whatever is started in it ends with the test. It gets this machine's package sources: apt's list, and
+pip's configuration with the local folders that names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+CACHE = Path(os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci")) / "bare"
+SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
+AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
+AUTHORITIES_THERE = "/etc/this-machines-authorities.crt"
+USER = "ann"
+
+pytestmark = [pytest.mark.bare, pytest.mark.root, pytest.mark.timeout(900)]
+
+
+class Machine:
+    """A bare Debian. `run` is what somebody types there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._binds = [*_pip_folders(), "/dev"]
+        for folder in self._binds:
+            (root / folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        self._write_pip_conf()
+        shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
+        # Under a name of its own: apt installs ca-certificates, which writes the usual file anew.
+        shutil.copy(AUTHORITIES, root / AUTHORITIES_THERE.lstrip("/"))
+
+    def _write_pip_conf(self) -> None:
+        """All of this machine's pip settings in the one file that root and users read."""
+        text = "\n".join(path.read_text() for path in _pip_files())
+        options = [line for line in text.splitlines() if ("=" in line or line[:1].isspace()) and "cert" not in line]
+        (self.root / "etc/pip.conf").write_text("[global]\n" + "\n".join(dict.fromkeys(options)) + "\n")
+
+    def clone(self, where: str) -> None:
+        """What a clean clone of the working tree would hold: no build products, nothing that git ignores."""
+        listed = subprocess.run(
+            ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            capture_output=True,
+            check=True,
+        )
+        target = self.root / where.lstrip("/")
+        for name in filter(None, listed.stdout.decode().split("\0")):
+            if (REPOSITORY / name).is_file():
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(REPOSITORY / name, target / name)
+
+    def run(self, command: str, *, user: str = "root", cwd: str = "/") -> subprocess.CompletedProcess[str]:
+        """Types `command` into a shell of `user` in `cwd`."""
+        binds = "; ".join(
+            f"mount --rbind {shlex.quote(path)} {shlex.quote(f'{self.root}{path}')}" for path in self._binds
+        )
+        typed = f"cd {shlex.quote(cwd)} && {command}"
+        shell = f"exec chroot {shlex.quote(str(self.root))} /bin/su {user} -s /bin/bash -c {shlex.quote(typed)}"
+        script = f"set -e; {binds}; mount -t proc proc {shlex.quote(str(self.root))}/proc; {shell}"
+        environment = {
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
+            "PIP_CERT": AUTHORITIES_THERE,
+        }
+        return subprocess.run(
+            ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", script],
+            capture_output=True,
+            text=True,
+            env=environment,
+            check=False,
+        )
+
+
+def _pip_files() -> list[Path]:
+    named = (Path("/etc/pip.conf"), Path("~/.config/pip/pip.conf").expanduser())
+    return [path for path in named if path.is_file()]
+
+
+def _pip_folders() -> list[str]:
+    """Local folders pip's settings name: they are part of this machine's package sources."""
+    texts = [path.read_text() for path in _pip_files()]
+    texts += [value for name, value in os.environ.items() if name.startswith("PIP_")]
+    named = re.findall(r"(?:file://|(?<=[=\s])|^)(/[\w./-]+)", "\n".join(texts), re.MULTILINE)
+    tops = {"/".join(path.split("/")[:3]) for path in named if Path(path).is_dir()}
+    return sorted(top for top in tops if top.startswith("/opt/"))
+
+
+@pytest.fixture(scope="module")
+def image() -> Path:
+    """The tar of a minimal Debian 12, made once."""
+    if os.getuid() != 0:
+        pytest.skip("needs root")
+    if shutil.which("mmdebstrap") is None or not SOURCES.exists():
+        pytest.skip(f"needs mmdebstrap and {SOURCES}")
+    tar = CACHE / "bookworm.tar"
+    if not tar.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        made = tar.with_suffix(".new.tar")
+        subprocess.run(["mmdebstrap", "--quiet", "--variant=minbase", "bookworm", made, SOURCES], check=True)
+        made.rename(tar)
+    return tar
+
+
+@pytest.fixture
+def machine(image: Path) -> Iterator[Machine]:
+    root = Path(tempfile.mkdtemp(prefix="hive-bare-"))
+    root.chmod(0o755)
+    subprocess.run(["tar", "-x", "-f", image, "-C", root, "--exclude=./dev/*"], check=True)
+    machine = Machine(root)
+    machine.clone("/srv/hive")
+    machine.run(f"useradd --create-home {USER}")
+    machine.clone(f"/home/{USER}/my hive")
+    machine.run(f"chown -R {USER}: /home/{USER}")
+    yield machine
+    shutil.rmtree(root)
+
+
+def summary_of(ran: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    """The one JSON object on stdout; anything else there fails."""
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_on_a_bare_debian_both_commands_work_as_root_and_as_a_user(machine: Machine) -> None:
+    home = f"/home/{USER}/my hive"
+
+    refused = machine.run("./install.sh up", user=USER, cwd=home)
+    assert refused.returncode == 5
+    assert "python3-venv" in refused.stderr
+    assert "redis-server" in refused.stderr
+    assert "sudo apt-get" in refused.stderr
+    assert not (machine.root / home.lstrip("/") / ".venv").exists()
+
+    first = machine.run("./install.sh up --exit-after 60 --json", cwd="/srv/hive")
+    found = summary_of(first)
+    assert (found["backend"], found["isolation"], found["errors"]) == ("demo", "uid", 0), first.stderr
+    assert found["agents"] == 3
+    assert isinstance(found["pauses"], int)
+    assert isinstance(found["wakes"], int)
+    assert found["pauses"] > 0, first.stderr
+    assert found["wakes"] > 0, first.stderr
+    for word in ("reading the package lists", "making", "installing"):
+        assert f"install.sh: {word}" in first.stderr
+
+    again = machine.run("/srv/hive/install.sh up --exit-after 5 --json", cwd="/tmp")
+    summary_of(again)
+    assert "install.sh:" not in again.stderr, "nothing is left to install"
+
+    as_user = machine.run("./install.sh up --exit-after 60 --json", user=USER, cwd=home)
+    found = summary_of(as_user)
+    assert (found["isolation"], found["errors"]) == ("none", 0), as_user.stderr
+
+    for user, cwd in (("root", "/srv/hive"), (USER, home)):
+        tested = machine.run("./install.sh test tests/agents tests/appliance/test_plan.py -q", user=user, cwd=cwd)
+        assert tested.returncode == 0, tested.stdout + tested.stderr
+        assert re.search(r"\d+ passed", tested.stdout)
+
+
+def test_an_installation_that_was_cut_short_is_repaired(machine: Machine) -> None:
+    machine.run("./install.sh up --help", cwd="/srv/hive")
+    (machine.root / "srv/hive/.venv/unfinished").touch()
+    shutil.rmtree(machine.root / "srv/hive/.venv/lib")
+    repaired = machine.run("./install.sh up --help", cwd="/srv/hive")
+    assert repaired.returncode == 0, repaired.stderr
+    assert "repairing" in repaired.stderr

@@ -1,0 +1,80 @@
+"""A state directory agents of any uid can pass through, and a helper in it: in this process or as one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from sandbox.harness import Daemon, HelperProcess, OpenHelper, kill_all_under, runtime, until
+
+from hive.sandbox.held import Limits
+from hive.sandbox.server import Helper
+from hive.settings import Paths
+
+
+@pytest.fixture
+def paths() -> Iterator[Paths]:
+    """Not pytest's tmp_path: that is 0700, and sockets in it have long names."""
+    top = Path(tempfile.mkdtemp(prefix="hive-"))
+    top.chmod(0o711)
+    found = Paths(state=top / "d", runtime=top / "r")
+    yield found
+    kill_all_under(found)
+    shutil.rmtree(top)
+
+
+@pytest.fixture(params=[pytest.param("cgroup", marks=pytest.mark.cgroup), "signals"])
+def freezer(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+async def open_helper(paths: Paths, freezer: str) -> AsyncIterator[OpenHelper]:
+    helpers: list[Helper] = []
+
+    async def open_(**limits: float) -> Helper:
+        helper = Helper(paths, runtime(paths, freezer), limits=Limits(**{"log_check_s": 0.02, **limits}))
+        await helper.open()
+        helpers.append(helper)
+        return helper
+
+    yield open_
+    for helper in helpers:
+        if not helper.left:
+            await helper.leave()
+
+
+@pytest.fixture
+async def connect(paths: Paths) -> AsyncIterator[Callable[..., Awaitable[Daemon]]]:
+    daemons: list[Daemon] = []
+
+    async def connect_(**options: str) -> Daemon:
+        daemon = Daemon(paths, **options)
+        daemons.append(daemon)
+        await until(lambda: daemon.client.connected)
+        return daemon
+
+    yield connect_
+    for daemon in daemons:
+        daemon.client.close()
+    await asyncio.sleep(0)
+
+
+@pytest.fixture
+def helper_process(paths: Paths, freezer: str) -> Iterator[Callable[..., HelperProcess]]:
+    runtime(paths, freezer)
+    started: list[HelperProcess] = []
+
+    def start(**options: int) -> HelperProcess:
+        started.append(HelperProcess(paths, freezer, **options))
+        return started[-1]
+
+    yield start
+    for helper in started:
+        if helper.process.poll() is None:
+            helper.end(signal.SIGKILL)

@@ -1,0 +1,146 @@
+"""Agents, helpers and clients for the tests of the helper: all of them real processes and real sockets."""
+
+# ruff: noqa: ASYNC110, ASYNC240 - other processes send no asyncio events; a test's loop may wait for its disk
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from hive.host.cgroup import Subtree
+from hive.host.process import Identity, Snapshot, identify
+from hive.link.messages import Ended, ProcessSpec
+from hive.sandbox.client import SandboxClient
+from hive.sandbox.process import ProcessRuntime
+from hive.sandbox.server import Helper
+from hive.settings import Paths
+
+AGENT_UID = 71000
+PYTHON = "/usr/bin/python3"
+BURN = [PYTHON, "-S", "-c", "while True: pass"]
+SLEEP = ["sleep", "1000"]
+A = "a1b2c3d4e5f6"
+B = "b1b2c3d4e5f6"
+
+OpenHelper = Callable[..., Awaitable[Helper]]
+
+
+def kill_all_under(paths: Paths) -> None:
+    """Ends what a failed test may have left: exactly the processes whose HOME is in this state directory."""
+    prefix = b"HOME=" + os.fsencode(paths.state)
+    snapshot = Snapshot()
+    for pid, entries in snapshot.environments.items():
+        if any(entry.startswith(prefix) for entry in entries):
+            Identity.of(snapshot.processes[pid]).send(signal.SIGKILL)
+    subtree = Subtree.find(paths.state)
+    if subtree is not None:
+        for leaf in subtree.leaves():
+            leaf.kill()
+            leaf.thaw()
+            while leaf.pids():
+                pass
+            leaf.remove()
+        subtree.remove()
+
+
+def runtime(paths: Paths, freezer: str, *, log_max_bytes: int = 4096) -> ProcessRuntime:
+    paths.state.mkdir(mode=0o711, exist_ok=True)
+    subtree = Subtree.find(paths.state) if freezer == "cgroup" else None
+    if freezer == "cgroup" and subtree is None:
+        pytest.skip("no writable cgroup v2 here")
+    return ProcessRuntime(paths, subtree=subtree, log_max_bytes=log_max_bytes)
+
+
+class Daemon:
+    """A client with everything it was told."""
+
+    def __init__(self, paths: Paths, *, role: str = "daemon") -> None:
+        self.ended: list[Ended] = []
+        self.thawed_alone: list[tuple[str, str]] = []
+        self.connected = 0
+        self.client = SandboxClient(
+            paths.sandbox_socket,
+            role=role,
+            epoch="test",
+            on_ended=self.ended.append,
+            on_thawed_alone=lambda agent, reason: self.thawed_alone.append((agent, reason)),
+            on_connected=self._on_connected,
+        )
+
+    def _on_connected(self) -> None:
+        self.connected += 1
+
+
+class HelperProcess:
+    """`hive sandbox` as a process of its own, for what only a death shows."""
+
+    PROGRAM = """
+import sys
+from pathlib import Path
+from hive.sandbox import server
+from hive.settings import Paths, Settings
+state, runtime, freezer, watch = sys.argv[1:]
+if freezer == "signals":
+    server.Subtree.find = lambda state: None
+server.main(Paths(Path(state), Path(runtime)), Settings(), int(watch) if watch else None)
+"""
+
+    def __init__(self, paths: Paths, freezer: str, *, watch_fd: int | None = None) -> None:
+        arguments = [str(paths.state), str(paths.runtime), freezer, "" if watch_fd is None else str(watch_fd)]
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", self.PROGRAM, *arguments], pass_fds=() if watch_fd is None else (watch_fd,)
+        )
+
+    def end(self, signum: int) -> int:
+        self.process.send_signal(signum)
+        return self.process.wait(10)
+
+
+def uid_of(agent: str) -> int | None:
+    """Every agent has a uid of its own where this may be."""
+    return AGENT_UID + sum(agent.encode()) if os.geteuid() == 0 else None
+
+
+def spec(paths: Paths, agent: str, command: list[str], **more: object) -> ProcessSpec:
+    plain = ProcessSpec(
+        name="a", command=command, env={}, home=str(paths.home(agent)), log=str(paths.log(agent)), uid=uid_of(agent)
+    )
+    return msgspec.structs.replace(plain, **more)
+
+
+async def until(predicate: Callable[[], object], *, limit_s: float = 20) -> None:
+    """Waits until it is so; the limit only keeps a failing test from hanging."""
+    async with asyncio.timeout(limit_s):
+        while not predicate():
+            await asyncio.sleep(0.002)
+
+
+async def read_when_written(path: Path) -> str:
+    """The first whole line somebody writes there."""
+    await until(lambda: path.exists() and "\n" in path.read_text())
+    return path.read_text().splitlines()[0]
+
+
+def alive(pid: int) -> bool:
+    who = identify(pid)
+    stat = None if who is None else who.stat()
+    return stat is not None and stat.alive
+
+
+async def cpu_us_after(daemon: Daemon, agent: str, wait_s: float) -> int:
+    """CPU time the helper reports for an agent, `wait_s` from now."""
+    await asyncio.sleep(wait_s)
+    return (await daemon.client.stat([agent]))[agent].cpu_us
+
+
+async def running(daemon: Daemon, paths: Paths, command: list[str], agent: str = A) -> int:
+    """Defines and starts an agent; its pid."""
+    await daemon.client.define(agent, spec(paths, agent, command))
+    return await daemon.client.start(agent)
