@@ -215,6 +215,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._transport = None
+        self._parser.close()
         self._deadlines.discard(self)
         exchange, self.exchange = self.exchange, None
         if exchange is not None:

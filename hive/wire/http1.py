@@ -190,7 +190,7 @@ class RequestParser:
     __slots__ = ("_error", "_events", "_fields", "_head_bytes", "_known", "_parser", "_request", "begun", "max_body")
 
     def __init__(self, events: RequestEvents, *, max_body: int) -> None:
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._events = events
         self._request = Request()
         self._fields: Fields = self._request.fields
@@ -202,8 +202,13 @@ class RequestParser:
         """The request whose first byte but not whose last was parsed."""
         self.max_body = max_body
 
+    def close(self) -> None:
+        """No more is fed: breaks the reference cycle with the C parser."""
+        self._parser = None
+
     def feed(self, data: bytes) -> None:
         """Parses on. Raises Refusal subclasses (status 4xx)."""
+        assert self._parser is not None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -232,6 +237,7 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         request, parser = self._request, self._parser
+        assert parser is not None
         try:
             version = parser.get_http_version()
             request.chunks = version == "1.1"
@@ -288,7 +294,8 @@ class Response:
 
 
 class ResponseParser:
-    """The bytes of one answer into its head, body pieces and end. One parser per answer (facts: HEAD eats the next).
+    """The bytes of one answer into its head, body pieces and end. One parser per answer: llhttp waits for the body of
+    an answer to HEAD, and eats the next one.
 
     After each `feed`: `head` is set once it is complete, `take()` gives the body bytes decoded since, `complete`
     tells the end. An answer without length ends with the connection and never completes here. Raises BadResponse.
@@ -297,13 +304,18 @@ class ResponseParser:
     __slots__ = ("_parser", "_pieces", "_response", "complete", "head")
 
     def __init__(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._response = Response()
         self._pieces: list[bytes] = []
         self.head: Response | None = None
         self.complete = False
 
+    def close(self) -> None:
+        """No more is fed. The two parsers refer to each other: left to the garbage collector they cost 18 % CPU."""
+        self._parser = None
+
     def feed(self, data: bytes) -> None:
+        assert self._parser is not None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as error:
@@ -330,6 +342,7 @@ class ResponseParser:
 
     def on_headers_complete(self) -> None:
         response = self._response
+        assert self._parser is not None
         response.status = self._parser.get_status_code()
         if response.status < 200:
             self._response = Response()

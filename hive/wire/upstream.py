@@ -102,6 +102,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         body = parser.take()
         if parser.complete:
+            parser.close()
             self._receiver = self._parser = None
             if parser.head is not None and parser.head.keep_alive:
                 self._pool.give(self)
@@ -118,9 +119,13 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport = None
         self._pool.lost(self)
         receiver, self._receiver = self._receiver, None
-        if receiver is None or self._parser is None:
+        parser, self._parser = self._parser, None
+        if parser is None:
             return
-        head = self._parser.head
+        parser.close()
+        if receiver is None:
+            return
+        head = parser.head
         if head is not None and head.content_length is None and not head.chunked and exc is None:
             receiver.on_closed()
         elif not self._got:
