@@ -1,0 +1,163 @@
+"""Pooled connections: reused while fresh, never with bytes nobody asked for, and moving ports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from hive.errors import BackendDown, HiveError
+from hive.wire.deadlines import Deadlines
+from hive.wire.http1 import Response
+from hive.wire.listeners import listen_tcp
+from hive.wire.upstream import Pool, UpstreamConnection
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Asker:
+    """Asks once and keeps what comes of it."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.done: asyncio.Future[bytes | HiveError] = asyncio.get_running_loop().create_future()
+        self.body = b""
+        self.reused = False
+
+    def ask(self) -> asyncio.Future[bytes | HiveError]:
+        connection = self._pool.take()
+        self.reused = connection is not None
+        if connection is None:
+            self._pool.connect(self)
+        else:
+            connection.send(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n", self, reused=True)
+        return self.done
+
+    def on_connected(self, connection: UpstreamConnection) -> bool:
+        connection.send(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n", self, reused=False)
+        return True
+
+    def on_unconnected(self, error: HiveError) -> None:
+        self.done.set_result(error)
+
+    def on_answer(self, head: Response) -> None: ...
+
+    def on_data(self, data: bytes, *, last: bool) -> None:
+        self.body += data
+        if last:
+            self.done.set_result(self.body)
+
+    def on_closed(self) -> None:
+        self.done.set_result(self.body)
+
+    def on_failed(self, error: HiveError, *, retry: bool) -> None:
+        self.done.set_result(error)
+
+
+@contextlib.asynccontextmanager
+async def pooled(serve: Serve, idle_s: float = 3.0) -> AsyncIterator[Pool]:
+    async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(closing, "127.0.0.1", 0)
+    deadlines = Deadlines()
+    port = server.sockets[0].getsockname()[1]
+    pool = Pool(f"127.0.0.1:{port}", connect_s=1, idle_s=idle_s, deadlines=deadlines)
+    try:
+        yield pool
+    finally:
+        pool.close()
+        deadlines.close()
+        server.close()
+        await asyncio.sleep(0.02)
+
+
+async def keep_answering(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+
+
+async def test_a_fresh_connection_is_used_again_and_a_stale_one_is_not() -> None:
+    async with pooled(keep_answering, idle_s=0.3) as pool:
+        first, second, third = Asker(pool), Asker(pool), Asker(pool)
+        assert await first.ask() == b"ok"
+        assert await second.ask() == b"ok"
+        assert (first.reused, second.reused) == (False, True)
+        await asyncio.sleep(0.8)
+        assert repr(pool).endswith("0 idle, 0 connecting>"), "the sweep has closed it"
+        assert await third.ask() == b"ok"
+        assert third.reused is False
+
+
+async def test_bytes_nobody_asked_for_end_an_idle_connection() -> None:
+    """A backend that sends a second answer would otherwise poison the next request on this connection."""
+
+    async def double(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK)
+        await asyncio.sleep(0.05)
+        writer.write(OK.replace(b"ok", b"NO"))
+        await reader.read()
+
+    async with pooled(double) as pool:
+        assert await Asker(pool).ask() == b"ok"
+        await asyncio.sleep(0.15)
+        again = Asker(pool)
+        assert await again.ask() == b"ok"
+        assert again.reused is False
+
+
+async def test_a_second_answer_in_the_same_packet_is_no_answer() -> None:
+    async def double(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK + OK)
+        await reader.read()
+
+    async with pooled(double) as pool:
+        assert isinstance(await Asker(pool).ask(), BackendDown)
+
+
+async def test_a_connection_that_says_close_is_retired_without_an_error() -> None:
+    """llama-server closes each connection after 100 requests (measured)."""
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+
+    async with pooled(once) as pool:
+        for _ in range(3):
+            asker = Asker(pool)
+            assert await asker.ask() == b"ok"
+            assert asker.reused is False
+
+
+async def test_a_refused_connection_says_where_and_why() -> None:
+    deadlines = Deadlines()
+    pool = Pool("127.0.0.1:1", connect_s=1, idle_s=1, deadlines=deadlines)
+    error = await Asker(pool).ask()
+    assert isinstance(error, BackendDown)
+    assert "127.0.0.1:1" in error.message
+    pool.close()
+    deadlines.close()
+
+
+def test_a_taken_port_moves_up_by_one_only_where_it_may() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            listen_tcp(port, move=False)
+        moved = listen_tcp(port, move=True)
+        assert moved.getsockname()[1] > port
+        moved.close()
