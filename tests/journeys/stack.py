@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,12 +50,13 @@ def until(condition: Callable[[], Any], *, within_s: float, what: str) -> Any:
 class Stack:
     """One `hive up`. `url`: the backend, None for the demo backend."""
 
-    def __init__(self, state: Path, *, url: str | None, config: str) -> None:
-        self.state = state
+    def __init__(self, base: Path, *, url: str | None, config: str) -> None:
+        self.state = base / "state"
+        self.programs = base / "programs"
         self._url = url
-        self._config = state.parent / f"{state.name}.conf"
+        self._config = base / "hive.conf"
         self._config.write_text(config)
-        self._log = state.parent / f"{state.name}.log"
+        self._log = base / "up.log"
         self.process: subprocess.Popen[bytes] | None = None
         self._ids: dict[str, str] = {}
 
@@ -109,8 +112,8 @@ class Stack:
     def client(self) -> Client:
         return Client(Path((self.state / "socket").read_text().strip()))
 
-    def get(self, target: str) -> Any:
-        return self.client().get(target)
+    def get(self, target: str, **query: str) -> Any:
+        return self.client().get(target, **query)
 
     def post(self, target: str, body: dict[str, Any] | None = None) -> Any:
         return self.client().post(target, body or {})
@@ -118,9 +121,9 @@ class Stack:
     def health(self) -> Any:
         return self.get("/api/health")
 
-    def create(self, name: str, program: Path, *arguments: str, start: bool = True, **spec: Any) -> Any:
-        """Creates an agent that runs `program` with the system's Python, and starts it."""
-        self.post("/api/agents", {"name": name, "command": [PYTHON, str(program), *arguments], **spec})
+    def create(self, name: str, program: str, *arguments: str, start: bool = True, **spec: Any) -> Any:
+        """Creates an agent that runs this one of `programs/` with the system's Python, and starts it."""
+        self.post("/api/agents", {"name": name, "command": [PYTHON, str(self.programs / program), *arguments], **spec})
         if start:
             self.post(f"/api/agents/{name}/start")
         return self.get(f"/api/agents/{name}")
@@ -153,9 +156,17 @@ def _json_lines(text: str) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def stack(state: Path, *, url: str | None = None, auto_sleep: bool = False, config: str = "") -> Iterator[Stack]:
-    """A running Hive, ended at the end. On a failed test its log's end is printed."""
-    hive = Stack(state, url=url, config=FAST.format(auto_sleep=str(auto_sleep).lower()) + config)
+def stack(*, url: str | None = None, auto_sleep: bool = False, config: str = "") -> Iterator[Stack]:
+    """A running Hive, ended at the end. On a failed test its log's end is printed.
+
+    Not in pytest's tmp_path: as root each agent has a uid of its own and must be able to pass to its home.
+    """
+    base = Path(tempfile.mkdtemp(prefix="hive-test-", dir="/var/tmp"))
+    base.chmod(0o711)
+    shutil.copytree(Path(__file__).parent / "programs", base / "programs")
+    for path in (base / "programs", *(base / "programs").iterdir()):
+        path.chmod(0o755)
+    hive = Stack(base, url=url, config=FAST.format(auto_sleep=str(auto_sleep).lower()) + config)
     try:
         hive.start()
         yield hive
@@ -163,9 +174,11 @@ def stack(state: Path, *, url: str | None = None, auto_sleep: bool = False, conf
         print(hive.log[-6000:])
         raise
     finally:
-        if hive.process is not None and hive.process.poll() is None:
-            try:
+        try:
+            if hive.process is not None and hive.process.poll() is None:
                 hive.stop()
-            except subprocess.TimeoutExpired:
-                hive.kill_up()
-                raise
+        except subprocess.TimeoutExpired:
+            hive.kill_up()
+            raise
+        finally:
+            shutil.rmtree(base, ignore_errors=True)

@@ -11,11 +11,10 @@ from typing import Any
 
 import psutil
 import pytest
-from stack import Stack, stack, until
+from journeys.stack import Stack, stack, until
 
 from tests.fakes.programs import fake_backend
 
-PROGRAMS = Path(__file__).parent / "programs"
 KILLS = int(os.environ.get("HIVE_CHAOS_KILLS", "20"))
 WORKERS = [("unix", 12), ("tcp", 12), ("unix", 12), ("tcp", 12), ("unix", 12)]
 SLEEPERS = 3
@@ -90,16 +89,16 @@ def one_kill(hive: Stack, victim: str, chance: random.Random) -> None:
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("victim", ["daemon", "proxy", "sandbox", "redis", "up"])
-def test_kill_9_under_load(tmp_path: Path, victim: str) -> None:
+def test_kill_9_under_load(victim: str) -> None:
     chance = random.Random(victim)
     with (
         fake_backend("llama", "--token-delay", "0.002") as backend,
-        stack(tmp_path / "s", url=backend.url) as hive,
+        stack(url=backend.url) as hive,
     ):
         for number, (kind, rate) in enumerate(WORKERS):
-            hive.create(f"worker-{number}", PROGRAMS / "worker.py", kind, str(rate), tier="high")
+            hive.create(f"worker-{number}", "worker.py", kind, str(rate), tier="high")
         for number in range(SLEEPERS):
-            hive.create(f"sleeper-{number}", PROGRAMS / "spinner.py")
+            hive.create(f"sleeper-{number}", "spinner.py")
         pids = {name: view["pid"] for name, view in agents(hive).items()}
         begun, before = time.monotonic(), len(received(hive))
         for kill in range(KILLS):

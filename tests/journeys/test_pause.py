@@ -7,9 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stack import stack, until
-
-PROGRAMS = Path(__file__).parent / "programs"
+from journeys.stack import stack, until
 
 
 def cpu_of_session(pid: int) -> int:
@@ -26,9 +24,9 @@ def cpu_of_session(pid: int) -> int:
 
 
 @pytest.mark.redis
-def test_a_paused_agents_cpu_time_does_not_move_for_ten_seconds(tmp_path: Path) -> None:
-    with stack(tmp_path / "s") as hive:
-        view = hive.create("spinner", PROGRAMS / "spinner.py")
+def test_a_paused_agents_cpu_time_does_not_move_for_ten_seconds() -> None:
+    with stack() as hive:
+        view = hive.create("spinner", "spinner.py")
         pid = view["pid"]
         before = cpu_of_session(pid)
         until(lambda: cpu_of_session(pid) > before + 20, within_s=5, what="it burns a core awake")

@@ -6,15 +6,13 @@ import os
 import random
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from stack import Stack, stack, until
+from journeys.stack import Stack, stack, until
 
 from hive.errors import HiveError
 from tests.fakes.programs import fake_backend
 
-PROGRAMS = Path(__file__).parent / "programs"
 ROUNDS = int(os.environ.get("HIVE_RACE_ROUNDS", "1000"))
 KINDS = [("unix", "keep"), ("unix", "new"), ("tcp", "keep"), ("tcp", "new")]
 PERIOD_S = 0.04
@@ -67,12 +65,12 @@ class Driver(threading.Thread):
 @pytest.mark.redis
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-def test_no_request_is_lost_delayed_or_refused_whenever_a_pause_meets_it(tmp_path: Path) -> None:
-    with fake_backend("llama") as backend, stack(tmp_path / "s", url=backend.url) as hive:
+def test_no_request_is_lost_delayed_or_refused_whenever_a_pause_meets_it() -> None:
+    with fake_backend("llama") as backend, stack(url=backend.url) as hive:
         drivers = []
         for kind, keep in KINDS:
             name = f"{kind}-{keep}"
-            hive.create(name, PROGRAMS / "racer.py", kind, keep, str(PERIOD_S))
+            hive.create(name, "racer.py", kind, keep, str(PERIOD_S))
             drivers.append(Driver(hive, name, ROUNDS // len(KINDS)))
         for driver in drivers:
             driver.start()

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ollama
 import openai
 import pytest
-from stack import Stack, stack, until
+from journeys.stack import Stack, stack, until
 
 from tests.fakes.programs import Program, fake_backend
 from tests.llama import MODEL, llama_server
 
 __all__ = ["llama_server"]
-PROGRAMS = Path(__file__).parent / "programs"
 MESSAGES: Any = [{"role": "user", "content": "Hello, how are you today?"}]
 
 
 def totals(hive: Stack, name: str) -> tuple[int, int]:
     """(tokens in, tokens out) as `hive usage` tells them."""
-    got = hive.get(f"/api/agents/{name}/usage?period=1h&limit=100")["totals"]
+    got = hive.get(f"/api/agents/{name}/usage", period="1h")["totals"]
     return got["tokensIn"], got["tokensOut"]
 
 
 @pytest.fixture
-def on_llama(tmp_path: Path, llama_server: Any) -> Iterator[Stack]:
-    with stack(tmp_path / "s", url=llama_server.url) as hive:
-        hive.create("alice", PROGRAMS / "spinner.py", start=False)
-        hive.create("bob", PROGRAMS / "spinner.py", start=False)
+def on_llama(llama_server: Any) -> Iterator[Stack]:
+    with stack(url=llama_server.url) as hive:
+        hive.create("alice", "spinner.py", start=False)
+        hive.create("bob", "spinner.py", start=False)
         for name in ("alice", "bob"):
             hive.post(f"/api/agents/{name}/start")
         yield hive
@@ -93,10 +91,10 @@ def stand_in() -> Iterator[Program]:
 
 
 @pytest.mark.redis
-def test_the_ollama_package_works_on_an_ollama_speaking_stand_in(tmp_path: Path, stand_in: Program) -> None:
+def test_the_ollama_package_works_on_an_ollama_speaking_stand_in(stand_in: Program) -> None:
     """A stand-in: no Ollama server can be had from the package registries."""
-    with stack(tmp_path / "s", url=stand_in.url) as hive:
-        hive.create("alice", PROGRAMS / "spinner.py")
+    with stack(url=stand_in.url) as hive:
+        hive.create("alice", "spinner.py")
         client = ollama.Client(host=hive.get("/api/agents/alice/tokens")["ollama_host"])
         model = client.list().models[0].model
         expected_in = expected_out = 0
