@@ -105,11 +105,11 @@ class Endpoints:
         return _json(await self._desk.view(_ref(request)))
 
     async def create(self, request: Request) -> Response:
-        spec = check(await _body(request, AgentSpec))
+        spec = check(_body(request, AgentSpec))
         return _json(await _carried_through(self._desk.create(spec, _actor(request))), status=201)
 
     async def apply(self, request: Request) -> Response:
-        spec = check(await _body(request, AgentSpec))
+        spec = check(_body(request, AgentSpec))
         if spec.name != _ref(request):
             raise BadRequest(f"name: the path says {_ref(request)!r}, the body {spec.name!r}")
         return _json(await _carried_through(self._desk.apply(spec, _actor(request))))
@@ -130,7 +130,7 @@ class Endpoints:
         return _json(await _carried_through(self._desk.resume(_ref(request), _actor(request))))
 
     async def pause(self, request: Request) -> Response:
-        order = await _body(request, PauseOrder, empty=PauseOrder())
+        order = _body(request, PauseOrder, empty=PauseOrder())
         timeout_s = self._pause_timeout_s if order.timeout_s is None else order.timeout_s
         if not 0 <= timeout_s <= 86400:
             raise BadRequest(f"timeout_s: {timeout_s:g} is not from 0 to 86400 seconds")
@@ -277,6 +277,8 @@ def _answering(by_method: dict[str, Handler]) -> Callable[[Request], Coroutine[A
             handler = by_method.get(request.method)
             if handler is None:
                 raise MethodNotAllowed(allow=", ".join(sorted(by_method)))
+            # also where the handler has no use for it: closing a socket with unread bytes takes the answer away
+            request.scope[BODY] = await _received(request)
             return await handler(request)
         except HiveError as error:
             return problem(error)
@@ -351,14 +353,21 @@ async def _unless(stopping: asyncio.Event, arrival: Coroutine[Any, Any, Result],
 
 
 Body = TypeVar("Body")
+BODY = "hive.body"
+"""Where in the scope the request's whole body is."""
 
 
-async def _body(request: Request, shape: type[Body], *, empty: Body | None = None) -> Body:
+async def _received(request: Request) -> bytes:
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
         if len(data) > BODY_MAX_BYTES:
             raise TooLarge(f"the body is larger than {BODY_MAX_BYTES} bytes")
+    return bytes(data)
+
+
+def _body(request: Request, shape: type[Body], *, empty: Body | None = None) -> Body:
+    data = request.scope[BODY]
     if not data and empty is not None:
         return empty
     try:

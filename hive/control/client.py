@@ -113,7 +113,8 @@ class Client:
         connection = http.client.HTTPConnection("hive")
         with contextlib.closing(connection), _translated(self.path):
             connection.sock = sock = _connected(self.path, timeout_s)
-            connection.request(method, target, data, headers)
+            with contextlib.suppress(BrokenPipeError):  # answered before it had read all: the answer says why
+                connection.request(method, target, data, headers)
             with contextlib.closing(connection.getresponse()) as response:
                 if response.status >= 400:
                     raise _error_of(response.status, response.read(ANSWER_MAX_BYTES))

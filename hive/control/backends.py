@@ -1,0 +1,85 @@
+"""Watches the inference server: whether it is up, what it offers, and tells when that changed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from hive.domain import BackendInfo, BackendKind, ModelInfo
+from hive.errors import HiveError
+from hive.inference.backend import Backend, open_backend
+from hive.inference.recognise import NAMES, recognise
+from hive.settings import Daemon as DaemonSettings
+
+log = logging.getLogger("hive.daemon")
+
+
+class BackendWatch:
+    """One backend at one address; `found` is None while nobody knows what it is.
+
+    `kind` None: whatever answers at `address` is recognised first. `on_checked(changed)` is called after each check;
+    `changed`: `info` or `models` are not what they were. A backend that is down is a state, no failure.
+    """
+
+    def __init__(
+        self, kind: BackendKind | None, address: str, *, settings: DaemonSettings, on_checked: Callable[[bool], None]
+    ) -> None:
+        self._address = address
+        self._settings = settings
+        self._on_checked = on_checked
+        self._backend: Backend | None = None
+        self.info: BackendInfo | None = None
+        self.models: list[ModelInfo] = []
+        self._models_at = float("-inf")
+        if kind is not None:
+            self._take(kind)
+
+    def __repr__(self) -> str:
+        return f"<BackendWatch {self._address} {'up' if self.up else 'down'}, {len(self.models)} models>"
+
+    @property
+    def up(self) -> bool:
+        return self.info is not None and self.info.up
+
+    async def run(self) -> None:
+        """Checks every `backend_check_s`, until cancelled."""
+        while True:
+            await self.check()
+            await asyncio.sleep(self._settings.backend_check_s)
+
+    async def check(self) -> None:
+        """Is it up? What it offers is asked when it came up and every `models_refresh_s`."""
+        before = (self.info, self.models)
+        if self._backend is None and (found := await recognise(self._address)) is not None:
+            self._take(found.kind)
+        if self._backend is None or self.info is None:
+            return
+        up = await self._backend.health()
+        now = asyncio.get_running_loop().time()
+        if up and (not self.info.up or now - self._models_at >= self._settings.models_refresh_s):
+            up = await self._refresh(self._backend, now)
+        self.info = msgspec.structs.replace(self.info, up=up)
+        changed = before != (self.info, self.models)
+        if changed:
+            log.info("backend_changed address=%s up=%s models=%d", self._address, up, len(self.models))
+        self._on_checked(changed)
+
+    async def _refresh(self, backend: Backend, now: float) -> bool:
+        """Reads version and models; False where it went down over that."""
+        try:
+            version, models = await backend.version(), await backend.models()
+        except HiveError as error:
+            log.warning("backend_not_read address=%s error=%s", self._address, error.message)
+            return False
+        assert self.info is not None
+        self._models_at = now
+        self.info = msgspec.structs.replace(self.info, version=version)
+        self.models = models
+        return True
+
+    def _take(self, kind: BackendKind) -> None:
+        self._backend = open_backend(kind, self._address)
+        self.info = BackendInfo(kind=kind, address=self._address, label=f"{NAMES[kind]} at {self._address}")

@@ -1,0 +1,134 @@
+"""Every transition: written to the audit table with the record it belongs to, published, told to who listens."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections import deque
+from typing import Any
+
+from hive.control.feed import Event, Events, Feed
+from hive.domain import Agent, AgentStatus
+from hive.errors import HiveError
+from hive.store import audit
+from hive.store.audit import AuditRow
+from hive.store.channels import AgentChanged, SystemEvent
+from hive.store.database import Database
+from hive.store.live import Live
+
+UNWRITTEN_MAX = 10_000
+"""Rows kept while the disk is full; beyond it the oldest are gone."""
+
+_ORIGINS = {"idle": "idle", "proxy": "wake", "helper": "helper", "hive": "daemon"}
+
+
+def event_of(row: AuditRow) -> Event:
+    """The event a row of the audit table is: `{"at", "kind", "agent", "actor", "outcome", …detail}`.
+
+    A transition's detail is `{"name", "from", "to", "generation", "reason"}`.
+    """
+    return {"at": row.at, "kind": row.act, "agent": row.target, "actor": row.actor, "outcome": row.outcome} | row.detail
+
+
+def transition_of(before: Agent, after: Agent, actor: str) -> AuditRow:
+    """The row of one transition. A pause that ended awake is `agent.stayed_awake`, not another `agent.running`."""
+    act = f"agent.{after.status}"
+    if before.status is AgentStatus.PAUSING and after.status is AgentStatus.RUNNING:
+        act = "agent.stayed_awake"
+    return AuditRow(
+        at=after.since,
+        actor=actor,
+        act=act,
+        target=after.id,
+        origin=_ORIGINS.get(actor, "api"),
+        detail={
+            "name": after.name,
+            "from": str(before.status),
+            "to": str(after.status),
+            "generation": after.generation,
+            "reason": after.reason,
+        },
+    )
+
+
+class Journal:
+    """`changed` and `note` never wait and never fail; rows are written by `write_with` or `flush`."""
+
+    def __init__(self, database: Database, live: Live) -> None:
+        self._database = database
+        self._live = live
+        self._events = Events()
+        self._unwritten: deque[AuditRow] = deque(maxlen=UNWRITTEN_MAX)
+
+    def __repr__(self) -> str:
+        return f"<Journal {len(self._unwritten)} unwritten>"
+
+    def changed(self, before: Agent, after: Agent, actor: str) -> None:
+        row = transition_of(before, after, actor)
+        self._add(row)
+        self._live.publish(
+            AgentChanged(
+                at=row.at,
+                agent=after.id,
+                name=after.name,
+                was=str(before.status),
+                now=str(after.status),
+                generation=after.generation,
+                reason=after.reason,
+                actor=actor,
+            )
+        )
+
+    def note(
+        self, act: str, *, target: str = "hive", actor: str = "hive", detail: dict[str, Any] | None = None
+    ) -> None:
+        """Anything that is no transition: `agent.created`, `backend.up`, `proxy.lost` …"""
+        row = AuditRow(
+            at=time.time(),
+            actor=actor,
+            act=act,
+            target=target,
+            origin=_ORIGINS.get(actor, "api"),
+            detail=detail or {},
+        )
+        self._add(row)
+        self._live.publish(SystemEvent(at=row.at, kind=act, detail={"target": target} | row.detail))
+
+    def _add(self, row: AuditRow) -> None:
+        self._unwritten.append(row)
+        self._events.publish(event_of(row))
+
+    def take(self) -> list[AuditRow]:
+        """The rows not written yet, now the caller's to write in its own transaction, or to `give_back`."""
+        rows = list(self._unwritten)
+        self._unwritten.clear()
+        return rows
+
+    def give_back(self, rows: list[AuditRow]) -> None:
+        """They were not written."""
+        self._unwritten = deque([*rows, *self._unwritten], maxlen=UNWRITTEN_MAX)
+
+    async def flush(self) -> None:
+        """Writes what no record took along, behind those that did. Raises as `Database.write`; then nothing is lost."""
+        rows = self.take()
+
+        def work(conn: sqlite3.Connection) -> None:
+            for row in rows:
+                audit.append(conn, row)
+
+        try:
+            await self._database.write(work)
+        except BaseException:
+            self.give_back(rows)
+            raise
+
+    async def past(self, limit: int) -> list[Event]:
+        """The last `limit` events, oldest first; also those that are just being written. Raises as `Database.read`."""
+        with contextlib.suppress(HiveError):  # a full disk hides what it could not take, and nothing else
+            await self.flush()
+        rows: list[AuditRow] = await self._database.read(lambda conn: audit.tail(conn, limit))
+        return [event_of(row) for row in rows]
+
+    def subscribe(self) -> Feed:
+        return self._events.subscribe()

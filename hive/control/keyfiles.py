@@ -1,0 +1,76 @@
+"""The two secrets of a box, each in a file of its own: made once, 0600, never overwritten, never logged."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hive.errors import ConfigError, NotPermitted, StoreFull
+
+BOX_KEY_BYTES = 32
+INTERNAL_TOKEN = "HIVE_INTERNAL_TOKEN"
+TOKEN_MIN = 16
+"""Characters: who sets the token himself may not set one that can be guessed."""
+
+
+def box_key(path: Path) -> bytes:
+    """32 random bytes, from which every agent's tokens are derived. Raises ConfigError, NotPermitted, StoreFull."""
+    key = _kept(path, lambda: secrets.token_bytes(BOX_KEY_BYTES))
+    if len(key) != BOX_KEY_BYTES:
+        raise ConfigError(f"{path} is damaged: {len(key)} bytes, {BOX_KEY_BYTES} expected", hint="restore it")
+    return key
+
+
+def internal_token(path: Path, env: Mapping[str, str]) -> str:
+    """The operator's token at the proxy: `HIVE_INTERNAL_TOKEN` where that is set, else the one in the file.
+
+    Raises ConfigError, NotPermitted, StoreFull.
+    """
+    token = env.get(INTERNAL_TOKEN) or _kept(path, lambda: f"hive_{secrets.token_urlsafe(32)}".encode()).decode(
+        "ascii", "replace"
+    )
+    token = token.strip()
+    if len(token) < TOKEN_MIN or not token.isascii() or not token.isprintable() or " " in token:
+        where = INTERNAL_TOKEN if env.get(INTERNAL_TOKEN) else str(path)
+        raise ConfigError(f"{where} is no token: at least {TOKEN_MIN} printable ASCII characters without spaces")
+    return token
+
+
+def _kept(path: Path, make: Callable[[], bytes]) -> bytes:
+    """What the file holds; where there is none it is made first, whole or not at all."""
+    try:
+        try:
+            return _read(path)
+        except FileNotFoundError:
+            _create(path, make())
+            return _read(path)
+    except PermissionError as error:
+        raise NotPermitted(f"cannot use {path}: {error.strerror}") from error
+    except OSError as error:
+        raise StoreFull(f"cannot use {path}: {error.strerror}") from error
+
+
+def _read(path: Path) -> bytes:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        return file.read(4096)
+
+
+def _create(path: Path, content: bytes) -> None:
+    """Written beside and linked into place: a crash leaves no half secret, and one that is there stays."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(beside, path)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    finally:
+        beside.unlink()

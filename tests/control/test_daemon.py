@@ -1,0 +1,680 @@
+"""The daemon with a real helper, real processes and a real database; the proxy is its end of the link only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes.proxy_peer import ProxyPeer
+
+from hive.agents.lifecycle import Life
+from hive.agents.tokens import TokenKind, digest
+from hive.agents.world import AgentBusy
+from hive.control.daemon import Daemon
+from hive.control.frontdesk import FrontDesk
+from hive.domain import AgentSpec, BackendKind, Isolation, RestartPolicy
+from hive.errors import HiveError, LinkLost, NotFound, TimedOut, WrongState
+from hive.host.process import read_stat
+from hive.link.messages import Activity, Leaving, Open, Refused
+from hive.sandbox.process import ProcessRuntime
+from hive.sandbox.server import Helper
+from hive.settings import Agents, Inference, Paths, Settings, Sleep
+from hive.settings import Daemon as DaemonSettings
+from hive.store.database import Database
+
+AWAKE = Settings(
+    inference=Inference(auto_sleep_enabled=False, enabled="false"),
+    sleep=Sleep(check_s=0.05, minimum_awake_s=0, cpu_quiet_percent=50),
+    agents=Agents(stop_grace_s=1),
+    daemon=DaemonSettings(backend_check_s=0.05),
+)
+SLEEPY = Settings(
+    inference=Inference(auto_sleep_idle_seconds=0.2, enabled="false"), sleep=AWAKE.sleep, agents=AWAKE.agents
+)
+SLEEPER = ["/bin/sh", "-c", "env > environment; echo up; exec sleep 1000"]
+
+
+async def until(question: Callable[[], object], *, within_s: float = 20) -> None:
+    """Returns when the answer is yes."""
+    for _ in range(int(within_s / 0.01)):
+        if question():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs; one that ended and that nobody has waited for yet does not."""
+    process = read_stat(pid)
+    return process is not None and process.alive
+
+
+class Box:
+    """A state and a runtime directory, and who lives in them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.paths = Paths(directory / "s", directory / "r")
+        self.helper: Helper | None = None
+        self.daemon: Daemon | None = None
+        self.proxies: list[ProxyPeer] = []
+
+    @property
+    def desk(self) -> FrontDesk:
+        assert self.daemon is not None
+        return self.daemon.desk()
+
+    @property
+    def proxy(self) -> ProxyPeer:
+        return self.proxies[-1]
+
+    async def start_helper(self) -> None:
+        self.helper = Helper(self.paths, ProcessRuntime(self.paths, subtree=None, log_max_bytes=1_000_000))
+        await self.helper.open()
+
+    async def stop_helper(self) -> None:
+        assert self.helper is not None
+        await self.helper.leave()
+        self.helper = None
+
+    async def start_daemon(self, settings: Settings = AWAKE, **options: Any) -> None:
+        self.daemon = Daemon(self.paths, settings, **options)
+        await self.daemon.open()
+        for proxy in self.proxies:
+            if not proxy.closed:
+                await proxy.until_table()
+                await until(lambda: self.desk.health()["proxy"]["connected"])
+
+    async def stop_daemon(self) -> None:
+        assert self.daemon is not None
+        for proxy in self.proxies:
+            proxy.table = None
+        await self.daemon.close()
+        self.daemon = None
+
+    async def start_proxy(self, *, port: int = 11435, seen: dict[str, Activity] | None = None) -> ProxyPeer:
+        proxy = ProxyPeer(self.paths.link_socket, epoch=f"p{len(self.proxies)}", port=port)
+        proxy.seen = seen or {}
+        self.proxies.append(proxy)
+        await proxy.until_table()
+        await until(lambda: self.desk.health()["proxy"] == {"connected": True, "port": port, "ingress_port": 8480})
+        return proxy
+
+    async def everything(self, settings: Settings = AWAKE, **options: Any) -> None:
+        await self.start_helper()
+        await self.start_daemon(settings, **options)
+        await self.start_proxy()
+
+    async def create(self, name: str = "bob", command: list[str] = SLEEPER, **fields: Any) -> dict[str, Any]:
+        return await self.desk.create(AgentSpec(name=name, command=command, **fields), "uid:0")
+
+    def life(self, agent: str) -> Life:
+        assert self.daemon is not None
+        return self.daemon.roster.find(agent)
+
+    async def truth(self, agent: str) -> str:
+        assert self.daemon is not None
+        stats = await self.daemon.world.helper.stat([agent])
+        return stats[agent].state if agent in stats else "unknown"
+
+    async def until(self, agent: str, status: str) -> dict[str, Any]:
+        for _ in range(2000):
+            view = await self.desk.view(agent)
+            if view["status"] == status:
+                return view
+            await asyncio.sleep(0.01)
+        raise AssertionError(f"{view['name']} is {view['status']} ({view['reason']}), not {status}")
+
+    async def environment(self, agent: str) -> dict[str, str]:
+        path = self.paths.home(agent) / "environment"
+        await until(lambda: path.exists() and "HIVE_AGENT=" in path.read_text())
+        return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
+
+    async def end(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
+        if self.daemon is not None:
+            for view in await self.desk.views():
+                with contextlib.suppress(HiveError):
+                    await self.desk.remove(view["id"], "uid:0")
+            await self.stop_daemon()
+        if self.helper is not None:
+            await self.stop_helper()
+        await asyncio.sleep(0.02)  # both sides of each link have seen its end
+
+
+@pytest.fixture
+async def box(short_path: Path) -> AsyncIterator[Box]:
+    box = Box(short_path)
+    box.paths.state.mkdir()
+    box.paths.runtime.mkdir()
+    yield box
+    await box.end()
+
+
+# Agents ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_agent_runs_with_its_way_to_the_model_in_its_environment(box: Box) -> None:
+    await box.everything()
+    view = await box.create(port=9000, model="llama3.2", env={"MINE": "1"})
+    assert (view["status"], view["depth"], view["uid"]) == ("running", "awake", None)
+    assert view["processes"] >= 1
+    environment = await box.environment(view["id"])
+    tokens = box.desk.tokens("bob")
+    assert environment["OPENAI_BASE_URL"] == "http://127.0.0.1:11435/v1" == tokens["openai_base_url"]
+    assert environment["OPENAI_API_KEY"] == tokens["model"]
+    assert environment["OLLAMA_HOST"] == tokens["ollama_host"] == f"http://127.0.0.1:11435/a/{tokens['model']}"
+    assert environment["HIVE_PROXY_SOCKET"] == tokens["socket"] == str(box.paths.agent_socket(view["id"]))
+    assert stat.S_ISSOCK(os.stat(tokens["socket"]).st_mode)
+    assert (environment["HIVE_AGENT"], environment["HIVE_AGENT_PORT"]) == ("bob", "9000")
+    assert (environment["HIVE_MODEL"], environment["HIVE_DIALECT"], environment["MINE"]) == ("llama3.2", "openai", "1")
+    assert box.desk.log_path("bob").read_text() == "up\n"
+
+
+async def test_the_proxy_knows_an_agent_by_digests_only(box: Box) -> None:
+    await box.everything()
+    view = await box.create(port=9000)
+    tokens = box.desk.tokens(view["id"])
+    row = box.proxy.rows[view["id"]]
+    assert (row.model_digest, row.ingress_digest) == (digest(tokens["model"]), digest(tokens["ingress"]))
+    assert (row.name, row.address, row.gate) == ("bob", "127.0.0.1:9000", "closed")
+    assert box.proxy.gates[view["id"]] == "open"
+    assert tokens["model"] not in repr(box.proxy.told)
+    table = await box.proxy.until_table()
+    assert table.internal_digest == digest(box.paths.internal_token.read_text())
+
+
+async def test_pause_and_resume_reach_processes_record_and_gate(box: Box) -> None:
+    await box.everything()
+    agent = (await box.create())["id"]
+    view = await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    assert (view["status"], view["depth"], view["pauses"]) == ("paused", "light", 1)
+    assert view["why"].startswith("asleep since ")
+    assert (await box.truth(agent), box.proxy.gates[agent]) == ("frozen", "asleep")
+    assert await box.desk.pause("bob", timeout_s=5, now=True, actor="uid:0") == view
+    view = await box.desk.resume("bob", "uid:0")
+    assert (view["status"], view["wakes"], view["last_wake_cause"]) == ("running", 1, "operator")
+    assert (await box.truth(agent), box.proxy.gates[agent]) == ("running", "open")
+    assert box.desk.stats()["wake_ms"]["p50"] == view["last_wake_ms"]
+
+
+async def test_an_idle_agent_falls_asleep_and_a_request_wakes_it(box: Box) -> None:
+    await box.everything(SLEEPY)
+    agent = (await box.create())["id"]
+    await box.proxy.until_gate(agent, "asleep")
+    view = await box.until(agent, "paused")
+    assert view["reason"].startswith("idle: quiet for ")
+    assert await box.truth(agent) == "frozen"
+    answer = await box.proxy.wake(agent)
+    assert isinstance(answer, Open)
+    assert answer.generation > view["generation"]
+    assert await box.truth(agent) == "running"
+    await box.proxy.until_gate(agent, "asleep")
+
+
+async def test_work_in_flight_keeps_an_agent_awake_and_why_says_so(box: Box) -> None:
+    await box.everything(SLEEPY)
+    agent = (await box.create())["id"]
+    box.proxy.seen = {agent: Activity(in_flight=2, quiet_s=100.0)}
+    await box.until(agent, "running")
+    with contextlib.suppress(HiveError):
+        await box.desk.resume(agent, "uid:0")
+    view = await box.desk.view(agent)
+    assert view["why"] == "awake: 2 requests in flight"
+    assert view["in_flight"] == 2
+
+
+async def test_a_busy_agent_is_refused_at_once_or_waited_for(box: Box) -> None:
+    await box.everything()
+    agent = (await box.create())["id"]
+    box.proxy.busy[agent] = "1 requests are in flight"
+    with pytest.raises(AgentBusy, match="1 requests are in flight"):
+        await box.desk.pause(agent, timeout_s=5, now=True, actor="uid:0")
+    with pytest.raises(TimedOut, match="it is awake"):
+        await box.desk.pause(agent, timeout_s=0.1, now=False, actor="uid:0")
+    waiting = asyncio.ensure_future(box.desk.pause(agent, timeout_s=20, now=False, actor="uid:0"))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    box.proxy.become_quiet(agent)
+    assert (await waiting)["status"] == "paused"
+
+
+async def test_a_command_that_does_not_exist_leaves_nothing_behind(box: Box) -> None:
+    await box.everything()
+    with pytest.raises(NotFound, match="no such command: /nonexistent/agent"):
+        await box.create(command=["/nonexistent/agent"])
+    assert await box.desk.views() == []
+    assert list((box.paths.state / "agents").iterdir()) == []
+    assert list((box.paths.runtime / "a").iterdir()) == []
+    assert (await box.create())["status"] == "running"
+
+
+async def test_a_taken_name_is_refused_and_the_first_agent_untouched(box: Box) -> None:
+    await box.everything()
+    view = await box.create()
+    with pytest.raises(WrongState, match="there is an agent named bob already"):
+        await box.create(command=["/bin/true"])
+    assert (await box.desk.view("bob"))["pid"] == view["pid"]
+
+
+async def test_apply_changes_what_can_be_changed_at_once_and_says_what_needs_a_restart(box: Box) -> None:
+    await box.everything()
+    spec = AgentSpec(name="bob", command=SLEEPER, port=9000)
+    answer = await box.desk.apply(spec, "uid:0")
+    assert (answer["created"], answer["agent"]["status"], answer["restart_needed"]) == (True, "created", False)
+    await box.desk.start("bob", "uid:0")
+    idle = AgentSpec(name="bob", command=SLEEPER, port=9000, idle_s=7.0)
+    answer = await box.desk.apply(idle, "uid:0")
+    assert (answer["changed"], answer["restart_needed"], answer["agent"]["idle_s"]) == (["idle_s"], False, 7.0)
+    other_port = AgentSpec(name="bob", command=SLEEPER, port=9001, idle_s=7.0)
+    answer = await box.desk.apply(other_port, "uid:0")
+    assert (answer["changed"], answer["restart_needed"]) == (["port"], True)
+    agent = answer["agent"]["id"]
+    assert box.proxy.rows[agent].address == "127.0.0.1:9000"
+    assert (await box.desk.apply(other_port, "uid:0"))["restart_needed"] is True
+    await box.desk.restart("bob", "uid:0")
+    assert box.proxy.rows[agent].address == "127.0.0.1:9001"
+    assert (await box.desk.apply(other_port, "uid:0"))["restart_needed"] is False
+
+
+async def test_an_agent_that_fails_is_started_again_and_one_that_ends_well_is_stopped(box: Box) -> None:
+    await box.everything()
+    once = "test -e again && exec sleep 1000; touch again; exit 3"
+    failing = (await box.create("fails", ["/bin/sh", "-c", once], restart=RestartPolicy.ON_FAILURE))["id"]
+    ending = (await box.create("ends", ["/bin/sh", "-c", "exit 0"]))["id"]
+    unlucky = (await box.create("unlucky", ["/bin/sh", "-c", "exit 3"]))["id"]
+    assert (await box.until(ending, "stopped"))["reason"] == "exited with 0"
+    assert (await box.until(unlucky, "error"))["reason"] == "exited with 3"
+    await until(lambda: (box.paths.home(failing) / "again").exists())
+    await until(lambda: (box.life(failing).status, box.life(failing).agent.generation) == ("running", 2))
+    assert box.desk.stats()["errors"] == 2
+    assert isinstance(await box.proxy.wake(ending), Refused)
+
+
+async def test_a_removed_agent_leaves_no_process_file_or_row(box: Box) -> None:
+    await box.everything()
+    view = await box.create()
+    await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    assert await box.desk.remove("bob", "uid:0") == {"removed": view["id"], "name": "bob"}
+    assert not is_alive(view["pid"])
+    assert not box.paths.home(view["id"]).exists()
+    assert not box.paths.agent_socket(view["id"]).exists()
+    with pytest.raises(NotFound):
+        await box.desk.view("bob")
+    await asyncio.sleep(0.05)
+    assert view["id"] not in box.proxy.rows
+
+
+@pytest.mark.root
+async def test_each_agent_has_a_uid_of_its_own(box: Box) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can run agents as other users")
+    box.paths.state.parent.chmod(0o711)
+    first = 1_000_000 + 1000 * os.getpid() % 1_000_000_000  # other tests run agents of their own
+    settings = Settings(inference=AWAKE.inference, agents=Agents(first_uid=first, stop_grace_s=1))
+    await box.everything(settings, isolation=Isolation.UID)
+    one, two = await box.create("one"), await box.create("two")
+    assert (one["uid"], two["uid"]) == (first, first + 1)
+    assert os.stat(f"/proc/{one['pid']}").st_uid == first
+    await box.desk.remove("one", "uid:0")
+    three = await box.create("three")
+    assert three["uid"] == first
+
+
+async def test_shutdown_makes_ingress_refuse_and_stops_everyone(box: Box) -> None:
+    await box.everything()
+    one, two = await box.create("one"), await box.create("two")
+    await box.desk.pause("two", timeout_s=5, now=False, actor="uid:0")
+    answer = await box.desk.shutdown("uid:0")
+    assert answer == {"stopped": ["one", "two"], "failed": []}
+    assert any(isinstance(message, Leaving) for message in box.proxy.told)
+    assert not is_alive(one["pid"])
+    assert not is_alive(two["pid"])
+
+
+# Losing others --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_restarted_daemon_finds_sleepers_asleep_and_runners_running(box: Box) -> None:
+    await box.everything()
+    asleep, awake = (await box.create("asleep"))["id"], await box.create("awake")
+    await box.desk.pause("asleep", timeout_s=5, now=False, actor="uid:0")
+    await box.stop_daemon()
+    await box.start_daemon()
+    assert (await box.desk.view("asleep"))["status"] == "paused"
+    assert await box.truth(asleep) == "frozen"
+    assert (await box.desk.view("awake"))["pid"] == awake["pid"]
+    await box.proxy.until_gate(asleep, "asleep")
+    assert isinstance(await box.proxy.wake(asleep), Open)
+    assert await box.truth(asleep) == "running"
+
+
+async def test_a_daemon_that_died_while_pausing_is_followed_by_one_that_ends_it_awake(box: Box) -> None:
+    await box.everything()
+    agent = (await box.create())["id"]
+    await box.stop_daemon()
+    database = Database.open(box.paths.database)
+    await database.write(lambda conn: conn.execute("UPDATE agents SET status = 'pausing', generation = 7"))
+    database.close()
+    await box.start_daemon()
+    view = await box.until(agent, "running")
+    assert view["generation"] > 7
+    assert view["reason"] == "found running, recorded pausing"
+
+
+async def test_a_sleeper_the_database_holds_to_be_awake_is_thawed(box: Box) -> None:
+    await box.everything()
+    agent = (await box.create())["id"]
+    await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    await box.stop_daemon()
+    database = Database.open(box.paths.database)
+    await database.write(lambda conn: conn.execute("UPDATE agents SET status = 'running'"))
+    database.close()
+    await box.start_daemon()
+    await box.until(agent, "running")
+    assert await box.truth(agent) == "running"
+
+
+async def test_a_leaving_helper_wakes_everyone_and_the_next_one_finds_them(box: Box) -> None:
+    await box.everything()
+    view = await box.create()
+    agent = view["id"]
+    await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    await box.stop_helper()
+    found = await box.until(agent, "running")
+    assert "helper" in found["reason"]
+    await box.proxy.until_gate(agent, "open")
+    assert (found["rss_bytes"], box.desk.health()["helper"]) == (None, {"connected": False})
+    with pytest.raises(LinkLost):
+        await box.desk.stop("bob", "uid:0")
+    await box.start_helper()
+    stopped = await box.until(agent, "stopped")
+    assert stopped["pid"] is None
+    assert not is_alive(view["pid"])
+
+
+async def test_without_a_proxy_nobody_sleeps_and_starting_waits_for_one(box: Box) -> None:
+    await box.start_helper()
+    await box.start_daemon(SLEEPY)
+    creating = asyncio.ensure_future(box.create())
+    await asyncio.sleep(0.2)
+    assert not creating.done()
+    assert (await box.desk.view("bob"))["status"] == "starting"
+    await box.start_proxy()
+    agent = (await creating)["id"]
+    box.proxy.close()
+    await until(lambda: not box.desk.health()["proxy"]["connected"])
+    await asyncio.sleep(0.5)
+    view = await box.desk.view(agent)
+    assert view["status"] == "running"
+    assert view["why"] == "awake: the proxy is not connected, and nobody is put to sleep without it"
+
+
+async def test_a_newer_proxy_replaces_the_older_and_wakes_who_has_work_waiting(box: Box) -> None:
+    await box.everything()
+    agent = (await box.create())["id"]
+    await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    old = box.proxy
+    old.client._closed = True  # it does not dial again
+    new = await box.start_proxy(seen={agent: Activity(parked=1)})
+    await new.until_gate(agent, "open")
+    assert await box.truth(agent) == "running"
+    assert not old.client.connected
+
+
+async def test_a_proxy_on_another_port_makes_adopted_agents_start_anew(box: Box) -> None:
+    await box.everything()
+    view = await box.create()
+    agent = view["id"]
+    await box.environment(agent)
+    await box.stop_daemon()
+    box.proxy.close()
+    (box.paths.home(agent) / "environment").unlink()
+    await box.start_daemon()
+    await box.start_proxy(port=11436)
+    environment = await box.environment(agent)
+    assert environment["OPENAI_BASE_URL"] == "http://127.0.0.1:11436/v1"
+    after = await box.until(agent, "running")
+    assert after["pid"] != view["pid"]
+    said = [event for event in await box.desk.past_events(100) if event["kind"] == "agent.port_moved"]
+    assert [(event["name"], event["was"], event["now"]) for event in said] == [("bob", 11435, 11436)]
+
+
+async def test_a_stranger_on_the_link_is_hung_up_on(box: Box) -> None:
+    await box.start_helper()
+    await box.start_daemon()
+    stranger = ProxyPeer(box.paths.link_socket)
+    stranger.role = "up"
+    await asyncio.sleep(0.3)
+    assert stranger.table is None
+    assert not box.desk.health()["proxy"]["connected"]
+    stranger.close()
+
+
+# What it tells --------------------------------------------------------------------------------------------------------
+
+
+async def test_every_transition_is_told_at_once_and_found_again_in_the_past(box: Box) -> None:
+    await box.everything()
+    agent = (await box.create())["id"]
+    with box.desk.subscribe() as feed:
+        await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:7")
+        await box.proxy.wake(agent, "ingress")
+        live = [await asyncio.wait_for(anext(feed), 5) for _ in range(4)]
+    steps = [(event["kind"], event["from"], event["to"], event["actor"]) for event in live]
+    assert steps == [
+        ("agent.pausing", "running", "pausing", "uid:7"),
+        ("agent.paused", "pausing", "paused", "uid:7"),
+        ("agent.resuming", "paused", "resuming", "proxy"),
+        ("agent.running", "resuming", "running", "proxy"),
+    ]
+    assert live[3]["reason"] == "woken by ingress"
+    assert (await box.desk.past_events(100))[-4:] == live
+
+
+async def test_a_pause_that_was_refused_is_told_as_that(box: Box) -> None:
+    await box.everything()
+    agent = (await box.create())["id"]
+    box.proxy.busy[agent] = "an answer is not read yet"
+    with pytest.raises(AgentBusy):
+        await box.desk.pause("bob", timeout_s=5, now=True, actor="uid:0")
+    event = (await box.desk.past_events(1))[0]
+    assert (event["kind"], event["reason"]) == ("agent.stayed_awake", "an answer is not read yet")
+
+
+async def test_health_names_what_is_missing(box: Box, redis_server: Any) -> None:
+    await box.start_helper()
+    await box.start_daemon()
+    health = box.desk.health()
+    assert (health["status"], health["isolation"], health["limits"]) == ("degraded", "none", "not enforced")
+    assert (health["proxy"]["connected"], health["proxy"]["port"], health["helper"]["connected"]) == (False, None, True)
+    assert (health["redis"], health["backend"], health["token_tracking"]) == ({"up": False}, None, True)
+    os.symlink(redis_server.socket, box.paths.redis_socket)
+    await box.start_proxy()
+    await until(lambda: box.desk.health()["status"] == "ok")
+
+
+async def test_redis_shows_who_sleeps_and_forgets_who_is_removed(box: Box, redis_server: Any) -> None:
+    import redis.asyncio as aioredis
+
+    os.symlink(redis_server.socket, box.paths.redis_socket)
+    await box.everything()
+    agent = (await box.create())["id"]
+    await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    async with aioredis.Redis(unix_socket_path=str(redis_server.socket), decode_responses=True) as client:
+
+        async def until_key(key: str, value: str | None) -> None:
+            for _ in range(2000):
+                if await client.get(key) == value:
+                    return
+                await asyncio.sleep(0.01)
+            raise AssertionError(f"{key} never became {value}")
+
+        await until_key(f"hive:agent:paused:{agent}", "1")
+        assert await client.get(f"hive:agent:tier:{agent}") == "medium"
+        await box.desk.resume("bob", "uid:0")
+        await until_key(f"hive:agent:paused:{agent}", None)
+        await box.desk.remove("bob", "uid:0")
+        await until_key(f"hive:agent:tier:{agent}", None)
+
+
+async def test_usage_says_whether_tokens_are_tracked(box: Box) -> None:
+    await box.start_helper()
+    await box.start_daemon(Settings(inference=Inference(token_tracking=False, enabled="false")))
+    answer = await box.desk.usage(3600)
+    assert answer == {
+        "token_tracking": False,
+        "agents": [],
+        "totals": {"requests": 0, "tokens_in": 0, "tokens_out": 0, "cached_tokens": 0, "unknown": 0, "cut": 0},
+    }
+    assert box.desk.health()["token_tracking"] is False
+
+
+async def test_the_backend_and_its_models_reach_proxy_and_agents(box: Box) -> None:
+    answers = {"/api/version": b'{"version":"0.9"}', "/api/tags": b'{"models":[{"name":"tiny:1b","size":5}]}'}
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        target = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+        body = answers[target]
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.close()
+
+    await box.start_helper()
+    address = box.paths.runtime / "b.sock"
+    await box.start_daemon(backend=(BackendKind.OLLAMA, str(address)))
+    await box.start_proxy()
+    assert box.desk.inference()["running"] is False
+    async with await asyncio.start_unix_server(answer, address):
+        await until(lambda: box.desk.inference()["running"])
+        found = box.desk.inference()
+        assert (found["backend"], found["version"], found["models"][0]["name"]) == ("ollama", "0.9", "tiny:1b")
+        agent = (await box.create())["id"]
+        environment = await box.environment(agent)
+        assert (environment["HIVE_DIALECT"], environment["HIVE_MODEL"]) == ("ollama", "tiny:1b")
+    await until(lambda: not box.desk.inference()["running"])
+    kinds = [event["kind"] for event in await box.desk.past_events(100)]
+    assert [kind for kind in kinds if kind.startswith("backend.")] == ["backend.up", "backend.down"]
+
+
+async def test_access_names_the_operators_token(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HIVE_INTERNAL_TOKEN", "an-operators-own-token")
+    await box.everything()
+    assert box.desk.access() == {
+        "openai_base_url": "http://127.0.0.1:11435/v1",
+        "ollama_host": "http://127.0.0.1:11435/a/an-operators-own-token",
+        "token": "an-operators-own-token",
+    }
+    assert not box.paths.internal_token.exists()
+
+
+async def test_tokens_stay_the_same_over_restarts_and_differ_between_kinds(box: Box) -> None:
+    await box.everything()
+    await box.create()
+    before = box.desk.tokens("bob")
+    await box.stop_daemon()
+    await box.start_daemon()
+    await box.start_proxy()
+    assert box.desk.tokens("bob") == before
+    assert before["model"].startswith("hm_")
+    assert before["ingress"].startswith("hi_")
+    assert set(TokenKind) == {"model", "ingress"}
+
+
+# The program ----------------------------------------------------------------------------------------------------------
+
+
+def daemon_process(box: Box, **options: Any) -> subprocess.Popen[str]:
+    program = (
+        "import sys; from pathlib import Path; from hive.settings import Paths, Settings, Inference;"
+        "from hive.control.daemon import main;"
+        "sys.exit(main(Paths(Path(sys.argv[1]), Path(sys.argv[2])), Settings(inference=Inference(enabled='false')),"
+        " watch_fd=int(sys.argv[3]) if len(sys.argv) > 3 else None))"
+    )
+    arguments = [str(box.paths.state), str(box.paths.runtime), *map(str, options.get("pass_fds", ()))]
+    return subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True, **options)
+
+
+async def test_the_program_leaves_on_sigterm_and_takes_its_sockets_along(box: Box) -> None:
+    process = daemon_process(box)
+    await until(box.paths.api_socket.exists)
+    other = daemon_process(box)
+    _, complaint = await asyncio.to_thread(other.communicate)
+    assert other.returncode == 1
+    assert f"in use by process {process.pid}" in complaint
+    process.send_signal(signal.SIGTERM)
+    _, complaint = await asyncio.to_thread(process.communicate)
+    assert (process.returncode, "Traceback" in complaint) == (0, False), complaint
+    assert list(box.paths.runtime.iterdir()) == []
+
+
+async def test_the_program_leaves_when_its_parent_is_gone(box: Box) -> None:
+    read, write = os.pipe()
+    process = daemon_process(box, pass_fds=(read,))
+    os.close(read)
+    await until(box.paths.api_socket.exists)
+    os.close(write)
+    _, complaint = await asyncio.to_thread(process.communicate)
+    assert (process.returncode, "Traceback" in complaint) == (0, False), complaint
+
+
+async def test_a_killed_daemon_leaves_agents_to_the_next_one(box: Box) -> None:
+    """kill -9 in the middle of sleeping and waking, six times: afterwards record, truth and gate agree."""
+    await box.start_helper()
+    process = daemon_process(box)
+    proxy = ProxyPeer(box.paths.link_socket)
+    box.proxies.append(proxy)
+    await proxy.until_table()
+    reader = Caller(box.paths.api_socket)
+    view = await reader.ask("POST", "/api/agents", {"name": "bob", "command": SLEEPER})
+    for round_number in range(6):
+        pausing = asyncio.ensure_future(reader.ask("POST", "/api/agents/bob/pause", {"timeout_s": 5}))
+        await asyncio.sleep(0.006 * round_number)
+        process.kill()
+        process.communicate()
+        await asyncio.gather(pausing, return_exceptions=True)
+        proxy.table = None
+        process = daemon_process(box)
+        await proxy.until_table()
+        for _ in range(500):
+            found = await reader.ask("GET", "/api/agents/bob", None)
+            if found["status"] in ("running", "paused"):
+                break
+            await asyncio.sleep(0.01)
+        assert found["pid"] == view["pid"]
+        state = (await asyncio.to_thread(Path(f"/proc/{view['pid']}/stat").read_text)).rpartition(")")[2].split()[0]
+        assert (found["status"], state) in (("running", "S"), ("paused", "T"))
+        await reader.ask("POST", "/api/agents/bob/resume", None)
+        await proxy.until_gate(view["id"], "open")
+    await reader.ask("DELETE", "/api/agents/bob", None)
+    process.terminate()
+    _, complaint = await asyncio.to_thread(process.communicate)
+    assert (process.returncode, "Traceback" in complaint) == (0, False), complaint
+
+
+class Caller:
+    """The API, asked as `hive up` asks it."""
+
+    def __init__(self, socket: Path) -> None:
+        self._socket = socket
+
+    async def ask(self, method: str, target: str, body: Any) -> Any:
+        import httpx
+
+        transport = httpx.AsyncHTTPTransport(uds=str(self._socket), verify=False, trust_env=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://hive", trust_env=False) as client:
+            for _ in range(500):
+                with contextlib.suppress(httpx.ConnectError):
+                    response = await client.request(method, target, json=body, timeout=20)
+                    assert response.status_code < 300, response.text
+                    return response.json()
+                await asyncio.sleep(0.01)
+        raise AssertionError("nobody listens")
