@@ -99,7 +99,7 @@ class Stack:
                 words = child.cmdline()
                 if name == "redis" and "redis-server" in words[0]:
                     return child.pid
-                if words[1:4] == ["-m", "hive", name]:
+                if "hive" in words and words[words.index("hive") + 1] == name:
                     return child.pid
         raise LookupError(f"no {name} now")
 

@@ -18,6 +18,8 @@ from tests.fakes.programs import fake_backend
 KILLS = int(os.environ.get("HIVE_CHAOS_KILLS", "20"))
 WORKERS = [("unix", 12), ("tcp", 12), ("unix", 12), ("tcp", 12), ("unix", 12)]
 SLEEPERS = 3
+STEADY_S = 3.2
+"""Between kills: a process that lived for 3 s is started again at once, one that keeps ending with a delay."""
 
 
 def agents(hive: Stack) -> dict[str, Any]:
@@ -45,17 +47,15 @@ def agrees(hive: Stack, pids: dict[str, int]) -> bool:
             return False
         if is_frozen(pid) != (view["status"] == "paused"):
             return False
-    return bool(hive.health()["proxy"]["connected"])
+    health = hive.health()
+    return bool(health["proxy"]["connected"] and health["helper"]["connected"] and health["redis"]["up"])
 
 
-def received(hive: Stack) -> dict[str, tuple[int, int]]:
-    """answer id → tokens of every answer an agent received whole."""
-    got = {}
-    for number in range(len(WORKERS)):
-        for line in hive.agent_lines(f"worker-{number}"):
-            if "id" in line:
-                got[line["id"]] = (line["tokens_in"], line["tokens_out"])
-    return got
+def received(hive: Stack) -> tuple[int, int, int]:
+    """(answers, tokens in, tokens out) of all the agents received whole, as the backend counted them."""
+    lines = [line for number in range(len(WORKERS)) for line in hive.agent_lines(f"worker-{number}")]
+    whole = [line for line in lines if "tokens_in" in line]
+    return len(whole), sum(line["tokens_in"] for line in whole), sum(line["tokens_out"] for line in whole)
 
 
 def recorded(hive: Stack) -> tuple[int, int, int]:
@@ -73,7 +73,7 @@ def one_kill(hive: Stack, victim: str, chance: random.Random) -> None:
     """Kills at a random moment of the load, while some agents go to sleep or wake."""
     sleeper = f"sleeper-{chance.randrange(SLEEPERS)}"
     verb = chance.choice(("pause", "resume"))
-    time.sleep(chance.uniform(0.0, 0.3))
+    time.sleep(chance.uniform(STEADY_S, STEADY_S + 0.5))
     try:
         hive.client().post(f"/api/agents/{sleeper}/{verb}", {"timeout_s": 0.5})
     except Exception as error:  # an earlier kill may not be over for this verb
@@ -82,7 +82,8 @@ def one_kill(hive: Stack, victim: str, chance: random.Random) -> None:
         hive.kill_up()
         hive.start()
     else:
-        hive.kill(victim)
+        killed = hive.kill(victim)
+        until(lambda: hive.pid_of(victim) != killed, within_s=5, what=f"a new {victim}")
 
 
 @pytest.mark.redis
@@ -100,17 +101,16 @@ def test_kill_9_under_load(victim: str) -> None:
         for number in range(SLEEPERS):
             hive.create(f"sleeper-{number}", "spinner.py")
         pids = {name: view["pid"] for name, view in agents(hive).items()}
-        begun, before = time.monotonic(), len(received(hive))
+        begun, before = time.monotonic(), received(hive)[0]
         for kill in range(KILLS):
             one_kill(hive, victim, chance)
             until(lambda: agrees(hive, pids), within_s=5, what=f"record and truth agree after kill {kill} of {victim}")
-        rate = (len(received(hive)) - before) / (time.monotonic() - begun)
+        rate = (received(hive)[0] - before) / (time.monotonic() - begun)
         print(f"{victim}: {KILLS} kills under {rate:.0f} whole answers/s, outages included")
         for number in range(len(WORKERS)):
             hive.post(f"/api/agents/worker-{number}/stop")
-        got = received(hive)
-        sums = (len(got), sum(t[0] for t in got.values()), sum(t[1] for t in got.values()))
-        assert sums[0] > 100
+        sums = received(hive)
+        assert rate >= 40, "the load is no load"
         until(lambda: recorded(hive) == sums, within_s=20, what=f"rows {recorded(hive)} = answers {sums}")
         for name, pid in pids.items():
             if name.startswith("sleeper"):

@@ -4,6 +4,7 @@ Arguments: unix|tcp, requests a second. A failed request is asked again as a new
 """
 
 import json
+import random
 import sys
 import time
 
@@ -12,7 +13,7 @@ from racer import ask, connect, say
 
 def main():
     kind, rate = sys.argv[1], float(sys.argv[2])
-    sock = None
+    sock, chance = None, random.Random(kind)
     say(ready=True)
     while True:
         next_at = time.monotonic() + 1 / rate
@@ -20,7 +21,7 @@ def main():
             if sock is None:
                 sock = connect(kind)
                 sock.settimeout(20)
-            status, answer = ask(sock, 100)
+            status, answer = ask(sock, chance.choice((10, 100, 1000)))
             if status == 200:
                 whole = json.loads(answer)
                 say(

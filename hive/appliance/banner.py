@@ -1,0 +1,66 @@
+"""What `hive up` says once it is up. Pure."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hive.domain import BackendKind, Isolation
+from hive.settings import Paths
+
+ISOLATES = {
+    Isolation.NONE: "agents run as you: nothing keeps them from your files or from each other",
+    Isolation.UID: "each agent has a uid of its own: files and signals are apart; Hive itself runs as root here, and"
+    " the backend and loopback can still be reached",
+    Isolation.FULL: "agents reach the model through Hive only",
+}
+FREEZERS = {"cgroup": "by the cgroup freezer", "signal": "by SIGSTOP to every process (no writable cgroup v2 here)"}
+
+
+def banner(health: Mapping[str, object], paths: Paths, *, command: str, default_state: bool) -> str:
+    """The text, from what `GET /api/health` says; `command` is how to type `hive` here."""
+    proxy, backend = _table(health.get("proxy")), _table(health.get("backend"))
+    isolation = Isolation(str(health.get("isolation", "none")))
+    which = "" if default_state else f" --state-dir {shlex.quote(str(paths.state))}"
+    rows = {
+        "state": str(paths.state),
+        "sockets": f"{paths.api_socket} (control), {paths.runtime}/a/ (one per agent)",
+        "ports": f"127.0.0.1:{proxy.get('port')} agents to the model, "
+        f"127.0.0.1:{proxy.get('ingress_port')} callers to the agents",
+        "isolation": f"{isolation}: {ISOLATES[isolation]}",
+        "limits": str(health.get("limits", "not enforced")),
+        "sleep": FREEZERS.get(str(health.get("freezer")), str(health.get("freezer"))),
+        "backend": _backend(backend),
+    }
+    told = "\n".join(f"  {name:<10} {text}" for name, text in rows.items())
+    commands = "\n".join(f"  {command} {words}{which}" for words in NEXT)
+    return f"Hive {health.get('version')} is up; Ctrl-C ends it\n\n{told}\n\nType in another terminal:\n{commands}\n"
+
+
+NEXT = ("status", "agent list", "usage")
+
+
+def command_here() -> str:
+    """What to type for `hive`: the word alone where the shell finds this one, else its path."""
+    ours = Path(sys.executable).with_name("hive")
+    found = shutil.which("hive")
+    if found is not None and Path(found).resolve() == ours.resolve():
+        return "hive"
+    with_cwd = Path.cwd()
+    return f"./{ours.relative_to(with_cwd)}" if ours.is_relative_to(with_cwd) else str(ours)
+
+
+def _backend(backend: Mapping[str, object]) -> str:
+    if not backend:
+        return "none"
+    label = str(backend.get("label") or backend.get("address"))
+    if backend.get("kind") == BackendKind.DEMO:
+        return f"DEMO: {label}. Start Ollama, vLLM or llama-server and it is used instead"
+    return f"{label} {backend.get('version') or ''}".rstrip()
+
+
+def _table(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,78 @@
+"""Waits until the processes of `hive up` really answer, or says which one does not and why."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from hive.appliance.calls import Answer, Daemon
+from hive.appliance.children import Child, ChildFailed
+from hive.domain import BackendKind
+from hive.errors import HiveError
+from hive.inference.recognise import recognise
+from hive.sandbox.client import SandboxClient
+
+READY_S = 30.0
+"""A process that does not answer by then is broken; a second is usual, a machine under load needs more."""
+LOOK_S = 0.03
+CONTROL_S = 2.0
+Question = Callable[[], Awaitable[Any]]
+
+
+async def answers(child: Child, question: Question, *, within_s: float = READY_S) -> Any:
+    """The first answer of `question()` that is not empty; None, False and the usual errors mean: not yet.
+
+    Raises the child's own failure where it ended, else ChildFailed when the time is over.
+    """
+    until = asyncio.get_running_loop().time() + within_s
+    why = "no answer"
+    while asyncio.get_running_loop().time() < until:
+        if child.failure is not None:
+            raise child.failure
+        try:
+            if answer := await question():
+                child.came_up()
+                return answer
+        except (OSError, TimeoutError, HiveError) as error:
+            why = str(error)
+        await asyncio.sleep(LOOK_S)
+    raise ChildFailed(f"{child.name} is not up after {within_s:g} s: {why}")
+
+
+async def redis_answers(socket: Path) -> bool:
+    """Whether Redis says PONG."""
+    reader, writer = await asyncio.open_unix_connection(str(socket))
+    try:
+        async with asyncio.timeout(CONTROL_S):
+            writer.write(b"PING\r\n")
+            return await reader.readline() == b"+PONG\r\n"
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def helper_answers(helper: SandboxClient) -> bool:
+    """Whether the helper tells what runs."""
+    await helper.stat()
+    return True
+
+
+async def demo_backend_answers(socket: Path) -> bool:
+    found = await recognise(str(socket))
+    return found is not None and found.kind is BackendKind.DEMO
+
+
+async def daemon_answers(daemon: Daemon) -> Answer:
+    """What it says of its health."""
+    return await daemon.get("/api/health", within_s=CONTROL_S)
+
+
+async def proxy_answers(daemon: Daemon) -> Answer | None:
+    """The daemon's health once the proxy is connected and its ports are known."""
+    health = await daemon.get("/api/health", within_s=CONTROL_S)
+    proxy = health["proxy"]
+    return health if proxy["connected"] and proxy["port"] and proxy["ingress_port"] else None

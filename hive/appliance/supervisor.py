@@ -1,0 +1,203 @@
+"""The running `hive up`: its children, the wait for each, the demo, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from hive.appliance import banner, directories, ending, readiness, services
+from hive.appliance.calls import Answer, Daemon
+from hive.appliance.children import Child
+from hive.appliance.demo import Demo
+from hive.appliance.ports import Ports, Remembered, remember
+from hive.appliance.reaper import Reaper
+from hive.appliance.screen import Screen
+from hive.appliance.services import Plan
+from hive.appliance.signals import Interrupts, unless
+from hive.domain import ALIVE
+from hive.errors import HiveError
+from hive.host.parent import become_subreaper
+from hive.link.tasks import spawn
+from hive.sandbox.client import SandboxClient
+
+log = logging.getLogger("hive.up")
+
+TABLE_EVERY_S = 1.0
+LAST_TURN_S = 10.0
+SETTLE_S = 3.0
+"""How long the last usage may take from the proxy over Redis into SQLite before the sums are read."""
+
+
+class Supervisor:
+    """One run. `ports.got` are those to try; `inherit` is what every child keeps open (lock and watched pipe)."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        ports: Remembered,
+        screen: Screen,
+        inherit: Sequence[int],
+        stop_grace_s: float,
+        default_state: bool,
+    ) -> None:
+        self._plan = plan
+        self._asked = ports.asked
+        self._ports = ports.got
+        self._screen = screen
+        self._inherit = inherit
+        self._stop_grace_s = stop_grace_s
+        self._default_state = default_state
+        self._children: dict[str, Child] = {}
+        self._may_move = True
+        self._demo: Demo | None = None
+        self._before: Answer = {}
+
+    def __repr__(self) -> str:
+        return f"<Supervisor {', '.join(map(repr, self._children.values()))}>"
+
+    async def run(self, *, demo: bool, exit_after_s: float | None, json: bool) -> int:
+        """Comes up, stays until told to end (or for `exit_after_s`), ends. The exit code; raises HiveError."""
+        become_subreaper()
+        self._interrupts = Interrupts()
+        self._reaper = Reaper(self._on_orphan)
+        self._daemon = Daemon(self._plan.paths.api_socket)
+        epoch = secrets.token_hex(8)
+        self._helper = SandboxClient(self._plan.paths.sandbox_socket, role="up", epoch=epoch)
+        try:
+            health = await unless(self._interrupts.asked, self._come_up(), name="come-up")
+            if health is not None:
+                await self._stay(health, demo=demo, exit_after_s=exit_after_s, json=json)
+            if self._helper.connected:
+                log.info("agents_stopping")
+                await ending.stop_agents(self._daemon, self._helper, self._interrupts, grace_s=self._stop_grace_s)
+        finally:
+            # Where Hive could not come up, agents of an earlier run live on.
+            await self._end()
+        return 130 if self._interrupts.hurry.is_set() else 0
+
+    # --- coming up ---------------------------------------------------------------------------------------------------
+
+    async def _come_up(self) -> Answer:
+        """Starts every process; returns the daemon's health once all of them answer."""
+        plan = self._plan
+        directories.write_socket(plan.paths)
+        redis = self._start("redis", lambda: services.redis_command(plan.paths))
+        helper = self._start("sandbox", lambda: services.sandbox_command(plan))
+        if plan.backend is None:
+            backend = self._start("backend", lambda: services.demo_backend_command(plan))
+            await readiness.answers(backend, lambda: readiness.demo_backend_answers(plan.demo_socket))
+        await readiness.answers(redis, lambda: readiness.redis_answers(plan.paths.redis_socket))
+        await readiness.answers(helper, lambda: readiness.helper_answers(self._helper))
+        daemon = self._start("daemon", lambda: services.daemon_command(plan))
+        proxy = self._start("proxy", lambda: services.proxy_command(plan, self._ports, move=self._may_move))
+        await readiness.answers(daemon, lambda: readiness.daemon_answers(self._daemon))
+        health: Answer = await readiness.answers(proxy, lambda: readiness.proxy_answers(self._daemon))
+        await self._settle_ports(Ports(health["proxy"]["port"], health["proxy"]["ingress_port"]))
+        self._before = await self._daemon.get("/api/stats")
+        return health
+
+    def _start(self, name: str, argv: Callable[[], Sequence[str]]) -> Child:
+        # Redis knows nothing of the pipe; it holds the lock like the others until it has let go of its socket.
+        child = Child(name, argv, reaper=self._reaper, say=self._screen.say, inherit=self._inherit)
+        self._children[name] = child
+        child.start()
+        return child
+
+    async def _settle_ports(self, got: Ports) -> None:
+        """Keeps the ports from now on. Agents that live with others in their environment the daemon starts anew."""
+        moved, self._ports = got.is_elsewhere(self._ports), got
+        remember(self._plan.paths.state / "ports.json", Remembered(asked=self._asked, got=got))
+        self._may_move = False
+        if moved:
+            log.warning("ports_taken now=%s", got)
+        adopted = [view for view in (await self._daemon.get("/api/agents"))["agents"] if view["status"] in ALIVE]
+        if adopted:
+            log.info("agents_adopted count=%d", len(adopted))
+
+    # --- being up ----------------------------------------------------------------------------------------------------
+
+    async def _stay(self, health: Answer, *, demo: bool, exit_after_s: float | None, json: bool) -> None:
+        paths, asked = self._plan.paths, self._interrupts.asked
+        self._screen.tell(
+            banner.banner(health, paths, command=banner.command_here(), default_state=self._default_state)
+        )
+        showing: asyncio.Task[None] | None = None
+        if demo:
+            self._demo = Demo(self._daemon, paths, ingress_port=self._ports.ingress)
+            await unless(asked, self._demo.set_up(), name="demo")
+            showing = spawn(self._show_table(), name="table")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(exit_after_s):
+                await asked.wait()
+        if json:
+            self._screen.result(await self._summary())
+        if showing is not None:
+            showing.cancel()
+            await asyncio.wait((showing,))
+        self._screen.close()
+        if self._demo is not None:
+            await self._demo.finish(within_s=0.0)
+
+    async def _show_table(self) -> None:
+        while True:
+            with contextlib.suppress(HiveError):  # the daemon may be starting again; its end was told
+                views = (await self._daemon.get("/api/agents"))["agents"]
+                self._screen.show(views, now=time.monotonic())
+            await asyncio.sleep(TABLE_EVERY_S)
+
+    async def _summary(self) -> dict[str, object]:
+        """What this Hive did, once no turn is on its way and the sums stand still."""
+        errors = 0
+        if self._demo is not None:
+            await self._demo.finish(within_s=LAST_TURN_S)
+            errors = self._demo.errors
+        stats = await self._settled_stats()
+        health = await self._daemon.get("/api/health")
+        return summary(stats, self._before, health, demo_errors=errors)
+
+    async def _settled_stats(self) -> Answer:
+        stats = await self._daemon.get("/api/stats")
+        until = time.monotonic() + SETTLE_S
+        while time.monotonic() < until:
+            await asyncio.sleep(SETTLE_S / 6)
+            before, stats = stats, await self._daemon.get("/api/stats")
+            if stats["requests"] == before["requests"]:
+                break
+        return stats
+
+    def _on_orphan(self, pid: int, code: int) -> None:
+        """A process came to us because its parent ended: perhaps an agent of a helper that was killed."""
+        log.info("orphan_ended pid=%d exit=%d", pid, code)
+        self._helper.reaped(pid, code)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    async def _end(self) -> None:
+        log.info("leaving")
+        await ending.stop_children(self._children, self._interrupts)
+        await ending.kill_descendants()
+        self._helper.close()
+        await self._daemon.close()
+        self._reaper.close()
+        self._interrupts.close()
+
+
+def summary(stats: Answer, before: Answer, health: Answer, *, demo_errors: int) -> dict[str, object]:
+    """The JSON object of `--exit-after --json`, from `/api/stats`, now and when Hive was up, and `/api/health`.
+
+    The daemon counts requests and tokens of all time, the rest since it started; told is what this run did.
+    """
+    backend = health.get("backend") or {}
+    return {
+        "agents": stats["agents"],
+        **{name: stats[name] - before[name] for name in ("requests", "tokens_in", "tokens_out")},
+        **{name: stats[name] for name in ("pauses", "wakes", "wake_ms")},
+        "errors": stats["errors"] + demo_errors,
+        "backend": backend.get("kind"),
+        "isolation": health["isolation"],
+    }

@@ -1,0 +1,152 @@
+"""`hive up`: one foreground command that starts every process of Hive, keeps them running and ends them in order.
+
+It composes nothing: each process is `python -m hive …`, known here by its command line and by what it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from hive.appliance import directories, lock
+from hive.appliance.choosing import choose_backend
+from hive.appliance.demo import demo_config
+from hive.appliance.ports import Ports, Remembered, choose_ports, recall
+from hive.appliance.screen import Screen
+from hive.appliance.services import REDIS, Plan
+from hive.appliance.supervisor import Supervisor
+from hive.domain import Isolation
+from hive.errors import DependencyDown, StoreFull, UsageError
+from hive.places import default_state_dir, runtime_dir
+from hive.settings import Paths
+from hive.settings_file import Loaded, load
+
+log = logging.getLogger("hive.up")
+
+
+class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The flags of `hive up`. None: as the settings say.
+
+    `backend`: a URL, an address, a kind, or `demo`. `exit_after_s`: seconds after which it ends by itself.
+    `json`: one JSON object on stdout at the end, everything else on stderr.
+    """
+
+    demo: bool = False
+    backend: str | None = None
+    state_dir: Path | None = None
+    config: Path | None = None
+    exit_after_s: float | None = None
+    json: bool = False
+    port: int | None = None
+    ingress_port: int | None = None
+
+
+def main(options: UpOptions) -> int:
+    """Runs until it is told to end. 0 after an orderly end, 130 if that was cut short by a second Ctrl-C.
+
+    Raises HiveError where Hive does not come up; then nothing is left running.
+    """
+    os.umask(0o077)
+    loaded = load(options.config, env=os.environ, flags=_flags(options))
+    if options.exit_after_s is not None and options.exit_after_s <= 0:
+        raise UsageError("--exit-after takes seconds above 0")
+    _check_redis()
+    uid = os.getuid()
+    state = (options.state_dir or default_state_dir(uid, os.environ)).absolute()
+    paths = Paths(state, runtime_dir(options.state_dir, uid, os.environ))
+    screen = Screen(json=options.json)
+    _log_to(screen)
+    asked = options.backend or _asked_backend(loaded)
+    backend = asyncio.run(choose_backend(asked, configured=_configured_address(loaded)))
+    directories.make_state(paths, uid=uid)
+    with ExitStack() as cleanup:
+        lock_fd = lock.take(paths.state / "up.lock", say=lambda text: screen.say("up", text))
+        watch_fd, watched = os.pipe()
+        for descriptor in (lock_fd, watch_fd, watched):
+            cleanup.callback(os.close, descriptor)
+        cleanup.callback(directories.clear, paths)
+        cleanup.callback(screen.close)
+        directories.make_rest(paths, uid=uid)
+        plan = Plan(
+            paths=paths,
+            config=_config(options, loaded, paths),
+            isolation=Isolation.UID if uid == 0 else Isolation.NONE,
+            backend=backend,
+            watch_fd=watch_fd,
+        )
+        return asyncio.run(_run(options, loaded, plan, lock_fd, screen))
+
+
+async def _run(options: UpOptions, loaded: Loaded, plan: Plan, lock_fd: int, screen: Screen) -> int:
+    asked = Ports(loaded.settings.proxy.port, loaded.settings.proxy.ingress_port)
+    remembered = recall(plan.paths.state / "ports.json")
+    supervisor = Supervisor(
+        plan,
+        ports=Remembered(asked=asked, got=choose_ports(asked, remembered)),
+        screen=screen,
+        inherit=(lock_fd, plan.watch_fd),
+        stop_grace_s=loaded.settings.agents.stop_grace_s,
+        default_state=options.state_dir is None,
+    )
+    return await supervisor.run(demo=options.demo, exit_after_s=options.exit_after_s, json=options.json)
+
+
+def _flags(options: UpOptions) -> dict[str, object]:
+    return {"proxy.port": options.port, "proxy.ingress_port": options.ingress_port}
+
+
+def _check_redis() -> None:
+    if shutil.which(REDIS) is None:
+        raise DependencyDown(
+            f"{REDIS} is not installed", hint="type: sudo apt-get install -y redis-server (Hive runs one of its own)"
+        )
+
+
+def _asked_backend(loaded: Loaded) -> str | None:
+    kind = loaded.settings.inference.backend
+    return None if kind == "auto" else kind
+
+
+def _configured_address(loaded: Loaded) -> str | None:
+    """`host:port` where hive.conf or the environment names one."""
+    if loaded.origins.keys().isdisjoint({"inference.host", "inference.port"}):
+        return None
+    return f"{loaded.settings.inference.host}:{loaded.settings.inference.port}"
+
+
+def _config(options: UpOptions, loaded: Loaded, paths: Paths) -> Path | None:
+    """The file the processes read: the one given, with the demo's settings added to a copy. Raises StoreFull."""
+    if not options.demo:
+        return loaded.file.absolute() if loaded.file is not None else None
+    written = paths.state / "demo.conf"
+    try:
+        text = loaded.file.read_text() if loaded.file is not None else ""
+        written.write_text(demo_config(text, list(loaded.origins)))
+    except OSError as error:
+        raise StoreFull(f"cannot write {written}: {error.strerror}") from None
+    return written
+
+
+class _ToScreen(logging.Handler):
+    """What `hive up` itself has to say goes where its children's lines go."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(logging.INFO)
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for line in self.format(record).splitlines():
+            self._screen.say("up", line)
+
+
+def _log_to(screen: Screen) -> None:
+    hive = logging.getLogger("hive")
+    hive.handlers[:] = [_ToScreen(screen)]
+    hive.setLevel(logging.INFO)
+    hive.propagate = False

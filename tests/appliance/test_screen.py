@@ -1,0 +1,101 @@
+"""What a person sees: on a real terminal (a pty) and where there is none."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from typing import IO
+
+PROGRAM = """
+from hive.appliance.screen import Screen
+screen = Screen(json={json})
+screen.tell("Hive is up")
+view = {{"name": "ann", "status": "paused", "depth": "light", "why": "quiet for 9 s", "rss_bytes": 64 << 20,
+        "requests": 3, "tokens_in": 5, "tokens_out": 7, "last_wake_ms": 2.25}}
+for second in range(12):
+    screen.show([view], now=100.0 + second)
+    screen.say("proxy", f"line {{second}}")
+screen.close()
+if {json}:
+    screen.result({{"agents": 1}})
+"""
+
+
+def on_terminal(*, json: bool, **env: str) -> str:
+    """What the program writes to a terminal that is its stdout and stderr."""
+    leader, follower = pty.openpty()
+    out = b""
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(json=json)],
+        stdout=follower,
+        stderr=follower,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "120", **env},
+    ):
+        os.close(follower)
+        while piece := _read(leader):
+            out += piece
+    os.close(leader)
+    return out.decode()
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # EIO: nobody has the other side open any more (pty(7))
+        return b""
+
+
+def on_files(*, json: bool) -> tuple[str, str]:
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(json=json)], capture_output=True, text=True, check=True, env=os.environ
+    )
+    return ran.stdout, ran.stderr
+
+
+def test_a_terminal_gets_a_live_table_below_the_lines() -> None:
+    shown = on_terminal(json=False)
+    assert "Hive is up" in shown
+    for cell in ("ann", "paused", "light", "quiet for 9 s", "64 MiB", "2.2 ms", "12"):
+        assert cell in shown
+    assert len(re.findall(r"line \d+", shown)) == 12
+    assert "\x1b[36m" in shown, "coloured"
+
+
+def test_no_color_is_respected() -> None:
+    assert not re.search(r"\x1b\[[0-9;]*3\dm", on_terminal(json=False, NO_COLOR="1"))
+
+
+def test_a_pipe_gets_a_plain_table_every_ten_seconds_and_no_escapes() -> None:
+    out, err = on_files(json=False)
+    assert out == "Hive is up\n"
+    assert err.count("ann ") == 2
+    assert "\x1b" not in err
+    assert "proxy    | line 11\n" in err
+
+
+def test_with_json_only_the_object_is_on_stdout() -> None:
+    out, err = on_files(json=True)
+    assert out == '{"agents":1}\n'
+    assert "Hive is up" in err
+
+
+def test_with_json_a_terminal_gets_no_live_table() -> None:
+    assert "\x1b[?25l" not in on_terminal(json=True), "the cursor stays"
+
+
+def test_a_program_that_stopped_reading_is_not_waited_for() -> None:
+    """`hive up | less`, and `less` shows the first page only."""
+    reading, writing = os.pipe()
+    many = PROGRAM.format(json=False).replace("range(12)", "range(2000)")
+    with subprocess.Popen([sys.executable, "-c", many], stdout=writing, stderr=writing) as process:
+        os.close(writing)
+        assert process.wait(timeout=60) == 0
+    _close(os.fdopen(reading, "rb"))
+
+
+def _close(file: IO[bytes]) -> None:
+    assert file.read(5) == b"Hive "
+    file.close()

@@ -1,0 +1,218 @@
+"""Who may import whom (design.md §2), and the three things that may be done in one place only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HIVE = Path(__file__).parents[1] / "hive"
+
+LEAVES = {"errors", "domain", "policy", "settings", "settings_file", "places"}
+
+ALLOWED: dict[str, set[str]] = {
+    # A leaf may use other leaves; `settings` reads the file and the environment, so it is the largest of them.
+    **dict.fromkeys(LEAVES, LEAVES),
+    "host": LEAVES,
+    "link": LEAVES,
+    "models": LEAVES,
+    "store": LEAVES,
+    "wire": LEAVES,
+    "dialects": LEAVES,
+    "sandbox": LEAVES | {"host", "link"},
+    "agents": LEAVES | {"link", "sandbox.client", "store"},
+    "inference": LEAVES | {"models", "host", "store"},
+    "inference.demo": LEAVES | {"wire", "dialects"},
+    "proxy": LEAVES | {"wire", "dialects", "link", "models", "store"},
+    "control": LEAVES | {"agents", "inference", "models", "link", "store", "sandbox.client", "host"},
+    "appliance": LEAVES | {"host", "store", "inference", "link", "sandbox.client", "control.client", "demo_agents"},
+    "demo_agents": set(),
+    "tui": LEAVES | {"control.client", "store"},
+    "cli": LEAVES | {"control.client", "agents.spec"},
+}
+"""Room (or one module of it) → what it may import besides itself. A dotted name allows that module only."""
+
+COMPOSITION_ROOTS = {"proxy.server", "control.daemon", "sandbox.server", "inference.demo", "appliance", "tui"}
+STARTERS = {"cli.services", "cli.install"}
+"""The two modules that may import composition roots, inside a function: nothing else pays for them at start."""
+
+WITHOUT_ROOM = {"", "__main__"}
+"""`hive` itself (the version) and `python -m hive`, which only calls the CLI."""
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in HIVE.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def name_of(path: Path) -> str:
+    """`hive/proxy/gate.py` → `proxy.gate`; a package's `__init__` has the package's name."""
+    parts = list(path.relative_to(HIVE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(tree: ast.Module) -> Iterator[tuple[str, bool, int]]:
+    """Every import of Hive's own modules: its name without `hive.`, whether inside a function, the line."""
+    inside = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in line {node.lineno}"
+            module = node.module or ""
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name == "hive" or name.startswith("hive."):
+                yield name.removeprefix("hive").removeprefix("."), id(node) in inside, node.lineno
+
+
+def is_under(name: str, allowed: str) -> bool:
+    return name == allowed or name.startswith(allowed + ".")
+
+
+def may_import(importer: str, imported: str, *, inside: bool) -> bool:
+    """Whether the table lets module `importer` import `imported` (`room.module.name` or `room.module`)."""
+    room = importer.partition(".")[0]
+    if room in WITHOUT_ROOM:
+        return is_under(imported, "cli")
+    if imported in {"__version__", ""} or is_under(imported, room):
+        return True
+    if importer in STARTERS and inside and any(is_under(imported, root) for root in COMPOSITION_ROOTS):
+        return True
+    allowed = ALLOWED.get(importer, ALLOWED[room])
+    return any(is_under(imported, name) for name in allowed)
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_imports_point_down(path: Path) -> None:
+    importer = name_of(path)
+    tree = ast.parse(path.read_text(), str(path))
+    wrong = [
+        f"line {line}: hive.{importer} imports hive.{name}"
+        for name, inside, line in imports_of(tree)
+        if not may_import(importer, name, inside=inside)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_room_is_in_the_table() -> None:
+    rooms = {name_of(path).partition(".")[0] for path in modules()} - WITHOUT_ROOM
+    assert rooms <= ALLOWED.keys(), f"rooms without a row: {sorted(rooms - ALLOWED.keys())}"
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported", "inside", "answer"),
+    [
+        ("proxy.forward", "wire.http1.Head", False, True),
+        ("proxy.forward", "control.daemon", False, False),
+        ("proxy.forward", "control.daemon", True, False),
+        ("wire.http1", "dialects.sse", False, False),
+        ("agents.lifecycle", "sandbox.client.Sandbox", False, True),
+        ("agents.lifecycle", "sandbox.process", False, False),
+        ("inference.demo", "wire.http1", False, True),
+        ("inference.recognise", "wire.http1", False, False),
+        ("inference.demo", "store.live", False, False),
+        ("cli.agent", "control.client.Client", True, True),
+        ("cli.agent", "control.daemon", True, False),
+        ("cli.services", "control.daemon.main", True, True),
+        ("cli.services", "control.daemon.main", False, False),
+        ("cli.services", "proxy.forward", True, False),
+        ("domain", "errors", False, True),
+        ("errors", "host.process", False, False),
+        ("demo_agents.scribe", "domain", False, False),
+        ("__main__", "cli.main.run", False, True),
+        ("", "control.daemon", False, False),
+    ],
+)
+def test_the_table_says(importer: str, imported: str, inside: bool, answer: bool) -> None:
+    assert may_import(importer, imported, inside=inside) is answer
+
+
+def test_an_import_inside_a_function_is_seen() -> None:
+    tree = ast.parse("import hive.link\ndef f():\n    from hive.wire import http1\n")
+    assert list(imports_of(tree)) == [("link", False, 1), ("wire.http1", True, 3)]
+
+
+ONLY_IN: dict[str, str] = {
+    "create_task": "link.tasks",
+    "ensure_future": "link.tasks",
+    "TaskGroup": "link.tasks",
+    "create_subprocess_exec": "host.process",
+    "create_subprocess_shell": "host.process",
+    "Popen": "host.process",
+    "fork": "host.process",
+    "forkpty": "host.process",
+    "posix_spawn": "host.process",
+    "execve": "host.process",
+    "execv": "host.process",
+    "execvp": "host.process",
+    "system": "host.process",
+}
+"""A name of the standard library → the one module that may use it; whatever else `subprocess` has belongs there too."""
+
+KEEP_THEIR_OWN = {"wire.listeners", "wire.upstream"}
+"""May not import `link`; they hold their opening connections' tasks themselves, one per connection."""
+
+STDLIB = {"asyncio", "os", "subprocess", "pty", "multiprocessing", "psutil", "loop", "_loop", "get_running_loop"}
+"""What those names must hang on to count: `self.fork` of ours is another thing."""
+
+
+def uses_of(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Guarded names called or imported in `tree`, with their line; `subprocess.Popen` as a type is none."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name, owner = node.func.attr, _hangs_on(node.func.value)
+            if owner == "subprocess" or (name in ONLY_IN and owner in STDLIB):
+                yield name, node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module in STDLIB:
+            names = [alias.name for alias in node.names]
+            yield from ((name, node.lineno) for name in names if name in ONLY_IN or node.module == "subprocess")
+
+
+def _hangs_on(node: ast.expr) -> str:
+    """The last name of `asyncio`, `self._loop`, `asyncio.get_running_loop()`."""
+    if isinstance(node, ast.Call):
+        return _hangs_on(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_tasks_and_processes_are_started_in_one_place(path: Path) -> None:
+    here = name_of(path)
+    if here.startswith("demo_agents."):
+        pytest.skip("a sample agent is a program of its own")
+    wrong = [
+        f"line {line}: {name} belongs to {home}"
+        for name, line in uses_of(ast.parse(path.read_text(), str(path)))
+        if (home := ONLY_IN.get(name, "host.process")) != here
+        and not (name == "ensure_future" and here in KEEP_THEIR_OWN)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "asyncio.create_task(x())",
+        "self._loop.create_task(x())",
+        "asyncio.get_running_loop().create_task(x())",
+        "import subprocess\nsubprocess.check_output(['x'])",
+        "from subprocess import run",
+        "os.fork()",
+        "from asyncio import create_task",
+    ],
+)
+def test_a_task_or_process_started_elsewhere_is_seen(source: str) -> None:
+    assert list(uses_of(ast.parse(source)))
+
+
+def test_a_method_of_ours_with_such_a_name_is_not_meant() -> None:
+    assert not list(uses_of(ast.parse("self.system()\nhost.fork()\ndef f(child: subprocess.Popen[bytes]): ...")))
