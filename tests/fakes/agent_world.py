@@ -73,7 +73,8 @@ class _InstantSelector(selectors.DefaultSelector):
 class Wire:
     """One link: asks land after a delay and are answered after another; a lost link fails those under way.
 
-    What an ask does to the other side happens (or has happened) although its answer is lost.
+    What an ask does to the other side happens (or has happened) although its answer is lost; one that handles its
+    messages in order has handled all of a lost link before it takes the next.
     """
 
     def __init__(self, loop: VirtualLoop, name: str, delays: Sequence[float], *, in_order: bool = False) -> None:
@@ -97,7 +98,7 @@ class Wire:
         future: asyncio.Future[Any] = self.loop.create_future()
         self._asked.add(future)
         future.add_done_callback(self._asked.discard)
-        self.loop.call_at(self._when(), self._land, effect, future)
+        self.loop.call_at(self._when(), self._land, effect, future, self.number)
         return await future
 
     def tell(self, effect: Callable[[], Any]) -> None:
@@ -112,7 +113,9 @@ class Wire:
             lands_at = self._lands_at = max(lands_at, self._lands_at + 1e-6)
         return lands_at
 
-    def _land(self, effect: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+    def _land(self, effect: Callable[[], Any], future: asyncio.Future[Any], link: int) -> None:
+        if self._in_order and link != self.number:
+            return
         try:
             outcome = effect()
         except HiveError as error:

@@ -1,0 +1,162 @@
+"""Is this agent idle? The decider that acts also writes the sentence `hive agent show` prints.
+
+All times are monotonic seconds and come in as arguments, so a test needs no clock and no sleep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import msgspec
+
+from hive.domain import AgentStatus
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that bears on whether one agent may be put to sleep.
+
+    `since`: Unix seconds of the present status, for the sentence only. `awake_since`: its start or last wake.
+    `last_active_at`: last byte the proxy saw either way, None where it saw none. `cpu_percent`: of one core over
+    the last check, None where it was not measured. `retry_at`: not before this, because freezing it failed.
+    """
+
+    status: AgentStatus
+    since: float = 0.0
+    reason: str = ""
+    auto_sleep: bool = True
+    idle_s: float = 300.0
+    minimum_awake_s: float = 10.0
+    cpu_quiet_percent: float = 2.0
+    awake_since: float = 0.0
+    proxy_connected: bool = True
+    in_flight: int = 0
+    parked: int = 0
+    ingress: int = 0
+    why_busy: str = ""
+    last_active_at: float | None = None
+    cpu_percent: float | None = None
+    retry_at: float = 0.0
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`sleep`: put it to sleep now. `check_again_s`: when time alone may change the verdict, None where it cannot."""
+
+    sleep: bool
+    why: str
+    check_again_s: float | None = None
+
+
+def verdict(facts: Facts, now: float) -> Verdict:
+    """Whether to put the agent to sleep now, and the sentence that says why (not).
+
+    The vetoes in their order: not running, switched off, at work, not yet quiet for long enough, computing,
+    woken a moment ago. The first that objects writes the sentence.
+
+    >>> verdict(Facts(status=AgentStatus.RUNNING, idle_s=20, awake_since=100.0), now=108.0).why
+    'awake: 12 s until idle'
+    """
+    for veto in _VETOES:
+        if (objection := veto(facts, now)) is not None:
+            return objection
+    return Verdict(True, f"idle: quiet for {now - _quiet_since(facts):.0f} s", 0.0)
+
+
+def worth_measuring(facts: Facts, now: float, *, within_s: float) -> bool:
+    """Whether its CPU time matters by the next check, `within_s` from now: the proxy calls it quiet and time is near.
+
+    >>> worth_measuring(Facts(status=AgentStatus.RUNNING, idle_s=20, awake_since=0.0), now=11.0, within_s=10.0)
+    True
+    """
+    if any(veto(facts, now) is not None for veto in (_not_running, _switched_off, _at_work)):
+        return False
+    return now - _quiet_since(facts) >= facts.idle_s - within_s
+
+
+def cpu_percent(used_us: int, span_s: float) -> float:
+    """CPU time as percent of one core; 0 where the counter went backwards (another process under the same agent).
+
+    >>> cpu_percent(50_000, 1.0)
+    5.0
+    """
+    return max(0.0, used_us / 10_000 / span_s)
+
+
+def _quiet_since(facts: Facts) -> float:
+    """No activity record counts from the start; a wake counts as activity."""
+    return max(facts.awake_since, facts.last_active_at if facts.last_active_at is not None else facts.awake_since)
+
+
+def _not_running(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all vetoes
+    match facts.status:
+        case AgentStatus.RUNNING:
+            return None
+        case AgentStatus.PAUSED:
+            moment = datetime.fromtimestamp(facts.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            return Verdict(False, f"asleep since {moment}, wakes on ingress, request or resume")
+        case AgentStatus.PAUSING:
+            return Verdict(False, "being put to sleep")
+        case AgentStatus.RESUMING:
+            return Verdict(False, "being woken")
+        case AgentStatus.CREATED:
+            return Verdict(False, "never started")
+        case _:
+            return Verdict(False, f"{facts.status}: {facts.reason}" if facts.reason else str(facts.status))
+
+
+def _switched_off(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all vetoes
+    if facts.idle_s <= 0:
+        return Verdict(False, "awake: this agent is never put to sleep (idle_s = 0)")
+    if not facts.auto_sleep:
+        return Verdict(False, "awake: automatic sleep is off (auto_sleep_enabled = false)")
+    return None
+
+
+def _at_work(facts: Facts, now: float) -> Verdict | None:
+    if not facts.proxy_connected:
+        return Verdict(False, "awake: the proxy is not connected, and nobody is put to sleep without it")
+    if facts.in_flight:
+        return Verdict(False, f"awake: {_count(facts.in_flight, 'request')} in flight")
+    if facts.parked:
+        return Verdict(False, f"awake: {_count(facts.parked, 'request')} parked")
+    if facts.ingress:
+        return Verdict(False, f"awake: {_count(facts.ingress, 'ingress request')} open")
+    if facts.why_busy:
+        return Verdict(False, f"awake: {facts.why_busy}")
+    if now < facts.retry_at:
+        left = facts.retry_at - now
+        return Verdict(False, f"awake: it could not be frozen, next try in {left:.0f} s", left)
+    return None
+
+
+def _not_yet_quiet(facts: Facts, now: float) -> Verdict | None:
+    left = facts.idle_s - (now - _quiet_since(facts))
+    return Verdict(False, f"awake: {left:.0f} s until idle", left) if left > 0 else None
+
+
+def _computing(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all vetoes
+    if facts.cpu_percent is None:
+        return Verdict(False, "awake: quiet, its CPU time is being measured")
+    if facts.cpu_percent >= facts.cpu_quiet_percent:
+        used, limit = facts.cpu_percent, facts.cpu_quiet_percent
+        return Verdict(False, f"awake: computing, {used:.1f} % of a core (quiet is under {limit:g} %)")
+    return None
+
+
+def _just_woken(facts: Facts, now: float) -> Verdict | None:
+    left = facts.minimum_awake_s - (now - facts.awake_since)
+    return Verdict(False, f"awake: woken a moment ago, {left:.0f} s of its minimum left", left) if left > 0 else None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+_VETOES: tuple[Callable[[Facts, float], Verdict | None], ...] = (
+    _not_running,
+    _switched_off,
+    _at_work,
+    _not_yet_quiet,
+    _computing,
+    _just_woken,
+)

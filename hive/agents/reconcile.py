@@ -1,0 +1,107 @@
+"""What the record says and what is true, and therefore: what to do. Pure tables, no I/O."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from hive.domain import AgentStatus, RestartPolicy
+
+
+class Truth(StrEnum):
+    """What the helper sees of an agent's processes (`Stat.state`); an agent it does not know is `gone`."""
+
+    RUNNING = "running"
+    FROZEN = "frozen"
+    GONE = "gone"
+
+
+class Action(StrEnum):
+    """`adopt`: record it as running. `thaw`: wake it, then record. `keep`: record and truth agree.
+    `ended`: it ended unseen, the restart policy decides. `finish`: record it as stopped. `stop`: end what lives."""
+
+    KEEP = "keep"
+    ADOPT = "adopt"
+    THAW = "thaw"
+    ENDED = "ended"
+    FINISH = "finish"
+    STOP = "stop"
+
+
+_S, _T, _A = AgentStatus, Truth, Action
+
+_TABLE: dict[AgentStatus, dict[Truth, Action]] = {
+    _S.CREATED: {_T.RUNNING: _A.STOP, _T.FROZEN: _A.STOP, _T.GONE: _A.KEEP},
+    _S.STARTING: {_T.RUNNING: _A.ADOPT, _T.FROZEN: _A.THAW, _T.GONE: _A.ENDED},
+    _S.RUNNING: {_T.RUNNING: _A.KEEP, _T.FROZEN: _A.THAW, _T.GONE: _A.ENDED},
+    # Undone towards running: only the daemon that asked the proxy may know its gate closed. What looks running may
+    # be half frozen, so it is thawed all the same.
+    _S.PAUSING: {_T.RUNNING: _A.THAW, _T.FROZEN: _A.THAW, _T.GONE: _A.ENDED},
+    _S.PAUSED: {_T.RUNNING: _A.ADOPT, _T.FROZEN: _A.KEEP, _T.GONE: _A.ENDED},
+    _S.RESUMING: {_T.RUNNING: _A.THAW, _T.FROZEN: _A.THAW, _T.GONE: _A.ENDED},
+    _S.STOPPING: {_T.RUNNING: _A.STOP, _T.FROZEN: _A.STOP, _T.GONE: _A.FINISH},
+    _S.STOPPED: {_T.RUNNING: _A.STOP, _T.FROZEN: _A.STOP, _T.GONE: _A.KEEP},
+    _S.ERROR: {_T.RUNNING: _A.STOP, _T.FROZEN: _A.STOP, _T.GONE: _A.KEEP},
+}
+
+
+def reconcile(status: AgentStatus, truth: Truth) -> Action:
+    """What to do about an agent recorded as `status` whose processes are as `truth` says.
+
+    >>> str(reconcile(AgentStatus.PAUSED, Truth.FROZEN)), str(reconcile(AgentStatus.PAUSING, Truth.FROZEN))
+    ('keep', 'thaw')
+    """
+    return _TABLE[status][truth]
+
+
+_GATES = {
+    _S.RUNNING: "open",
+    _S.STARTING: "closed",
+    _S.PAUSING: "closed",
+    _S.PAUSED: "asleep",
+    # Until the thaw is verified it counts as asleep: a lost link must not open this gate.
+    _S.RESUMING: "asleep",
+}
+
+
+def gate_of(status: AgentStatus) -> str:
+    """The gate's place in `AgentRow.gate` for an agent in this status.
+
+    >>> gate_of(AgentStatus.PAUSED), gate_of(AgentStatus.ERROR)
+    ('asleep', 'refused')
+    """
+    return _GATES.get(status, "refused")
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """What follows an end nobody asked for. `restart_in_s` is None where it is not started again."""
+
+    status: AgentStatus
+    reason: str
+    restart_in_s: float | None = None
+
+
+FIRST_BACKOFF_S = 0.5
+LONGEST_BACKOFF_S = 10.0
+
+
+def after_end(restart: RestartPolicy, exit_code: int | None, failures: int, limit: int) -> Ending:
+    """What follows an end nobody asked for.
+
+    `exit_code` None: nobody reaped it, which counts as a failure. `failures`: within the window, this one included;
+    from `limit` on it is not started again.
+
+    >>> after_end(RestartPolicy.ON_FAILURE, 1, failures=2, limit=5)
+    Ending(status=<AgentStatus.STARTING: 'starting'>, reason='exited with 1', restart_in_s=1.0)
+    >>> after_end(RestartPolicy.NO, 0, failures=0, limit=5).status
+    <AgentStatus.STOPPED: 'stopped'>
+    """
+    reason = "ended, how is unknown" if exit_code is None else f"exited with {exit_code}"
+    if exit_code == 0:
+        return Ending(AgentStatus.STOPPED, reason)
+    if restart is RestartPolicy.NO:
+        return Ending(AgentStatus.ERROR, reason)
+    if failures >= limit:
+        return Ending(AgentStatus.ERROR, f"{reason}, {failures} failures in a row")
+    return Ending(AgentStatus.STARTING, reason, min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures - 1)))

@@ -1,0 +1,108 @@
+"""Every agent of this Hive, and whom the words of helper and proxy are for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+
+from hive.agents.lifecycle import GONE, Answer, Life
+from hive.agents.turns import outcome_of
+from hive.agents.world import World
+from hive.domain import Agent, AgentStatus, WakeCause
+from hive.errors import HiveError, NotFound
+from hive.link.messages import Activity, Refused
+
+log = logging.getLogger("hive.agents")
+
+
+class Roster:
+    """The lives by id and by name."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._lives: dict[str, Life] = {}
+
+    def __repr__(self) -> str:
+        return f"<Roster {len(self._lives)} agents>"
+
+    def __iter__(self) -> Iterator[Life]:
+        return iter(list(self._lives.values()))
+
+    def __len__(self) -> int:
+        return len(self._lives)
+
+    def add(self, agent: Agent) -> Life:
+        life = self._lives[agent.id] = Life(agent, self._world)
+        return life
+
+    def drop(self, agent: str) -> None:
+        self._lives.pop(agent, None)
+
+    def get(self, agent: str) -> Life | None:
+        """By id."""
+        return self._lives.get(agent)
+
+    def find(self, ref: str) -> Life:
+        """By id, else by name. Raises NotFound."""
+        life = self._lives.get(ref) or next((life for life in self if life.agent.name == ref), None)
+        if life is None:
+            raise NotFound(f"there is no agent {ref[:64]!r}", hint="hive agent list shows all")
+        return life
+
+    # The helper ---------------------------------------------------------------------------------------------------
+
+    async def reconcile(self) -> None:
+        """After every (re)connect to the helper: it confirms who sleeps, thaws the rest, and each agent is put right.
+
+        Returns when all are. Raises LinkLost, TimedOut.
+        """
+        for life in self:
+            life.helper_back()
+        asleep = {life.agent.id: life.agent.generation for life in self if life.status is AgentStatus.PAUSED}
+        asked = [(life, life.moment) for life in self]
+        truth = await self._world.helper.reconcile(asleep)
+        for stranger in truth.keys() - self._lives.keys():
+            log.warning("agent_unknown agent=%s state=%s", stranger, truth[stranger].state)
+        found = (outcome_of(life.found(truth.get(life.agent.id, GONE), moment)) for life, moment in asked)
+        outcomes = await asyncio.gather(*found)
+        for outcome in outcomes:
+            if isinstance(outcome, HiveError) and not isinstance(outcome, NotFound):
+                log.warning("agent_not_reconciled error=%s", outcome.message)
+
+    def ended(self, agent: str, exit_code: int | None, pid: int) -> None:
+        if (life := self.get(agent)) is not None:
+            life.ended(exit_code, pid)
+
+    def thawed_alone(self, agent: str, reason: str) -> None:
+        if (life := self.get(agent)) is not None:
+            life.thawed_alone(reason)
+
+    # The proxy ----------------------------------------------------------------------------------------------------
+
+    def proxy_lost(self) -> None:
+        """Every pause under way aborts; who sleeps sleeps on."""
+        for life in self:
+            life.proxy_lost()
+
+    def proxy_table(self, activity: Mapping[str, Activity]) -> None:
+        """A proxy (again) tells what waits: whoever sleeps with work waiting is woken."""
+        for life in self:
+            life.quiet()
+            seen = activity.get(life.agent.id)
+            if seen is None or life.status is not AgentStatus.PAUSED:
+                continue
+            if seen.in_flight or seen.parked or seen.ingress:
+                life.wake(WakeCause.INGRESS if seen.ingress else WakeCause.REQUEST, lambda _: None)
+
+    def quiet(self, agent: str) -> None:
+        if (life := self.get(agent)) is not None:
+            life.quiet()
+
+    def wake(self, agent: str, cause: str, answer: Answer) -> None:
+        """The proxy's ask. An agent nobody knows is refused."""
+        life = self.get(agent)
+        if life is None:
+            answer(Refused(agent=agent, generation=0, status="unknown"))
+        else:
+            life.wake(WakeCause.INGRESS if cause == WakeCause.INGRESS else WakeCause.REQUEST, answer)

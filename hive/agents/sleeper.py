@@ -1,0 +1,129 @@
+"""The periodic check: gathers facts, lets idle.py decide, and puts to sleep whom it names."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from hive.agents import idle
+from hive.agents.idle import Facts, Verdict
+from hive.agents.lifecycle import Life
+from hive.agents.roster import Roster
+from hive.agents.turns import outcome_of
+from hive.agents.world import World
+from hive.errors import HiveError
+from hive.link.messages import Activity
+from hive.link.tasks import spawn
+
+log = logging.getLogger("hive.agents")
+
+STALE_CHECKS = 2.5
+"""A CPU figure whose measuring began longer ago than this many checks says nothing about the last one."""
+
+
+class _Cpu(msgspec.Struct, frozen=True):
+    """CPU time used in all, when it was read, and percent of a core since the reading before (None: none before)."""
+
+    used_us: int
+    at: float
+    percent: float | None = None
+
+
+class Sleeper:
+    """Knows what was seen last of every agent, for the verdict and for whoever asks why it is awake."""
+
+    def __init__(self, roster: Roster, world: World) -> None:
+        self._roster = roster
+        self._world = world
+        self._loop = asyncio.get_running_loop()
+        self._activity: dict[str, Activity] = {}
+        self._seen_at = 0.0
+        self._cpu: dict[str, _Cpu] = {}
+
+    def activity(self, agent: str) -> Activity:
+        """What the proxy saw of it last."""
+        return self._activity.get(agent, Activity())
+
+    def verdict(self, life: Life) -> Verdict:
+        """As things were seen last: would it be put to sleep now, and why (not)."""
+        return idle.verdict(self._facts(life), self._loop.time())
+
+    async def run(self) -> None:
+        """A check every `check_s`, until cancelled."""
+        while True:
+            await asyncio.sleep(self._world.settings.sleep.check_s)
+            await self.check()
+
+    async def look(self) -> None:
+        """Asks the proxy what it sees now; where it cannot be asked, what was seen before stands."""
+        if self._world.gates.session is None:
+            return
+        activity = await outcome_of(self._world.gates.activity())
+        if not isinstance(activity, HiveError):
+            self._activity, self._seen_at = activity, self._loop.time()
+
+    async def check(self) -> None:
+        """One round. The proxy is asked once for all, the helper only about those who may be idle by the next check."""
+        await self.look()
+        check_s = self._world.settings.sleep.check_s
+        now = self._loop.time()
+        near = [life for life in self._roster if idle.worth_measuring(self._facts(life), now, within_s=check_s)]
+        await self._measure(near)
+        for life in near:
+            found = self.verdict(life)
+            if found.sleep:
+                spawn(self._put_to_sleep(life, found.why), name=f"idle {life.agent.name}")
+
+    async def _put_to_sleep(self, life: Life, why: str) -> None:
+        attempt = await outcome_of(life.fall_asleep(why))
+        if isinstance(attempt, HiveError):
+            log.info("agent_not_paused agent=%s why=%s", life.agent.name, attempt.message)
+        elif attempt.why_not is not None:
+            log.info("agent_not_paused agent=%s why=%s", life.agent.name, attempt.why_not)
+
+    async def _measure(self, lives: list[Life]) -> None:
+        if not lives:
+            self._cpu.clear()
+            return
+        stats = await outcome_of(self._world.helper.stat([life.agent.id for life in lives]))
+        if isinstance(stats, HiveError):
+            self._cpu.clear()
+            return
+        now = self._loop.time()
+        oldest = now - STALE_CHECKS * self._world.settings.sleep.check_s
+        measured: dict[str, _Cpu] = {}
+        for life in lives:
+            if (stat := stats.get(life.agent.id)) is None:
+                continue
+            before = self._cpu.get(life.agent.id)
+            percent = None
+            if before is not None and before.at >= max(oldest, life.awake_since) and now > before.at:
+                percent = idle.cpu_percent(stat.cpu_us - before.used_us, now - before.at)
+            measured[life.agent.id] = _Cpu(stat.cpu_us, now, percent)
+        self._cpu = measured
+
+    def _facts(self, life: Life) -> Facts:
+        settings, agent = self._world.settings, life.agent
+        seen = self.activity(agent.id)
+        cpu = self._cpu.get(agent.id)
+        idle_s = agent.spec.idle_s
+        return Facts(
+            status=agent.status,
+            since=agent.since,
+            reason=agent.reason,
+            auto_sleep=settings.inference.auto_sleep_enabled,
+            idle_s=settings.inference.auto_sleep_idle_seconds if idle_s is None else idle_s,
+            minimum_awake_s=settings.sleep.minimum_awake_s,
+            cpu_quiet_percent=settings.sleep.cpu_quiet_percent,
+            awake_since=life.awake_since,
+            proxy_connected=self._world.gates.session is not None,
+            in_flight=seen.in_flight,
+            parked=seen.parked,
+            ingress=seen.ingress,
+            why_busy=seen.why_busy,
+            last_active_at=None if seen.quiet_s is None else self._seen_at - seen.quiet_s,
+            cpu_percent=None if cpu is None else cpu.percent,
+            retry_at=life.retry_freeze_at,
+        )

@@ -1,0 +1,124 @@
+"""What a life acts on: the helper that owns the processes, the proxy that owns the gates, the record, the listeners."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from hive.domain import Agent, WakeCause
+from hive.errors import WrongState
+from hive.link.messages import Activity, Busy, Closed, ProcessSpec, Stat
+from hive.settings import Settings
+
+
+class AgentBusy(WrongState):
+    """The agent is busy."""
+
+    code = "busy"
+
+
+class Helper(Protocol):
+    """The sandbox helper's verbs.
+
+    Each raises LinkLost while the helper is not connected, TimedOut where it did not answer in time, and what the
+    helper itself answers: NotFound for an agent it does not know, WrongState where the verb does not fit.
+    """
+
+    @property
+    def connected(self) -> bool: ...
+
+    async def define(self, agent: str, spec: ProcessSpec) -> object: ...
+
+    async def start(self, agent: str) -> int:
+        """The pid. WrongState where a process of it lives."""
+        ...
+
+    async def stop(self, agent: str, *, grace_s: float) -> object:
+        """Thawed, asked to end, and after `grace_s` killed: returns once nothing of it lives."""
+        ...
+
+    async def freeze(self, agent: str, generation: int) -> object:
+        """Returns once every process of it is stopped; on an error the helper has thawed it or will within 10 s."""
+        ...
+
+    async def confirm(self, agent: str, generation: int) -> None:
+        """WrongState where the helper has thawed it already."""
+        ...
+
+    async def thaw(self, agent: str) -> object:
+        """Returns once it verifiably runs; thawing what runs is no error. WrongState where nothing of it lives."""
+        ...
+
+    async def remove(self, agent: str) -> None: ...
+
+    async def stat(self, agents: list[str]) -> dict[str, Stat]:
+        """Ground truth of those named; of all where none is."""
+        ...
+
+    async def reconcile(self, asleep: dict[str, int]) -> dict[str, Stat]:
+        """Those named are confirmed, every other frozen agent is thawed; then ground truth of all."""
+        ...
+
+
+class Gates(Protocol):
+    """The proxy's gates. What is told while no proxy is connected is lost: the next table tells everything."""
+
+    @property
+    def session(self) -> int | None:
+        """Names this connection of this proxy; None while none has sent its table. A new one voids every answer."""
+        ...
+
+    async def close(self, agent: str, generation: int) -> Closed | Busy:
+        """Raises LinkLost, TimedOut."""
+        ...
+
+    async def still_closed(self, agent: str, generation: int) -> Closed | Busy:
+        """Raises LinkLost, TimedOut."""
+        ...
+
+    async def activity(self) -> dict[str, Activity]:
+        """What the proxy sees of each agent it knows. Raises LinkLost, TimedOut."""
+        ...
+
+    def asleep(self, agent: Agent) -> None: ...
+
+    def open(self, agent: Agent) -> None: ...
+
+    def refuse(self, agent: Agent) -> None: ...
+
+    def tell(self, agent: Agent) -> None:
+        """All the proxy should know of it; moves the gate to where its status belongs."""
+        ...
+
+    def gone(self, agent: str) -> None: ...
+
+
+class World(Protocol):
+    """One per daemon, shared by all lives."""
+
+    settings: Settings
+    helper: Helper
+    gates: Gates
+
+    async def save(self, agent: Agent) -> None:
+        """Returns once it is committed; saves of one agent happen in the order of their calls. Raises StoreFull …"""
+        ...
+
+    async def forget(self, agent: Agent) -> None:
+        """Deletes the record and every key of it, frees its uid."""
+        ...
+
+    async def process_spec(self, agent: Agent) -> ProcessSpec:
+        """What the helper needs to run it. Raises DependencyDown where the proxy's port is not known in time."""
+        ...
+
+    def changed(self, before: Agent, after: Agent, actor: str) -> None:
+        """Publishes and audits one transition. Never raises, never waits."""
+        ...
+
+    def woke(self, cause: WakeCause, took_ms: float) -> None: ...
+
+    def fell_asleep(self) -> None: ...
+
+    def failed(self, agent: Agent) -> None:
+        """It ended although nobody asked it to, or could not be started."""
+        ...

@@ -1,0 +1,19 @@
+"""Settings changed or learned while Hive runs: key → text, kept over restarts."""
+
+from __future__ import annotations
+
+import sqlite3
+
+
+def get(conn: sqlite3.Connection, key: str) -> str | None:
+    row = conn.execute("SELECT value FROM runtime_settings WHERE key = ?", (key,)).fetchone()
+    return None if row is None else str(row["value"])
+
+
+def put(conn: sqlite3.Connection, key: str, value: str, *, actor: str, now: float) -> None:
+    conn.execute(
+        "INSERT INTO runtime_settings (key, value, actor, updated_at) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT (key) DO UPDATE SET value = excluded.value, actor = excluded.actor,"
+        " updated_at = excluded.updated_at",
+        (key, value, actor, now),
+    )

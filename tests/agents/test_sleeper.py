@@ -1,0 +1,123 @@
+"""The periodic check, in a world whose time is virtual."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from agent_world import MemoryWorld, VirtualLoop
+
+from hive.agents.sleeper import Sleeper
+from hive.domain import Agent, AgentSpec, AgentStatus
+from hive.link.messages import Activity
+from hive.settings import Inference, Settings, Sleep
+
+
+class Night:
+    """One running agent, idle after 20 s, checked every 5 s."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        async def make() -> MemoryWorld:
+            return MemoryWorld(loop, Agent(id="a1", spec=AgentSpec(name="bob", command=["/bin/true"])), (0.001,))
+
+        self.loop = loop
+        self.world: MemoryWorld = loop.run_until_complete(make())
+        self.world.settings = Settings(
+            inference=Inference(auto_sleep_idle_seconds=20), sleep=Sleep(check_s=5, minimum_awake_s=3)
+        )
+        self.world.run(self.world.life.start("uid:0"))
+        self.sleeper: Sleeper = loop.do(Sleeper, self.world.roster, self.world)
+        self.world.helper.calls.clear()
+        loop.do(lambda: loop.create_task(self.sleeper.run()))
+
+    @property
+    def status(self) -> AgentStatus:
+        return self.world.life.status
+
+    @property
+    def why(self) -> str:
+        return self.loop.do(self.sleeper.verdict, self.world.life).why
+
+
+@pytest.fixture
+def night() -> Iterator[Night]:
+    loop = VirtualLoop()
+    yield Night(loop)
+    loop.kill_tasks()
+    loop.close()
+
+
+def test_an_agent_without_any_activity_sleeps_after_its_idle_time(night: Night) -> None:
+    night.loop.spend(19)
+    assert night.status is AgentStatus.RUNNING
+    night.loop.spend(7)
+    assert night.status is AgentStatus.PAUSED
+    assert night.world.helper.state == "frozen"
+
+
+def test_an_agent_that_computes_is_left_awake_until_it_stops(night: Night) -> None:
+    def burn() -> None:
+        night.world.helper.cpu_us += 500_000
+        timers.append(night.loop.call_later(1, burn))
+
+    timers = []
+    night.loop.do(burn)
+    night.loop.spend(60)
+    assert night.why == "awake: computing, 50.0 % of a core (quiet is under 2 %)"
+    timers[-1].cancel()
+    night.loop.spend(11)
+    assert night.status is AgentStatus.PAUSED
+
+
+def test_cpu_time_is_not_asked_for_while_the_agent_is_far_from_idle(night: Night) -> None:
+    asked: list[float] = []
+    stat = night.world.helper.stat
+
+    async def counted(agents: list[str]) -> object:
+        asked.append(round(night.loop.time() - 1000))
+        return await stat(agents)
+
+    night.world.helper.stat = counted  # type: ignore[method-assign]
+    night.loop.spend(16)
+    assert asked == [15]
+
+
+def test_activity_the_proxy_tells_of_puts_sleep_off(night: Night) -> None:
+    night.world.gates.seen = Activity(quiet_s=1.0)
+    night.loop.spend(40)
+    assert night.status is AgentStatus.RUNNING
+    assert night.why.endswith("s until idle")
+
+
+def test_an_agent_may_have_an_idle_time_of_its_own_or_none(night: Night) -> None:
+    spec = msgspec.structs.replace(night.world.life.agent.spec, idle_s=0.0)
+    night.world.run(night.world.life.change_spec(spec))
+    night.loop.spend(100)
+    assert night.why == "awake: this agent is never put to sleep (idle_s = 0)"
+    night.world.run(night.world.life.change_spec(msgspec.structs.replace(spec, idle_s=1.0)))
+    night.loop.spend(11)
+    assert night.status is AgentStatus.PAUSED
+
+
+def test_a_woken_agent_is_measured_anew(night: Night) -> None:
+    """What it burnt before it slept is no reason to keep it awake, nor what it did while it woke up."""
+    night.loop.spend(30)
+    assert night.status is AgentStatus.PAUSED
+    night.world.run(night.world.life.resume("uid:0"))
+    night.world.helper.cpu_us += 10_000_000
+    night.loop.spend(31)
+    assert night.status is AgentStatus.PAUSED
+
+
+def test_without_proxy_or_helper_nobody_is_put_to_sleep_and_the_check_goes_on(night: Night) -> None:
+    night.world.helper.wire.lose()
+    night.loop.spend(60)
+    assert night.status is AgentStatus.RUNNING
+    night.world.helper.wire.connected = True
+    night.loop.do(night.world.gates.lose)
+    night.loop.spend(60)
+    assert night.status is AgentStatus.RUNNING
+    night.loop.do(night.world.gates.connect)
+    night.loop.spend(30)
+    assert night.status is AgentStatus.PAUSED

@@ -1,0 +1,114 @@
+"""The proxy's end of the link with the daemon: real messages over a real socket, no data path behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from hive.link.client import LinkClient
+from hive.link.link import Link, Reply
+from hive.link.messages import (
+    Activities,
+    Activity,
+    AgentGone,
+    AgentIs,
+    AgentRow,
+    AskActivity,
+    Asleep,
+    Busy,
+    Close,
+    Closed,
+    DaemonTable,
+    Hello,
+    Message,
+    Open,
+    ProxyTable,
+    Quiet,
+    Refused,
+    StillClosed,
+    Wake,
+)
+
+
+class ProxyPeer:
+    """`busy`: agent id → why its gate does not close. `rows`, `gates`: what the daemon said last of each agent."""
+
+    def __init__(self, path: Path, *, epoch: str = "p1", port: int = 11435) -> None:
+        self.busy: dict[str, str] = {}
+        self.seen: dict[str, Activity] = {}
+        self.rows: dict[str, AgentRow] = {}
+        self.gates: dict[str, str] = {}
+        self.told: list[Message] = []
+        self.table: DaemonTable | None = None
+        self.role = "proxy"
+        self.closed = False
+        self._epoch = epoch
+        self._port = port
+        self._changed = asyncio.Event()
+        self.client = LinkClient(path, name="daemon", on_link=self._greet, on_message=self._heard)
+
+    def _greet(self, link: Link) -> None:
+        link.tell(Hello(role=self.role, epoch=self._epoch))
+        link.tell(ProxyTable(agents=self.seen, port=self._port, ingress_port=8480))
+
+    def _heard(self, link: Link, message: Message, reply: Reply | None) -> None:
+        self.told.append(message)
+        match message:
+            case DaemonTable():
+                self.table = message
+                for row in message.agents:
+                    self._learn(row)
+            case AgentIs(row=row):
+                self._learn(row)
+            case AgentGone(agent=agent):
+                self.rows.pop(agent, None)
+                self.gates.pop(agent, None)
+            case Open(agent=agent):
+                self.gates[agent] = "open"
+            case Refused(agent=agent):
+                self.gates[agent] = "refused"
+            case Asleep(agent=agent):
+                self.gates[agent] = "asleep"
+            case Close(agent=agent, generation=generation) | StillClosed(agent=agent, generation=generation):
+                assert reply is not None
+                if why := self.busy.get(agent):
+                    reply(Busy(agent=agent, generation=generation, reason=why))
+                else:
+                    self.gates[agent] = "closed"
+                    reply(Closed(agent=agent, generation=generation))
+            case AskActivity():
+                assert reply is not None
+                reply(Activities(agents=self.seen))
+            case _:
+                pass
+        self._changed.set()
+
+    def _learn(self, row: AgentRow) -> None:
+        self.rows[row.id] = row
+        self.gates[row.id] = row.gate
+
+    async def until_gate(self, agent: str, gate: str) -> None:
+        """Returns when the agent's gate stands so."""
+        while self.gates.get(agent) != gate:
+            self._changed.clear()
+            await asyncio.wait_for(self._changed.wait(), 20)
+
+    async def until_table(self) -> DaemonTable:
+        while self.table is None:
+            self._changed.clear()
+            await asyncio.wait_for(self._changed.wait(), 20)
+        return self.table
+
+    def become_quiet(self, agent: str) -> None:
+        del self.busy[agent]
+        self.client.link.tell(Quiet(agent=agent))
+
+    async def wake(self, agent: str, cause: str = "ingress") -> Message:
+        answer = await self.client.link.ask_any(Wake(agent=agent, cause=cause), timeout_s=20)
+        if isinstance(answer, Open):
+            self.gates[agent] = "open"
+        return answer
+
+    def close(self) -> None:
+        self.closed = True
+        self.client.close()
