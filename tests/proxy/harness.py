@@ -20,6 +20,7 @@ from hive.proxy.ingress import IngressExchange, IngressPath
 from hive.proxy.registry import Entry, Registry
 from hive.settings import Settings
 from hive.wire import connection as wire
+from hive.wire.budget import HalfOpen
 from hive.wire.deadlines import Deadlines
 from hive.wire.listeners import Listener, listen_tcp
 
@@ -132,6 +133,7 @@ class Proxy:
         self.registry.replace_all([self.row], digest(b"internal"))
         self.alice: Entry = self.registry.by_id["a1"]
         self.connections: set[wire.Connection] = set()
+        self.half_open = HalfOpen()
         sock = listen_tcp(0, move=False)
         self.port = sock.getsockname()[1]
         ingress_sock = listen_tcp(0, move=False)
@@ -163,6 +165,7 @@ class Proxy:
             open_exchange=open_exchange,
             stays_open=lambda c: self.alice.gate.state != "open",
             on_closed=self._closed,
+            half_open=self.half_open,
         )
         self.connections.add(connection)
         return connection

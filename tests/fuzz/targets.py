@@ -1,0 +1,231 @@
+"""What must hold for any bytes: one function a parser, each given bytes and where to cut them. Raises where it does not.
+
+Each compares the real parser with itself on other cuts, and with a second, slower reading written here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from hive.dialects.ndjson import NdjsonReader
+from hive.dialects.sse import SseReader
+from hive.errors import BadRequest, HiveError
+from hive.proxy import body
+from hive.wire.chunks import BadChunks, ChunkDecoder
+from hive.wire.heads import BadResponse
+from hive.wire.http1 import KnownHead, Request, RequestParser, Response, ResponseParser
+
+MAX_BODY = 4096
+Target = Callable[[bytes, list[int]], None]
+
+
+def cut(data: bytes, cuts: list[int]) -> list[bytes]:
+    """`data` in pieces, cut at these places."""
+    places = sorted({place % (len(data) + 1) for place in cuts})
+    return [data[a:b] for a, b in zip([0, *places], [*places, len(data)], strict=True) if a < b]
+
+
+# requests -------------------------------------------------------------------------------------------------------------
+
+
+class _Seen:
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+    def on_head(self, request: Request) -> None:
+        assert not request.complete
+
+    def on_body(self, request: Request, size: int) -> None:
+        assert 0 < size <= request.body_bytes <= MAX_BODY
+
+    def on_request(self, request: Request) -> None:
+        self.requests.append(request)
+
+
+def _requests(pieces: list[bytes]) -> tuple[list[Request], bool]:
+    """(the requests that were complete, whether what followed them was refused)."""
+    seen = _Seen()
+    parser = RequestParser(seen, max_body=MAX_BODY)
+    try:
+        for piece in pieces:
+            while piece:
+                rest = parser.feed(piece)
+                assert len(rest) < len(piece)
+                piece = rest
+    except HiveError as error:
+        assert 400 <= error.status < 500 or error.status in (501, 505)
+        return seen.requests, True
+    return seen.requests, False
+
+
+def _said(requests: list[Request]) -> list[tuple[object, ...]]:
+    return [
+        (each.method, each.target, each.fields, b"".join(each.body), each.keep_alive, each.expects) for each in requests
+    ]
+
+
+def head(data: bytes, cuts: list[int]) -> None:
+    """Requests do not depend on the cuts, and each is one that a strict second reading takes for the same."""
+    whole, refused = _requests([data])
+    pieces, refused_in_pieces = _requests(cut(data, cuts))
+    assert (_said(pieces), refused_in_pieces) == (_said(whole), refused)
+    at = 0
+    for request in whole:
+        at += 2 * data.startswith(b"\r\n", at)
+        end = data.index(b"\r\n\r\n", at)
+        _check_head(data[at:end], request)
+        at = end + 4
+        if request.content_length is None:
+            content, after = _dechunk(data, at)
+            assert content == b"".join(request.body)
+            at = after
+        else:
+            assert data[at : at + request.content_length] == b"".join(request.body)
+            at += request.content_length
+
+
+def _check_head(raw: bytes, request: Request) -> None:
+    line, *lines = raw.split(b"\r\n")
+    method, target, version = line.split(b" ")
+    assert (method, target) == (request.method, request.target)
+    assert version in (b"HTTP/1.0", b"HTTP/1.1")
+    assert not re.search(rb"[\x00-\x08\x0a-\x1f\x7f]", raw.replace(b"\r\n", b""))
+    assert re.fullmatch(rb"/[!-~]*", target)
+    pairs = [each.split(b":", 1) for each in lines]
+    assert [(name.lower(), value.strip(b" \t")) for name, value in pairs] == request.fields
+    assert all(re.fullmatch(rb"[!#$%&'*+.^`|~0-9A-Za-z-]+", name) for name, _ in pairs)
+    names = [name for name, _ in request.fields]
+    assert names.count(b"host") == 1 or version == b"HTTP/1.0"
+    assert names.count(b"content-length") + names.count(b"transfer-encoding") <= 1
+    assert (b"transfer-encoding" in names) == (request.content_length is None)
+
+
+# chunks ---------------------------------------------------------------------------------------------------------------
+
+
+def _dechunk(data: bytes, at: int) -> tuple[bytes, int]:
+    """(content, where the body ends) of a chunked body, read as RFC 9112 §7.1 writes it. Raises ValueError."""
+    content = b""
+    while True:
+        end = data.index(b"\r\n", at)
+        size = re.fullmatch(rb"([0-9A-Fa-f]+)(;[^\r\n]+)?", data[at:end])
+        if size is None:
+            raise ValueError(data[at:end])
+        length, at = int(size[1], 16), end + 2
+        if length == 0:
+            break
+        content += data[at : at + length]
+        if data[at + length : at + length + 2] != b"\r\n":
+            raise ValueError("no line end after a chunk")
+        at += length + 2
+    while not data.startswith(b"\r\n", at):
+        end = data.index(b"\r\n", at)
+        if b":" not in data[at:end]:
+            raise ValueError("no field")
+        at = end + 2
+    return content, at + 2
+
+
+def _decoded(pieces: list[bytes]) -> tuple[bytes, bytes | None] | None:
+    """(content, what follows it or None where it is not at its end); None where it is malformed."""
+    decoder, content = ChunkDecoder(), b""
+    for number, piece in enumerate(pieces):
+        try:
+            more, rest = decoder.feed(piece)
+        except BadChunks:
+            return None
+        content += more
+        if rest is not None:
+            return content, rest + b"".join(pieces[number + 1 :])
+    return content, None
+
+
+def chunk(data: bytes, cuts: list[int]) -> None:
+    """Chunks do not depend on the cuts, and decode to what a second reading finds."""
+    whole = _decoded([data])
+    assert _decoded(cut(data, cuts)) == whole
+    if whole is not None and whole[1] is not None:
+        content, end = _dechunk(data, 0)
+        assert (content, data[end:]) == whole
+
+
+# answers --------------------------------------------------------------------------------------------------------------
+
+
+def _answer(pieces: list[bytes], known: KnownHead[Response] | None = None) -> tuple[object, ...] | None:
+    parser, content = ResponseParser(known), b""
+    try:
+        for piece in pieces:
+            parser.feed(piece)
+            content += parser.take()
+    except BadResponse:
+        return None
+    if parser.head is None:
+        return (None,)
+    head = parser.head
+    assert 200 <= head.status <= 599
+    assert not (head.chunked and head.content_length is not None)
+    assert parser.complete or len(content) != head.content_length
+    return head.status, head.fields, head.content_length, head.keep_alive, content, parser.complete
+
+
+def answer(data: bytes, cuts: list[int]) -> None:
+    """Answers do not depend on the cuts nor on what was answered before; what is bad stays bad."""
+    whole = _answer([data])
+    assert _answer(cut(data, cuts)) == whole
+    known = KnownHead(Response())
+    assert _answer([data], known) == whole
+    assert _answer([data], known) == whole
+
+
+# streams --------------------------------------------------------------------------------------------------------------
+
+
+def ndjson(data: bytes, cuts: list[int]) -> None:
+    """Lines are what lies between line feeds."""
+    reader = NdjsonReader()
+    lines = [line for piece in cut(data, cuts) for line in reader.feed(piece)]
+    assert lines == [line for line in data.split(b"\n")[:-1] if line]
+
+
+def sse(data: bytes, cuts: list[int]) -> None:
+    """Events are what the standard's line-by-line reading finds."""
+    reader = SseReader()
+    events = [event for piece in cut(data, cuts) for event in reader.feed(piece)] + reader.end()
+    expected, lines = [], []
+    for line in re.split(rb"\r\n|\r|\n", data)[:-1]:
+        name, _, value = line.partition(b":")
+        if not line:
+            expected.append(b"\n".join(lines))
+            lines.clear()
+        elif name == b"data" and b":" in line:
+            lines.append(value.removeprefix(b" "))
+    assert events == [event for event in expected if event]
+
+
+# bodies ---------------------------------------------------------------------------------------------------------------
+
+
+def request_body(data: bytes, cuts: list[int]) -> None:
+    """A body is refused, or what goes upstream is one object in which no two names fold to the same."""
+    try:
+        asked = body.read(data, default_model="m", streams=bool(cuts))
+    except BadRequest:
+        return
+    pairs = msgspec.json.decode(asked.upstream, type=dict[str, msgspec.Raw])
+    assert len({name.casefold() for name in pairs}) == len(pairs)
+    assert msgspec.json.decode(asked.upstream)["model"] == asked.model
+    assert body.read(asked.upstream, default_model="m", streams=bool(cuts)).upstream == asked.upstream
+
+
+TARGETS: dict[str, Target] = {
+    "head": head,
+    "chunk": chunk,
+    "answer": answer,
+    "ndjson": ndjson,
+    "sse": sse,
+    "body": request_body,
+}

@@ -1,0 +1,23 @@
+"""A short run of each fuzz target from the kept corpus; HIVE_FUZZ_SECONDS makes it longer (CI: 60)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))
+
+from fuzz import fuzz, seeds
+from targets import TARGETS
+
+SECONDS = float(os.environ.get("HIVE_FUZZ_SECONDS", "5"))
+
+
+@pytest.mark.timeout(SECONDS * 3 + 120)
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_bytes_break_what_must_hold_of_a_parser(target: str) -> None:
+    assert len(seeds(target)) >= 5
+    assert fuzz(target, SECONDS) > 0
