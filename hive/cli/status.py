@@ -96,7 +96,9 @@ def _status(answer: Answer) -> str:
 
 def _backend_line(backend: Answer, version: str, *, up: bool) -> str:
     label = backend["label"] or backend.get("kind") or backend.get("backend")
-    return f"{label}{' ' if version else ''}{version} at {backend['address']}, {'up' if up else 'down'}"
+    where = "" if backend["address"] in label else f"at {backend['address']}"
+    said = " ".join(part for part in (label, version, where) if part)
+    return f"{said}, {'up' if up else 'down'}"
 
 
 def _usage(answer: Answer, since: str) -> str:

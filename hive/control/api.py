@@ -84,6 +84,7 @@ class Endpoints:
             ("GET", "/api/usage", self.usage),
             ("GET", "/api/system/inference", self.inference),
             ("GET", "/api/system/access", self.access),
+            ("POST", "/api/system/shutdown", self.shutdown),
             ("GET", "/api/stats", self.stats),
             ("GET", "/api/events", self.events),
         ]
@@ -116,6 +117,9 @@ class Endpoints:
 
     async def remove(self, request: Request) -> Response:
         return _json(await _carried_through(self._desk.remove(_ref(request), _actor(request))))
+
+    async def shutdown(self, request: Request) -> Response:
+        return _json(await _carried_through(self._desk.shutdown(_actor(request))))
 
     async def start(self, request: Request) -> Response:
         return _json(await _carried_through(self._desk.start(_ref(request), _actor(request))))

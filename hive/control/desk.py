@@ -84,6 +84,10 @@ class Desk(Protocol):
         """How an operator reaches the model through Hive: `{"openai_base_url", "ollama_host", "token"}`."""
         ...
 
+    async def shutdown(self, actor: str) -> Answer:
+        """Ingress refuses from now on, every agent is stopped: `{"stopped": [name, …], "failed": [name, …]}`."""
+        ...
+
     async def past_events(self, limit: int) -> list[Answer]:
         """The last `limit` events, oldest first: `{"at", "kind", "agent", "name", "from", "to", "reason", …}`."""
         ...

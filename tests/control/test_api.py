@@ -64,6 +64,12 @@ async def test_each_transition_answers_with_the_agent(client: Client, verb: str)
     assert view["status"] == ("stopped" if verb == "stop" else "running")
 
 
+async def test_a_shutdown_stops_the_agents_and_names_them(client: Client) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    assert await to_thread(client.post, "/api/system/shutdown") == {"stopped": ["alice"], "failed": []}
+    assert (await to_thread(client.get, path_of("alice")))["status"] == "stopped"
+
+
 async def test_pause_takes_its_time_from_the_body_or_from_the_setting(client: Client, desk: Any) -> None:
     await to_thread(client.post, "/api/agents", SPEC)
     assert (await to_thread(client.post, path_of("alice", "pause")))["status"] == "paused"

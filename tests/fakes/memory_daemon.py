@@ -187,6 +187,12 @@ class MemoryDesk:
             "token": "secret-token",
         }
 
+    async def shutdown(self, actor: str) -> Answer:
+        names = [name for name, status in self._status.items() if status == "running"]
+        for name in names:
+            await self._become(name, "stopped", actor)
+        return {"stopped": names, "failed": []}
+
     async def past_events(self, limit: int) -> list[Answer]:
         return self.past[-limit:] if limit else []
 
