@@ -77,6 +77,12 @@ class WrongState(Refusal):
     exit_code = 1
 
 
+class AgentBusy(WrongState):
+    """The agent is busy."""
+
+    code = "busy"
+
+
 class RequestTimeout(Refusal):
     """The request did not arrive in time."""
 

@@ -18,9 +18,9 @@ import msgspec
 
 from hive.agents.reconcile import Action, Truth, after_end, reconcile
 from hive.agents.turns import Interrupted, Turns, outcome_of
-from hive.agents.world import AgentBusy, World
+from hive.agents.world import World
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, SleepDepth, WakeCause
-from hive.errors import DependencyDown, HiveError, NotFound, TimedOut, WrongState
+from hive.errors import AgentBusy, DependencyDown, HiveError, NotFound, TimedOut, WrongState
 from hive.link.messages import Busy, Open, Refused, Stat
 from hive.link.tasks import spawn
 

@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from hive.domain import Agent, WakeCause
-from hive.errors import WrongState
 from hive.link.messages import Activity, Busy, Closed, ProcessSpec, Stat
 from hive.settings import Settings
-
-
-class AgentBusy(WrongState):
-    """The agent is busy."""
-
-    code = "busy"
 
 
 class Helper(Protocol):

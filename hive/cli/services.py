@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Annotated
@@ -81,6 +82,7 @@ def proxy(
       hive proxy --state-dir /var/lib/hive --runtime-dir /run/hive
     """
     loaded = _loaded(config, {"proxy.port": port, "proxy.ingress_port": ingress_port})
+    _log_events()
     from hive.proxy.server import main
 
     return main(
@@ -108,6 +110,7 @@ def daemon(
     """
     settings = _loaded(config).settings
     chosen = None if backend is None else backend_of(backend)
+    _log_events()
     from hive.control.daemon import main
 
     return main(
@@ -126,6 +129,7 @@ def sandbox(state_dir: StateDir, runtime_dir: RuntimeDir, config: Config = None,
       hive sandbox --state-dir /var/lib/hive --runtime-dir /run/hive
     """
     settings = _loaded(config).settings
+    _log_events()
     from hive.sandbox.server import main
 
     main(Paths(state_dir, runtime_dir), settings, watch_fd)
@@ -142,9 +146,16 @@ def demo_backend(
     Examples:
       hive demo-backend --port 11434
     """
+    _log_events()
     from hive.inference.demo import TOKENS_PER_S, main
 
     return main(socket=socket, port=port, watch_fd=watch_fd, tokens_per_s=tokens_per_s or TOKENS_PER_S)
+
+
+def _log_events() -> None:
+    """Hive's own events on stderr, one a line: `hive up` prefixes them, the journal stamps them."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("hive").setLevel(logging.INFO)
 
 
 def backend_of(text: str) -> tuple[BackendKind, str]:

@@ -90,6 +90,9 @@ class Registry:
         known = {row.id for row in rows}
         gone = [self.forget(agent) for agent in list(self.by_id) if agent not in known]
         for row in rows:
+            if (entry := self.by_id.get(row.id)) is not None:
+                # a daemon that lost its last writes knows less than it once told, and is right all the same
+                entry.gate.generation = min(entry.gate.generation, row.generation)
             self.learn(row)
         return [entry for entry in gone if entry is not None]
 

@@ -18,7 +18,7 @@ from fakes.proxy_peer import ProxyPeer
 
 from hive.agents.lifecycle import Life
 from hive.agents.tokens import TokenKind, digest
-from hive.agents.world import AgentBusy
+from hive.errors import AgentBusy
 from hive.control.daemon import Daemon
 from hive.control.frontdesk import FrontDesk
 from hive.domain import AgentSpec, BackendKind, Isolation, RestartPolicy
@@ -177,7 +177,7 @@ async def test_an_agent_runs_with_its_way_to_the_model_in_its_environment(box: B
     assert stat.S_ISSOCK(os.stat(tokens["socket"]).st_mode)
     assert (environment["HIVE_AGENT"], environment["HIVE_AGENT_PORT"]) == ("bob", "9000")
     assert (environment["HIVE_MODEL"], environment["HIVE_DIALECT"], environment["MINE"]) == ("llama3.2", "openai", "1")
-    assert box.desk.log_path("bob").read_text() == "up\n"
+    await until(lambda: box.desk.log_path("bob").read_text() == "up\n")
 
 
 async def test_the_proxy_knows_an_agent_by_digests_only(box: Box) -> None:
