@@ -96,7 +96,7 @@ def _status(answer: Answer) -> str:
 
 def _backend_line(backend: Answer, version: str, *, up: bool) -> str:
     label = backend["label"] or backend.get("kind") or backend.get("backend")
-    where = "" if backend["address"] in label else f"at {backend['address']}"
+    where = "" if backend["address"] in str(label) else f"at {backend['address']}"
     said = " ".join(part for part in (label, version, where) if part)
     return f"{said}, {'up' if up else 'down'}"
 

@@ -14,9 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from hive.agents.lifecycle import Life
 from hive.agents.turns import outcome_of
-from hive.errors import AgentBusy
 from hive.domain import Agent, AgentSpec, AgentStatus, RestartPolicy, WakeCause
-from hive.errors import HiveError, LinkLost, NotFound, StoreFull, TimedOut, WrongState
+from hive.errors import AgentBusy, HiveError, LinkLost, NotFound, StoreFull, TimedOut, WrongState
 from hive.link.messages import Activity, Open, Refused
 
 RUNNING, PAUSED = AgentStatus.RUNNING, AgentStatus.PAUSED
