@@ -10,7 +10,7 @@ import pytest
 
 HIVE = Path(__file__).parents[1] / "hive"
 
-LEAVES = {"errors", "domain", "policy", "settings", "settings_file", "places"}
+LEAVES = {"errors", "domain", "policy", "settings", "settings_file", "places", "tasks"}
 
 ALLOWED: dict[str, set[str]] = {
     # A leaf may use other leaves; `settings` reads the file and the environment, so it is the largest of them.
@@ -142,9 +142,9 @@ def test_an_import_inside_a_function_is_seen() -> None:
 
 
 ONLY_IN: dict[str, str] = {
-    "create_task": "link.tasks",
-    "ensure_future": "link.tasks",
-    "TaskGroup": "link.tasks",
+    "create_task": "tasks",
+    "ensure_future": "tasks",
+    "TaskGroup": "tasks",
     "create_subprocess_exec": "host.process",
     "create_subprocess_shell": "host.process",
     "Popen": "host.process",
@@ -157,9 +157,6 @@ ONLY_IN: dict[str, str] = {
     "system": "host.process",
 }
 """A name of the standard library → the one module that may use it; whatever else `subprocess` has belongs there too."""
-
-KEEP_THEIR_OWN = {"wire.listeners", "wire.upstream"}
-"""May not import `link`; they hold their opening connections' tasks themselves, one per connection."""
 
 STDLIB = {"asyncio", "os", "subprocess", "pty", "multiprocessing", "psutil", "loop", "_loop", "get_running_loop"}
 """What those names must hang on to count: `self.fork` of ours is another thing."""
@@ -193,7 +190,6 @@ def test_tasks_and_processes_are_started_in_one_place(path: Path) -> None:
         f"line {line}: {name} belongs to {home}"
         for name, line in uses_of(ast.parse(path.read_text(), str(path)))
         if (home := ONLY_IN.get(name, "host.process")) != here
-        and not (name == "ensure_future" and here in KEEP_THEIR_OWN)
     ]
     assert not wrong, "\n".join(wrong)
 

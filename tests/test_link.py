@@ -36,7 +36,7 @@ from hive.link.messages import (
     Thawed,
 )
 from hive.link.server import LinkServer, bind_private, peer_of
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 
 # --- framing -----------------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from hive.agents.world import World
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, SleepDepth, WakeCause
 from hive.errors import AgentBusy, DependencyDown, HiveError, NotFound, TimedOut, WrongState
 from hive.link.messages import Busy, Open, Refused, Stat
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.agents")
 Answer = Callable[[Open | Refused], None]

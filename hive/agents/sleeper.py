@@ -15,7 +15,7 @@ from hive.agents.turns import outcome_of
 from hive.agents.world import World
 from hive.errors import HiveError
 from hive.link.messages import Activity
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.agents")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from hive.errors import HiveError, NotFound
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.agents")
 Result = TypeVar("Result")

@@ -18,7 +18,7 @@ from hive.appliance.calls import Answer, Daemon
 from hive.demo_agents import DEMO_AGENTS, DemoAgent
 from hive.domain import ALIVE, AgentSpec, Tier
 from hive.errors import HiveError
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 from hive.settings import Paths
 
 log = logging.getLogger("hive.demo")

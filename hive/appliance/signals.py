@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import TypeVar
 
 from hive.errors import HiveError
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 
 Result = TypeVar("Result")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -21,7 +21,7 @@ from hive.appliance.signals import Interrupts, unless
 from hive.domain import ALIVE
 from hive.errors import HiveError
 from hive.host.parent import become_subreaper
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 from hive.sandbox.client import SandboxClient
 
 log = logging.getLogger("hive.up")

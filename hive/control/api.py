@@ -33,7 +33,7 @@ from hive.control.tail import follow, last_lines
 from hive.domain import AgentSpec
 from hive.errors import BadRequest, HiveError, MethodNotAllowed, NotFound, TooLarge
 from hive.link.server import bind_private, peer_of
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.api")
 

@@ -39,7 +39,7 @@ from hive.errors import ConfigError, HiveError
 from hive.host import parent
 from hive.host.cgroup import Subtree
 from hive.link.messages import AgentRow, Backend, DaemonTable, Ended, Marks, Open, ProxyTable, Refused
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 from hive.sandbox.client import SandboxClient
 from hive.settings import Paths, Settings
 from hive.store import agents, runtime_settings, usage

@@ -9,18 +9,40 @@ MAX_LINE = 1024 * 1024
 class NdjsonReader:
     """Gives the lines completed by `feed`, without their ends; empty ones are passed over.
 
+    The pieces of an unfinished line are joined once, at its end: a line in many pieces costs no more than in one.
+
     >>> reader = NdjsonReader()
     >>> reader.feed(b'{"a":1}\\n{"b"'), reader.feed(b':2}\\n')
     ([b'{"a":1}'], [b'{"b":2}'])
     """
 
-    __slots__ = ("_rest",)
+    __slots__ = ("_held", "_pieces", "_skipping")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._pieces: list[bytes] = []
+        self._held = 0
+        self._skipping = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_LINE:
-            self._rest = b""
-        return [line for line in lines if line]
+        first, *lines = data.split(b"\n")
+        if not lines:
+            self._hold(first)
+            return []
+        if self._pieces or self._skipping:
+            first = b"" if self._skipping else b"".join([*self._pieces, first])
+            self._pieces.clear()
+            self._held = 0
+            self._skipping = False
+        rest = lines.pop()
+        self._hold(rest)
+        return [line for line in (first, *lines) if line]
+
+    def _hold(self, piece: bytes) -> None:
+        if not piece or self._skipping:
+            return
+        self._pieces.append(piece)
+        self._held += len(piece)
+        if self._held > MAX_LINE:  # given up to its end: the rest of it is no line of its own
+            self._pieces.clear()
+            self._held = 0
+            self._skipping = True

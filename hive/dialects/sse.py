@@ -9,35 +9,70 @@ MAX_EVENT = 1024 * 1024
 class SseReader:
     """Gives the `data` of each event completed by `feed`. Comments and other fields are passed over.
 
+    Line by line: an event in many pieces costs no more than in one.
+
     >>> reader = SseReader()
     >>> reader.feed(b'data: {"a":'), reader.feed(b'1}\\n\\n: ping\\n\\ndata: [DONE]\\n\\n')
     ([], [b'{"a":1}', b'[DONE]'])
     """
 
-    __slots__ = ("_rest",)
+    __slots__ = ("_given_up", "_held", "_lines", "_pieces")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._pieces: list[bytes] = []
+        """Of the line that has not ended, or a carriage return whose line feed may be the next byte."""
+        self._lines: list[bytes] = []
+        """The data lines of the event that has not ended."""
+        self._held = 0
+        self._given_up = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        if not self._rest and data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
+        fresh = not (self._pieces or self._lines or self._given_up)
+        if fresh and data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
             single = data[6:-2]
             if b"\n" not in single:
-                return [single]
-        data = self._rest + data
-        if b"\r" in data:
-            held = data.endswith(b"\r")  # its line feed may be the next byte
-            data = data[: len(data) - held].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + b"\r" * held
-        *events, self._rest = data.split(b"\n\n")
-        if len(self._rest) > MAX_EVENT:
-            self._rest = b""
-        return [payload for event in events if (payload := _data_of(event))]
+                return [single] if single else []
+        if b"\n" not in data and b"\r" not in data and not (self._pieces and self._pieces[-1].endswith(b"\r")):
+            self._hold(data)
+            return []
+        return self._read(b"".join([*self._pieces, data]))
 
     def end(self) -> list[bytes]:
         """The bytes have ended: a carriage return that was held back was a line end. An event cut short is dropped."""
-        return self.feed(b"\n") if self._rest.endswith(b"\r") else []
+        return self.feed(b"\n") if self._pieces and self._pieces[-1].endswith(b"\r") else []
 
+    def _read(self, data: bytes) -> list[bytes]:
+        self._held -= sum(map(len, self._pieces))
+        self._pieces.clear()
+        if b"\r" in data:
+            held = data.endswith(b"\r")
+            data = data[: len(data) - held].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + b"\r" * held
+        *lines, rest = data.split(b"\n")
+        events = []
+        for line in lines:
+            if not line:
+                payload = b"\n".join(self._lines)
+                if payload and not self._given_up:
+                    events.append(payload)
+                self._lines.clear()
+                self._held = 0
+                self._given_up = False
+            elif line.startswith(b"data:"):
+                self._count(len(line))
+                if not self._given_up:
+                    self._lines.append(line[5:].removeprefix(b" "))
+        self._hold(rest)
+        return events
 
-def _data_of(event: bytes) -> bytes:
-    lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
-    return b"\n".join(lines)
+    def _hold(self, piece: bytes) -> None:
+        if piece:
+            self._pieces.append(piece)
+            self._count(len(piece))
+            if self._given_up:  # what is left of this line is a comment, and so is neither empty nor data
+                self._pieces = [b":\r" if piece.endswith(b"\r") else b":"]
+
+    def _count(self, size: int) -> None:
+        self._held += size
+        if self._held > MAX_EVENT:
+            self._given_up = True
+            self._lines.clear()

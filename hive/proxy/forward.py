@@ -382,6 +382,8 @@ class Exchange:
         self._head = b"".join(fields)
 
     def on_data(self, data: bytes, *, last: bool) -> None:
+        if not data and not last:
+            return  # the head alone: it waits for the first byte of the body, so that nonsense can still be a 502
         reading = self._reading
         assert reading is not None
         now = time.monotonic()

@@ -17,6 +17,7 @@ from hive.proxy.registry import Entry, Registry
 from hive.settings import Proxy as ProxySettings
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER, Deadlines
+from hive.wire.heads import named_by_connection
 from hive.wire.http1 import LAST_CHUNK, Request, Response, answer_head, answered_later, as_chunk, status_line
 from hive.wire.upstream import Pool, UpstreamConnection
 
@@ -39,8 +40,29 @@ HOP_BY_HOP = frozenset(
     }
 )
 """Fields that speak of one connection only (RFC 9110 §7.6.1), and those that are written anew."""
-OURS = frozenset({b"x-hive-token", b"x-forwarded-prefix", b"x-forwarded-for", b"x-forwarded-host", b"forwarded"})
-"""Fields a caller may not set for the agent."""
+OURS = frozenset(
+    {
+        b"forwarded",
+        b"http2-settings",
+        b"x-cache-mode",
+        b"x-cache-tag",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-port",
+        b"x-forwarded-prefix",
+        b"x-forwarded-proto",
+        b"x-hive-token",
+        b"x-http-method",
+        b"x-http-method-override",
+        b"x-method-override",
+        b"x-original-url",
+        b"x-priority",
+        b"x-real-ip",
+        b"x-rewrite-url",
+        b"x-tenant-id",
+    }
+)
+"""Fields a caller may not set for the agent: who asks, and what is asked, are what Hive saw."""
 
 
 class IngressPath:
@@ -140,7 +162,7 @@ class IngressExchange:
             raise Saturated("Hive is shutting down", retry_after_s=10)
         if entry.row.address is None:
             raise NotFound(f"agent {name} has no port; create it with --port to be called")
-        if request.field(b"upgrade") is not None:
+        if (request.field(b"upgrade") or b"").lower() == b"websocket":  # any other upgrade is an offer, and dropped
             raise Refusal("upgrades (WebSocket) do not pass ingress yet")
         if entry.gate.ingress >= self._path.settings.ingress_open_max:
             raise Saturated(f"{entry.gate.ingress} requests are open to this agent", retry_after_s=1)
@@ -178,7 +200,8 @@ class IngressExchange:
         self._upstream = connection
         self._started = True
         self.deadline = time.monotonic() + self._path.settings.first_byte_s
-        connection.send(self._request_bytes(), self, reused=False)
+        assert self._request is not None
+        connection.send(self._request_bytes(), self, reused=False, bodiless=self._request.method == b"HEAD")
         return True
 
     def on_unconnected(self, error: HiveError) -> None:
@@ -201,11 +224,8 @@ class IngressExchange:
         request = self._request
         assert request is not None
         lines = [b"%b %b HTTP/1.1\r\n" % (request.method, self._rest)]
-        lines += [
-            b"%b: %b\r\n" % (name, value)
-            for name, value in request.fields
-            if name not in HOP_BY_HOP and name not in OURS
-        ]
+        dropped = HOP_BY_HOP | OURS | named_by_connection(request.fields)
+        lines += [b"%b: %b\r\n" % (name, value) for name, value in request.fields if name not in dropped]
         content = b"".join(request.body)
         if content or request.content_length is None or request.field(b"content-length") is not None:
             lines.append(b"content-length: %d\r\n" % len(content))
@@ -218,9 +238,10 @@ class IngressExchange:
         request = self._request
         assert request is not None
         lines = [status_line(head.status)]
-        lines += [b"%b: %b\r\n" % (name, value) for name, value in head.fields if name not in HOP_BY_HOP]
+        dropped = HOP_BY_HOP | named_by_connection(head.fields)
+        lines += [b"%b: %b\r\n" % (name, value) for name, value in head.fields if name not in dropped]
         bodiless = request.method == b"HEAD" or head.status in (204, 304)
-        if head.content_length is not None:
+        if head.content_length is not None and head.status not in (204, 304):
             lines.append(b"content-length: %d\r\n" % head.content_length)
         elif bodiless:
             pass
@@ -251,16 +272,7 @@ class IngressExchange:
 
     def on_failed(self, error: HiveError, *, retry: bool) -> None:  # noqa: ARG002
         self._upstream = None
-        request = self._request
-        if self._head_only_answer():
-            self.on_data(b"", last=True)
-            return
-        assert request is not None
         self.refuse(BackendDown(f"the agent broke off: {error.message}"))
-
-    def _head_only_answer(self) -> bool:
-        """An answer to HEAD carries a length but no body, so the agent's close is its end."""
-        return self._request is not None and self._request.method == b"HEAD" and self._answered
 
     # every exit ---------------------------------------------------------------------------------------------------
 

@@ -47,14 +47,15 @@ from hive.link.messages import (
     Wake,
 )
 from hive.link.messages import Listener as ListenerIs
-from hive.link.tasks import spawn
 from hive.proxy.forward import DataPath, Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
 from hive.proxy.registry import UNHEARD_S, Entry, Registry
 from hive.proxy.spool import UsageLog
 from hive.settings import Paths, Settings
 from hive.store.live import Live
+from hive.tasks import spawn
 from hive.wire import connection as wire
+from hive.wire.budget import HalfOpen
 from hive.wire.deadlines import Deadlines
 from hive.wire.listeners import Listener, listen_tcp
 
@@ -96,6 +97,7 @@ class ProxyServer:
         )
         proxy = settings.proxy
         self._limits = wire.Limits(proxy.head_s, proxy.body_idle_s, proxy.keepalive_s, proxy.body_max_bytes)
+        self._half_open = HalfOpen()
         self._connections: set[wire.Connection] = set()
         self._listeners: list[Listener] = []
         self._settling: set[str] = set()
@@ -179,6 +181,7 @@ class ProxyServer:
             open_exchange=open_exchange,
             stays_open=_agent_sleeps,
             on_closed=self._closed,
+            half_open=self._half_open,
         )
         self._connections.add(connection)
         return connection

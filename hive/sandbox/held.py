@@ -14,7 +14,7 @@ import msgspec
 from hive.errors import HiveError, NotFound, TimedOut, WrongState
 from hive.host.process import Snapshot
 from hive.link.messages import Done, Ended, Frozen, Message, ProcessSpec, Started, Stat, Thawed
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 from hive.sandbox.runtime import Running, Runtime
 from hive.sandbox.table import Record, Table, storage_error
 

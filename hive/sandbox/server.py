@@ -46,7 +46,7 @@ from hive.link.messages import (
     ThawedAlone,
 )
 from hive.link.server import LinkServer
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 from hive.sandbox.held import Held, Limits
 from hive.sandbox.listeners import Listeners, clear_directory
 from hive.sandbox.process import LIMITS, ProcessRuntime

@@ -17,7 +17,8 @@ from typing import Protocol
 
 import msgspec
 
-from hive.errors import HiveError, RequestTimeout
+from hive.errors import HiveError, RequestTimeout, Saturated
+from hive.wire.budget import HalfOpen, body_deadline
 from hive.wire.deadlines import NEVER, Deadlines
 from hive.wire.http1 import Request, RequestParser
 
@@ -29,6 +30,8 @@ LINGER_S = 2.0
 SIOCOUTQ = termios.TIOCOUTQ
 FIONREAD = termios.FIONREAD
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+EMPTY_LINE = (b"\r\n", b"\r")
+"""What a client may send between two requests, whole or in part; it is no reason to wake anyone."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -87,6 +90,7 @@ class Connection(asyncio.Protocol):
         open_exchange: Callable[[Connection], Exchange],
         stays_open: Callable[[Connection], bool],
         on_closed: Callable[[Connection], None],
+        half_open: HalfOpen | None = None,
     ) -> None:
         self.sock = sock
         self.is_unix = sock.family == socket.AF_UNIX
@@ -105,7 +109,13 @@ class Connection(asyncio.Protocol):
         self._parser = RequestParser(self, max_body=limits.max_body)
         self._request: Request | None = None
         self._ahead = bytearray()
-        self._parsed_ahead: list[Request] = []
+        """Bytes that came while a request was in flight, or an empty line before one; looked at in their turn."""
+        self._half_open = half_open or HalfOpen()
+        self._half_open_as: tuple[object] | None = None
+        """The owner under whom this connection's unfinished head is counted."""
+        self._clock_at = 0.0
+        self._clock_from = 0
+        """Since when, and from how many body bytes on, the rate of an upload is measured."""
         self._lingering = False
         self._closing = False
         self._last_sent_at = 0.0
@@ -129,7 +139,7 @@ class Connection(asyncio.Protocol):
             descriptor = self.sock.fileno()
             if descriptor < 0:
                 return None
-            if _queued(descriptor, FIONREAD) or self._has_more():
+            if _queued(descriptor, FIONREAD) or (self._ahead and self._ahead not in EMPTY_LINE):
                 return "bytes of a request are waiting"
             if not unread_counts:
                 return None
@@ -160,6 +170,7 @@ class Connection(asyncio.Protocol):
         if self._transport is None:
             return
         if request is None or not request.complete:
+            self._head_is_in()
             self._linger(now)
         elif not keep or not request.keep_alive:
             self.close()
@@ -170,6 +181,7 @@ class Connection(asyncio.Protocol):
     def cut(self) -> None:
         """Ends the connection so that the client sees an incomplete answer."""
         self.exchange = None
+        self._head_is_in()
         if self._transport is not None:
             self._closing = True
             self._transport.abort()
@@ -182,7 +194,11 @@ class Connection(asyncio.Protocol):
 
     def restart_clock(self) -> None:
         """The agent was asleep and is awake now: its clock starts anew."""
-        self.deadline = time.monotonic() + self.limits.body_idle_s
+        now = time.monotonic()
+        if self._request is None:
+            self.deadline = now + self.limits.head_s
+        else:
+            self._start_body_clock(self._request, now)
 
     # asyncio ------------------------------------------------------------------------------------------------------
 
@@ -197,18 +213,12 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering or self._closing:
             return
-        if self.exchange is not None and (self._request is None or self._request.complete):
-            if self._request is not None:
+        if self._ahead or (self._request is not None and self._request.complete):
+            self._keep_ahead(data)
+            return
+        if self.exchange is None:
+            if data in EMPTY_LINE:
                 self._ahead += data
-                if len(self._ahead) > MAX_PIPELINED:
-                    self._abort()
-                return
-        elif self.exchange is None:
-            if self._has_more():
-                self._ahead += data  # what came before it goes first; `_go_on` is on its way
-                return
-            data = data.lstrip(b"\r\n")  # RFC 9112 §2.2: empty lines before a request are ignored
-            if not data:
                 return
             self._open()
         self._feed(data)
@@ -217,6 +227,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._parser.close()
         self._deadlines.discard(self)
+        self._head_is_in()
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.on_gone()
@@ -255,84 +266,87 @@ class Connection(asyncio.Protocol):
     # parser -------------------------------------------------------------------------------------------------------
 
     def _feed(self, data: bytes) -> None:
+        """Parses on: at most to the end of the request in flight."""
         try:
-            self._parser.feed(data)
+            rest = self._parser.feed(data)
         except HiveError as error:
-            if self.exchange is not None and (self._request is None or not self._request.complete):
+            self._head_is_in()
+            if self.exchange is not None:
                 self.exchange.refuse(error)
+            return
+        request = self._request
+        if self.exchange is not None and (request is None or not request.complete):
+            self._await_more(request)
+        elif rest:
+            self._keep_ahead(rest)
+
+    def _await_more(self, request: Request | None) -> None:
+        """The rest of the head or of the body is to come: its clock, and its place among the unfinished."""
+        if request is not None:
+            if self._clock_at:
+                received = request.body_bytes - self._clock_from
+                self.deadline = body_deadline(time.monotonic(), self._clock_at, received, self.limits.body_idle_s)
             else:
-                self._parsed_ahead.append(_Broken(error))
-        if self.exchange is None:
-            self._go_on_soon()
+                self._start_body_clock(request, time.monotonic())
+        elif self._half_open_as is None:
+            if self._half_open.take(self.owner):
+                self._half_open_as = (self.owner,)
+            elif self.exchange is not None:
+                self.exchange.refuse(Saturated("too many unfinished request heads", retry_after_s=1))
+
+    def _start_body_clock(self, request: Request, now: float) -> None:
+        self._clock_at, self._clock_from = now, request.body_bytes
+        self.deadline = body_deadline(now, now, 0, self.limits.body_idle_s)
+
+    def _head_is_in(self) -> None:
+        """Or will never be: gives back the place among the unfinished."""
+        if self._half_open_as is not None:
+            self._half_open.give(self._half_open_as[0])
+            self._half_open_as = None
 
     def on_head(self, request: Request) -> None:
+        if self._half_open_as is not None:
+            self._head_is_in()
         exchange = self.exchange
-        if self._request is not None or exchange is None:
+        if exchange is None:
             return
         self._request = request
         exchange.on_head(request)
-        if self.exchange is exchange:
-            if request.expects and request.content_length != 0:
-                self.send_continue()
-            self.deadline = time.monotonic() + self.limits.body_idle_s
+        if request.expects and self.exchange is exchange and request.content_length != 0:
+            self.send_continue()
 
     def on_body(self, request: Request, size: int) -> None:
         if request is self._request and self.exchange is not None:
             self.exchange.on_body(size)
-            self.deadline = time.monotonic() + self.limits.body_idle_s
 
     def on_request(self, request: Request) -> None:
-        if request is not self._request:
-            self._parsed_ahead.append(request)
-        elif self.exchange is not None:
+        if request is self._request and self.exchange is not None:
             self.deadline = NEVER
             self.exchange.on_request(request)
 
-    def _open(self) -> Exchange:
+    def _open(self) -> None:
         self.deadline = time.monotonic() + self.limits.head_s
-        self.exchange = exchange = self._open_exchange(self)
-        return exchange
+        self._clock_at = 0.0
+        self.exchange = self._open_exchange(self)
+
+    def _keep_ahead(self, data: bytes) -> None:
+        self._ahead += data
+        if len(self._ahead) > MAX_PIPELINED:
+            self._abort()
+        elif self.exchange is None:
+            self._go_on_soon()
 
     def _go_on_soon(self) -> None:
-        if self._has_more():
+        if self._ahead:
             asyncio.get_running_loop().call_soon(self._go_on)
-
-    def _has_more(self) -> bool:
-        return bool(self._parsed_ahead or self._ahead or self._parser.begun)
 
     def _go_on(self) -> None:
         """The next of the pipelined requests, if the connection is still free for it."""
         if self.exchange is not None or self._transport is None or self._closing or self._lingering:
             return
-        if self._parsed_ahead:
-            request = self._parsed_ahead.pop(0)
-            exchange = self._open()
-            if isinstance(request, _Broken):
-                exchange.refuse(request.error)
-                return
-            self._catch_up(request)
-            if self.exchange is exchange:
-                self.on_request(request)
-            return
         data = bytes(self._ahead)
         self._ahead.clear()
-        if self._parser.begun is None:
-            self.data_received(data)
-            return
-        exchange = self._open()
-        if self._parser.begun.method:
-            self._catch_up(self._parser.begun)
-        if data and self.exchange is exchange:
-            self._feed(data)
-
-    def _catch_up(self, request: Request) -> None:
-        """Tells the exchange what was parsed of its request while the one before was in flight."""
-        self.on_head(request)
-        if request.body_bytes and self.exchange is not None:
-            try:
-                self.exchange.on_body(request.body_bytes)
-            except HiveError as error:
-                self.exchange.refuse(error)
+        self.data_received(data)
 
     def _linger(self, now: float) -> None:
         self._lingering = True
@@ -343,16 +357,6 @@ class Connection(asyncio.Protocol):
     def _abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
-
-
-class _Broken(Request):
-    """A pipelined request that could not be parsed; answered in its turn."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: HiveError) -> None:
-        super().__init__()
-        self.error = error
 
 
 def _queued(descriptor: int, question: int) -> int:

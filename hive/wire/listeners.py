@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 from collections.abc import Callable
 
+from hive.tasks import spawn
 from hive.wire.connection import Connection
 
 BACKLOG = 1024
@@ -23,7 +25,6 @@ class Listener:
         self._sock = sock
         self._make = make
         self._loop = asyncio.get_running_loop()
-        self._opening: set[asyncio.Task[None]] = set()
         self._closed = False
         sock.setblocking(False)
         self._loop.add_reader(sock.fileno(), self.accept_waiting)
@@ -45,18 +46,11 @@ class Listener:
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = self._make(sock)
-            # one task per connection, not per request; kept here, so not through link.tasks
-            opening = asyncio.ensure_future(self._open(connection, sock))
-            self._opening.add(opening)
-            opening.add_done_callback(self._opened)
+            spawn(self._open(connection, sock), name="open connection")
 
     async def _open(self, connection: Connection, sock: socket.socket) -> None:
-        await self._loop.connect_accepted_socket(lambda: connection, sock)
-
-    def _opened(self, opening: asyncio.Task[None]) -> None:
-        self._opening.discard(opening)
-        if not opening.cancelled():
-            opening.exception()
+        with contextlib.suppress(OSError):  # it left already
+            await self._loop.connect_accepted_socket(lambda: connection, sock)
 
     def _rest(self) -> None:
         """Out of descriptors: leave callers in the backlog for a moment instead of spinning."""

@@ -9,8 +9,10 @@ from collections import deque
 from typing import Protocol
 
 from hive.errors import BackendDown, BackendTimeout, HiveError
+from hive.tasks import spawn
 from hive.wire.deadlines import NEVER, Deadlines
-from hive.wire.http1 import BadResponse, Response, ResponseParser
+from hive.wire.heads import BadResponse
+from hive.wire.http1 import KnownHead, Response, ResponseParser
 
 
 class Receiver(Protocol):
@@ -54,13 +56,13 @@ class UpstreamConnection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, request: bytes, receiver: Receiver, *, reused: bool) -> None:
-        """Writes a whole request; the answer goes to `receiver`."""
+    def send(self, request: bytes, receiver: Receiver, *, reused: bool, bodiless: bool = False) -> None:
+        """Writes a whole request; the answer goes to `receiver`. `bodiless`: it is a HEAD, whose answer has no body."""
         assert self._transport is not None
         self._receiver = receiver
         self._reused = reused
         self._got = False
-        self._parser = ResponseParser()
+        self._parser = ResponseParser(self._pool.known, bodiless=bodiless)
         self._transport.write(request)
 
     def cancel(self) -> None:
@@ -102,7 +104,6 @@ class UpstreamConnection(asyncio.Protocol):
             return
         body = parser.take()
         if parser.complete:
-            parser.close()
             self._receiver = self._parser = None
             if parser.head is not None and parser.head.keep_alive:
                 self._pool.give(self)
@@ -120,10 +121,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._pool.lost(self)
         receiver, self._receiver = self._receiver, None
         parser, self._parser = self._parser, None
-        if parser is None:
-            return
-        parser.close()
-        if receiver is None:
+        if parser is None or receiver is None:
             return
         head = parser.head
         if head is not None and head.content_length is None and not head.chunked and exc is None:
@@ -144,6 +142,8 @@ class Pool:
     def __init__(self, address: str, *, connect_s: float, idle_s: float, deadlines: Deadlines) -> None:
         self.address = address
         self.deadline = NEVER
+        self.known = KnownHead(Response())
+        """The head of the last answer: those of one backend repeat."""
         self._connect_s = connect_s
         self._idle_s = idle_s
         self._idle: deque[UpstreamConnection] = deque()
@@ -180,13 +180,16 @@ class Pool:
 
     def connect(self, waiter: Connecting) -> None:
         """Opens a new connection; `waiter` gets it, or the error. A waiter that left gets nothing."""
-        task = asyncio.ensure_future(self._connect(waiter))
+        task = spawn(self._connect(waiter), name=f"connect {self.address}")
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, waiter: Connecting) -> None:
         try:
             connection = await asyncio.wait_for(self._open(), self._connect_s)
+        except asyncio.CancelledError:
+            waiter.on_unconnected(BackendDown(f"the backend at {self.address} is no longer used", hint="ask again"))
+            raise
         except TimeoutError:
             waiter.on_unconnected(
                 BackendTimeout(f"the backend at {self.address} did not accept in {self._connect_s:g} s")
@@ -196,7 +199,9 @@ class Pool:
                 BackendDown(f"the backend at {self.address} is not reachable: {error.strerror or error}")
             )
         else:
-            if not waiter.on_connected(connection):
+            if not connection.usable:  # it closed at once, or spoke before it was asked
+                waiter.on_unconnected(BackendDown(f"the backend at {self.address} does not speak HTTP"))
+            elif not waiter.on_connected(connection):
                 self.give(connection)
 
     async def _open(self) -> UpstreamConnection:

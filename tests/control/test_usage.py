@@ -26,7 +26,7 @@ from hive.control import usage as control
 from hive.control.usage import Settled, UsageConsumer
 from hive.domain import Agent, AgentSpec, UsageEvent
 from hive.errors import DependencyDown
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 from hive.proxy import spool
 from hive.proxy.spool import Backlog, UsageLog
 from hive.store import agents, live, usage
@@ -489,7 +489,7 @@ PROXY = """
 import asyncio, os, sys, msgspec
 from pathlib import Path
 from hive.domain import UsageEvent
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 from hive.proxy import spool
 from hive.store import live
 spool.TICK_S, spool.PATIENCE_S, spool.RETRY_S, live.RETRY_S = 0.05, (0.3, 0.6), (0.01, 0.05), (0.01, 0.05)

@@ -1,4 +1,4 @@
-"""Fuzzes the parsers from the kept corpus: `python tests/fuzz/fuzz.py [--seconds 600] [TARGET ...]`.
+"""Fuzzes the parsers from the kept corpus: `python tests/fuzz/fuzzing.py [--seconds 600] [TARGET ...]`.
 
 Hypothesis mutates corpus entries and shrinks what fails; a failing input is written into the corpus, where every
 later run (and the test suite) begins with it. Seconds are for each target.

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from fuzz import fuzz, seeds
+from fuzzing import fuzz, seeds
 from targets import TARGETS
 
 SECONDS = float(os.environ.get("HIVE_FUZZ_SECONDS", "5"))

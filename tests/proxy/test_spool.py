@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from hive.domain import UsageEvent
 from hive.errors import ConfigError, DependencyDown, WrongState
-from hive.link.tasks import spawn
 from hive.proxy import spool
 from hive.proxy.spool import Backlog, UsageLog
 from hive.store import live, spoolfile
 from hive.store.live import Live, StreamEntry
 from hive.store.spoolfile import SpoolFile
 from hive.store.stream import Told, read_all
+from hive.tasks import spawn
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer
@@ -507,7 +507,7 @@ WRITER = """
 import asyncio, os, sys, msgspec
 from pathlib import Path
 from hive.domain import UsageEvent
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 from hive.proxy.spool import UsageLog
 from hive.store.live import Live
 

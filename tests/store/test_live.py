@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
 from hive.errors import DependencyDown
-from hive.link.tasks import spawn
+from hive.tasks import spawn
 from hive.store import keys, live
 from hive.store.channels import AgentChanged, SystemEvent
 from hive.store.live import Live

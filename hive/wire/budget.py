@@ -1,0 +1,58 @@
+"""What a connection may take of Hive before it is known what it wants: time for a body, room for unfinished heads."""
+
+from __future__ import annotations
+
+RATE_FROM_S = 10.0
+MIN_RATE = 1024
+"""Bytes a second that an upload must reach after RATE_FROM_S."""
+HALF_OPEN_PER_OWNER = 8
+HALF_OPEN_UNKNOWN = 64
+
+
+def body_deadline(now: float, begun_at: float, received: int, idle_s: float) -> float:
+    """When a body is given up unless more of it comes: idle for `idle_s`, or slower than MIN_RATE after RATE_FROM_S.
+
+    >>> body_deadline(now=0.0, begun_at=0.0, received=0, idle_s=30.0)       # must move within the first 10 s
+    10.0
+    >>> body_deadline(now=8.0, begun_at=0.0, received=20 * 1024, idle_s=30.0)
+    20.0
+    >>> body_deadline(now=8.0, begun_at=0.0, received=10**6, idle_s=30.0)
+    38.0
+    """
+    return min(now + idle_s, begun_at + max(RATE_FROM_S, received / MIN_RATE))
+
+
+class HalfOpen:
+    """How many connections have sent a part of a head, by whose they are; None stands for all not yet known.
+
+    >>> heads = HalfOpen(per_owner=1, unknown=2)
+    >>> [heads.take(None), heads.take(None), heads.take(None), heads.take("a"), heads.take("a")]
+    [True, True, False, True, False]
+    >>> heads.give(None); heads
+    <HalfOpen 2 heads of 2 owners>
+    """
+
+    __slots__ = ("_counts", "_per_owner", "_unknown")
+
+    def __init__(self, *, per_owner: int = HALF_OPEN_PER_OWNER, unknown: int = HALF_OPEN_UNKNOWN) -> None:
+        self._per_owner = per_owner
+        self._unknown = unknown
+        self._counts: dict[object, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<HalfOpen {sum(self._counts.values())} heads of {len(self._counts)} owners>"
+
+    def take(self, owner: object) -> bool:
+        """Whether one more may be half-open; it is counted then, until `give` with the same owner."""
+        count = self._counts.get(owner, 0)
+        if count >= (self._unknown if owner is None else self._per_owner):
+            return False
+        self._counts[owner] = count + 1
+        return True
+
+    def give(self, owner: object) -> None:
+        count = self._counts[owner] - 1
+        if count:
+            self._counts[owner] = count
+        else:
+            del self._counts[owner]
