@@ -43,6 +43,20 @@ class BadRequest(Refusal):
     exit_code = 2
 
 
+class TargetTooLong(BadRequest):
+    """The request target is too long."""
+
+    status = 414
+    code = "target_too_long"
+
+
+class VersionNotSupported(BadRequest):
+    """Only HTTP/1.1 and HTTP/1.0 are spoken here."""
+
+    status = 505
+    code = "version_not_supported"
+
+
 class Unauthorized(Refusal):
     """No valid token."""
 

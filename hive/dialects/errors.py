@@ -21,10 +21,14 @@ _OPENAI_TYPES = {
     405: "invalid_request_error",
     408: "timeout_error",
     413: "invalid_request_error",
+    414: "invalid_request_error",
     415: "invalid_request_error",
+    417: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     501: "not_supported_error",
     503: "overloaded_error",
+    505: "invalid_request_error",
 }
 
 

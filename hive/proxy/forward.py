@@ -6,13 +6,10 @@ Every exit passes `_leave`, which gives back all that was taken.
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Callable
-from typing import Protocol
 
 from hive.dialects.errors import error_fields, render
-from hive.domain import DIALECTS, BackendInfo, ModelInfo, UsageEvent
+from hive.domain import DIALECTS, UsageEvent
 from hive.errors import (
     Asleep,
     BackendDown,
@@ -29,78 +26,19 @@ from hive.errors import (
 )
 from hive.policy import Act, may
 from hive.proxy import body, endpoints, lists
+from hive.proxy.datapath import DataPath
 from hive.proxy.endpoints import Endpoint
 from hive.proxy.identity import bearer, client_id, split_token
-from hive.proxy.limits import Budget, wait_for_turn_s
+from hive.proxy.limits import wait_for_turn_s
 from hive.proxy.metering import MAX_WHOLE, Reading, reading_for
-from hive.proxy.registry import Entry, Registry
-from hive.settings import Settings
+from hive.proxy.registry import Entry
 from hive.wire.connection import Connection
-from hive.wire.deadlines import NEVER, Deadlines
+from hive.wire.deadlines import NEVER
 from hive.wire.http1 import LAST_CHUNK, Request, Response, answer_head, answered_later, as_chunk, status_line
-from hive.wire.upstream import Pool, UpstreamConnection
+from hive.wire.upstream import UpstreamConnection
 
 RELAYED = frozenset({b"content-type", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry"})
 """Fields of the backend's answer that reach the client; the head is rebuilt from these."""
-
-
-class UsageLog(Protocol):
-    """Where a request's cost goes. Durable against a killed process when it returns; never raises."""
-
-    def record(self, event: UsageEvent) -> None: ...
-
-
-class DataPath:
-    """What all requests share."""
-
-    def __init__(
-        self,
-        *,
-        registry: Registry,
-        settings: Settings,
-        deadlines: Deadlines,
-        usage: UsageLog,
-        epoch: str,
-        on_activity: Callable[[str], None],
-    ) -> None:
-        self.registry = registry
-        self.settings = settings
-        self.deadlines = deadlines
-        self.usage = usage
-        self.epoch = epoch
-        self.on_activity = on_activity
-        self.budget = Budget(settings.proxy.body_budget_bytes)
-        self.backend: BackendInfo | None = None
-        self.models: list[ModelInfo] = []
-        self.pool: Pool | None = None
-        self.mean_duration_s = 1.0
-        self._seq = itertools.count(1)
-
-    def next_id(self) -> str:
-        return f"{self.epoch}-{next(self._seq)}"
-
-    def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
-        """The daemon's word on who answers. Requests under way end where they began."""
-        self.models = models
-        if backend is None or self.backend is None or backend.address != self.backend.address:
-            if self.pool is not None:
-                self.pool.close()
-            proxy = self.settings.proxy
-            self.pool = (
-                None
-                if backend is None
-                else Pool(
-                    backend.address,
-                    connect_s=proxy.connect_s,
-                    idle_s=proxy.upstream_idle_s,
-                    deadlines=self.deadlines,
-                )
-            )
-        self.backend = backend
-
-    def learn_duration(self, duration_s: float) -> None:
-        """Moving average of how long a slot is held, for Retry-After."""
-        self.mean_duration_s += 0.1 * (duration_s - self.mean_duration_s)
 
 
 class Exchange:

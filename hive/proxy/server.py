@@ -47,7 +47,8 @@ from hive.link.messages import (
     Wake,
 )
 from hive.link.messages import Listener as ListenerIs
-from hive.proxy.forward import DataPath, Exchange
+from hive.proxy.datapath import DataPath
+from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
 from hive.proxy.registry import UNHEARD_S, Entry, Registry
 from hive.proxy.spool import UsageLog

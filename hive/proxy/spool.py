@@ -90,6 +90,11 @@ class Backlog:
         return len(self._entry_ends)
 
     @property
+    def in_stream(self) -> int:
+        """Events that are in the stream for sure and not committed."""
+        return self._entry_ends[-1] - self.mark if self._entry_ends else 0
+
+    @property
     def held(self) -> int:
         return len(self._waiting) + len(self._flying)
 
@@ -230,7 +235,7 @@ class UsageLog:
     @property
     def sent(self) -> int:
         """Of those, the events that are in the stream."""
-        return self._backlog.flying
+        return self._backlog.in_stream
 
     def spooled(self) -> dict[str, int]:
         """Epoch → highest event number, of this proxy and of killed ones whose spool is still here."""

@@ -12,7 +12,15 @@ import re
 import httptools
 import msgspec
 
-from hive.errors import BadRequest, ExpectationFailed, HeadTooLarge, MethodNotAllowed, NotSupported
+from hive.errors import (
+    BadRequest,
+    ExpectationFailed,
+    HeadTooLarge,
+    MethodNotAllowed,
+    NotSupported,
+    TargetTooLong,
+    VersionNotSupported,
+)
 
 MAX_HEAD = 16 * 1024
 """Bytes of request line and fields together; nginx and HAProxy default to 8–16 KiB."""
@@ -37,20 +45,6 @@ _DOUBT = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r[^\n]")
 _FRAMES = frozenset({b"connection", b"content-length", b"expect", b"host", b"transfer-encoding"})
 _PROTECTED = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization"})
 """Fields a Connection field cannot name away."""
-
-
-class TargetTooLong(BadRequest):
-    """The request target is too long."""
-
-    status = 414
-    code = "target_too_long"
-
-
-class VersionNotSupported(BadRequest):
-    """Only HTTP/1.1 and HTTP/1.0 are spoken here."""
-
-    status = 505
-    code = "version_not_supported"
 
 
 class BadResponse(Exception):

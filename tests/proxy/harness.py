@@ -15,7 +15,8 @@ import msgspec
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier, UsageEvent, WakeCause
 from hive.link.messages import AgentRow
-from hive.proxy.forward import DataPath, Exchange
+from hive.proxy.datapath import DataPath
+from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
 from hive.proxy.registry import Entry, Registry
 from hive.settings import Settings
