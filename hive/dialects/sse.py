@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 MAX_EVENT = 1024 * 1024
 """Bytes of an unfinished event kept; a longer one is given up (it is relayed all the same)."""
 
@@ -76,3 +78,52 @@ class SseReader:
         if self._held > MAX_EVENT:
             self._given_up = True
             self._lines.clear()
+
+
+_EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_NO_USAGE = b',"usage":null'
+
+
+class UsageStripper:
+    """Relays a stream as it came, but for what Hive's own request for usage added to it (OpenAI's dialect).
+
+    The chunk that carries the usage has no choices and goes; `"usage":null` goes from the others. An event that has
+    not ended is held back; one that grows beyond MAX_EVENT passes as it is.
+
+    >>> stripper = UsageStripper()
+    >>> stripper.feed(b'data: {"choices":[{}],"usage":null}\\n\\ndata: {"choices":[],"us')
+    b'data: {"choices":[{}]}\\n\\n'
+    >>> stripper.feed(b'age":{"prompt_tokens":1}}\\n\\ndata: [DONE]\\n\\n'), stripper.end()
+    (b'data: [DONE]\\n\\n', b'')
+    """
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> bytes:
+        if not self._rest and data.endswith(b"\n\n") and b'"usage"' not in data:
+            return data
+        data = self._rest + data
+        relayed, begun = [], 0
+        for end in _EVENT_END.finditer(data):
+            relayed.append(_without_usage(data[begun : end.end()]))
+            begun = end.end()
+        self._rest = data[begun:]
+        if len(self._rest) > MAX_EVENT:
+            relayed.append(self._rest)
+            self._rest = b""
+        return b"".join(relayed)
+
+    def end(self) -> bytes:
+        """What was held back of an event that never ended."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+
+def _without_usage(event: bytes) -> bytes:
+    """One event; empty where it is the usage chunk. Inside a JSON string the quotes would be escaped."""
+    if b'"usage":{' in event and (b'"choices":[]' in event or b'"choices": []' in event):
+        return b""
+    return event.replace(_NO_USAGE, b"") if _NO_USAGE in event else event

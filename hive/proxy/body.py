@@ -23,15 +23,21 @@ MAX_MODEL_NAME = 512
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """One body: the model it names, whether it wants a stream, and what goes upstream."""
+    """One body: the model it names, whether it wants a stream, and what goes upstream.
+
+    `usage_added`: the usage of the stream was asked for by Hive, not by the client, who must not see it.
+    """
 
     model: str
     stream: bool
     upstream: bytes
+    usage_added: bool = False
 
 
-def read(body: bytes, *, default_model: str, streams: bool) -> Asked:
+def read(body: bytes, *, default_model: str, streams: bool, ask_usage: bool = False) -> Asked:
     """Reads and rebuilds a JSON body. `streams`: what an absent `stream` means. Raises BadRequest.
+
+    `ask_usage`: a stream whose client did not ask for its usage asks for it all the same.
 
     >>> read(b'{"messages": [], "temperature": 1e2}', default_model="m", streams=False).upstream
     b'{"messages":[],"temperature":1e2,"model":"m"}'
@@ -55,7 +61,18 @@ def read(body: bytes, *, default_model: str, streams: bool) -> Asked:
     model, stream = _model(folded, default_model), _stream(folded, streams)
     if model and "model" not in folded:
         folded = {**folded, "model": msgspec.Raw(_encode(model))}
-    return Asked(model, stream, rebuilt if folded is fields else _encode(folded))
+    added = None
+    if ask_usage and stream and (added := _with_usage(folded.get("stream_options"))) is not None:
+        folded = {**folded, "stream_options": added}
+    return Asked(model, stream, rebuilt if folded is fields else _encode(folded), added is not None)
+
+
+def _with_usage(raw: msgspec.Raw | None) -> msgspec.Raw | None:
+    """`stream_options` with `include_usage` set; None where the client set it."""
+    options = {} if raw is None or bytes(raw) == b"null" else _decode(raw)
+    if bytes(options.get("include_usage", b"false")) == b"true":
+        return None
+    return msgspec.Raw(_encode({**options, "include_usage": True}))
 
 
 def _check_unique(body: bytes, rebuilt: bytes) -> None:

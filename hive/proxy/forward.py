@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from hive.dialects.errors import error_fields, render
+from hive.dialects.sse import UsageStripper
 from hive.domain import DIALECTS, UsageEvent
 from hive.errors import (
     Asleep,
@@ -27,10 +28,10 @@ from hive.errors import (
 from hive.policy import Act, may
 from hive.proxy import body, endpoints, lists
 from hive.proxy.datapath import DataPath
-from hive.proxy.endpoints import Endpoint
+from hive.proxy.endpoints import Endpoint, Meter
 from hive.proxy.identity import bearer, client_id, split_token
 from hive.proxy.limits import wait_for_turn_s
-from hive.proxy.metering import MAX_WHOLE, Reading, reading_for
+from hive.proxy.metering import MAX_WHOLE, Reading, SseReading, asks_usage, reading_for
 from hive.proxy.registry import Entry
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER
@@ -68,6 +69,7 @@ class Exchange:
         "_request",
         "_sent_at",
         "_status",
+        "_stripper",
         "_upstream",
         "_waiting",
         "deadline",
@@ -88,6 +90,7 @@ class Exchange:
         self._refusal: HiveError | None = None
         self._asked: body.Asked | None = None
         self._reading: Reading | None = None
+        self._stripper: UsageStripper | None = None
         self._upstream: UpstreamConnection | None = None
         self._entered = self._ready = self._waiting = self._answered = self._left = self._blocked = False
         self._chunked = False
@@ -213,7 +216,14 @@ class Exchange:
         whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         default = entry.model or self._path.settings.inference.default_model
-        return body.read(whole, default_model=default, streams=endpoint.streams)
+        path = self._path
+        ask_usage = (
+            endpoint.meter is Meter.OPENAI
+            and path.settings.inference.token_tracking
+            and path.backend is not None
+            and asks_usage(endpoint, path.backend.kind)
+        )
+        return body.read(whole, default_model=default, streams=endpoint.streams, ask_usage=ask_usage)
 
     def _6_may_use_model(self, entry: Entry, asked: body.Asked) -> None:
         reason = may(entry.caller, Act.USE, asked.model)
@@ -301,6 +311,8 @@ class Exchange:
                     content_type = value
         stream = self._asked is not None and self._asked.stream
         self._reading = reading_for(endpoint, stream=stream, content_type=content_type)
+        if self._asked is not None and self._asked.usage_added and isinstance(self._reading, SseReading):
+            self._stripper = UsageStripper()
         fields.append(self._own_fields())
         if head.content_length is not None:
             fields.append(b"content-length: %d\r\n" % head.content_length)
@@ -329,14 +341,16 @@ class Exchange:
             if self._first_at is None:
                 self._first_at = now
             reading.feed(data)
+            if self._stripper is not None:
+                data = self._stripper.feed(data)
         if last:
             self._end(data, now)
             return
         self.deadline = now + self._path.settings.proxy.between_bytes_s
         if self._held is not None:
             self._held.append(data)
-            return
-        self._write(data)
+        elif data or self._head:
+            self._write(data)
 
     def _write(self, data: bytes) -> None:
         assert self._request is not None
@@ -357,8 +371,12 @@ class Exchange:
         assert reading is not None
         assert request is not None
         reading.end()
+        if self._stripper is not None:
+            data += self._stripper.end()
         if not reading.whole and self._status < 400:
             self._upstream = None
+            if data and self._answered:
+                self._write(data)  # the backend's own word on what went wrong
             self.refuse(BackendDown("the backend ended its answer early"))
             return
         if self._held is not None:

@@ -7,7 +7,7 @@ Where the count comes from (endpoint × backend); `unknown` is a value, never 0:
 | /api/chat, /api/generate | last object: prompt_eval_count, eval_count | – | – |
 | /api/embed | prompt_eval_count | – | – |
 | /v1/chat/completions, /v1/completions, one answer | usage | usage | usage |
-| the same, stream | usage if asked for | usage if asked for, else timings | usage if asked for |
+| the same, stream | usage, asked for by Hive where the client did not | timings | usage, as for ollama |
 | /v1/embeddings | usage | usage | usage |
 | /api/embeddings, /api/show, lists | unknown | unknown | unknown |
 """
@@ -65,8 +65,8 @@ def source_of(endpoint: Endpoint, backend: BackendKind, *, stream: bool) -> str:
     """Where the count of a request comes from, as the table above has it.
 
     >>> from hive.proxy.endpoints import find
-    >>> source_of(find(b"POST", b"/v1/chat/completions"), BackendKind.VLLM, stream=True)
-    'usage, if the client asked for it'
+    >>> source_of(find(b"POST", b"/v1/chat/completions"), BackendKind.LLAMA, stream=True)
+    'timings'
     """
     if endpoint.meter is Meter.NONE:
         return "unknown"
@@ -74,7 +74,12 @@ def source_of(endpoint: Endpoint, backend: BackendKind, *, stream: bool) -> str:
         return "last object"
     if not stream or endpoint.target == b"/v1/embeddings":
         return "usage"
-    return "usage or timings" if backend is BackendKind.LLAMA else "usage, if the client asked for it"
+    return "timings" if backend is BackendKind.LLAMA else "usage"
+
+
+def asks_usage(endpoint: Endpoint, backend: BackendKind) -> bool:
+    """Whether a stream of this endpoint tells its cost only if it is asked to (llama-server always does)."""
+    return source_of(endpoint, backend, stream=True) == "usage" and endpoint.target != b"/v1/embeddings"
 
 
 def read_cost(payload: bytes) -> Usage:
@@ -110,13 +115,44 @@ def read_cost(payload: bytes) -> Usage:
     )
 
 
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Fate(msgspec.Struct):
+    error: msgspec.Raw = msgspec.Raw(b"null")
+    choices: list[_Choice] = []
+
+
+_fate = msgspec.json.Decoder(_Fate).decode
+
+
+def _gave_up(payload: bytes) -> bool:
+    """Whether this event says that the backend did not finish.
+
+    >>> _gave_up(b'{"error":{"message":"EngineCore encountered an issue"}}')
+    True
+    >>> _gave_up(b'{"choices":[{"finish_reason":"abort"}]}'), _gave_up(b'{"choices":[{"delta":{"content":"error"}}]}')
+    (True, False)
+    """
+    try:
+        fate = _fate(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return bytes(fate.error) != b"null" or any(choice.finish_reason == "abort" for choice in fate.choices)
+
+
 def _count(number: int | None) -> int | None:
     """Backends use -1 for a count they do not have (llama-swap #760)."""
     return None if number is None or number < 0 else number
 
 
 class Reading(Protocol):
-    """Reads one answer as it passes. `whole`: the end the dialect demands was seen (asked when bytes have ended)."""
+    """Reads one answer as it passes.
+
+    `whole`: the end the dialect demands was seen, and nothing that says the backend gave up (asked when bytes have
+    ended). A killed vLLM ends its stream cleanly: an error event, then `[DONE]`; a stopped one says `abort`.
+    """
 
     usage: Usage
     events: int
@@ -132,11 +168,12 @@ class Reading(Protocol):
 class SseReading:
     """A stream of the OpenAI dialect; its end is `data: [DONE]`."""
 
-    __slots__ = ("_costing", "_reader", "events", "usage", "whole")
+    __slots__ = ("_broken", "_costing", "_reader", "events", "usage", "whole")
 
     def __init__(self) -> None:
         self._reader = SseReader()
         self._costing = b""
+        self._broken = False
         self.usage = UNKNOWN
         self.events = 0
         self.whole = False
@@ -147,9 +184,11 @@ class SseReading:
     def _take(self, payloads: list[bytes]) -> None:
         for payload in payloads:
             if payload == b"[DONE]":
-                self.whole = True
+                self.whole = not self._broken
                 continue
             self.events += 1
+            if b"error" in payload or b"abort" in payload:
+                self._broken = self._broken or _gave_up(payload)
             if b'"timings":' in payload or (b'"usage":' in payload and b'"usage":null' not in payload):
                 self._costing = payload
 
@@ -180,7 +219,7 @@ class NdjsonReading:
     def end(self) -> None:
         if self._last:
             self.usage = read_cost(self._last)
-            self.whole = b'"done":true' in self._last.replace(b" ", b"")
+            self.whole = b'"done":true' in self._last.replace(b" ", b"") and not _gave_up(self._last)
 
 
 class WholeReading:

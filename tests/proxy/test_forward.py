@@ -536,3 +536,59 @@ async def test_the_default_model_is_used_where_agent_and_request_name_none(tmp_p
         await client.ask(post(b"/v1/chat/completions", b'{"messages":[],"model":"asked"}'))
         assert [json.loads(body)["model"] for _, body in backend.requests] == ["fallback", "mine", "asked"]
         client.close()
+
+
+NULLS = [event.replace(b"}\n\n", b',"usage":null}\n\n') if b'choices":[{' in event else event for event in EVENTS]
+
+
+@pytest.mark.parametrize("split", [1, 7, 64, 10_000])
+async def test_usage_the_client_did_not_ask_for_is_asked_for_counted_and_taken_out_again(
+    tmp_path: Path, split: int
+) -> None:
+    whole = b"".join(NULLS)
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.VLLM)
+        backend.reply = chunked(*[whole[at : at + split] for at in range(0, len(whole), split)])
+        client = await Client.unix(proxy.socket_path)
+        _, _, body = await client.ask(post(b"/v1/chat/completions", STREAM))
+        assert body == EVENTS[0] + EVENTS[1] + EVENTS[3], "what a client that did not ask would have got"
+        assert json.loads(backend.requests[0][1])["stream_options"] == {"include_usage": True}
+        assert (proxy.events[0].tokens_in, proxy.events[0].tokens_out, proxy.events[0].cut) == (5, 2, False)
+        asked = STREAM[:-1] + b',"stream_options":{"include_usage":true,"x":1}}'
+        assert (await client.ask(post(b"/v1/chat/completions", asked)))[2] == whole, "who asked gets it all"
+        assert json.loads(backend.requests[1][1])["stream_options"] == {"include_usage": True, "x": 1}
+        client.close()
+
+
+async def test_usage_is_not_asked_of_a_backend_that_always_tells(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        backend.reply = chunked(*EVENTS)
+        client = await Client.unix(proxy.socket_path)
+        await client.ask(post(b"/v1/chat/completions", STREAM))
+        await client.ask(post(b"/v1/embeddings", b'{"input":"x","model":"m"}'))
+        assert not [body for _, body in backend.requests if b"stream_options" in body]
+        client.close()
+
+
+@pytest.mark.parametrize(
+    "last_words",
+    [
+        b'data: {"error": {"message": "EngineCore encountered an issue", "code": 500}}\n\n',
+        b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}\n\n',
+    ],
+)
+async def test_a_backend_that_gave_up_in_mid_stream_is_never_a_clean_end(tmp_path: Path, last_words: bytes) -> None:
+    """vLLM killed (SIGKILL, SIGTERM) ends its stream with [DONE] and the last chunk, under 200 (measured)."""
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.VLLM)
+        backend.reply = chunked(EVENTS[0], last_words, EVENTS[3])
+        client = await Client.unix(proxy.socket_path)
+        client.writer.write(post(b"/v1/chat/completions", STREAM))
+        try:
+            status, _, _ = await client.answer()
+        except (asyncio.IncompleteReadError, ConnectionResetError):
+            status = 0
+        assert status in (0, 502)
+        await until(lambda: [event.cut for event in proxy.events] == [True])
+        assert nothing_is_held(proxy)
+        client.close()
