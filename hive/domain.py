@@ -11,6 +11,8 @@ from enum import StrEnum
 
 import msgspec
 
+PROGRAM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""An agent's PATH, and where its program is looked for: the PATH of whoever started Hive is nothing of an agent's."""
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 

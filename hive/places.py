@@ -21,6 +21,9 @@ LONGEST_SOCKET = "a/.12345678.sock.4194304"
 """The longest name in a runtime directory: an agent's socket under its temporary name, with the highest pid."""
 
 
+OTHER_RUNTIME = "remove it, or choose another place with XDG_RUNTIME_DIR"
+
+
 def default_state_dir(uid: int, env: Mapping[str, str]) -> Path:
     """Where `hive up` of this user keeps what survives, unless `--state-dir` says otherwise.
 
@@ -73,32 +76,40 @@ def check_length(runtime: Path) -> None:
         )
 
 
-def make_private(directory: Path, *, uid: int, mode: int = 0o700) -> None:
+def make_private(directory: Path, *, uid: int, mode: int = 0o700, hint: str = OTHER_RUNTIME) -> None:
     """Makes `directory` (and its parents) for `uid` alone, or takes it if it already is.
 
     It is never followed as a link: in a shared temporary directory someone else may have put one there.
-    Raises NotPermitted, DependencyDown.
+    Raises NotPermitted, DependencyDown, with `hint`.
     """
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        _make_parents(directory, mode)
         try:
             directory.mkdir(mode=0o700)
         except FileExistsError:
-            refuse_strange(directory, uid=uid)
+            refuse_strange(directory, uid=uid, hint=hint)
         directory.chmod(mode)
     except PermissionError as error:
-        raise NotPermitted(f"cannot make {directory}: {error.strerror}") from None
+        raise NotPermitted(f"cannot make {directory}: {error.strerror}", hint=hint) from None
     except OSError as error:
-        raise DependencyDown(f"cannot make {directory}: {error.strerror}") from None
+        raise DependencyDown(f"cannot make {directory}: {error.strerror}", hint=hint) from None
 
 
-def refuse_strange(directory: Path, *, uid: int) -> None:
+def _make_parents(directory: Path, mode: int) -> None:
+    """Those that are missing, with `mode` whatever the umask is: who may pass `directory` has to get there."""
+    for parent in reversed(directory.parents):
+        if not parent.is_dir():
+            parent.mkdir(mode=0o700)
+            parent.chmod(mode)
+
+
+def refuse_strange(directory: Path, *, uid: int, hint: str = OTHER_RUNTIME) -> None:
     """Raises NotPermitted unless `directory` is a real directory that belongs to `uid`."""
     if _is_own(directory, uid):
         return
     found = directory.lstat()
     what = f"belongs to uid {found.st_uid}" if stat.S_ISDIR(found.st_mode) else "is not a directory"
-    raise NotPermitted(f"{directory} {what}", hint="remove it, or choose another place with XDG_RUNTIME_DIR")
+    raise NotPermitted(f"{directory} {what}", hint=hint)
 
 
 def _is_own(directory: Path, uid: int) -> bool:

@@ -81,8 +81,14 @@ def load_text(
     draft.take_environment(env)
     draft.take_flags(flags or {})
     if draft.problems:
-        raise ConfigError("\n".join(draft.problems))
+        raise ConfigError("\n".join(sorted(draft.problems, key=_line_of)))
     return Loaded(draft.settings(), draft.origins, path)
+
+
+def _line_of(problem: str) -> int:
+    """Problems are told in the order of their lines, what is not in the file behind them."""
+    found = re.match(r".*?:([0-9]+): ", problem)
+    return int(found[1]) if found else 1 << 30
 
 
 class _Draft:

@@ -74,6 +74,16 @@ def test_a_directory_is_made_private_with_its_parents(tmp_path: Path) -> None:
     assert directory.stat().st_mode & 0o777 == 0o711
 
 
+def test_parents_that_are_made_may_be_passed_by_who_may_pass_the_directory(tmp_path: Path) -> None:
+    """Under umask 077 root's own new parents were 0700, and `hive up` refused them as unreachable for agents."""
+    before = os.umask(0o077)
+    try:
+        make_private(tmp_path / "a" / "b" / "c", uid=ME, mode=0o711)
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "a/b", "a/b/c")] == [0o711] * 3
+
+
 def test_a_link_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")

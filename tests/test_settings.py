@@ -136,8 +136,8 @@ def test_what_is_wrong_is_said_with_line_and_key_and_what_was_expected(text: str
 def test_every_mistake_is_named_at_once() -> None:
     said = refused("[inference]\nport = x\n[proxi]\nport = 1\n", INFERENCE_HOST="h", AUTO_SLEEP_ENABLED="x").split("\n")
     assert len(said) == 3
-    assert said[0].startswith("/etc/hive/hive.conf:3: [proxi]")
-    assert said[1].startswith("/etc/hive/hive.conf:2: [inference] port")
+    assert said[0].startswith("/etc/hive/hive.conf:2: [inference] port")
+    assert said[1].startswith("/etc/hive/hive.conf:3: [proxi]")
     assert said[2] == "AUTO_SLEEP_ENABLED: expected true or false, found 'x'"
 
 

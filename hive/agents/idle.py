@@ -18,7 +18,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     `since`: Unix seconds of the present status, for the sentence only. `awake_since`: its start or last wake.
     `last_active_at`: last byte the proxy saw either way, None where it saw none. `cpu_percent`: of one core over
-    the last check, None where it was not measured. `retry_at`: not before this, because freezing it failed.
+    the last check, None where it was not measured. `retry_at`: not before this, because that failed.
     """
 
     status: AgentStatus
@@ -125,7 +125,7 @@ def _at_work(facts: Facts, now: float) -> Verdict | None:
         return Verdict(False, f"awake: {facts.why_busy}")
     if now < facts.retry_at:
         left = facts.retry_at - now
-        return Verdict(False, f"awake: it could not be frozen, next try in {left:.0f} s", left)
+        return Verdict(False, f"awake: it could not be put to sleep, next try in {left:.0f} s", left)
     return None
 
 

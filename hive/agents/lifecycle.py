@@ -20,7 +20,7 @@ from hive.agents.reconcile import Action, Truth, after_end, reconcile
 from hive.agents.turns import Interrupted, Turns, outcome_of
 from hive.agents.world import World
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, SleepDepth, WakeCause
-from hive.errors import AgentBusy, DependencyDown, HiveError, NotFound, TimedOut, WrongState
+from hive.errors import AgentBusy, DependencyDown, HiveError, NotFound, StoreFull, TimedOut, WrongState
 from hive.link.messages import Busy, Open, Refused, Stat
 from hive.tasks import spawn
 
@@ -50,10 +50,14 @@ _AT_REST = frozenset({AgentStatus.CREATED, AgentStatus.STOPPED, AgentStatus.ERRO
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """How one try at sleep ended: `why_not` is None where it sleeps. `busy`: the proxy owes one `quiet`."""
+    """How one try at sleep ended: `why_not` is None where it sleeps. `busy`: the proxy owes one `quiet`.
+
+    `hopeless`: it could not be recorded, which another try at once does not change.
+    """
 
     why_not: str | None = None
     busy: bool = False
+    hopeless: StoreFull | None = None
 
 
 class _Busy(Interrupted):
@@ -79,6 +83,7 @@ class Life:
         self._failures: deque[float] = deque()
         self._freeze_failures = 0
         self._record_later: asyncio.TimerHandle | None = None
+        self._is_unrecorded = False
         self.retry_freeze_at = 0.0
         self.awake_since = self._loop.time()
         self.pid: int | None = None
@@ -133,7 +138,7 @@ class Life:
         self.wake(WakeCause.OPERATOR, lambda answer: None if done.done() else done.set_result(answer), actor=actor)
         answer = await done
         if isinstance(answer, Refused):
-            raise WrongState(f"{self.agent.name} is {answer.status}")
+            raise _wrong_state(self.agent, AgentStatus(answer.status))
 
     async def fall_asleep(self, reason: str) -> Attempt:
         """One try at sleep because it is idle; never sooner after a wake than the minimum."""
@@ -141,13 +146,18 @@ class Life:
         return await self._turns.take(lambda: self._pause_once("idle", reason, minimum_s), "sleep")
 
     async def pause(self, *, timeout_s: float, now: bool, actor: str) -> None:
-        """Tries until it sleeps. `now`: raises AgentBusy instead of waiting. Raises TimedOut with the agent awake."""
+        """Tries until it sleeps. `now`: raises AgentBusy instead of waiting.
+
+        Raises TimedOut with the agent awake; StoreFull, awake too, where its sleep cannot be recorded.
+        """
         deadline = self._loop.time() + timeout_s
         while True:
             self._try_pause_again.clear()
             attempt = await self._turns.take(lambda: self._pause_once(actor, "operator", 0.0), "pause")
             if attempt.why_not is None:
                 return
+            if attempt.hopeless is not None:
+                raise attempt.hopeless
             if now:
                 raise AgentBusy(f"{self.agent.name} stays awake: {attempt.why_not}")
             left_s = deadline - self._loop.time()
@@ -245,7 +255,7 @@ class Life:
         if self.status is AgentStatus.PAUSED:
             return Attempt()
         if self.status is not AgentStatus.RUNNING:
-            raise WrongState(f"{self.agent.name} is {self.status}")
+            raise _wrong_state(self.agent, self.status)
         session = self._world.gates.session
         if (objection := self._objection(session, minimum_awake_s)) is not None:
             return Attempt(objection)
@@ -276,7 +286,10 @@ class Life:
             await self._undo(str(why), actor, freezing)
             if not isinstance(why, Interrupted | HiveError):
                 raise
-            return Attempt(str(why), busy=isinstance(why, _Busy))
+            hopeless = why if isinstance(why, StoreFull) else None
+            if hopeless is not None:
+                self.retry_freeze_at = self._loop.time() + FIRST_FREEZE_RETRY_S
+            return Attempt(str(why), busy=isinstance(why, _Busy), hopeless=hopeless)
         self._fell_asleep()
         return Attempt()
 
@@ -396,7 +409,7 @@ class Life:
     async def _start(self, actor: str) -> None:
         if self.status not in _AT_REST:
             if self.status is AgentStatus.STOPPING:
-                raise WrongState(f"{self.agent.name} is {self.status}")
+                raise _wrong_state(self.agent, self.status)
             return
         starting = _replaced(self.agent, AgentStatus.STARTING, "started by operator", bump=True)
         await self._world.save(starting)
@@ -544,9 +557,15 @@ class Life:
         try:
             await self._world.save(self.agent)
         except HiveError as error:
-            if self._record_later is None:
+            if not self._is_unrecorded:
                 log.error("agent_not_recorded agent=%s status=%s error=%s", self.agent.name, self.status, error.message)
+            self._is_unrecorded = True
+            if self._record_later is None:
                 self._record_later = self._loop.call_later(RECORD_AGAIN_S, self._record_again)
+        else:
+            if self._is_unrecorded:
+                log.info("agent_recorded_again agent=%s status=%s", self.agent.name, self.status)
+            self._is_unrecorded = False
 
     def _record_again(self) -> None:
         self._record_later = None
@@ -564,6 +583,12 @@ def _replaced(agent: Agent, status: AgentStatus, reason: str, *, bump: bool = Fa
         since=time.time(),
         reason=reason,
     )
+
+
+def _wrong_state(agent: Agent, status: AgentStatus) -> WrongState:
+    """Names the state, and what would change it."""
+    how = f"in error: {agent.reason}" if status is AgentStatus.ERROR else str(status)
+    return WrongState(f"{agent.name} is {how}", hint=f"hive agent start {agent.name}" if status in _AT_REST else "")
 
 
 def _refuse_busy(answer: object) -> None:

@@ -12,12 +12,10 @@ from typing import Any
 
 import msgspec
 
-from hive.domain import AgentSpec, is_name
+from hive.domain import PROGRAM_PATH, AgentSpec, is_name
 from hive.errors import BadRequest
 
 RUNTIMES = ("process",)
-PROGRAM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Where a program without a slash is looked for: the agent does not have the operator's PATH."""
 COMMAND_MAX_BYTES = 128 * 1024
 """Linux takes 128 KiB for one argument and more for all (execve(2)); an agent needs less."""
 ENV_MAX_BYTES = 64 * 1024
@@ -43,6 +41,19 @@ _SEED_NAMES = {
 """Spellings of the original specification."""
 _LATER = frozenset({"systemPrompt", "system_prompt", "prewarmOnStart", "prewarm_on_start"})
 """Keys of the original specification that Hive does not keep yet: refused, because ignoring them would lose them."""
+
+_TYPES = {
+    "int | null": "a whole number",
+    "float | null": "a number",
+    "str | null": "a string",
+    "array": "an array",
+    "object": "a table",
+    "str": "a string",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+}
+"""msgspec's names for types → TOML's."""
 
 FindProgram = Callable[[str], str | None]
 
@@ -104,7 +115,19 @@ def from_toml(text: str) -> AgentSpec:
     except msgspec.ValidationError as error:
         reason, _, path = str(error).partition(" - at `$")
         key = re.split(r"[.\[`]", path.lstrip("."))[0]
-        raise BadRequest(f"{_where(text, key)}{key + ': ' if key else ''}{reason}") from None
+        raise BadRequest(f"{_where(text, key)}{key + ': ' if key else ''}{_in_words(reason)}") from None
+
+
+def check_toml(text: str) -> AgentSpec:
+    """`from_toml`, then `check`. Raises BadRequest, with the line of the field that is wrong."""
+    spec = from_toml(text)
+    try:
+        return check(spec)
+    except BadRequest as error:
+        field = error.message.partition(":")[0]
+        keys = [field, *(key for key, name in _SEED_NAMES.items() if name == field)]
+        where = next((found for key in keys if (found := _where(text, key))), "")
+        raise BadRequest(f"{where}{error.message}", hint=error.hint) from None
 
 
 def to_toml(spec: AgentSpec) -> str:
@@ -144,8 +167,21 @@ def _check_command(command: list[str], find: FindProgram) -> list[str]:
         )
     program = find(command[0])
     if program is None:
-        raise BadRequest(f"command: no such program: {command[0]!r}", hint=f"looked for in {PROGRAM_PATH}")
+        raise _no_program(command[0])
     return [program, *command[1:]]
+
+
+def _no_program(name: str) -> BadRequest:
+    if "/" not in name:
+        return BadRequest(f"command: no such program: {name!r}", hint=f"looked for in {PROGRAM_PATH}")
+    if os.path.isdir(name):
+        return BadRequest(f"command: {name!r} is a directory")
+    if os.path.exists(name):
+        return BadRequest(
+            f"command: {name!r} is not executable",
+            hint="make it so (chmod +x), or name its interpreter first, like /usr/bin/python3",
+        )
+    return BadRequest(f"command: no such program: {name!r}")
 
 
 def _check_env(env: dict[str, str]) -> None:
@@ -176,6 +212,20 @@ def _unwrapped(name: str, value: object) -> object:
     if name == "model" and isinstance(value, dict) and set(value) == {"name"}:
         return value["name"]
     return value
+
+
+def _in_words(reason: str) -> str:
+    """msgspec's sentence with TOML's names for types.
+
+    >>> _in_words("Expected `array`, got `str`"), _in_words("Object missing required field `name`")
+    ('expected an array, got a string', 'required key `name` is missing')
+    """
+    if (missing := re.fullmatch("Object missing required field (`.*`)", reason)) is not None:
+        return f"required key {missing[1]} is missing"
+    reason = reason.replace("Invalid enum value", "unknown value")
+    for ours, theirs in _TYPES.items():
+        reason = reason.replace(f"`{ours}`", theirs)
+    return reason[:1].lower() + reason[1:]
 
 
 def _where(text: str, key: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,8 +21,10 @@ ISOLATES = {
 FREEZERS = {"cgroup": "by the cgroup freezer", "signal": "by SIGSTOP to every process (no writable cgroup v2 here)"}
 
 
-def banner(health: Mapping[str, object], paths: Paths, *, command: str, default_state: bool) -> str:
-    """The text, from what `GET /api/health` says; `command` is how to type `hive` here."""
+def banner(
+    health: Mapping[str, object], paths: Paths, *, command: str, default_state: bool, width: int | None = None
+) -> str:
+    """The text, from what `GET /api/health` says; `command` is how to type `hive` here. Wrapped to `width` columns."""
     proxy, backend = _table(health.get("proxy")), _table(health.get("backend"))
     isolation = Isolation(str(health.get("isolation", "none")))
     which = "" if default_state else f" --state-dir {shlex.quote(str(paths.state))}"
@@ -35,9 +38,24 @@ def banner(health: Mapping[str, object], paths: Paths, *, command: str, default_
         "sleep": FREEZERS.get(str(health.get("freezer")), str(health.get("freezer"))),
         "backend": _backend(backend),
     }
-    told = "\n".join(f"  {name:<10} {text}" for name, text in rows.items())
+    told = "\n".join(f"  {name:<10} {_wrapped(text, width)}" for name, text in rows.items())
     commands = "\n".join(f"  {command} {words}{which}" for words in NEXT)
     return f"Hive {health.get('version')} is up; Ctrl-C ends it\n\n{told}\n\nType in another terminal:\n{commands}\n"
+
+
+INDENT = 13
+"""Columns before a text."""
+
+
+def _wrapped(text: str, width: int | None) -> str:
+    """
+    >>> _wrapped("files and signals are apart", 30)
+    'files and signals\\n             are apart'
+    """
+    if width is None or width < 2 * INDENT:
+        return text
+    lines = textwrap.wrap(text, width - INDENT, break_long_words=False, break_on_hyphens=False)
+    return ("\n" + " " * INDENT).join(lines)
 
 
 NEXT = ("status", "agent list", "usage")
@@ -46,6 +64,8 @@ NEXT = ("status", "agent list", "usage")
 def command_here() -> str:
     """What to type for `hive`: the word alone where the shell finds this one, else its path."""
     ours = Path(sys.executable).with_name("hive")
+    if not ours.exists():
+        return f"{sys.executable} -m hive"
     found = shutil.which("hive")
     if found is not None and Path(found).resolve() == ours.resolve():
         return "hive"
@@ -58,7 +78,7 @@ def _backend(backend: Mapping[str, object]) -> str:
         return "none"
     label = str(backend.get("label") or backend.get("address"))
     if backend.get("kind") == BackendKind.DEMO:
-        return f"DEMO: {label}. Start Ollama, vLLM or llama-server and it is used instead"
+        return f"DEMO: {label}. With an Ollama, vLLM or llama-server on loopback, the next `hive up` uses that"
     return f"{label} {backend.get('version') or ''}".rstrip()
 
 

@@ -18,8 +18,8 @@ from hive.appliance.calls import Answer, Daemon
 from hive.demo_agents import DEMO_AGENTS, DemoAgent
 from hive.domain import ALIVE, AgentSpec, Tier
 from hive.errors import HiveError
-from hive.tasks import spawn
 from hive.settings import Paths
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.demo")
 

@@ -12,24 +12,34 @@ from hive.errors import ConfigError, NotPermitted, StoreFull
 from hive.places import check_length, make_private
 from hive.settings import Paths
 
+OTHER_STATE = "choose another directory, new or empty, with --state-dir"
+IN_THE_WAY = "move it away, or choose another --state-dir"
+HIVES = frozenset({"up.lock", "hive.db", "hive.db.lock"})
+"""One of these in it makes a directory a Hive's."""
+NOT_HIVES = frozenset({"lost+found"})
+"""May be in an empty one."""
+
 
 def make_state(paths: Paths, *, uid: int) -> None:
     """The state directory, where the lock will be. As root agents of other uids may pass through it.
 
-    Raises NotPermitted, DependencyDown, ConfigError (one that agents could not reach, too long a runtime directory).
+    Refused before anything is made. Raises NotPermitted, DependencyDown, ConfigError (a directory of something else,
+    one that agents could not reach, too long a runtime directory).
     """
     check_length(paths.runtime)
-    make_private(paths.state, uid=uid, mode=_through(uid))
+    _refuse_foreign(paths.state)
     if uid == 0:
         _refuse_unreachable(paths.state)
+    make_private(paths.state, uid=uid, mode=_through(uid), hint=OTHER_STATE)
 
 
 def make_rest(paths: Paths, *, uid: int) -> None:
     """The runtime directory and what belongs in both; by the holder of the lock only, who may `clear` it again."""
-    for open_to_agents in (paths.runtime, paths.runtime / "a", paths.home("x").parent):
-        make_private(open_to_agents, uid=uid, mode=_through(uid))
+    for in_runtime in (paths.runtime, paths.runtime / "a"):
+        make_private(in_runtime, uid=uid, mode=_through(uid))
+    make_private(paths.home("x").parent, uid=uid, mode=_through(uid), hint=IN_THE_WAY)
     for private in (paths.redis_dir, paths.spool, paths.log("x").parent):
-        make_private(private, uid=uid)
+        make_private(private, uid=uid, hint=IN_THE_WAY)
 
 
 def _through(uid: int) -> int:
@@ -61,9 +71,19 @@ def clear(paths: Paths) -> None:
             directory.rmdir()
 
 
+def _refuse_foreign(state: Path) -> None:
+    """A directory that something else uses is not taken: its mode would be changed and its files mixed with Hive's."""
+    try:
+        found = {entry.name for entry in state.iterdir()}
+    except OSError:
+        return  # not there, or what is wrong with it is told when it is made
+    if found - NOT_HIVES and found.isdisjoint(HIVES):
+        raise ConfigError(f"{state} is in use, and not by a Hive", hint=OTHER_STATE)
+
+
 def _refuse_unreachable(state: Path) -> None:
     for parent in state.resolve().parents:
-        if not parent.stat().st_mode & stat.S_IXOTH:
+        if parent.exists() and not parent.stat().st_mode & stat.S_IXOTH:
             raise ConfigError(
                 f"agents run as users of their own and could not reach {state}: {parent} lets nobody else pass",
                 hint=f"choose another --state-dir, or type: chmod o+x {parent}",

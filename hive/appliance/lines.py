@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import zlib
 from collections.abc import Mapping
@@ -39,6 +40,32 @@ def prefixed(name: str, text: str, *, coloured: bool) -> str:
         text = "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)
     head = f"{name:<{NAME_WIDTH}} |"
     return f"\x1b[{colour_of(name)}m{head}\x1b[0m {text}" if coloured else f"{head} {text}"
+
+
+_REDIS_LINE = re.compile(r"[0-9]+:[A-Za-z-]+ (?:\([0-9]+\)|[0-9]+ \w+ [0-9]+ [0-9:.]+ [#*.-]) (.*)")
+REDIS_NOISE = (
+    "oO0OoO0OoO0Oo",
+    "Redis version=",
+    "Configuration loaded",
+    "Server initialized",
+    "WARNING Memory overcommit",  # of a background save, and ours saves nothing
+    "Received SIGTERM",
+    "User requested shutdown",
+    "Redis is now ready to exit",
+)
+"""What every Redis says at `--loglevel warning` although nothing is wrong (7.0)."""
+
+
+def worth_telling(name: str, text: str) -> str | None:
+    """What is shown of a child's line; None for what says nothing to anybody.
+
+    >>> worth_telling("redis", "7:M 20 Nov 2026 08:51:39.622 # Server initialized")
+    >>> worth_telling("redis", "7:M 20 Nov 2026 08:51:39.622 # Fatal error, can't open config file")
+    "Fatal error, can't open config file"
+    """
+    if name != "redis" or (found := _REDIS_LINE.fullmatch(text)) is None:
+        return text
+    return None if found[1].startswith(REDIS_NOISE) else found[1]
 
 
 def wants_colour(*, is_terminal: bool, env: Mapping[str, str]) -> bool:

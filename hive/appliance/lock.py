@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -54,6 +55,8 @@ def _open(path: Path) -> int:
     except PermissionError as error:
         raise NotPermitted(f"cannot open {path}: {error.strerror}") from None
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotPermitted(f"{path} is a link; Hive never follows one there", hint="remove it") from None
         raise StoreFull(f"cannot open {path}: {error.strerror}") from None
 
 
@@ -67,7 +70,10 @@ def _lock(descriptor: int, path: Path, say: Callable[[str], None]) -> None:
             owner = _owner(descriptor)
             held_by = holders(path)
             if owner in held_by:
-                raise WrongState(f"hive up (pid {owner}) already runs on {path.parent}") from None
+                raise WrongState(
+                    f"hive up (pid {owner}) already runs on {path.parent}",
+                    hint="use that one (`hive status`), end it, or choose another --state-dir",
+                ) from None
             if time.monotonic() > until:
                 raise WrongState(
                     f"processes of a killed hive up still use {path.parent}: pid {', '.join(map(str, held_by))}",

@@ -32,6 +32,14 @@ class Screen:
     def __repr__(self) -> str:
         return f"<Screen {'live' if self._live else 'lines'}>"
 
+    @property
+    def width(self) -> int | None:
+        """Columns of the terminal people read on, None where it is none."""
+        try:
+            return os.get_terminal_size(self._out.fileno()).columns
+        except OSError:
+            return None
+
     def say(self, name: str, text: str) -> None:
         """One line of one process; above the live table where there is one on the same terminal."""
         line = prefixed(name, text, coloured=self._coloured)

@@ -13,6 +13,7 @@ from hive.appliance import banner, directories, ending, readiness, services
 from hive.appliance.calls import Answer, Daemon
 from hive.appliance.children import Child
 from hive.appliance.demo import Demo
+from hive.appliance.lines import worth_telling
 from hive.appliance.ports import Ports, Remembered, remember
 from hive.appliance.reaper import Reaper
 from hive.appliance.screen import Screen
@@ -21,8 +22,8 @@ from hive.appliance.signals import Interrupts, unless
 from hive.domain import ALIVE
 from hive.errors import HiveError
 from hive.host.parent import become_subreaper
-from hive.tasks import spawn
 from hive.sandbox.client import SandboxClient
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.up")
 
@@ -73,7 +74,7 @@ class Supervisor:
             if health is not None:
                 await self._stay(health, demo=demo, exit_after_s=exit_after_s, json=json)
             if self._helper.connected:
-                log.info("agents_stopping")
+                log.info("agents_stopping grace_s=%g: Ctrl-C again does not wait", self._stop_grace_s)
                 await ending.stop_agents(self._daemon, self._helper, self._interrupts, grace_s=self._stop_grace_s)
         finally:
             # Where Hive could not come up, agents of an earlier run live on.
@@ -103,18 +104,22 @@ class Supervisor:
 
     def _start(self, name: str, argv: Callable[[], Sequence[str]]) -> Child:
         # Redis knows nothing of the pipe; it holds the lock like the others until it has let go of its socket.
-        child = Child(name, argv, reaper=self._reaper, say=self._screen.say, inherit=self._inherit)
+        child = Child(name, argv, reaper=self._reaper, say=self._say, inherit=self._inherit)
         self._children[name] = child
         child.start()
         return child
 
+    def _say(self, name: str, text: str) -> None:
+        if (told := worth_telling(name, text)) is not None:
+            self._screen.say(name, told)
+
     async def _settle_ports(self, got: Ports) -> None:
         """Keeps the ports from now on. Agents that live with others in their environment the daemon starts anew."""
-        moved, self._ports = got.is_elsewhere(self._ports), got
+        wanted, self._ports = self._ports, got
         remember(self._plan.paths.state / "ports.json", Remembered(asked=self._asked, got=got))
         self._may_move = False
-        if moved:
-            log.warning("ports_taken now=%s", got)
+        if got.is_elsewhere(wanted):
+            log.warning("ports_taken wanted='%s' got='%s': another program listens there", wanted, got)
         adopted = [view for view in (await self._daemon.get("/api/agents"))["agents"] if view["status"] in ALIVE]
         if adopted:
             log.info("agents_adopted count=%d", len(adopted))
@@ -123,9 +128,10 @@ class Supervisor:
 
     async def _stay(self, health: Answer, *, demo: bool, exit_after_s: float | None, json: bool) -> None:
         paths, asked = self._plan.paths, self._interrupts.asked
-        self._screen.tell(
-            banner.banner(health, paths, command=banner.command_here(), default_state=self._default_state)
+        told = banner.banner(
+            health, paths, command=banner.command_here(), default_state=self._default_state, width=self._screen.width
         )
+        self._screen.tell(told)
         showing: asyncio.Task[None] | None = None
         if demo:
             self._demo = Demo(self._daemon, paths, ingress_port=self._ports.ingress)

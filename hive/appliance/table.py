@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 Row = Mapping[str, object]
-HEADS = ("agent", "state", "depth", "why", "requests", "tokens", "RAM", "last wake")
+HEADS = ("agent", "state", "depth", "why", "reqs", "tokens", "RAM", "last wake")
 STYLES = {"running": "green", "paused": "blue", "error": "red", "stopped": "dim"}
-PLAIN_WIDTHS = (12, 9, 6, 52, 8, 9, 9, 9)
+PLAIN_WIDTHS = (12, 9, 6, 44, 6, 9, 9, 9)
 
 
 def cells(view: Row) -> tuple[str, ...]:
@@ -24,12 +24,26 @@ def cells(view: Row) -> tuple[str, ...]:
         str(view.get("name", "?")),
         str(view.get("status", "?")),
         str(view.get("depth", "?")),
-        str(view.get("why") or ""),
+        _why(view),
         f"{_number(view, 'requests'):.0f}",
         f"{_number(view, 'tokens_in') + _number(view, 'tokens_out'):.0f}",
         f"{rss / (1 << 20):.0f} MiB" if rss else "–",
         f"{wake:.1f} ms" if isinstance(wake, int | float) else "–",
     )
+
+
+def _why(view: Row) -> str:
+    """The verdict's sentence without what the other columns say already.
+
+    >>> _why({"status": "running", "why": "awake: 3 s until idle"})
+    '3 s until idle'
+    >>> _why({"status": "paused", "why": "asleep since 2026-11-20 08:52:13 UTC, wakes on request"})
+    'wakes on request'
+    """
+    why = str(view.get("why") or "")
+    if view.get("status") == "paused":
+        return why.partition(", ")[2] or why
+    return why.removeprefix(f"{view.get('status')}: ").removeprefix("awake: ")
 
 
 def live_table(views: Sequence[Row]) -> Table:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import shutil
 from contextlib import ExitStack
@@ -54,11 +55,12 @@ def main(options: UpOptions) -> int:
     """
     os.umask(0o077)
     loaded = load(options.config, env=os.environ, flags=_flags(options))
-    if options.exit_after_s is not None and options.exit_after_s <= 0:
+    if options.exit_after_s is not None and not 0 < options.exit_after_s < math.inf:
         raise UsageError("--exit-after takes seconds above 0")
     _check_redis()
     uid = os.getuid()
-    state = (options.state_dir or default_state_dir(uid, os.environ)).absolute()
+    # Who names a link means what it leads to; whose that is is looked at there.
+    state = Path(os.path.realpath(options.state_dir or default_state_dir(uid, os.environ)))
     paths = Paths(state, runtime_dir(options.state_dir, uid, os.environ))
     screen = Screen(json=options.json)
     _log_to(screen)

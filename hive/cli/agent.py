@@ -12,6 +12,7 @@ import typer
 from hive.cli.call import AgentName, Answer, Call
 from hive.cli.text import ago, fields, harmless, milliseconds, number, size, span, table
 from hive.control.client import path_of
+from hive.errors import HiveError
 
 ACT_S = 60.0
 """How long an answer to start, stop … may take: `stop_grace_s` is in it."""
@@ -172,7 +173,17 @@ def remove(
 def _act(call: Call, name: str, verb: str) -> None:
     with call.about(name):
         view = call.client.post(path_of(name, verb), timeout_s=ACT_S)
+    if verb in ("start", "restart"):
+        refuse_failed(view)
     call.show(f"agent.{verb}", view, lambda: f"{view['name']} is {view['status']}")
+
+
+def refuse_failed(view: Answer) -> None:
+    """Raises HiveError where the agent has ended with a failure before its start was even told."""
+    if view["status"] == "error":
+        raise HiveError(
+            f"{view['name']} was started and failed: {view['reason']}", hint=f"hive agent logs {view['name']}"
+        )
 
 
 def _listed(agents: list[Answer], *, quiet: bool) -> str:

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.agents.spec import TOML_MAX_BYTES, changed_fields, check, from_toml, to_toml
+from hive.agents.spec import TOML_MAX_BYTES, changed_fields, check, check_toml, to_toml
+from hive.cli.agent import refuse_failed
 from hive.cli.call import AgentName, Answer, Call
 from hive.control.client import path_of
 from hive.domain import AgentSpec, RestartPolicy, Tier
@@ -54,6 +55,7 @@ def create(
         env=dict(_pair(item) for item in env or []),
     )
     view = call.client.post("/api/agents", _plain(check(spec)), timeout_s=START_S)
+    refuse_failed(view)
     call.show("agent.create", view, lambda: f"{view['name']} is {view['status']}")
 
 
@@ -69,9 +71,9 @@ def apply(
     Examples:
       hive agent apply alice.toml
       hive agent apply --dry-run alice.toml
-      hive agent export alice | sed s/medium/high/ | hive agent apply -
+      hive agent export alice | sed s/alice/bob/ | hive agent apply -
     """
-    spec = check(_read(file))
+    spec = _read(file)
     answer = _compared(call, spec) if dry_run else call.client.put(path_of(spec.name), _plain(spec), timeout_s=START_S)
     call.show("agent.apply", answer, lambda: _applied(spec.name, answer, dry_run=dry_run))
 
@@ -97,7 +99,7 @@ def _pair(item: str) -> tuple[str, str]:
 def _read(file: str) -> AgentSpec:
     try:
         data = sys.stdin.buffer.read(TOML_MAX_BYTES + 1) if file == "-" else _bytes_of(Path(file))
-        return from_toml(data.decode())
+        return check_toml(data.decode())
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -68,7 +68,7 @@ class Call(typer.Context):
         try:
             yield
         except NotFound as error:
-            error.hint = error.hint or self._nearest(ref) or "`hive agent list` shows them all"
+            error.hint = self._nearest(ref) or error.hint or "`hive agent list` shows them all"
             raise
 
     def _nearest(self, ref: str) -> str:

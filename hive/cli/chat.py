@@ -68,7 +68,8 @@ def run(
     else:
         data = sys.stdin.buffer.read(PROMPT_MAX_BYTES + 1)
         if not data.strip() or len(data) > PROMPT_MAX_BYTES:
-            raise UsageError("no prompt" if not data.strip() else f"the prompt is larger than {PROMPT_MAX_BYTES} bytes")
+            what = "there is no prompt" if not data.strip() else f"the prompt is larger than {PROMPT_MAX_BYTES} bytes"
+            raise UsageError(what, hint="hive run MODEL PROMPT, or the prompt on stdin")
         _one_turn(call, access, model, data.decode(errors="replace"))
 
 
@@ -119,7 +120,9 @@ def _answer(access: Answer, model: str, messages: list[dict[str, str]]) -> Itera
     with contextlib.closing(connection), _translated(base.netloc):
         connection.connect()
         connection.sock.settimeout(SILENCE_S)
-        body = json.dumps({"model": model, "messages": messages, "stream": True}).encode()
+        told = {"include_usage": True}  # else nobody counts what it cost
+        question = {"model": model, "messages": messages, "stream": True, "stream_options": told}
+        body = json.dumps(question).encode()
         headers = {"Authorization": f"Bearer {access['token']}", "Content-Type": "application/json"}
         connection.request("POST", f"{base.path}/chat/completions", body, headers)
         response = connection.getresponse()

@@ -174,10 +174,12 @@ def _json_option(
 def _client_options(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
     socket: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Socket of the Hive that is meant (or HIVE_SOCKET).")
+        Path | None,
+        typer.Option(metavar="PATH", readable=False, help="Socket of the Hive that is meant (or HIVE_SOCKET)."),
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The Hive that was started with this --state-dir.")
+        Path | None,
+        typer.Option(metavar="DIR", readable=False, help="The Hive that was started with this --state-dir."),
     ] = None,
 ) -> None:
     """The options of every command that talks to a Hive."""

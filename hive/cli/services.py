@@ -25,7 +25,9 @@ def up(
     backend: Annotated[
         str | None, typer.Option(metavar="URL|ollama|vllm|llama|demo", help="Instead of the one found on this machine.")
     ] = None,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="What survives a restart.")] = None,
+    state_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", readable=False, help="What survives a restart.")
+    ] = None,
     config: Config = None,
     port: Annotated[
         int | None, typer.Option(metavar="N", min=0, max=65535, help="Where agents reach the model.")

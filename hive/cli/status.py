@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import Answer, Call
-from hive.cli.text import fields, number, size, span, table
+from hive.cli.text import fields, harmless, number, size, span, table
 
 
 def status(call: Call) -> None:
@@ -78,7 +78,7 @@ def _status(answer: Answer) -> str:
     agents = ", ".join(f"{count} {status}" for status, count in sorted(answer["agents"].items()))
     ports = f"agents on 127.0.0.1:{proxy['port']}, callers on 127.0.0.1:{proxy['ingress_port']}"
     pairs = [
-        ("Status", answer["status"]),
+        ("Status", ": ".join([answer["status"], "; ".join(answer["problems"])]) if answer["problems"] else "ok"),
         ("Socket", answer["socket"]),
         ("Daemon", f"{answer['hive_version']}, pid {answer['pid']}, up {span(time.time() - answer['started_at'])}"),
         ("Proxy", ports if proxy["connected"] else "not connected"),
@@ -96,9 +96,10 @@ def _status(answer: Answer) -> str:
 
 def _backend_line(backend: Answer, version: str, *, up: bool) -> str:
     label = backend["label"] or backend.get("kind") or backend.get("backend")
-    where = "" if backend["address"] in str(label) else f"at {backend['address']}"
-    said = " ".join(part for part in (label, version, where) if part)
-    return f"{said}, {'up' if up else 'down'}"
+    where = "" if backend["address"] in str(label) else f" at {backend['address']}"
+    return ", ".join(
+        part for part in (f"{label}{where}", f"version {version}" if version else "", "up" if up else "DOWN") if part
+    )
 
 
 def _usage(answer: Answer, since: str) -> str:
@@ -115,7 +116,7 @@ def _usage(answer: Answer, since: str) -> str:
 def _backend(answer: Answer) -> str:
     if answer["backend"] is None:
         return "no backend"
-    lines = [_backend_line(answer, answer["backend_version"], up=answer["running"])]
+    lines = [harmless(_backend_line(answer, answer["backend_version"], up=answer["running"]))]
     rows = [[model["name"], size(model.get("size_bytes")), model.get("owned_by") or ""] for model in answer["models"]]
     if rows:
         lines += ["", table(["MODEL", "SIZE", "OWNED BY"], rows)]
@@ -129,4 +130,5 @@ def _event(event: Answer) -> str:
     change = f" {event['from']} → {event['to']}" if event.get("from") and event.get("to") else ""
     outcome = f" [{event['outcome']}]" if event.get("outcome") not in (None, "", "ok") else ""
     why = f": {event['reason']}" if event.get("reason") else ""
-    return f"{at}  {event['kind']}  {event.get('name') or event.get('agent') or ''}{change}{outcome}{why}".rstrip()
+    who = event.get("name") or event.get("agent") or ""
+    return harmless(f"{at}  {event['kind']}  {who}{change}{outcome}{why}".rstrip())

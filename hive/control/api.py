@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 import uvicorn
@@ -385,7 +386,8 @@ def _actor(request: Request) -> str:
 
 
 def _ref(request: Request) -> str:
-    return str(request.path_params["ref"])
+    """What the path names; quoted once more by our client, so that a slash in it is no part of the path."""
+    return unquote(request.path_params["ref"])
 
 
 def _number(request: Request, name: str, *, default: int, most: int) -> int:

@@ -23,6 +23,7 @@ Answer = dict[str, Any]
 Query = str | int | float | bool | None
 
 CONNECT_S = 2.0
+PIECE_BYTES = 65536
 ANSWER_MAX_BYTES = 256 * 1024 * 1024
 NOT_RUNNING = "start one with `hive up`, or name its socket with --socket"
 
@@ -63,10 +64,19 @@ class Client:
         return self._ask("DELETE", path, None, {}, timeout_s)
 
     def lines(self, path: str, *, silence_s: float | None = None, **query: Query) -> Iterator[bytes]:
-        """The lines of a text answer as they come, with their newline. `silence_s` None waits for ever."""
+        """The lines of a text answer as they come, with their newline. `silence_s` None waits for ever.
+
+        Raises DependencyDown where the daemon is gone before it has ended its answer.
+        """
         with self._sent("GET", path, None, query, self._timeout_s, silence_s) as response:
-            while line := response.readline():
-                yield line
+            pending = b""
+            # Not `readline`: it takes an answer that broke off for one that ended.
+            while piece := response.read1(PIECE_BYTES):
+                *whole, pending = (pending + piece).split(b"\n")
+                for line in whole:
+                    yield line + b"\n"
+            if pending:
+                yield pending
 
     def events(self, *, tail: int = 20, follow: bool = False) -> Iterator[Answer]:
         """Events, oldest first; with `follow` also those to come, until the daemon ends."""
@@ -170,9 +180,16 @@ def _translated(path: Path) -> Iterator[None]:
         ) from None
     except TimeoutError:
         raise TimedOut(f"Hive at {path} did not answer in time") from None
-    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+    except ConnectionRefusedError:
+        raise DependencyDown(
+            f"no Hive answers at {path}",
+            hint="a daemon that was killed is started again within seconds; if not, " + NOT_RUNNING,
+        ) from None
+    except (FileNotFoundError, NotADirectoryError):
         raise DependencyDown(f"no Hive answers at {path}", hint=NOT_RUNNING) from None
-    except (OSError, HTTPException) as error:
+    except HTTPException:
+        raise DependencyDown(f"Hive at {path} broke off its answer", hint="`hive status` says how it is") from None
+    except OSError as error:
         raise DependencyDown(f"Hive at {path} broke off: {error or type(error).__name__}") from None
 
 

@@ -39,12 +39,12 @@ from hive.errors import ConfigError, HiveError
 from hive.host import parent
 from hive.host.cgroup import Subtree
 from hive.link.messages import AgentRow, Backend, DaemonTable, Ended, Marks, Open, ProxyTable, Refused
-from hive.tasks import spawn
 from hive.sandbox.client import SandboxClient
 from hive.settings import Paths, Settings
 from hive.store import agents, runtime_settings, usage
 from hive.store.database import Database
 from hive.store.live import Live
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
 

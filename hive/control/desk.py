@@ -21,7 +21,7 @@ class Desk(Protocol):
     """The daemon as the API sees it. A transition that is called is carried through even if its caller leaves."""
 
     def health(self) -> Answer:
-        """`{"status", "version", "pid", "isolation", "proxy", "helper", "redis", "backend", …}`."""
+        """`{"status", "problems", "version", "pid", "isolation", "proxy", "helper", "redis", "backend", …}`."""
         ...
 
     async def views(self) -> list[Answer]:

@@ -237,12 +237,11 @@ class FrontDesk:
     # the whole ----------------------------------------------------------------------------------------------------
 
     def health(self) -> Answer:
-        parts = self._parts
+        parts, problems = self._parts, self._problems()
         backend = parts.world.backend
-        sound = parts.gates.session is not None and parts.helper.connected and parts.live.up
-        sound = sound and not parts.consumer.degraded and (backend is None or backend.up)
         return {
-            "status": "ok" if sound else "degraded",
+            "status": "degraded" if problems else "ok",
+            "problems": problems,
             "version": __version__,
             "pid": os.getpid(),
             "epoch": parts.epoch,
@@ -263,6 +262,18 @@ class FrontDesk:
             "usage": {"degraded": parts.consumer.degraded, "lost": parts.consumer.lost},
             "backend": None if backend is None else msgspec.to_builtins(backend),
         }
+
+    def _problems(self) -> list[str]:
+        """One sentence for each thing that is not as it should be, and what it means."""
+        parts, backend = self._parts, self._parts.world.backend
+        found = (
+            (parts.gates.session is None, "the proxy is not connected: no request is served, nobody is put to sleep"),
+            (not parts.helper.connected, "the helper is not connected: no agent can be started, paused or woken"),
+            (not parts.live.up, "Redis is down: requests are served, their usage waits"),
+            (bool(parts.consumer.degraded), f"usage waits, it cannot be written: {parts.consumer.degraded}"),
+            (backend is not None and not backend.up, "the backend does not answer"),
+        )
+        return [sentence for is_so, sentence in found if is_so]
 
     async def usage(self, since_s: float) -> Answer:
         since = time.time() - since_s

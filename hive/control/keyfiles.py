@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -19,7 +21,10 @@ def box_key(path: Path) -> bytes:
     """32 random bytes, from which every agent's tokens are derived. Raises ConfigError, NotPermitted, StoreFull."""
     key = _kept(path, lambda: secrets.token_bytes(BOX_KEY_BYTES))
     if len(key) != BOX_KEY_BYTES:
-        raise ConfigError(f"{path} is damaged: {len(key)} bytes, {BOX_KEY_BYTES} expected", hint="restore it")
+        raise ConfigError(
+            f"{path} is damaged: {len(key)} bytes, {BOX_KEY_BYTES} expected",
+            hint="restore it, or remove it: a new one is made, and every agent gets other tokens at its next start",
+        )
     return key
 
 
@@ -34,7 +39,10 @@ def internal_token(path: Path, env: Mapping[str, str]) -> str:
     token = token.strip()
     if len(token) < TOKEN_MIN or not token.isascii() or not token.isprintable() or " " in token:
         where = INTERNAL_TOKEN if env.get(INTERNAL_TOKEN) else str(path)
-        raise ConfigError(f"{where} is no token: at least {TOKEN_MIN} printable ASCII characters without spaces")
+        raise ConfigError(
+            f"{where} is no token: at least {TOKEN_MIN} printable ASCII characters without spaces",
+            hint="set another, or unset it" if env.get(INTERNAL_TOKEN) else "remove it: a new one is made",
+        )
     return token
 
 
@@ -49,11 +57,21 @@ def _kept(path: Path, make: Callable[[], bytes]) -> bytes:
     except PermissionError as error:
         raise NotPermitted(f"cannot use {path}: {error.strerror}") from error
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotPermitted(f"{path} is a link; a secret is a file of its own", hint="remove it") from error
         raise StoreFull(f"cannot use {path}: {error.strerror}") from error
 
 
 def _read(path: Path) -> bytes:
+    """Raises NotPermitted where somebody else may have read it or may change it."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise NotPermitted(
+                f"{path} is a secret, but others can get at it: it belongs to uid {found.st_uid}, "
+                f"mode {stat.S_IMODE(found.st_mode):o}",
+                hint=f"remove it, and a new one is made; or keep it: chown {os.geteuid()} {path}; chmod 600 {path}",
+            )
         return file.read(4096)
 
 

@@ -14,7 +14,7 @@ from hive.control.environment import dialect_of, environment
 from hive.control.gates import ProxyGates
 from hive.control.journal import Journal
 from hive.control.stats import Counters
-from hive.domain import ALIVE, Agent, BackendInfo, ModelInfo, WakeCause
+from hive.domain import ALIVE, Agent, AgentStatus, BackendInfo, ModelInfo, WakeCause
 from hive.link.messages import AgentRow, ProcessSpec
 from hive.settings import Paths, Settings
 from hive.store import agents, audit
@@ -101,7 +101,10 @@ class DaemonWorld:
         )
 
     def changed(self, before: Agent, after: Agent, actor: str) -> None:
-        log.info(
+        # A line for where it arrives; the way there is in the audit table, and here only with debug.
+        passing = after.status in (AgentStatus.PAUSING, AgentStatus.RESUMING)
+        log.log(
+            logging.DEBUG if passing else logging.INFO,
             "agent_%s agent=%s was=%s generation=%d actor=%s reason=%r",
             *(after.status, after.name, before.status, after.generation, actor, after.reason),
         )

@@ -103,7 +103,7 @@ def spawn(
         os.close(why_write)
         why_write = -1
         why = os.read(why_read, 4096).decode()
-        raise _translate(command[0], env.get("PATH", os.defpath), error, why) from error
+        raise _translate(command[0], env.get("PATH", os.defpath), error, why, uid) from error
     finally:
         os.close(why_read)
         if why_write >= 0:
@@ -116,19 +116,22 @@ def _become_user(uid: int, gid: int) -> None:
     os.setuid(uid)
 
 
-def _translate(program: str, path: str, error: Exception, why: str) -> HiveError:
+def _translate(program: str, path: str, error: Exception, why: str, uid: int | None) -> HiveError:
     if why:
         return NotPermitted(f"cannot start {program}: {why}")
     match error:
         case FileNotFoundError() if error.filename not in (None, program):
             return NotFound(f"cannot start {program}: no directory {error.filename}")
         case FileNotFoundError():
-            return NotFound(
-                f"no such command: {program}", hint="Or the interpreter in the first line of the script is missing."
-            )
+            return NotFound(f"no such command: {program}", hint="or the interpreter its first line names is missing")
         case PermissionError() if "/" not in program and shutil.which(program, path=path) is None:
             # A directory of PATH the child may not enter hides that the program is in no other one either.
             return NotFound(f"no such command: {program}")
+        case PermissionError() if uid is not None:
+            return NotPermitted(
+                f"uid {uid} may not execute {error.filename or program}",
+                hint="it runs as that user: the program and every directory above it have to let others in (o+x)",
+            )
         case PermissionError():
             return NotPermitted(f"not executable: {error.filename or program}")
         case OSError(errno=errno.ENOEXEC):

@@ -14,9 +14,9 @@ import msgspec
 from hive.errors import HiveError, NotFound, TimedOut, WrongState
 from hive.host.process import Snapshot
 from hive.link.messages import Done, Ended, Frozen, Message, ProcessSpec, Started, Stat, Thawed
-from hive.tasks import spawn
 from hive.sandbox.runtime import Running, Runtime
 from hive.sandbox.table import Record, Table, storage_error
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")
 
@@ -80,6 +80,12 @@ class Held:
             raise NotFound(f"agent {self.agent} is not defined")
         return record
 
+    @property
+    def _name(self) -> str:
+        """For log lines, which people read: the agent's name, its id once nothing is known of it any more."""
+        record = self._table.records.get(self.agent)
+        return self.agent if record is None else record.spec.name
+
     def _must_run(self) -> Running:
         if self._running is None or self._exited.is_set():
             raise WrongState(f"agent {self.agent} is not running")
@@ -133,7 +139,7 @@ class Held:
                 await running.kill()
                 await self._end(running)
                 raise
-            log.info("agent_started agent=%s pid=%d", self.agent, running.run.main.pid)
+            log.info("agent_started agent=%s pid=%d", self._name, running.run.main.pid)
             return Started(pid=running.run.main.pid)
 
     def _take(self, running: Running) -> None:
@@ -180,9 +186,9 @@ class Held:
             if running is not self._running:
                 return
             if not await running.kill():
-                log.error("agent_left_a_process agent=%s", self.agent)
+                log.error("agent_left_a_process agent=%s", self._name)
             ended = await self._end(running)
-        log.info("agent_ended agent=%s exit_code=%s", self.agent, ended.exit_code)
+        log.info("agent_ended agent=%s exit_code=%s", self._name, ended.exit_code)
         self._on_ended(ended)
 
     async def _end(self, running: Running) -> Ended:
@@ -291,7 +297,7 @@ class Held:
         with contextlib.suppress(TimedOut):
             await running.thaw(deadline_s=self._limits.thaw_s)
         if reason:
-            log.warning("agent_thawed_alone agent=%s reason=%r", self.agent, reason)
+            log.warning("agent_thawed_alone agent=%s reason=%r", self._name, reason)
             self._on_thawed_alone(self.agent, reason)
 
     async def reconcile(self, generation: int | None) -> None:
@@ -338,7 +344,7 @@ class Held:
             return
         record.run = running.run
         self._take(running)
-        log.info("agent_adopted agent=%s pid=%d", self.agent, running.run.main.pid)
+        log.info("agent_adopted agent=%s pid=%d", self._name, running.run.main.pid)
         if running.is_frozen():
             self._asleep = True
             self._arm(self._limits.adopted_confirm_s)

@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
+from hive.domain import PROGRAM_PATH
 from hive.errors import BadRequest, HiveError, NotPermitted, TimedOut, WrongState
 from hive.host.cgroup import Leaf, Subtree
 from hive.host.process import Identity, Snapshot, boot_id, exit_code, identify, spawn
@@ -25,7 +26,7 @@ from hive.sandbox.signals import SignalGroup
 from hive.settings import Paths
 
 LIMITS = "not enforced"
-INHERITED = ("PATH", "LANG", "TZ")
+INHERITED = ("LANG", "TZ")
 KILL_S = 2.0
 """Seconds until a process that survives SIGKILL counts as stuck in the kernel."""
 
@@ -222,7 +223,7 @@ class ProcessRuntime:
     def _environment(spec: ProcessSpec, mark: str) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         name, _, value = mark.partition("=")
-        return {"PATH": os.defpath, **inherited, "HOME": spec.home, **spec.env, name: value}
+        return {"PATH": PROGRAM_PATH, **inherited, "HOME": spec.home, **spec.env, name: value}
 
     @staticmethod
     def _group(spec: ProcessSpec, run: Run, mark: str) -> Group:

@@ -46,13 +46,13 @@ from hive.link.messages import (
     ThawedAlone,
 )
 from hive.link.server import LinkServer
-from hive.tasks import spawn
 from hive.sandbox.held import Held, Limits
 from hive.sandbox.listeners import Listeners, clear_directory
 from hive.sandbox.process import LIMITS, ProcessRuntime
 from hive.sandbox.runtime import Runtime
 from hive.sandbox.table import Table
 from hive.settings import Paths, Settings
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")
 
@@ -328,7 +328,9 @@ async def _take_lock(path: Path) -> int:
         except BlockingIOError:
             if asyncio.get_running_loop().time() > until:
                 os.close(fd)
-                raise WrongState(f"another helper uses {path.parent}") from None
+                raise WrongState(
+                    f"another helper uses {path.parent}", hint="stop that Hive, or use another --state-dir"
+                ) from None
             await asyncio.sleep(0.02)
         else:
             return fd

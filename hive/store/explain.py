@@ -9,6 +9,8 @@ from pathlib import Path
 
 from hive.errors import ConfigError, DependencyDown, HiveError, NotPermitted, StoreFull
 
+ENOUGH_BYTES = 256 * 1024
+"""A new database needs 110 KiB: its tables, the write-ahead log, 32 KiB of shared memory."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
@@ -35,7 +37,7 @@ def os_error(error: OSError, path: Path) -> HiveError:
 def sqlite_error(error: sqlite3.Error, path: Path) -> HiveError:
     """The error to raise where SQLite failed. Raises nothing itself, so that it can be used in any `except`."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _no_space(path)):
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _little_space(path)):
         return StoreFull(f"the disk of {path} is full", hint=f"free some space on the disk of {path.parent}")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
         return NotPermitted(
@@ -56,8 +58,10 @@ def is_corrupt(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
-def _no_space(path: Path) -> bool:
+def _little_space(path: Path) -> bool:
+    """Whether SQLite's next file might not fit: where its shared memory does not, it says only `disk I/O error`."""
     try:
-        return os.statvfs(path.parent).f_bavail == 0
+        found = os.statvfs(path.parent)
     except OSError:
         return False
+    return found.f_bavail * found.f_frsize < ENOUGH_BYTES

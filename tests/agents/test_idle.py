@@ -49,7 +49,7 @@ def test_an_idle_agent_is_put_to_sleep_and_the_sentence_says_how_long_it_was_qui
         ({"cpu_percent": 97.31}, "awake: computing, 97.3 % of a core (quiet is under 2 %)"),
         ({"cpu_percent": None}, "awake: quiet, its CPU time is being measured"),
         ({"idle_s": 3.0, "awake_since": 996.0}, "awake: woken a moment ago, 6 s of its minimum left"),
-        ({"retry_at": 1004.0}, "awake: it could not be frozen, next try in 4 s"),
+        ({"retry_at": 1004.0}, "awake: it could not be put to sleep, next try in 4 s"),
         (
             {"proxy_connected": False},
             "awake: the proxy is not connected, and nobody is put to sleep without it",

@@ -16,7 +16,7 @@ from hive.appliance.ports import Ports, Remembered, choose_ports, recall, rememb
 from hive.appliance.supervisor import summary
 from hive.appliance.table import cells, plain_table
 from hive.domain import BackendInfo, BackendKind, Isolation
-from hive.errors import ConfigError
+from hive.errors import ConfigError, NotPermitted
 from hive.settings import Paths
 
 PATHS = Paths(Path("/state"), Path("/run/x"))
@@ -172,3 +172,44 @@ def test_as_root_a_state_directory_that_agents_could_not_reach_is_refused(passab
     closed.mkdir(mode=0o700)
     with pytest.raises(ConfigError, match=f"{closed} lets nobody else pass"):
         directories.make_state(Paths(closed / "state", passable / "run"), uid=0)
+
+
+def test_a_directory_of_something_else_is_not_taken_and_not_touched(passable: Path) -> None:
+    """`hive up --state-dir /etc` as root changed the mode of /etc to 0711 and put its directories there."""
+    state = passable / "used"
+    state.mkdir(mode=0o755)
+    (state / "passwd").touch()
+    paths = Paths(state, passable / "r")
+    with pytest.raises(ConfigError, match="in use, and not by a Hive"):
+        directories.make_state(paths, uid=os.getuid())
+    assert state.stat().st_mode & 0o777 == 0o755
+    (state / "passwd").unlink()
+    (state / "lost+found").mkdir()
+    directories.make_state(paths, uid=os.getuid())
+    (state / "up.lock").touch()
+    (state / "anything").touch()
+    directories.make_state(paths, uid=os.getuid())
+
+
+def test_nothing_is_made_where_agents_could_not_reach_it(passable: Path) -> None:
+    """`hive up --state-dir /root/x` was refused, and /root/x was there afterwards."""
+    closed = passable / "closed"
+    closed.mkdir(mode=0o700)
+    with pytest.raises(ConfigError, match="could not reach"):
+        directories.make_state(Paths(closed / "a" / "b", passable / "r"), uid=0)
+    assert list(closed.iterdir()) == []
+
+
+def test_the_hint_for_a_state_directory_does_not_say_to_remove_it(passable: Path) -> None:
+    """`--state-dir /etc/passwd` came with `hint: remove it`."""
+    (passable / "file").write_text("precious")
+    with pytest.raises(NotPermitted, match="is not a directory") as caught:
+        directories.make_state(Paths(passable / "file", passable / "r"), uid=os.getuid())
+    assert "--state-dir" in caught.value.hint
+    assert "remove" not in caught.value.hint
+
+
+def test_the_banner_fits_its_terminal() -> None:
+    told = banner(HEALTH, PATHS, command="hive", default_state=True, width=60)
+    assert max(map(len, told.splitlines())) <= 60
+    assert " ".join(told.split()) == " ".join(banner(HEALTH, PATHS, command="hive", default_state=True).split())

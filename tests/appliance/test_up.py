@@ -309,6 +309,16 @@ def test_a_bad_configuration_names_file_and_line(passable: Path) -> None:
     assert "port" in said
 
 
+@pytest.mark.parametrize("seconds", ["nan", "inf", "0", "-1"])
+def test_seconds_that_are_none_are_a_usage_error(passable: Path, seconds: str) -> None:
+    """`--exit-after nan` came up and ended at once."""
+    command = [*HIVE, "up", "--state-dir", str(passable / "s"), "--backend", "demo", "--exit-after", seconds]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--exit-after" in done.stderr
+    assert not (passable / "s").exists()
+
+
 def test_a_state_directory_that_is_a_file_is_a_clear_error(passable: Path) -> None:
     state = passable / "state"
     state.write_text("mine")

@@ -74,7 +74,12 @@ def test_an_answer_is_printed_as_it_comes(proxy: Proxy, hive: Hive) -> None:
     assert (result.code, result.out) == (0, "Hello\n")
     path, authorization, body = proxy.asked[0]
     assert (path, authorization) == ("/v1/chat/completions", "Bearer secret-token")
-    assert body == {"model": "m", "messages": [{"role": "user", "content": "say hello"}], "stream": True}
+    assert body == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "say hello"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
 
 
 def test_json_is_one_object_with_the_whole_text(proxy: Proxy, hive: Hive) -> None:

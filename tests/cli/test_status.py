@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from hive.cli import status
+
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
 
@@ -16,6 +18,7 @@ def test_status_names_the_hive_and_what_is_down(hive: Hive) -> None:
     said = hive("status")
     assert f"Socket: {hive.socket}" in said.out
     assert "Redis: down" in said.out
+    assert "Status: degraded: Redis is down: requests are served, their usage waits\n" in said.out
     assert "Agents: 2 running" in said.out
     assert "not enforced" in said.out
 
@@ -31,7 +34,7 @@ def test_usage_has_a_line_for_each_agent_and_a_total(hive: Hive) -> None:
 
 def test_the_backend_is_shown_with_its_models(hive: Hive) -> None:
     said = hive("backend", "status").out
-    assert said.startswith("demo backend (canned text) 1 at /r/demo.sock, up\n")
+    assert said.startswith("demo backend (canned text) at /r/demo.sock, version 1, up\n")
     assert "demo   1.9 GiB  hive" in said
 
 
@@ -40,6 +43,15 @@ def test_events_say_what_changed_and_why(hive: Hive) -> None:
     assert "agent.paused  alice running → paused: idle for 312 s" in said
     event = json.loads(hive("events", "--json").out)
     assert (event["schema"], event["kind"], event["name"]) == ("event", "agent.paused", "alice")
+
+
+def test_what_others_chose_does_not_steer_the_terminal() -> None:
+    """A backend's version and an event's reason were printed as they came, escape sequences and all."""
+    event = {"at": 0.0, "kind": "agent.error", "name": "bob", "reason": "no such command: \x1b]0;x\x07"}
+    backend = {"backend": "ollama", "label": "", "address": "h:1", "backend_version": "1\x1b[2J", "running": True}
+    for shown in (status._event(event), status._backend({**backend, "models": []})):
+        assert "\x1b" not in shown
+        assert "\\x1b" in shown
 
 
 def test_no_daemon_is_exit_5_with_the_socket_and_the_next_command(no_daemon: Hive) -> None:

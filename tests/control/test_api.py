@@ -80,7 +80,7 @@ async def test_pause_takes_its_time_from_the_body_or_from_the_setting(client: Cl
 
 async def test_refusals_come_back_as_the_errors_they_were(client: Client, desk: Any) -> None:
     await to_thread(client.post, "/api/agents", SPEC)
-    with pytest.raises(NotFound, match="there is no agent bob"):
+    with pytest.raises(NotFound, match="there is no agent 'bob'"):
         await to_thread(client.post, path_of("bob", "start"))
     with pytest.raises(WrongState) as taken:
         await to_thread(client.post, "/api/agents", SPEC)

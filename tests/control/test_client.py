@@ -81,6 +81,28 @@ def test_something_that_is_no_hive_is_no_traceback(tmp_path: Path, answer: bytes
         Client(path, timeout_s=5).get("/api/health")
 
 
+def test_lines_end_with_their_answer_and_not_with_their_daemon(tmp_path: Path) -> None:
+    """`hive agent logs -f` and `hive events -f` ended with exit code 0 when the daemon was killed: nothing said why."""
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    lines = b"7\r\none\ntwo\r\n4\r\n-end\r\n"
+    with answering(tmp_path / "whole.sock", head + lines + b"0\r\n\r\n"):
+        assert list(Client(tmp_path / "whole.sock").lines("/x")) == [b"one\n", b"two-end"]
+    with answering(tmp_path / "cut.sock", head + lines):
+        following = Client(tmp_path / "cut.sock").lines("/x")
+        assert next(following) == b"one\n"
+        with pytest.raises(DependencyDown, match="broke off"):
+            list(following)
+
+
+def test_a_daemon_that_was_killed_is_told_from_none(tmp_path: Path) -> None:
+    """Under a living `hive up` the hint was to start one."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.bind(str(tmp_path / "hive.sock"))
+    with pytest.raises(DependencyDown) as caught:
+        Client(tmp_path / "hive.sock").get("/api/health")
+    assert "started again" in caught.value.hint
+
+
 @pytest.mark.parametrize("body", [b"oops", b"[]", b'{"code": 1}', b'{"code": "x"}'])
 def test_an_error_without_a_problem_is_still_an_error(tmp_path: Path, body: bytes) -> None:
     path = tmp_path / "hive.sock"

@@ -18,11 +18,10 @@ from fakes.proxy_peer import ProxyPeer
 
 from hive.agents.lifecycle import Life
 from hive.agents.tokens import TokenKind, digest
-from hive.errors import AgentBusy
 from hive.control.daemon import Daemon
 from hive.control.frontdesk import FrontDesk
 from hive.domain import AgentSpec, BackendKind, Isolation, RestartPolicy
-from hive.errors import HiveError, LinkLost, NotFound, TimedOut, WrongState
+from hive.errors import AgentBusy, HiveError, LinkLost, NotFound, TimedOut, WrongState
 from hive.host.process import read_stat
 from hive.link.messages import Activity, Leaving, Open, Refused
 from hive.sandbox.process import ProcessRuntime

@@ -21,9 +21,19 @@ def test_a_missing_key_is_made_private_and_kept(tmp_path: Path) -> None:
 
 def test_a_damaged_key_is_said_and_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "box.key").write_bytes(b"short")
+    (tmp_path / "box.key").chmod(0o600)
     with pytest.raises(ConfigError, match="damaged: 5 bytes"):
         box_key(tmp_path / "box.key")
     assert (tmp_path / "box.key").read_bytes() == b"short"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_secret_that_others_can_get_at_is_not_used(tmp_path: Path, mode: int) -> None:
+    """A box key restored from a backup with mode 644 was taken without a word: every agent's tokens follow from it."""
+    box_key(tmp_path / "box.key")
+    (tmp_path / "box.key").chmod(mode)
+    with pytest.raises(NotPermitted, match=f"mode {mode:o}"):
+        box_key(tmp_path / "box.key")
 
 
 def test_a_link_in_the_place_of_a_key_is_not_followed(tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from hive.control import usage as control
 from hive.control.usage import Settled, UsageConsumer
 from hive.domain import Agent, AgentSpec, UsageEvent
 from hive.errors import DependencyDown
-from hive.tasks import spawn
 from hive.proxy import spool
 from hive.proxy.spool import Backlog, UsageLog
 from hive.store import agents, live, usage
@@ -35,6 +34,7 @@ from hive.store.live import Live
 from hive.store.migrations import migrate
 from hive.store.stream import MOST_TOKENS, event_entry, events_entry, lost_entry, read_all, read_entry
 from hive.store.usage import Mark
+from hive.tasks import spawn
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer

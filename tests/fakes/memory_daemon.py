@@ -25,7 +25,10 @@ Answer = dict[str, Any]
 
 
 class MemoryDesk:
-    """What the daemon answers, without one. `busy`: names that never become quiet; `gate` holds transitions up."""
+    """What the daemon answers, without one. An agent named `crasher` fails when it is started.
+
+    `busy`: names that never become quiet; `gate` holds transitions up.
+    """
 
     def __init__(self, logs: Path, *, proxy_port: int = 1) -> None:
         self._logs = logs
@@ -43,7 +46,8 @@ class MemoryDesk:
 
     def health(self) -> Answer:
         return {
-            "status": "ok",
+            "status": "degraded",
+            "problems": ["Redis is down: requests are served, their usage waits"],
             "version": "0.1.0",
             "pid": 1,
             "epoch": "e1",
@@ -74,7 +78,7 @@ class MemoryDesk:
             "depth_goal": "awake",
             "generation": 1,
             "since": 1.7e9,
-            "reason": "",
+            "reason": "exited with 1" if self._status[spec.name] == "error" else "",
             "why": "busy: 1 request in flight",
             "uid": None,
             "pid": 4711,
@@ -203,12 +207,12 @@ class MemoryDesk:
         for name, spec in self._specs.items():
             if ref in (name, f"id-{name}"):
                 return spec
-        raise NotFound(f"there is no agent {ref}")
+        raise NotFound(f"there is no agent {ref!r}", hint="hive agent list shows all")
 
     async def _become(self, ref: str, status: str, actor: str) -> Answer:
         name = self._known(ref).name
         await self.gate.wait()
-        self._status[name] = status
+        self._status[name] = "error" if (name, status) == ("crasher", "running") else status
         self.actors.append(actor)
         self.finished.append(f"{name} {status}")
         return await self.view(name)

@@ -116,6 +116,18 @@ def test_a_command_that_cannot_run_is_an_error_that_names_it(
     assert os.listdir("/proc/self/fd") == before
 
 
+@pytest.mark.root
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_a_program_the_agents_user_cannot_reach_says_whose_right_is_missing(tmp_path: Path) -> None:
+    """An agent with a program below /root was told `not executable`, which it was."""
+    tmp_path.chmod(0o700)
+    (tmp_path / "program").write_bytes(Path("/bin/true").read_bytes())
+    (tmp_path / "program").chmod(0o755)
+    with pytest.raises(NotPermitted, match="uid 65534 may not execute") as caught:
+        spawn([str(tmp_path / "program")], env={}, uid=65534)
+    assert "above it" in caught.value.hint
+
+
 def test_a_script_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/no/such/interpreter\n")

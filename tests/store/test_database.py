@@ -228,6 +228,15 @@ def test_a_full_disk_at_the_start_is_a_clear_error(small_disk: Path) -> None:
     assert not (small_disk / "hive.db").exists()
 
 
+@pytest.mark.root
+def test_a_disk_that_has_no_room_for_the_shared_memory_is_full_too(small_disk: Path) -> None:
+    """Some KiB were free, so SQLite said `disk I/O error` and `hive up` ended with exit code 1 and no hint."""
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    (small_disk / "fill").write_bytes(bytes(free - 24 * 1024))
+    with pytest.raises(StoreFull):
+        Database.open(small_disk / "hive.db")
+
+
 def test_a_damaged_database_is_moved_aside_and_a_new_one_begun(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
 from hive.errors import DependencyDown
-from hive.tasks import spawn
 from hive.store import keys, live
 from hive.store.channels import AgentChanged, SystemEvent
 from hive.store.live import Live
 from hive.store.write_behind import MESSAGES, AgentKeys, WriteBehind
+from hive.tasks import spawn
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer
