@@ -34,6 +34,8 @@ class BackendWatch:
         self.info: BackendInfo | None = None
         self.models: list[ModelInfo] = []
         self._models_at = float("-inf")
+        self.checked = asyncio.Event()
+        """Set once the first check is over."""
         if kind is not None:
             self._take(kind)
 
@@ -48,6 +50,7 @@ class BackendWatch:
         """Checks every `backend_check_s`, until cancelled."""
         while True:
             await self.check()
+            self.checked.set()
             await asyncio.sleep(self._settings.backend_check_s)
 
     async def check(self) -> None:

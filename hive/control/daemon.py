@@ -172,8 +172,10 @@ class Daemon:
     async def _begin(self) -> None:
         spawn(self._live.run(), name="redis")
         self._say_to_redis()
+        if self._watch is not None:
+            self._spawn(self._watch.run(), "backend")
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._reconciled.wait(), RECONCILED_WITHIN_S)
+            await asyncio.wait_for(self._known(), RECONCILED_WITHIN_S)
         try:
             self._gates.listen(self._paths.link_socket)
             self._api = await serve(
@@ -183,9 +185,13 @@ class Daemon:
             raise ConfigError(f"cannot listen in {self._paths.runtime}: {error.strerror}") from error
         spawn(self._usage.run(), name="usage")
         self._spawn(self.sleeper.run(), "idle")
-        if self._watch is not None:
-            self._spawn(self._watch.run(), "backend")
         log.info("daemon_ready agents=%d reconciled=%s", len(self.roster), self._reconciled.is_set())
+
+    async def _known(self) -> None:
+        """Returns when agents and backend have been looked at: who asks from then on hears what is so."""
+        await self._reconciled.wait()
+        if self._watch is not None:
+            await self._watch.checked.wait()
 
     def desk(self) -> FrontDesk:
         return FrontDesk(

@@ -400,12 +400,21 @@ def _shortened(event: UsageEvent, epoch: str, no: int) -> UsageEvent:
 
 
 def _left_behind(directory: Path, bound: int) -> Iterable[tuple[SpoolFile, Backlog]]:
-    """The spools of killed proxies, oldest first; those without a whole event are removed. Raises OSError."""
+    """The spools of killed proxies, oldest first; one without a whole event is put aside, an empty one removed.
+
+    Raises OSError.
+    """
     for path in directory.glob("*.tmp"):
         path.unlink()
-    for path in sorted(directory.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
+    files = [path for path in directory.glob("*.jsonl") if path.is_file() and not path.is_symlink()]
+    for path in sorted(files, key=lambda path: path.stat().st_mtime):
         file = SpoolFile.found(path)
         if file.last:
             yield file, Backlog(path.stem, bound=bound, last=file.last)
+        elif path.stat().st_size:
+            file.close(delete=False)
+            aside = path.with_suffix(".damaged")
+            path.rename(aside)
+            log.error("spool_damaged file=%s: it holds no usage event", aside)
         else:
             file.close(delete=True)

@@ -543,3 +543,15 @@ async def test_kill_9_loses_no_event_whose_record_returned(
         assert last in (said, said + 1)  # killed between the write and the word
         log.marks({})
         await until(lambda: reader.has("dead", *range(1, last + 1)))
+
+
+async def test_what_is_no_spool_is_put_aside_and_said(
+    tmp_path: Path, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A spool of random bytes vanished without a word, and a directory of such a name kept the proxy from starting."""
+    (tmp_path / "noise.jsonl").write_bytes(b"\x00\xffnoise\n" * 50)
+    (tmp_path / "folder.jsonl").mkdir()
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        assert log.spooled() == {"p1": 0}
+    assert (tmp_path / "noise.damaged").stat().st_size == 400
+    assert "spool_damaged" in caplog.text
