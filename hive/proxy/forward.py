@@ -406,8 +406,7 @@ class Exchange:
 
     def on_failed(self, error: HiveError, *, retry: bool) -> None:
         self._upstream = None
-        if retry and not self._answered:
-            assert self._path.pool is not None
+        if retry and not self._answered and self._path.pool is not None:
             self._path.pool.connect(self)
         else:
             self.refuse(error)

@@ -1,0 +1,75 @@
+"""What a caller waits for a sleeping agent: `python benchmarks/wake.py [--rounds 200]`.
+
+Last byte of the ingress request → first byte of the agent's answer, through a whole Hive, with the agent asleep; its
+peer is the same call to the same agent awake, in turn. Needs redis-server; loopback only; ends by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import statistics
+import sys
+import time
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent.parent / "tests"), str(Path(__file__).parent.parent)]
+
+from journeys.stack import Stack, stack  # a Hive of its own, as the tests have it
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def call_ms(port: int, token: str) -> float:
+    """One call through ingress on a new connection."""
+    request = f"GET /agents/echo/ HTTP/1.1\r\nHost: h\r\nX-Hive-Token: {token}\r\nConnection: close\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", port), 10) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        begun = time.perf_counter()
+        sock.sendall(request)
+        first = sock.recv(65536)
+        took_ms = (time.perf_counter() - begun) * 1e3
+        if b" 200 " not in first.split(b"\r\n")[0]:
+            raise SystemExit(f"the agent answered {first[:200]!r}")
+        while sock.recv(65536):
+            pass
+    return took_ms
+
+
+def measure(hive: Stack, rounds: int) -> None:
+    port = free_port()
+    hive.post(
+        "/api/agents", {"name": "echo", "command": ["/usr/bin/python3", "-m", "http.server", str(port)], "port": port}
+    )
+    ingress, token = hive.health()["proxy"]["ingress_port"], hive.get("/api/agents/echo/tokens")["ingress"]
+    time.sleep(1)
+    asleep, awake = [], []
+    for _ in range(rounds):
+        hive.post("/api/agents/echo/pause")
+        asleep.append(call_ms(ingress, token))
+        awake.append(call_ms(ingress, token))
+    for label, times in (("asleep", asleep), ("awake", awake)):
+        times.sort()
+        print(f"  {label:7} p50 {statistics.median(times):6.2f} ms   p99 {times[int(len(times) * 0.99)]:6.2f} ms")
+    added = statistics.median(asleep) - statistics.median(awake)
+    print(f"  a caller of a sleeping agent waits {added:.2f} ms longer at the median; promised: < 5 ms")
+    told = hive.get("/api/stats")["wake_ms"]
+    print(f"  the daemon's own figure, first ask → gate open: p50 {told['p50']:.2f} ms, p99 {told['p99']:.2f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=200)
+    rounds = parser.parse_args().rounds
+    with stack() as hive:
+        freezer = hive.health()["freezer"]
+        print(f"ingress call, request sent → first byte of the answer, {rounds} rounds, frozen by {freezer}")
+        measure(hive, rounds)
+
+
+if __name__ == "__main__":
+    main()
