@@ -187,7 +187,7 @@ def test_a_killed_process_comes_back_and_the_agent_lives_on(hive: HiveUp, name: 
     until(lambda: hive.health() is not None, hive.said)
     after = hive.client.get("/api/agents/ann")
     assert (after["status"], after["pid"]) == ("running", view["pid"])
-    assert "exit=137" in hive.said()
+    until(lambda: "exit=137" in hive.said(), hive.said)
     assert hive.end() == 0
     assert not psutil.pid_exists(view["pid"])
 
@@ -235,7 +235,7 @@ def test_taken_ports_move_up_are_said_and_asked_for_again(hive: HiveUp) -> None:
         health = hive.health()
         assert health is not None
         assert health["proxy"]["port"] > port
-        assert "ports_taken" in hive.said()
+        until(lambda: "ports_taken" in hive.said(), hive.said)
         assert hive.end() == 0
     hive.start(ports=(port, 0)).until_up()
     again = hive.health()
