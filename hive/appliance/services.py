@@ -20,8 +20,9 @@ ORDER = ("proxy", "daemon", "sandbox", "backend", "redis")
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Everything decided before the first process starts.
 
-    `backend`: the real one that was found, None where the demo backend is to be started. `watch_fd`: a pipe whose
-    end says that `hive up` is gone.
+    `backend`: the real one that was found, None where the demo backend is to be started. `serves`: False where the
+    settings say `enabled = false`, then there is no backend at all. `watch_fd`: a pipe whose end says that `hive up`
+    is gone.
     """
 
     paths: Paths
@@ -29,6 +30,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     isolation: Isolation
     backend: BackendInfo | None
     watch_fd: int
+    serves: bool = True
+
+    @property
+    def starts_demo(self) -> bool:
+        return self.serves and self.backend is None
 
     @property
     def demo_socket(self) -> Path:
@@ -67,8 +73,8 @@ def sandbox_command(plan: Plan) -> list[str]:
 
 
 def daemon_command(plan: Plan) -> list[str]:
-    given = ("--backend", plan.backend_argument, "--isolation", str(plan.isolation))
-    return hive_command(plan, "daemon", *_common(plan), *given)
+    backend = ("--backend", plan.backend_argument) if plan.serves else ()
+    return hive_command(plan, "daemon", *_common(plan), *backend, "--isolation", str(plan.isolation))
 
 
 def proxy_command(plan: Plan, ports: Ports, *, move: bool) -> list[str]:

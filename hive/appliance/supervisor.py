@@ -89,7 +89,7 @@ class Supervisor:
         directories.write_socket(plan.paths)
         redis = self._start("redis", lambda: services.redis_command(plan.paths))
         helper = self._start("sandbox", lambda: services.sandbox_command(plan))
-        if plan.backend is None:
+        if plan.starts_demo:
             backend = self._start("backend", lambda: services.demo_backend_command(plan))
             await readiness.answers(backend, lambda: readiness.demo_backend_answers(plan.demo_socket))
         await readiness.answers(redis, lambda: readiness.redis_answers(plan.paths.redis_socket))

@@ -65,7 +65,12 @@ def main(options: UpOptions) -> int:
     screen = Screen(json=options.json)
     _log_to(screen)
     asked = options.backend or _asked_backend(loaded)
-    backend = asyncio.run(choose_backend(asked, configured=_configured_address(loaded)))
+    serves = options.backend is not None or loaded.settings.inference.enabled != "false"
+    if options.demo and not serves:
+        raise UsageError(
+            "the demo needs a backend, and the settings say enabled = false", hint="give one with --backend"
+        )
+    backend = asyncio.run(choose_backend(asked, configured=_configured_address(loaded))) if serves else None
     directories.make_state(paths, uid=uid)
     with ExitStack() as cleanup:
         lock_fd = lock.take(paths.state / "up.lock", say=lambda text: screen.say("up", text))
@@ -81,6 +86,7 @@ def main(options: UpOptions) -> int:
             isolation=Isolation.UID if uid == 0 else Isolation.NONE,
             backend=backend,
             watch_fd=watch_fd,
+            serves=serves,
         )
         return asyncio.run(_run(options, loaded, plan, lock_fd, screen))
 

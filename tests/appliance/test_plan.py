@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -213,3 +214,10 @@ def test_the_banner_fits_its_terminal() -> None:
     told = banner(HEALTH, PATHS, command="hive", default_state=True, width=60)
     assert max(map(len, told.splitlines())) <= 60
     assert " ".join(told.split()) == " ".join(banner(HEALTH, PATHS, command="hive", default_state=True).split())
+
+
+def test_with_inference_disabled_there_is_no_backend_and_no_demo_in_its_place() -> None:
+    disabled = msgspec.structs.replace(plan(None), serves=False)
+    assert not disabled.starts_demo
+    assert "--backend" not in services.daemon_command(disabled)
+    assert plan(None).starts_demo
