@@ -146,9 +146,8 @@ class Daemon:
         last = self._live.xrevrange("hive:usage", count=1)
         if last and self._link is not None:
             fields = last[0][1]
-            line = next((value for value in fields.values() if value.startswith(b"{")), b"{}")
             self._live.xtrim("hive:usage", maxlen=0)
-            self._link.tell(Marks(marks={self._epoch: json.loads(line).get("event_no", 0)}))
+            self._link.tell(Marks(marks={self._epoch: int(fields.get(b"to", fields[b"n"]))}))
 
 
 def wrk_script(path: Path, head: dict[str, str]) -> Path:
