@@ -346,8 +346,9 @@ def test_a_descriptor_belongs_to_its_message_wherever_the_frame_is_cut(cut: int)
 class Served:
     """A server that answers everything with Done."""
 
-    def __init__(self, path: Path, uids: frozenset[int] = frozenset()) -> None:
+    def __init__(self, path: Path) -> None:
         self.lost = 0
+        uids = frozenset({os.getuid()})  # the tests run as root and as a user
         self.server = LinkServer(
             path, name="s", uids=uids, on_link=lambda _: None, on_message=self._answer, on_lost=self._on_lost
         )
