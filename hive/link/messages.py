@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from hive.domain import BackendInfo, ModelInfo, Tier, UsageEvent
+from hive.domain import BackendInfo, ModelInfo, Tier
 
 PROTOCOL = 1
 
@@ -369,12 +369,6 @@ class Reaped(Message, tag=True, frozen=True, kw_only=True):
 
     pid: int
     exit_code: int
-
-
-# --- Redis stream ------------------------------------------------------------------------------------------------
-
-ENCODE_USAGE = msgspec.json.Encoder().encode
-DECODE_USAGE = msgspec.json.Decoder(UsageEvent).decode
 
 
 AnyMessage = (

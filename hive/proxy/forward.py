@@ -28,7 +28,7 @@ from hive.errors import (
 from hive.policy import Act, may
 from hive.proxy import body, endpoints, lists
 from hive.proxy.datapath import DataPath
-from hive.proxy.endpoints import Endpoint, Meter
+from hive.proxy.endpoints import Endpoint
 from hive.proxy.identity import bearer, client_id, split_token
 from hive.proxy.limits import wait_for_turn_s
 from hive.proxy.metering import MAX_WHOLE, Reading, SseReading, asks_usage, reading_for
@@ -218,8 +218,7 @@ class Exchange:
         default = entry.model or self._path.settings.inference.default_model
         path = self._path
         ask_usage = (
-            endpoint.meter is Meter.OPENAI
-            and path.settings.inference.token_tracking
+            path.settings.inference.token_tracking
             and path.backend is not None
             and asks_usage(endpoint, path.backend.kind)
         )

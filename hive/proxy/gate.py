@@ -32,14 +32,18 @@ class Parked(Protocol):
     def on_gate_refused(self, error: HiveError) -> None: ...
 
 
-class Outside(Protocol):
-    """What a gate makes happen."""
+class Daemon(Protocol):
+    """What a gate asks of the daemon and tells it."""
 
     def wake(self, agent: str, cause: WakeCause) -> None:
         """Something waits: ask the daemon (at most one ask at a time is needed; the gate asks once per closing)."""
         ...
 
     def tell_quiet(self, agent: str) -> None: ...
+
+
+class Outside(Daemon, Protocol):
+    """What a gate makes happen, and asks of the sockets."""
 
     def why_busy_outside(self, agent: str, now: float, *, unread_counts: bool) -> str | None:
         """What the agent's connections and listener say, looked up in the kernel, or None."""

@@ -112,7 +112,6 @@ class IngressExchange:
         "_request",
         "_rest",
         "_retry_until",
-        "_started",
         "_upstream",
         "deadline",
         "parked",
@@ -129,9 +128,7 @@ class IngressExchange:
         self._refusal: HiveError | None = None
         self._pool: Pool | None = None
         self._upstream: UpstreamConnection | None = None
-        self._entered = self._ready = self._answered = self._left = self._chunked = self._started = self._blocked = (
-            False
-        )
+        self._entered = self._ready = self._answered = self._left = self._chunked = self._blocked = False
         self._body_bytes = 0
         self._retry_until = 0.0
         self._prefix = self._rest = self._head = b""
@@ -198,7 +195,6 @@ class IngressExchange:
         if self._left:
             return False
         self._upstream = connection
-        self._started = True
         self.deadline = time.monotonic() + self._path.settings.first_byte_s
         assert self._request is not None
         connection.send(self._request_bytes(), self, reused=False, bodiless=self._request.method == b"HEAD")

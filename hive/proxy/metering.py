@@ -24,6 +24,7 @@ from hive.domain import BackendKind, Usage
 from hive.proxy.endpoints import Endpoint, Meter
 
 UNKNOWN = Usage()
+ONLY_IF_ASKED = "usage, if it is asked for"
 MAX_WHOLE = 1024 * 1024
 """Bytes of a one-piece answer that are kept to be read; of a longer one its two ends are."""
 END_KEPT = 8 * 1024
@@ -74,12 +75,12 @@ def source_of(endpoint: Endpoint, backend: BackendKind, *, stream: bool) -> str:
         return "last object"
     if not stream or endpoint.target == b"/v1/embeddings":
         return "usage"
-    return "timings" if backend is BackendKind.LLAMA else "usage"
+    return "timings" if backend is BackendKind.LLAMA else ONLY_IF_ASKED
 
 
 def asks_usage(endpoint: Endpoint, backend: BackendKind) -> bool:
     """Whether a stream of this endpoint tells its cost only if it is asked to (llama-server always does)."""
-    return source_of(endpoint, backend, stream=True) == "usage" and endpoint.target != b"/v1/embeddings"
+    return source_of(endpoint, backend, stream=True) == ONLY_IF_ASKED
 
 
 def read_cost(payload: bytes) -> Usage:

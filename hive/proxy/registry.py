@@ -6,7 +6,7 @@ import hashlib
 
 from hive.domain import Caller, CallerKind, Tier, WakeCause
 from hive.link.messages import Activity, AgentRow
-from hive.proxy.gate import Gate, Outside, State
+from hive.proxy.gate import Daemon, Gate, State
 from hive.proxy.limits import SlidingWindow
 from hive.proxy.queue import Line
 from hive.settings import Proxy as ProxySettings
@@ -65,10 +65,10 @@ def concurrency_of(tier: Tier, settings: ProxySettings) -> int:
 
 
 class Registry:
-    """All agents. `outside` is asked to wake and tells quiet; `why_busy_outside` is answered here."""
+    """All agents, and what their gates see as outside: the daemon is passed through, the sockets are asked here."""
 
-    def __init__(self, outside: Outside, settings: ProxySettings) -> None:
-        self._outside = outside
+    def __init__(self, daemon: Daemon, settings: ProxySettings) -> None:
+        self._daemon = daemon
         self._settings = settings
         self.by_id: dict[str, Entry] = {}
         self._by_name: dict[str, Entry] = {}
@@ -160,10 +160,10 @@ class Registry:
     # for the gates ------------------------------------------------------------------------------------------------
 
     def wake(self, agent: str, cause: WakeCause) -> None:
-        self._outside.wake(agent, cause)
+        self._daemon.wake(agent, cause)
 
     def tell_quiet(self, agent: str) -> None:
-        self._outside.tell_quiet(agent)
+        self._daemon.tell_quiet(agent)
 
     def why_busy_outside(self, agent: str, now: float, *, unread_counts: bool) -> str | None:
         """Accepts all that waits in the agent's own listener, then looks at each of its connections."""

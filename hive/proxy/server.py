@@ -283,7 +283,7 @@ class ProxyServer:
             log.warning("daemon_unheard serving=own_sockets")
             self.registry.serve_unheard()
 
-    # Outside of the gates -----------------------------------------------------------------------------------------
+    # Daemon of the gates -----------------------------------------------------------------------------------------
 
     def wake(self, agent: str, cause: WakeCause) -> None:
         spawn(self._wake(agent, cause), name=f"wake {agent}")
@@ -303,9 +303,6 @@ class ProxyServer:
     def tell_quiet(self, agent: str) -> None:
         with contextlib.suppress(HiveError):
             self._daemon.link.tell(Quiet(agent=agent))
-
-    def why_busy_outside(self, agent: str, now: float, *, unread_counts: bool) -> str | None:
-        return self.registry.why_busy_outside(agent, now, unread_counts=unread_counts)
 
     # the helper ---------------------------------------------------------------------------------------------------
 

@@ -186,9 +186,6 @@ class Proxy:
     def tell_quiet(self, agent: str) -> None:
         self.quiets.append(agent)
 
-    def why_busy_outside(self, agent: str, now: float, *, unread_counts: bool) -> str | None:
-        return self.registry.why_busy_outside(agent, now, unread_counts=unread_counts)
-
     def record(self, event: UsageEvent) -> None:
         self.events.append(event)
 
