@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from hive.domain import DIALECTS, BackendKind, Dialect, ModelInfo
+from hive.domain import BackendKind, ModelInfo
 from hive.inference import ask
+from hive.inference.server import Server
 
 
 class _Props(msgspec.Struct):
@@ -27,7 +28,7 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class LlamaServer:
+class LlamaServer(Server):
     """Keeps the contract of `Backend`. `/health` is 503 while the model loads, and 200 when all slots are busy.
 
     `/health`, `/props` and `/v1/models` do not wake a model unloaded by `--sleep-idle-seconds`. A router lists what
@@ -35,19 +36,7 @@ class LlamaServer:
     """
 
     kind = BackendKind.LLAMA
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    def __repr__(self) -> str:
-        return f"<LlamaServer at {self.address}>"
-
-    @property
-    def dialects(self) -> frozenset[Dialect]:
-        return DIALECTS[self.kind]
-
-    async def health(self) -> bool:
-        return await ask.is_ok(self.address, "/health")
+    health_path = "/health"
 
     async def models(self) -> list[ModelInfo]:
         models = await ask.get_shape(self.address, "/v1/models", _Models)

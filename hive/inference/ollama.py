@@ -6,8 +6,9 @@ from datetime import datetime
 
 import msgspec
 
-from hive.domain import DIALECTS, BackendKind, Dialect, ModelInfo
+from hive.domain import BackendKind, ModelInfo
 from hive.inference import ask
+from hive.inference.server import Server
 
 
 class _Version(msgspec.Struct):
@@ -36,22 +37,17 @@ def unix_seconds(text: str) -> int:
         return 0
 
 
-class Ollama:
+class Ollama(Server):
     """Keeps the contract of `Backend`. It has one health: whoever answers `/api/version` also serves."""
 
+    health_path = "/api/version"
+
     def __init__(self, address: str, kind: BackendKind = BackendKind.OLLAMA) -> None:
+        super().__init__(address)
         self.kind = kind
-        self.address = address
 
     def __repr__(self) -> str:
         return f"<Ollama {self.kind} at {self.address}>"
-
-    @property
-    def dialects(self) -> frozenset[Dialect]:
-        return DIALECTS[self.kind]
-
-    async def health(self) -> bool:
-        return await ask.is_ok(self.address, "/api/version")
 
     async def models(self) -> list[ModelInfo]:
         tags = await ask.get_shape(self.address, "/api/tags", _Tags)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from hive.domain import DIALECTS, BackendKind, Dialect, ModelInfo
+from hive.domain import BackendKind, ModelInfo
 from hive.inference import ask
+from hive.inference.server import Server
 
 
 class _Version(msgspec.Struct):
@@ -22,26 +23,14 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class Vllm:
+class Vllm(Server):
     """Keeps the contract of `Backend`. `/health` is 503 once the engine died; before loading is done no port is bound.
 
     Asleep (`/sleep`) it still says 200 while requests hang, so health does not tell sleep.
     """
 
     kind = BackendKind.VLLM
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-
-    def __repr__(self) -> str:
-        return f"<Vllm at {self.address}>"
-
-    @property
-    def dialects(self) -> frozenset[Dialect]:
-        return DIALECTS[self.kind]
-
-    async def health(self) -> bool:
-        return await ask.is_ok(self.address, "/health")
+    health_path = "/health"
 
     async def models(self) -> list[ModelInfo]:
         models = await ask.get_shape(self.address, "/v1/models", _Models)
