@@ -62,7 +62,7 @@ CONF = """
 [proxy]
 window_requests = 100000000
 tier_high_concurrency = 1000
-line_depth = 1000
+queue_depth = 1000
 """
 
 

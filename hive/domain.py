@@ -68,6 +68,23 @@ class Tier(StrEnum):
     HIGH = "high"
 
 
+class Band(StrEnum):
+    """Priority of a request in the queue (`X-Priority`, from trusted callers only); a higher one always goes first."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
+class CacheMode(StrEnum):
+    """Whose prompts may share a prefix cache with this request's (`X-Cache-Mode`): `auto` and `prefix` the tenant's
+    (or its cache group's), `none` nobody's."""
+
+    AUTO = "auto"
+    PREFIX = "prefix"
+    NONE = "none"
+
+
 class RestartPolicy(StrEnum):
     NO = "no"
     ON_FAILURE = "on-failure"
@@ -85,12 +102,13 @@ class Dialect(StrEnum):
 
     OLLAMA = "ollama"
     OPENAI = "openai"
+    ANTHROPIC = "anthropic"
 
 
 DIALECTS: dict[BackendKind, frozenset[Dialect]] = {
-    BackendKind.OLLAMA: frozenset({Dialect.OLLAMA, Dialect.OPENAI}),
-    BackendKind.VLLM: frozenset({Dialect.OPENAI}),
-    BackendKind.LLAMA: frozenset({Dialect.OPENAI}),
+    BackendKind.OLLAMA: frozenset({Dialect.OLLAMA, Dialect.OPENAI, Dialect.ANTHROPIC}),
+    BackendKind.VLLM: frozenset({Dialect.OPENAI, Dialect.ANTHROPIC}),
+    BackendKind.LLAMA: frozenset({Dialect.OPENAI, Dialect.ANTHROPIC}),
     BackendKind.DEMO: frozenset({Dialect.OLLAMA, Dialect.OPENAI}),
 }
 """What each kind of server speaks by itself (facts: backends.md, gateways.md §5)."""
@@ -108,7 +126,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What an operator asks for: immutable, stored whole. Checked by `agents/spec.py`.
 
     `port`: where the agent listens for callers (ingress); `idle_s`: seconds of quiet before it is put to sleep,
-    None for the setting, 0 for never.
+    None for the setting, 0 for never; `cid`: AF_VSOCK context id of the virtual machine it runs in, unique, 3 or more.
     """
 
     name: str
@@ -121,6 +139,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     model: str | None = None
     restart: RestartPolicy = RestartPolicy.NO
     idle_s: float | None = None
+    cid: int | None = None
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,12 +172,16 @@ class CallerKind(StrEnum):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks: the *listener* decided, never a header the client could choose."""
+    """Who asks: the *listener* decided, never a header the client could choose.
+
+    `models`: the names its tenant is limited to, None for all.
+    """
 
     kind: CallerKind
     id: str
     tenant: str = "default"
     tier: Tier = Tier.MEDIUM
+    models: frozenset[str] | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,13 +223,22 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The active inference server as the proxy needs to know it. `address` is `host:port` or a socket path."""
+    """The active inference server as the proxy needs to know it. `address` is `host:port` or a socket path.
+
+    `slots`: requests it works on at once, so that the others wait in Hive's queue; None for no limit known.
+    `slots_from` says in words where that number comes from. `priority`: it orders requests by a `priority` field.
+    `warning`: what contradicts that (its own queue was seen to grow), empty where nothing does.
+    """
 
     kind: BackendKind
     address: str
     label: str = ""
     version: str = ""
     up: bool = False
+    slots: int | None = None
+    slots_from: str = ""
+    priority: bool = False
+    warning: str = ""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,8 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 not permitted, 5 dependency
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class HiveError(Exception):
     """Something in Hive failed."""
@@ -19,8 +21,17 @@ class HiveError(Exception):
     exit_code = 1
     hint = ""
 
-    def __init__(self, message: str = "", *, hint: str = "", retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        hint: str = "",
+        retry_after_s: float | None = None,
+        details: Mapping[str, int] | None = None,
+    ) -> None:
         self.message = message or (type(self).__doc__ or "").split("\n")[0]
+        self.details = details or {}
+        """Numbers a program may want beside the sentence; they are put into the error's object."""
         if hint:
             self.hint = hint
         self.retry_after_s = retry_after_s
@@ -137,7 +148,7 @@ class TooManyRequests(Refusal):
     """Too many requests."""
 
     status = 429
-    code = "rate_limited"
+    code = "rate_limit_exceeded"
 
 
 class NotSupported(Refusal):
@@ -155,6 +166,12 @@ class Saturated(Refusal):
     exit_code = 5
 
 
+class QueueFull(Saturated):
+    """Too many requests wait for the model."""
+
+    code = "queue_full"
+
+
 class Asleep(Saturated):
     """The agent could not be woken in time."""
 
@@ -167,6 +184,12 @@ class BackendDown(HiveError):
     status = 502
     code = "backend_unavailable"
     exit_code = 5
+
+
+class StreamIncomplete(BackendDown):
+    """The backend broke off its answer."""
+
+    code = "stream_incomplete"
 
 
 class BackendTimeout(HiveError):

@@ -34,9 +34,7 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     host: Annotated[str, _s("Where the backend listens.", env="INFERENCE_HOST")] = "127.0.0.1"
     port: Annotated[int, _s("Port of the backend.", unit="port", env="INFERENCE_PORT", ge=1, le=65535)] = 11434
-    vsock_port: Annotated[int, _s("AF_VSOCK port guests dial.", unit="port", env="VSOCK_PORT", effect=False, ge=1)] = (
-        11434
-    )
+    vsock_port: Annotated[int, _s("AF_VSOCK port guests dial.", unit="port", env="VSOCK_PORT", ge=1)] = 11434
     default_model: Annotated[str, _s("Used where agent and request name no model.")] = ""
     auto_sleep_enabled: Annotated[bool, _s("Put idle agents to sleep.", env="AUTO_SLEEP_ENABLED")] = True
     auto_sleep_idle_seconds: Annotated[
@@ -47,7 +45,10 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     tier_low_models: Annotated[str, _s("Models of tier low, by preference.", effect=False)] = ""
     tier_medium_models: Annotated[str, _s("Models of tier medium, by preference.", effect=False)] = ""
     tier_high_models: Annotated[str, _s("Models of tier high, by preference.", effect=False)] = ""
-    vllm_max_sequences: Annotated[int, _s("vLLM `--max-num-seqs`.", effect=False, ge=1)] = 64
+    vllm_max_sequences: Annotated[int, _s("vLLM `--max-num-seqs`: requests it works on at once.", ge=1)] = 64
+    vllm_scheduling_policy: Annotated[
+        str, _s("vLLM `--scheduling-policy`; `priority` passes on Hive's bands.", pattern="^(fcfs|priority)$")
+    ] = "fcfs"
     vllm_gpu_memory_util: Annotated[float, _s("vLLM `--gpu-memory-utilization`.", effect=False, gt=0, le=1)] = 0.90
     vllm_prefix_caching: Annotated[bool, _s("vLLM `--enable-prefix-caching`.", effect=False)] = True
     vllm_speculative_model: Annotated[str, _s("vLLM draft model.", effect=False)] = ""
@@ -63,8 +64,21 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
     tier_low_concurrency: Annotated[int, _s("Requests of a low-tier agent at the backend at once.", ge=1)] = 2
     tier_medium_concurrency: Annotated[int, _s("The same for tier medium.", ge=1)] = 5
     tier_high_concurrency: Annotated[int, _s("The same for tier high.", ge=1)] = 10
-    line_depth: Annotated[int, _s("Requests of one agent that may wait for their turn.", ge=0)] = 16
-    line_wait_s: Annotated[float, _s("Longest wait in line, then 503.", unit="s", gt=0)] = 30
+    queue_depth: Annotated[int, _s("Requests of one tenant that may wait for their turn.", ge=0)] = 16
+    queue_wait_s: Annotated[float, _s("Longest wait for a turn, then 503.", unit="s", gt=0)] = 30
+    backend_concurrency: Annotated[
+        int, _s("Requests at the backend at once; 0: what the backend says of itself.", ge=0)
+    ] = 0
+    unknown_fields: Annotated[
+        str,
+        _s(
+            "A body field that is in no table: `auto` passes it for tier high and drops it for the others.",
+            pattern="^(auto|pass|drop|refuse)$",
+        ),
+    ] = "auto"
+    tier_low_max_tokens: Annotated[int, _s("`max_tokens` of tier low is cut to this; 0: as asked.", ge=0)] = 4096
+    tier_medium_max_tokens: Annotated[int, _s("The same for tier medium.", ge=0)] = 16384
+    tier_high_max_tokens: Annotated[int, _s("The same for tier high.", ge=0)] = 0
     parked_max: Annotated[int, _s("Requests of one sleeping agent that may wait for its wake.", ge=1)] = 64
     gate_wait_s: Annotated[float, _s("Longest wait for a wake, then 503.", unit="s", gt=0)] = 5
     body_max_bytes: Annotated[int, _s("Largest request body, decoded.", unit="bytes", ge=1)] = 16 * 1024 * 1024
@@ -79,6 +93,15 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
     connect_s: Annotated[float, _s("Connect to the backend.", unit="s", gt=0)] = 2
     first_byte_s: Annotated[float, _s("First body byte of the answer.", unit="s", gt=0)] = 300
     between_bytes_s: Annotated[float, _s("Silence inside an answer.", unit="s", gt=0)] = 60
+    request_s: Annotated[float, _s("Longest time from a turn to the answer's end; 0: no limit.", unit="s", ge=0)] = 0
+    heartbeat_s: Annotated[
+        float, _s("A waiting stream gets a sign of life this often; 0: none is sent.", unit="s", ge=0)
+    ] = 0
+    drain_s: Annotated[float, _s("Requests in flight may go on for so long at shutdown.", unit="s", ge=0)] = 10
+    connections_max: Annotated[int, _s("Connections at once; 0: what the limit of open files allows.", ge=0)] = 0
+    agent_connections_max: Annotated[int, _s("Connections of one agent at once.", ge=1)] = 64
+    cache_isolation: Annotated[bool, _s("Keep tenants' prompts apart in the backend's prefix cache.")] = True
+    vsock: Annotated[bool, _s("Listen on AF_VSOCK for guests that are agents with a `cid`.")] = False
     upstream_idle_s: Annotated[
         float, _s("Idle backend connections are kept for this long (vLLM closes at 5 s).", unit="s", gt=0)
     ] = 3
@@ -116,19 +139,19 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
-    """`[tenant NAME]`: what one tenant may have. Checked, but without effect yet."""
+    """`[tenant NAME]`: what one tenant may have."""
 
     rate_limit: Annotated[
         str,
         _s(
             "Requests per `s`, `min` or `hour`: `100/min`.",
-            effect=False,
             expected="a rate like 100/min",
             pattern="^([1-9][0-9]*/(s|min|hour))?$",
         ),
     ] = ""
-    models: Annotated[str, _s("Models its agents may use, separated by commas; empty for all.", effect=False)] = ""
-    weight: Annotated[float, _s("Share of the backend beside other tenants.", effect=False, gt=0, le=1000)] = 1
+    models: Annotated[str, _s("Models its agents may use, separated by commas; empty for all.")] = ""
+    weight: Annotated[float, _s("Share of the backend beside other tenants.", gt=0, le=1000)] = 1
+    cache_group: Annotated[str, _s("Tenants of one group share a prefix cache; empty: the tenant's own.")] = ""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,6 +312,11 @@ class Paths(msgspec.Struct, frozen=True):
     @property
     def redis_socket(self) -> Path:
         return self.runtime / "redis.sock"
+
+    @property
+    def admin_socket(self) -> Path:
+        """The proxy's own: readiness and metrics."""
+        return self.runtime / "proxy.sock"
 
     def agent_socket(self, agent: str) -> Path:
         """The agent's own listener: whoever connects there is this agent."""

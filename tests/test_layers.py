@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "agents": LEAVES | {"link", "sandbox.client", "store"},
     "inference": LEAVES | {"models", "host", "store"},
     "inference.demo": LEAVES | {"wire", "dialects"},
-    "proxy": LEAVES | {"wire", "dialects", "link", "models", "store"},
+    "proxy": LEAVES | {"wire", "dialects", "link", "models", "store", "host"},
     "control": LEAVES | {"agents", "inference", "models", "link", "store", "sandbox.client", "host"},
     "appliance": LEAVES | {"host", "store", "inference", "link", "sandbox.client", "control.client", "demo_agents"},
     "demo_agents": set(),

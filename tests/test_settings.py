@@ -63,7 +63,7 @@ def test_the_snippet_of_the_original_specification_loads_as_it_is(tmp_path: Path
 
 def test_the_snippet_names_every_key_the_inference_section_had_there() -> None:
     keys = {line.key for line in read(SEED_SNIPPET, "x", [])[0]}
-    assert keys == set(rows_of("inference", SECTIONS["inference"])) - {"host"}
+    assert keys == set(rows_of("inference", SECTIONS["inference"])) - {"host", "vllm_scheduling_policy"}
 
 
 def test_flag_goes_before_environment_before_file_before_default() -> None:

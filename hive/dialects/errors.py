@@ -41,9 +41,10 @@ def render(error: HiveError, dialect: Dialect) -> bytes:
     """
     text = f"{error.message}; {error.hint}" if error.hint else error.message
     if dialect is Dialect.OLLAMA:
-        return _encode({"error": text, "src": "hive"})
+        return _encode({"error": text, "src": "hive", **error.details})
     kind = _OPENAI_TYPES.get(error.status, "server_error")
-    return _encode({"error": {"message": text, "type": kind, "param": None, "code": error.code, "src": "hive"}})
+    told = {"message": text, "type": kind, "param": None, "code": error.code, "src": "hive", **error.details}
+    return _encode({"error": told})
 
 
 def error_fields(error: HiveError) -> bytes:

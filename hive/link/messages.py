@@ -109,7 +109,7 @@ class AgentRow(Message, tag=True, frozen=True, kw_only=True):
 
     `gate`: `open`, `closed` (being put to sleep or being started), `asleep`, `refused` (stopped, error, created).
     `model_digest`, `ingress_digest`: SHA-256 of the agent's two tokens, hex. `address`: where its
-    port listens, `host:port`.
+    port listens, `host:port`. `cid`: the AF_VSOCK context id its guest connects from.
     """
 
     id: str
@@ -123,6 +123,7 @@ class AgentRow(Message, tag=True, frozen=True, kw_only=True):
     model_digest: str = ""
     ingress_digest: str = ""
     address: str | None = None
+    cid: int | None = None
 
 
 class DaemonTable(Message, tag=True, frozen=True, kw_only=True):

@@ -249,7 +249,7 @@ class Exchange:
         if admitted:
             self._8_ask_backend()
         else:
-            self.deadline = time.monotonic() + self._path.settings.proxy.line_wait_s
+            self.deadline = time.monotonic() + self._path.settings.proxy.queue_wait_s
 
     def on_turn(self) -> None:
         """A slot is this request's own now."""
@@ -528,8 +528,8 @@ class Exchange:
             self.parked = False
             self._saturated(f"the agent did not wake within {proxy.gate_wait_s:g} s", 2, Asleep)
         elif not self._sent_at:
-            wait_s = wait_for_turn_s(proxy.line_depth, 1, self._path.mean_duration_s)
-            self._saturated(f"no slot came free within {proxy.line_wait_s:g} s", wait_s)
+            wait_s = wait_for_turn_s(proxy.queue_depth, 1, self._path.mean_duration_s)
+            self._saturated(f"no slot came free within {proxy.queue_wait_s:g} s", wait_s)
         elif self._blocked:
             self.deadline = time.monotonic() + proxy.between_bytes_s  # it is the client that does not read
         elif self._first_at is None:

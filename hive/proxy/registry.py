@@ -28,7 +28,7 @@ class Entry:
     def __init__(self, row: AgentRow, gate: Gate, settings: ProxySettings) -> None:
         self.gate = gate
         self.window = SlidingWindow(settings.window_requests, settings.window_s)
-        self.line: Line[object] = Line(concurrency_of(row.tier, settings), settings.line_depth)
+        self.line: Line[object] = Line(concurrency_of(row.tier, settings), settings.queue_depth)
         self.connections: set[Connection] = set()
         self.listener: Listener | None = None
         self.learn(row, settings)

@@ -16,7 +16,7 @@ Hive = Any
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "hive.conf"
-    path.write_text("[inference]\nbackend = ollama\nvsock_port = 5\n[tenant acme]\nweight = 2\n")
+    path.write_text("[inference]\nbackend = ollama\ntier_low_models = x\n[tenant acme]\nweight = 2\n")
     return path
 
 
@@ -24,7 +24,7 @@ def test_settings_are_shown_with_what_has_no_effect_yet(no_daemon: Hive, file: P
     said = no_daemon("config", "show", "--config", str(file)).out
     lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in said.splitlines() if " " in line}
     assert lines["inference.backend"] == "ollama"
-    assert lines["inference.vsock_port"].split(maxsplit=1) == ["5", "not in effect yet"]
+    assert lines["inference.tier_low_models"].split(maxsplit=1) == ["x", "not in effect yet"]
     assert lines["proxy.gate_wait_s"] == "5 s"
     assert "tenant acme.weight" in said
 

@@ -328,7 +328,7 @@ async def test_above_its_tier_an_agent_waits_in_line_and_a_full_line_refuses_wit
             await go.wait()
             writer.write(answer(JSON_ANSWER))
 
-    async with proxied(tmp_path, line_depth=3) as (proxy, backend):
+    async with proxied(tmp_path, queue_depth=3) as (proxy, backend):
         backend.script = script
         clients = [await Client.unix(proxy.socket_path) for _ in range(6)]
         for client in clients[:5]:
@@ -351,7 +351,7 @@ async def test_whoever_waits_too_long_in_line_is_refused_and_gets_its_charge_bac
         await read_request(reader)
         await asyncio.sleep(3)
 
-    async with proxied(tmp_path, line_wait_s=0.2) as (proxy, backend):
+    async with proxied(tmp_path, queue_wait_s=0.2) as (proxy, backend):
         backend.script = script
         clients = [await Client.unix(proxy.socket_path) for _ in range(3)]
         for client in clients:
