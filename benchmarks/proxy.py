@@ -1,9 +1,14 @@
-"""CPU per request of Hive's proxy beside nginx's, in one run: `python benchmarks/proxy.py [--seconds 3] [--rounds 5]`.
+"""Hive's proxy beside nginx's, in one run: `python benchmarks/proxy.py [--seconds 3] [--rounds 5]`.
 
-The full path (token, allowlist, window, size, body decoded and rebuilt, line, pooled backend, metering, spool, Redis)
+The full path (token, allowlist, windows, size, body decoded and rebuilt, queue, pooled backend, metering, spool, Redis)
 against nginx with keep-alive upstreams and no buffering (benchmarks/nginx.conf). Both stand between wrk and the same
-nginx that returns a fixed answer. Interleaved: every round measures each once; figures are CPU time of the proxy
-process alone (utime + stime), which does not drift with the machine's load the way latency does.
+nginx that returns a fixed answer. Interleaved: every round measures each once. Three questions:
+
+- CPU a request: utime + stime of the proxy process alone, which does not drift with the machine's load as latency does;
+- requests a second: the proxy has a core of its own, wrk and the backend have the others;
+- what it adds: one connection, the three ways (direct, nginx, Hive) request by request in turn.
+
+`--litellm VENV` adds LiteLLM from a virtual environment (`pip install 'litellm[proxy]'`), in the first and the last.
 Needs nginx, wrk and redis-server. Loopback only; ends by itself.
 """
 
@@ -14,27 +19,19 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 import socket
 import statistics
 import subprocess
-import sys
-import tempfile
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
-import redis
+from peers import TOKEN, Daemon, Peer, Peers, free_port, percentile, spread
 
-from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
-from hive.link.link import Link, Reply
-from hive.link.messages import AgentRow, DaemonTable, Hello, Marks, Message, ProxyTable
-from hive.link.server import LinkServer
-from hive.settings import Paths
+__all__ = ["Daemon", "free_port"]
 
-HERE = Path(__file__).parent
-TOKEN = "hm_benchmark"
 ANSWER = (
     '{"id":"chatcmpl-1","object":"chat.completion","created":0,"model":"m","choices":[{"index":0,"message":{"role":'
     '"assistant","content":"Hello there, how can I help you today?"},"finish_reason":"stop"}],"usage":{"prompt_tokens":'
@@ -58,221 +55,195 @@ OPENAI_HEAD = {
     "x-stainless-retry-count": "0",
     "x-stainless-read-timeout": "600",
 }
-CONF = """
-[proxy]
-window_requests = 100000000
-tier_high_concurrency = 1000
-queue_depth = 1000
-"""
+TARGET = "/v1/chat/completions"
+CPU_RATIO_MAX, CPU_RATIO_AIM = 2.5, 2.0
+REQUESTS_MIN = 15_000
+ADDED_MS_MAX, P99_MS_MAX = 0.40, 1.5
+LATENCY_PAIRS = 7
+LATENCY_REQUESTS = 600
+"""Of each of the three in a pair; their p99 is the 6th slowest."""
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+def fields_of(head: dict[str, str]) -> dict[str, str]:
+    return {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}", **head}
 
 
-class Nginx:
-    """One nginx process: the fixed answer (`backend`) or the proxy before it (`proxy`)."""
-
-    def __init__(self, directory: Path, role: str, backend_port: int = 0) -> None:
-        self.port = free_port()
-        conf = (HERE / "nginx.conf").read_text()
-        other = "proxy" if role == "backend" else "backend"
-        before, _, rest = conf.partition(f"# BEGIN {other}")
-        conf = before + rest.partition(f"# END {other}")[2]
-        for name, value in {
-            "DIR": str(directory),
-            "NAME": role,
-            "PORT": str(self.port),
-            "BACKEND": str(backend_port or self.port),
-            "ANSWER": ANSWER,
-        }.items():
-            conf = conf.replace(name, value)
-        path = directory / f"{role}.conf"
-        path.write_text(conf)
-        self.process = subprocess.Popen(["nginx", "-c", str(path), "-p", str(directory)])
-        wait_for_port(self.port)
+def whole_request(head: dict[str, str]) -> bytes:
+    lines = "".join(f"{name}: {value}\r\n" for name, value in {"Host": "h", **fields_of(head)}.items())
+    return f"POST {TARGET} HTTP/1.1\r\n{lines}Content-Length: {len(BODY)}\r\n\r\n{BODY}".encode()
 
 
-def wait_for_port(port: int) -> None:
-    deadline = time.monotonic() + 10
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-
-
-class Daemon:
-    """Stands in for the daemon on the link: tells the proxy one agent and the backend, and passes on the marks."""
-
-    def __init__(self, paths: Paths, backend: str, live: redis.Redis[bytes]) -> None:
-        self._backend = backend
-        self._live = live
-        self._epoch = ""
-        self._link: Link | None = None
-        self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        LinkServer(
-            paths.link_socket,
-            name="daemon",
-            uids=frozenset({os.getuid()}),
-            on_link=self._here,
-            on_message=self._heard,
-            on_lost=lambda _: None,
-        )
-
-    def _here(self, link: Link) -> None:
-        self._link = link
-        digest = hashlib.sha256(TOKEN.encode()).hexdigest()
-        row = AgentRow(
-            id="bench", name="bench", generation=1, gate="open", status="running", tier=Tier.HIGH, model_digest=digest
-        )
-        backend = BackendInfo(kind=BackendKind.LLAMA, address=self._backend, up=True)
-        link.tell(Hello(role="daemon", epoch="bench"))
-        link.tell(DaemonTable(agents=[row], backend=backend, models=[ModelInfo(name="m")], marks={}))
-
-    def _heard(self, _link: Link, message: Message, _reply: Reply | None) -> None:
-        if isinstance(message, Hello):
-            self._epoch = message.epoch
-        if isinstance(message, ProxyTable) and not self.port.done():
-            self.port.set_result(message.port)
-
-    def commit(self) -> None:
-        """All that is in the stream counts as committed (what the real daemon does with SQLite)."""
-        last = self._live.xrevrange("hive:usage", count=1)
-        if last and self._link is not None:
-            fields = last[0][1]
-            self._live.xtrim("hive:usage", maxlen=0)
-            self._link.tell(Marks(marks={self._epoch: int(fields.get(b"to", fields[b"n"]))}))
+# CPU and requests a second -------------------------------------------------------------------------------------------
 
 
 def wrk_script(path: Path, head: dict[str, str]) -> Path:
-    fields = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}", **head}
     lines = ['wrk.method = "POST"', f"wrk.body = [=[{BODY}]=]"]
-    lines += [f'wrk.headers["{name}"] = "{value}"' for name, value in fields.items()]
+    lines += [f'wrk.headers["{name}"] = "{value}"' for name, value in fields_of(head).items()]
     path.write_text("\n".join(lines))
     return path
 
 
-def cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
-async def measure(pid: int, port: int, script: Path, seconds: float, connections: int) -> tuple[float, float]:
+async def load(peer: Peer, script: Path, seconds: float, connections: int) -> tuple[float, float]:
     """(CPU µs a request, requests a second) of the process over one run of wrk."""
-    process = psutil.Process(pid)
-    before = cpu_s(process)
+    before = peer.cpu_s
     wrk = await asyncio.create_subprocess_exec(
-        "wrk",
-        *("-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(script)),
-        f"http://127.0.0.1:{port}/v1/chat/completions",
+        *("wrk", "-t1", f"-c{connections}", f"-d{seconds:g}s", "-s", str(script)),
+        f"http://127.0.0.1:{peer.port}{TARGET}",
         stdout=subprocess.PIPE,
     )
     output = (await wrk.communicate())[0].decode()
-    used = cpu_s(process) - before
+    used = peer.cpu_s - before
     requests = int(next(line for line in output.splitlines() if "requests in" in line).split()[0])
     if "Non-2xx" in output or "Socket errors" in output:
-        raise SystemExit(f"wrk saw errors:\n{output}")
-    return used / requests * 1e6, requests / seconds
+        raise SystemExit(f"wrk saw errors at {peer.name}:\n{output}")
+    return used / max(requests, 1) * 1e6, requests / seconds
 
 
-async def run(arguments: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory(prefix="hive-bench-") as name:
-        directory = Path(name)
-        paths = Paths(directory / "state", directory / "run")
-        paths.state.mkdir()
-        paths.runtime.mkdir()
-        (directory / "hive.conf").write_text(CONF)
-        started: list[subprocess.Popen[bytes]] = []
-        try:
-            started.append(
-                subprocess.Popen(
-                    ["redis-server", "--port", "0", "--unixsocket", str(paths.redis_socket), "--save", ""],
-                    stdout=subprocess.DEVNULL,
-                )
-            )
-            backend = Nginx(directory, "backend")
-            proxy = Nginx(directory, "proxy", backend.port)
-            started += [backend.process, proxy.process]
-            while not paths.redis_socket.exists():
-                await asyncio.sleep(0.02)
-            live: redis.Redis[bytes] = redis.Redis(unix_socket_path=str(paths.redis_socket))
-            daemon = Daemon(paths, f"127.0.0.1:{backend.port}", live)
-            hive = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "hive", "proxy"),
-                    *("--state-dir", str(paths.state), "--runtime-dir", str(paths.runtime)),
-                    *("--config", str(directory / "hive.conf"), "--port", "0", "--ingress-port", "0"),
-                ],
-            )
-            started.append(hive)
-            port = await asyncio.wait_for(daemon.port, 20)
-            ticker = asyncio.get_running_loop().create_task(commits(daemon))
-            await compare(arguments, directory, (hive.pid, port), (proxy.process.pid, proxy.port))
-            ticker.cancel()
-        finally:
-            for process in reversed(started):
-                process.terminate()
-            for process in started:
-                process.wait(15)
-
-
-async def commits(daemon: Daemon) -> None:
-    while True:
-        await asyncio.sleep(0.2)
-        await asyncio.to_thread(daemon.commit)
-
-
-async def compare(
-    arguments: argparse.Namespace, directory: Path, hive: tuple[int, int], nginx: tuple[int, int]
+async def compare_cpu(
+    arguments: argparse.Namespace, directory: Path, peers: Sequence[Peer], label: str, head: dict[str, str]
 ) -> None:
-    """Prints the figures: openai-python's head, then a bare one; Hive and nginx in turn, the ratio pair by pair."""
-    print(f"CPU of the proxy process per request, {len(BODY)}-byte chat body, {arguments.connections} kept connections")
-    for label, head in (("openai-python's head", OPENAI_HEAD), ("bare head", {})):
-        script = wrk_script(directory / "wrk.lua", head)
-        for pid, port in (hive, nginx):
-            await measure(pid, port, script, 1, arguments.connections)
-        pairs = []
+    script = wrk_script(directory / "wrk.lua", head)
+    figures: dict[str, list[float]] = {peer.name: [] for peer in peers}
+    for warm in range(arguments.rounds + 1):
+        for peer in peers:
+            us, _ = await load(peer, script, arguments.seconds if warm else 1, arguments.connections)
+            if warm:
+                figures[peer.name].append(us)
+    nginx = figures["nginx"]
+    told = "   ".join(f"{name} {statistics.median(found):.1f} µs" for name, found in figures.items())
+    ratio = spread([ours / peer for ours, peer in zip(figures["hive"], nginx, strict=True)])
+    print(f"  {label:21} {told}   ratio {ratio}; at most {CPU_RATIO_MAX}, aim {CPU_RATIO_AIM}")
+
+
+async def compare_alone(
+    arguments: argparse.Namespace, directory: Path, hive: Peer, nginx: Peer, others: Sequence[Peer]
+) -> None:
+    """The proxy that is measured has a processor of its own; everything else of this benchmark has the others.
+
+    Where other programs run on the same machine, what it does in a second of CPU time is what it could do alone.
+    """
+    first, *rest = sorted(os.sched_getaffinity(0))
+    if not rest:
+        print("  requests a second: this machine has one processor")
+        return
+    script = wrk_script(directory / "wrk.lua", OPENAI_HEAD)
+    os.sched_setaffinity(0, rest)  # wrk is born with it
+    for peer in (*others, hive, nginx):
+        peer.pin(rest)
+    figures: dict[str, list[tuple[float, float]]] = {"hive": [], "nginx": []}
+    try:
         for _ in range(arguments.rounds):
-            ours = await measure(*hive, script, arguments.seconds, arguments.connections)
-            peer = await measure(*nginx, script, arguments.seconds, arguments.connections)
-            pairs.append((ours, peer))
-        ours_us = statistics.median(pair[0][0] for pair in pairs)
-        peer_us = statistics.median(pair[1][0] for pair in pairs)
-        ratios = sorted(pair[0][0] / pair[1][0] for pair in pairs)
+            for peer in (hive, nginx):
+                os.sched_setaffinity(peer.pid, [first])
+                figures[peer.name].append(await load(peer, script, arguments.seconds, arguments.connections))
+                os.sched_setaffinity(peer.pid, rest)
+    finally:
+        os.sched_setaffinity(0, [first, *rest])
+        for peer in (*others, hive, nginx):
+            peer.pin([first, *rest])
+    for name, what in (("requests a second", 1), ("of its CPU time", 0)):
+        ours, theirs = ([1e6 / us if what == 0 else per_s for us, per_s in found] for found in figures.values())
         print(
-            f"  {label:21} hive {ours_us:6.1f} µs   nginx {peer_us:6.1f} µs   ratio {statistics.median(ratios):.2f}"
-            f" ({ratios[0]:.2f}-{ratios[-1]:.2f})   {statistics.median(pair[0][1] for pair in pairs):.0f} vs"
-            f" {statistics.median(pair[1][1] for pair in pairs):.0f} requests/s"
+            f"  {name:21} hive {spread(ours, ',.0f')}   nginx {statistics.median(theirs):,.0f}"
+            f"   ratio {statistics.median(ours) / statistics.median(theirs):.2f}; at least {REQUESTS_MIN:,}"
         )
-    where()
+
+
+# what it adds --------------------------------------------------------------------------------------------------------
+
+
+class Caller:
+    """One kept connection, asked one request at a time by a client that only waits."""
+
+    def __init__(self, port: int, request: bytes) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", port), 10)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._request = request
+
+    def ask_ms(self) -> float:
+        begun = time.perf_counter()
+        self._sock.sendall(self._request)
+        answer = b""
+        while not _is_whole(answer):
+            more = self._sock.recv(65536)
+            if not more:
+                raise SystemExit(f"the connection was closed after {answer[:200]!r}")
+            answer += more
+        took_ms = (time.perf_counter() - begun) * 1e3
+        if not answer.startswith(b"HTTP/1.1 200"):
+            raise SystemExit(f"answered {answer[:200]!r}")
+        return took_ms
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def _is_whole(answer: bytes) -> bool:
+    head, end, body = answer.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)\r\ncontent-length: *([0-9]+)", head)
+    return bool(end) and (body.endswith(b"0\r\n\r\n") if length is None else len(body) >= int(length[1]))
+
+
+def latencies(ports: dict[str, int], count: int) -> dict[str, list[float]]:
+    """Milliseconds of each request; in turn, so that whatever slows the machine slows all of them."""
+    request = whole_request(OPENAI_HEAD)
+    callers = {name: Caller(port, request) for name, port in ports.items()}
+    found: dict[str, list[float]] = {name: [] for name in callers}
+    for number in range(count + 20):
+        for name, caller in callers.items():
+            took_ms = caller.ask_ms()
+            if number >= 20:
+                found[name].append(took_ms)
+    for caller in callers.values():
+        caller.close()
+    return found
+
+
+async def compare_latency(ports: dict[str, int]) -> None:
+    pairs = [await asyncio.to_thread(latencies, ports, LATENCY_REQUESTS) for _ in range(LATENCY_PAIRS)]
+    direct = statistics.median(statistics.median(pair["direct"]) for pair in pairs)
+    told = []
+    for name in ports:
+        if name != "direct":
+            added = statistics.median(
+                statistics.median(pair[name]) - statistics.median(pair["direct"]) for pair in pairs
+            )
+            told.append(f"{name} {added:.3f} ms")
+    print(f"  {'added at the median':21} {'   '.join(told)}   (direct {direct:.3f} ms); at most {ADDED_MS_MAX:.2f} ms")
+    tails = [percentile(pair["hive"], 0.99) - percentile(pair["nginx"], 0.99) for pair in pairs]
+    whole = {name: statistics.median(percentile(pair[name], 0.99) for pair in pairs) for name in ports}
+    told = [f"{name} {ms:.3f} ms" for name, ms in whole.items()]
+    print(f"  {'p99':21} {'   '.join(told)}   hive - nginx {spread(tails)} ms; at most {P99_MS_MAX} ms")
+
+
+# where it goes -------------------------------------------------------------------------------------------------------
 
 
 def where() -> None:
     """Where Hive's share goes: each step alone, in this process."""
+    import msgspec
+
     from hive.domain import UsageEvent
-    from hive.proxy import body, endpoints
+    from hive.proxy import endpoints
     from hive.proxy.limits import SlidingWindow
     from hive.proxy.metering import read_cost
-    from hive.wire.http1 import RequestParser, ResponseParser
+    from hive.wire.http1 import KnownHead, RequestParser, Response, ResponseParser
 
     class Nothing:
         def on_head(self, request: object) -> None: ...
         def on_body(self, request: object, size: int) -> None: ...
         def on_request(self, request: object) -> None: ...
 
+    request = whole_request(OPENAI_HEAD)
     parser = RequestParser(Nothing(), max_body=1 << 24)
-    fields = {"Host": "h", "Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}", **OPENAI_HEAD}
-    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-    request = f"POST /v1/chat/completions HTTP/1.1\r\n{lines}Content-Length: {len(BODY)}\r\n\r\n{BODY}".encode()
-    reply = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(ANSWER)}\r\n\r\n{ANSWER}"
+    parser.feed(request)
+    reply = (
+        f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(ANSWER)}\r\n\r\n{ANSWER}".encode()
+    )
+    known = KnownHead(Response())
+    ResponseParser(known).feed(reply)
     window = SlidingWindow(10, 60)
-    encode = __import__("msgspec").json.Encoder().encode
+    encode = msgspec.json.Encoder().encode
     event = UsageEvent(
         id="e-1",
         epoch="e",
@@ -281,21 +252,45 @@ def where() -> None:
         tenant="t",
         model="m",
         backend="b",
-        endpoint="/v1/chat/completions",
+        endpoint=TARGET,
     )
     steps: dict[str, Callable[[], object]] = {
-        "head and framing (1)": lambda: parser.feed(request),
-        "token digest (1)": lambda: hashlib.sha256(TOKEN.encode()).hexdigest(),
-        "allowlist (2)": lambda: endpoints.find(b"POST", b"/v1/chat/completions"),
+        "head and framing, known (1)": lambda: parser.feed(request),
+        "token digest, first time (1)": lambda: hashlib.sha256(TOKEN.encode()).hexdigest(),
+        "allowlist, first time (2)": lambda: endpoints.find(b"POST", TARGET.encode()),
         "window (3)": lambda: window.take(1e9),
-        "body decoded and rebuilt (5)": lambda: body.read(BODY.encode(), default_model="", streams=False),
-        "answer parsed (9)": lambda: ResponseParser().feed(reply.encode()),
+        "answer parsed, known head (9)": lambda: ResponseParser(known).feed(reply),
+        "answer parsed, new head (9)": lambda: ResponseParser().feed(reply),
         "usage read (9)": lambda: read_cost(ANSWER.encode()),
         "usage event encoded (10)": lambda: encode(event),
     }
-    print("where it goes (alone, µs); the rest is event loop, four system calls, the spool's write, and Python between")
+    print(
+        "where it goes (alone, µs); the rest is event loop, four system calls, a share of the spool's, Python between"
+    )
     for name, step in steps.items():
         print(f"  {name:30} {min(timeit.repeat(step, number=2000, repeat=5)) / 2000 * 1e6:5.1f}")
+
+
+async def run(arguments: argparse.Namespace) -> None:
+    async with Peers() as peers:
+        backend = peers.nginx("backend", answer=ANSWER)
+        nginx = peers.nginx("proxy", backend=backend.port)
+        hive = await peers.hive(backend.port)
+        rivals = [hive, nginx]
+        print(f"CPU of the proxy process per request, {len(BODY)}-byte chat body, {arguments.connections} connections")
+        await compare_cpu(arguments, peers.directory, rivals, "openai-python's head", OPENAI_HEAD)
+        await compare_cpu(arguments, peers.directory, rivals, "bare head", {})
+        print("the proxy alone on its processor")
+        await compare_alone(arguments, peers.directory, hive, nginx, [backend])
+        print(f"what it adds, one connection, {LATENCY_PAIRS} pairs of {LATENCY_REQUESTS} requests")
+        ports = {"direct": backend.port, "nginx": nginx.port, "hive": hive.port}
+        await compare_latency(ports)
+        if arguments.litellm is not None:
+            litellm = await peers.litellm(arguments.litellm, backend.port)
+            print("with LiteLLM")
+            await compare_cpu(arguments, peers.directory, [*rivals, litellm], "openai-python's head", OPENAI_HEAD)
+            await compare_latency({**ports, "litellm": litellm.port})
+    where()
 
 
 def main() -> None:
@@ -303,6 +298,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="length of one measurement")
     parser.add_argument("--rounds", type=int, default=5, help="pairs measured")
     parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--litellm", type=Path, metavar="VENV", help="compare with LiteLLM from this environment too")
     asyncio.run(run(parser.parse_args()))
 
 

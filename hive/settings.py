@@ -146,7 +146,7 @@ class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
         _s(
             "Requests per `s`, `min` or `hour`: `100/min`.",
             expected="a rate like 100/min",
-            pattern="^([1-9][0-9]*/(s|min|hour))?$",
+            pattern="^([1-9][0-9]*(req)?/(s|min|hour))?$",
         ),
     ] = ""
     models: Annotated[str, _s("Models its agents may use, separated by commas; empty for all.")] = ""
@@ -163,6 +163,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     agents: Agents = Agents()
     daemon: Daemon = Daemon()
     tenants: dict[str, TenantRow] = {}
+    fields: dict[str, dict[str, str]] = {}
+    """`[fields TARGET]`: field → its line (field_rules.py)."""
 
 
 SECTIONS: dict[str, type[msgspec.Struct]] = {

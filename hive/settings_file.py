@@ -16,8 +16,12 @@ import msgspec
 
 from hive.domain import is_name
 from hive.errors import ConfigError
+from hive.field_rules import EVERYWHERE, TARGETS, field_name, parse_line
 from hive.settings import SECTIONS, VARIABLES, Row, Settings, TenantRow, rows_of
 
+TENANT_RATE = "TENANT_RATE_LIMIT_"
+"""Begins the environment's names of tenants' rate limits; what follows is the tenant."""
+NO_TENANT = "a tenant's name is a letter a-z, then up to 39 of a-z, 0-9 and -"
 DEFAULT_FILE = Path("/etc/hive/hive.conf")
 FILE_MAX_BYTES = 1024 * 1024
 
@@ -99,6 +103,7 @@ class _Draft:
         self._tables = {section: rows_of(section, struct) for section, struct in SECTIONS.items()}
         self._values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
         self._tenants: list[str] = []
+        self._fields: dict[str, dict[str, str]] = {}
         self.origins: dict[str, Origin] = {}
         self.problems: list[str] = []
 
@@ -107,13 +112,16 @@ class _Draft:
         for number, section in sections:
             tenant = _tenant_of(section)
             if tenant is not None and is_name(tenant):
-                self._tables.setdefault(section, rows_of(section, TenantRow))
-                self._values.setdefault(section, {})
-                self._tenants.append(section)
+                self._know_tenant(section)
+            elif (target := _target_of(section)) in (EVERYWHERE, *TARGETS):
+                self._fields.setdefault(target, {})
             elif section not in SECTIONS:
-                self.problems.append(f"{self._name}:{number}: [{section}]: {_no_section(section, tenant)}")
+                self.problems.append(f"{self._name}:{number}: [{section}]: {_no_section(section, tenant, target)}")
         for line in lines:
             where = f"{self._name}:{line.number}"
+            if (target := _target_of(line.section)) in self._fields:
+                self._take_field(target, line, where)
+                continue
             known = self._tables.get(line.section)
             if known is None:
                 continue  # its section is reported already
@@ -122,15 +130,49 @@ class _Draft:
                 continue
             self._put(known[line.key], line.value, f"{where}: [{line.section}] {line.key}", Origin("file", where))
 
+    def _take_field(self, target: str, line: Line, where: str) -> None:
+        """A row of `[fields TARGET]`; names are compared as bodies' names are, so `N` and `n` are one."""
+        said = f"{where}: [{line.section}] {line.key}"
+        try:
+            name = field_name(line.key)
+            parse_line(line.value)
+        except ValueError as error:
+            self.problems.append(f"{said}: {error}")
+            return
+        if name in self._fields[target]:
+            self.problems.append(f"{said}: already set as {name}")
+        self._fields[target][name] = line.value
+        self.origins[f"fields {target}.{name}"] = Origin("file", where)
+
     def take_environment(self, env: Mapping[str, str]) -> None:
         """An empty variable is an unset one: compose files write `NAME=`."""
         for row in self._rows():
             if row.env and env.get(row.env):
                 self._put(row, env[row.env], row.env, Origin("environment", row.env))
+        for name, value in env.items():
+            if name.startswith(TENANT_RATE) and value:
+                self._take_tenant_rate(name, value)
         for variable in VARIABLES:
             given = env.get(variable.name)
             if given and not re.fullmatch(variable.pattern, given):
                 self.problems.append(f"{variable.name}: expected {variable.expected}")
+
+    def _take_tenant_rate(self, name: str, value: str) -> None:
+        """`TENANT_RATE_LIMIT_acme=100req/min` is `rate_limit` of `[tenant acme]`."""
+        tenant = name.removeprefix(TENANT_RATE)
+        if not is_name(tenant):
+            self.problems.append(f"{name}: {NO_TENANT}")
+            return
+        section = f"tenant {tenant}"
+        self._know_tenant(section)
+        self._put(self._tables[section]["rate_limit"], value, name, Origin("environment", name))
+
+    def _know_tenant(self, section: str) -> None:
+        if section in self._tables:
+            return
+        self._tables[section] = rows_of(section, TenantRow)
+        self._values[section] = {}
+        self._tenants.append(section)
 
     def take_flags(self, flags: Mapping[str, object]) -> None:
         for row in self._rows():
@@ -146,7 +188,7 @@ class _Draft:
     def settings(self) -> Settings:
         sections: dict[str, Any] = {name: struct(**self._values[name]) for name, struct in SECTIONS.items()}
         tenants = {_tenant_of(section) or "": TenantRow(**self._values[section]) for section in self._tenants}
-        return Settings(**sections, tenants=tenants)
+        return Settings(**sections, tenants=tenants, fields=self._fields)
 
     def _rows(self) -> list[Row]:
         return [row for table in self._tables.values() for row in table.values()]
@@ -246,10 +288,18 @@ def _tenant_of(section: str) -> str | None:
     return tenant.strip() if kind == "tenant" else None
 
 
-def _no_section(section: str, tenant: str | None) -> str:
+def _target_of(section: str) -> str:
+    """The endpoint of `[fields TARGET]`, empty for another section."""
+    kind, _, target = section.partition(" ")
+    return target.strip() if kind == "fields" else ""
+
+
+def _no_section(section: str, tenant: str | None, target: str) -> str:
     if tenant is not None:
-        return "a tenant's name is a letter a-z, then up to 39 of a-z, 0-9 and -"
-    return "no such section" + _nearest(section, [*SECTIONS, "tenant NAME"])
+        return NO_TENANT
+    if target:
+        return "no endpoint with fields" + _nearest(target, [EVERYWHERE, *TARGETS])
+    return "no such section" + _nearest(section, [*SECTIONS, "tenant NAME", "fields TARGET"])
 
 
 def _nearest(word: str, known: Iterable[str]) -> str:

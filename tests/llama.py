@@ -62,10 +62,13 @@ def free_port() -> int:
 
 
 @contextmanager
-def serve(folder: Path, *, on_socket: bool = False, as_router: bool = False) -> Iterator[LlamaServer]:
+def serve(
+    folder: Path, *, on_socket: bool = False, as_router: bool = False, template: str = ""
+) -> Iterator[LlamaServer]:
     """llama-server on a free port, or on a socket in `folder`, where its model and log lie too; ready to answer.
 
-    `as_router`: it starts without a model and loads `MODEL` when it is first asked for.
+    `as_router`: it starts without a model and loads `MODEL` when it is first asked for. `template`: a chat template
+    instead of the model's.
     """
     path = program()
     if path is None:
@@ -78,6 +81,9 @@ def serve(folder: Path, *, on_socket: bool = False, as_router: bool = False) -> 
     address = str(folder / "llama.sock") if on_socket else f"127.0.0.1:{port}"
     command = [str(path), *(["--host", address] if on_socket else ["--host", "127.0.0.1", "--port", str(port)])]
     command += ["--models-dir", str(models)] if as_router else ["-m", str(model), "--alias", MODEL]
+    if template:
+        (folder / "template.jinja").write_text(template)
+        command += ["--jinja", "--chat-template-file", str(folder / "template.jinja")]
     command += ["--parallel", "4", "--metrics", "-c", "16384", "--threads", "1", "--sse-ping-interval", "1"]
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as process:
         try:

@@ -12,8 +12,10 @@ import socket
 import stat
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -455,3 +457,28 @@ async def test_a_task_that_fails_is_logged_with_its_name(caplog: pytest.LogCaptu
     await until(lambda: caplog.records)
     assert "task_failed task=wake a1" in caplog.text
     assert "a bug" in caplog.text
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_a_peer_that_dies_with_bytes_on_both_sides_is_heard_out_and_missed(run: Callable[[Any], None]) -> None:
+    """Killed with ours unread and last words of its own: uvloop calls a reader once and never again then."""
+
+    async def scene() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        heard: list[Message] = []
+        lost = asyncio.Event()
+        link = Link(
+            ours,
+            name="x",
+            on_message=lambda _link, message, _reply: heard.append(message),
+            on_lost=lambda _: lost.set(),
+        )
+        await asyncio.sleep(0)
+        link.tell(Quiet(agent="unread"))
+        theirs.send(pack(Envelope(0, 0, 0, Quiet(agent="last words"))))
+        theirs.close()
+        await asyncio.wait_for(lost.wait(), 5)
+        assert heard == [Quiet(agent="last words")]
+
+    run(scene())

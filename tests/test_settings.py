@@ -219,3 +219,53 @@ def test_any_value_is_its_type_or_a_refusal(row: object, text: str) -> None:
         assert row.expected in error.message  # noqa: PT017 - either outcome is right
         return
     assert type(getattr(getattr(loaded.settings, row.section), row.key)) is row.kind
+
+
+def test_rows_of_fields_are_read_by_endpoint_and_folded_name() -> None:
+    text = "[fields /api/chat]\nOptions.Num_CTX = allow\nn : clamp 1..2\n[fields  *]\nuser = drop low; allow high\n"
+    loaded = load_text(text, env={})
+    assert loaded.settings.fields == {
+        "/api/chat": {"options.num_ctx": "allow", "n": "clamp 1..2"},
+        "*": {"user": "drop low; allow high"},
+    }
+    assert str(loaded.origins["fields /api/chat.options.num_ctx"]) == "file hive.conf:2"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "[fields /v1/chat/completion]\nn = drop\n",
+            ":1: [fields /v1/chat/completion]: no endpoint with fields; did you mean `/v1/chat/completions`?",
+        ),
+        ("[fields]\nn = drop\n", "[fields]: no such section"),
+        ("[feilds *]\nn = drop\n", "[feilds *]: no such section"),
+        ("[fields *]\nn = dorp\n", "/etc/hive/hive.conf:2: [fields *] n: no such rule: dorp; did you mean `drop`?"),
+        ("[fields *]\nn = drop\nN = allow\n", ":3: [fields *] N: already set as n"),
+        ("[fields *]\na. = drop\n", "[fields *] a.: expected a field, or `field.inner` for one inside an object"),
+    ],
+)
+def test_what_is_wrong_with_a_field_is_said_with_line_and_key(text: str, said: str) -> None:
+    assert said in refused(text)
+
+
+def test_a_tenants_rate_limit_comes_from_the_environment_too() -> None:
+    file = "[tenant acme]\nrate_limit = 5/s\nweight = 2\n"
+    env = {"TENANT_RATE_LIMIT_acme": "100req/min", "TENANT_RATE_LIMIT_community-x": "1/hour", "TENANT_RATE_LIMIT_y": ""}
+    loaded = load_text(file, env=env)
+    tenants = loaded.settings.tenants
+    assert {name: row.rate_limit for name, row in tenants.items()} == {"acme": "100req/min", "community-x": "1/hour"}
+    assert tenants["acme"].weight == 2
+    assert str(loaded.origins["tenant acme.rate_limit"]) == "environment TENANT_RATE_LIMIT_acme"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("TENANT_RATE_LIMIT_Acme", "5/s", "a tenant's name is a letter"),
+        ("TENANT_RATE_LIMIT_acme", "lots", "expected a rate like 100/min"),
+    ],
+)
+def test_a_tenants_rate_limit_that_means_nothing_is_said(name: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load_text("", env={name: value})

@@ -467,6 +467,9 @@ class Life:
         self._world.gates.gone(self.agent.id)
 
     async def _change_spec(self, spec: AgentSpec) -> None:
+        if spec.cid != self.agent.spec.cid and self.status not in _AT_REST:  # its guest would go on calling from there
+            hint = f"hive agent stop {self.agent.name}, then change it"
+            raise WrongState(f"the cid of an agent that is {self.status} cannot be changed", hint=hint)
         changed = msgspec.structs.replace(self.agent, spec=spec)
         await self._world.save(changed)
         self.agent = changed

@@ -21,6 +21,8 @@ COMMAND_MAX_BYTES = 128 * 1024
 ENV_MAX_BYTES = 64 * 1024
 TOML_MAX_BYTES = 1024 * 1024
 IDLE_MAX_S = 365 * 24 * 3600.0
+CIDS = range(3, 2**32 - 1)
+"""0 to 2 are the hypervisor's and this machine's own, the last one stands for any (vsock(7))."""
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODEL = re.compile(r"[!-~]{1,255}")
@@ -37,6 +39,7 @@ _SEED_NAMES = {
     "idleS": "idle_s",
     "autoSleepIdleSeconds": "idle_s",
     "restartPolicy": "restart",
+    "vsockCID": "cid",
 }
 """Spellings of the original specification."""
 _LATER = frozenset({"systemPrompt", "system_prompt", "prewarmOnStart", "prewarm_on_start"})
@@ -80,6 +83,8 @@ def check(spec: AgentSpec, *, find: FindProgram = find_program) -> AgentSpec:
         raise BadRequest(f"port: {spec.port} is not from 1 to 65535")
     if spec.idle_s is not None and not 0 <= spec.idle_s <= IDLE_MAX_S:
         raise BadRequest(f"idle_s: {spec.idle_s:g} is not from 0 to {IDLE_MAX_S:.0f} seconds; 0 is never")
+    if spec.cid is not None and spec.cid not in CIDS:
+        raise BadRequest(f"cid: {spec.cid} is not from {CIDS[0]} to {CIDS[-1]}")
     if spec.model is not None and not _MODEL.fullmatch(spec.model):
         raise BadRequest("model: expected 1 to 255 printable characters without spaces")
     _check_env(spec.env)

@@ -61,7 +61,7 @@ def write_socket(paths: Paths) -> None:
 
 def clear(paths: Paths) -> None:
     """Removes what an ended Hive leaves that only means something while it runs: sockets and the way to them."""
-    named = (paths.api_socket, paths.link_socket, paths.sandbox_socket, paths.redis_socket)
+    named = (paths.api_socket, paths.link_socket, paths.sandbox_socket, paths.redis_socket, paths.admin_socket)
     agents = paths.runtime / "a"
     for path in (*named, paths.runtime / DEMO_SOCKET, paths.state / "socket", *agents.glob("*.sock")):
         with contextlib.suppress(OSError):

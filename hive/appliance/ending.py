@@ -18,8 +18,9 @@ from hive.sandbox.client import SandboxClient
 
 log = logging.getLogger("hive.up")
 
-GRACE_S = {"proxy": 10.0, "daemon": 10.0, "sandbox": 10.0, "backend": 3.0, "redis": 5.0}
-"""From SIGTERM to SIGKILL: the proxy ends its answers, the daemon commits what they cost, the helper thaws."""
+GRACE_S = {"proxy": 3.0, "daemon": 10.0, "sandbox": 10.0, "backend": 3.0, "redis": 5.0}
+"""From SIGTERM to SIGKILL: the daemon commits what was used, the helper thaws, the proxy says its last words after
+`drain_s`, in which its answers may end."""
 MARGIN_S = 15.0
 """More than an agent's own grace: the daemon stops all agents at once and then records it."""
 HURRY_S = 1.0
@@ -71,11 +72,12 @@ async def _kill_agents(helper: SandboxClient) -> None:
                 main.send(signal.SIGKILL)
 
 
-async def stop_children(children: Mapping[str, Child], interrupts: Interrupts) -> None:
-    """Ends the processes one after the other in ORDER."""
+async def stop_children(children: Mapping[str, Child], interrupts: Interrupts, *, drain_s: float) -> None:
+    """Ends the processes one after the other in ORDER; the proxy's answers may go on for `drain_s`."""
     for name in ORDER:
         if (child := children.get(name)) is not None:
-            await child.stop(grace_s=GRACE_S[name], hurry=interrupts.hurry.is_set)
+            grace_s = GRACE_S[name] + (drain_s if name == "proxy" else 0.0)
+            await child.stop(grace_s=grace_s, hurry=interrupts.hurry.is_set)
 
 
 async def kill_descendants() -> None:

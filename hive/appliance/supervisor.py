@@ -44,6 +44,7 @@ class Supervisor:
         screen: Screen,
         inherit: Sequence[int],
         stop_grace_s: float,
+        drain_s: float,
         default_state: bool,
     ) -> None:
         self._plan = plan
@@ -52,6 +53,7 @@ class Supervisor:
         self._screen = screen
         self._inherit = inherit
         self._stop_grace_s = stop_grace_s
+        self._drain_s = drain_s
         self._default_state = default_state
         self._children: dict[str, Child] = {}
         self._may_move = True
@@ -185,7 +187,7 @@ class Supervisor:
 
     async def _end(self) -> None:
         log.info("leaving")
-        await ending.stop_children(self._children, self._interrupts)
+        await ending.stop_children(self._children, self._interrupts, drain_s=self._drain_s)
         await ending.kill_descendants()
         self._helper.close()
         await self._daemon.close()

@@ -100,6 +100,7 @@ async def _run(options: UpOptions, loaded: Loaded, plan: Plan, lock_fd: int, scr
         screen=screen,
         inherit=(lock_fd, plan.watch_fd),
         stop_grace_s=loaded.settings.agents.stop_grace_s,
+        drain_s=loaded.settings.proxy.drain_s,
         default_state=options.state_dir is None,
     )
     return await supervisor.run(demo=options.demo, exit_after_s=options.exit_after_s, json=options.json)

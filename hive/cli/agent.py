@@ -229,6 +229,7 @@ def _shown(view: Answer) -> str:
         ("RAM", size(view["rss_bytes"]) if view["rss_bytes"] is not None else ""),
         ("CPU", span(view["cpu_us"] / 1e6) if view["cpu_us"] is not None else ""),
         ("Port", f"{view['port']} (ingress)" if view["port"] else ""),
+        ("CID", f"{view['cid']} (AF_VSOCK)" if view["cid"] else ""),
         ("Model", view["model"] or ""),
         ("Tier", f"{view['tier']}, tenant {view['tenant']}, restart {view['restart']}"),
         ("Under way", f"{view['in_flight']} in flight, {view['parked']} parked, {view['ingress_open']} ingress"),

@@ -32,6 +32,9 @@ def create(
     idle: Annotated[
         float | None, typer.Option(metavar="S", min=0, help="Seconds of quiet before it sleeps; 0 is never.")
     ] = None,
+    cid: Annotated[
+        int | None, typer.Option(metavar="N", min=3, max=2**32 - 2, help="AF_VSOCK context id of its machine.")
+    ] = None,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="For its environment.")] = None,
 ) -> None:
     """Creates an agent and starts it.
@@ -52,6 +55,7 @@ def create(
         model=model,
         restart=restart,
         idle_s=idle,
+        cid=cid,
         env=dict(_pair(item) for item in env or []),
     )
     view = call.client.post("/api/agents", _plain(check(spec)), timeout_s=START_S)

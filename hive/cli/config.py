@@ -90,6 +90,19 @@ def _settings(loaded: Any) -> list[Answer]:
         }
         for name, values, rows in sections
         for row in rows.values()
+    ] + [
+        {
+            "section": f"fields {target}",
+            "key": field,
+            "value": line,
+            "default": "",
+            "unit": "",
+            "origin": str(loaded.origins.get(f"fields {target}.{field}", DEFAULT)),
+            "in_effect": True,
+            "help": "What becomes of this field of a request's body.",
+        }
+        for target, lines in loaded.settings.fields.items()
+        for field, line in lines.items()
     ]
 
 

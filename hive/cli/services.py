@@ -83,17 +83,19 @@ def proxy(
     Examples:
       hive proxy --state-dir /var/lib/hive --runtime-dir /run/hive
     """
-    loaded = _loaded(config, {"proxy.port": port, "proxy.ingress_port": ingress_port})
+    flags: dict[str, object] = {"proxy.port": port, "proxy.ingress_port": ingress_port}
+    settings = _loaded(config, flags).settings
     _log_events()
     from hive.proxy.server import main
 
     return main(
         Paths(state_dir, runtime_dir),
-        loaded.settings,
+        settings,
         port=port,
         ingress_port=ingress_port,
         move_ports=move_ports,
         watch_fd=watch_fd,
+        load=lambda: _loaded(config, flags).settings,
     )
 
 

@@ -44,10 +44,11 @@ def usage(
 
 
 def backend_status(call: Call) -> None:
-    """Shows the inference server Hive stands in front of, and its models.
+    """Shows the inference server Hive stands in front of, how much it works on at once, and its models.
 
     Examples:
       hive backend status
+      hive backend status --json | jq -e '.warning == ""'
     """
     answer = _renamed(call.client.get("/api/system/inference"), "backend_version")
     call.show("backend.status", answer, lambda: _backend(answer))
@@ -117,6 +118,18 @@ def _backend(answer: Answer) -> str:
     if answer["backend"] is None:
         return "no backend"
     lines = [harmless(_backend_line(answer, answer["backend_version"], up=answer["running"]))]
+    slots = "no limit" if answer["slots"] is None else f"{answer['slots']} at once"
+    source = f" ({answer['slots_from']})" if answer["slots_from"] not in ("", slots) else ""
+    lines.append(
+        fields(
+            [
+                ("Requests", slots + source),
+                ("Priorities", "passed on to its own queue" if answer["priority"] else "kept in Hive's queue"),
+                ("Prefix cache", answer["prefix_cache"]),
+                ("Warning", answer["warning"]),
+            ]
+        )
+    )
     rows = [[model["name"], size(model.get("size_bytes")), model.get("owned_by") or ""] for model in answer["models"]]
     if rows:
         lines += ["", table(["MODEL", "SIZE", "OWNED BY"], rows)]

@@ -11,8 +11,9 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.errors import HiveError
 from hive.inference.backend import Backend, open_backend
+from hive.inference.concurrency import OwnQueue, choose_slots, takes_priority
 from hive.inference.recognise import NAMES, recognise
-from hive.settings import Daemon as DaemonSettings
+from hive.settings import Settings
 
 log = logging.getLogger("hive.daemon")
 
@@ -25,12 +26,14 @@ class BackendWatch:
     """
 
     def __init__(
-        self, kind: BackendKind | None, address: str, *, settings: DaemonSettings, on_checked: Callable[[bool], None]
+        self, kind: BackendKind | None, address: str, *, settings: Settings, on_checked: Callable[[bool], None]
     ) -> None:
         self._address = address
         self._settings = settings
         self._on_checked = on_checked
         self._backend: Backend | None = None
+        self._told_slots: int | None = None
+        self._own_queue = OwnQueue()
         self.info: BackendInfo | None = None
         self.models: list[ModelInfo] = []
         self._models_at = float("-inf")
@@ -51,10 +54,13 @@ class BackendWatch:
         while True:
             await self.check()
             self.checked.set()
-            await asyncio.sleep(self._settings.backend_check_s)
+            await asyncio.sleep(self._settings.daemon.backend_check_s)
 
     async def check(self) -> None:
-        """Is it up? What it offers is asked when it came up and every `models_refresh_s`."""
+        """Is it up, and does its own queue fill?
+
+        What it offers is asked when it came up and every `models_refresh_s`.
+        """
         before = (self.info, self.models)
         if self._backend is None and (found := await recognise(self._address)) is not None:
             self._take(found.kind)
@@ -62,9 +68,11 @@ class BackendWatch:
             return
         up = await self._backend.health()
         now = asyncio.get_running_loop().time()
-        if up and (not self.info.up or now - self._models_at >= self._settings.models_refresh_s):
+        if up and (not self.info.up or now - self._models_at >= self._settings.daemon.models_refresh_s):
             up = await self._refresh(self._backend, now)
         self.info = msgspec.structs.replace(self.info, up=up)
+        if up:
+            await self._look_at_queue(self._backend)
         changed = before != (self.info, self.models)
         if changed:
             log.info("backend_changed address=%s up=%s models=%d", self._address, up, len(self.models))
@@ -83,6 +91,26 @@ class BackendWatch:
         self.models = models
         return True
 
+    async def _look_at_queue(self, backend: Backend) -> None:
+        """What it says of its own limit, and whether its own queue contradicts that."""
+        assert self.info is not None
+        busy = await backend.busy()
+        if busy.slots is not None:  # a question that was not answered takes no limit away
+            self._told_slots = busy.slots
+        slots, slots_from = choose_slots(backend.kind, self._told_slots, self._settings)
+        warning = self._own_queue.see(busy.waiting, slots=slots)
+        if warning and not self.info.warning:
+            log.warning("backend_queues address=%s waiting=%s slots=%s", self._address, busy.waiting, slots)
+        self.info = msgspec.structs.replace(self.info, slots=slots, slots_from=slots_from, warning=warning)
+
     def _take(self, kind: BackendKind) -> None:
         self._backend = open_backend(kind, self._address)
-        self.info = BackendInfo(kind=kind, address=self._address, label=f"{NAMES[kind]} at {self._address}")
+        slots, slots_from = choose_slots(kind, None, self._settings)
+        self.info = BackendInfo(
+            kind=kind,
+            address=self._address,
+            label=f"{NAMES[kind]} at {self._address}",
+            slots=slots,
+            slots_from=slots_from,
+            priority=takes_priority(kind, self._settings),
+        )

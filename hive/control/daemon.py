@@ -165,7 +165,7 @@ class Daemon:
         kind, address = self._backend or (None, f"{inference.host}:{inference.port}")
         if kind is None and inference.backend != "auto":
             kind = BackendKind(inference.backend)
-        watch = BackendWatch(kind, address, settings=self._settings.daemon, on_checked=self._backend_checked)
+        watch = BackendWatch(kind, address, settings=self._settings, on_checked=self._backend_checked)
         self.world.backend = watch.info
         return watch
 

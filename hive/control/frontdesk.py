@@ -281,7 +281,7 @@ class FrontDesk:
         return {"token_tracking": self._parts.settings.inference.token_tracking, **msgspec.to_builtins(found)}
 
     def inference(self) -> Answer:
-        return views.inference_view(self._parts.world.backend, self._parts.world.models)
+        return views.inference_view(self._parts.world.backend, self._parts.world.models, self._parts.settings)
 
     def stats(self) -> Answer:
         return self._parts.counters.answer(len(self._parts.roster))

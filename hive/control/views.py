@@ -10,7 +10,9 @@ from hive.agents.lifecycle import Life
 from hive.agents.tokens import TokenKind
 from hive.control.stats import Used
 from hive.domain import AgentSpec, BackendInfo, ModelInfo
+from hive.inference.concurrency import prefix_cache
 from hive.link.messages import Activity, Stat
+from hive.settings import Settings
 
 Answer = dict[str, Any]
 
@@ -70,12 +72,18 @@ def tokens_view(name: str, tokens: dict[TokenKind, str], *, port: int, ingress_p
     }
 
 
-def inference_view(backend: BackendInfo | None, models: list[ModelInfo]) -> Answer:
+def inference_view(backend: BackendInfo | None, models: list[ModelInfo], settings: Settings) -> Answer:
+    """`slots`: requests it works on at once, None for no limit; `slots_from` and `prefix_cache` say things in words."""
     return {
         "backend": None if backend is None else str(backend.kind),
         "label": "" if backend is None else backend.label,
         "address": "" if backend is None else backend.address,
         "running": backend is not None and backend.up,
         "version": "" if backend is None else backend.version,
+        "slots": None if backend is None else backend.slots,
+        "slots_from": "" if backend is None else backend.slots_from,
+        "priority": backend is not None and backend.priority,
+        "prefix_cache": "" if backend is None else prefix_cache(backend.kind, settings),
+        "warning": "" if backend is None else backend.warning,
         "models": [msgspec.to_builtins(model) for model in models],
     }

@@ -124,7 +124,7 @@ class DaemonWorld:
 
     def put(self, agent: Agent) -> None:
         """Redis shows how it is."""
-        self._live.put_agent(agent.id, paused=agent.depth != "awake", tier=agent.spec.tier)
+        self._live.put_agent(agent.id, paused=agent.depth != "awake", tier=agent.spec.tier, cid=agent.spec.cid)
 
     def token(self, agent: Agent, kind: TokenKind) -> str:
         return derive(self._key, agent.id, kind, agent.token_serial)
@@ -145,6 +145,7 @@ class DaemonWorld:
             model_digest=digest(self.token(agent, TokenKind.MODEL)),
             ingress_digest=digest(self.token(agent, TokenKind.INGRESS)),
             address=None if port is None else f"127.0.0.1:{port}",
+            cid=agent.spec.cid,
         )
 
     def _model_of(self, agent: Agent) -> str | None:

@@ -32,19 +32,74 @@ _OPENAI_TYPES = {
 }
 
 
-def render(error: HiveError, dialect: Dialect) -> bytes:
-    """The JSON body of an error: a string for Ollama's clients, an object for OpenAI's; `src` says it is Hive's.
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",  # Anthropic's own status for it is 529, which no other client knows
+    504: "timeout_error",
+}
+"""The rest is `invalid_request_error` where the request is to blame, else `api_error`."""
+
+
+def render(error: HiveError, dialect: Dialect, request_id: str = "") -> bytes:
+    """The JSON body of an error, as the dialect's own clients take it; `src` says that it is Hive's.
+
+    A string for Ollama's, an object for OpenAI's and Anthropic's; only the last has a place for `request_id`.
 
     >>> from hive.errors import NotFound
     >>> render(NotFound("no such model"), Dialect.OLLAMA)
     b'{"error":"no such model","src":"hive"}'
+    >>> render(NotFound("no such model"), Dialect.ANTHROPIC, "e-7")[:73]
+    b'{"type":"error","error":{"type":"not_found_error","message":"no such mode'
     """
     text = f"{error.message}; {error.hint}" if error.hint else error.message
     if dialect is Dialect.OLLAMA:
         return _encode({"error": text, "src": "hive", **error.details})
+    if dialect is Dialect.ANTHROPIC:
+        kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+        why = {"type": kind, "message": text, "code": error.code, "src": "hive", **error.details}
+        return _encode({"type": "error", "error": why, "request_id": request_id or None})
     kind = _OPENAI_TYPES.get(error.status, "server_error")
     told = {"message": text, "type": kind, "param": None, "code": error.code, "src": "hive", **error.details}
     return _encode({"error": told})
+
+
+def render_in_stream(error: HiveError, dialect: Dialect, request_id: str = "") -> bytes:
+    """An error as the last event of a stream that has begun; goes where the bytes so far end between two events.
+
+    >>> from hive.errors import StreamIncomplete
+    >>> render_in_stream(StreamIncomplete("it broke off"), Dialect.OLLAMA)
+    b'{"error":"it broke off","src":"hive"}\\n'
+    """
+    told = render(error, dialect, request_id)
+    if dialect is Dialect.OLLAMA:
+        return told + b"\n"
+    return (b"event: error\n" if dialect is Dialect.ANTHROPIC else b"") + b"data: " + told + b"\n\n"
+
+
+def heartbeat(dialect: Dialect, target: bytes, model: str) -> bytes:
+    """A sign of life inside a stream that says nothing: a comment, or an NDJSON chunk without text.
+
+    NDJSON has no comments, and ollama-python 0.6.3 fails on an empty line. The chunk has all fields of a real one; its
+    time is Go's zero time, which Ollama itself writes where it has none.
+
+    >>> heartbeat(Dialect.OPENAI, b"/v1/chat/completions", "m")
+    b': waiting\\n\\n'
+    >>> heartbeat(Dialect.OLLAMA, b"/api/generate", "m")
+    b'{"model":"m","created_at":"0001-01-01T00:00:00Z","response":"","done":false}\\n'
+    """
+    if dialect is not Dialect.OLLAMA:
+        return b": waiting\n\n"
+    chunk: dict[str, object] = {"model": model, "created_at": "0001-01-01T00:00:00Z"}
+    if target == b"/api/chat":
+        chunk["message"] = {"role": "assistant", "content": ""}
+    else:
+        chunk["response"] = ""
+    return _encode({**chunk, "done": False}) + b"\n"
 
 
 def error_fields(error: HiveError) -> bytes:

@@ -23,6 +23,11 @@ class NdjsonReader:
         self._held = 0
         self._skipping = False
 
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the bytes so far end with a line, so that another may be put there."""
+        return not self._pieces and not self._skipping
+
     def feed(self, data: bytes) -> list[bytes]:
         first, *lines = data.split(b"\n")
         if not lines:

@@ -18,22 +18,43 @@ class SseReader:
     ([], [b'{"a":1}', b'[DONE]'])
     """
 
-    __slots__ = ("_given_up", "_held", "_lines", "_pieces")
+    __slots__ = ("_begun", "_given_up", "_lines", "_lines_bytes", "_open", "_pieces", "_pieces_bytes")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         """Of the line that has not ended, or a carriage return whose line feed may be the next byte."""
         self._lines: list[bytes] = []
         """The data lines of the event that has not ended."""
-        self._held = 0
+        self._open = False
+        """Whether a field of an event has been seen that has not ended."""
+        self._lines_bytes = self._pieces_bytes = 0
         self._given_up = False
+        self._begun = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything but comments and empty lines has come, events that `feed` gave aside."""
+        return self._begun
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the bytes so far end between two events, so that another may be put there.
+
+        >>> reader = SseReader()
+        >>> [(reader.feed(line), reader.at_boundary)[1] for line in (b": ping\\n\\n", b"event: ping\\n", b"\\n")]
+        [True, False, True]
+        """
+        return not self._pieces and not self._open
 
     def feed(self, data: bytes) -> list[bytes]:
-        fresh = not (self._pieces or self._lines or self._given_up)
-        if fresh and data.startswith(b"data: ") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
-            single = data[6:-2]
-            if b"\n" not in single:
-                return [single] if single else []
+        if data.startswith(b"data: ") and data.endswith(b"\n\n") and not self._pieces and not self._open:
+            inner = data[6:-2]
+            if b"\r" not in inner and inner:
+                if b"\n" not in inner:
+                    return [inner]
+                events = inner.split(b"\n\ndata: ")
+                if inner.count(b"\n") == 2 * len(events) - 2 and all(events):
+                    return events
         if b"\n" not in data and b"\r" not in data and not (self._pieces and self._pieces[-1].endswith(b"\r")):
             self._hold(data)
             return []
@@ -44,8 +65,8 @@ class SseReader:
         return self.feed(b"\n") if self._pieces and self._pieces[-1].endswith(b"\r") else []
 
     def _read(self, data: bytes) -> list[bytes]:
-        self._held -= sum(map(len, self._pieces))
         self._pieces.clear()
+        self._pieces_bytes = 0
         if b"\r" in data:
             held = data.endswith(b"\r")
             data = data[: len(data) - held].replace(b"\r\n", b"\n").replace(b"\r", b"\n") + b"\r" * held
@@ -57,27 +78,40 @@ class SseReader:
                 if payload and not self._given_up:
                     events.append(payload)
                 self._lines.clear()
-                self._held = 0
-                self._given_up = False
-            elif line.startswith(b"data:"):
-                self._count(len(line))
-                if not self._given_up:
-                    self._lines.append(line[5:].removeprefix(b" "))
+                self._lines_bytes = 0
+                self._given_up = self._open = False
+            elif not line.startswith(b":"):
+                self._take_field(line)
         self._hold(rest)
         return events
 
-    def _hold(self, piece: bytes) -> None:
-        if piece:
-            self._pieces.append(piece)
-            self._count(len(piece))
-            if self._given_up:  # what is left of this line is a comment, and so is neither empty nor data
-                self._pieces = [b":\r" if piece.endswith(b"\r") else b":"]
+    def _take_field(self, line: bytes) -> None:
+        self._begun = self._open = True
+        if line.startswith(b"data:") and not self._given_up:
+            self._lines.append(line[5:].removeprefix(b" "))
+            self._lines_bytes += len(line)
+            if self._lines_bytes > MAX_EVENT:
+                self._give_up()
 
-    def _count(self, size: int) -> None:
-        self._held += size
-        if self._held > MAX_EVENT:
-            self._given_up = True
-            self._lines.clear()
+    def _hold(self, piece: bytes) -> None:
+        """Keeps a piece of a line that has not ended; of a comment, and of what was given up, that it is one."""
+        if not piece:
+            return
+        first = self._pieces[0] if self._pieces else piece
+        if not first.startswith((b":", b"\r")):
+            self._begun = self._open = True
+        self._pieces.append(piece)
+        self._pieces_bytes += len(piece)
+        if self._lines_bytes + self._pieces_bytes > MAX_EVENT and not first.startswith(b":"):
+            self._give_up()
+            first = b":"
+        if first.startswith(b":"):
+            self._pieces = [b":\r" if piece.endswith(b"\r") else b":"]
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._lines.clear()
+        self._lines_bytes = 0
 
 
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
@@ -97,28 +131,63 @@ class UsageStripper:
     (b'data: [DONE]\\n\\n', b'')
     """
 
-    __slots__ = ("_rest",)
+    __slots__ = ("_held", "_passing", "_pieces", "_tail")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._pieces: list[bytes] = []
+        """Of the event that has not ended; joined once, at its end."""
+        self._held = 0
+        self._tail = b""
+        """The last bytes of that event: its end may be split."""
+        self._passing = False
+        """Whether an event that was too long to be held passes as it is."""
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether what was given so far ends between two events: always, but inside one that is too long."""
+        return not self._passing
 
     def feed(self, data: bytes) -> bytes:
-        if not self._rest and data.endswith(b"\n\n") and b'"usage"' not in data:
-            return data
-        data = self._rest + data
+        if not self._tail and data.endswith(b"\n\n"):
+            if b'"usage"' not in data:
+                return data
+            if data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
+                return _without_usage(data)
+        end = _EVENT_END.search(self._tail + data)
+        if end is None:
+            return self._hold(data)
         relayed, begun = [], 0
-        for end in _EVENT_END.finditer(data):
+        if self._passing:
+            begun = end.end() - len(self._tail)
+            relayed.append(data[:begun])
+            self._passing = False
+        else:
+            data = b"".join([*self._pieces, data])
+            self._pieces.clear()
+            self._held = 0
+        for end in _EVENT_END.finditer(data, begun):
             relayed.append(_without_usage(data[begun : end.end()]))
             begun = end.end()
-        self._rest = data[begun:]
-        if len(self._rest) > MAX_EVENT:
-            relayed.append(self._rest)
-            self._rest = b""
+        self._tail = b""
+        relayed.append(self._hold(data[begun:]))
         return b"".join(relayed)
+
+    def _hold(self, piece: bytes) -> bytes:
+        """Keeps a piece of an event that has not ended; gives what is not kept."""
+        self._tail = (self._tail + piece)[-3:]
+        if self._passing:
+            return piece
+        if piece:
+            self._pieces.append(piece)
+            self._held += len(piece)
+        self._passing = self._held > MAX_EVENT
+        return self.end() if self._passing else b""
 
     def end(self) -> bytes:
         """What was held back of an event that never ended."""
-        rest, self._rest = self._rest, b""
+        rest = b"".join(self._pieces)
+        self._pieces.clear()
+        self._held = 0
         return rest
 
 

@@ -98,6 +98,15 @@ async def get_shape(address: str, path: str, shape: type[Shape]) -> Shape:
         raise BackendDown(f"{address} answers GET {path} with something else: {error}") from None
 
 
+async def text(address: str, path: str) -> bytes | None:
+    """The 200 answer to `GET path` as it came; None where there is none in time."""
+    try:
+        answer = await get(address, path)
+    except (BackendDown, BackendTimeout):
+        return None
+    return answer.body if answer.status == 200 else None
+
+
 async def is_ok(address: str, path: str) -> bool:
     """Whether `GET path` is answered 200 in time."""
     try:

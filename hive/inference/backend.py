@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hive.domain import BackendKind, Dialect, ModelInfo
+from hive.inference.concurrency import Busy
 from hive.inference.llamacpp import LlamaServer
 from hive.inference.ollama import Ollama
 from hive.inference.vllm import Vllm
@@ -39,6 +40,9 @@ class Backend(Protocol):
 
     async def version(self) -> str:
         """Its own version text. Raises `BackendDown` or `BackendTimeout`."""
+
+    async def busy(self) -> Busy:
+        """How much it works on at once and how much waits in its own queue, as far as it tells. Never raises."""
 
 
 def open_backend(kind: BackendKind, address: str) -> Backend:

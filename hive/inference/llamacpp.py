@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from hive.domain import BackendKind, ModelInfo
+from hive.errors import BackendDown, BackendTimeout
 from hive.inference import ask
+from hive.inference.concurrency import Busy, gauge
 from hive.inference.server import Server
 
 
 class _Props(msgspec.Struct):
     build_info: str
+    total_slots: int | None = None
 
 
 class _Meta(msgspec.Struct):
@@ -51,4 +56,18 @@ class LlamaServer(Server):
         ]
 
     async def version(self) -> str:
-        return (await ask.get_shape(self.address, "/props", _Props)).build_info
+        return (await self._props()).build_info
+
+    async def busy(self) -> Busy:
+        """`/metrics` is 501 without `--metrics`, and a router tells neither: then nothing is known."""
+        slots, metrics = await asyncio.gather(self._slots(), ask.text(self.address, "/metrics"))
+        return Busy(slots=slots, waiting=gauge(metrics, "llamacpp:requests_deferred") if metrics is not None else None)
+
+    async def _props(self) -> _Props:
+        return await ask.get_shape(self.address, "/props", _Props)
+
+    async def _slots(self) -> int | None:
+        try:
+            return (await self._props()).total_slots
+        except (BackendDown, BackendTimeout):
+            return None

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from hive.domain import DIALECTS, BackendKind, Dialect
 from hive.inference import ask
+from hive.inference.concurrency import Busy
 
 
 class Server:
@@ -27,3 +28,6 @@ class Server:
 
     async def health(self) -> bool:
         return await ask.is_ok(self.address, self.health_path)
+
+    async def busy(self) -> Busy:
+        return Busy()

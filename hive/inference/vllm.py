@@ -1,4 +1,4 @@
-"""vLLM's control answers (0.32): `/health`, `/version`, `/v1/models`."""
+"""vLLM's control answers (0.32): `/health`, `/version`, `/v1/models`, `/metrics`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import msgspec
 
 from hive.domain import BackendKind, ModelInfo
 from hive.inference import ask
+from hive.inference.concurrency import Busy, gauge
 from hive.inference.server import Server
 
 
@@ -38,3 +39,8 @@ class Vllm(Server):
 
     async def version(self) -> str:
         return (await ask.get_shape(self.address, "/version", _Version)).version
+
+    async def busy(self) -> Busy:
+        """`--max-num-seqs` is told nowhere, not even in its metrics."""
+        metrics = await ask.text(self.address, "/metrics")
+        return Busy(waiting=gauge(metrics, "vllm:num_requests_waiting") if metrics is not None else None)

@@ -151,15 +151,21 @@ class Link:
         self._loop.remove_writer(self._fd)
 
     def _readable(self) -> None:
+        """Reads until nothing is left: libuv stops watching at a peer's error, so uvloop calls this once only."""
+        while not self.lost and self._read_once():
+            pass
+
+    def _read_once(self) -> bool:
+        """Whether more may be waiting."""
         try:
             data, ancillary, flags, _ = self._sock.recvmsg(
                 262144, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS), socket.MSG_CMSG_CLOEXEC
             )
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             self._lose()
-            return
+            return False
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 numbers = array.array("i")
@@ -167,16 +173,17 @@ class Link:
                 self._received.extend(numbers)
         if not data or flags & socket.MSG_CTRUNC:  # cut off: some descriptors are missing, nobody knows whose
             self._lose()
-            return
+            return False
         try:
             envelopes = self._unpacker.feed(data)
         except FrameError:
             self._lose()
-            return
+            return False
         for envelope in envelopes:
             if self.lost:
-                return
+                return False
             self._dispatch(envelope)
+        return True
 
     def _dispatch(self, envelope: Envelope) -> None:
         if envelope.descriptors > len(self._received):

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
-from hive.domain import BackendInfo, ModelInfo, UsageEvent
+from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, UsageEvent
+from hive.field_rules import Rules
+from hive.models.salts import cache_fields, can_keep_apart, priority_fields
+from hive.proxy.body import Want
+from hive.proxy.deep import DeepReaders
+from hive.proxy.endpoints import Endpoint
+from hive.proxy.fields import FieldTable
+from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.limits import Budget
-from hive.proxy.registry import Registry
+from hive.proxy.metering import asks_usage
+from hive.proxy.metrics import Metrics
+from hive.proxy.queue import Flow
+from hive.proxy.registry import OPERATOR, Entry, Registry, Turning
+from hive.proxy.tenants import Tenant
 from hive.settings import Settings
 from hive.wire.deadlines import Deadlines
+from hive.wire.heads import Fields
 from hive.wire.upstream import Pool
 
 
@@ -20,8 +33,37 @@ class UsageLog(Protocol):
     def record(self, event: UsageEvent) -> None: ...
 
 
+class Plan(NamedTuple):
+    """How the bodies of one caller are read for one endpoint, as long as the registry's generation is this one."""
+
+    generation: int
+    rules: Rules
+    want: Want
+
+
+class Decided(NamedTuple):
+    """What steps 1 to 4 found out about a head. Heads of one connection repeat: the next equal one is decided by this.
+
+    It holds as long as the registry's generation does. `fields` is the very list of the head it was made from.
+    """
+
+    fields: Fields
+    generation: int
+    target: bytes
+    endpoint: Endpoint
+    caller: Caller
+    tenant: Tenant
+    flow: Flow
+    wishes: Wishes
+    heartbeat_s: float
+
+
 class DataPath:
-    """What all requests share."""
+    """What all requests share.
+
+    `draining`: Hive's proxy is leaving, so every answer closes its connection. `readers` is None where long bodies are
+    read on the loop like all others (tests).
+    """
 
     def __init__(
         self,
@@ -32,6 +74,8 @@ class DataPath:
         usage: UsageLog,
         epoch: str,
         on_activity: Callable[[str], None],
+        metrics: Metrics | None = None,
+        readers: DeepReaders | None = None,
     ) -> None:
         self.registry = registry
         self.settings = settings
@@ -39,15 +83,28 @@ class DataPath:
         self.usage = usage
         self.epoch = epoch
         self.on_activity = on_activity
+        self.metrics = metrics or Metrics()
+        self.readers = readers
         self.budget = Budget(settings.proxy.body_budget_bytes)
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
         self.pool: Pool | None = None
-        self.mean_duration_s = 1.0
+        self.draining = False
+        self._fields = FieldTable(settings)
+        self._turns: deque[Turning] = deque()
+        self._giving = False
         self._seq = itertools.count(1)
 
     def next_id(self) -> str:
         return f"{self.epoch}-{next(self._seq)}"
+
+    def use_settings(self, settings: Settings) -> None:
+        """The configuration was read again. Requests under way keep the deadlines they have."""
+        self.settings = settings
+        self.budget.limit = settings.proxy.body_budget_bytes
+        self._fields = FieldTable(settings)
+        self.registry.use_settings(settings.proxy, settings.tenants)
+        self.use_backend(self.backend, self.models)
 
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
         """The daemon's word on who answers. Requests under way end where they began."""
@@ -67,7 +124,60 @@ class DataPath:
                 )
             )
         self.backend = backend
+        self.registry.generation += 1
+        slots = self.settings.proxy.backend_concurrency or (backend.slots if backend is not None else None)
+        self.give_turns(self.registry.queue.resize(slots))
 
-    def learn_duration(self, duration_s: float) -> None:
-        """Moving average of how long a slot is held, for Retry-After."""
-        self.mean_duration_s += 0.1 * (duration_s - self.mean_duration_s)
+    def has_room(self, entry: Entry) -> bool:
+        """Whether one more connection may be this agent's; operators are not counted."""
+        return entry.row.id == OPERATOR or len(entry.connections) < self.settings.proxy.agent_connections_max
+
+    def would_mix_caches(self, endpoint: Endpoint) -> bool:
+        """Whether a prompt sent there could be guessed by another tenant from how fast the backend answers it."""
+        if self.backend is None or can_keep_apart(self.backend, endpoint.name):
+            return False
+        return self.settings.proxy.cache_isolation and self.registry.cache_groups() > 1
+
+    def plan(self, entry: Entry, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> Plan:
+        """How bodies of this caller are read: the field table of its tier, and what Hive puts in itself.
+
+        Without wishes that is the same for all requests of an agent to an endpoint.
+        """
+        if wishes is not NO_WISHES:
+            return self._plan(entry, endpoint, tenant, wishes, request_id)
+        plan: Plan | None = entry.plans.get(endpoint.target)
+        if plan is None or plan.generation != self.registry.generation:
+            plan = entry.plans[endpoint.target] = self._plan(entry, endpoint, tenant, wishes, request_id)
+        return plan
+
+    def _plan(self, entry: Entry, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> Plan:
+        inference, backend, target = self.settings.inference, self.backend, endpoint.name
+        inject: tuple[tuple[str, bytes], ...] = ()
+        if backend is not None:
+            inject = priority_fields(backend, target, wishes.band)
+            alone = wishes.cache_mode is CacheMode.NONE
+            if alone or self.settings.proxy.cache_isolation:
+                group = f"request {request_id}" if alone else tenant.cache_group
+                apart = alone or bool(wishes.cache_tag) or self.registry.cache_groups() > 1
+                inject += cache_fields(backend, target, group=group, tag=wishes.cache_tag, apart=apart)
+        want = Want(
+            default_model=entry.model or inference.default_model,
+            streams=endpoint.streams,
+            ask_usage=inference.token_tracking and backend is not None and asks_usage(endpoint, backend.kind),
+            inject=inject,
+            # vLLM's own default there is 16 tokens: less than any tier's limit
+            limit_absent=backend is None or backend.kind is not BackendKind.VLLM or target != "/v1/completions",
+        )
+        return Plan(self.registry.generation, self._fields.rules(target, entry.row.tier), want)
+
+    def give_turns(self, waiters: Iterable[Turning]) -> None:
+        """Each owns a slot and begins. One that fails at once gives its slot to the next: a loop, not a recursion."""
+        self._turns.extend(waiters)
+        if self._giving:
+            return
+        self._giving = True
+        try:
+            while self._turns:
+                self._turns.popleft().on_turn()
+        finally:
+            self._giving = False

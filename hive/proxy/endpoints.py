@@ -2,7 +2,8 @@
 
 A target is compared as bytes, never decoded, normalised or matched by prefix, and the row's bytes are what goes
 upstream: no spelling of a forbidden path can pass (facts: of 39 bypass spellings servers route several).
-Dated: Ollama's routes of 2026-08, vLLM 0.32, llama-server 0c1e570.
+Dated: Ollama's routes of 2026-08, vLLM 0.32, llama-server 0c1e570, anthropic-python 2.10.0 (its beta calls add
+`?beta=true`: rows of their own).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
-from hive.domain import Dialect
+from hive.domain import DIALECTS, BackendKind, Dialect
 from hive.errors import MethodNotAllowed, Refusal
 
 MODEL_PREFIX = b"/v1/models/"
@@ -23,12 +24,13 @@ class Meter(StrEnum):
     NONE = "none"
     OLLAMA = "ollama"
     OPENAI = "openai"
+    ANTHROPIC = "anthropic"
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One row. `listing`: answered by Hive from the daemon's list. `takes_slot`: occupies the model.
 
-    `streams`: what an absent `stream` field means.
+    `streams`: what an absent `stream` field means. `not_by`: kinds that speak the dialect and yet lack this.
     """
 
     method: bytes
@@ -41,15 +43,25 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     counts: bool = False
     """Whether it is charged to the sliding window."""
     listing: bool = False
+    not_by: frozenset[BackendKind] = frozenset()
+    request_line: bytes = b""
+    """What goes upstream, made from the two above. HEAD is asked as GET and its body dropped: an answer to HEAD has no
+    framing."""
+    name: str = ""
+    """The path alone, made from the target."""
 
-    @property
-    def request_line(self) -> bytes:
-        """What goes upstream. HEAD is asked as GET and its body dropped: an answer to HEAD has no framing."""
-        return b"%b %b HTTP/1.1\r\n" % (b"GET" if self.method == b"HEAD" else self.method, self.target)
+    def __post_init__(self) -> None:
+        method = b"GET" if self.method == b"HEAD" else self.method
+        msgspec.structs.force_setattr(self, "request_line", b"%b %b HTTP/1.1\r\n" % (method, self.target))
+        msgspec.structs.force_setattr(self, "name", self.target.partition(b"?")[0].decode("ascii"))
 
-    @property
-    def name(self) -> str:
-        return self.target.decode("ascii")
+    def is_offered_by(self, kind: BackendKind) -> bool:
+        """Whether that kind of backend answers it; what it does not speak is refused, never translated.
+
+        >>> [find(b"POST", b"/v1/messages/count_tokens").is_offered_by(kind) for kind in ("vllm", "ollama", "demo")]
+        [True, False, False]
+        """
+        return self.dialect in DIALECTS[kind] and kind not in self.not_by
 
 
 def _ollama(target: bytes, *, streams: bool, slot: bool, meter: Meter = Meter.OLLAMA) -> Endpoint:
@@ -77,6 +89,22 @@ def _openai(target: bytes) -> Endpoint:
     )
 
 
+def _anthropic(path: bytes, *, slot: bool, not_by: frozenset[BackendKind] = frozenset()) -> list[Endpoint]:
+    return [
+        Endpoint(
+            method=b"POST",
+            target=path + query,
+            dialect=Dialect.ANTHROPIC,
+            body=True,
+            meter=Meter.ANTHROPIC if slot else Meter.NONE,
+            takes_slot=slot,
+            counts=True,
+            not_by=not_by,
+        )
+        for query in (b"", b"?beta=true")
+    ]
+
+
 def _reads(target: bytes) -> list[Endpoint]:
     return [Endpoint(method=method, target=target, dialect=Dialect.OLLAMA) for method in (b"GET", b"HEAD")]
 
@@ -94,6 +122,8 @@ ENDPOINTS = [
     _openai(b"/v1/chat/completions"),
     _openai(b"/v1/completions"),
     _openai(b"/v1/embeddings"),
+    *_anthropic(b"/v1/messages", slot=True),
+    *_anthropic(b"/v1/messages/count_tokens", slot=False, not_by=frozenset({BackendKind.OLLAMA})),
     Endpoint(method=b"GET", target=b"/v1/models", dialect=Dialect.OPENAI, listing=True),
 ]
 ONE_MODEL = Endpoint(method=b"GET", target=MODEL_PREFIX, dialect=Dialect.OPENAI, listing=True)
@@ -131,9 +161,11 @@ def find(method: bytes, target: bytes) -> Endpoint:
 
 
 def dialect_of(target: bytes) -> Dialect:
-    """In which dialect to refuse: `/api…` and `/` are Ollama's, all else OpenAI's.
+    """In which dialect to refuse: `/api…` and `/` are Ollama's, `/v1/messages…` Anthropic's, all else OpenAI's.
 
-    >>> dialect_of(b"/api/pull").value, dialect_of(b"/v1/files").value
-    ('ollama', 'openai')
+    >>> [dialect_of(target).value for target in (b"/api/pull", b"/v1/messages/batches", b"/v1/files")]
+    ['ollama', 'anthropic', 'openai']
     """
+    if target.startswith(b"/v1/messages"):
+        return Dialect.ANTHROPIC
     return Dialect.OLLAMA if target == b"/" or target.startswith(b"/api") else Dialect.OPENAI

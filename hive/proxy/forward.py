@@ -1,113 +1,106 @@
 """The data path: one request from its first byte to its last, read top to bottom.
 
 Callbacks, not tasks: nothing on this path awaits, and in steady state nothing is asked of Redis, SQLite or the daemon.
-Every exit passes `_leave`, which gives back all that was taken.
+Every exit passes `_leave`, which gives back all that was taken. The way back (step 9) is `answer.py`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 
-from hive.dialects.errors import error_fields, render
-from hive.dialects.sse import UsageStripper
-from hive.domain import DIALECTS, UsageEvent
+from hive.domain import UsageEvent
 from hive.errors import (
     Asleep,
-    BackendDown,
     BackendTimeout,
     BadRequest,
     HiveError,
     NotFound,
     NotSupported,
     Refusal,
+    RequestTimeout,
     Saturated,
-    TooManyRequests,
+    StreamIncomplete,
     Unauthorized,
     WrongMediaType,
 )
 from hive.policy import Act, may
 from hive.proxy import body, endpoints, lists
-from hive.proxy.datapath import DataPath
+from hive.proxy.answer import Answer, without_end_marker
+from hive.proxy.cost import NOTHING, UNKNOWN, cost_of, expected
+from hive.proxy.datapath import DataPath, Decided, Plan
+from hive.proxy.deep import Reading as DeepReading
 from hive.proxy.endpoints import Endpoint
-from hive.proxy.identity import bearer, client_id, split_token
-from hive.proxy.limits import wait_for_turn_s
-from hive.proxy.metering import MAX_WHOLE, Reading, SseReading, asks_usage, reading_for
-from hive.proxy.registry import Entry
+from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, split_token, wishes_of
+from hive.proxy.limits import SlidingWindow
+from hive.proxy.queue import Verdict
+from hive.proxy.refusals import no_slot, queue_full, too_many
+from hive.proxy.registry import OPERATOR, Entry
+from hive.proxy.waiting import Waiting
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER
-from hive.wire.http1 import LAST_CHUNK, Request, Response, answer_head, answered_later, as_chunk, status_line
+from hive.wire.http1 import Request, Response, answer_head, answered_later
 from hive.wire.upstream import UpstreamConnection
 
-RELAYED = frozenset({b"content-type", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry"})
-"""Fields of the backend's answer that reach the client; the head is rebuilt from these."""
 
-
-class Exchange:
+class Exchange(Waiting):
     """One request on its way. The numbers are those of the table in design.md §3."""
 
     __slots__ = (
-        "_answered",
+        "_answer",
         "_asked",
-        "_begun_at",
-        "_blocked",
-        "_body_bytes",
-        "_charged_at",
-        "_chunked",
-        "_connection",
-        "_endpoint",
-        "_entered",
-        "_entry",
+        "_beat_at",
+        "_charged",
+        "_connecting",
+        "_cost",
+        "_decided",
+        "_ends_at",
         "_first_at",
-        "_head",
-        "_held",
-        "_left",
+        "_limit_at",
         "_path",
         "_queued_at",
         "_reading",
-        "_ready",
-        "_refusal",
-        "_request",
         "_sent_at",
-        "_status",
-        "_stripper",
-        "_upstream",
         "_waiting",
-        "deadline",
-        "parked",
         "request_id",
     )
 
     def __init__(self, path: DataPath, connection: Connection) -> None:
+        super().__init__(connection, path.deadlines, path.budget)
         self._path = path
-        self._connection = connection
         self.request_id = path.next_id()
-        self.deadline = NEVER
-        self.parked = False
-        self._begun_at = time.monotonic()
-        self._entry: Entry | None = None
-        self._request: Request | None = None
-        self._endpoint: Endpoint | None = None
-        self._refusal: HiveError | None = None
+        self._limit_at = self._beat_at = self._ends_at = NEVER
+        self._decided: Decided | None = None
         self._asked: body.Asked | None = None
-        self._reading: Reading | None = None
-        self._stripper: UsageStripper | None = None
-        self._upstream: UpstreamConnection | None = None
-        self._entered = self._ready = self._waiting = self._answered = self._left = self._blocked = False
-        self._chunked = False
-        self._charged_at: float | None = None
-        self._body_bytes = 0
+        self._reading: DeepReading | None = None
+        self._answer: Answer | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._waiting = False
+        self._charged: list[SlidingWindow] | None = None
         self._queued_at = self._sent_at = 0.0
         self._first_at: float | None = None
-        self._head = b""
-        self._held: list[bytes] | None = None
-        self._status = 0
-        path.deadlines.add(self)
+        self._cost = UNKNOWN
         if isinstance(connection.owner, Entry):
             self._0_enter(connection.owner)
 
     def __repr__(self) -> str:
-        name = self._endpoint.name if self._endpoint else "?"
-        return f"<Exchange {self.request_id} {name} {'parked' if self.parked else ''}>"
+        name = self._decided.endpoint.name if self._decided else "?"
+        return f"<Exchange {self.request_id} {name} {self.state}>"
+
+    @property
+    def state(self) -> str:
+        """Where on its way it is, as the metrics count those whose client left."""
+        if self.parked:
+            return "parked"
+        if not self._ready:
+            return "uploading" if self._reading is None else "reading"
+        if not self._sent_at:
+            return "queued"
+        if self._upstream is None:
+            return "connecting"
+        if self._first_at is None:
+            return "waiting"
+        return "streaming" if self._asked is not None and self._asked.stream else "answering"
 
     # the request comes in -----------------------------------------------------------------------------------------
 
@@ -115,33 +108,70 @@ class Exchange:
         self._request = request
         if self._refusal is None:
             try:
-                entry = self._1_who_asks(request)
-                self._endpoint = self._2_may_be_asked(request)
-                self._3_not_too_often(entry, self._endpoint)
-                self._4_fits(request, self._endpoint)
+                decided = self._connection.decided
+                if (
+                    isinstance(decided, Decided)
+                    and decided.fields is request.fields
+                    and decided.generation == self._path.registry.generation
+                ):
+                    self._decided = decided
+                else:
+                    self._decided = decided = self._decide(request)
+                self._3_not_too_often(decided)
             except HiveError as error:
                 self._refusal = error
         if self._refusal is not None and not answered_later(request):
             self.refuse(self._refusal)
 
-    def on_body(self, size: int) -> None:
-        if self._refusal is None:
-            if not self._path.budget.take(size):
-                raise Saturated("the request bodies held at once exceed Hive's budget", retry_after_s=2)
-            self._body_bytes += size
+    def _decide(self, request: Request) -> Decided:
+        fields = request.fields
+        entry = self._1_who_asks(request)
+        endpoint = self._2_may_be_asked(request)
+        self._4_fits(request, endpoint)
+        registry = self._path.registry
+        wishes = wishes_of(request) if entry.row.id == OPERATOR else NO_WISHES
+        caller, tenant, flow = entry.caller, entry.tenant, entry.flow
+        if wishes.tenant and wishes.tenant != tenant.name:
+            caller, tenant, flow = registry.on_behalf_of(wishes.tenant)
+        heartbeat_s = heartbeat_of(request, self._path.settings.proxy.heartbeat_s)
+        decided = Decided(
+            fields, registry.generation, request.target, endpoint, caller, tenant, flow, wishes, heartbeat_s
+        )
+        self._connection.decided = decided
+        return decided
 
     def on_request(self, request: Request) -> None:
+        if self._refusal is not None:
+            self.refuse(self._refusal)
+            return
+        decided, entry = self._decided, self._entry
+        assert decided is not None
+        assert entry is not None
+        if not decided.endpoint.body:
+            self._on_ready()
+            return
+        pieces, request.body = request.body, []
+        if self._body_bytes <= body.LARGE_BYTES:
+            pieces = [b"".join(pieces)]
+        if self._path.readers is not None and (len(pieces) > 1 or body.is_heavy(pieces[0])):
+            self._5_what_is_asked_elsewhere(pieces, entry, decided)
+            return
         try:
-            if self._refusal is not None:
-                raise self._refusal
-            assert self._entry is not None
-            assert self._endpoint is not None
-            if self._endpoint.body:
-                self._asked = self._5_what_is_asked(request, self._entry, self._endpoint)
-                self._6_may_use_model(self._entry, self._asked)
+            plan = self._plan(entry, decided)
+            self._on_asked(body.read(b"".join(pieces), plan.rules, plan.want))
         except HiveError as error:
             self.refuse(error)
-            return
+
+    def _on_asked(self, asked: body.Asked) -> None:
+        assert self._decided is not None
+        self._asked = asked
+        self._6_may_use_model(self._decided, asked)
+        heartbeat_s = self._decided.heartbeat_s
+        if heartbeat_s and asked.stream and self._request is not None and self._request.chunks:
+            self._beat_at = time.monotonic() + heartbeat_s
+        self._on_ready()
+
+    def _on_ready(self) -> None:
         self._ready = True
         self._queued_at = time.monotonic()
         if not self.parked:
@@ -163,11 +193,10 @@ class Exchange:
 
     def _1_who_asks(self, request: Request) -> Entry:
         """The listener decides: an agent's own socket is that agent, on TCP the token says who."""
-        if self._connection.is_unix:
-            assert self._entry is not None
-            _, request.target = split_token(request.target)
-            return self._entry
         token, request.target = split_token(request.target)
+        if not self._connection.needs_token:
+            assert self._entry is not None
+            return self._entry
         token = token or bearer(request)
         if self._entry is not None and token == self._connection.token:
             return self._entry
@@ -178,6 +207,9 @@ class Exchange:
             request.keep_alive = False
             raise Unauthorized("no valid token: send Authorization: Bearer, x-api-key, or a path under /a/<token>")
         if self._entry is None:
+            if not self._path.has_room(entry):
+                request.keep_alive = False
+                raise Saturated(f"{len(entry.connections)} connections of this agent are open", retry_after_s=1)
             self._connection.owner = entry
             self._connection.token = token
             entry.connections.add(self._connection)
@@ -189,17 +221,31 @@ class Exchange:
     def _2_may_be_asked(self, request: Request) -> Endpoint:
         endpoint = endpoints.find(request.method, request.target)
         backend = self._path.backend
-        if backend is not None and not endpoint.listing and endpoint.dialect not in DIALECTS[backend.kind]:
-            raise NotSupported(f"the active backend ({backend.kind}) does not speak the {endpoint.dialect} API")
+        if backend is not None and not endpoint.listing and not endpoint.is_offered_by(backend.kind):
+            raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}")
+        if endpoint.takes_slot and self._path.would_mix_caches(endpoint):
+            raise NotSupported(
+                f"the active backend cannot keep tenants' prompts apart in {endpoint.name}",
+                hint="ask /v1/chat/completions, or set [proxy] cache_isolation = false",
+            )
         return endpoint
 
-    def _3_not_too_often(self, entry: Entry, endpoint: Endpoint) -> None:
-        if endpoint.counts:
-            wait_s = entry.window.take(self._begun_at)
+    def _3_not_too_often(self, decided: Decided) -> None:
+        """The agent's window, then its tenant's where it has one; who is refused is charged by neither."""
+        assert self._entry is not None
+        if not decided.endpoint.counts:
+            return
+        now, window, tenant = self._begun_at, self._entry.window, decided.tenant
+        wait_s = window.take(now)
+        if wait_s is not None:
+            raise too_many(f"agent {self._entry.row.name}", window, wait_s)
+        self._charged = [window]
+        if tenant.window is not None:
+            wait_s = tenant.window.take(now)
             if wait_s is not None:
-                window = entry.window
-                raise TooManyRequests(f"more than {window.limit} requests in {window.span_s:g} s", retry_after_s=wait_s)
-            self._charged_at = self._begun_at
+                window.give_back(now)
+                raise too_many(f"Tenant {tenant.name}", tenant.window, wait_s)
+            self._charged.append(tenant.window)
 
     def _4_fits(self, request: Request, endpoint: Endpoint) -> None:
         """The size itself is held to by the parser, before and while reading."""
@@ -211,237 +257,244 @@ class Exchange:
             if name == b"content-encoding" and value.lower() != b"identity":
                 raise WrongMediaType(f"Content-Encoding {value.decode('latin-1')[:40]} is not taken; send plain JSON")
 
-    def _5_what_is_asked(self, request: Request, entry: Entry, endpoint: Endpoint) -> body.Asked:
-        pieces = request.body
-        whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        pieces.clear()
-        default = entry.model or self._path.settings.inference.default_model
-        path = self._path
-        ask_usage = (
-            path.settings.inference.token_tracking
-            and path.backend is not None
-            and asks_usage(endpoint, path.backend.kind)
-        )
-        return body.read(whole, default_model=default, streams=endpoint.streams, ask_usage=ask_usage)
+    def _5_what_is_asked_elsewhere(self, pieces: list[bytes], entry: Entry, decided: Decided) -> None:
+        """A body that takes long to read is read in a process of its own: on the loop it would hold up everybody."""
+        assert self._path.readers is not None
+        want, target = self._plan(entry, decided).want, decided.endpoint.name
+        self._reading = self._path.readers.read(pieces, target, entry.row.tier, want, self._on_read)
 
-    def _6_may_use_model(self, entry: Entry, asked: body.Asked) -> None:
-        reason = may(entry.caller, Act.USE, asked.model)
+    def _on_read(self, asked: body.Asked | HiveError) -> None:
+        self._reading = None
+        if self._left:
+            return
+        try:
+            if isinstance(asked, HiveError):
+                raise asked
+            self._on_asked(asked)
+        except HiveError as error:
+            self.refuse(error)
+
+    def _plan(self, entry: Entry, decided: Decided) -> Plan:
+        return self._path.plan(entry, decided.endpoint, decided.tenant, decided.wishes, self.request_id)
+
+    def _6_may_use_model(self, decided: Decided, asked: body.Asked) -> None:
+        reason = may(decided.caller, Act.USE, asked.model)
         if reason is not None:
             raise Refusal(reason)
 
     def _7_take_turn(self) -> None:
-        """Lists are answered here; what occupies the model waits for a slot, the rest goes on."""
-        assert self._entry is not None
-        assert self._endpoint is not None
-        if self._endpoint.listing:
-            self._answer_list()
+        """Lists are answered here; what occupies the model waits for its turn, the rest goes on."""
+        decided, entry, queue = self._decided, self._entry, self._path.registry.queue
+        assert decided is not None
+        assert entry is not None
+        if decided.endpoint.listing:
+            self._answer_list(decided)
             return
-        if not self._endpoint.takes_slot:
+        if not decided.endpoint.takes_slot:
             self._8_ask_backend()
             return
-        line = self._entry.line
-        admitted = line.ask(self)
-        if admitted is None:
-            wait_s = wait_for_turn_s(line.waiting, line.slots, self._path.mean_duration_s)
-            self._saturated(f"{line.waiting} requests of this agent wait already", wait_s)
+        now, asked = time.monotonic(), self._asked
+        tokens = 1.0 if asked is None else expected(asked.size, entry.usual_tokens_out, asked.max_tokens)
+        verdict = queue.ask(self, decided.flow, band=decided.wishes.band, expected=tokens, now=now)
+        if verdict is Verdict.GO:
+            self._waiting = True
+            self._8_ask_backend()
+            return
+        if verdict is Verdict.FULL:
+            self._saturated(queue_full(queue, decided.flow, now))
             return
         self._waiting = True
-        if admitted:
-            self._8_ask_backend()
-        else:
-            self.deadline = time.monotonic() + self._path.settings.proxy.queue_wait_s
+        self._limit_at = now + self._path.settings.proxy.queue_wait_s
+        self.deadline = min(self._limit_at, self._beat_at)
+        while queue.displaced:
+            queue.displaced.pop().on_displaced()
 
     def on_turn(self) -> None:
         """A slot is this request's own now."""
         if not self._left:
             self._8_ask_backend()
 
+    def on_displaced(self) -> None:
+        """Its place in the line went to somebody who had none."""
+        self._waiting = False
+        if not self._left and self._decided is not None:
+            self._saturated(queue_full(self._path.registry.queue, self._decided.flow, time.monotonic()))
+
     def _8_ask_backend(self) -> None:
-        self._sent_at = time.monotonic()
-        pool = self._path.pool
+        now = self._sent_at = time.monotonic()
+        self._path.metrics.queued(now - self._queued_at)
+        pool, proxy = self._path.pool, self._path.settings.proxy
         if pool is None:
-            self._saturated("no inference server is active; see `hive backend status`", 5)
+            self._cost = NOTHING
+            self._saturated(Saturated("no inference server is active; see `hive backend status`", retry_after_s=5))
             return
-        self.deadline = self._sent_at + self._path.settings.proxy.first_byte_s
+        if proxy.request_s:
+            self._ends_at = now + proxy.request_s
+        self._limit_at = min(now + proxy.first_byte_s, self._ends_at)
+        self.deadline = min(self._limit_at, self._beat_at)
         connection = pool.take()
         if connection is None:
-            pool.connect(self)
+            self._connecting = pool.connect(self)
         else:
             self._send(connection, reused=True)
 
     def on_connected(self, connection: UpstreamConnection) -> bool:
+        self._connecting = None
         if self._left:
             return False
         self._send(connection, reused=False)
         return True
 
     def on_unconnected(self, error: HiveError) -> None:
+        self._connecting = None
+        self._cost = NOTHING
         if not self._left:
             self.refuse(error)
 
     def _send(self, connection: UpstreamConnection, *, reused: bool) -> None:
-        assert self._endpoint is not None
+        assert self._decided is not None
         self._upstream = connection
-        line = self._endpoint.request_line
-        if self._asked is None:
+        line, asked = self._decided.endpoint.request_line, self._asked
+        if asked is None:
             connection.send(b"%bhost: localhost\r\naccept: application/json\r\n\r\n" % line, self, reused=reused)
             return
-        content = self._asked.upstream
-        head = b"%bhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (
-            line,
-            len(content),
-        )
-        connection.send(head + content, self, reused=reused)
+        head = b"%bhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (line, asked.size)
+        pieces = asked.upstream
+        if len(pieces) == 1:
+            connection.send(head + pieces[0], self, reused=reused)
+        else:
+            connection.send(head, self, reused=reused, more=pieces)
 
     # 9: bytes through ---------------------------------------------------------------------------------------------
 
     def on_answer(self, head: Response) -> None:
-        """Rebuilds the head; it goes out together with the first body bytes."""
-        request, endpoint = self._request, self._endpoint
-        assert request is not None
-        assert endpoint is not None
-        self._status = head.status
-        content_type = b""
-        fields = [status_line(head.status)]
-        for name, value in head.fields:
-            if name in RELAYED:
-                fields.append(b"%b: %b\r\n" % (name, value))
-                if name == b"content-type":
-                    content_type = value
-        stream = self._asked is not None and self._asked.stream
-        self._reading = reading_for(endpoint, stream=stream, content_type=content_type)
-        if self._asked is not None and self._asked.usage_added and isinstance(self._reading, SseReading):
-            self._stripper = UsageStripper()
-        fields.append(self._own_fields())
-        if head.content_length is not None:
-            fields.append(b"content-length: %d\r\n" % head.content_length)
-            if not stream and head.content_length <= MAX_WHOLE:
-                self._held = []  # small enough to say in the head what the end tells
-        elif request.method == b"HEAD":
-            pass
-        elif request.chunks:
-            self._chunked = True
-            fields.append(b"transfer-encoding: chunked\r\n")
-            if stream:
-                fields.append(b"x-accel-buffering: no\r\n")
-        else:
-            request.keep_alive = False
-        if not request.keep_alive:
-            fields.append(b"connection: close\r\n")
-        self._head = b"".join(fields)
+        self._close_if_draining()
+        self._open_answer().take_head(head, self._own_fields())
+
+    def _open_answer(self) -> Answer:
+        answer = self._answer
+        if answer is None:
+            decided, request = self._decided, self._request
+            assert decided is not None
+            assert request is not None
+            answer = self._answer = Answer(
+                self._connection, request, decided.endpoint, self._asked, decided.caller, self.request_id
+            )
+        return answer
 
     def on_data(self, data: bytes, *, last: bool) -> None:
         if not data and not last:
             return  # the head alone: it waits for the first byte of the body, so that nonsense can still be a 502
-        reading = self._reading
-        assert reading is not None
+        answer = self._answer
+        assert answer is not None
+        assert answer.reading is not None
         now = time.monotonic()
         if data:
-            if self._first_at is None:
+            data = answer.meter(data)
+            if self._first_at is None and answer.reading.begun:
                 self._first_at = now
-            reading.feed(data)
-            if self._stripper is not None:
-                data = self._stripper.feed(data)
         if last:
-            self._end(data, now)
+            self._end(answer, data, now)
             return
-        self.deadline = now + self._path.settings.proxy.between_bytes_s
-        if self._held is not None:
-            self._held.append(data)
-        elif data or self._head:
-            self._write(data)
+        if self._first_at is not None:
+            self.deadline = min(now + self._path.settings.proxy.between_bytes_s, self._ends_at)
+        try:
+            if answer.reading.broken:
+                answer.relay(without_end_marker(data))
+                raise StreamIncomplete("the backend gave up on its answer")
+            answer.relay(data)
+        except HiveError as error:
+            self.refuse(error)
 
-    def _write(self, data: bytes) -> None:
-        assert self._request is not None
-        if self._request.method == b"HEAD":
-            data = b""
-        elif self._chunked and data:
-            data = as_chunk(data)
-        if self._head:
-            data = self._head + b"\r\n" + data
-            self._head = b""
-        self._answered = True
-        if data:
-            self._connection.write(data)
-
-    def _end(self, data: bytes, now: float) -> None:
+    def _end(self, answer: Answer, data: bytes, now: float) -> None:
         """The last bytes: metered first, then written."""
-        reading, request = self._reading, self._request
-        assert reading is not None
-        assert request is not None
-        reading.end()
-        if self._stripper is not None:
-            data += self._stripper.end()
-        if not reading.whole and self._status < 400:
-            self._upstream = None
-            if data and self._answered:
-                self._write(data)  # the backend's own word on what went wrong
-            self.refuse(BackendDown("the backend ended its answer early"))
-            return
-        if self._held is not None:
-            self._held.append(data)
-            data = b"".join(self._held)
-            self._head += self._cache_fields()
-        self._10_meter(now, cut=False)
-        if self._chunked:
-            data = (as_chunk(data) if data else b"") + LAST_CHUNK
-            self._chunked = False
+        data += answer.end()
         self._upstream = None
-        self._write(data)
+        if not answer.whole:
+            if data and answer.begun:
+                answer.relay(without_end_marker(data))  # the backend's own word on what went wrong
+            self.refuse(StreamIncomplete("the backend ended its answer early"))
+            return
+        try:
+            data = answer.prepare(data)
+        except HiveError as error:
+            self.refuse(error)
+            return
+        self._10_meter(now, cut=False)
+        answer.finish(data)
         connection = self._connection
         self._leave(now)
         connection.finished(keep=True)
 
     def on_closed(self) -> None:
         """An answer without length ended with the connection: whole only if the dialect's end marker was seen."""
+        answer = self._answer
+        assert answer is not None
         self._upstream = None
-        reading = self._reading
-        assert reading is not None
-        reading.end()
-        if reading.whole and reading.events:
-            self._end(b"", time.monotonic())
+        rest = answer.end()
+        if answer.whole and answer.reading is not None and answer.reading.events:
+            self._end(answer, rest, time.monotonic())
         else:
-            self.refuse(BackendDown("the backend broke off its answer"))
+            self.refuse(StreamIncomplete())
 
     def on_failed(self, error: HiveError, *, retry: bool) -> None:
         self._upstream = None
-        if retry and not self._answered and self._path.pool is not None:
-            self._path.pool.connect(self)
+        begun = self._answer is not None and self._answer.begun
+        if retry and not begun and self._path.pool is not None:
+            self._connecting = self._path.pool.connect(self)
+        elif begun:
+            self.refuse(StreamIncomplete(error.message))
         else:
             self.refuse(error)
 
     # 10: what it cost ---------------------------------------------------------------------------------------------
 
-    def _10_meter(self, now: float, *, cut: bool) -> None:
+    def _10_meter(self, now: float, *, cut: bool, status: int = 0) -> None:
         """One usage event for whatever occupied the model, on the spool before the client has the last byte."""
-        endpoint, entry, path = self._endpoint, self._entry, self._path
-        if endpoint is None or entry is None or not endpoint.takes_slot or not self._sent_at:
+        decided, entry, path, answer = self._decided, self._entry, self._path, self._answer
+        if decided is None or entry is None:
             return
-        path.learn_duration(now - self._sent_at)
+        endpoint = decided.endpoint
+        status = answer.status if answer is not None and answer.status else status
+        cost = cost_of(answer.reading if answer is not None else None, cut=cut)
+        ttft_s = self._first_at - self._begun_at if self._first_at is not None else None
+        path.metrics.ended(
+            endpoint.name,
+            decided.tenant.name,
+            status,
+            cut=cut,
+            duration_s=now - self._begun_at,
+            ttft_s=ttft_s,
+            tokens_in=cost.tokens_in,
+            tokens_out=cost.tokens_out,
+        )
+        if not endpoint.takes_slot or not self._sent_at:
+            return
+        if self._cost is UNKNOWN:
+            self._cost = cost
+        if cost.tokens_out is not None:
+            entry.learn_tokens_out(cost.tokens_out)
         if not path.settings.inference.token_tracking:
             return
-        reading = self._reading
-        counts = reading.usage if reading is not None else None
-        estimate = reading.events if cut and reading is not None and counts and counts.tokens_out is None else 0
         path.usage.record(
             UsageEvent(
                 id=self.request_id,
                 epoch=path.epoch,
                 event_no=0,
                 agent_id=entry.row.id,
-                tenant=entry.row.tenant,
+                tenant=decided.tenant.name,
                 model=self._asked.model if self._asked else "",
                 backend=path.backend.kind if path.backend else "",
                 endpoint=endpoint.name,
-                tokens_in=counts.tokens_in if counts else None,
-                tokens_out=(estimate or counts.tokens_out) if counts else None,
-                cached_tokens=counts.cached_tokens if counts else None,
-                estimated=bool(estimate),
+                tokens_in=cost.tokens_in,
+                tokens_out=cost.tokens_out,
+                cached_tokens=cost.cached,
+                estimated=cost.estimated,
                 cut=cut,
                 queue_ms=round((self._sent_at - self._queued_at) * 1e3, 3),
-                ttft_ms=round((self._first_at - self._begun_at) * 1e3, 3) if self._first_at else None,
+                ttft_ms=None if ttft_s is None else round(ttft_s * 1e3, 3),
                 duration_ms=round((now - self._begun_at) * 1e3, 3),
-                status=self._status,
+                status=status,
                 client_request_id=client_id(self._request),
                 created_at=time.time(),
             )
@@ -450,26 +503,25 @@ class Exchange:
     # every exit ---------------------------------------------------------------------------------------------------
 
     def refuse(self, error: HiveError) -> None:
-        """Ends with an error: answered where no byte has gone out yet, else cut so that the client can tell."""
+        """Ends with an error: an answer where no byte has gone out yet, else the last words of a stream that is cut."""
         if self._left:
             return
-        now = time.monotonic()
-        connection = self._connection
-        if self._reading is not None and not self._answered:
-            self._reading.end()
-        if self._sent_at:
-            self._status = self._status or error.status
-            self._10_meter(now, cut=True)
-        if self._answered:
+        now, connection, answer = time.monotonic(), self._connection, self._answer
+        if answer is not None:
+            answer.end()
+        self._path.metrics.refused(error.code)
+        self._10_meter(now, cut=True, status=error.status)
+        if answer is not None and answer.begun:
+            last_words = answer.last_words(error)
             self._leave(now)
-            connection.cut()
+            connection.cut(last_words)
             return
-        request = self._request
-        keep = request is not None and request.complete and request.keep_alive
-        target = request.target if request is not None else b""
-        content = render(error, endpoints.dialect_of(target) if self._endpoint is None else self._endpoint.dialect)
-        head = answer_head(error.status, len(content), self._own_fields() + error_fields(error), keep=keep)
-        connection.write(head if request is not None and request.method == b"HEAD" else head + content)
+        if self._decided is not None:
+            dialect = self._decided.endpoint.dialect
+        else:
+            dialect = endpoints.dialect_of(self._request.target if self._request is not None else b"")
+        self._close_if_draining()
+        keep = self._answer_with(error, dialect, self._own_fields(), self.request_id)
         self._leave(now)
         connection.finished(keep=keep)
 
@@ -478,31 +530,32 @@ class Exchange:
         if self._left:
             return
         now = time.monotonic()
-        if self._sent_at:
-            if self._reading is not None:
-                self._reading.end()
-            self._10_meter(now, cut=True)
+        self._path.metrics.cancelled(self.state)
+        if self._answer is not None:
+            self._answer.end()
+        self._10_meter(now, cut=True)
         self._leave(now)
 
     def _leave(self, now: float) -> None:
         """Gives back the slot, the place in line, the budget and the gate; once, whatever happened."""
-        self._left = True
-        self._path.deadlines.discard(self)
-        if self._upstream is not None:
-            self._upstream.cancel()
-            self._upstream = None
-        self._path.budget.give(self._body_bytes)
-        entry = self._entry
+        self._release()
+        path, entry = self._path, self._entry
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+        if self._connecting is not None:
+            self._connecting.cancel()
+            self._connecting = None
         if entry is None:
             return
-        if self._waiting:
-            for turn in entry.line.leave(self):
-                assert isinstance(turn, Exchange)
-                turn.on_turn()
+        if self._waiting and self._decided is not None:
+            turns = path.registry.queue.leave(self, self._decided.flow, now=now, cost=self._cost.total)
+            if turns:
+                path.give_turns(turns)
         if self._entered:
             entry.gate.unpark(self)
             entry.gate.end(now)
-            self._path.on_activity(entry.row.id)
+            path.on_activity(entry.row.id)
 
     # waiting ------------------------------------------------------------------------------------------------------
 
@@ -513,69 +566,71 @@ class Exchange:
             return
         if self._ready:
             self._7_take_turn()
-        else:
+        elif self._reading is None:
             self._connection.restart_clock()
 
-    def on_gate_refused(self, error: HiveError) -> None:
-        self.parked = False
-        if not self._left:
-            self.refuse(error)
-
-    def on_deadline(self, now: float) -> None:  # noqa: ARG002
+    def on_deadline(self, now: float) -> None:
         self.deadline = NEVER
         proxy = self._path.settings.proxy
         if self.parked:
             self.parked = False
-            self._saturated(f"the agent did not wake within {proxy.gate_wait_s:g} s", 2, Asleep)
+            self._saturated(Asleep(f"the agent did not wake within {proxy.gate_wait_s:g} s", retry_after_s=2))
+        elif self._first_at is None and now < self._limit_at:
+            self._beat(now)
         elif not self._sent_at:
-            wait_s = wait_for_turn_s(proxy.queue_depth, 1, self._path.mean_duration_s)
-            self._saturated(f"no slot came free within {proxy.queue_wait_s:g} s", wait_s)
-        elif self._blocked:
-            self.deadline = time.monotonic() + proxy.between_bytes_s  # it is the client that does not read
+            assert self._decided is not None
+            self._saturated(no_slot(self._path.registry.queue, self._decided.flow, now, proxy.queue_wait_s))
+        elif now >= self._ends_at:
+            self.refuse(BackendTimeout(f"the request took longer than {proxy.request_s:g} s"))
+        elif self._blocked:  # and holds a slot that others wait for
+            self.refuse(RequestTimeout(f"the client read nothing for {proxy.between_bytes_s:g} s"))
         elif self._first_at is None:
             self.refuse(BackendTimeout(f"the backend sent nothing for {proxy.first_byte_s:g} s"))
         else:
             self.refuse(BackendTimeout(f"the backend stalled for {proxy.between_bytes_s:g} s"))
 
-    def on_blocked(self) -> None:
-        self._blocked = True
-        if self._upstream is not None:
-            self._upstream.pause()
-
-    def on_unblocked(self) -> None:
-        self._blocked = False
-        if self._upstream is not None:
-            self._upstream.resume()
+    def _beat(self, now: float) -> None:
+        """Whoever waits for a stream and asked for it gets a sign of life."""
+        assert self._decided is not None
+        if not self._blocked:
+            self._open_answer().beat(self._own_fields())
+        self._beat_at = now + self._decided.heartbeat_s
+        self.deadline = min(self._limit_at, self._beat_at)
 
     # small things -------------------------------------------------------------------------------------------------
 
-    def _saturated(self, message: str, wait_s: float, kind: type[Saturated] = Saturated) -> None:
-        """Hive itself has no room: the charge to the window is given back."""
-        if self._charged_at is not None and self._entry is not None:
-            self._entry.window.give_back(self._charged_at)
+    def _saturated(self, error: Saturated) -> None:
+        """Hive itself has no room: what was charged to the windows is given back."""
+        for window in self._charged or ():
+            window.give_back(self._begun_at)
         self._sent_at = 0.0
-        self.refuse(kind(message, retry_after_s=wait_s))
+        self.refuse(error)
+
+    def _close_if_draining(self) -> None:
+        """The proxy is on its way out: this answer is the last on its connection."""
+        if self._path.draining and self._request is not None:
+            self._request.keep_alive = False
 
     def _own_fields(self) -> bytes:
         waited_s = self._sent_at - self._queued_at if self._sent_at else 0.0
-        return b"x-request-id: %b\r\nx-queue-wait-ms: %d\r\n" % (self.request_id.encode(), int(waited_s * 1000))
+        fields = b"x-request-id: %b\r\nx-queue-wait-ms: %d\r\n" % (self.request_id.encode(), int(waited_s * 1000))
+        if self._asked is not None and self._asked.dropped:
+            fields += b"x-hive-dropped: %b\r\n" % ", ".join(self._asked.dropped).encode()
+        if self._asked is not None and self._asked.clamped:
+            fields += b"x-hive-clamped: %b\r\n" % ", ".join(self._asked.clamped).encode()
+        return fields
 
-    def _cache_fields(self) -> bytes:
-        cached = self._reading.usage.cached_tokens if self._reading is not None else None
-        if cached is None:
-            return b""
-        hit = b"true" if cached else b"false"
-        return b"x-cache-hit: %b\r\nx-cache-tokens-reused: %d\r\n" % (hit, cached)
-
-    def _answer_list(self) -> None:
-        assert self._request is not None
-        assert self._entry is not None
+    def _answer_list(self, decided: Decided) -> None:
+        request = self._request
+        assert request is not None
         try:
-            content = lists.answer(self._request.target, self._path.models, self._entry.caller)
+            content = lists.answer(decided.target, self._path.models, decided.caller)
         except NotFound as error:
             self.refuse(error)
             return
-        keep = self._request.keep_alive
-        self._connection.write(answer_head(200, len(content), self._own_fields(), keep=keep) + content)
-        self._leave(time.monotonic())
-        self._connection.finished(keep=keep)
+        self._close_if_draining()
+        now = time.monotonic()
+        self._10_meter(now, cut=False, status=200)
+        self._connection.write(answer_head(200, len(content), self._own_fields(), keep=request.keep_alive) + content)
+        self._leave(now)
+        self._connection.finished(keep=request.keep_alive)

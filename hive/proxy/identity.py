@@ -1,11 +1,18 @@
-"""Where a request says who it is: the token in its path or in its head. Pure."""
+"""Where a request says who it is, and what a trusted one wishes: token, `X-…` fields. Pure."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from hive.domain import Band, CacheMode, is_name
+from hive.errors import BadRequest
 from hive.wire.http1 import Request
 
 MAX_CLIENT_ID = 80
 """Characters of a client's own request id that are recorded."""
+MAX_CACHE_TAG = 64
+HEARTBEAT_S = (1.0, 60.0)
+"""A client may ask for a sign of life this often."""
 
 
 def split_token(target: bytes) -> tuple[bytes, bytes]:
@@ -36,3 +43,56 @@ def client_id(request: Request | None) -> str | None:
     if value is None:
         return None
     return "".join(char for char in value.decode("latin-1")[:MAX_CLIENT_ID] if char.isprintable()) or None
+
+
+class Wishes(NamedTuple):
+    """What a trusted caller may say of its own request; everybody else gets the defaults, whatever they sent."""
+
+    tenant: str = ""
+    band: Band = Band.NORMAL
+    cache_mode: CacheMode = CacheMode.AUTO
+    cache_tag: str = ""
+
+
+NO_WISHES = Wishes()
+
+
+def wishes_of(request: Request) -> Wishes:
+    """`X-Tenant-ID`, `X-Priority`, `X-Cache-Mode` and `X-Cache-Tag` of a caller known to be trusted.
+
+    `NO_WISHES` itself where there is none of them. Raises BadRequest for a value that means nothing.
+    """
+    tenant = _field(request, b"x-tenant-id")
+    if tenant and not is_name(tenant):
+        raise BadRequest("X-Tenant-ID: a tenant's name is a letter a-z, then up to 39 of a-z, 0-9 and -")
+    tag = _field(request, b"x-cache-tag")
+    if len(tag) > MAX_CACHE_TAG:
+        raise BadRequest(f"X-Cache-Tag has more than {MAX_CACHE_TAG} characters")
+    try:
+        band = Band(_field(request, b"x-priority") or Band.NORMAL)
+    except ValueError:
+        raise BadRequest("X-Priority is high, normal or low") from None
+    try:
+        mode = CacheMode(_field(request, b"x-cache-mode") or CacheMode.AUTO)
+    except ValueError:
+        raise BadRequest("X-Cache-Mode is prefix, none or auto") from None
+    wishes = Wishes(tenant, band, mode, tag)
+    return NO_WISHES if wishes == NO_WISHES else wishes
+
+
+def heartbeat_of(request: Request, default_s: float) -> float:
+    """Seconds between two signs of life of a waiting stream: as `X-Hive-Heartbeat` asks, else the default; 0 for none.
+
+    Raises BadRequest.
+    """
+    asked = request.field(b"x-hive-heartbeat")
+    if asked is None:
+        return default_s
+    if not asked.isdigit() or not HEARTBEAT_S[0] <= int(asked) <= HEARTBEAT_S[1]:
+        raise BadRequest("X-Hive-Heartbeat is a whole number of seconds from 1 to 60")
+    return float(asked)
+
+
+def _field(request: Request, name: bytes) -> str:
+    value = request.field(name)
+    return "" if value is None else value.decode("latin-1")

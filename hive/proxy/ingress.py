@@ -9,16 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hive.dialects.errors import error_fields, render
 from hive.domain import Dialect
 from hive.errors import Asleep, BackendDown, BackendTimeout, HiveError, NotFound, Refusal, Saturated, Unauthorized
 from hive.proxy.limits import Budget
-from hive.proxy.registry import Entry, Registry
+from hive.proxy.registry import Registry
+from hive.proxy.waiting import Waiting
 from hive.settings import Proxy as ProxySettings
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER, Deadlines
 from hive.wire.heads import named_by_connection
-from hive.wire.http1 import LAST_CHUNK, Request, Response, answer_head, answered_later, as_chunk, status_line
+from hive.wire.http1 import LAST_CHUNK, Request, Response, answered_later, as_chunk, status_line
 from hive.wire.upstream import Pool, UpstreamConnection
 
 PREFIX = b"/agents/"
@@ -90,49 +90,18 @@ class IngressPath:
         return Pool(address, connect_s=settings.gate_wait_s, idle_s=0.0, deadlines=self.deadlines)
 
 
-class IngressExchange:
+class IngressExchange(Waiting):
     """One request to an agent."""
 
-    __slots__ = (
-        "_answered",
-        "_begun_at",
-        "_blocked",
-        "_body_bytes",
-        "_chunked",
-        "_connection",
-        "_entered",
-        "_entry",
-        "_head",
-        "_left",
-        "_path",
-        "_pool",
-        "_prefix",
-        "_ready",
-        "_refusal",
-        "_request",
-        "_rest",
-        "_retry_until",
-        "_upstream",
-        "deadline",
-        "parked",
-    )
+    __slots__ = ("_answered", "_chunked", "_head", "_path", "_pool", "_prefix", "_rest", "_retry_until")
 
     def __init__(self, path: IngressPath, connection: Connection) -> None:
+        super().__init__(connection, path.deadlines, path.budget)
         self._path = path
-        self._connection = connection
-        self._begun_at = time.monotonic()
-        self.deadline = NEVER
-        self.parked = False
-        self._entry: Entry | None = None
-        self._request: Request | None = None
-        self._refusal: HiveError | None = None
         self._pool: Pool | None = None
-        self._upstream: UpstreamConnection | None = None
-        self._entered = self._ready = self._answered = self._left = self._chunked = self._blocked = False
-        self._body_bytes = 0
+        self._answered = self._chunked = False
         self._retry_until = 0.0
         self._prefix = self._rest = self._head = b""
-        path.deadlines.add(self)
 
     def __repr__(self) -> str:
         return f"<IngressExchange {self._entry} {'parked' if self.parked else ''}>"
@@ -151,6 +120,8 @@ class IngressExchange:
         name, token, self._prefix, self._rest = split_target(request.target)
         token = token or request.field(b"x-hive-token") or b""
         entry = self._path.registry.by_ingress_token(name, token)
+        if entry is None and not self._path.registry.heard:
+            raise Saturated("Hive has just started and does not know the agents yet", retry_after_s=1)
         if entry is None:
             raise Unauthorized(
                 "unknown agent or wrong token: send X-Hive-Token, or a path under /agents/<name>/t/<token>"
@@ -169,12 +140,6 @@ class IngressExchange:
         if not entry.gate.begin(self, self._begun_at, ingress=True):
             self.parked = True
             self.deadline = self._retry_until
-
-    def on_body(self, size: int) -> None:
-        if self._refusal is None and not self._path.budget.take(size):
-            raise Saturated("the request bodies held at once exceed Hive's budget", retry_after_s=2)
-        if self._refusal is None:
-            self._body_bytes += size
 
     def on_request(self, request: Request) -> None:  # noqa: ARG002
         self._ready = True
@@ -275,15 +240,12 @@ class IngressExchange:
     def refuse(self, error: HiveError) -> None:
         if self._left:
             return
-        connection, request = self._connection, self._request
+        connection = self._connection
         if self._answered:
             self._leave()
             connection.cut()
             return
-        keep = request is not None and request.complete and request.keep_alive
-        content = render(error, Dialect.OPENAI)
-        head = answer_head(error.status, len(content), error_fields(error), keep=keep)
-        connection.write(head if request is not None and request.method == b"HEAD" else head + content)
+        keep = self._answer_with(error, Dialect.OPENAI)
         self._leave()
         connection.finished(keep=keep)
 
@@ -292,13 +254,8 @@ class IngressExchange:
             self._leave()
 
     def _leave(self) -> None:
-        self._left = True
-        self._path.deadlines.discard(self)
-        if self._upstream is not None:
-            self._upstream.cancel()
-            self._upstream = None
+        self._release()
         self._close_pool()
-        self._path.budget.give(self._body_bytes)
         if self._entered and self._entry is not None:
             self._entry.gate.unpark(self)
             self._entry.gate.end(time.monotonic(), ingress=True)
@@ -321,11 +278,6 @@ class IngressExchange:
         else:
             self._connection.restart_clock()
 
-    def on_gate_refused(self, error: HiveError) -> None:
-        self.parked = False
-        if not self._left:
-            self.refuse(error)
-
     def on_deadline(self, now: float) -> None:  # noqa: ARG002
         self.deadline = NEVER
         if self.parked:
@@ -333,16 +285,6 @@ class IngressExchange:
             self.refuse(Asleep(f"the agent did not wake within {self._path.settings.gate_wait_s:g} s", retry_after_s=2))
         elif not self._answered and not self._blocked:
             self.refuse(BackendTimeout("the agent did not answer in time"))
-
-    def on_blocked(self) -> None:
-        self._blocked = True
-        if self._upstream is not None:
-            self._upstream.pause()
-
-    def on_unblocked(self) -> None:
-        self._blocked = False
-        if self._upstream is not None:
-            self._upstream.resume()
 
 
 def split_target(target: bytes) -> tuple[str, bytes, bytes, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 
 
@@ -39,8 +38,12 @@ class SlidingWindow:
 
     def give_back(self, charged_at: float) -> None:
         """Takes back the charge made at that time: Hive itself had no room."""
+        taken = self._taken
+        if taken and taken[-1] == charged_at:
+            taken.pop()
+            return
         try:
-            self._taken.remove(charged_at)
+            taken.remove(charged_at)
         except ValueError:
             return
 
@@ -70,12 +73,3 @@ class Budget:
 
     def give(self, size: int) -> None:
         self.used -= size
-
-
-def wait_for_turn_s(ahead: int, concurrency: int, mean_duration_s: float) -> float:
-    """Estimated seconds until a request with `ahead` others before it gets a slot, at least 1.
-
-    >>> wait_for_turn_s(ahead=16, concurrency=2, mean_duration_s=0.5)
-    4.0
-    """
-    return max(1.0, math.ceil(ahead / max(1, concurrency)) * mean_duration_s)

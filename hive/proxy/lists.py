@@ -1,4 +1,5 @@
-"""`GET /v1/models` and `/v1/models/{id}`, answered from the list the daemon pushes. Pure."""
+"""Lists show a caller what it may use: `GET /v1/models` is made here from the list the daemon pushes, Ollama's own
+lists are relayed, without what is not for this caller. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +8,22 @@ from urllib.parse import quote
 import msgspec
 
 from hive.domain import Caller, ModelInfo
-from hive.errors import NotFound
+from hive.errors import BackendDown, NotFound
 from hive.policy import Act, may
 from hive.proxy.endpoints import MODEL_PREFIX
 
 _encode = msgspec.json.Encoder().encode
+FILTERED = frozenset({b"/api/tags", b"/api/ps"})
+"""Lists of models that the backend answers; a caller whose tenant is limited gets its own part of them."""
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_rows = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_named = msgspec.json.Decoder(_Named).decode
 
 
 class _Row(msgspec.Struct):
@@ -50,3 +62,25 @@ def answer(target: bytes, models: list[ModelInfo], caller: Caller) -> bytes:
 
 def _row(model: ModelInfo) -> _Row:
     return _Row(model.name, model.created, model.owned_by or "hive")
+
+
+def is_filtered(target: bytes, caller: Caller) -> bool:
+    """Whether the backend's answer to this target is a list of which `caller` may see a part only."""
+    return caller.models is not None and target in FILTERED
+
+
+def filtered(answer: bytes, caller: Caller) -> bytes:
+    """Ollama's list without the models that `caller` may not see. Raises BackendDown where it is no such list.
+
+    >>> from hive.domain import CallerKind
+    >>> alice = Caller(CallerKind.AGENT, "a1", models=frozenset({"a"}))
+    >>> filtered(b'{"models":[{"name":"a:latest","size":1e2},{"name":"b"}]}', alice)
+    b'{"models":[{"name":"a:latest","size":1e2}]}'
+    """
+    try:
+        listed = _decode(answer)
+        models = _rows(listed.get("models", msgspec.Raw(b"[]")))
+        seen = [model for model in models if may(caller, Act.SEE, _named(model).name) is None]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise BackendDown("the backend's list of models is none") from None
+    return _encode({**listed, "models": seen})

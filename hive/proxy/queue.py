@@ -1,77 +1,319 @@
-"""Whose turn it is: slots at the backend and the line of those who wait. Pure, no clock of its own.
+"""Whose turn it is: the slots of the backend, and the one queue of those who wait for one. Pure, no clock of its own.
 
-So far each agent has a line of its own, first come first served. Fairness between tenants joins here.
+A higher band always goes first. Inside a band the tenant goes that has had the fewest tokens for its weight, of that
+tenant the agent that has had the fewest, of that agent whoever came first; each band counts for itself. An expected
+cost is charged with the slot and corrected when the slot is given back. Whoever begins to wait is lifted to the least
+served of those whose turn it could be: being idle saves nothing up. What was had while nobody waited for it is held
+against nobody. A slot is never idle while somebody waits whose agent is below its own limit.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
+from enum import Enum
 from typing import Generic, TypeVar
 
+import msgspec
+
+from hive.domain import Band
+from hive.proxy.flows import RANKS, REBASE_TOKENS, Flow, Flows, Place, floor_of, least_served, who_yields
+from hive.proxy.pace import Pace
+
+__all__ = ["FairQueue", "Flow", "QueueView", "TenantView", "Verdict"]
+
+RETRY_MAX_S = 120.0
+UNMEASURED_MAX_S = 5.0
+"""Longest guess for `Retry-After` where nobody has waited to the end yet."""
+
 Waiter = TypeVar("Waiter")
+"""Anything hashable by identity."""
 
 
-class Line(Generic[Waiter]):
-    """`slots` requests of one agent at the backend at once, `depth` more waiting, first come first served.
+class Verdict(Enum):
+    """What `ask` answers. GO: it owns a slot. WAIT: it has a place in line. FULL: it was not taken."""
 
-    A slot has one owner: whoever `ask` let in or `leave` returned, until it calls `leave`.
+    GO = "go"
+    WAIT = "wait"
+    FULL = "full"
 
-    >>> line = Line(slots=1, depth=1)
-    >>> line.ask("a"), line.ask("b"), line.ask("c"), line
-    (True, False, None, <Line 1/1 running, 1 waiting>)
-    >>> line.leave("a"), line.leave("b"), line
-    (['b'], [], <Line 0/1 running, 0 waiting>)
+
+_GO = Verdict.GO  # a look-up on an Enum class costs as much as all the sums of `ask`
+_NORMAL = Band.NORMAL
+
+
+class TenantView(msgspec.Struct, frozen=True):
+    """One tenant as `hive queue` and the metrics show it.
+
+    `tokens_ahead`: what it has had or is having of the normal band, by weight, beyond the least served tenant.
     """
 
-    __slots__ = ("_running", "_waiting", "depth", "slots")
+    name: str
+    weight: float
+    running: int
+    waiting: int
+    tokens_ahead: float
 
-    def __init__(self, slots: int, depth: int) -> None:
-        self.slots = slots
+
+class QueueView(msgspec.Struct, frozen=True):
+    """The queue at one moment. `slots`: None for no limit; `drain_per_s`: slots given back per second while somebody
+    waited, None where nobody has yet."""
+
+    running: int
+    waiting: int
+    slots: int | None
+    drain_per_s: float | None
+    tenants: list[TenantView]
+
+
+class FairQueue(Generic[Waiter]):
+    """`slots` requests at the backend at once (None: any number), `depth` more of each tenant waiting.
+
+    A slot has one owner: whoever was told GO, or was returned by a method since, until it calls `leave`.
+    `displaced`: those whose place went to the one that was just told WAIT; the caller empties it and refuses them.
+    They own nothing any more, so their `leave` changes nothing.
+
+    >>> queue: FairQueue[str] = FairQueue(depth=2, slots=1)
+    >>> ann = queue.flow("ann", "acme", limit=5)
+    >>> ben = queue.flow("ben", "other", limit=5)
+    >>> [queue.ask(name, ann, expected=100, now=0.0).value for name in ("a1", "a2", "a3", "a4")]
+    ['go', 'wait', 'wait', 'full']
+    >>> queue.ask("b1", ben, expected=100, now=1.0).value, queue
+    ('wait', <FairQueue 3 waiting, 1/1 running>)
+    >>> queue.leave("a1", ann, now=2.0, cost=140), queue.leave("b1", ben, now=3.0)
+    (['b1'], ['a2'])
+    """
+
+    __slots__ = ("_flows", "_pace", "_running", "_slots", "_waiting", "depth", "displaced")
+
+    def __init__(self, *, depth: int, slots: int | None = None) -> None:
         self.depth = depth
-        self._running: set[Waiter] = set()
-        self._waiting: deque[Waiter] = deque()
+        self.displaced: list[Waiter] = []
+        self._slots: float = math.inf if slots is None else slots
+        self._running: dict[Waiter, tuple[Place, float]] = {}
+        self._waiting = 0
+        self._flows = Flows()
+        self._pace = Pace()
 
     def __repr__(self) -> str:
-        return f"<Line {len(self._running)}/{self.slots} running, {len(self._waiting)} waiting>"
+        of = "" if self.slots is None else f"/{self.slots}"
+        return f"<FairQueue {self._waiting} waiting, {len(self._running)}{of} running>"
 
     @property
-    def waiting(self) -> int:
-        return len(self._waiting)
+    def slots(self) -> int | None:
+        return None if self._slots == math.inf else int(self._slots)
 
     @property
     def running(self) -> int:
         return len(self._running)
 
-    def ask(self, waiter: Waiter) -> bool | None:
-        """True: go now. False: it waits. None: the line is full, it was not taken."""
-        if len(self._running) < self.slots and not self._waiting:
-            self._running.add(waiter)
-            return True
-        if len(self._waiting) >= self.depth:
-            return None
-        self._waiting.append(waiter)
-        return False
+    @property
+    def waiting(self) -> int:
+        return self._waiting
 
-    def leave(self, waiter: Waiter) -> list[Waiter]:
-        """Gives back its slot or its place; those whose turn it is now, in order, own theirs already."""
-        if waiter in self._running:
-            self._running.discard(waiter)
-        else:
-            try:
-                self._waiting.remove(waiter)
-            except ValueError:
-                return []
-        return self._admit()
+    # who there is -------------------------------------------------------------------------------------------------
 
-    def resize(self, slots: int) -> list[Waiter]:
-        """The agent's tier changed; running ones beyond it finish, those admitted are returned."""
-        self.slots = slots
-        return self._admit()
+    def flow(self, agent: str, tenant: str, *, limit: int, weight: float = 1.0) -> Flow:
+        """The agent's place under this tenant. `limit`: its requests at the backend at once.
 
-    def _admit(self) -> list[Waiter]:
+        The first of an agent is its own; more of them (an operator speaking for tenants) have the limit each for
+        itself, and are forgotten when long unused. A known one keeps its limit; the weight is its tenant's from now on.
+        """
+        return self._flows.flow(agent, tenant, limit=limit, weight=weight)
+
+    def move(self, flow: Flow, *, tenant: str, limit: int, weight: float) -> list[Waiter]:
+        """Its tenant, tier or weight is this now; returns whose turn it is by that.
+
+        What waits of it moves along, whatever the depth. What it has had under another tenant is not counted here.
+        """
+        self._flows.move(flow, tenant, weight)
+        return self.set_limit(flow, limit)
+
+    def forget(self, flow: Flow) -> None:
+        """The agent is removed, its flows under other tenants too. What runs or waits of it still leaves as ever."""
+        self._flows.forget(flow)
+
+    def set_limit(self, flow: Flow, limit: int) -> list[Waiter]:
+        """Running ones beyond it finish; returns whose turn it is by that."""
+        flow.limit = limit
+        flow.refresh()
+        return self._admit(None)
+
+    def set_weight(self, tenant: str, weight: float) -> None:
+        """What it has had stays as it was counted. A free slot for somebody never comes by it."""
+        if tenant in self._flows.lines:
+            self._flows.line(tenant, weight)
+
+    def resize(self, slots: int | None) -> list[Waiter]:
+        """The backend has so many. Running ones beyond them finish; returns whose turn it is by that."""
+        self._slots = math.inf if slots is None else slots
+        return self._admit(None)
+
+    # the turn of a request ----------------------------------------------------------------------------------------
+
+    def ask(self, waiter: Waiter, flow: Flow, *, band: Band = _NORMAL, expected: float, now: float) -> Verdict:
+        """A slot, or a place in line, or neither. `expected`: tokens it will probably cost; `now`: monotonic seconds.
+
+        After WAIT look at `displaced`. FULL has given place credit already.
+        """
+        place = flow.normal if band is _NORMAL else flow.place(band)
+        running = self._running
+        if flow.running >= flow.limit or len(running) >= self._slots:
+            return self._line_up(waiter, place, expected, now)
+        # a slot is free, so nobody waits who could have it: whoever begins to wait later does not stand behind this one
+        account = place.account
+        level = account.level
+        if account.settled > level.floor:
+            level.floor = account.settled
+        if place.settled > account.floor:
+            account.floor = place.settled
+        account.pending += expected
+        place.pending += expected
+        flow.running += 1
+        flow.credit_until = 0.0
+        running[waiter] = (place, expected)
+        return _GO
+
+    def leave(self, waiter: Waiter, flow: Flow, *, now: float, cost: float | None = None) -> list[Waiter]:
+        """Gives back its slot or its place; returns those whose turn it is now, who own their slots already.
+
+        `cost`: tokens it took; None where that is unknown, then the expectation stands.
+        """
+        owned = self._running.pop(waiter, None)
+        if owned is None:
+            self._step_out(waiter, flow, now)
+            return []
+        place, expected = owned
+        if cost is None:
+            cost = expected
+        account = place.account
+        account.pending -= expected
+        account.settled += cost * account.price
+        place.pending -= expected
+        place.settled += cost
+        flow.running -= 1
+        if not self._waiting:
+            return []
+        self._pace.count(now)
+        if flow.waiting:
+            flow.refresh()
+        return self._admit(now)
+
+    def refused(self, flow: Flow, now: float) -> None:
+        """It was answered 503 because its wait was too long: for 120 s its agent keeps its place credit.
+
+        With credit it is not lifted when it comes back, so it goes before those who came later, and where its
+        tenant's line is full it takes the place of one who came later, of an agent with a longer line.
+        """
+        flow.give_credit(now, now)
+
+    # what is told -------------------------------------------------------------------------------------------------
+
+    def retry_after_s(self, flow: Flow, now: float) -> float:
+        """Seconds until those of its tenant who wait now will have had their turn, as measured lately: 1 to 120.
+
+        With nothing measured yet: a second per slot and request ahead, at most 5, or as long as has been waited.
+        """
+        line = flow.line
+        ahead = max(1, line.waiting)
+        per_s = line.pace.per_s(now)
+        if per_s is not None:
+            return min(RETRY_MAX_S, max(1.0, ahead / per_s))
+        guess_s = min(UNMEASURED_MAX_S, ahead / max(1.0, self._slots))
+        return min(RETRY_MAX_S, max(1.0, guess_s, line.pace.stuck_s(now)))
+
+    def view(self, now: float) -> QueueView:
+        """What runs or waits of forgotten agents is in the totals only."""
+        flows, rank = self._flows, RANKS[_NORMAL]
+        running: dict[str, int] = {}
+        for flow in flows.by_key.values():
+            running[flow.tenant] = running.get(flow.tenant, 0) + flow.running
+        accounts = {name: line.accounts[rank] for name, line in flows.lines.items()}
+        floor = flows.levels[rank].floor
+        tokens = {name: max(share.settled, floor) + share.pending * share.price for name, share in accounts.items()}
+        least = min(tokens.values(), default=0.0)
+        rows = [
+            TenantView(name, 1.0 / line.price, running.get(name, 0), line.waiting, round(tokens[name] - least, 1))
+            for name, line in flows.lines.items()
+        ]
+        return QueueView(len(self._running), self._waiting, self.slots, self._pace.per_s(now), rows)
+
+    # the line -----------------------------------------------------------------------------------------------------
+
+    def _line_up(self, waiter: Waiter, place: Place, expected: float, now: float) -> Verdict:
+        flow = place.flow
+        if not flow.kept:
+            self._flows.keep_again(flow)
+        account = place.account
+        if account.level.floor > REBASE_TOKENS:
+            self._flows.rebase(account.level)
+        has_credit = flow.credit_until > now
+        if not account.waiting:
+            account.lift(floor_of(account.level, lagging=has_credit))
+        if not place.waiters:
+            place.lift(floor_of(account, lagging=has_credit))
+        if flow.line.waiting >= self.depth and not self._make_room(place, now):
+            flow.give_credit(now, now)
+            return Verdict.FULL
+        self._pace.begin(now)
+        flow.line.pace.begin(now)
+        place.put(waiter, (expected, now, flow.credit_since if has_credit else now))
+        flow.credit_until = 0.0
+        self._waiting += 1
+        return Verdict.WAIT
+
+    def _make_room(self, place: Place, now: float) -> bool:
+        yields = who_yields(place, now)
+        if yields is None:
+            return False
+        last, waiter = yields
+        _, _, since = self._take(last, waiter, now)
+        last.flow.give_credit(since, now)
+        self.displaced.append(waiter)
+        return True
+
+    def _step_out(self, waiter: Waiter, flow: Flow, now: float) -> None:
+        for place in flow.places:
+            if place is not None and waiter in place.waiters:
+                _, asked_at, _ = self._take(place, waiter, now)
+                flow.line.learn_wait(now - asked_at)
+                return
+
+    def _admit(self, now: float | None) -> list[Waiter]:
+        """Gives the free slots away. Without `now` nothing is learnt of the waits."""
         admitted: list[Waiter] = []
-        while self._waiting and len(self._running) < self.slots:
-            waiter = self._waiting.popleft()
-            self._running.add(waiter)
+        running = self._running
+        while len(running) < self._slots and (place := self._next()) is not None:
+            waiter: Waiter = next(iter(place.waiters))
+            flow = place.flow
+            flow.running += 1
+            if now is not None:
+                flow.line.pace.count(now)
+            expected, asked_at, _ = self._take(place, waiter, now)
+            running[waiter] = (place, expected)
+            place.pending += expected
+            place.account.pending += expected
+            if now is not None:
+                flow.line.learn_wait(now - asked_at)
             admitted.append(waiter)
         return admitted
+
+    def _next(self) -> Place | None:
+        for level in self._flows.levels:
+            if level.ready:
+                account, level.floor = least_served(level.ready)
+                place, account.floor = least_served(account.ready)
+                return place
+        return None
+
+    def _take(self, place: Place, waiter: object, now: float | None) -> tuple[float, float, float]:
+        """Out of the line; where it was the last there is nothing to measure any more."""
+        ticket = place.take(waiter)
+        flow = place.flow
+        flow.refresh()
+        self._waiting -= 1
+        if not flow.line.waiting:
+            flow.line.pace.end(now)
+            self._flows.drop_unused(flow.line)
+        if not self._waiting:
+            self._pace.end(now)
+        return ticket

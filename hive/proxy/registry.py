@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from hive.domain import Caller, CallerKind, Tier, WakeCause
 from hive.link.messages import Activity, AgentRow
 from hive.proxy.gate import Daemon, Gate, State
 from hive.proxy.limits import SlidingWindow
-from hive.proxy.queue import Line
+from hive.proxy.queue import FairQueue, Flow
+from hive.proxy.tenants import Tenant, Tenants
 from hive.settings import Proxy as ProxySettings
+from hive.settings import TenantRow
 from hive.wire.connection import Connection
 from hive.wire.listeners import Listener
 
@@ -20,29 +24,65 @@ UNHEARD_S = 2.0
 """With the daemon not heard since the start, an agent on its own socket is served after this long (design.md §3)."""
 
 
+class Turning(Protocol):
+    """Who waits in the queue."""
+
+    def on_turn(self) -> None:
+        """A slot is this one's own now."""
+        ...
+
+    def on_displaced(self) -> None:
+        """Its place was needed more by another one: it waits no longer."""
+        ...
+
+
+Queue = FairQueue[Turning]
+
+
 class Entry:
-    """One agent: what the daemon said of it, its gate, its window, its line, its connections."""
+    """One agent: what the daemon said of it, its gate, its window, its place in the queue, its connections.
 
-    __slots__ = ("caller", "connections", "gate", "line", "listener", "model", "row", "window")
+    `usual_tokens_out`: moving average of what its requests gave, to be charged before the truth is known.
+    `plans`: how its bodies are read, by endpoint (the data path's own, kept here because it is the agent's).
+    """
 
-    def __init__(self, row: AgentRow, gate: Gate, settings: ProxySettings) -> None:
+    __slots__ = (
+        "caller",
+        "connections",
+        "flow",
+        "gate",
+        "listener",
+        "model",
+        "plans",
+        "row",
+        "tenant",
+        "usual_tokens_out",
+        "window",
+    )
+
+    def __init__(self, row: AgentRow, gate: Gate, flow: Flow, tenant: Tenant, settings: ProxySettings) -> None:
         self.gate = gate
+        self.flow = flow
         self.window = SlidingWindow(settings.window_requests, settings.window_s)
-        self.line: Line[object] = Line(concurrency_of(row.tier, settings), settings.queue_depth)
         self.connections: set[Connection] = set()
         self.listener: Listener | None = None
-        self.learn(row, settings)
+        self.plans: dict[bytes, Any] = {}
+        self.usual_tokens_out = 128.0
+        self.learn(row, tenant)
 
     def __repr__(self) -> str:
-        return f"<Entry {self.row.name} {self.gate} {self.line}>"
+        return f"<Entry {self.row.name} {self.gate} {self.flow}>"
 
-    def learn(self, row: AgentRow, settings: ProxySettings) -> None:
-        """Takes over what the daemon says, except the gate."""
+    def learn(self, row: AgentRow, tenant: Tenant) -> None:
+        """Takes over what the daemon says, except the gate and the place in the queue."""
         self.row = row
+        self.tenant = tenant
         self.model = row.model or ""
         kind = CallerKind.OPERATOR if row.id == OPERATOR else CallerKind.AGENT
-        self.caller = Caller(kind, row.id, row.tenant, row.tier)
-        self.line.resize(concurrency_of(row.tier, settings))
+        self.caller = Caller(kind, row.id, row.tenant, row.tier, tenant.models)
+
+    def learn_tokens_out(self, tokens: int) -> None:
+        self.usual_tokens_out += 0.1 * (tokens - self.usual_tokens_out)
 
     def activity(self, now: float) -> Activity:
         gate = self.gate
@@ -67,13 +107,20 @@ def concurrency_of(tier: Tier, settings: ProxySettings) -> int:
 class Registry:
     """All agents, and what their gates see as outside: the daemon is passed through, the sockets are asked here."""
 
-    def __init__(self, daemon: Daemon, settings: ProxySettings) -> None:
+    def __init__(self, daemon: Daemon, settings: ProxySettings, tenants: Mapping[str, TenantRow]) -> None:
         self._daemon = daemon
         self._settings = settings
+        self.tenants = Tenants(tenants)
+        self.queue: Queue = FairQueue(depth=settings.queue_depth)
         self.by_id: dict[str, Entry] = {}
         self._by_name: dict[str, Entry] = {}
         self._by_model_digest: dict[str, Entry] = {}
         self._by_ingress_digest: dict[str, Entry] = {}
+        self._by_cid: dict[int, Entry] = {}
+        self.generation = 0
+        """Grows with whatever changes what was decided about a request before."""
+        self.vsock_listener: Listener | None = None
+        """Where the guests that are agents by their context id arrive, all at one."""
         self.heard = False
         """Whether the daemon's table has come at least once."""
         self.internal_digest = ""
@@ -98,14 +145,18 @@ class Registry:
 
     def learn(self, row: AgentRow) -> Entry:
         """One agent is so; its gate moves to where the daemon says, unless that is older than what the gate knows."""
+        self.generation += 1
         entry = self.by_id.get(row.id)
         if entry is None:
             entry = self._new(row)
             self.by_id[row.id] = entry
         else:
             self._unindex(entry)
-            entry.learn(row, self._settings)
+            entry.learn(row, self.tenants.of(row.tenant))
+            self._place(entry)
         self._by_name[row.name] = entry
+        if row.cid is not None:
+            self._by_cid[row.cid] = entry
         if row.model_digest:
             self._by_model_digest[row.model_digest] = entry
         if row.ingress_digest:
@@ -132,13 +183,40 @@ class Registry:
         entry = self.by_id.pop(agent, None)
         if entry is None:
             return None
+        self.generation += 1
         self._unindex(entry)
         entry.gate.move(State.REFUSED, entry.gate.generation, "removed")
         if entry.listener is not None:
             entry.listener.close()
         for connection in list(entry.connections):
             connection.close()
+        self.queue.forget(entry.flow)
         return entry
+
+    def use_settings(self, settings: ProxySettings, tenants: Mapping[str, TenantRow]) -> None:
+        """The configuration was read again: limits of agents and tenants are these from now on."""
+        self.generation += 1
+        self._settings = settings
+        self.tenants.use(tenants)
+        self.queue.depth = settings.queue_depth
+        for entry in [*self.by_id.values(), self.operator]:
+            entry.gate.parked_max = settings.parked_max
+            if (entry.window.limit, entry.window.span_s) != (settings.window_requests, settings.window_s):
+                entry.window = SlidingWindow(settings.window_requests, settings.window_s)
+            entry.learn(entry.row, entry.tenant)
+            self._place(entry)
+
+    def on_behalf_of(self, tenant_name: str) -> tuple[Caller, Tenant, Flow]:
+        """The operator where it asks for a tenant: its limits, its models, its place in the queue."""
+        tenant = self.tenants.of(tenant_name)
+        own = self.operator.caller
+        caller = Caller(own.kind, own.id, tenant_name, own.tier, tenant.models)
+        limit = concurrency_of(own.tier, self._settings)
+        return caller, tenant, self.queue.flow(own.id, tenant_name, limit=limit, weight=tenant.weight)
+
+    def cache_groups(self) -> int:
+        """How many groups of agents share a prefix cache each, of all agents there are."""
+        return len({entry.tenant.cache_group for entry in self.by_id.values()})
 
     # who asks -----------------------------------------------------------------------------------------------------
 
@@ -148,6 +226,10 @@ class Registry:
         if digest == self.internal_digest:
             return self.operator
         return self._by_model_digest.get(digest)
+
+    def by_cid(self, cid: int) -> Entry | None:
+        """The agent whose guest has this AF_VSOCK context id."""
+        return self._by_cid.get(cid)
 
     def by_ingress_token(self, name: str, token: bytes) -> Entry | None:
         """The agent of this name if this token lets callers in to it; unknown name and wrong token look the same."""
@@ -170,8 +252,9 @@ class Registry:
         entry = self.by_id.get(agent)
         if entry is None:
             return None
-        if entry.listener is not None:
-            entry.listener.accept_waiting()
+        listener = entry.listener if entry.row.cid is None else self.vsock_listener
+        if listener is not None:
+            listener.accept_waiting()
         for connection in entry.connections:
             reason = connection.why_busy(now, unread_counts=unread_counts)
             if reason is not None:
@@ -180,7 +263,17 @@ class Registry:
 
     def _new(self, row: AgentRow) -> Entry:
         gate = Gate(row.id, self, parked_max=self._settings.parked_max)
-        return Entry(row, gate, self._settings)
+        tenant = self.tenants.of(row.tenant)
+        limit = concurrency_of(row.tier, self._settings)
+        flow = self.queue.flow(row.id, row.tenant, limit=limit, weight=tenant.weight)
+        return Entry(row, gate, flow, tenant, self._settings)
+
+    def _place(self, entry: Entry) -> None:
+        """Tier, tenant or weight may have changed; those who may go by that, go."""
+        limit = concurrency_of(entry.row.tier, self._settings)
+        tenant = entry.tenant
+        for waiter in self.queue.move(entry.flow, tenant=tenant.name, limit=limit, weight=tenant.weight):
+            waiter.on_turn()
 
     def _unindex(self, entry: Entry) -> None:
         row = entry.row
@@ -191,3 +284,5 @@ class Registry:
         ):
             if index.get(key) is entry:
                 del index[key]
+        if row.cid is not None and self._by_cid.get(row.cid) is entry:
+            del self._by_cid[row.cid]

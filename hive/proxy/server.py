@@ -7,50 +7,33 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import secrets
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 import uvloop
 
-from hive.domain import WakeCause
-from hive.errors import DependencyDown, HiveError
-from hive.link.client import LinkClient
-from hive.link.link import Link, Reply
-from hive.link.messages import (
-    Activities,
-    AgentGone,
-    AgentIs,
-    AskActivity,
-    AskListeners,
-    Asleep,
-    Backend,
-    Busy,
-    Close,
-    Closed,
-    DaemonTable,
-    Done,
-    Hello,
-    Leaving,
-    ListenerGone,
-    Marks,
-    Message,
-    Open,
-    ProxyTable,
-    Quiet,
-    Refused,
-    StillClosed,
-    Wake,
-)
-from hive.link.messages import Listener as ListenerIs
+from hive.errors import DependencyDown, HiveError, Saturated
+from hive.host.notify import Notifier
+from hive.host.process import raise_descriptor_limit
+from hive.host.sockets import TCP, UNIX, VSOCK, is_listening, take_sockets
+from hive.link.server import bind_private
+from hive.proxy.admin import Admin, Desk
 from hive.proxy.datapath import DataPath
+from hive.proxy.deep import DeepReaders
+from hive.proxy.doors import Seldom, connections_allowed, turn_away
 from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
-from hive.proxy.registry import UNHEARD_S, Entry, Registry
+from hive.proxy.life import Load, live
+from hive.proxy.links import Links
+from hive.proxy.metrics import Metrics
+from hive.proxy.queue import QueueView
+from hive.proxy.registry import UNHEARD_S, Entry
 from hive.proxy.spool import UsageLog
 from hive.settings import Paths, Settings
 from hive.store.live import Live
@@ -59,28 +42,53 @@ from hive.wire import connection as wire
 from hive.wire.budget import HalfOpen
 from hive.wire.deadlines import Deadlines
 from hive.wire.listeners import Listener, listen_tcp
+from hive.wire.vsock import VsockListener, listen_vsock, peer_cid
 
 log = logging.getLogger("hive.proxy")
 
-SETTLE_S = 0.01
-"""How often an agent whose answer is unread, or that had one over TCP, is looked at again while `Quiet` is owed."""
-DRAIN_S = 10.0
-"""On SIGTERM requests in flight may go on for so long."""
 DRAIN_LOOK_S = 0.02
+FRESH_S = 0.5
+"""A connection accepted less than this before the drain may be about to ask its first question."""
+FLUSH_S = 1.0
+"""For the last words of a drain to reach those who read."""
+HANDED = {"model": TCP, "ingress": TCP, "vsock": VSOCK, "admin": UNIX}
+"""Names of sockets systemd may hand over."""
+Handed = Mapping[str, list[socket.socket]]
+
+
+class Door(NamedTuple):
+    """A socket that listens already, and how its callers are let in. `ours`: nobody keeps its backlog after us."""
+
+    sock: socket.socket
+    open: Callable[[socket.socket], Listener]
+    ours: bool
 
 
 class ProxyServer:
-    """One running proxy. `start` binds and dials, `stop` drains."""
+    """One running proxy. `start` listens and dials, `stop` drains.
 
-    def __init__(self, paths: Paths, settings: Settings) -> None:
+    `handed`: listening sockets by name (see HANDED); what is not among them is bound here. `move`: a taken port moves
+    up by one. `descriptors`: how many files this process may have open.
+    """
+
+    def __init__(
+        self, paths: Paths, settings: Settings, *, handed: Handed, ports: tuple[int, int], move: bool, descriptors: int
+    ) -> None:
         self._paths = paths
-        self._settings = settings
+        self.settings = settings
+        self.metrics = Metrics()
+        self._handed = handed
+        self._ports = ports
+        self._move = move
+        self._descriptors = descriptors
         self._loop = asyncio.get_running_loop()
         self.epoch = f"{int(time.time()):x}{secrets.token_hex(3)}"
         self._deadlines = Deadlines()
-        self.registry = Registry(self, settings.proxy)
         self._live = Live(paths.redis_socket)
         self._usage = UsageLog(paths.spool, self.epoch, self._live)
+        self._links = Links(paths, self.epoch, settings, live=self._live, usage=self._usage)
+        self.registry = self._links.registry
+        self._readers = DeepReaders(settings)
         self.path = DataPath(
             registry=self.registry,
             settings=settings,
@@ -88,6 +96,8 @@ class ProxyServer:
             usage=self._usage,
             epoch=self.epoch,
             on_activity=self._touch,
+            metrics=self.metrics,
+            readers=self._readers,
         )
         self.ingress = IngressPath(
             registry=self.registry,
@@ -96,85 +106,252 @@ class ProxyServer:
             budget=self.path.budget,
             call_later=self._loop.call_later,
         )
-        proxy = settings.proxy
-        self._limits = wire.Limits(proxy.head_s, proxy.body_idle_s, proxy.keepalive_s, proxy.body_max_bytes)
         self._half_open = HalfOpen()
-        self._connections: set[wire.Connection] = set()
-        self._listeners: list[Listener] = []
-        self._settling: set[str] = set()
+        self._connections: dict[wire.Connection, float] = {}
+        """Each with the time it was accepted."""
+        self._doors: list[Door] = []
+        """Callers wait before these until it is known who they may be."""
+        self._listening: list[tuple[Door, Listener]] = []
+        self._desk = Desk(Admin(self.metrics, not_ready=self._not_ready, queue=self._queue), self._deadlines)
+        self._admin_inode = 0
+        self._seldom = Seldom()
+        self._on_ready: Callable[[], None] | None = None
         self.port = self.ingress_port = 0
+        self._follow(settings)
+        self._tell_metrics()
 
     # start and stop -----------------------------------------------------------------------------------------------
 
-    def start(self, port: int, ingress_port: int, *, move: bool) -> None:
-        """Listens and dials. Raises DependencyDown where a port is taken and may not move."""
-        self.port = self._listen(port, move, self._model_connection, "the model")
-        self.ingress_port = self._listen(ingress_port, move, self._ingress_connection, "ingress")
+    def start(self, on_ready: Callable[[], None]) -> None:
+        """Listens and dials. Raises DependencyDown where a port is taken and may not move.
+
+        Callers wait in the backlogs until the daemon has told who there is, or has not for UNHEARD_S; then `on_ready`
+        is called, once.
+        """
+        self._on_ready = on_ready
+        self._listen_admin()
+        self.port = self._listen("model", self._ports[0], self._model_connection)
+        self.ingress_port = self._listen("ingress", self._ports[1], self._ingress_connection)
+        self._listen_vsock()
+        self._readers.start()
         spawn(self._usage.run(), name="usage log")
         spawn(self._live.run(), name="redis")
-        self._daemon = LinkClient(
-            self._paths.link_socket,
-            name="daemon",
-            on_link=self._daemon_here,
-            on_message=self._from_daemon,
-            on_lost=self._daemon_lost,
+        self._links.start(
+            self.path,
+            self.ingress,
+            ports=(self.port, self.ingress_port),
+            serve=self._agent_connection,
+            on_heard=self._ready,
         )
-        self._helper = LinkClient(
-            self._paths.sandbox_socket, name="helper", on_link=self._helper_here, on_message=self._from_helper
-        )
-        self._loop.call_later(UNHEARD_S, self._serve_unheard)
-        log.info("proxy_ready port=%d ingress_port=%d epoch=%s", self.port, self.ingress_port, self.epoch)
+        self._loop.call_later(UNHEARD_S, self._ready)
 
-    async def stop(self) -> None:
-        """Refuses new callers, lets requests end for up to DRAIN_S, cuts the rest detectably."""
-        self.ingress.leaving = True
-        for listener in self._listeners:
-            listener.close(empty_first=True)
-        for _ in range(int(DRAIN_S / DRAIN_LOOK_S)):
-            if all(connection.exchange is None for connection in self._connections):
-                break
-            await asyncio.sleep(DRAIN_LOOK_S)
-        for connection in list(self._connections):
-            if connection.exchange is None:
-                connection.close()
-            else:
-                connection.cut()
-        self._daemon.close()
-        self._helper.close()
+    async def stop(self, hurry: asyncio.Event) -> None:
+        """Accepts nobody, lets requests end for up to `drain_s`, cuts the rest detectably; all at once in a `hurry`."""
+        self.path.draining = True
+        self._stop_accepting()
+        begun_at = time.monotonic()
+        await self._drained(begun_at, self.settings.proxy.drain_s, hurry)
+        log.info("proxy_drained cut=%d s=%.1f", self._in_flight(), time.monotonic() - begun_at)
+        await self._cut()
+        self._readers.close()
+        self._links.close()
         await self._usage.close()
         await self._live.close()
+        self._close_admin()
         self._deadlines.close()
 
-    def _listen(self, port: int, move: bool, make: Callable[[socket.socket], wire.Connection], what: str) -> int:
+    def _stop_accepting(self) -> None:
+        """What waits in a backlog that somebody keeps open is left to the next proxy; our own is emptied."""
+        for door, listener in self._listening:
+            listener.close(empty_first=door.ours)
+        for door in self._doors:
+            door.sock.close()
+        self._listening.clear()
+        self._doors.clear()
+        self._links.stop_listening()
+
+    async def _drained(self, begun_at: float, within_s: float, hurry: asyncio.Event) -> None:
+        """Closes what nothing is asked on, until all is closed, the time is over, or there is a hurry."""
+        while self._connections and time.monotonic() < begun_at + within_s and not hurry.is_set():
+            self._close_idle(begun_at)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_LOOK_S):
+                    await hurry.wait()
+
+    def _close_idle(self, begun_at: float) -> None:
+        now = time.monotonic()
+        for connection, accepted_at in list(self._connections.items()):
+            is_fresh = accepted_at > begun_at - FRESH_S and now < accepted_at + FRESH_S
+            if not is_fresh and connection.why_busy(now, unread_counts=False) is None:
+                connection.close()
+
+    async def _cut(self) -> None:
+        """What has not ended ends now: with an error where no answer has begun, else so that its client can tell."""
+        for connection in list(self._connections):
+            if connection.exchange is not None:
+                connection.exchange.refuse(Saturated("Hive's proxy is restarting", retry_after_s=1))
+        await self._drained(time.monotonic(), FLUSH_S, asyncio.Event())
+        for connection in list(self._connections):
+            connection.cut()
+
+    def use_settings(self, settings: Settings) -> None:
+        """The configuration was read again: what is asked from now on is held to these."""
+        self.settings = settings
+        self.path.use_settings(settings)
+        self._readers.use_settings(settings)
+        self.ingress.settings = settings.proxy
+        self._follow(settings)
+        for connection in self._connections:
+            connection.limits = self._limits
+
+    def _follow(self, settings: Settings) -> None:
+        proxy = settings.proxy
+        self._limits = wire.Limits(proxy.head_s, proxy.body_idle_s, proxy.keepalive_s, proxy.body_max_bytes)
+        self._connections_max = connections_allowed(proxy.connections_max, self._descriptors)
+
+    # how it is ----------------------------------------------------------------------------------------------------
+
+    def what_is_wrong(self) -> str:
+        """A listener that takes nobody; while draining there is none to look at."""
+        return "" if all(is_listening(door.sock) for door, _ in self._listening) else "a listener is dead"
+
+    def _ready(self) -> None:
+        """Lets callers in, the first time it is called; the daemon may tell its table again later."""
+        if self.path.draining or self._on_ready is None:
+            return
+        for door in self._doors:
+            listener = door.open(door.sock)
+            self._listening.append((door, listener))
+            if isinstance(listener, VsockListener):
+                self.registry.vsock_listener = listener
+        self._doors.clear()
+        log.info("proxy_ready port=%d ingress_port=%d epoch=%s", self.port, self.ingress_port, self.epoch)
+        self._on_ready()
+        self._on_ready = None
+
+    def _not_ready(self) -> str:
+        """Why no new callers should be sent here, empty where they should."""
+        if self.path.draining:
+            return "draining"
+        return self.what_is_wrong() or ("" if self._listening else "not listening")
+
+    def _in_flight(self) -> int:
+        return sum(entry.gate.in_flight + entry.gate.ingress for entry in self._entries())
+
+    def _entries(self) -> list[Entry]:
+        return [*self.registry.by_id.values(), self.registry.operator]
+
+    def _queue(self) -> QueueView:
+        return self.registry.queue.view(time.monotonic())
+
+    def _tell_metrics(self) -> None:
+        """What is counted nowhere, because somebody knows it at any moment."""
+        read, path = self.metrics.read, self.path
+        read("queue_waiting", lambda: {tenant.name: tenant.waiting for tenant in self._queue().tenants})
+        read("queue_running", lambda: {tenant.name: tenant.running for tenant in self._queue().tenants})
+        read("in_flight", self._in_flight)
+        read("parked", lambda: sum(entry.gate.parked for entry in self._entries()))
+        read("connections", lambda: len(self._connections))
+        read("connections_limit", lambda: self._connections_max)
+        read("half_open_heads", lambda: self._half_open.held)
+        read("upstream_connections", self._upstream_connections)
+        read("request_body_bytes", lambda: path.budget.used)
+        read("request_body_bytes_limit", lambda: path.budget.limit)
+        read("usage_backlog", lambda: self._usage.waiting)
+        read("usage_lost", lambda: self._usage.lost)
+        read("redis_up", lambda: self._live.up)
+        read("daemon_up", lambda: self._links.daemon_up)
+        read("draining", lambda: path.draining)
+
+    def _upstream_connections(self) -> dict[str, float]:
+        pool = self.path.pool
+        return {} if pool is None else {"idle": pool.idle, "busy": pool.busy}
+
+    # listeners ----------------------------------------------------------------------------------------------------
+
+    def _listen(self, name: str, port: int, make: Callable[[socket.socket], wire.Connection | None]) -> int:
+        """On what systemd handed over under this name, else on a port of 127.0.0.1. Returns the (first) port."""
+        handed = self._handed.get(name)
+        socks = handed or [self._bind(port, name)]
+        self._doors += [Door(sock, partial(Listener, make=make), ours=not handed) for sock in socks]
+        return int(socks[0].getsockname()[1])
+
+    def _bind(self, port: int, name: str) -> socket.socket:
         try:
-            sock = listen_tcp(port, move=move)
+            return listen_tcp(port, move=self._move)
         except OSError as error:
             raise DependencyDown(
-                f"port {port} for {what} cannot be taken: {error.strerror}",
+                f"port {port} for {'the model' if name == 'model' else name} cannot be taken: {error.strerror}",
                 hint=f"find its holder with `ss -ltnp 'sport = :{port}'`, or choose another port in hive.conf",
             ) from error
-        bound = int(sock.getsockname()[1])
-        self._listeners.append(Listener(sock, make))
-        return bound
+
+    def _listen_vsock(self) -> None:
+        handed = self._handed.get("vsock")
+        socks = handed or ([listen_vsock(self.settings.inference.vsock_port)] if self.settings.proxy.vsock else [])
+        self._doors += [
+            Door(sock, partial(VsockListener, make=self._guest_connection), ours=not handed) for sock in socks
+        ]
+
+    def _listen_admin(self) -> None:
+        path = self._paths.admin_socket
+        socks = self._handed.get("admin")
+        if socks is None:
+            try:
+                socks = [bind_private(path)]
+                self._admin_inode = path.stat().st_ino
+            except OSError as error:
+                raise DependencyDown(
+                    f"the admin socket {path} cannot be made: {error.strerror}",
+                    hint="the runtime directory must be this user's, or systemd hands over a socket named admin",
+                ) from error
+        self._admin_listeners = [Listener(sock, self._desk.connect) for sock in socks]
+
+    def _close_admin(self) -> None:
+        """Last of all: it tells how the drain goes. The file is removed unless it is the next proxy's already."""
+        for listener in self._admin_listeners:
+            listener.close()
+        self._desk.close()
+        with contextlib.suppress(OSError):
+            if self._admin_inode == self._paths.admin_socket.stat().st_ino:
+                self._paths.admin_socket.unlink()
 
     # connections --------------------------------------------------------------------------------------------------
 
-    def _model_connection(self, sock: socket.socket) -> wire.Connection:
+    def _model_connection(self, sock: socket.socket) -> wire.Connection | None:
         return self._connect(sock, partial(Exchange, self.path))
 
-    def _ingress_connection(self, sock: socket.socket) -> wire.Connection:
+    def _ingress_connection(self, sock: socket.socket) -> wire.Connection | None:
         return self._connect(sock, partial(IngressExchange, self.ingress))
 
-    def _agent_connection(self, entry: Entry, sock: socket.socket) -> wire.Connection:
-        """From an agent's own listener: it is that agent's from accept on."""
+    def _guest_connection(self, sock: socket.socket) -> wire.Connection | None:
+        """Over AF_VSOCK the kernel says from which virtual machine; one that is no agent is hung up on."""
+        cid = peer_cid(sock)
+        entry = self.registry.by_cid(cid)
+        if entry is not None:
+            return self._agent_connection(entry, sock)
+        self._refused("unknown_cid", f"cid {cid}")
+        return None
+
+    def _agent_connection(self, entry: Entry, sock: socket.socket) -> wire.Connection | None:
+        """From a listener that says whose it is: it is that agent's from accept on."""
+        if not self.path.has_room(entry):
+            self._refused("agent_connections_max", entry.row.name)
+            turn_away(sock)
+            return None
         connection = self._connect(sock, partial(Exchange, self.path))
-        connection.owner = entry
-        entry.connections.add(connection)
+        if connection is not None:
+            connection.owner = entry
+            entry.connections.add(connection)
         return connection
 
     def _connect(
         self, sock: socket.socket, open_exchange: Callable[[wire.Connection], wire.Exchange]
-    ) -> wire.Connection:
+    ) -> wire.Connection | None:
+        """None where there are too many; that one is turned away with an answer."""
+        if len(self._connections) >= self._connections_max:
+            self._refused("connections_max", str(self._connections_max))
+            turn_away(sock)
+            return None
         connection = wire.Connection(
             sock,
             limits=self._limits,
@@ -184,159 +361,23 @@ class ProxyServer:
             on_closed=self._closed,
             half_open=self._half_open,
         )
-        self._connections.add(connection)
+        self._connections[connection] = time.monotonic()
         return connection
 
+    def _refused(self, reason: str, what: str) -> None:
+        self.metrics.turned_away(reason)
+        more = self._seldom.left_out(reason, time.monotonic())
+        if more is not None:
+            log.warning("connection_refused reason=%s at=%r more=%d", reason, what, more)
+
     def _closed(self, connection: wire.Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if isinstance(connection.owner, Entry):
             connection.owner.connections.discard(connection)
             connection.owner.gate.settle(time.monotonic())
 
     def _touch(self, agent: str) -> None:
         self._live.touch(agent, time.time())
-
-    # the daemon ---------------------------------------------------------------------------------------------------
-
-    def _daemon_here(self, link: Link) -> None:
-        now = time.monotonic()
-        agents = {agent: entry.activity(now) for agent, entry in self.registry.by_id.items()}
-        link.tell(Hello(role="proxy", epoch=self.epoch, pid=os.getpid()))
-        link.tell(
-            ProxyTable(agents=agents, port=self.port, ingress_port=self.ingress_port, spooled=self._usage.spooled())
-        )
-
-    def _daemon_lost(self, link: Link) -> None:  # noqa: ARG002
-        log.warning("daemon_lost")
-        for entry in list(self.registry.by_id.values()):
-            entry.gate.link_lost()
-
-    def _from_daemon(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002
-        now = time.monotonic()
-        match message:
-            case Close() | StillClosed() if reply is not None:
-                reply(self._close(message, now))
-            case AskActivity() if reply is not None:
-                agents = {agent: entry.activity(now) for agent, entry in self.registry.by_id.items()}
-                reply(Activities(agents=agents))
-            case Asleep(agent=agent, generation=generation):
-                if (entry := self.registry.by_id.get(agent)) is not None:
-                    entry.gate.asleep(generation)
-            case Open() | Refused():
-                self._open_or_refuse(message)
-            case AgentIs(row=row):
-                self.registry.learn(row)
-            case AgentGone(agent=agent):
-                self.registry.forget(agent)
-                self._live.forget_agent(agent)
-            case DaemonTable():
-                self._learn_all(message)
-            case Backend(backend=backend, models=models):
-                self.path.use_backend(backend, models)
-            case Marks(marks=marks):
-                self._usage.marks(marks)
-            case Leaving():
-                self.ingress.leaving = True
-
-    def _learn_all(self, table: DaemonTable) -> None:
-        for entry in self.registry.replace_all(table.agents, table.internal_digest):
-            self._live.forget_agent(entry.row.id)
-        self.path.use_backend(table.backend, table.models)
-        self._usage.marks(table.marks)
-        for entry in self.registry.by_id.values():
-            entry.gate.wake_again()
-
-    def _close(self, message: Close | StillClosed, now: float) -> Closed | Busy:
-        entry = self.registry.by_id.get(message.agent)
-        if entry is None:
-            return Busy(agent=message.agent, generation=message.generation, reason="the proxy does not know this agent")
-        gate = entry.gate
-        ask = gate.close if isinstance(message, Close) else gate.still_closed
-        reason = ask(message.generation, now)
-        if reason is None:
-            return Closed(agent=message.agent, generation=message.generation)
-        if gate.owes_quiet and message.agent not in self._settling:
-            self._settling.add(message.agent)
-            self._loop.call_later(SETTLE_S, self._settle, entry)
-        return Busy(agent=message.agent, generation=message.generation, reason=reason)
-
-    def _settle(self, entry: Entry) -> None:
-        """Looks until the `Quiet` is paid; while requests are in flight their end looks, so this only waits."""
-        gate = entry.gate
-        if gate.settle(time.monotonic()):
-            self._settling.discard(entry.row.id)
-        else:
-            wait_s = SETTLE_S if not (gate.in_flight or gate.ingress) else 10 * SETTLE_S
-            self._loop.call_later(wait_s, self._settle, entry)
-
-    def _open_or_refuse(self, message: Message) -> None:
-        match message:
-            case Open(agent=agent, generation=generation):
-                if (entry := self.registry.by_id.get(agent)) is not None:
-                    entry.gate.open(generation)
-            case Refused(agent=agent, generation=generation, status=status):
-                if (entry := self.registry.by_id.get(agent)) is not None:
-                    entry.gate.refuse(generation, status)
-
-    def _serve_unheard(self) -> None:
-        if not self.registry.heard:
-            log.warning("daemon_unheard serving=own_sockets")
-            self.registry.serve_unheard()
-
-    # Daemon of the gates -----------------------------------------------------------------------------------------
-
-    def wake(self, agent: str, cause: WakeCause) -> None:
-        spawn(self._wake(agent, cause), name=f"wake {agent}")
-
-    async def _wake(self, agent: str, cause: WakeCause) -> None:
-        """Asks the daemon once; what is parked has its own deadline, so a lost answer only frees the next ask."""
-        try:
-            answer = await self._daemon.link.ask_any(
-                Wake(agent=agent, cause=cause), timeout_s=self._settings.proxy.gate_wait_s
-            )
-            self._open_or_refuse(answer)
-        except HiveError as error:
-            log.warning("wake_failed agent=%s cause=%s error=%s", agent, cause, error.message)
-            if (entry := self.registry.by_id.get(agent)) is not None:
-                entry.gate.wake_failed()
-
-    def tell_quiet(self, agent: str) -> None:
-        with contextlib.suppress(HiveError):
-            self._daemon.link.tell(Quiet(agent=agent))
-
-    # the helper ---------------------------------------------------------------------------------------------------
-
-    def _helper_here(self, link: Link) -> None:
-        link.tell(Hello(role="proxy", epoch=self.epoch, pid=os.getpid()))
-        spawn(self._ask_listeners(link), name="ask listeners")
-
-    async def _ask_listeners(self, link: Link) -> None:
-        with contextlib.suppress(DependencyDown):
-            await link.ask(AskListeners(), Done, timeout_s=10)
-
-    def _from_helper(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002
-        match message:
-            case ListenerIs(agent=agent):
-                self._listen_for(agent, link.take_descriptors())
-            case ListenerGone(agent=agent):
-                entry = self.registry.by_id.get(agent)
-                if entry is not None and entry.listener is not None:
-                    entry.listener.close()
-                    entry.listener = None
-
-    def _listen_for(self, agent: str, descriptors: list[int]) -> None:
-        """Takes the agent's (new) listener; an old one is emptied first, its open connections stay."""
-        if not descriptors:
-            log.error("listener_without_descriptor agent=%s", agent)
-            return
-        known = agent in self.registry.by_id
-        entry = self.registry.unheard(agent)
-        if entry.listener is not None:
-            entry.listener.close(empty_first=True)
-        sock = socket.socket(fileno=descriptors[0])
-        entry.listener = Listener(sock, partial(self._agent_connection, entry))
-        if not known and not self.registry.heard:
-            self._loop.call_later(UNHEARD_S, self._serve_unheard)
 
 
 def _agent_sleeps(connection: wire.Connection) -> bool:
@@ -345,24 +386,18 @@ def _agent_sleeps(connection: wire.Connection) -> bool:
 
 
 async def _run(
-    paths: Paths, settings: Settings, port: int, ingress_port: int, move: bool, watch_fd: int | None
+    paths: Paths,
+    settings: Settings,
+    ports: tuple[int, int],
+    move: bool,
+    descriptors: int,
+    load: Load | None,
+    watch_fd: int | None,
 ) -> None:
-    server = ProxyServer(paths, settings)
-    leave = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, leave.set)
-    if watch_fd is not None:
-        loop.add_reader(watch_fd, _parent_gone, loop, watch_fd, leave)
-    server.start(port, ingress_port, move=move)
-    await leave.wait()
-    await server.stop()
-
-
-def _parent_gone(loop: asyncio.AbstractEventLoop, watch_fd: int, leave: asyncio.Event) -> None:
-    if not os.read(watch_fd, 4096):
-        loop.remove_reader(watch_fd)
-        leave.set()
+    notifier = Notifier(os.environ, pid=os.getpid())
+    handed = take_sockets(os.environ, HANDED, pid=os.getpid())
+    server = ProxyServer(paths, settings, handed=handed, ports=ports, move=move, descriptors=descriptors)
+    await live(server, notifier, load=load, watch_fd=watch_fd)
 
 
 def main(
@@ -373,14 +408,22 @@ def main(
     ingress_port: int | None = None,
     move_ports: bool = False,
     watch_fd: int | None = None,
+    load: Load | None = None,
 ) -> int:
-    """Runs the proxy until SIGTERM, SIGINT, or the parent's end. Returns the exit code."""
+    """Runs the proxy until SIGTERM, SIGINT, or the parent's end. Returns the exit code.
+
+    `load` reads the configuration again, checked, on SIGHUP; it raises ConfigError where that is wrong.
+    """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)  # requests leave no cycles: the default spent 5 % of the CPU looking for some
-    port = settings.proxy.port if port is None else port
-    ingress_port = settings.proxy.ingress_port if ingress_port is None else ingress_port
+    raise_descriptor_limit()
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ports = (
+        settings.proxy.port if port is None else port,
+        settings.proxy.ingress_port if ingress_port is None else ingress_port,
+    )
     try:
-        uvloop.run(_run(paths, settings, port, ingress_port, move_ports, watch_fd))
+        uvloop.run(_run(paths, settings, ports, move_ports, descriptors, load, watch_fd))
     except HiveError as error:
         print(f"hive: {error.message}\nhint: {error.hint}", file=sys.stderr)  # noqa: T201
         return error.exit_code

@@ -1,7 +1,8 @@
 """Usage events on their way out of the proxy: on disk first, then to the Redis stream, until the daemon has them.
 
 `record` is the only part the data path sees: it numbers the event and appends one line to this epoch's spool before
-the client gets its last byte, and it never fails. Everything after that is a task of its own: what was recorded is
+the client gets its last byte, and it never fails. All requests that end in one turn of the loop share one write, and
+from there on travel as one block of lines. Everything after that is a task of its own: what was recorded is
 added to the stream, added again where Redis lost it, and forgotten when the daemon's mark has passed it. The spool of
 a killed proxy is replayed by the next one.
 """
@@ -12,11 +13,12 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from hive.domain import UsageEvent
 from hive.errors import DependencyDown
@@ -32,8 +34,8 @@ BOUND = 50_000
 """Events of one epoch held in memory; what is beyond it is read back from the spool."""
 BATCH = 500
 ENTRY_EVENTS = 100
-"""Events that share one entry of the stream, about 30 KB."""
-GATHER_S = 0.02
+"""Events that share one entry of the stream, about 30 KB; no block has more."""
+GATHER_S = 0.05
 TICK_S = 1.0
 RETRY_S = (0.1, 2.0)
 PATIENCE_S = (10.0, 160.0)
@@ -44,11 +46,16 @@ MAX_TEXT = 256
 
 
 class Item(NamedTuple):
-    """Event numbers `first` to `last`: one event as a line, or (None) numbers whose events are lost."""
+    """Event numbers `first` to `last`: a line each with their line ends between, or (None) their events are lost."""
 
     first: int
     last: int
-    line: bytes | None
+    lines: bytes | None
+
+    @property
+    def events(self) -> int:
+        """Those it holds in memory."""
+        return self.last - self.first + 1 if self.lines is not None else 0
 
 
 class Backlog:
@@ -57,7 +64,7 @@ class Backlog:
     >>> backlog = Backlog("p1")
     >>> backlog.add(1, b"one"), backlog.add(2, b"two")
     (True, True)
-    >>> [item.line for item in backlog.take(10, now=0.0)]
+    >>> [item.lines for item in backlog.take(10, now=0.0)]
     [b'one', b'two']
     >>> backlog.commit(1, now=0.1); backlog
     <Backlog p1 0 waiting, 1 flying, mark 1 of 2>
@@ -69,6 +76,8 @@ class Backlog:
         self.last = last
         """Highest number there is, in memory or not."""
         self._bound = bound
+        self.held = 0
+        """Events in memory."""
         self._held_to = 0
         self._waiting: deque[Item] = deque()
         self._flying: deque[Item] = deque()
@@ -77,12 +86,12 @@ class Backlog:
         self._patience_s = PATIENCE_S[0]
 
     def __repr__(self) -> str:
-        waiting, flying = len(self._waiting), len(self._flying)
-        return f"<Backlog {self.epoch} {waiting} waiting, {flying} flying, mark {self.mark} of {self.last}>"
+        waiting = sum(item.events for item in self._waiting)
+        return f"<Backlog {self.epoch} {waiting} waiting, {self.flying} flying, mark {self.mark} of {self.last}>"
 
     @property
     def flying(self) -> int:
-        return len(self._flying)
+        return sum(item.events for item in self._flying)
 
     @property
     def entries(self) -> int:
@@ -95,10 +104,6 @@ class Backlog:
         return self._entry_ends[-1] - self.mark if self._entry_ends else 0
 
     @property
-    def held(self) -> int:
-        return len(self._waiting) + len(self._flying)
-
-    @property
     def done(self) -> bool:
         """Everything there is, is committed."""
         return self.mark >= self.last
@@ -108,37 +113,49 @@ class Backlog:
         """Some of it is only in the spool, and there is room for it now."""
         return self._held_to < self.last and not self._waiting and self.held < self._bound
 
-    def add(self, no: int, line: bytes | None) -> bool:
-        """A new event; False where it must come from the spool later, because memory is full or behind."""
+    def add(self, last: int, lines: bytes | None, *, events: int = 1) -> bool:
+        """New events, the last of them number `last`; False where they must come from the spool later, because
+        memory is full or behind."""
         all_here = self._held_to >= self.last
-        self.last = no
+        self.last = last
         if not all_here or self.held >= self._bound:
             return False
-        self._held_to = no
-        self._waiting.append(Item(no, no, line))
+        self._held_to = last
+        self._wait(Item(last - events + 1, last, lines))
         return True
+
+    def _wait(self, item: Item) -> None:
+        self._waiting.append(item)
+        self.held += item.events
 
     def refill(self, lines: Iterable[tuple[int, bytes]], *, at_end: bool) -> None:
         """The next lines of the spool; a number they jump over is lost, and `at_end` so are those after them."""
         for no, line in lines:
             if no > self._held_to:
                 self._note_lost(no - 1)
-                self._waiting.append(Item(no, no, line))
+                self._wait(Item(no, no, line))
                 self._held_to = no
         if at_end:
             self._note_lost(self.last)
 
     def _note_lost(self, last: int) -> None:
         if last > self._held_to:
-            self._waiting.append(Item(self._held_to + 1, last, None))
+            self._wait(Item(self._held_to + 1, last, None))
             self._held_to = last
 
     def take(self, limit: int, *, now: float) -> list[Item]:
-        """The next items to send; they fly from now on."""
+        """The next items to send, with no more than `limit` events and one block; they fly from now on."""
         if not self._flying:
             self._progress_at = now
-        batch = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
-        self._flying.extend(item for item in batch if item.last > self.mark)
+        batch: list[Item] = []
+        while self._waiting and limit > 0:
+            item = self._waiting.popleft()
+            limit -= max(1, item.events)
+            batch.append(item)
+            if item.last > self.mark:
+                self._flying.append(item)
+            else:
+                self.held -= item.events
         return batch
 
     def sent(self, ends: Iterable[int]) -> None:
@@ -161,7 +178,7 @@ class Backlog:
         self._progress_at, self._patience_s = now, PATIENCE_S[0]
         for items in (self._flying, self._waiting):
             while items and items[0].last <= mark:
-                items.popleft()
+                self.held -= items.popleft().events
         while self._entry_ends and self._entry_ends[0] <= mark:
             self._entry_ends.popleft()
 
@@ -207,6 +224,11 @@ class UsageLog:
         self._encode = msgspec.json.Encoder().encode
         self._last = 0
         self._backlog = Backlog(epoch, bound=bound)
+        self._loop = asyncio.get_running_loop()
+        self._lines: list[bytes] = []
+        """Of the events recorded in this turn of the loop; the last of them is number `_last`."""
+        self._then: deque[Callable[[], None]] = deque()
+        self._scheduled = False
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -241,32 +263,67 @@ class UsageLog:
         """Epoch → highest event number, of this proxy and of killed ones whose spool is still here."""
         return {**{backlog.epoch: backlog.last for _, backlog in self._old}, self.epoch: self._last}
 
-    def record(self, event: UsageEvent) -> None:
+    def record(self, event: UsageEvent, then: Callable[[], None] | None = None) -> None:
         """Numbers the event and appends it to the spool. Call it before the answer's last byte; never raises.
 
-        `epoch` and `event_no` of the argument are ignored. Costs about 5 µs (no fsync: it survives kill -9, not
-        a power cut).
+        Without `then` it is on disk when this returns (no fsync: it survives kill -9, not a power cut). With it, at
+        the end of this turn of the loop, in one write with all the others of the turn; `then`, called right after
+        that, lets the last byte go. `epoch` and `event_no` of the argument are ignored.
         """
-        self._last = no = self._last + 1
-        line: bytes | None = None
+        no = self._last + 1
         try:
-            line = self._encode(msgspec.structs.replace(event, epoch=self.epoch, event_no=no)) + b"\n"
-            if len(line) > MAX_LINE:
-                line = self._encode(_shortened(event, self.epoch, no)) + b"\n"
+            line = self._encode(replace(event, epoch=self.epoch, event_no=no))
+            if len(line) >= MAX_LINE:
+                line = self._encode(_shortened(event, self.epoch, no))
         except (ValueError, TypeError, OverflowError) as error:
             log.error("usage_event_not_json event=%.200r error=%s", event, error)
-        in_memory = self._backlog.add(no, line)
-        if line is None or (not self._file.append(no, line, in_memory=in_memory) and not in_memory):
-            self._note_lost(no)
+            self._write()
+            self._last = no
+            self._backlog.add(no, None)
+            self._note_lost(no, no)
+            self._something.set()
+        else:
+            self._last = no
+            self._lines.append(line)
+        if then is None or len(self._lines) >= ENTRY_EVENTS:
+            self._write()
+        if then is not None:
+            self._then.append(then)
+            if not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        """Writes what was recorded in this turn, and lets the last bytes of those answers go."""
+        self._scheduled = False
+        self._write()
+        try:
+            while self._then:
+                self._then.popleft()()
+        finally:
+            if self._then:  # one of them raised; the others' clients must not wait for ever
+                self._scheduled = True
+                self._loop.call_soon(self._end_turn)
+
+    def _write(self) -> None:
+        """One write for all lines that have none yet."""
+        if not self._lines:
+            return
+        last, events = self._last, len(self._lines)
+        lines = b"\n".join(self._lines)
+        self._lines.clear()
+        in_memory = self._backlog.add(last, lines, events=events)
+        if not self._file.append(last, lines + b"\n", in_memory=in_memory) and not in_memory:
+            self._note_lost(last - events + 1, last)
         self._something.set()
 
-    def _note_lost(self, no: int) -> None:
-        self.lost += 1
-        if self.lost_ranges and self.lost_ranges[-1][1] == no - 1:
-            self.lost_ranges[-1] = (self.lost_ranges[-1][0], no)
+    def _note_lost(self, first: int, last: int) -> None:
+        self.lost += last - first + 1
+        if self.lost_ranges and self.lost_ranges[-1][1] == first - 1:
+            self.lost_ranges[-1] = (self.lost_ranges[-1][0], last)
             return
-        self.lost_ranges.append((no, no))
-        log.error("usage_dropped epoch=%s from=%d lost=%d", self.epoch, no, self.lost)
+        self.lost_ranges.append((first, last))
+        log.error("usage_dropped epoch=%s from=%d lost=%d", self.epoch, first, self.lost)
 
     def marks(self, marks: dict[str, int]) -> None:
         """The daemon tells how far it has committed: frees memory and disk. The first call begins the replay."""
@@ -306,6 +363,7 @@ class UsageLog:
 
     async def close(self) -> None:
         """Ends `run`, sends what waits if Redis answers at once; what is not committed stays for the next proxy."""
+        self._end_turn()
         if self._task is not None:
             # Again and again: on Python 3.11 wait_for, which redis-py uses, may swallow a cancellation (gh-86296).
             while not self._task.done():
@@ -377,10 +435,10 @@ def _groups(items: Iterable[Item]) -> list[list[Item]]:
         before = groups[-1][-1] if groups else None
         if (
             before is not None
-            and before.line is not None
-            and item.line is not None
+            and before.lines is not None
+            and item.lines is not None
             and item.first == before.last + 1
-            and len(groups[-1]) < ENTRY_EVENTS
+            and item.last - groups[-1][0].first < ENTRY_EVENTS
         ):
             groups[-1].append(item)
         else:
@@ -389,14 +447,15 @@ def _groups(items: Iterable[Item]) -> list[list[Item]]:
 
 
 def _entry(epoch: str, group: Sequence[Item]) -> Entry:
-    lines = [item.line.rstrip(b"\n") for item in group if item.line is not None]
-    return events_entry(epoch, group[0].first, lines) if lines else lost_entry(epoch, group[0].first, group[0].last)
+    lines = b"\n".join(item.lines for item in group if item.lines is not None)
+    first, last = group[0].first, group[-1].last
+    return events_entry(epoch, first, lines.split(b"\n")) if lines else lost_entry(epoch, first, last)
 
 
 def _shortened(event: UsageEvent, epoch: str, no: int) -> UsageEvent:
     """The event with every text cut to a length no honest one has."""
-    texts = {name: text[:MAX_TEXT] for name, text in msgspec.structs.asdict(event).items() if isinstance(text, str)}
-    return msgspec.structs.replace(event, **{**texts, "epoch": epoch, "event_no": no})
+    texts = {name: text[:MAX_TEXT] for name, text in asdict(event).items() if isinstance(text, str)}
+    return replace(event, **{**texts, "epoch": epoch, "event_no": no})
 
 
 def _left_behind(directory: Path, bound: int) -> Iterable[tuple[SpoolFile, Backlog]]:

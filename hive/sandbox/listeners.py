@@ -6,47 +6,69 @@ import contextlib
 import os
 import socket
 from pathlib import Path
+from typing import NamedTuple
 
 from hive.errors import BadRequest, WrongState
 from hive.link.link import Link
 from hive.link.messages import Listener, ListenerGone
 from hive.link.server import PATH_MAX_BYTES, bind_private
+from hive.sandbox.jail import bind_in, unlink_in
+
+
+class Bound(NamedTuple):
+    """One agent's socket; `jail`: the trusted directory above it where it lies in a jail."""
+
+    path: Path
+    sock: socket.socket
+    jail: Path | None
 
 
 class Listeners:
-    """One listening AF_UNIX socket per agent, 0600 and the agent's, in a directory where the agent may not write.
+    """One listening AF_UNIX socket per agent, 0600 and the agent's, in a directory where the agent may not write, or
+    in its jail.
 
     The proxy serves them; while it is away callers wait in the backlog, because the socket stays open here.
     """
 
     def __init__(self) -> None:
-        self._bound: dict[str, tuple[Path, socket.socket]] = {}
+        self._bound: dict[str, Bound] = {}
         self._followers: set[Link] = set()
 
     def __repr__(self) -> str:
         return f"<Listeners {len(self._bound)} bound, {len(self._followers)} followers>"
 
-    def bind(self, agent: str, path: Path, *, uid: int | None, gid: int | None) -> None:
-        """Makes the socket (over an old one's name) and tells the followers; bound already: only its owner is set.
+    def bind(self, agent: str, path: Path, *, uid: int | None, gid: int | None, jail: Path | None = None) -> None:
+        """Makes the socket (over an old one's name) and tells the followers; bound there already: only sets its owner.
 
-        Raises BadRequest for a path the kernel cannot hold, WrongState where another agent has it, OSError.
+        `jail`: below this directory the agent may write, and `path` may be of any length (see `bind_in`); such a
+        socket is made again each time, because a jail may have been, and before the guest can connect. Whoever
+        connects there is the agent, as on its socket outside.
+
+        Raises BadRequest for a path the kernel cannot hold or a jail that cannot be trusted, WrongState where another
+        agent has it, OSError.
         """
         owner = None if uid is None else (uid, uid if gid is None else gid)
-        if agent in self._bound:
+        old = self._bound.get(agent)
+        if old is not None and (old.path, old.jail, jail) == (path, None, None):
             if owner is not None:
                 os.chown(path, *owner, follow_symlinks=False)
             return
-        if len(os.fsencode(path)) > PATH_MAX_BYTES:
-            raise BadRequest(f"{path} has more than {PATH_MAX_BYTES} bytes", hint="Use a shorter runtime directory.")
-        if (other := next((name for name, (taken, _) in self._bound.items() if taken == path), None)) is not None:
+        if (other := next((name for name, taken in self._bound.items() if taken.path == path), agent)) != agent:
             raise WrongState(f"the socket of {agent} would be that of {other}")
-        self._bound[agent] = (path, bind_private(path, owner=owner))
+        if jail is None and len(os.fsencode(path)) > PATH_MAX_BYTES:
+            raise BadRequest(f"{path} has more than {PATH_MAX_BYTES} bytes", hint="Use a shorter runtime directory.")
+        sock = bind_private(path, owner=owner) if jail is None else bind_in(jail, path, owner=owner)
+        self._bound[agent] = Bound(path, sock, jail)
         for link in self._followers:
             self._hand(link, agent)
+        if old is not None:
+            old.sock.close()
+            if old.path != path:
+                _unlink(old)
 
     def _hand(self, link: Link, agent: str) -> None:
-        path, sock = self._bound[agent]
-        link.tell(Listener(agent=agent, path=str(path)), [sock.fileno()])
+        bound = self._bound[agent]
+        link.tell(Listener(agent=agent, path=str(bound.path)), [bound.sock.fileno()])
 
     def follow(self, link: Link) -> None:
         """Hands all sockets to `link` now, and every later one as it comes."""
@@ -61,10 +83,9 @@ class Listeners:
         """Closes and unlinks the agent's socket."""
         if agent not in self._bound:
             return
-        path, sock = self._bound.pop(agent)
-        sock.close()
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+        bound = self._bound.pop(agent)
+        bound.sock.close()
+        _unlink(bound)
         for link in self._followers:
             link.tell(ListenerGone(agent=agent))
 
@@ -73,6 +94,15 @@ class Listeners:
         self._followers.clear()
         for agent in list(self._bound):
             self.drop(agent)
+
+
+def _unlink(bound: Bound) -> None:
+    if bound.jail is None:
+        with contextlib.suppress(FileNotFoundError):
+            bound.path.unlink()
+    else:
+        with contextlib.suppress(BadRequest, OSError):  # the jail is gone, or its user has made it unrecognisable
+            unlink_in(bound.jail, bound.path)
 
 
 def clear_directory(directory: Path, keep: set[Path]) -> None:

@@ -26,19 +26,22 @@ NOT_FOR_AGENTS = frozenset({65534, 65535})
 
 
 def insert(conn: sqlite3.Connection, agent: Agent) -> None:
-    """Adds a new agent. Raises WrongState where its name is taken."""
+    """Adds a new agent. Raises WrongState where its name or its cid is taken."""
     try:
         conn.execute(_INSERT, _row(agent))
     except sqlite3.IntegrityError as error:
-        raise WrongState(f"there is an agent named {agent.name} already") from error
+        raise _taken(conn, agent) from error
 
 
 def update(conn: sqlite3.Connection, agent: Agent) -> None:
-    """Writes everything of `agent` but its totals and last activity. Raises WrongState where its name is taken."""
+    """Writes everything of `agent` but its totals and last activity.
+
+    Raises WrongState where its name or its cid is taken.
+    """
     try:
         conn.execute(_UPDATE, _row(agent))
     except sqlite3.IntegrityError as error:
-        raise WrongState(f"there is an agent named {agent.name} already") from error
+        raise _taken(conn, agent) from error
 
 
 def remove(conn: sqlite3.Connection, agent_id: str, *, now: float) -> None:
@@ -81,6 +84,19 @@ def allocate_uid(conn: sqlite3.Connection, agent_id: str, *, first_uid: int, in_
         raise Saturated("no uid is left for another agent")
     conn.execute("INSERT OR REPLACE INTO uids (uid, agent_id, freed_at) VALUES (?, ?, NULL)", (uid, agent_id))
     return uid
+
+
+def _taken(conn: sqlite3.Connection, agent: Agent) -> WrongState:
+    """What of this agent is another's: the cid of one with another name, else the name."""
+    found = conn.execute(
+        "SELECT name FROM agents WHERE json_extract(spec, '$.cid') = ? AND id != ? AND name != ?",
+        (agent.spec.cid, agent.id, agent.name),
+    ).fetchone()
+    if found is None:
+        return WrongState(f"there is an agent named {agent.name} already")
+    return WrongState(
+        f"cid {agent.spec.cid} is that of {found['name']} already", hint="each machine has one of its own"
+    )
 
 
 def _row(agent: Agent) -> dict[str, object]:

@@ -18,6 +18,8 @@ MODELS_AVAILABLE = "hive:models:available"
 INFERENCE_BACKEND = "hive:inference:backend"
 VM_INSTANCES = "hive:vm:instance:*"
 """SCAN pattern of `vm_instance`."""
+VM_CIDS = "hive:vm:cid:*"
+"""SCAN pattern of `vm_cid`."""
 
 AGENT_STATUS = "hive:agent:status"
 AGENT_LOGS = "hive:agent:logs"
@@ -44,6 +46,16 @@ def agent_tokens(agent: str) -> str:
 def vm_instance(instance: str) -> str:
     """Its value is the agent's id."""
     return f"hive:vm:instance:{instance}"
+
+
+def vm_cid(cid: int) -> str:
+    """Its value is the agent's id."""
+    return f"hive:vm:cid:{cid}"
+
+
+def cid_tier(cid: int | str) -> str:
+    """`agent_tier` as the original specification spells it, for guests known by their cid."""
+    return f"hive:agent:tier:{cid}"
 
 
 def keys_of_agent(agent: str) -> str:

@@ -97,9 +97,11 @@ class Live:
 
     # --- say -----------------------------------------------------------------------------------------------------
 
-    def put_agent(self, agent: str, *, paused: bool, tier: Tier, instance: str | None = None) -> None:
-        """Daemon: the keys `paused`, `tier` and `vm:instance` of this agent, refreshed until `forget_agent`."""
-        self._waiting.put_agent(agent, AgentKeys(paused, tier, instance))
+    def put_agent(
+        self, agent: str, *, paused: bool, tier: Tier, instance: str | None = None, cid: int | None = None
+    ) -> None:
+        """Daemon: the keys `paused`, `tier`, `vm:instance`, `vm:cid` of this agent, refreshed until `forget_agent`."""
+        self._waiting.put_agent(agent, AgentKeys(paused, tier, instance, cid))
         self._something.set()
 
     def forget_agent(self, agent: str) -> None:
@@ -276,9 +278,15 @@ class Live:
 
     async def _keys_of(self, agent: str) -> list[bytes]:
         found = [key async for key in self._scan(keys.keys_of_agent(agent))]
-        instances = [key async for key in self._scan(keys.VM_INSTANCES)]
-        owners = await self._do(self._redis.mget(instances)) if instances else []
-        return found + [key for key, owner in zip(instances, owners, strict=True) if owner == agent.encode()]
+        cids = await self._pointing_to(agent, keys.VM_CIDS)
+        tiers = [keys.cid_tier(key.decode().rpartition(":")[2]).encode() for key in cids]
+        return [*found, *await self._pointing_to(agent, keys.VM_INSTANCES), *cids, *tiers]
+
+    async def _pointing_to(self, agent: str, pattern: str) -> list[bytes]:
+        """The keys of this pattern whose value is the agent's id."""
+        found = [key async for key in self._scan(pattern)]
+        owners = await self._do(self._redis.mget(found)) if found else []
+        return [key for key, owner in zip(found, owners, strict=True) if owner == agent.encode()]
 
     async def _scan(self, pattern: str) -> Any:
         cursor: Any = 0
@@ -298,6 +306,8 @@ def _fill(pipeline: Any, batch: Batch, forgotten: dict[str, list[bytes]]) -> Non
         pipeline.zrem(keys.AGENTS_ACTIVITY, agent)
     for instance in batch.gone_instances:
         pipeline.delete(keys.vm_instance(instance))
+    for cid in batch.gone_cids:
+        pipeline.delete(keys.vm_cid(cid), keys.cid_tier(cid))
     for agent, said in batch.agents.items():
         _put_agent(pipeline, agent, said)
     for agent, at in batch.touched.items():
@@ -326,3 +336,6 @@ def _put_agent(pipeline: Any, agent: str, said: AgentKeys) -> None:
         pipeline.delete(keys.agent_paused(agent))
     if said.instance is not None:
         pipeline.set(keys.vm_instance(said.instance), agent, ex=keys.DAY_S)
+    if said.cid is not None:
+        pipeline.set(keys.vm_cid(said.cid), agent, ex=keys.DAY_S)
+        pipeline.set(keys.cid_tier(said.cid), str(said.tier), ex=keys.DAY_S)

@@ -86,7 +86,10 @@ CREATE TABLE uids (
 ) STRICT;
 """
 
-STEPS: tuple[str, ...] = (_FIRST,)
+_CIDS = "CREATE UNIQUE INDEX agents_cid ON agents (json_extract(spec, '$.cid'))"
+"""No two agents have one cid; those that have none (NULL) are as many as there are."""
+
+STEPS: tuple[str, ...] = (_FIRST, _CIDS)
 """A step that has been released is never changed; new ones are appended and only add."""
 
 

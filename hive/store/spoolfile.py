@@ -49,32 +49,33 @@ class SpoolFile:
         """The disk does not take what should be written."""
         return bool(self._unwritten)
 
-    def append(self, no: int, line: bytes, *, in_memory: bool) -> bool:
-        """Writes one line (with its newline); False where the disk refuses. `in_memory`: kept to try again then."""
+    def append(self, no: int, lines: bytes, *, in_memory: bool) -> bool:
+        """Writes lines (each with its newline), the last of which is number `no`, in one piece; False where the disk
+        refuses, though it may have taken the first of them. `in_memory`: all are kept to try again then."""
         at_end = self._read_at == self._size
-        if not self._unwritten and self._write(no, line):
+        if not self._unwritten and self._write(no, lines):
             if in_memory and at_end:
                 self._read_at = self._size
             return True
         if in_memory:
-            self._unwritten.append((no, line))
+            self._unwritten.append((no, lines))
         return False
 
     def retry(self, mark: int) -> None:
         """Writes what the disk did not take before and the daemon has not committed meanwhile."""
         while self._unwritten:
-            no, line = self._unwritten[0]
-            if no > mark and not self._write(no, line):
+            no, lines = self._unwritten[0]
+            if no > mark and not self._write(no, lines):
                 return
             self._unwritten.popleft()
             if not self._unwritten:
                 log.warning("usage_spool_caught_up path=%s", self.path)
 
-    def _write(self, no: int, line: bytes) -> bool:
+    def _write(self, no: int, lines: bytes) -> bool:
         try:
             if self._fd < 0:
                 self._fd = os.open(self.path, _FLAGS | os.O_CREAT, 0o600)
-            wanted = b"\n" + line if self._torn else line
+            wanted = b"\n" + lines if self._torn else lines
             written = os.write(self._fd, wanted)
             self._size += written
             # A full disk takes the beginning of a line: readers skip it, the next line starts afresh.

@@ -13,11 +13,15 @@ MESSAGES = 1000
 
 
 class AgentKeys(msgspec.Struct, frozen=True):
-    """What Redis says of one agent. `instance`: what its runtime calls it, None where that has no name of its own."""
+    """What Redis says of one agent.
+
+    `instance`: what its runtime calls it, None where that has no name of its own; `cid`: its machine's, if it has one.
+    """
 
     paused: bool
     tier: Tier
     instance: str | None = None
+    cid: int | None = None
 
 
 class Batch(msgspec.Struct):
@@ -26,6 +30,7 @@ class Batch(msgspec.Struct):
     forgotten: set[str] = set()
     agents: dict[str, AgentKeys] = {}
     gone_instances: set[str] = set()
+    gone_cids: set[int] = set()
     touched: dict[str, float] = {}
     counted: dict[str, tuple[int, int, int]] = {}
     totals: dict[str, tuple[int, int, int]] = {}
@@ -59,6 +64,8 @@ class WriteBehind:
         before = self.known.get(agent)
         if before is not None and before.instance and before.instance != said.instance:
             self._batch.gone_instances.add(before.instance)
+        if before is not None and before.cid is not None and before.cid != said.cid:
+            self._batch.gone_cids.add(before.cid)
         self.known[agent] = said
         self._batch.agents[agent] = said
 
@@ -110,6 +117,7 @@ class WriteBehind:
         later = set(now.forgotten)
         now.forgotten |= batch.forgotten
         now.gone_instances |= batch.gone_instances
+        now.gone_cids |= batch.gone_cids
         now.agents = {**{agent: said for agent, said in batch.agents.items() if agent not in later}, **now.agents}
         now.totals = {**{agent: said for agent, said in batch.totals.items() if agent not in later}, **now.totals}
         for agent in batch.touched.keys() - later:

@@ -40,7 +40,12 @@ class HalfOpen:
         self._counts: dict[object, int] = {}
 
     def __repr__(self) -> str:
-        return f"<HalfOpen {sum(self._counts.values())} heads of {len(self._counts)} owners>"
+        return f"<HalfOpen {self.held} heads of {len(self._counts)} owners>"
+
+    @property
+    def held(self) -> int:
+        """How many there are now."""
+        return sum(self._counts.values())
 
     def take(self, owner: object) -> bool:
         """Whether one more may be half-open; it is counted then, until `give` with the same owner."""

@@ -272,9 +272,27 @@ def plain_number(value: bytes) -> int:
     >>> plain_number(b"10")
     10
     """
-    if not value.isdigit() or len(value) > 18 or (len(value) > 1 and value[:1] == b"0"):
+    if not is_plain_number(value):
         raise BadRequest("Content-Length is not a plain number")
     return int(value)
+
+
+def is_plain_number(value: bytes) -> bool:
+    """Digits without sign, space or leading zero, at most 18.
+
+    >>> [is_plain_number(value) for value in (b"10", b"0", b"010", b"+1", b"")]
+    [True, True, False, False, False]
+    """
+    return value.isdigit() and len(value) <= 18 and (value[0] != 48 or len(value) == 1)
+
+
+def without_length(fields: Fields) -> Fields:
+    """The fields but Content-Length: what it says is in the framing.
+
+    >>> without_length([(b"host", b"h"), (b"content-length", b"2")])
+    [(b'host', b'h')]
+    """
+    return [field for field in fields if field[0] != b"content-length"]
 
 
 def named_by_connection(fields: Fields) -> frozenset[bytes]:

@@ -15,13 +15,15 @@ BACKLOG = 1024
 
 
 class Listener:
-    """Accepts on one listening socket (owned by this object) and makes a Connection of each.
+    """Accepts on one listening socket (owned by this object) and makes a Connection of each caller.
+
+    `make` returns None for a caller it refuses: that one is hung up on.
 
     A plain `add_reader` accept loop instead of `create_server`: `accept_waiting` can then empty the backlog at any
     moment, and the connection exists, with its socket, before the loop has made a transport.
     """
 
-    def __init__(self, sock: socket.socket, make: Callable[[socket.socket], Connection]) -> None:
+    def __init__(self, sock: socket.socket, make: Callable[[socket.socket], Connection | None]) -> None:
         self._sock = sock
         self._make = make
         self._loop = asyncio.get_running_loop()
@@ -43,9 +45,16 @@ class Listener:
                     self._rest()
                 return
             sock.setblocking(False)
-            if sock.family != socket.AF_UNIX:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = self._make(sock)
+            self._take(sock)
+
+    def _take(self, sock: socket.socket) -> None:
+        """Makes a Connection of what was accepted."""
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = self._make(sock)
+        if connection is None:
+            sock.close()
+        else:
             spawn(self._open(connection, sock), name="open connection")
 
     async def _open(self, connection: Connection, sock: socket.socket) -> None:

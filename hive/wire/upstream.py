@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 from hive.errors import BackendDown, BackendTimeout, HiveError
@@ -13,6 +14,11 @@ from hive.tasks import spawn
 from hive.wire.deadlines import NEVER, Deadlines
 from hive.wire.heads import BadResponse
 from hive.wire.http1 import KnownHead, Response, ResponseParser
+
+LONG_READ = 64 * 1024
+"""Bytes of one read after which others get their turn (see `connection.py`)."""
+WRITE_AHEAD = 256 * 1024
+"""Bytes of a long body that are handed to the kernel at a time: 16 MiB at once take up to 4 ms (measured)."""
 
 
 class Receiver(Protocol):
@@ -38,7 +44,17 @@ class Receiver(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One connection to the backend; belongs to a Receiver while a request is on it, to the pool otherwise."""
 
-    __slots__ = ("_got", "_parser", "_pool", "_receiver", "_reused", "_transport", "idle_since")
+    __slots__ = (
+        "_got",
+        "_more",
+        "_parser",
+        "_paused",
+        "_pool",
+        "_receiver",
+        "_reused",
+        "_transport",
+        "idle_since",
+    )
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -46,7 +62,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._receiver: Receiver | None = None
         self._parser: ResponseParser | None = None
         self._reused = False
-        self._got = False
+        self._got = self._paused = False
+        self._more: deque[bytes] | None = None
         self.idle_since = 0.0
 
     def __repr__(self) -> str:
@@ -56,26 +73,50 @@ class UpstreamConnection(asyncio.Protocol):
     def usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, request: bytes, receiver: Receiver, *, reused: bool, bodiless: bool = False) -> None:
-        """Writes a whole request; the answer goes to `receiver`. `bodiless`: it is a HEAD, whose answer has no body."""
+    def send(
+        self,
+        request: bytes,
+        receiver: Receiver,
+        *,
+        reused: bool,
+        bodiless: bool = False,
+        more: Sequence[bytes] = (),
+    ) -> None:
+        """Writes a whole request; the answer goes to `receiver`. `bodiless`: it is a HEAD, whose answer has no body.
+
+        `more`: pieces of a long body that follow, not joined because that would hold up everybody else.
+        """
         assert self._transport is not None
         self._receiver = receiver
         self._reused = reused
         self._got = False
         self._parser = ResponseParser(self._pool.known, bodiless=bodiless)
         self._transport.write(request)
+        if more:
+            self._more = deque(more)
+            self.resume_writing()
+
+    def resume_writing(self) -> None:
+        """The kernel has taken what was written: the next pieces of a long body."""
+        more, transport = self._more, self._transport
+        while more and transport is not None and transport.get_write_buffer_size() < WRITE_AHEAD:
+            transport.write(more.popleft())
+        if not more:
+            self._more = None
 
     def cancel(self) -> None:
         """Nobody wants the answer any more: closes at once, so that the backend stops working on it."""
-        self._receiver = None
+        self._receiver = self._more = None
         if self._transport is not None:
             self._transport.abort()
 
     def pause(self) -> None:
+        self._paused = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume(self) -> None:
+        self._paused = False
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -112,6 +153,13 @@ class UpstreamConnection(asyncio.Protocol):
             receiver.on_data(body, last=True)
         elif body or not head_known:
             receiver.on_data(body, last=False)
+            if len(data) >= LONG_READ and self._transport is not None and not self._transport.is_closing():
+                self._transport.pause_reading()
+                asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._paused:
+            self.resume()
 
     def eof_received(self) -> bool:
         return False
@@ -147,6 +195,8 @@ class Pool:
         self._connect_s = connect_s
         self._idle_s = idle_s
         self._idle: deque[UpstreamConnection] = deque()
+        self._open: set[UpstreamConnection] = set()
+        """Idle and busy, each from when somebody got it: uvloop tells no end of one whose connect was cancelled."""
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[None]] = set()
         self._deadlines = deadlines
@@ -156,11 +206,22 @@ class Pool:
     def __repr__(self) -> str:
         return f"<Pool {self.address} {len(self._idle)} idle, {len(self._connecting)} connecting>"
 
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def busy(self) -> int:
+        return len(self._open) - len(self._idle)
+
     def take(self) -> UpstreamConnection | None:
         """A kept connection that is fresh enough, or None."""
+        idle = self._idle
+        if not idle:
+            return None
         horizon = time.monotonic() - self._idle_s
-        while self._idle:
-            connection = self._idle.pop()
+        while idle:
+            connection = idle.pop()
             if connection.usable and connection.idle_since > horizon:
                 return connection
             connection.cancel()
@@ -170,23 +231,26 @@ class Pool:
         if self._closed:
             connection.cancel()
             return
-        connection.idle_since = time.monotonic()
+        connection.idle_since = now = time.monotonic()
         self._idle.append(connection)
-        self.deadline = min(self.deadline, connection.idle_since + self._idle_s)
+        if self.deadline == NEVER:  # else it is that of one given back before
+            self.deadline = now + self._idle_s
 
     def lost(self, connection: UpstreamConnection) -> None:
+        self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
 
-    def connect(self, waiter: Connecting) -> None:
-        """Opens a new connection; `waiter` gets it, or the error. A waiter that left gets nothing."""
+    def connect(self, waiter: Connecting) -> asyncio.Task[None]:
+        """Opens a new connection; `waiter` gets it, or the error. Who leaves before cancels the returned task."""
         task = spawn(self._connect(waiter), name=f"connect {self.address}")
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
+        return task
 
     async def _connect(self, waiter: Connecting) -> None:
         try:
-            connection = await asyncio.wait_for(self._open(), self._connect_s)
+            connection = await asyncio.wait_for(self._dial(), self._connect_s)
         except asyncio.CancelledError:
             waiter.on_unconnected(BackendDown(f"the backend at {self.address} is no longer used", hint="ask again"))
             raise
@@ -201,10 +265,12 @@ class Pool:
         else:
             if not connection.usable:  # it closed at once, or spoke before it was asked
                 waiter.on_unconnected(BackendDown(f"the backend at {self.address} does not speak HTTP"))
-            elif not waiter.on_connected(connection):
-                self.give(connection)
+            else:
+                self._open.add(connection)
+                if not waiter.on_connected(connection):
+                    self.give(connection)
 
-    async def _open(self) -> UpstreamConnection:
+    async def _dial(self) -> UpstreamConnection:
         if self.address.startswith("/"):
             _, connection = await self._loop.create_unix_connection(lambda: UpstreamConnection(self), self.address)
             return connection

@@ -41,6 +41,9 @@ GOOD: dict[str, Any] = {"name": "alice", "command": ["/bin/true"]}
         ({"runtime": "docker"}, "runtime: 'docker' is not there yet"),
         ({"port": 0}, "port: 0 is not from 1 to 65535"),
         ({"port": 65536}, "port: 65536"),
+        ({"cid": 2}, "cid: 2 is not from 3 to 4294967294"),
+        ({"cid": -1}, "cid: -1"),
+        ({"cid": 2**32 - 1}, "cid: 4294967295"),
         ({"idle_s": -1.0}, "idle_s: -1"),
         ({"idle_s": float("nan")}, "idle_s: nan"),
         ({"idle_s": float("inf")}, "idle_s: inf"),
@@ -63,7 +66,11 @@ def test_a_bad_field_is_named(change: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"idle_s": 0.0}, {"port": 1}, {"port": 65535}, {"env": {"A_1": ""}}, {"model": "a/b:c"}]
+    "change",
+    [
+        *({"idle_s": 0.0}, {"port": 1}, {"port": 65535}, {"env": {"A_1": ""}}, {"model": "a/b:c"}),
+        *({"cid": 3}, {"cid": 2**32 - 2}),
+    ],
 )
 def test_the_edges_of_what_is_allowed_are_allowed(change: dict[str, Any]) -> None:
     spec = AgentSpec(**{**GOOD, **change})
@@ -96,6 +103,7 @@ def test_the_keys_of_the_original_specification_are_accepted() -> None:
         'name = "a"\ncommand = ["x"]\ninferenceTier = "high"\npreferredModel = "m"\nautoSleepIdleSeconds = 60\n'
     )
     assert (spec.tier, spec.model, spec.idle_s) == (Tier.HIGH, "m", 60.0)
+    assert from_toml('name = "a"\ncommand = ["x"]\nvsockCID = 5\n').cid == 5
     assert from_toml('name = "a"\ncommand = ["x"]\nmodel = { name = "llama3.2:q8_0" }\n').model == "llama3.2:q8_0"
 
 
@@ -105,6 +113,7 @@ def test_the_keys_of_the_original_specification_are_accepted() -> None:
         ('name = "a"\ncommand = [\n', "(at end of document)"),
         ('name = "a"\ncommand = ["x"]\nporte = 80\n', "line 3: porte: no such key; did you mean `port`?"),
         ('name = "a"\ncommand = ["x"]\n\nport = "80"\n', "line 4: port: expected a whole number, got a string"),
+        ('name = "a"\ncommand = ["x"]\ncid = "5"\n', "line 3: cid: expected a whole number, got a string"),
         ('name = "a"\ncommand = ["x"]\ntier = "best"\n', "line 3: tier: unknown value 'best'"),
         ('name = "a"\ncommand = "x"\n', "line 2: command: expected an array, got a string"),
         ('name = "a"\ncommand = ["x"]\n[env]\nA = 1\n', "line 3: env: expected a string, got a whole number"),
@@ -134,6 +143,7 @@ specs = st.builds(
     model=st.none() | st.text(string.ascii_letters + "/:._-", min_size=1, max_size=20),
     restart=st.sampled_from(RestartPolicy),
     idle_s=st.none() | st.floats(0, 1e6),
+    cid=st.none() | st.integers(3, 2**32 - 2),
 )
 
 

@@ -115,11 +115,14 @@ def test_logs_cannot_steer_the_terminal(hive: Hive, monkeypatch: pytest.MonkeyPa
 
 def test_an_agent_is_created_from_flags(hive: Hive) -> None:
     flags = ("--port", "9001", "--tier", "high", "--idle", "0", "-e", "A=1", "-e", "B==", "--restart", "on-failure")
+    flags += ("--cid", "5")
     said = hive("agent", "create", "carol", *flags, "--json", "--", "sleep", "--json", "9")
     assert said.code == 0
     view = said.json
     assert view["command"] == ["/usr/bin/sleep", "--json", "9"]
     assert (view["port"], view["tier"], view["idle_s"], view["env"]) == (9001, "high", 0.0, {"A": "1", "B": "="})
+    assert view["cid"] == 5
+    assert "5 (AF_VSOCK)" in hive("agent", "show", "carol").out
     assert hive("agent", "create", "carol", "--", "sleep", "9").code == 1
 
 
@@ -131,6 +134,7 @@ def test_an_agent_is_created_from_flags(hive: Hive) -> None:
         (("carol", "--", "no-such-program"), "no such program"),
         (("carol", "--", "./agent.py"), "is relative"),
         (("carol", "--port", "70000", "--", "sleep"), "--port"),
+        (("carol", "--cid", "2", "--", "sleep"), "--cid"),
         (("carol", "--tier", "best", "--", "sleep"), "'best' is not one of"),
         (("carol", "-e", "A", "--", "sleep"), "expected NAME=VALUE"),
         (("carol", "-e", "HIVE_AGENT=x", "--", "sleep"), "set by Hive"),

@@ -35,6 +35,9 @@ def test_usage_has_a_line_for_each_agent_and_a_total(hive: Hive) -> None:
 def test_the_backend_is_shown_with_its_models(hive: Hive) -> None:
     said = hive("backend", "status").out
     assert said.startswith("demo backend (canned text) at /r/demo.sock, version 1, up\n")
+    assert "    Requests: 4 at once (/props total_slots)\n" in said
+    assert "  Priorities: kept in Hive's queue\n" in said
+    assert "     Warning: the backend queues 3 requests itself\n" in said
     assert "demo   1.9 GiB  hive" in said
 
 
@@ -49,7 +52,8 @@ def test_what_others_chose_does_not_steer_the_terminal() -> None:
     """A backend's version and an event's reason were printed as they came, escape sequences and all."""
     event = {"at": 0.0, "kind": "agent.error", "name": "bob", "reason": "no such command: \x1b]0;x\x07"}
     backend = {"backend": "ollama", "label": "", "address": "h:1", "backend_version": "1\x1b[2J", "running": True}
-    for shown in (status._event(event), status._backend({**backend, "models": []})):
+    unknown = {"slots": None, "slots_from": "no limit", "priority": False, "prefix_cache": "none", "warning": ""}
+    for shown in (status._event(event), status._backend({**backend, **unknown, "models": []})):
         assert "\x1b" not in shown
         assert "\\x1b" in shown
 

@@ -285,6 +285,31 @@ async def test_apply_changes_what_can_be_changed_at_once_and_says_what_needs_a_r
     assert (await box.desk.apply(other_port, "uid:0"))["restart_needed"] is False
 
 
+async def test_a_cid_is_one_agents_and_changes_only_while_nothing_of_it_lives(box: Box) -> None:
+    await box.everything()
+    bob = await box.create(cid=5)
+    assert box.proxy.rows[bob["id"]].cid == 5
+    for refused in (box.create("eve", cid=5), box.desk.apply(AgentSpec(name="mal", command=SLEEPER, cid=5), "uid:0")):
+        with pytest.raises(WrongState, match="cid 5 is that of bob already"):
+            await refused
+    assert [view["name"] for view in await box.desk.views()] == ["bob"]
+    moved = AgentSpec(name="bob", command=SLEEPER, cid=6)
+    with pytest.raises(WrongState, match="the cid of an agent that is running cannot be changed") as caught:
+        await box.desk.apply(moved, "uid:0")
+    assert caught.value.hint == "hive agent stop bob, then change it"
+    assert box.proxy.rows[bob["id"]].cid == 5
+    await box.desk.stop("bob", "uid:0")
+    assert (await box.desk.apply(moved, "uid:0"))["changed"] == ["cid"]
+    assert box.proxy.rows[bob["id"]].cid == 6
+    eve = await box.create("eve", cid=5)
+    with pytest.raises(WrongState, match="cid 5 is that of eve already"):
+        await box.desk.apply(AgentSpec(name="bob", command=SLEEPER, cid=5), "uid:0")
+    assert (await box.desk.view("bob"))["cid"] == 6
+    await box.desk.remove("eve", "uid:0")
+    assert eve["id"] not in box.proxy.rows
+    assert (await box.desk.apply(AgentSpec(name="bob", command=SLEEPER, cid=5), "uid:0"))["changed"] == ["cid"]
+
+
 async def test_an_agent_that_fails_is_started_again_and_one_that_ends_well_is_stopped(box: Box) -> None:
     await box.everything()
     once = "test -e again && exec sleep 1000; touch again; exit 3"

@@ -178,6 +178,11 @@ class MemoryDesk:
             "address": "/r/demo.sock",
             "running": True,
             "version": "1",
+            "slots": 4,
+            "slots_from": "/props total_slots",
+            "priority": False,
+            "prefix_cache": "none",
+            "warning": "the backend queues 3 requests itself",
             "models": models,
         }
 

@@ -12,8 +12,12 @@ import msgspec
 
 from hive.dialects.ndjson import NdjsonReader
 from hive.dialects.sse import SseReader
-from hive.errors import BadRequest, HiveError
+from hive.domain import Tier
+from hive.errors import HiveError
 from hive.proxy import body
+from hive.proxy.body import Want
+from hive.proxy.fields import FieldTable
+from hive.settings import Settings
 from hive.wire.chunks import BadChunks, ChunkDecoder
 from hive.wire.heads import BadResponse
 from hive.wire.http1 import KnownHead, Request, RequestParser, Response, ResponseParser
@@ -98,9 +102,10 @@ def _check_head(raw: bytes, request: Request) -> None:
     assert not re.search(rb"[\x00-\x08\x0a-\x1f\x7f]", raw.replace(b"\r\n", b""))
     assert re.fullmatch(rb"/[!-~]*", target)
     pairs = [each.split(b":", 1) for each in lines]
-    assert [(name.lower(), value.strip(b" \t")) for name, value in pairs] == request.fields
+    fields = [(name.lower(), value.strip(b" \t")) for name, value in pairs]
+    assert [field for field in fields if field[0] != b"content-length"] == request.fields
     assert all(re.fullmatch(rb"[!#$%&'*+.^`|~0-9A-Za-z-]+", name) for name, _ in pairs)
-    names = [name for name, _ in request.fields]
+    names = [name for name, _ in fields]
     assert names.count(b"host") == 1 or version == b"HTTP/1.0"
     assert names.count(b"content-length") + names.count(b"transfer-encoding") <= 1
     assert (b"transfer-encoding" in names) == (request.content_length is None)
@@ -212,16 +217,48 @@ def sse(data: bytes, cuts: list[int]) -> None:
 # bodies ---------------------------------------------------------------------------------------------------------------
 
 
+TABLE = FieldTable(Settings())
+CLOSED = ("keep_alive", "cache_salt", "priority", "chat_template", "lora", "kv_transfer_params", "mm_processor_kwargs")
+
+
 def request_body(data: bytes, cuts: list[int]) -> None:
-    """A body is refused, or what goes upstream is one object in which no two names fold to the same."""
+    """A body is refused, or what goes upstream is one object of unique names without what is closed, and stays so."""
+    target = BODIES[len(cuts) % len(BODIES)]
+    rules = TABLE.rules(target, list(Tier)[sum(cuts) % 3])
+    want = Want(default_model="m", streams=bool(cuts), ask_usage=target.endswith("/completions"))
     try:
-        asked = body.read(data, default_model="m", streams=bool(cuts))
-    except BadRequest:
+        asked = body.read(data, rules, want)
+    except HiveError as error:
+        if error.status not in (400, 413):
+            raise
         return
-    pairs = msgspec.json.decode(asked.upstream, type=dict[str, msgspec.Raw])
+    sent = b"".join(asked.upstream)
+    pairs = msgspec.json.decode(sent, type=dict[str, msgspec.Raw])
+    assert asked.size == len(sent)
     assert len({name.casefold() for name in pairs}) == len(pairs)
-    assert msgspec.json.decode(asked.upstream)["model"] == asked.model
-    assert body.read(asked.upstream, default_model="m", streams=bool(cuts)).upstream == asked.upstream
+    assert not pairs.keys() & set(CLOSED)
+    assert msgspec.json.decode(sent)["model"] == asked.model
+    assert all(0x21 <= ord(char) <= 0x7E for name in asked.dropped + asked.clamped for char in name)
+    again = body.read(sent, rules, want)
+    assert again.upstream == [sent]
+    assert not again.dropped + again.clamped
+    assert (again.model, again.stream, again.max_tokens) == (asked.model, asked.stream, asked.max_tokens)
+    if "messages" in rules.fields.media | rules.fields.policed.keys():
+        assert not _fetches(msgspec.json.decode(pairs.get("messages", b"0")))
+
+
+BODIES = ("/v1/chat/completions", "/api/chat", "/api/generate", "/v1/messages", "/v1/completions", "/api/show")
+
+
+def _fetches(value: object, *, media: bool = False) -> bool:
+    """Whether some part of some `content` names an `image_url` that is not sent along."""
+    if isinstance(value, list):
+        return any(_fetches(item, media=media) for item in value)
+    if isinstance(value, dict):
+        inner = [(name.casefold(), item) for name, item in value.items()]
+        wanted = ("url",) if media else ("content", "image_url")
+        return any(_fetches(item, media=media or name == "image_url") for name, item in inner if name in wanted)
+    return media and isinstance(value, str) and value != "" and not value.startswith("data:")
 
 
 TARGETS: dict[str, Target] = {

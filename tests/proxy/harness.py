@@ -19,7 +19,7 @@ from hive.proxy.datapath import DataPath
 from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
 from hive.proxy.registry import Entry, Registry
-from hive.settings import Settings
+from hive.settings import Settings, TenantRow
 from hive.wire import connection as wire
 from hive.wire.budget import HalfOpen
 from hive.wire.deadlines import Deadlines
@@ -105,7 +105,7 @@ class Proxy:
         self.quiets: list[str] = []
         self.events: list[UsageEvent] = []
         self.deadlines = Deadlines()
-        self.registry = Registry(self, settings.proxy)
+        self.registry = Registry(self, settings.proxy, settings.tenants)
         self.path = DataPath(
             registry=self.registry,
             settings=settings,
@@ -201,9 +201,12 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def proxied(tmp_path: Path, **proxy_settings: float) -> AsyncIterator[tuple[Proxy, Backend]]:
-    defaults = Settings()
+async def proxied(
+    tmp_path: Path, *, tenants: dict[str, TenantRow] | None = None, **proxy_settings: object
+) -> AsyncIterator[tuple[Proxy, Backend]]:
+    defaults = Settings(tenants=tenants or {})
     settings = msgspec.structs.replace(defaults, proxy=msgspec.structs.replace(defaults.proxy, **proxy_settings))
+    Client.opened.clear()  # those of a test that failed on another loop
     backend, proxy = Backend(), Proxy(tmp_path, settings)
     await backend.start()
     proxy.use(backend)
@@ -283,6 +286,19 @@ def get(target: bytes, *, token: bytes | None = None, method: bytes = b"GET") ->
 
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"hello"}]}'
 STREAM = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hello"}]}'
+
+
+def nothing_is_held(proxy: Proxy) -> bool:
+    """Whether every slot, place, parked request and byte of a body was given back."""
+    alice, queue = proxy.alice, proxy.registry.queue
+    return (
+        alice.gate.in_flight == 0
+        and alice.gate.ingress == 0
+        and alice.gate.parked == 0
+        and queue.running == 0
+        and queue.waiting == 0
+        and proxy.path.budget.used == 0
+    )
 
 
 async def until(condition: Callable[[], bool], *, within_s: float = 5.0) -> None:

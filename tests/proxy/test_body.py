@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.errors import BadRequest
+from hive.errors import BadRequest, HiveError, TooLarge
+from hive.field_rules import Fields, Rule, Rules, Verb
 from hive.proxy import body
+from hive.proxy.body import Asked, Want
+from hive.proxy.names import MAX_NAMES
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
@@ -17,10 +21,26 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 NAMES = st.text(alphabet="abcdefgh_", min_size=1, max_size=8)
+OPEN = Rules(target="/x", fields=Fields())
 
 
-def read(raw: bytes, default_model: str = "") -> body.Asked:
-    return body.read(raw, default_model=default_model, streams=True)
+def read(raw: bytes, default_model: str = "") -> Asked:
+    return body.read(raw, OPEN, Want(default_model=default_model, streams=True))
+
+
+def policed(text: bytes, want: Want | None = None, /, **rules: Rule) -> tuple[Any, Asked]:
+    """What goes upstream as Python objects, and the reading, of a body whose fields have these rules."""
+    always = tuple(name for name, rule in rules.items() if rule.filled or rule.verb is Verb.INJECT)
+    asked = body.read(text, Rules(target="/x", fields=Fields(policed=rules, always=always)), want or Want())
+    return json.loads(b"".join(asked.upstream)), asked
+
+
+def upstream(asked: Asked) -> bytes:
+    assert asked.size == sum(map(len, asked.upstream))
+    return b"".join(asked.upstream)
+
+
+# what is not policed --------------------------------------------------------------------------------------------------
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=6), st.sampled_from([None, 1, 4]), st.booleans())
@@ -30,7 +50,7 @@ def test_what_nobody_polices_goes_on_as_it_was(fields: dict[str, object], indent
         raw.decode()
     except UnicodeDecodeError:
         return
-    assert json.loads(read(raw).upstream) == json.loads(raw)
+    assert json.loads(upstream(read(raw))) == json.loads(raw)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +80,14 @@ def test_no_white_space_hides_a_repeated_name(fields: dict[str, int], data: st.D
 
 
 def test_names_are_folded_also_where_only_one_decoder_would() -> None:
-    asked = read(b'{"MODEL":"m","\xe2\x84\xaaeep_alive":-1,"Stream":false}')
-    assert json.loads(asked.upstream) == {"model": "m", "keep_alive": -1, "stream": False}
+    asked = read(b'{"MODEL":"m","\xe2\x84\xaaeep_alive":-1,"Stream":false,"\xc5\xbfeed":1}')
+    assert json.loads(upstream(asked)) == {"model": "m", "keep_alive": -1, "stream": False, "seed": 1}
     assert (asked.model, asked.stream) == ("m", False)
 
 
 @pytest.mark.parametrize("number", ["1e2", "1.0", "123456789012345678901234567890", "-0.0", "1E+2"])
 def test_numbers_stay_as_written(number: str) -> None:
-    assert number.encode() in read(b'{"temperature":%b,"model":"m"}' % number.encode()).upstream
+    assert number.encode() in upstream(read(b'{"temperature":%b,"model":"m"}' % number.encode()))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +108,7 @@ def test_numbers_stay_as_written(number: str) -> None:
         b'{"model":null}',
         b'{"model":"' + b"x" * 600 + b'"}',
         b'{"stream":1}',
-        b'{"stream_options":[]}',
+        b"{" + b",".join(b'"%x":0' % number for number in range(MAX_NAMES + 1)) + b"}",
     ],
 )
 def test_anything_else_is_a_bad_request(raw: bytes) -> None:
@@ -97,6 +117,273 @@ def test_anything_else_is_a_bad_request(raw: bytes) -> None:
 
 
 def test_the_default_model_stands_in_only_where_none_is_named() -> None:
-    assert json.loads(read(b'{"n":1}', "m").upstream) == {"n": 1, "model": "m"}
+    assert json.loads(upstream(read(b'{"n":1}', "m"))) == {"n": 1, "model": "m"}
+    assert json.loads(upstream(read(b'{"model":""}', "m"))) == {"model": "m"}
     assert read(b'{"model":"other"}', "m").model == "other"
-    assert read(b"{}").upstream == b"{}"
+    assert upstream(read(b"{}")) == b"{}"
+    assert upstream(read(b"{ }", "m")) == b'{"model":"m"}'
+
+
+# actions --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_dropped_field_is_left_out_and_told() -> None:
+    fields, asked = policed(b'{"a":1,"b":[1],"c":null}', b=Rule(verb=Verb.DROP), c=Rule(verb=Verb.DROP))
+    assert fields == {"a": 1}
+    assert asked.dropped == ("b",)  # null asked for nothing
+
+
+@pytest.mark.parametrize("value", ["null", "false", '""', "[]", "{}"])
+def test_a_refused_field_that_asks_for_nothing_is_only_left_out(value: str) -> None:
+    """ollama-python sends `"raw":false` with every request."""
+    fields, asked = policed(b'{"a":1,"raw":%b}' % value.encode(), raw=Rule(verb=Verb.REFUSE))
+    assert (fields, asked.dropped) == ({"a": 1}, ())
+
+
+@pytest.mark.parametrize("value", ["true", "0", '"x"', "[0]", '{"a":1}', "[ ]"])
+def test_a_refused_field_is_refused_by_name(value: str) -> None:
+    with pytest.raises(BadRequest, match='"raw" is not taken on /x'):
+        policed(b'{"raw":%b}' % value.encode(), raw=Rule(verb=Verb.REFUSE))
+
+
+@pytest.mark.parametrize(
+    ("value", "goes_on", "told"),
+    [
+        ("1", "1", ()),
+        ("1e0", "1e0", ()),
+        ("3", "2", ("n=2",)),
+        ("-1", "0.5", ("n=0.5",)),
+        ("99999999999999999999999", "2", ("n=2",)),
+        ("null", "null", ()),
+    ],
+)
+def test_a_number_outside_its_range_is_put_to_the_end_of_it(value: str, goes_on: str, told: tuple[str, ...]) -> None:
+    asked = policed(b'{"n":%b}' % value.encode(), n=Rule(verb=Verb.CLAMP, low=0.5, high=2))[1]
+    assert upstream(asked) == b'{"n":%b}' % goes_on.encode()
+    assert asked.clamped == told
+
+
+@pytest.mark.parametrize("value", ['"2"', "true", "[1]", "1e999", "-1e999", '"1e3"'])
+def test_what_is_to_be_a_number_must_be_one(value: str) -> None:
+    with pytest.raises(BadRequest, match='"n"'):
+        policed(b'{"n":%b}' % value.encode(), n=Rule(verb=Verb.CLAMP, low=0, high=2))
+
+
+def test_without_a_lower_end_a_negative_number_means_no_limit() -> None:
+    limit = Rule(verb=Verb.CLAMP, high=100)
+    assert policed(b'{"n":-1}', n=limit)[0] == {"n": 100}
+    assert policed(b'{"n":0}', n=limit)[0] == {"n": 0}
+
+
+def test_what_is_longer_than_allowed_is_too_large() -> None:
+    assert policed(b'{"stop":"abc"}', stop=Rule(max_bytes=5))[0] == {"stop": "abc"}
+    with pytest.raises(TooLarge, match='"stop" is longer than 5 bytes'):
+        policed(b'{"stop":"abcd"}', stop=Rule(max_bytes=5))
+
+
+def test_an_injected_value_stands_whatever_was_asked() -> None:
+    rule = Rule(verb=Verb.INJECT, value=b'{"a":1}')
+    assert policed(b"{}", x=rule)[0] == policed(b'{"x":2}', x=rule)[0] == {"x": {"a": 1}}
+
+
+@pytest.mark.parametrize("value", ['""', '" \\n\\t"', '"\\u0020\\u2003"', "[]", "[ \n]", "null", "0", "{}", "false"])
+def test_an_empty_prompt_is_refused(value: str) -> None:
+    with pytest.raises(BadRequest, match="empty"):
+        policed(b'{"prompt":%b}' % value.encode(), prompt=Rule(filled=True))
+
+
+@pytest.mark.parametrize("value", ['"a"', '" a"', '"\\u0061"', "[1]", '[""]', '"\\""'])
+def test_a_prompt_that_says_something_goes_on(value: str) -> None:
+    assert policed(b'{"prompt":%b}' % value.encode(), prompt=Rule(filled=True))[0]["prompt"] is not None
+
+
+def test_an_absent_prompt_is_refused() -> None:
+    with pytest.raises(BadRequest, match='"prompt" is missing'):
+        policed(b"{}", prompt=Rule(filled=True))
+
+
+@pytest.mark.parametrize(
+    ("unknown", "goes_on", "told"), [(Verb.ALLOW, {"a": 1, "b": 2}, ()), (Verb.DROP, {"a": 1}, ("b",))]
+)
+def test_an_unknown_field_goes_on_or_is_dropped_and_told(
+    unknown: Verb, goes_on: dict[str, int], told: tuple[str, ...]
+) -> None:
+    rules = Rules(target="/x", fields=Fields(plain=frozenset("a"), unknown=unknown))
+    asked = body.read(b'{"a":1,"b":2}', rules, Want())
+    assert (json.loads(upstream(asked)), asked.dropped) == (goes_on, told)
+
+
+def test_an_unknown_field_may_be_refused() -> None:
+    rules = Rules(target="/x", fields=Fields(plain=frozenset("a"), unknown=Verb.REFUSE))
+    with pytest.raises(BadRequest, match='"b" is not known on /x'):
+        body.read(b'{"a":1,"b":2}', rules, Want())
+
+
+@given(st.lists(st.text(min_size=1, max_size=80), max_size=60, unique_by=str.casefold))
+def test_names_are_told_so_that_a_header_can_carry_them(names: list[str]) -> None:
+    raw = json.dumps(dict.fromkeys(names, 1), ensure_ascii=False).encode("utf-8", "replace")
+    try:
+        asked = body.read(raw, Rules(target="/x", fields=Fields(unknown=Verb.DROP)), Want())
+    except HiveError:
+        return
+    told = ", ".join(asked.dropped)
+    assert told.isascii()
+    assert told.isprintable() or not told
+    assert len(told) <= 21 * 62
+    assert len(asked.dropped) == min(len(names), 21)
+
+
+# within an object -----------------------------------------------------------------------------------------------------
+
+OPTIONS = Rule(
+    verb=Verb.TAKE,
+    inside=Fields(
+        plain=frozenset({"seed"}),
+        policed={"num_ctx": Rule(verb=Verb.DROP), "stop": Rule(max_bytes=10)},
+        unknown=Verb.DROP,
+    ),
+)
+
+
+def test_fields_within_an_object_are_judged_and_told_with_their_path() -> None:
+    fields, asked = policed(b'{"options":{"Seed":1,"NUM_CTX":9,"new":2}}', options=OPTIONS)
+    assert fields == {"options": {"seed": 1}}
+    assert asked.dropped == ("options.num_ctx", "options.new")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        b'{"seed":1,"seed":2}',
+        b'{"seed":1,"SEED":2}',
+        b'{"num_ctx":1, "num_ctx":2}',
+        b'{"num\\u005fctx":1}',
+        b"[]",
+        b'"x"',
+        b"3",
+    ],
+)
+def test_names_are_unique_within_an_object_too(options: bytes) -> None:
+    with pytest.raises(BadRequest):
+        policed(b'{"options":%b}' % options, options=OPTIONS)
+
+
+def test_an_untouched_object_goes_on_as_written() -> None:
+    assert upstream(policed(b'{"options":{"seed":1e2}}', options=OPTIONS)[1]) == b'{"options":{"seed":1e2}}'
+    assert policed(b'{"options":null}', options=OPTIONS)[0] == {"options": None}
+
+
+def test_a_closed_object_may_have_an_open_field() -> None:
+    inside = Fields(plain=frozenset({"enable_thinking"}), unknown=Verb.DROP)
+    rule = Rule(verb=Verb.DROP, inside=inside)
+    fields, asked = policed(b'{"k":{"enable_thinking":false,"chat_template":"x"}}', k=rule)
+    assert (fields, asked.dropped) == ({"k": {"enable_thinking": False}}, ("k.chat_template",))
+    assert policed(b'{"k":{"chat_template":"x"}}', k=rule)[0] == {}
+    assert policed(b'{"k":"x"}', k=rule)[1].dropped == ("k",)
+
+
+# what Hive adds -------------------------------------------------------------------------------------------------------
+
+LIMITED = Rules(
+    target="/x",
+    fields=Fields(
+        policed={"max_tokens": Rule(verb=Verb.CLAMP, high=100), "n_predict": Rule(verb=Verb.CLAMP, high=100)}
+    ),
+    tokens=("max_tokens", "n_predict"),
+    max_tokens=100,
+)
+
+
+@pytest.mark.parametrize(
+    ("raw", "goes_on", "tokens"),
+    [
+        (b"{}", {"max_tokens": 100}, 100),
+        (b'{"max_tokens":null}', {"max_tokens": 100}, 100),
+        (b'{"max_tokens":7}', {"max_tokens": 7}, 7),
+        (b'{"max_tokens":1000}', {"max_tokens": 100}, 100),
+        (b'{"max_tokens":-1}', {"max_tokens": 100}, 100),
+        (b'{"n_predict":7}', {"n_predict": 7, "max_tokens": 7}, 7),
+        (b'{"n_predict":9,"max_tokens":1000}', {"n_predict": 9, "max_tokens": 100}, 100),
+    ],
+)
+def test_no_more_tokens_than_the_tier_allows(raw: bytes, goes_on: dict[str, int], tokens: int) -> None:
+    asked = body.read(raw, LIMITED, Want())
+    assert (json.loads(upstream(asked)), asked.max_tokens) == (goes_on, tokens)
+
+
+def test_a_limit_within_an_object_is_put_there() -> None:
+    inside = Fields(policed={"num_predict": Rule(verb=Verb.CLAMP, high=100)})
+    rules = Rules(
+        target="/x",
+        fields=Fields(policed={"options": Rule(verb=Verb.TAKE, inside=inside)}),
+        tokens=("num_predict",),
+        tokens_in="options",
+        max_tokens=100,
+    )
+    for raw, options, tokens in [
+        (b"{}", {"num_predict": 100}, 100),
+        (b'{"options":null}', {"num_predict": 100}, 100),
+        (b'{"options":{"seed":1}}', {"seed": 1, "num_predict": 100}, 100),
+        (b'{"options":{"num_predict":-2}}', {"num_predict": 100}, 100),
+        (b'{"options":{"num_predict":3}}', {"num_predict": 3}, 3),
+    ]:
+        asked = body.read(raw, rules, Want())
+        assert (json.loads(upstream(asked))["options"], asked.max_tokens) == (options, tokens)
+
+
+def test_where_the_server_has_a_small_default_none_is_put_in() -> None:
+    asked = body.read(b"{}", LIMITED, Want(limit_absent=False))
+    assert (upstream(asked), asked.max_tokens) == (b"{}", None)
+    assert body.read(b'{"max_tokens":1000}', LIMITED, Want(limit_absent=False)).max_tokens == 100
+
+
+def test_without_a_limit_what_is_asked_is_known_all_the_same() -> None:
+    rules = Rules(target="/x", fields=Fields(), tokens=("max_tokens",))
+    assert body.read(b'{"max_tokens":12}', rules, Want()).max_tokens == 12
+    assert body.read(b'{"max_tokens":-1}', rules, Want()).max_tokens is None
+    assert upstream(body.read(b"{}", rules, Want())) == b"{}"
+
+
+def test_hive_s_own_fields_stand_over_the_client_s_and_that_is_told() -> None:
+    want = Want(inject=(("cache_salt", b'"s"'), ("priority", b"5"), ("id_slot", b"1")))
+    fields, asked = policed(b'{"cache_salt":"mine","priority":-9}', want, priority=Rule(verb=Verb.DROP))
+    assert fields == {"cache_salt": "s", "priority": 5, "id_slot": 1}
+    assert sorted(asked.dropped) == ["cache_salt", "priority"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "options", "added"),
+    [
+        (b'{"stream":true}', {"include_usage": True}, True),
+        (b'{"stream":true,"stream_options":null}', {"include_usage": True}, True),
+        (b'{"stream":true,"stream_options":{"include_usage":false,"a":1}}', {"include_usage": True, "a": 1}, True),
+        (b'{"stream":true,"stream_options":{"include_usage":true}}', {"include_usage": True}, False),
+        (b'{"stream":true,"stream_options":{"INCLUDE_USAGE":true}}', None, False),
+        (b'{"stream":false}', None, False),
+    ],
+)
+def test_the_usage_of_a_stream_is_asked_for(raw: bytes, options: dict[str, object] | None, added: bool) -> None:
+    asked = body.read(raw, OPEN, Want(ask_usage=True))
+    assert asked.usage_added is added
+    if options is not None:
+        assert json.loads(upstream(asked))["stream_options"] == options
+
+
+def test_an_old_spelling_of_the_model_is_read_and_set_right() -> None:
+    rules = Rules(target="/api/show", fields=Fields(), alias="name")
+    for raw, model in [
+        (b'{"name":"m"}', "m"),
+        (b'{"name":"m","model":"n"}', "n"),
+        (b'{"name":"m","model":""}', "m"),
+        (b'{"NAME":"m"}', "m"),
+    ]:
+        asked = body.read(raw, rules, Want(default_model="d"))
+        assert (asked.model, json.loads(upstream(asked))) == (model, {"model": model})
+
+
+def test_a_body_of_many_small_parts_is_heavy_long_before_it_is_long() -> None:
+    text = b'{"messages":[{"role":"user","content":"%b"}]}'
+    assert not body.is_heavy(text % (b"x" * 250_000))
+    assert body.is_heavy(text % (b"x" * 270_000))
+    assert body.is_heavy(b'{"messages":[%b]}' % b",".join([b'{"content":[{}]}'] * 1500))
+    assert body.is_heavy(b"[%b]" % b",".join([b"[]"] * 12_000))

@@ -13,10 +13,10 @@ from harness import (
     MODEL_TOKEN,
     STREAM,
     Client,
-    Proxy,
     answer,
     chunked,
     get,
+    nothing_is_held,
     post,
     proxied,
     read_request,
@@ -33,31 +33,23 @@ EVENTS = [
 ]
 
 
-def nothing_is_held(proxy: Proxy) -> bool:
-    alice = proxy.alice
-    return (
-        alice.gate.in_flight == 0
-        and alice.gate.ingress == 0
-        and alice.gate.parked == 0
-        and alice.line.running == 0
-        and alice.line.waiting == 0
-        and proxy.path.budget.used == 0
-    )
-
-
 async def test_a_chat_over_the_agents_own_socket_is_rebuilt_forwarded_and_metered(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
         client = await Client.unix(proxy.socket_path)
         status, fields, body = await client.ask(
-            post(b"/v1/chat/completions", b'{ "MODEL" : "m", "n":1e2 }', fields=b"x-tenant-id: root\r\ncookie: a\r\n")
+            post(
+                b"/v1/chat/completions",
+                b'{ "MODEL" : "m", "temperature":1e0 }',
+                fields=b"x-tenant-id: root\r\ncookie: a\r\n",
+            )
         )
         assert (status, body) == (200, JSON_ANSWER)
         head, sent = backend.requests[0]
         assert head == (
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            b"content-length: 21\r\n\r\n"
+            b"content-length: 49\r\n\r\n"
         )
-        assert sent == b'{"model":"m","n":1e2}'
+        assert sent == b'{"model":"m","temperature":1e0,"max_tokens":4096}'
         assert fields[b"x-request-id"] == b"e-1"
         assert b"x-queue-wait-ms" in fields
         event = proxy.events[0]
@@ -335,7 +327,8 @@ async def test_above_its_tier_an_agent_waits_in_line_and_a_full_line_refuses_wit
             client.writer.write(post(b"/v1/chat/completions", CHAT))
             await asyncio.sleep(0.01)
         await until(lambda: len(backend.requests) == 2)
-        assert repr(proxy.alice.line) == "<Line 2/2 running, 3 waiting>"
+        queue = proxy.registry.queue
+        assert (queue.running, queue.waiting) == (2, 3)
         status, fields, _ = await clients[5].ask(post(b"/v1/chat/completions", CHAT))
         assert (status, b"retry-after" in fields) == (503, True)
         go.set()
@@ -386,14 +379,14 @@ async def test_a_client_that_leaves_cancels_everything_it_caused(tmp_path: Path,
         if stage == "streaming":
             await client.reader.readuntil(b"\r\n\r\n")
         elif stage == "in line":
-            await until(lambda: proxy.alice.line.waiting == 1)
+            await until(lambda: proxy.registry.queue.waiting == 1)
         elif stage == "uploading":
             await until(lambda: proxy.alice.gate.in_flight == 1)
         else:
             await begun.wait()
         client.writer.transport.abort()
         await until(lambda: proxy.alice.gate.in_flight == len(ahead), within_s=0.5)
-        assert proxy.alice.line.waiting == 0
+        assert proxy.registry.queue.waiting == 0
         if stage in ("headers pending", "streaming"):
             await until(lambda: backend.closed == 1, within_s=0.5)
             assert [event.cut for event in proxy.events] == [True]
@@ -554,9 +547,12 @@ async def test_usage_the_client_did_not_ask_for_is_asked_for_counted_and_taken_o
         assert body == EVENTS[0] + EVENTS[1] + EVENTS[3], "what a client that did not ask would have got"
         assert json.loads(backend.requests[0][1])["stream_options"] == {"include_usage": True}
         assert (proxy.events[0].tokens_in, proxy.events[0].tokens_out, proxy.events[0].cut) == (5, 2, False)
-        asked = STREAM[:-1] + b',"stream_options":{"include_usage":true,"x":1}}'
+        asked = STREAM[:-1] + b',"stream_options":{"include_usage":true,"include_obfuscation":false}}'
         assert (await client.ask(post(b"/v1/chat/completions", asked)))[2] == whole, "who asked gets it all"
-        assert json.loads(backend.requests[1][1])["stream_options"] == {"include_usage": True, "x": 1}
+        assert json.loads(backend.requests[1][1])["stream_options"] == {
+            "include_usage": True,
+            "include_obfuscation": False,
+        }
         client.close()
 
 

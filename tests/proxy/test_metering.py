@@ -7,9 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.dialects.sse import SseReader
-from hive.domain import Usage
+from hive.domain import BackendKind, Usage
 from hive.proxy.endpoints import find
-from hive.proxy.metering import MAX_WHOLE, NdjsonReading, Reading, SseReading, WholeReading, read_cost, reading_for
+from hive.proxy.metering import (
+    MAX_WHOLE,
+    MessagesReading,
+    NdjsonReading,
+    Reading,
+    SseReading,
+    WholeReading,
+    asks_usage,
+    read_cost,
+    reading_for,
+    source_of,
+)
 
 LLAMA = (
     b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"role":"assistant"}}],"model":"tiny"}\n\n'
@@ -79,9 +90,87 @@ def test_a_long_answer_is_read_at_its_end() -> None:
     assert reading.usage == Usage(tokens_in=8)
 
 
+def test_anthropic_counts_what_came_from_a_cache_apart_and_hive_counts_it_in() -> None:
+    """llama-server 0c1e570: 26 of 27 prompt tokens came from its cache."""
+    answer = b'{"type":"message","usage":{"cache_read_input_tokens":26,"input_tokens":1,"output_tokens":6}}'
+    assert read_cost(answer) == Usage(tokens_in=27, tokens_out=6, cached_tokens=26)
+    without = b'{"type":"message","usage":{"input_tokens":9,"output_tokens":2}}'
+    assert read_cost(without) == Usage(tokens_in=9, tokens_out=2)
+
+
+def messages(*payloads: bytes) -> MessagesReading:
+    reading = MessagesReading()
+    for payload in payloads:
+        reading.feed(b"event: x\ndata: %b\n\n" % payload)
+    reading.end()
+    return reading
+
+
+START = b'{"type":"message_start","message":{"usage":{"input_tokens":640,"output_tokens":1}}}'
+STOP = b'{"type":"message_stop"}'
+
+
+def test_the_end_of_a_message_knows_better_what_went_in() -> None:
+    """vLLM 0.32 tells only there how much of the prompt was cached; llama-server tells only the output there."""
+    told = b'{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"input_tokens":40,"output_tokens":7,'
+    told += b'"cache_read_input_tokens":600}}'
+    assert messages(START, told, STOP).usage == Usage(tokens_in=640, tokens_out=7, cached_tokens=600)
+    only_out = b'{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":7}}'
+    assert messages(START, only_out, STOP).usage == Usage(tokens_in=640, tokens_out=7)
+
+
+def test_a_message_that_was_cut_tells_what_went_in_and_not_what_came_out() -> None:
+    text = b'{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"a"}}'
+    cut = messages(START, text, text)
+    assert (cut.usage, cut.whole, cut.events) == (Usage(tokens_in=640), False, 2)
+
+
+@pytest.mark.parametrize(
+    "gave_up",
+    [
+        b'{"type":"error","error":{"type":"overloaded_error","message":"x"}}',
+        b'{"error":{"code":500}}',
+        b'{"type":"message_delta","delta":{"stop_reason":null,"stop_sequence":null},"usage":{"output_tokens":3}}',
+    ],
+)
+def test_a_message_the_backend_gave_up_is_not_whole_whatever_follows(gave_up: bytes) -> None:
+    assert messages(START, gave_up, STOP).whole is False
+    assert messages(START, STOP).whole is True
+
+
+def test_a_ping_is_no_beginning() -> None:
+    reading = messages(b'{"type": "ping"}')
+    assert (reading.begun, reading.at_boundary) == (False, True)
+    assert messages(START).begun is True
+
+
+def test_an_answer_in_one_piece_that_was_aborted_is_not_whole() -> None:
+    for reason, whole in ((b"abort", False), (b"stop", True)):
+        reading = WholeReading()
+        assert reading.begun is False
+        reading.feed(b'{"choices":[{"message":{"content":"\\"abort\\""},"finish_reason":"%b"}]}' % reason)
+        assert (reading.begun, reading.at_boundary) == (True, False)
+        reading.end()
+        assert reading.whole is whole
+
+
+def test_where_counts_come_from() -> None:
+    chat, message = find(b"POST", b"/v1/chat/completions"), find(b"POST", b"/v1/messages?beta=true")
+    for kind in BackendKind:
+        assert source_of(message, kind, stream=False) == "usage"
+        assert source_of(message, kind, stream=True) == "message_start and message_delta"
+        assert not asks_usage(message, kind)
+        assert asks_usage(chat, kind) is (kind is not BackendKind.LLAMA)
+    count = find(b"POST", b"/v1/messages/count_tokens")
+    assert source_of(count, BackendKind.VLLM, stream=False) == "unknown"
+    assert not count.takes_slot
+
+
 def test_who_reads_depends_on_what_was_asked_and_on_what_came() -> None:
     chat, native = find(b"POST", b"/v1/chat/completions"), find(b"POST", b"/api/chat")
     assert isinstance(reading_for(chat, stream=True, content_type=b"text/event-stream; charset=utf-8"), SseReading)
     assert isinstance(reading_for(chat, stream=True, content_type=b"application/json"), WholeReading)
+    message = find(b"POST", b"/v1/messages")
+    assert isinstance(reading_for(message, stream=True, content_type=b"text/event-stream"), MessagesReading)
     assert isinstance(reading_for(native, stream=True, content_type=b"application/x-ndjson"), NdjsonReading)
     assert isinstance(reading_for(native, stream=False, content_type=b"application/json"), WholeReading)

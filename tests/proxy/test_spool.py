@@ -72,20 +72,20 @@ def test_what_does_not_fit_into_memory_comes_from_the_spool_in_order() -> None:
     assert backlog.wants_more
     assert not backlog.add(6, b"6")  # behind the others, which are only in the spool
     backlog.refill([(1, b"1"), (2, b"2"), (3, b"3"), (4, b"4")], at_end=False)
-    assert [item.line for item in backlog.take(10, now=0.0)] == [b"3", b"4"]
+    assert [item.lines for item in backlog.take(10, now=0.0)] == [b"3", b"4"]
     backlog.commit(4, now=0.0)
     backlog.refill([(5, b"5"), (6, b"6")], at_end=True)
-    assert [item.line for item in backlog.take(10, now=0.0)] == [b"5", b"6"]
+    assert [item.lines for item in backlog.take(10, now=0.0)] == [b"5", b"6"]
     backlog.commit(5, now=0.0)
     assert backlog.add(7, b"7")  # all is in memory again
-    assert [item.line for item in backlog.take(10, now=0.0)] == [b"7"]
+    assert [item.lines for item in backlog.take(10, now=0.0)] == [b"7"]
 
 
 def test_numbers_the_spool_lacks_are_told_as_a_range() -> None:
     backlog = Backlog("old", last=9)
     backlog.commit(1, now=0.0)
     backlog.refill([(1, b"1"), (4, b"4"), (5, b"5")], at_end=True)
-    told = [(item.first, item.last, item.line) for item in backlog.take(10, now=0.0)]
+    told = [(item.first, item.last, item.lines) for item in backlog.take(10, now=0.0)]
     assert told == [(2, 3, None), (4, 4, b"4"), (5, 5, b"5"), (6, 9, None)]
     backlog.commit(9, now=0.0)
     assert backlog.done
@@ -115,7 +115,7 @@ def test_sending_again_also_says_that_the_committed_is_settled_once() -> None:
     backlog.commit(2, now=0.0)
     for _ in range(3):
         backlog.send_again(now=1.0)
-        assert [(item.first, item.last, item.line) for item in backlog.take(10, now=1.0)] == [
+        assert [(item.first, item.last, item.lines) for item in backlog.take(10, now=1.0)] == [
             (1, 2, None),
             (3, 3, b"3"),
         ]
@@ -146,7 +146,7 @@ def test_every_number_is_sent_or_told_lost_whatever_happens(steps: list[tuple[st
         for item in backlog.take(limit, now=0.0):
             for no in range(item.first, item.last + 1):
                 if told.get(no) is None:
-                    told[no] = item.line
+                    told[no] = item.lines
 
     for step, value in steps:
         if step == "add":

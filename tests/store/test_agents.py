@@ -58,6 +58,26 @@ async def test_a_taken_name_is_refused_on_insert_and_on_rename(database: Databas
         await database.write(lambda conn: agents.update(conn, renamed))
 
 
+async def test_a_taken_cid_is_refused_on_insert_and_on_change_and_its_holder_is_named(database: Database) -> None:
+    def with_cid(agent: Agent, cid: int | None) -> Agent:
+        return msgspec.structs.replace(agent, spec=msgspec.structs.replace(agent.spec, cid=cid))
+
+    await database.write(lambda conn: agents.insert(conn, with_cid(ALICE, 5)))
+    with pytest.raises(WrongState, match="cid 5 is that of alice already"):
+        await database.write(lambda conn: agents.insert(conn, with_cid(BOB, 5)))
+    await database.write(lambda conn: agents.insert(conn, with_cid(BOB, 6)))
+    with pytest.raises(WrongState, match="cid 5 is that of alice already"):
+        await database.write(lambda conn: agents.update(conn, with_cid(BOB, 5)))
+    with pytest.raises(WrongState, match="an agent named bob already"):
+        await database.write(lambda conn: agents.insert(conn, msgspec.structs.replace(with_cid(BOB, 7), id="b3")))
+    assert await database.read(agents.all) == [with_cid(BOB, 6), with_cid(ALICE, 5)]
+    await database.write(lambda conn: agents.update(conn, with_cid(ALICE, None)))
+    await database.write(lambda conn: agents.update(conn, with_cid(BOB, 5)))
+    await database.write(lambda conn: agents.remove(conn, BOB.id, now=1.0))
+    await database.write(lambda conn: agents.update(conn, with_cid(ALICE, 5)))
+    assert await database.read(agents.all) == [with_cid(ALICE, 5)]
+
+
 async def test_an_update_from_an_old_copy_does_not_set_totals_back(database: Database) -> None:
     await database.write(lambda conn: agents.insert(conn, BOB))
     await database.write(lambda conn: conn.execute("UPDATE agents SET total_tokens_in = 55").fetchall())

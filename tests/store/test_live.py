@@ -71,6 +71,24 @@ async def test_an_agents_keys_are_written_with_a_day_to_live(store: Live, client
     assert await names(client) == {"hive:agent:tier:a1", "hive:vm:instance:vm-8"}
 
 
+async def test_a_cid_leads_to_its_agent_and_to_its_tier_as_long_as_the_agent_has_it(store: Live, client: Any) -> None:
+    await client.set("hive:vm:cid:9", "a1")  # of an earlier daemon
+    await client.set("hive:agent:tier:9", "low")
+    store.put_agent("a1", paused=False, tier=Tier.HIGH, cid=5)
+    await until(lambda: client.get("hive:agent:tier:5"))
+    assert (await client.get("hive:vm:cid:5"), await client.get("hive:agent:tier:5")) == ("a1", "high")
+    assert 86000 < await client.ttl("hive:vm:cid:5") <= 86400
+    store.put_agent("a1", paused=False, tier=Tier.HIGH, cid=6)
+    store.put_agent("b2", paused=False, tier=Tier.LOW, cid=5)
+    await until(lambda: client.get("hive:agent:tier:6"))
+    assert (await client.get("hive:vm:cid:5"), await client.get("hive:vm:cid:6")) == ("b2", "a1")
+    store.forget_agent("a1")
+    store.set_backend(None)
+    await until(lambda: client.exists(keys.INFERENCE_BACKEND))
+    of_b2 = {"hive:agent:tier:b2", "hive:vm:cid:5", "hive:agent:tier:5"}
+    assert await names(client) == {*of_b2, "hive:inference:backend"}
+
+
 async def test_activity_and_counts_are_written_behind(store: Live, client: Any) -> None:
     for second in range(5):
         store.touch("a1", 1000.0 + second)

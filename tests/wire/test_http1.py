@@ -167,6 +167,7 @@ def test_a_known_head_with_another_length_is_known_and_means_the_other_length() 
     requests = parse(b"".join(request(body) for body in bodies))
     assert [b"".join(each.body) for each in requests] == bodies
     assert [each.field(b"content-length") for each in requests] == [b"2", b"100", b"0", b"2"]
+    assert all(each.fields is requests[0].fields for each in requests)  # what was made of them holds for all
     with pytest.raises(TooLarge):
         parse(request(b"{}"), request(b"x" * 1001))
     with pytest.raises(BadRequest):

@@ -1,0 +1,1 @@
+"""Pure deciders about models that both planes need."""

@@ -1,0 +1,79 @@
+"""Whose prompts may meet in a backend's prefix cache. Pure.
+
+A cache hit is faster than a miss, and so tells one caller what another one asked (CVE-2025-46570). vLLM keeps prompts
+with different salts apart; llama-server can only be told not to look at what it kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from hive.domain import BackendInfo, BackendKind, Band
+
+VLLM_PRIORITY = {Band.HIGH: b"0", Band.NORMAL: b"10", Band.LOW: b"20"}
+"""vLLM's `priority`: a lower number goes first."""
+_SALTED = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Endpoints of vLLM 0.33 whose schema has `cache_salt` and `priority`."""
+_SLOTTED = frozenset({"/v1/chat/completions", "/v1/completions"})
+"""Endpoints of llama-server that read `cache_prompt`; its /v1/messages does not (measured, 0c1e570)."""
+_NEITHER = "/v1/messages"
+"""Begins the endpoints where neither of the two can be told to keep prompts apart."""
+
+
+def salt(*parts: str) -> str:
+    """32 hex digits that two lists of parts share only if they are equal, part by part.
+
+    Each part goes in with its length: joined plainly, `org_1` + `2345` would be `org_12345` (tinfoil #386).
+
+    >>> salt("org_1", "2345") == salt("org_12345", ""), salt("a", "b") == salt("a", "b")
+    (False, True)
+    """
+    digest = hashlib.sha256(b"hive prefix cache")
+    for part in parts:
+        data = part.encode()
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()[:32]
+
+
+def cache_fields(
+    backend: BackendInfo, endpoint: str, *, group: str, tag: str = "", apart: bool
+) -> tuple[tuple[str, bytes], ...]:
+    """Body fields (name, raw JSON) that keep a prompt among its own group's in the prefix cache.
+
+    `apart`: other groups use this backend too. Ollama has no such field: its cache is shared between all.
+
+    >>> vllm = BackendInfo(kind=BackendKind.VLLM, address="x")
+    >>> [name for name, raw in cache_fields(vllm, "/v1/completions", group="tenant a", apart=False)]
+    ['cache_salt']
+    >>> llama = BackendInfo(kind=BackendKind.LLAMA, address="x")
+    >>> cache_fields(llama, "/v1/completions", group="tenant a", apart=True)
+    (('cache_prompt', b'false'),)
+    """
+    if backend.kind is BackendKind.VLLM and endpoint in _SALTED:
+        return (("cache_salt", msgspec.json.encode(salt(group, tag))),)
+    if backend.kind is BackendKind.LLAMA and endpoint in _SLOTTED and apart:
+        return (("cache_prompt", b"false"),)
+    return ()
+
+
+def can_keep_apart(backend: BackendInfo, endpoint: str) -> bool:
+    """Whether prompts of this endpoint can be kept out of other groups' caches, where the backend can do so at all.
+
+    >>> can_keep_apart(BackendInfo(kind=BackendKind.LLAMA, address="x"), "/v1/messages?beta=true")
+    False
+    """
+    return backend.kind not in (BackendKind.VLLM, BackendKind.LLAMA) or not endpoint.startswith(_NEITHER)
+
+
+def priority_fields(backend: BackendInfo, endpoint: str, band: Band) -> tuple[tuple[str, bytes], ...]:
+    """The field that tells the backend's own queue of the band, where it orders by one.
+
+    >>> vllm = BackendInfo(kind=BackendKind.VLLM, address="x", priority=True)
+    >>> priority_fields(vllm, "/v1/completions", Band.HIGH)
+    (('priority', b'0'),)
+    """
+    if backend.priority and endpoint in _SALTED:
+        return (("priority", VLLM_PRIORITY[band]),)
+    return ()

@@ -1,0 +1,252 @@
+"""The way back: the backend's answer to the client, its head rebuilt, its body as it comes, its end made sure of.
+
+A copy of every byte is metered; where Hive asked for the usage in the client's stead, that is taken out again. Nothing
+is held back but the head (until the first byte of the body), answers small enough to be described in their head, and
+lists that are filtered. What began as a stream and cannot end well ends with an error in the stream's own dialect and
+without the end its framing demands, so that no client takes it for whole.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from hive.dialects.errors import heartbeat, render_in_stream
+from hive.dialects.sse import UsageStripper
+from hive.domain import Caller, Dialect
+from hive.errors import BackendDown, HiveError
+from hive.proxy import lists
+from hive.proxy.body import Asked
+from hive.proxy.endpoints import Endpoint
+from hive.proxy.metering import MAX_WHOLE, NdjsonReading, Reading, SseReading, reading_for
+from hive.wire.connection import Connection
+from hive.wire.http1 import LAST_CHUNK, Request, Response, as_chunk, status_line
+
+RELAYED = frozenset(
+    {b"content-type", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry", b"request-id"}
+)
+"""Fields of the backend's answer that reach the client; the head is rebuilt from these."""
+_END_MARKER = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop)", re.MULTILINE)
+_STREAM_TYPE = {Dialect.OLLAMA: b"application/x-ndjson"}
+
+
+class Answer:
+    """One answer. `begun`: bytes of it have gone out, so its status stands and errors can only follow in the stream.
+
+    `reading` meters it; None until the backend's head is there. `status` is the backend's, 0 before.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_caller",
+        "_chunked",
+        "_connection",
+        "_endpoint",
+        "_filtered",
+        "_head",
+        "_held",
+        "_is_framed",
+        "_late_error",
+        "_request",
+        "_request_id",
+        "_stripper",
+        "begun",
+        "reading",
+        "status",
+    )
+
+    def __init__(
+        self,
+        connection: Connection,
+        request: Request,
+        endpoint: Endpoint,
+        asked: Asked | None,
+        caller: Caller,
+        request_id: str,
+    ) -> None:
+        self._connection = connection
+        self._request = request
+        self._endpoint = endpoint
+        self._asked = asked
+        self._caller = caller
+        self._request_id = request_id
+        self._chunked = self._late_error = self._filtered = False
+        self._is_framed = True
+        self._head = b""
+        self._held: list[bytes] | None = None
+        self._stripper: UsageStripper | None = None
+        self.begun = False
+        self.reading: Reading | None = None
+        self.status = 0
+
+    def __repr__(self) -> str:
+        return f"<Answer {self.status} {'begun' if self.begun else 'not begun'}>"
+
+    def take_head(self, head: Response, own_fields: bytes) -> None:
+        """Rebuilds the head; it goes out together with the first bytes of the body."""
+        request = self._request
+        self.status = status = head.status
+        content_type = b""
+        fields = [status_line(status)]
+        for name, value in head.fields:
+            if name in RELAYED:
+                fields.append(b"%b: %b\r\n" % (name, value))
+                if name == b"content-type":
+                    content_type = value
+        asked = self._asked
+        stream = asked is not None and asked.stream
+        reading = self.reading = reading_for(self._endpoint, stream=stream, content_type=content_type)
+        if asked is not None and asked.usage_added and isinstance(reading, SseReading):
+            self._stripper = UsageStripper()
+        if self.begun:  # a heartbeat opened it with 200: an error can only be an event of that stream
+            self._late_error = not isinstance(reading, SseReading | NdjsonReading)
+            self._held = [] if self._late_error else None
+            return
+        fields.append(own_fields)
+        if lists.is_filtered(self._endpoint.target, self._caller) and status == 200:
+            self._held = []
+            self._filtered = True
+        elif head.content_length is not None:
+            fields.append(b"content-length: %d\r\n" % head.content_length)
+            if not stream and head.content_length <= MAX_WHOLE:
+                self._held = []  # small enough to say in the head what the end tells
+        elif request.method == b"HEAD":
+            pass
+        elif request.chunks:
+            self._chunked = True
+            fields.append(b"transfer-encoding: chunked\r\n")
+            if stream:
+                fields.append(b"x-accel-buffering: no\r\n")
+        else:
+            self._is_framed = request.keep_alive = False
+        if not request.keep_alive:
+            fields.append(b"connection: close\r\n")
+        self._head = b"".join(fields)
+
+    def meter(self, data: bytes) -> bytes:
+        """Reads a copy; gives what of it is the client's."""
+        assert self.reading is not None
+        self.reading.feed(data)
+        return data if self._stripper is None else self._stripper.feed(data)
+
+    def end(self) -> bytes:
+        """The backend's bytes have ended, well or not: the reading is closed, what was held back is the client's."""
+        if self.reading is not None:
+            self.reading.end()
+        return b"" if self._stripper is None else self._stripper.end()
+
+    @property
+    def whole(self) -> bool:
+        """Whether what came is a complete answer (asked after `end`)."""
+        return self.reading is not None and not self._late_error and (self.reading.whole or self.status >= 400)
+
+    def relay(self, data: bytes) -> None:
+        """Bytes that are not the last ones."""
+        held = self._held
+        if held is None:
+            if data or self._head:
+                self._write(data)
+            return
+        held.append(data)
+        if self._filtered and sum(map(len, held)) > MAX_WHOLE:
+            raise BackendDown(f"the backend's list is longer than {MAX_WHOLE} bytes")
+
+    def prepare(self, data: bytes) -> bytes:
+        """The last bytes, with what was held before them. Raises BackendDown for a list that is none."""
+        if self._held is None:
+            return data
+        if self._held:
+            self._held.append(data)
+            data = b"".join(self._held)
+        if self._filtered:
+            data = lists.filtered(data, self._caller)
+            self._head += b"content-length: %d\r\n" % len(data)
+        self._head += self._cache_fields()
+        return data
+
+    def finish(self, data: bytes) -> None:
+        """Writes what `prepare` gave, and the end of the framing."""
+        if self._chunked:
+            data = (as_chunk(data) if data else b"") + LAST_CHUNK
+            self._chunked = False
+        self._write(data)
+
+    def beat(self, own_fields: bytes) -> None:
+        """A sign of life for who waits for a stream; the first one commits the answer to status 200."""
+        assert self._asked is not None
+        sign = heartbeat(self._endpoint.dialect, self._endpoint.target, self._asked.model)
+        if not self.begun:
+            kind = _STREAM_TYPE.get(self._endpoint.dialect, b"text/event-stream")
+            closing = b"" if self._request.keep_alive else b"connection: close\r\n"
+            self._head = b"%bcontent-type: %b\r\n%btransfer-encoding: chunked\r\nx-accel-buffering: no\r\n%b" % (
+                status_line(200),
+                kind,
+                own_fields,
+                closing,
+            )
+            self._chunked = True
+        self._write(sign)
+
+    def last_words(self, error: HiveError) -> bytes:
+        """What a begun stream still says before it is cut: the error, where it would be an event of its own.
+
+        Empty where only the cut can tell: an answer of known length, or bytes that stop inside an event.
+        """
+        dialect = self._endpoint.dialect
+        if (self._is_framed and not self._chunked) or self._request.method == b"HEAD" or not self._is_between_events():
+            return b""
+        told = _one_line(b"".join(self._held or [])) if self._late_error else b""
+        event = _as_event(told, dialect) if told else render_in_stream(error, dialect, self._request_id)
+        return as_chunk(event) if self._chunked else event
+
+    def _is_between_events(self) -> bool:
+        """Whether the client has whole events only. What a stripper holds back it has not."""
+        if self._stripper is not None:
+            return self._stripper.at_boundary
+        return self.reading is None or self._late_error or self.reading.at_boundary
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            if self._request.method == b"HEAD":
+                data = b""
+            elif self._chunked:
+                data = as_chunk(data)
+        if self._head:
+            data = self._head + b"\r\n" + data
+            self._head = b""
+        if data:
+            self.begun = True
+            self._connection.write(data)
+
+    def _cache_fields(self) -> bytes:
+        cached = self.reading.usage.cached_tokens if self.reading is not None else None
+        if cached is None:
+            return b""
+        hit = b"true" if cached else b"false"
+        return b"x-cache-hit: %b\r\nx-cache-tokens-reused: %d\r\n" % (hit, cached)
+
+
+def without_end_marker(data: bytes) -> bytes:
+    """Bytes of a stream up to OpenAI's or Anthropic's end of it: what gave up must not be taken for what ended.
+
+    >>> without_end_marker(b'data: {"error":{}}\\n\\ndata: [DONE]\\n\\n')
+    b'data: {"error":{}}\\n\\n'
+    """
+    end = _END_MARKER.search(data)
+    return data if end is None else data[: end.start()]
+
+
+def _as_event(told: bytes, dialect: Dialect) -> bytes:
+    """The backend's own error body as an event of a stream that heartbeats have opened."""
+    if dialect is Dialect.OLLAMA:
+        return told + b"\n"
+    return (b"event: error\n" if dialect is Dialect.ANTHROPIC else b"") + b"data: " + told + b"\n\n"
+
+
+def _one_line(body: bytes) -> bytes:
+    """A JSON body as one line; empty where it is no JSON."""
+    try:
+        return msgspec.json.format(body, indent=-1)
+    except (msgspec.DecodeError, RecursionError):
+        return b""

@@ -1,0 +1,109 @@
+"""How many may come in: the cap on connections, the answer to one too many, and log lines that do not flood."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from hive.dialects.errors import error_fields, render
+from hive.domain import Dialect
+from hive.errors import Saturated
+from hive.wire.http1 import answer_head
+
+RESERVE = 128
+"""Descriptors that are no caller's: listeners, links, Redis, the spool, the admin socket, those just turned away."""
+TURNED_AWAY_MAX = 64
+"""Connections turned away that may wait at once for their client to read why."""
+LINGER_S = 1.0
+SELDOM_S = 1.0
+RETRY_AFTER_S = 1
+
+
+def connections_allowed(asked: int, descriptors: int) -> int:
+    """How many connections may be open at once; each may need a second descriptor, to the backend.
+
+    `asked`: `connections_max`, 0 for what the limit of open files (`descriptors`) allows.
+
+    >>> connections_allowed(0, 1024), connections_allowed(100, 1024), connections_allowed(5000, 1024)
+    (448, 100, 896)
+    """
+    room = max(1, descriptors - RESERVE)
+    return min(asked, room) if asked else max(1, room // 2)
+
+
+def _canned() -> bytes:
+    error = Saturated("too many connections", retry_after_s=RETRY_AFTER_S)
+    content = render(error, Dialect.OPENAI)
+    return answer_head(error.status, len(content), error_fields(error), keep=False) + content
+
+
+NO_ROOM = _canned()
+
+
+def turn_away(sock: socket.socket) -> None:
+    """Answers one connection too many with NO_ROOM, whatever it asks, and closes it. Takes the descriptor over."""
+    _TurnedAway(socket.socket(fileno=sock.detach()))
+
+
+class _TurnedAway:
+    """What the client sends is dropped, for LINGER_S at most: closed at once, it would see a reset and no answer.
+
+    A plain socket: these are the connections for which there shall be neither parser nor transport.
+    """
+
+    waiting = 0
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        try:
+            sock.send(NO_ROOM)
+            sock.shutdown(socket.SHUT_WR)
+        except OSError:  # it left
+            sock.close()
+            return
+        if _TurnedAway.waiting >= TURNED_AWAY_MAX:
+            sock.close()
+            return
+        _TurnedAway.waiting += 1
+        self._timer = self._loop.call_later(LINGER_S, self._close)
+        self._loop.add_reader(sock.fileno(), self._drop)
+
+    def _drop(self) -> None:
+        try:
+            data = self._sock.recv(65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._close()
+
+    def _close(self) -> None:
+        _TurnedAway.waiting -= 1
+        self._timer.cancel()
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+
+
+class Seldom:
+    """At most one log line per kind and second; the next one says how many were left out.
+
+    >>> seldom = Seldom()
+    >>> [seldom.left_out("full", now) for now in (0.0, 0.1, 0.2, 1.5)]     # None: say nothing now
+    [0, None, None, 2]
+    """
+
+    def __init__(self) -> None:
+        self._said_at: dict[str, float] = {}
+        self._left_out: dict[str, int] = {}
+
+    def left_out(self, kind: str, now: float) -> int | None:
+        """How many of this kind were not said since the last that was; None where this one is not to be said."""
+        said_at = self._said_at.get(kind)
+        if said_at is not None and now - said_at < SELDOM_S:
+            self._left_out[kind] = self._left_out.get(kind, 0) + 1
+            return None
+        self._said_at[kind] = now
+        return self._left_out.pop(kind, 0)

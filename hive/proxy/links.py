@@ -1,0 +1,269 @@
+"""What the daemon and the helper say to the proxy, and what it asks of them: the links, and the registry they fill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+
+from hive.domain import WakeCause
+from hive.errors import DependencyDown, HiveError
+from hive.link.client import LinkClient
+from hive.link.link import Link, Reply
+from hive.link.messages import (
+    Activities,
+    AgentGone,
+    AgentIs,
+    AskActivity,
+    AskListeners,
+    Asleep,
+    Backend,
+    Busy,
+    Close,
+    Closed,
+    DaemonTable,
+    Done,
+    Hello,
+    Leaving,
+    ListenerGone,
+    Marks,
+    Message,
+    Open,
+    ProxyTable,
+    Quiet,
+    Refused,
+    StillClosed,
+    Wake,
+)
+from hive.link.messages import Listener as ListenerIs
+from hive.proxy.datapath import DataPath
+from hive.proxy.doors import Seldom
+from hive.proxy.ingress import IngressPath
+from hive.proxy.registry import UNHEARD_S, Entry, Registry
+from hive.proxy.spool import UsageLog
+from hive.settings import Paths, Settings
+from hive.store.live import Live
+from hive.tasks import spawn
+from hive.wire.connection import Connection
+from hive.wire.listeners import Listener
+
+log = logging.getLogger("hive.proxy")
+
+SETTLE_S = 0.01
+"""How often an agent whose answer is unread, or that had one over TCP, is looked at again while `Quiet` is owed."""
+
+
+class Links:
+    """The two links of one proxy. `start` dials, `close` hangs up.
+
+    It is the Daemon of every gate: a wake goes out here, its answer comes back here.
+    """
+
+    def __init__(self, paths: Paths, epoch: str, settings: Settings, *, live: Live, usage: UsageLog) -> None:
+        self.registry = Registry(self, settings.proxy, settings.tenants)
+        self._paths = paths
+        self._epoch = epoch
+        self._live = live
+        self._usage = usage
+        self._loop = asyncio.get_running_loop()
+        self._settling: set[str] = set()
+        self._seldom = Seldom()
+
+    def start(
+        self,
+        path: DataPath,
+        ingress: IngressPath,
+        *,
+        ports: tuple[int, int],
+        serve: Callable[[Entry, socket.socket], Connection | None],
+        on_heard: Callable[[], None],
+    ) -> None:
+        """`ports`: where the model and ingress are; `serve(entry, sock)`: who connected to an agent's own listener;
+        `on_heard` is called whenever the daemon has told its whole table."""
+        self._path = path
+        self._ingress = ingress
+        self._ports = ports
+        self._serve = serve
+        self._on_heard = on_heard
+        self._daemon = LinkClient(
+            self._paths.link_socket,
+            name="daemon",
+            on_link=self._daemon_here,
+            on_message=self._from_daemon,
+            on_lost=self._daemon_lost,
+        )
+        self._helper = LinkClient(
+            self._paths.sandbox_socket, name="helper", on_link=self._helper_here, on_message=self._from_helper
+        )
+        self._loop.call_later(UNHEARD_S, self._serve_unheard)
+
+    @property
+    def daemon_up(self) -> bool:
+        return self._daemon.connected
+
+    def stop_listening(self) -> None:
+        """Agents' callers wait in the backlogs from now on: the helper keeps those open for the next proxy."""
+        for entry in self.registry.by_id.values():
+            if entry.listener is not None:
+                entry.listener.close()
+                entry.listener = None
+
+    def close(self) -> None:
+        self._daemon.close()
+        self._helper.close()
+
+    # the daemon ---------------------------------------------------------------------------------------------------
+
+    def _daemon_here(self, link: Link) -> None:
+        now = time.monotonic()
+        agents = {agent: entry.activity(now) for agent, entry in self.registry.by_id.items()}
+        link.tell(Hello(role="proxy", epoch=self._epoch, pid=os.getpid()))
+        port, ingress_port = self._ports
+        link.tell(ProxyTable(agents=agents, port=port, ingress_port=ingress_port, spooled=self._usage.spooled()))
+
+    def _daemon_lost(self, link: Link) -> None:  # noqa: ARG002
+        log.warning("daemon_lost")
+        for entry in list(self.registry.by_id.values()):
+            entry.gate.link_lost()
+
+    def _from_daemon(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002
+        now = time.monotonic()
+        match message:
+            case Close() | StillClosed() if reply is not None:
+                reply(self._close(message, now))
+            case AskActivity() if reply is not None:
+                agents = {agent: entry.activity(now) for agent, entry in self.registry.by_id.items()}
+                reply(Activities(agents=agents))
+            case Asleep(agent=agent, generation=generation):
+                if (entry := self.registry.by_id.get(agent)) is not None:
+                    entry.gate.asleep(generation)
+            case Open() | Refused():
+                self._open_or_refuse(message)
+            case AgentIs(row=row):
+                self.registry.learn(row)
+            case AgentGone(agent=agent):
+                self.registry.forget(agent)
+                self._live.forget_agent(agent)
+            case DaemonTable():
+                self._learn_all(message)
+            case Backend(backend=backend, models=models):
+                self._path.use_backend(backend, models)
+            case Marks(marks=marks):
+                self._usage.marks(marks)
+            case Leaving():
+                self._ingress.leaving = True
+
+    def _learn_all(self, table: DaemonTable) -> None:
+        self._path.use_backend(table.backend, table.models)  # before the gates open for those who wait at them
+        for entry in self.registry.replace_all(table.agents, table.internal_digest):
+            self._live.forget_agent(entry.row.id)
+        self._usage.marks(table.marks)
+        for entry in self.registry.by_id.values():
+            entry.gate.wake_again()
+        self._on_heard()
+
+    def _close(self, message: Close | StillClosed, now: float) -> Closed | Busy:
+        entry = self.registry.by_id.get(message.agent)
+        if entry is None:
+            return Busy(agent=message.agent, generation=message.generation, reason="the proxy does not know this agent")
+        if self._path.draining:
+            # Callers wait in the agent's backlog, where nothing wakes it until the next proxy is there.
+            return Busy(agent=message.agent, generation=message.generation, reason="the proxy is restarting")
+        gate = entry.gate
+        ask = gate.close if isinstance(message, Close) else gate.still_closed
+        reason = ask(message.generation, now)
+        if reason is None:
+            return Closed(agent=message.agent, generation=message.generation)
+        if gate.owes_quiet and message.agent not in self._settling:
+            self._settling.add(message.agent)
+            self._loop.call_later(SETTLE_S, self._settle, entry)
+        return Busy(agent=message.agent, generation=message.generation, reason=reason)
+
+    def _settle(self, entry: Entry) -> None:
+        """Looks until the `Quiet` is paid; while requests are in flight their end looks, so this only waits."""
+        gate = entry.gate
+        if gate.settle(time.monotonic()):
+            self._settling.discard(entry.row.id)
+        else:
+            wait_s = SETTLE_S if not (gate.in_flight or gate.ingress) else 10 * SETTLE_S
+            self._loop.call_later(wait_s, self._settle, entry)
+
+    def _open_or_refuse(self, message: Message) -> None:
+        match message:
+            case Open(agent=agent, generation=generation):
+                if (entry := self.registry.by_id.get(agent)) is not None:
+                    entry.gate.open(generation)
+            case Refused(agent=agent, generation=generation, status=status):
+                if (entry := self.registry.by_id.get(agent)) is not None:
+                    entry.gate.refuse(generation, status)
+
+    def _serve_unheard(self) -> None:
+        if not self.registry.heard:
+            log.warning("daemon_unheard serving=own_sockets")
+            self.registry.serve_unheard()
+
+    # Daemon of the gates -----------------------------------------------------------------------------------------
+
+    def wake(self, agent: str, cause: WakeCause) -> None:
+        self._path.metrics.woken(cause)
+        spawn(self._wake(agent, cause), name=f"wake {agent}")
+
+    async def _wake(self, agent: str, cause: WakeCause) -> None:
+        """Asks the daemon once; what is parked has its own deadline, so a lost answer only frees the next ask."""
+        try:
+            answer = await self._daemon.link.ask_any(
+                Wake(agent=agent, cause=cause), timeout_s=self._path.settings.proxy.gate_wait_s
+            )
+            self._open_or_refuse(answer)
+        except HiveError as error:
+            more = self._seldom.left_out("wake_failed", time.monotonic())
+            if more is not None:
+                log.warning("wake_failed agent=%s cause=%s error=%s more=%d", agent, cause, error.message, more)
+            if (entry := self.registry.by_id.get(agent)) is not None:
+                entry.gate.wake_failed()
+
+    def tell_quiet(self, agent: str) -> None:
+        with contextlib.suppress(HiveError):
+            self._daemon.link.tell(Quiet(agent=agent))
+
+    # the helper ---------------------------------------------------------------------------------------------------
+
+    def _helper_here(self, link: Link) -> None:
+        link.tell(Hello(role="proxy", epoch=self._epoch, pid=os.getpid()))
+        spawn(self._ask_listeners(link), name="ask listeners")
+
+    async def _ask_listeners(self, link: Link) -> None:
+        with contextlib.suppress(DependencyDown):
+            await link.ask(AskListeners(), Done, timeout_s=10)
+
+    def _from_helper(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002
+        match message:
+            case ListenerIs(agent=agent):
+                self._listen_for(agent, link.take_descriptors())
+            case ListenerGone(agent=agent):
+                entry = self.registry.by_id.get(agent)
+                if entry is not None and entry.listener is not None:
+                    entry.listener.close()
+                    entry.listener = None
+
+    def _listen_for(self, agent: str, descriptors: list[int]) -> None:
+        """Takes the agent's (new) listener; an old one is emptied first, its open connections stay."""
+        if not descriptors:
+            log.error("listener_without_descriptor agent=%s", agent)
+            return
+        if self._path.draining:
+            os.close(descriptors[0])  # the helper keeps it open for the next proxy
+            return
+        known = agent in self.registry.by_id
+        entry = self.registry.unheard(agent)
+        if entry.listener is not None:
+            entry.listener.close(empty_first=True)
+        sock = socket.socket(fileno=descriptors[0])
+        entry.listener = Listener(sock, partial(self._serve, entry))
+        if not known and not self.registry.heard:
+            self._loop.call_later(UNHEARD_S, self._serve_unheard)

@@ -1,0 +1,363 @@
+"""What the proxy counts, and how a scrape reads it: every metric is one row of TABLE.
+
+Counting is a dict look-up and an addition, because the data path does it for every request; prometheus-client only
+writes the exposition format, when somebody asks. Labels are bounded: endpoints and codes come from Hive's own tables,
+and what is not in one of them (or is the 101st tenant) is counted as `other`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import StrEnum
+from itertools import accumulate
+from typing import NamedTuple
+
+from prometheus_client import Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from hive import errors
+from hive.domain import WakeCause
+from hive.proxy.endpoints import ENDPOINTS, ONE_MODEL
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
+PREFIX = "hive_proxy_"
+OTHER = "other"
+TENANTS_MAX = 100
+STATUSES_MAX = 32
+"""Different statuses told apart per endpoint: a backend may answer any number from 200 to 599."""
+CANCELLED_IN = ("parked", "uploading", "reading", "queued", "connecting", "waiting", "streaming", "answering")
+"""Where a request was when its client left."""
+TURNED_AWAY = ("connections_max", "agent_connections_max", "unknown_cid")
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""Buckets of what a request waits for and takes: from a cached answer to `first_byte_s`."""
+LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Row(NamedTuple):
+    """One metric: its name without `hive_proxy_` and `_total`, its labels, and what it says."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    sentence: str
+
+    @property
+    def full_name(self) -> str:
+        """As a scrape shows it.
+
+        >>> Row("requests", Kind.COUNTER, (), "").full_name
+        'hive_proxy_requests_total'
+        """
+        return PREFIX + self.name + ("_total" if self.kind == Kind.COUNTER else "")
+
+
+TABLE = (
+    Row("requests", Kind.COUNTER, ("endpoint", "status"), "Requests that ended, by the status of their answer."),
+    Row("cut", Kind.COUNTER, ("endpoint",), "Of those, the ones whose client did not get a whole answer."),
+    Row("tenant_requests", Kind.COUNTER, ("tenant",), "Requests that ended, by whose they were."),
+    Row("tokens", Kind.COUNTER, ("direction", "tenant"), "Tokens of ended requests, `in` and `out`, as far as known."),
+    Row("refusals", Kind.COUNTER, ("code",), "Requests Hive itself answered with an error, by its code."),
+    Row("cancels", Kind.COUNTER, ("state",), "Requests whose client left, by where they were then."),
+    Row("wakes", Kind.COUNTER, ("cause",), "Wakes of agents asked for by the proxy, by cause."),
+    Row("fields_dropped", Kind.COUNTER, (), "Fields taken out of request bodies."),
+    Row("connections_refused", Kind.COUNTER, ("reason",), "Connections answered with 503 at once, by the reason."),
+    Row("config_reloads", Kind.COUNTER, (), "Configurations taken over on SIGHUP."),
+    Row("config_reload_failed", Kind.COUNTER, (), "Configurations refused on SIGHUP; the old one stayed."),
+    Row("usage_lost", Kind.COUNTER, (), "Usage events neither disk nor memory could take."),
+    Row("request_duration_seconds", Kind.HISTOGRAM, ("endpoint",), "From a request's first byte to its answer's last."),
+    Row("time_to_first_token_seconds", Kind.HISTOGRAM, ("endpoint",), "From a request's first byte to the answer's."),
+    Row("queue_wait_seconds", Kind.HISTOGRAM, (), "Waiting for a turn at the backend."),
+    Row("loop_lag_seconds", Kind.HISTOGRAM, (), "How late the event loop came to a timer."),
+    Row("queue_waiting", Kind.GAUGE, ("tenant",), "Requests that wait for their turn."),
+    Row("queue_running", Kind.GAUGE, ("tenant",), "Requests whose turn it is."),
+    Row("in_flight", Kind.GAUGE, (), "Requests begun and not ended, ingress included."),
+    Row("parked", Kind.GAUGE, (), "Requests that wait for their agent to wake."),
+    Row("connections", Kind.GAUGE, (), "Connections of agents and callers."),
+    Row("connections_limit", Kind.GAUGE, (), "How many there may be."),
+    Row("half_open_heads", Kind.GAUGE, (), "Connections that sent a part of a request's head."),
+    Row("upstream_connections", Kind.GAUGE, ("state",), "Connections to the backend, `idle` and `busy`."),
+    Row("request_body_bytes", Kind.GAUGE, (), "Request bodies held now."),
+    Row("request_body_bytes_limit", Kind.GAUGE, (), "How much of them may be held."),
+    Row("usage_backlog", Kind.GAUGE, (), "Usage events the daemon has not committed."),
+    Row("redis_up", Kind.GAUGE, (), "Whether Redis answers."),
+    Row("daemon_up", Kind.GAUGE, (), "Whether the daemon is connected."),
+    Row("draining", Kind.GAUGE, (), "Whether the proxy is on its way out."),
+)
+ROWS = {row.name: row for row in TABLE}
+
+Reading = Callable[[], float | Mapping[str, float]]
+"""What a metric is now: a number, or where its row has a label a number for each value of that."""
+
+
+class Histogram:
+    """How many observations fell into each bucket; a bound belongs to its own bucket.
+
+    >>> waits = Histogram((0.1, 1.0))
+    >>> [waits.observe(value) for value in (0.1, 0.5, 7.0)] and waits.cumulative()
+    [('0.1', 1.0), ('1.0', 2.0), ('+Inf', 3.0)]
+    """
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, observations not above it) of each bucket, as the format wants it."""
+        names = [*map(str, self._bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
+class _Endpoint:
+    """What is counted of one endpoint."""
+
+    __slots__ = ("cut", "duration", "first", "statuses")
+
+    def __init__(self) -> None:
+        self.statuses: dict[int, int] = {}
+        self.cut = 0
+        self.duration = Histogram(SECONDS)
+        self.first = Histogram(SECONDS)
+
+
+class _Tenant:
+    """What is counted of one tenant."""
+
+    __slots__ = ("requests", "tokens_in", "tokens_out")
+
+    def __init__(self) -> None:
+        self.requests = self.tokens_in = self.tokens_out = 0
+
+
+class Metrics:
+    """Everything the proxy counts. The verbs below never raise and cost about a microsecond.
+
+    >>> metrics = Metrics()
+    >>> metrics.refused("queue_full"); metrics
+    <Metrics 0 requests of 0 tenants, 1 refusals>
+    """
+
+    def __init__(self) -> None:
+        self._endpoints = {name: _Endpoint() for name in (*_endpoint_names(), OTHER)}
+        self._other_endpoint = self._endpoints[OTHER]
+        self._tenants: dict[str, _Tenant] = {}
+        self._refusals = _zeros(cls.code for cls in _error_classes())
+        self._cancels = _zeros(CANCELLED_IN)
+        self._wakes = _zeros(WakeCause)
+        self._turned_away = _zeros(TURNED_AWAY)
+        self._fields_dropped = self._reloads = self._reloads_failed = 0
+        self._queue_wait = Histogram(SECONDS)
+        self._lag = Histogram(LAG_SECONDS)
+        self._readings: dict[str, Reading] = {}
+
+    def __repr__(self) -> str:
+        requests = sum(tenant.requests for tenant in self._tenants.values())
+        refusals = sum(self._refusals.values())
+        return f"<Metrics {requests} requests of {len(self._tenants)} tenants, {refusals} refusals>"
+
+    # counting -----------------------------------------------------------------------------------------------------
+
+    def ended(
+        self,
+        endpoint: str,
+        tenant: str,
+        status: int,
+        *,
+        cut: bool,
+        duration_s: float,
+        ttft_s: float | None,
+        tokens_in: int | None,
+        tokens_out: int | None,
+    ) -> None:
+        """A request is over. None is unknown: it is not counted as 0."""
+        counts = self._endpoints.get(endpoint, self._other_endpoint)
+        try:
+            counts.statuses[status] += 1
+        except KeyError:
+            _count_new(counts.statuses, status)
+        if cut:
+            counts.cut += 1
+        counts.duration.observe(duration_s)
+        if ttft_s is not None:
+            counts.first.observe(ttft_s)
+        whose = self._tenants.get(tenant) or self._tenant(tenant)
+        whose.requests += 1
+        if tokens_in is not None:
+            whose.tokens_in += tokens_in
+        if tokens_out is not None:
+            whose.tokens_out += tokens_out
+
+    def refused(self, code: str) -> None:
+        """Hive itself answered with an error of this code (see hive/errors.py)."""
+        _count(self._refusals, code)
+
+    def queued(self, wait_s: float) -> None:
+        """A request had its turn after so long; 0.0 where it did not have to wait."""
+        self._queue_wait.observe(wait_s)
+
+    def cancelled(self, state: str) -> None:
+        """The client left while its request was there (one of CANCELLED_IN)."""
+        _count(self._cancels, state)
+
+    def dropped(self, count: int) -> None:
+        """So many fields were taken out of a request's body."""
+        self._fields_dropped += count
+
+    def woken(self, cause: str) -> None:
+        """The daemon was asked to wake an agent."""
+        _count(self._wakes, cause)
+
+    def turned_away(self, reason: str) -> None:
+        """A connection was not taken (one of TURNED_AWAY)."""
+        _count(self._turned_away, reason)
+
+    def lag(self, lag_s: float) -> None:
+        """A timer of the loop fired so late."""
+        self._lag.observe(lag_s)
+
+    def reloaded(self) -> None:
+        self._reloads += 1
+
+    def reload_failed(self) -> None:
+        self._reloads_failed += 1
+
+    def _tenant(self, name: str) -> _Tenant:
+        """The tenant's counts, of the 101st on those of all others together."""
+        if len(self._tenants) >= TENANTS_MAX:
+            name = OTHER
+        return self._tenants.setdefault(name, _Tenant())
+
+    # a scrape -----------------------------------------------------------------------------------------------------
+
+    def read(self, name: str, reading: Reading) -> None:
+        """`name`, a row of TABLE that nobody counts here, is what `reading()` says at each scrape."""
+        self._readings[ROWS[name].name] = reading
+
+    def exposition(self) -> Iterator[bytes]:
+        """The scrape, metric by metric: whoever writes it out can let the loop go on in between (1 ms at most)."""
+        counted = self._counted()
+        for row in TABLE:
+            found = counted.get(row.name)
+            if found is None and (reading := self._readings.get(row.name)) is not None:
+                found = _read(row, reading())
+            if found is not None:
+                yield generate_latest(_Just(_family(row, found)))
+
+    def _counted(self) -> dict[str, _Values]:
+        endpoints, tenants = self._endpoints, self._tenants
+        return {
+            "requests": {
+                (name, str(status) if status else OTHER): count
+                for name, counts in endpoints.items()
+                for status, count in counts.statuses.items()
+            },
+            "cut": {(name,): counts.cut for name, counts in endpoints.items()},
+            "tenant_requests": {(name,): tenant.requests for name, tenant in tenants.items()},
+            "tokens": {
+                (direction, name): count
+                for name, tenant in tenants.items()
+                for direction, count in (("in", tenant.tokens_in), ("out", tenant.tokens_out))
+            },
+            "refusals": _labelled(self._refusals),
+            "cancels": _labelled(self._cancels),
+            "wakes": _labelled(self._wakes),
+            "connections_refused": _labelled(self._turned_away),
+            "fields_dropped": {(): self._fields_dropped},
+            "config_reloads": {(): self._reloads},
+            "config_reload_failed": {(): self._reloads_failed},
+            # An endpoint nobody asked yet has no histogram: 18 lines each that say nothing.
+            "request_duration_seconds": {(n,): c.duration for n, c in endpoints.items() if c.statuses},
+            "time_to_first_token_seconds": {(n,): c.first for n, c in endpoints.items() if c.statuses},
+            "queue_wait_seconds": {(): self._queue_wait},
+            "loop_lag_seconds": {(): self._lag},
+        }
+
+
+_Values = Mapping[tuple[str, ...], float | Histogram]
+"""Values of a row's labels, in its order → what is so."""
+
+
+class _Just:
+    """A collector of one metric: `generate_latest` takes nothing else."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        return [self._metric]
+
+
+def _family(row: Row, values: _Values) -> Metric:
+    name = PREFIX + row.name
+    match row.kind:
+        case Kind.HISTOGRAM:
+            histograms = HistogramMetricFamily(name, row.sentence, labels=row.labels)
+            for labels, value in values.items():
+                assert isinstance(value, Histogram)
+                histograms.add_metric(labels, value.cumulative(), value.total)
+            return histograms
+        case Kind.COUNTER:
+            family: Metric = CounterMetricFamily(name, row.sentence, labels=row.labels)
+        case Kind.GAUGE:
+            family = GaugeMetricFamily(name, row.sentence, labels=row.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)  # type: ignore[attr-defined]
+    return family
+
+
+def _read(row: Row, found: float | Mapping[str, float]) -> _Values:
+    """What a reading says, by label; tenants beyond TENANTS_MAX are added up."""
+    if not isinstance(found, Mapping):
+        return {(): found}
+    if row.labels != ("tenant",) or len(found) <= TENANTS_MAX:
+        return _labelled(found)
+    names = list(found)
+    values = _labelled({name: found[name] for name in names[:TENANTS_MAX]})
+    values[(OTHER,)] = values.get((OTHER,), 0) + sum(found[name] for name in names[TENANTS_MAX:])
+    return values
+
+
+def _labelled(counts: Mapping[str, float]) -> dict[tuple[str, ...], float]:
+    return {(name,): count for name, count in counts.items()}
+
+
+def _zeros(names: Iterable[str]) -> dict[str, int]:
+    """Counters that are told from the start: a rate needs to have seen the 0."""
+    return {**dict.fromkeys(map(str, names), 0), OTHER: 0}
+
+
+def _count(counts: dict[str, int], name: str) -> None:
+    if name in counts:
+        counts[name] += 1
+    else:
+        counts[OTHER] += 1
+
+
+def _count_new(statuses: dict[int, int], status: int) -> None:
+    """The first of this status; 0 (no status yet, or one too many) stands for `other`."""
+    if len(statuses) >= STATUSES_MAX:
+        status = 0
+    statuses[status] = statuses.get(status, 0) + 1
+
+
+def _endpoint_names() -> list[str]:
+    return list(dict.fromkeys(row.name for row in (*ENDPOINTS, ONE_MODEL)))
+
+
+def _error_classes() -> list[type[errors.HiveError]]:
+    return [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, errors.HiveError)]

@@ -1,0 +1,87 @@
+"""The tenants as the proxy knows them: `[tenant NAME]` of hive.conf, and any name an agent carries. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hive.proxy.limits import SlidingWindow
+from hive.settings import TenantRow
+
+MAX_KEPT = 1000
+"""Tenants without a section of their own that are remembered; agents' tenants are few, an operator may name any."""
+_SPANS_S = {"s": 1.0, "min": 60.0, "hour": 3600.0}
+_NO_ROW = TenantRow()
+
+
+class Tenant:
+    """What the agents of one tenant share: limits, models, weight, and whose prompts may meet theirs in a cache."""
+
+    __slots__ = ("cache_group", "models", "name", "weight", "window")
+
+    def __init__(self, name: str, row: TenantRow = _NO_ROW) -> None:
+        self.name = name
+        self.window: SlidingWindow | None = None
+        self.learn(row)
+
+    def __repr__(self) -> str:
+        return f"<Tenant {self.name} weight {self.weight:g}, {self.window}>"
+
+    def learn(self, row: TenantRow) -> None:
+        """Takes over its section. What was charged to the window stays charged while its limit stays the same."""
+        self.weight = row.weight
+        self.models = models_of(row.models)
+        self.cache_group = f"group {row.cache_group}" if row.cache_group else f"tenant {self.name}"
+        limit = rate_of(row.rate_limit)
+        if limit is None:
+            self.window = None
+        elif self.window is None or (self.window.limit, self.window.span_s) != limit:
+            self.window = SlidingWindow(*limit)
+
+
+class Tenants:
+    """Every tenant by name; one that is not configured has no limits.
+
+    >>> tenants = Tenants({"acme": TenantRow(rate_limit="100/min", weight=2)})
+    >>> tenants.of("acme"), tenants.of("other")
+    (<Tenant acme weight 2, <SlidingWindow 0/100 in 60 s>>, <Tenant other weight 1, None>)
+    """
+
+    def __init__(self, rows: Mapping[str, TenantRow]) -> None:
+        self._rows = rows
+        self._tenants: dict[str, Tenant] = {}
+
+    def of(self, name: str) -> Tenant:
+        tenant = self._tenants.get(name)
+        if tenant is None:
+            if len(self._tenants) >= MAX_KEPT:
+                self._tenants = {known: kept for known, kept in self._tenants.items() if known in self._rows}
+            tenant = self._tenants[name] = Tenant(name, self._rows.get(name, _NO_ROW))
+        return tenant
+
+    def use(self, rows: Mapping[str, TenantRow]) -> None:
+        """The configuration was read again."""
+        self._rows = rows
+        for name, tenant in self._tenants.items():
+            tenant.learn(rows.get(name, _NO_ROW))
+
+
+def rate_of(text: str) -> tuple[int, float] | None:
+    """(requests, seconds) of a checked rate limit; None where there is none.
+
+    >>> rate_of("100req/min"), rate_of("5/s"), rate_of("")
+    ((100, 60.0), (5, 1.0), None)
+    """
+    if not text:
+        return None
+    count, _, span = text.partition("/")
+    return int(count.removesuffix("req")), _SPANS_S[span]
+
+
+def models_of(text: str) -> frozenset[str] | None:
+    """The names a tenant is limited to, as `policy.may` compares them; None for all.
+
+    >>> sorted(models_of("llama3.2:latest, qwen") or ())
+    ['llama3.2', 'qwen']
+    """
+    names = frozenset(name.strip().removesuffix(":latest") for name in text.split(",")) - {""}
+    return names or None

@@ -1,0 +1,102 @@
+"""What a request to the model and a request to an agent have in common: a gate to wait at, a client that may leave,
+things taken that must be given back, and one way to answer with an error."""
+
+from __future__ import annotations
+
+import time
+
+from hive.dialects.errors import error_fields, render
+from hive.domain import Dialect
+from hive.errors import HiveError, Saturated
+from hive.proxy.limits import Budget
+from hive.proxy.registry import Entry
+from hive.wire.connection import Connection
+from hive.wire.deadlines import NEVER, Deadlines
+from hive.wire.http1 import Request, answer_head
+from hive.wire.upstream import UpstreamConnection
+
+
+class Waiting:
+    """One request, whichever way it goes. Made at its first byte; `_release` is called once, whatever happened.
+
+    `parked`: it waits for its agent to wake. `deadline`: when `on_deadline` is due, on the monotonic clock.
+    """
+
+    __slots__ = (
+        "_begun_at",
+        "_blocked",
+        "_body_bytes",
+        "_budget",
+        "_connection",
+        "_deadlines",
+        "_entered",
+        "_entry",
+        "_left",
+        "_ready",
+        "_refusal",
+        "_request",
+        "_upstream",
+        "deadline",
+        "parked",
+    )
+
+    def __init__(self, connection: Connection, deadlines: Deadlines, budget: Budget) -> None:
+        self._connection = connection
+        self._deadlines = deadlines
+        self._budget = budget
+        self._begun_at = time.monotonic()
+        self.deadline = NEVER
+        self.parked = False
+        self._entry: Entry | None = None
+        self._request: Request | None = None
+        self._refusal: HiveError | None = None
+        self._upstream: UpstreamConnection | None = None
+        self._entered = self._ready = self._left = self._blocked = False
+        self._body_bytes = 0
+        deadlines.add(self)
+
+    def refuse(self, error: HiveError) -> None:
+        """Ends with this error; nothing where it has ended already."""
+        raise NotImplementedError
+
+    def on_deadline(self, now: float) -> None:
+        raise NotImplementedError
+
+    def on_body(self, size: int) -> None:
+        if self._refusal is None:
+            if not self._budget.take(size):
+                raise Saturated("the request bodies held at once exceed Hive's budget", retry_after_s=2)
+            self._body_bytes += size
+
+    def on_gate_refused(self, error: HiveError) -> None:
+        self.parked = False
+        if not self._left:
+            self.refuse(error)
+
+    def on_blocked(self) -> None:
+        self._blocked = True
+        if self._upstream is not None:
+            self._upstream.pause()
+
+    def on_unblocked(self) -> None:
+        self._blocked = False
+        if self._upstream is not None:
+            self._upstream.resume()
+
+    def _answer_with(self, error: HiveError, dialect: Dialect, own_fields: bytes = b"", request_id: str = "") -> bool:
+        """Writes an error as the whole answer. Whether the connection can be kept."""
+        request = self._request
+        keep = request is not None and request.complete and request.keep_alive
+        content = render(error, dialect, request_id)
+        head = answer_head(error.status, len(content), own_fields + error_fields(error), keep=keep)
+        self._connection.write(head if request is not None and request.method == b"HEAD" else head + content)
+        return keep
+
+    def _release(self) -> None:
+        """The connection to whoever was asked, the clock, and the room the body took."""
+        self._left = True
+        self._deadlines.discard(self)
+        if self._upstream is not None:
+            self._upstream.cancel()
+            self._upstream = None
+        self._budget.give(self._body_bytes)

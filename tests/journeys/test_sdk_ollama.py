@@ -1,0 +1,96 @@
+"""The real `ollama` package through a whole Hive, on a stand-in: no Ollama server can be had from the registries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import ollama
+import pytest
+from journeys.stack import Stack, stack, until
+
+from tests.fakes.programs import Program, fake_backend
+
+pytestmark = pytest.mark.redis
+HELLO: Any = [{"role": "user", "content": "Hello, how are you today?"}]
+TOOLS: Any = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}]
+MODEL = "tiny"
+
+
+@pytest.fixture(scope="module")
+def stand_in() -> Iterator[Program]:
+    with fake_backend("ollama", "--tokens", "40", "--token-delay", "0.02") as backend:
+        yield backend
+
+
+@pytest.fixture(scope="module")
+def hive(stand_in: Program) -> Iterator[Stack]:
+    with stack(url=stand_in.url) as hive:
+        hive.create("alice", "spinner.py", tier="high")
+        yield hive
+
+
+@pytest.fixture(params=["direct", "through Hive"])
+def host(request: pytest.FixtureRequest, hive: Stack, stand_in: Program) -> str:
+    through: str = hive.get("/api/agents/alice/tokens")["ollama_host"]
+    return stand_in.url if request.param == "direct" else through
+
+
+@pytest.fixture
+def client(host: str) -> Iterator[ollama.Client]:
+    client = ollama.Client(host=host)
+    yield client
+    client._client.close()
+
+
+def test_it_chats_streams_generates_and_embeds(client: ollama.Client) -> None:
+    wanted: Any = {"model": MODEL, "messages": HELLO, "options": {"num_predict": 7, "temperature": 0}}
+    whole = client.chat(**wanted, tools=TOOLS)
+    chunks = list(client.chat(**wanted, stream=True))
+    assert "".join(chunk.message.content or "" for chunk in chunks) == whole.message.content
+    assert (chunks[-1].done, chunks[-1].eval_count, whole.eval_count) == (True, 7, 7)
+    generated = client.generate(model=MODEL, prompt="Hello", options={"num_predict": 3})
+    assert (generated.done, generated.eval_count) == (True, 3)
+    assert len(client.embed(model=MODEL, input=["a", "b"]).embeddings) == 2
+    assert [model.model for model in client.list().models] == [MODEL]
+    assert client.show(MODEL).capabilities == ["completion"]
+
+
+def test_it_raises_the_backends_own_error(client: ollama.Client) -> None:
+    for stream in (False, True):
+        with pytest.raises(ollama.ResponseError, match="model 'nope' not found") as refused:
+            list(client.chat(model="nope", messages=HELLO, stream=stream))  # type: ignore[call-overload]
+        assert refused.value.status_code == 404
+
+
+def test_what_hive_does_not_offer_is_refused_in_its_dialect(hive: Stack) -> None:
+    client = ollama.Client(host=hive.get("/api/agents/alice/tokens")["ollama_host"])
+    with pytest.raises(ollama.ResponseError, match="not offered to agents") as refused:
+        client.pull("llama3.2")
+    assert refused.value.status_code == 403
+    client._client.close()
+
+
+async def test_who_leaves_a_stream_frees_the_backend(hive: Stack, stand_in: Program) -> None:
+    client = ollama.AsyncClient(host=hive.get("/api/agents/alice/tokens")["ollama_host"])
+    before = stand_in.stats()["cancelled"]
+    stream = await client.chat(model=MODEL, messages=HELLO, stream=True)
+    first = await anext(aiter(stream))
+    assert first.message.content
+    await stream.aclose()  # type: ignore[attr-defined]
+    await client._client.aclose()
+    until(lambda: stand_in.stats()["cancelled"] == before + 1, within_s=5, what="the stand-in was left")
+
+
+def test_an_anthropic_count_of_tokens_is_refused_because_ollama_has_none(hive: Stack) -> None:
+    access = hive.get("/api/agents/alice/tokens")
+    refused = httpx.post(
+        access["openai_base_url"] + "/messages/count_tokens",
+        json={"model": MODEL, "messages": HELLO},
+        headers={"x-api-key": access["model"]},
+        trust_env=False,
+    )
+    assert refused.status_code == 501
+    body = refused.json()
+    assert (body["type"], body["error"]["type"], body["error"]["src"]) == ("error", "api_error", "hive")

@@ -1,0 +1,17 @@
+"""Which loops the tests of this room run on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+import uvloop
+
+OwnLoop = Callable[[], asyncio.AbstractEventLoop]
+ON_UVLOOP = ("test_cancel.py", "test_clock.py", "test_faults.py", "test_house.py")
+"""What a transport tells of a peer that leaves, stalls or resets is the loop's own business: as in the proxy."""
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, OwnLoop]:
+    return {"uvloop": uvloop.new_event_loop} if item.path.name in ON_UVLOOP else {"asyncio": asyncio.new_event_loop}

@@ -1,0 +1,110 @@
+"""A real vLLM on the CPU with a tiny random model, for tests; skipped with the reason where none is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.llama import free_port
+
+MODEL = "tiny"
+SEQUENCES = 4
+"""Requests it works on at once; the others wait in its own queue."""
+MAKE_MODEL = Path(__file__).with_name("tools") / "make_tiny_hf_model.py"
+UP_WITHIN_S = 100.0
+"""About 25 s on two idle cores."""
+
+
+class VllmServer:
+    """`address` is `host:port`; it serves `MODEL`, `SEQUENCES` requests at once, by priority."""
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
+        self.process = process
+        self.address = address
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def is_up(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+def environment() -> Path | None:
+    """`HIVE_VLLM_VENV`, else what tests/tools/setup_vllm_cpu.sh left in its cache; None where neither is."""
+    cache = os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci")
+    venv = Path(os.environ.get("HIVE_VLLM_VENV", f"{cache}/vllm/venv"))
+    return venv if os.access(venv / "bin" / "vllm", os.X_OK) else None
+
+
+def model_for(venv: Path, folder: Path) -> Path:
+    """The model beside the environment, else one made in `folder`."""
+    if (made := venv.with_name("model")).is_dir():
+        return made
+    model = folder / "model"
+    subprocess.run([venv / "bin" / "python", MAKE_MODEL, model], check=True, stdout=subprocess.DEVNULL)
+    return model
+
+
+@contextmanager
+def serve(venv: Path, folder: Path) -> Iterator[VllmServer]:
+    """vLLM on a free port, all that it writes in `folder`; ready to answer."""
+    port, log = free_port(), folder / "vllm.log"
+    command = [venv / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", model_for(venv, folder), "--served-model-name", MODEL, "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--max-num-seqs", str(SEQUENCES), "--scheduling-policy", "priority"]
+    command += ["--enforce-eager", "--enable-prefix-caching", "--block-size", "32", "--enable-prompt-tokens-details"]
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    places = {name: str(folder) for name in ("HF_HOME", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "TMPDIR")}
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "HOME": str(folder)}
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(
+            command,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **places, **settings},
+        ) as process,
+    ):
+        try:
+            server = VllmServer(process, f"127.0.0.1:{port}")
+            _wait_until_up(server, log)
+            yield server
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)  # the engine and its worker are processes of their own
+
+
+def _wait_until_up(server: VllmServer, log: Path) -> None:
+    until = time.monotonic() + UP_WITHIN_S
+    while not server.is_up():
+        assert server.process.poll() is None, f"vLLM ended: {log.read_text(errors='replace')[-3000:]}"
+        assert time.monotonic() < until, f"vLLM does not answer: {log.read_text(errors='replace')[-3000:]}"
+        time.sleep(0.2)
+
+
+@pytest.fixture(scope="session")
+def vllm_server() -> Iterator[VllmServer]:
+    """One vLLM on TCP for the whole run. Its sockets lie in its folder, so that has a short name."""
+    venv = environment()
+    if venv is None:
+        pytest.skip("no vLLM: run tests/tools/setup_vllm_cpu.sh or set HIVE_VLLM_VENV")
+    folder = Path(tempfile.mkdtemp(prefix="hive-vllm-"))
+    try:
+        with serve(venv, folder) as server:
+            yield server
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
