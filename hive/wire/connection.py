@@ -182,6 +182,8 @@ class Connection(asyncio.Protocol):
             return
         if request is None or not request.complete:
             self._head_is_in()
+            if request is not None:
+                request.body.clear()  # nobody answers for these bytes any more
             self._linger(now)
         elif not keep or not request.keep_alive:
             self.close()

@@ -292,8 +292,9 @@ async def around(
     try:
         yield hive
     finally:
-        commits.cancel()
-        await asyncio.wait([commits])
+        while not commits.done():  # on Python 3.11 wait_for, which redis-py uses, may swallow a cancellation (gh-86296)
+            commits.cancel()
+            await asyncio.wait([commits], timeout=1)
         hive.close()
 
 

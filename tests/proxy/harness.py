@@ -206,7 +206,6 @@ async def proxied(
 ) -> AsyncIterator[tuple[Proxy, Backend]]:
     defaults = Settings(tenants=tenants or {})
     settings = msgspec.structs.replace(defaults, proxy=msgspec.structs.replace(defaults.proxy, **proxy_settings))
-    Client.opened.clear()  # those of a test that failed on another loop
     backend, proxy = Backend(), Proxy(tmp_path, settings)
     await backend.start()
     proxy.use(backend)

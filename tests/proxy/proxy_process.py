@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import INGRESS_TOKEN, MODEL_TOKEN, Backend, digest, until
+from harness import INGRESS_TOKEN, MODEL_TOKEN, Backend, Client, digest, until
 from prometheus_client.parser import text_string_to_metric_families
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
@@ -130,6 +130,8 @@ async def house(base: Path) -> AsyncIterator[House]:
     try:
         yield found
     finally:
+        while Client.opened:
+            Client.opened.pop().close()
         await found.close()
         await asyncio.sleep(0.01)
 
