@@ -28,9 +28,10 @@ from hive.wire.upstream import Pool
 
 
 class UsageLog(Protocol):
-    """Where a request's cost goes. Durable against a killed process when it returns; never raises."""
+    """Where a request's cost goes: durable against a killed process when it returns or, with `then`, when `then` is
+    called, at the end of this turn of the loop. Never raises."""
 
-    def record(self, event: UsageEvent) -> None: ...
+    def record(self, event: UsageEvent, then: Callable[[], None] | None = None) -> None: ...
 
 
 class Plan(NamedTuple):
@@ -56,6 +57,7 @@ class Decided(NamedTuple):
     flow: Flow
     wishes: Wishes
     heartbeat_s: float
+    client_id: str | None
 
 
 class DataPath:

@@ -80,9 +80,11 @@ class WriteBehind:
         return agent in self._batch.forgotten and agent not in self._batch.agents
 
     def touch(self, agent: str, at: float) -> None:
-        if self._is_forgotten(agent):
+        batch = self._batch
+        if batch.forgotten and self._is_forgotten(agent):
             return
-        self._batch.touched[agent] = max(at, self._batch.touched.get(agent, 0.0))
+        if at > batch.touched.get(agent, 0.0):
+            batch.touched[agent] = at
 
     def count(self, agent: str, tokens_in: int, tokens_out: int, requests: int = 1) -> None:
         if self._is_forgotten(agent):

@@ -186,8 +186,10 @@ class Proxy:
     def tell_quiet(self, agent: str) -> None:
         self.quiets.append(agent)
 
-    def record(self, event: UsageEvent) -> None:
+    def record(self, event: UsageEvent, then: Callable[[], None] | None = None) -> None:
         self.events.append(event)
+        if then is not None:
+            asyncio.get_running_loop().call_soon(then)
 
     def stop(self) -> None:
         for listener in self._listeners:
