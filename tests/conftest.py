@@ -16,6 +16,9 @@ import pytest
 
 from hive.store.database import Database
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a script: what is tested inherits it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 class RedisServer:
     """A redis-server of the test's own, on a unix socket only, that keeps nothing when it is killed."""

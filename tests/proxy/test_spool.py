@@ -260,6 +260,10 @@ def test_a_full_disk_keeps_the_order_and_takes_everything_once_it_has_room(tmp_p
     left.close(delete=False)
 
 
+def numbers_on_disk(path: Path) -> list[int]:
+    return [msgspec.json.decode(line, type=UsageEvent).event_no for line in path.read_bytes().splitlines()]
+
+
 # --- the log -----------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +332,86 @@ async def test_an_event_is_on_disk_when_record_returns_and_in_the_stream_soon_af
         assert reader.told[0].event == expected
         assert log.spooled() == {"p1": 1}
         assert {path.stat().st_mode & 0o777 for path in (tmp_path / "spool").iterdir()} == {0o600}
+
+
+async def test_events_of_one_turn_are_on_disk_together_before_any_last_byte_goes(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader
+) -> None:
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        path = tmp_path / "p1.jsonl"
+        seen: list[list[int]] = []
+        for seq in (1, 2, 3):
+            log.record(event(seq), lambda: seen.append(numbers_on_disk(path)))
+        assert (seen, path.exists()) == ([], False)
+        await asyncio.sleep(0)
+        assert seen == [[1, 2, 3]] * 3
+        await until(lambda: reader.has("p1", 1, 2, 3))
+
+
+async def test_who_does_not_wait_for_the_turns_end_takes_those_before_it_along(
+    tmp_path: Path, redis_server: RedisServer
+) -> None:
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        gone: list[int] = []
+        log.record(event(1), lambda: gone.append(1))
+        log.record(event(2))
+        assert (numbers_on_disk(tmp_path / "p1.jsonl"), gone) == ([1, 2], [])
+        await asyncio.sleep(0)
+        assert gone == [1]
+
+
+async def test_a_last_byte_that_cannot_go_holds_up_no_other(tmp_path: Path, redis_server: RedisServer) -> None:
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        raised: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
+        gone: list[int] = []
+        log.record(event(1), lambda: 1 // 0)
+        log.record(event(2), lambda: gone.append(2))
+        await until(lambda: gone == [2])
+        assert [type(error) for error in raised] == [ZeroDivisionError]
+
+
+async def test_close_lets_the_last_bytes_go(tmp_path: Path, redis_server: RedisServer) -> None:
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        gone: list[list[int]] = []
+        log.record(event(1), lambda: gone.append(numbers_on_disk(tmp_path / "p1.jsonl")))
+    assert gone == [[1]]
+
+
+async def test_more_events_in_one_turn_than_an_entry_holds_share_several(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader
+) -> None:
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        count = 2 * spool.ENTRY_EVENTS + 5
+        gone: list[int] = []
+        for seq in range(1, count + 1):
+            log.record(event(seq), lambda seq=seq: gone.append(seq))  # type: ignore[misc]
+        await until(lambda: log.sent == count)
+        assert gone == list(range(1, count + 1))
+        assert await reader.live.usage_length() == 3
+        await until(lambda: reader.has("p1", *range(1, count + 1)))
+
+
+async def test_a_disk_that_takes_a_part_of_a_turn_loses_and_doubles_nothing(
+    tmp_path: Path, redis_server: RedisServer, reader: Reader
+) -> None:
+    async with opened(tmp_path, "p1", redis_server.socket) as log:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # in the middle of the third line
+        try:
+            gone: list[int] = []
+            for seq in range(1, 6):
+                log.record(event(seq), lambda seq=seq: gone.append(seq))  # type: ignore[misc]
+            await asyncio.sleep(0)
+            assert (gone, "cannot be written" in log.degraded) == ([1, 2, 3, 4, 5], True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        await until(lambda: reader.has("p1", 1, 2, 3, 4, 5))
+        await until(lambda: not log.degraded)
+        assert log.lost == 0
+    left = SpoolFile.found(tmp_path / "p1.jsonl")
+    assert (left.last, set(numbers(left))) == (5, {1, 2, 3, 4, 5})
+    left.close(delete=False)
 
 
 async def test_all_committed_leaves_nothing_behind(tmp_path: Path, redis_server: RedisServer, reader: Reader) -> None:
