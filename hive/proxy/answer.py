@@ -19,7 +19,7 @@ from hive.errors import BackendDown, HiveError
 from hive.proxy import lists
 from hive.proxy.body import Asked
 from hive.proxy.endpoints import Endpoint
-from hive.proxy.metering import MAX_WHOLE, NdjsonReading, Reading, SseReading, reading_for
+from hive.proxy.metering import MAX_WHOLE, Reading, SseReading, WholeReading, reading_for
 from hive.wire.connection import Connection
 from hive.wire.http1 import LAST_CHUNK, Request, Response, as_chunk, status_line
 
@@ -100,14 +100,14 @@ class Answer:
         if asked is not None and asked.usage_added and isinstance(reading, SseReading):
             self._stripper = UsageStripper()
         if self.begun:  # a heartbeat opened it with 200: an error can only be an event of that stream
-            self._late_error = not isinstance(reading, SseReading | NdjsonReading)
+            self._late_error = isinstance(reading, WholeReading)
             self._held = [] if self._late_error else None
             return
         fields.append(own_fields)
         if lists.is_filtered(self._endpoint.target, self._caller) and status == 200:
             self._held = []
             self._filtered = True
-        elif head.content_length is not None:
+        elif head.content_length is not None and self._stripper is None:  # which makes it shorter
             fields.append(b"content-length: %d\r\n" % head.content_length)
             if not stream and head.content_length <= MAX_WHOLE:
                 self._held = []  # small enough to say in the head what the end tells
@@ -149,8 +149,9 @@ class Answer:
                 self._write(data)
             return
         held.append(data)
-        if self._filtered and sum(map(len, held)) > MAX_WHOLE:
-            raise BackendDown(f"the backend's list is longer than {MAX_WHOLE} bytes")
+        if sum(map(len, held)) > MAX_WHOLE:  # only where the length was not told
+            held.clear()
+            raise BackendDown(f"the backend's answer is longer than {MAX_WHOLE} bytes")
 
     def prepare(self, data: bytes) -> bytes:
         """The last bytes, with what was held before them. Raises BackendDown for a list that is none."""
@@ -172,11 +173,16 @@ class Answer:
             self._chunked = False
         self._write(data)
 
+    @property
+    def can_beat(self) -> bool:
+        """Whether a sign of life may go out now: before the backend's head, then between events of its stream."""
+        return self.reading is None or (self._chunked and self._held is None and self._is_between_events())
+
     def beat(self, own_fields: bytes) -> None:
         """A sign of life for who waits for a stream; the first one commits the answer to status 200."""
         assert self._asked is not None
         sign = heartbeat(self._endpoint.dialect, self._endpoint.target, self._asked.model)
-        if not self.begun:
+        if not self.begun and self.reading is None:
             kind = _STREAM_TYPE.get(self._endpoint.dialect, b"text/event-stream")
             closing = b"" if self._request.keep_alive else b"connection: close\r\n"
             self._head = b"%bcontent-type: %b\r\n%btransfer-encoding: chunked\r\nx-accel-buffering: no\r\n%b" % (

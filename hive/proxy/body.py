@@ -18,6 +18,8 @@ from hive.proxy.names import read_object, read_text
 
 MAX_MODEL_NAME = 512
 """Characters."""
+MOST_TOKENS = 2**63 - 1
+"""1e300 is a number too; this is the largest one a worker can tell of."""
 MAX_SHOWN = 20
 """Names told in X-Hive-Dropped; of the rest only how many."""
 LARGE_BYTES = 256 * 1024
@@ -185,7 +187,7 @@ def _tokens(draft: Draft, rules: Rules, limit_absent: bool) -> int | None:
 def _asked_tokens(fields: dict[str, Raw], names: tuple[str, ...]) -> int | None:
     """The largest limit these fields name, as servers differ in which one counts; a negative one is none."""
     given = [raw for name in names if (raw := fields.get(name)) is not None and bytes(raw) != b"null"]
-    counts = [int(read_number("max_tokens", raw)) for raw in given]
+    counts = [min(int(read_number("max_tokens", raw)), MOST_TOKENS) for raw in given]
     return max((count for count in counts if count >= 0), default=None)
 
 

@@ -106,6 +106,8 @@ class DataPath:
         self.budget.limit = settings.proxy.body_budget_bytes
         self._fields = FieldTable(settings)
         self.registry.use_settings(settings.proxy, settings.tenants)
+        if self.pool is not None:
+            self.pool.use_clocks(connect_s=settings.proxy.connect_s, idle_s=settings.proxy.upstream_idle_s)
         self.use_backend(self.backend, self.models)
 
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
@@ -145,7 +147,7 @@ class DataPath:
 
         Without wishes that is the same for all requests of an agent to an endpoint.
         """
-        if wishes is not NO_WISHES:
+        if wishes is not NO_WISHES or tenant is not entry.tenant:  # it moved while the body came
             return self._plan(entry, endpoint, tenant, wishes, request_id)
         plan: Plan | None = entry.plans.get(endpoint.target)
         if plan is None or plan.generation != self.registry.generation:

@@ -198,8 +198,6 @@ class Exchange(Waiting):
             assert self._entry is not None
             return self._entry
         token = token or bearer(request)
-        if self._entry is not None and token == self._connection.token:
-            return self._entry
         entry = self._path.registry.by_model_token(token) if token else None
         if entry is None and not self._path.registry.heard:
             raise Saturated("Hive has just started and does not know the agents yet", retry_after_s=1)
@@ -211,7 +209,6 @@ class Exchange(Waiting):
                 request.keep_alive = False
                 raise Saturated(f"{len(entry.connections)} connections of this agent are open", retry_after_s=1)
             self._connection.owner = entry
-            self._connection.token = token
             entry.connections.add(self._connection)
             self._0_enter(entry)
             if self._refusal is not None:
@@ -430,6 +427,8 @@ class Exchange(Waiting):
         assert self._answer is not None
         self._answer.finish(self._tail)
         self._connection.finished(keep=True)
+        if self._entry is not None and self._entry.gate.owes_quiet:
+            self._entry.gate.settle(time.monotonic())
 
     def on_closed(self) -> None:
         """An answer without length ended with the connection: whole only if the dialect's end marker was seen."""
@@ -519,6 +518,9 @@ class Exchange(Waiting):
         now, connection, answer = time.monotonic(), self._connection, self._answer
         if answer is not None:
             answer.end()
+        if isinstance(error, Saturated):  # it is Hive that has no room: that is not charged
+            for window in self._charged or ():
+                window.give_back(self._begun_at)
         self._path.metrics.refused(error.code)
         self._10_meter(now, cut=True, status=error.status)
         if answer is not None and answer.begun:
@@ -602,7 +604,7 @@ class Exchange(Waiting):
     def _beat(self, now: float) -> None:
         """Whoever waits for a stream and asked for it gets a sign of life."""
         assert self._decided is not None
-        if not self._blocked:
+        if not self._blocked and self._open_answer().can_beat:
             self._open_answer().beat(self._own_fields())
         self._beat_at = now + self._decided.heartbeat_s
         self.deadline = min(self._limit_at, self._beat_at)
@@ -610,9 +612,7 @@ class Exchange(Waiting):
     # small things -------------------------------------------------------------------------------------------------
 
     def _saturated(self, error: Saturated) -> None:
-        """Hive itself has no room: what was charged to the windows is given back."""
-        for window in self._charged or ():
-            window.give_back(self._begun_at)
+        """Hive itself has no room, and nothing was asked of the backend."""
         self._sent_at = 0.0
         self.refuse(error)
 

@@ -88,7 +88,7 @@ def heartbeat_of(request: Request, default_s: float) -> float:
     asked = request.field(b"x-hive-heartbeat")
     if asked is None:
         return default_s
-    if not asked.isdigit() or not HEARTBEAT_S[0] <= int(asked) <= HEARTBEAT_S[1]:
+    if not (asked.isdigit() and len(asked) <= 2) or not HEARTBEAT_S[0] <= int(asked) <= HEARTBEAT_S[1]:
         raise BadRequest("X-Hive-Heartbeat is a whole number of seconds from 1 to 60")
     return float(asked)
 

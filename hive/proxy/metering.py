@@ -155,6 +155,18 @@ class _Fate(msgspec.Struct):
 _fate = msgspec.json.Decoder(_Fate).decode
 
 
+def _is_done(payload: bytes) -> bool:
+    """Whether this is Ollama's last object; what a tool is called with may say `done` too.
+
+    >>> _is_done(b'{"done":true}'), _is_done(b'{"message":{"tool_calls":[{"done":true}]},"done":false}')
+    (True, False)
+    """
+    try:
+        return _cost(payload).done
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+
+
 def _gave_up(payload: bytes) -> bool:
     """Whether this event says that the backend did not finish.
 
@@ -363,7 +375,7 @@ class NdjsonReading:
     def end(self) -> None:
         if self._last:
             self.usage = read_cost(self._last)
-            self.whole = b'"done":true' in self._last.replace(b" ", b"") and not _gave_up(self._last)
+            self.whole = _is_done(self._last) and not _gave_up(self._last)
 
 
 class WholeReading:

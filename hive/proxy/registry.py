@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from hive.domain import Caller, CallerKind, Tier, WakeCause
+from hive.errors import Asleep
 from hive.link.messages import Activity, AgentRow
 from hive.proxy.gate import Daemon, Gate, State
 from hive.proxy.limits import SlidingWindow
@@ -189,6 +190,8 @@ class Registry:
         if entry.listener is not None:
             entry.listener.close()
         for connection in list(entry.connections):
+            if connection.exchange is not None:
+                connection.exchange.refuse(Asleep("the agent is removed"))
             connection.close()
         self.queue.forget(entry.flow)
         return entry
@@ -203,7 +206,7 @@ class Registry:
             entry.gate.parked_max = settings.parked_max
             if (entry.window.limit, entry.window.span_s) != (settings.window_requests, settings.window_s):
                 entry.window = SlidingWindow(settings.window_requests, settings.window_s)
-            entry.learn(entry.row, entry.tenant)
+            entry.learn(entry.row, self.tenants.of(entry.row.tenant))
             self._place(entry)
 
     def on_behalf_of(self, tenant_name: str) -> tuple[Caller, Tenant, Flow]:

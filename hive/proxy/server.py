@@ -192,6 +192,8 @@ class ProxyServer:
                 connection.exchange.refuse(Saturated("Hive's proxy is restarting", retry_after_s=1))
         await self._drained(time.monotonic(), FLUSH_S, asyncio.Event())
         for connection in list(self._connections):
+            if connection.exchange is not None:  # begun since
+                connection.exchange.refuse(Saturated("Hive's proxy is restarting", retry_after_s=1))
             connection.cut()
 
     def use_settings(self, settings: Settings) -> None:
@@ -202,7 +204,7 @@ class ProxyServer:
         self.ingress.settings = settings.proxy
         self._follow(settings)
         for connection in self._connections:
-            connection.limits = self._limits
+            connection.use_limits(self._limits)
 
     def _follow(self, settings: Settings) -> None:
         proxy = settings.proxy

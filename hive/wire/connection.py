@@ -108,8 +108,6 @@ class Connection(asyncio.Protocol):
         self.exchange: Exchange | None = None
         self.owner: object | None = None
         """Whose connection this is, once known; set by the exchange."""
-        self.token = b""
-        """The token that proved it, on TCP."""
         self.decided: object | None = None
         """What the exchange found out about the last head; heads of one connection repeat."""
         self._deadlines = deadlines
@@ -129,6 +127,8 @@ class Connection(asyncio.Protocol):
         """Since when, and from how many body bytes on, the rate of an upload is measured."""
         self._lingering = False
         self._closing = False
+        self._full = False
+        """The client reads too slowly: no further request of it begins."""
         self._last_sent_at = 0.0
 
     def __repr__(self) -> str:
@@ -163,6 +163,11 @@ class Connection(asyncio.Protocol):
         if not self.is_unix and now - self._last_sent_at < 1.0:
             return "an answer was sent less than 1 s ago"
         return None
+
+    def use_limits(self, limits: Limits) -> None:
+        """The configuration was read again: clocks and sizes are these from the next request on."""
+        self.limits = limits
+        self._parser.max_body = limits.max_body
 
     # what an exchange calls ---------------------------------------------------------------------------------------
 
@@ -236,7 +241,11 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering or self._closing:
             return
-        if self._ahead or (self._request is not None and self._request.complete):
+        if self._ahead and self._ahead in EMPTY_LINE and self.exchange is None and not self._full:
+            data = bytes(self._ahead) + data
+            self._ahead.clear()
+        request = self._request
+        if self._ahead or (request is not None and request.complete) or (self._full and self.exchange is None):
             self._keep_ahead(data)
             return
         if self.exchange is None:
@@ -270,12 +279,16 @@ class Connection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
+        self._full = True
         if self.exchange is not None:
             self.exchange.on_blocked()
 
     def resume_writing(self) -> None:
+        self._full = False
         if self.exchange is not None:
             self.exchange.on_unblocked()
+        else:
+            self._go_on_soon()
 
     # clocks -------------------------------------------------------------------------------------------------------
 
@@ -370,12 +383,14 @@ class Connection(asyncio.Protocol):
             self._go_on_soon()
 
     def _go_on_soon(self) -> None:
-        if self._ahead:
+        if self._ahead and not self._full:
             asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
         """The next of the pipelined requests, if the connection is still free for it."""
-        if self.exchange is not None or self._transport is None or self._closing or self._lingering:
+        if not self._ahead or self.exchange is not None or self._transport is None or self._closing:
+            return
+        if self._full or self._lingering:
             return
         data = bytes(self._ahead)
         self._ahead.clear()

@@ -43,9 +43,10 @@ class Deadlines:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        for member in [member for member in self._members if member.deadline <= now]:
-            member.on_deadline(now)
         self._timer = self._loop.call_later(TICK_S, self._tick)
+        for member in [member for member in self._members if member.deadline <= now]:
+            if member in self._members and member.deadline <= now:  # another one may have moved or ended it
+                member.on_deadline(now)
 
     def close(self) -> None:
         self._timer.cancel()

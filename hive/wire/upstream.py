@@ -52,6 +52,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_pool",
         "_receiver",
         "_reused",
+        "_sent",
         "_transport",
         "idle_since",
     )
@@ -61,7 +62,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._receiver: Receiver | None = None
         self._parser: ResponseParser | None = None
-        self._reused = False
+        self._reused = self._sent = False
         self._got = self._paused = False
         self._more: deque[bytes] | None = None
         self.idle_since = 0.0
@@ -93,6 +94,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._reused = reused
         self._got = False
         self._parser = ResponseParser(self._pool.known, bodiless=bodiless)
+        self._sent = bool(more)
         if not more:
             self._pool.post(self, request)
         else:
@@ -103,6 +105,7 @@ class UpstreamConnection(asyncio.Protocol):
     def write(self, request: bytes) -> None:
         """Unless nobody wants its answer any more."""
         if self._receiver is not None and self._transport is not None and not self._transport.is_closing():
+            self._sent = True
             self._transport.write(request)
 
     def resume_writing(self) -> None:
@@ -137,6 +140,10 @@ class UpstreamConnection(asyncio.Protocol):
         if receiver is None or parser is None:
             self.cancel()  # bytes nobody asked for
             return
+        if not self._sent:
+            self.cancel()
+            receiver.on_failed(BackendDown("the backend spoke before it was asked"), retry=self._reused)
+            return
         self._got = True
         head_known = parser.head is not None
         try:
@@ -155,7 +162,9 @@ class UpstreamConnection(asyncio.Protocol):
         body = parser.take()
         if parser.complete:
             self._receiver = self._parser = None
-            if parser.head is not None and parser.head.keep_alive:
+            if self._more is not None:  # answered before it had the whole request: what is missing must not follow
+                self.cancel()
+            elif parser.head is not None and parser.head.keep_alive:
                 self._pool.give(self)
             elif self._transport is not None:
                 self._transport.close()
@@ -215,6 +224,11 @@ class Pool:
 
     def __repr__(self) -> str:
         return f"<Pool {self.address} {len(self._idle)} idle, {len(self._connecting)} connecting>"
+
+    def use_clocks(self, *, connect_s: float, idle_s: float) -> None:
+        """The configuration was read again."""
+        self._connect_s = connect_s
+        self._idle_s = idle_s
 
     @property
     def idle(self) -> int:
@@ -311,7 +325,7 @@ class Pool:
         self._closed = True
         self._deadlines.discard(self)
         for task in self._connecting:
-            task.cancel()
+            self._loop.call_soon(task.cancel)  # one that has not begun would end without telling its waiter
         while self._idle:
             self._idle.pop().cancel()
 
