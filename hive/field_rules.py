@@ -9,12 +9,12 @@ field, a field of an object inside it with a dot between. `*` as TARGET is every
 
 - `allow`, `drop` (left out, and named in X-Hive-Dropped), `refuse` (400), `clamp LOW..HIGH` (a number put into this
   range), `inject JSON` (this value, whatever was asked), `take` (Hive's own rows: read by Hive and passed on).
-- `max_bytes N` (longer as JSON text is 413), `filled` (400 where absent or empty), `local_media` (media only as
-  `data:` URLs), `local_tools` (no tool that the server itself would run).
+- `max_bytes N` (longer as JSON text is 413), `max_items N` (a list of more texts is 400), `filled` (400 where absent or
+  empty), `local_media` (media only as `data:` URLs), `local_tools` (no tool that the server itself would run).
 
-A rule without a verb adds its conditions to the rule that is already there. The end of a range may be left out, or be
-`max_tokens` or `concurrency`: the tier's own. `clamp ..N` takes a negative number for "no limit", as servers do: it
-becomes N.
+Conditions, alone or beside `allow` and `clamp`, add to those that are there, and open nothing that is closed; `allow`
+with nothing beside it opens the field altogether. The end of a range may be left out, or be `max_tokens` or
+`concurrency`: the tier's own. `clamp ..N` takes a number below 1 for "no limit", as servers do: it becomes N.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     high: Bound = None
     value: bytes = b""
     max_bytes: int | None = None
+    max_items: int | str | None = None
     filled: bool = False
     local_media: bool = False
     local_tools: bool = False
@@ -87,6 +88,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     filled: bool = False
     local_media: bool = False
     local_tools: bool = False
+    max_items: int | None = None
     inside: Fields | None = None
 
 
@@ -130,7 +132,7 @@ _RULE = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*")+')
 _TIERS = re.compile(r"(.*?)((?:(?:^|\s+)(?:low|medium|high))*)", re.DOTALL)
 _NUMBER = r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?"
 _RANGE = re.compile(rf"({_NUMBER})?\.\.({_NUMBER}|{'|'.join(TIER_BOUNDS)})?")
-_CONDITIONS = ("max_bytes", "filled", "local_media", "local_tools")
+_CONDITIONS = ("max_bytes", "max_items", "filled", "local_media", "local_tools")
 
 
 def field_name(key: str) -> str:
@@ -191,6 +193,8 @@ def _choice(text: str, built_in: bool) -> Choice:
                 given["low"], given["high"] = _range(pending.pop(0) if pending else "")
         elif word == "max_bytes":
             given[word] = _size(pending.pop(0) if pending else "")
+        elif word == "max_items":
+            given[word] = _items(pending.pop(0) if pending else "")
         elif word in _CONDITIONS:
             given[word] = True
         else:
@@ -222,6 +226,14 @@ def _number(text: str | None) -> Number | None:
 def _size(text: str) -> int:
     if not re.fullmatch(r"[1-9][0-9]{0,11}", text):
         raise ValueError(f"expected a number of bytes behind `max_bytes`, found {text[:60]!r}")
+    return int(text)
+
+
+def _items(text: str) -> int | str:
+    if text == "concurrency":
+        return text
+    if not re.fullmatch(r"[1-9][0-9]{0,5}", text):
+        raise ValueError(f"expected a number or `concurrency` behind `max_items`, found {text[:60]!r}")
     return int(text)
 
 
@@ -257,25 +269,26 @@ def settled(choice: Choice, below: Rule | None, bounds: Mapping[str, int | None]
     if choice.verb is None:
         base = below or _ALLOWED
         if base.verb in (Verb.DROP, Verb.REFUSE, Verb.INJECT):
-            base = _ALLOWED  # who bounds a closed field wants it open
-        return msgspec.structs.replace(
-            base,
-            max_bytes=choice.max_bytes or base.max_bytes,
-            filled=choice.filled or base.filled,
-            local_media=choice.local_media or base.local_media,
-            local_tools=choice.local_tools or base.local_tools,
-        )
+            return base  # a condition opens nothing: `allow` does
+        return _with_conditions(base, choice, base, bounds)
     low, high = _bound(choice.low, bounds), _bound(choice.high, bounds)
     unbounded = choice.verb is Verb.CLAMP and low is None and high is None  # this tier has no limit
-    return Rule(
-        verb=Verb.ALLOW if unbounded else choice.verb,
-        low=low,
-        high=high,
-        value=choice.value,
-        max_bytes=choice.max_bytes,
-        filled=choice.filled,
-        local_media=choice.local_media,
-        local_tools=choice.local_tools,
+    rule = Rule(verb=Verb.ALLOW if unbounded else choice.verb, low=low, high=high, value=choice.value)
+    bare = choice == Choice(tiers=choice.tiers, verb=Verb.ALLOW)
+    kept = _ALLOWED if bare or below is None or rule.verb in (Verb.DROP, Verb.REFUSE, Verb.INJECT) else below
+    return _with_conditions(rule, choice, kept, bounds)
+
+
+def _with_conditions(rule: Rule, choice: Choice, below: Rule, bounds: Mapping[str, int | None]) -> Rule:
+    """`rule` with the conditions of the line, and those that were there already."""
+    items = bounds[choice.max_items] if isinstance(choice.max_items, str) else choice.max_items
+    return msgspec.structs.replace(
+        rule,
+        max_bytes=choice.max_bytes or below.max_bytes,
+        max_items=items or below.max_items,
+        filled=choice.filled or below.filled,
+        local_media=choice.local_media or below.local_media,
+        local_tools=choice.local_tools or below.local_tools,
     )
 
 

@@ -177,6 +177,15 @@ def _tokens(draft: Draft, rules: Rules, limit_absent: bool) -> int | None:
     if limit is None or (asked is None and not limit_absent):
         return asked
     asked = limit if asked is None else asked
+    if asked > limit:  # under another name than the one an operator bounded
+        asked = limit
+        for name in rules.tokens:
+            raw = inner.fields.get(name)
+            if raw is not None and bytes(raw) != b"null" and read_number(name, raw) > limit:
+                inner.put(name, b"%d" % limit)
+                draft.clamped.append(f"{name}={limit}")
+        if inner is not draft:
+            draft.put(rules.tokens_in, inner.text(unchanged))
     if bytes(inner.fields.get(first, b"null")) == b"null":
         inner.put(first, b"%d" % asked)  # under the one name that every server reads
         if inner is not draft:

@@ -136,6 +136,13 @@ class DataPath:
         """Whether one more connection may be this agent's; operators are not counted."""
         return entry.row.id == OPERATOR or len(entry.connections) < self.settings.proxy.agent_connections_max
 
+    def leaves_the_box(self, model: str) -> bool:
+        """Whether Ollama would send this model's requests to its maker, whoever pulled it or not (2026-08-21)."""
+        if self.backend is None or self.backend.kind is not BackendKind.OLLAMA:
+            return False
+        tag = model.strip().lower().rpartition(":")[2]
+        return tag == "cloud" or tag.endswith("-cloud")
+
     def would_mix_caches(self, endpoint: Endpoint) -> bool:
         """Whether a prompt sent there could be guessed by another tenant from how fast the backend answers it."""
         if self.backend is None or can_keep_apart(self.backend, endpoint.name):

@@ -31,7 +31,8 @@ from hive.settings import Settings
 log = logging.getLogger("hive.deep")
 WORKERS = 2
 HANG_S = 10.0
-"""A reading takes 0.1 s for the largest body; a worker that takes so long is killed."""
+"""A reading takes 0.2 s for the largest ordinary body, some seconds for the worst; a worker that takes so long is
+killed."""
 WAIT_S = 10.0
 """Longest wait for a worker, then 503."""
 RESTART_S, RESTART_MAX_S = 0.05, 5.0
@@ -52,10 +53,11 @@ Done = Callable[[Asked | HiveError], None]
 class Reading:
     """One large body on its way through a worker."""
 
-    __slots__ = ("_done", "_timer", "attempts", "is_over", "parts")
+    __slots__ = ("_done", "_timer", "attempts", "is_over", "owner", "parts")
 
-    def __init__(self, parts: list[bytes], done: Done) -> None:
+    def __init__(self, parts: list[bytes], done: Done, owner: object) -> None:
         self.parts = parts
+        self.owner = owner
         self.attempts = 0
         self.is_over = False
         self._done: Done | None = done
@@ -134,8 +136,12 @@ class DeepReaders:
         while self._waiting:
             self._waiting.popleft().end(Saturated("Hive is shutting down", retry_after_s=2))
 
-    def read(self, pieces: list[bytes], endpoint_target: str, tier: Tier, want: Want, done: Done) -> Reading:
+    def read(
+        self, pieces: list[bytes], endpoint_target: str, tier: Tier, want: Want, done: Done, *, owner: object = None
+    ) -> Reading:
         """Reads one body as `body.read` does; `done` is called later, with what it asks or why it is refused.
+
+        Of one `owner` only one is read at a time, so that nobody can hold all workers.
 
         503 where no worker is free in time, 400 where a body has ended two of them.
         """
@@ -144,7 +150,7 @@ class DeepReaders:
             rules = self._rules[key] = msgspec.msgpack.encode(self._table.rules(*key))
         wanted = msgspec.msgpack.encode(want)
         head = HEAD.pack(len(rules), len(wanted), sum(map(len, pieces)))
-        reading = Reading([head, rules, wanted, *pieces], done)
+        reading = Reading([head, rules, wanted, *pieces], done, owner)
         reading.wait(self._wait_s)
         self._waiting.append(reading)
         self._feed()
@@ -152,10 +158,16 @@ class DeepReaders:
 
     def _feed(self) -> None:
         """Gives what waits to whoever is free."""
-        for worker in self._workers:
-            while worker.is_free and self._waiting:
-                reading = self._waiting.popleft()
+        busy = {worker.owner for worker in self._workers} - {None}
+        for reading in list(self._waiting):
+            worker = next((worker for worker in self._workers if worker.is_free), None)
+            if worker is None:
+                return
+            if reading.is_over or reading.owner not in busy:
+                self._waiting.remove(reading)
                 if not reading.is_over:
+                    busy.add(reading.owner)
+                    busy.discard(None)
                     worker.take(reading)
 
     def _give_back(self, reading: Reading) -> None:
@@ -197,6 +209,11 @@ class _Worker:
     @property
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
+
+    @property
+    def owner(self) -> object:
+        """Whose body it reads, None for nobody's."""
+        return self._reading.owner if self._reading is not None else None
 
     @property
     def is_free(self) -> bool:

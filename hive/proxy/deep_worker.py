@@ -17,7 +17,7 @@ import sys
 
 import msgspec
 
-from hive.errors import HiveError
+from hive.errors import BadRequest, HiveError
 from hive.field_rules import Rules
 from hive.proxy import body
 from hive.proxy.body import Asked, Want
@@ -45,6 +45,8 @@ def read(rules: bytes, want: bytes, text: bytes) -> tuple[Answer, list[bytes]]:
         asked = body.read(text, msgspec.msgpack.decode(rules, type=Rules), msgspec.msgpack.decode(want, type=Want))
     except HiveError as error:
         return Answer(code=error.code, message=error.message), []
+    except Exception as error:  # a fault of ours costs this body, not the worker
+        return Answer(code=BadRequest.code, message=f"this body could not be read: {type(error).__name__}"), []
     return Answer(asked=msgspec.structs.replace(asked, upstream=[])), asked.upstream
 
 

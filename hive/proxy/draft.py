@@ -9,7 +9,7 @@ import msgspec
 from hive.errors import BadRequest, TooLarge
 from hive.field_rules import Fields, Number, Rule, Verb
 from hive.proxy.media import check_media, check_tools, is_text
-from hive.proxy.names import read_object, read_text, shown
+from hive.proxy.names import read_list, read_object, read_text, shown
 
 Raw = msgspec.Raw
 IDLE = frozenset({b"null", b"false", b'""', b"[]", b"{}"})
@@ -114,10 +114,20 @@ class Draft:
             raise TooLarge(f'"{self._shown(name)}" is longer than {rule.max_bytes} bytes')
         if rule.filled and _is_empty(raw):
             raise BadRequest(f'"{self._shown(name)}" is empty: models are not loaded or unloaded from here')
+        if rule.max_items is not None:
+            self._count_items(name, raw, rule.max_items)
         if rule.local_media and not is_text(raw):
             check_media(raw, name)
         if rule.local_tools:
             check_tools(bytes(raw))
+
+    def _count_items(self, name: str, raw: Raw, most: int) -> None:
+        """A list of numbers is one prompt, of texts or lists as many as it has."""
+        if memoryview(raw)[0] != _BRACKET:
+            return
+        items = read_list(raw, f'"{self._shown(name)}"')
+        if len(items) > most and memoryview(items[0])[0] in (_QUOTE, _BRACKET):
+            raise BadRequest(f'"{self._shown(name)}" has more than {most} prompts, each of which would be a request')
 
     def _act(self, name: str, raw: Raw, rule: Rule) -> None:
         match rule.verb:
@@ -170,7 +180,7 @@ class Draft:
         low, high = rule.low, rule.high
         if low is not None and number < low:
             cut: Number = low
-        elif high is not None and (number > high or (low is None and number < 0 <= high)):
+        elif high is not None and (number > high or (low is None and number < 1 <= high)):
             cut = high
         else:
             return
@@ -193,7 +203,7 @@ def read_number(name: str, raw: Raw) -> Number:
         number: Number = _number(raw)
     except msgspec.MsgspecError:
         raise BadRequest(f'"{name}" must be a number') from None
-    if not math.isfinite(number):
+    if isinstance(number, float) and not math.isfinite(number):
         raise BadRequest(f'"{name}" is out of range')
     return number
 

@@ -242,7 +242,8 @@ return_token_offsets = allow
 return_prompt_text = allow
 return_mm_kwargs = allow
 routed_experts_prompt_start = allow
-echo = allow
+# vLLM gives the prompt's own probabilities with it.
+echo = refuse
 
 [fields /v1/chat/completions]
 messages = local_media
@@ -275,7 +276,8 @@ store = allow
 web_search_options = allow
 
 [fields /v1/completions]
-prompt = local_media
+# Each text of a list is a request of its own.
+prompt = local_media max_items concurrency
 suffix = allow
 best_of = clamp 1..concurrency
 logprobs = clamp 0..20
@@ -383,10 +385,12 @@ class FieldTable:
         for lines in self._layers[target]:
             for name, choices in lines.items():
                 if (choice := chosen(choices, tier)) is not None:
+                    if choice.verb in (Verb.DROP, Verb.REFUSE):  # the whole of it: what was said of its parts is void
+                        rules = {key: rule for key, rule in rules.items() if not key.startswith(f"{name}.")}
                     rules[name] = settled(choice, rules.get(name), _bounds(self._settings, tier))
         unknown = _unknown(self._settings.proxy.unknown_fields, tier)
         place, names = TOKENS.get(target, ("", ()))
-        limit = rules[f"{place}.{names[0]}" if place else names[0]] if names else Rule()
+        limit = rules.get(f"{place}.{names[0]}" if place else names[0], Rule()) if names else Rule()
         return Rules(
             target=target,
             fields=_laid_out(rules, unknown),

@@ -258,7 +258,7 @@ class Exchange(Waiting):
         """A body that takes long to read is read in a process of its own: on the loop it would hold up everybody."""
         assert self._path.readers is not None
         want, target = self._plan(entry, decided).want, decided.endpoint.name
-        self._reading = self._path.readers.read(pieces, target, entry.row.tier, want, self._on_read)
+        self._reading = self._path.readers.read(pieces, target, entry.row.tier, want, self._on_read, owner=entry)
 
     def _on_read(self, asked: body.Asked | HiveError) -> None:
         self._reading = None
@@ -276,6 +276,8 @@ class Exchange(Waiting):
 
     def _6_may_use_model(self, decided: Decided, asked: body.Asked) -> None:
         reason = may(decided.caller, Act.USE, asked.model)
+        if reason is None and decided.caller.models is None and self._path.leaves_the_box(asked.model):
+            reason = f'"{asked.model[:80]}" would run on somebody else\'s machine; name it in [tenant NAME] models'
         if reason is not None:
             raise Refusal(reason)
 

@@ -25,6 +25,11 @@ _NEVER = {
     "image_embeds": "a tensor is decoded with what can run code",
     "audio_embeds": "a tensor is decoded with what can run code",
 }
+_TENSORS = ("_embeds", "_pil")
+_MAX_OBJECTS = 100_000
+"""Objects and lists in messages that are looked through, some µs each."""
+_MAX_SOURCES = 1000
+"""Items of a list of media."""
 _REMOTE = re.compile(rb"[\s\\]*(?:https?|file|[a-z][a-z0-9+.-]*:)", re.IGNORECASE)
 _LOOKED_AT = 64
 """Bytes at a value's beginning that say whether it is an address."""
@@ -57,6 +62,8 @@ def is_text(raw: msgspec.Raw) -> bool:
     data = bytes(raw)
     if data[0] == _QUOTE:
         return True
+    if b"\\u" in data or b'_url"' in data or b'"source"' in data or b'"image"' in data:
+        return _is_plain(data)  # media may be given as a text too
     if data.find(b"[", 1) < 0:  # no list within: whatever is not plain text would be an object behind a colon
         at = data.find(b"{")
         while at > 0 and data[at - 1] in b"[,":
@@ -89,6 +96,8 @@ def check_media(raw: msgspec.Raw, what: str, *, depth: int = 0) -> None:
     """
     if depth > _NESTED:
         raise BadRequest(f'"{what}" nests content too deeply')
+    if not depth and (text := bytes(raw)).count(b"{") + text.count(b"[") > _MAX_OBJECTS:
+        raise BadRequest(f'"{what}" has more than {_MAX_OBJECTS} objects and lists')
     first = memoryview(raw)[0]
     if first == _BRACE:
         _check_part(raw, what, depth)
@@ -103,13 +112,16 @@ _BRACE, _BRACKET, _QUOTE = b'{["'
 
 def _check_part(part: msgspec.Raw, what: str, depth: int) -> None:
     for name, value in read_object(part, f'a part of "{what}"')[0].items():
+        if name == "type" and memoryview(value)[0] == _QUOTE and read_text(value, "a type").endswith(_TENSORS):
+            raise BadRequest(f'tensors in "{what}" are not taken: {_NEVER["image_embeds"]}')
         if name in _QUIET:
             continue
         if name == "content":
             check_media(value, what, depth=depth + 1)
-        elif name in _NEVER:
+        elif name in _NEVER or name.endswith(_TENSORS):
             if bytes(value) != b"null":
-                raise BadRequest(f'"{name}" in "{what}" is not taken: {_NEVER[name]}')
+                why = _NEVER.get(name, _NEVER["image_embeds"])
+                raise BadRequest(f'"{shown(name)}" in "{what}" is not taken: {why}')
         elif name in _MEDIA or name.endswith("_url") or name.startswith("input_"):
             _check_source(name, name, value, what, depth + 1)
 
@@ -128,7 +140,10 @@ def _check_source(name: str, key: str, value: msgspec.Raw, what: str, depth: int
             elif inner_key not in _LABELS and not (is_text and inner_key == "data"):
                 _check_source(name, inner_key, raw, what, depth + 1)
     elif first == _BRACKET:
-        for item in read_list(value, f'"{name}"'):
+        items = read_list(value, f'"{name}"')
+        if len(items) > _MAX_SOURCES:
+            raise BadRequest(f'"{shown(name)}" in "{what}" has more than {_MAX_SOURCES} items')
+        for item in items:
             _check_source(name, key, item, what, depth + 1)
     elif first == _QUOTE and not _is_local(key == "url" or key.endswith("_url"), value):
         raise BadRequest(f'"{shown(name)}" in "{what}" must be a data: URL; nothing is fetched from here')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -169,10 +170,38 @@ def test_what_is_to_be_a_number_must_be_one(value: str) -> None:
         policed(b'{"n":%b}' % value.encode(), n=Rule(verb=Verb.CLAMP, low=0, high=2))
 
 
-def test_without_a_lower_end_a_negative_number_means_no_limit() -> None:
+@pytest.mark.parametrize("number", [b"-1", b"0", b"-0", b"0.5", b"1e-400"])
+def test_without_a_lower_end_less_than_one_means_no_limit(number: bytes) -> None:
+    """Ollama leaves a `num_predict` of 0 out, and llama-server then goes on for ever (llm/llama_server.go)."""
     limit = Rule(verb=Verb.CLAMP, high=100)
-    assert policed(b'{"n":-1}', n=limit)[0] == {"n": 100}
-    assert policed(b'{"n":0}', n=limit)[0] == {"n": 0}
+    assert policed(b'{"n":%b}' % number, n=limit)[0] == {"n": 100}
+    assert policed(b'{"n":1}', n=limit)[0] == {"n": 1}
+
+
+@pytest.mark.parametrize("number", [b"1" + b"0" * 400, b"1e300", b"9" * 23], ids=["long", "large", "beyond 64 bits"])
+def test_a_number_beyond_all_bounds_is_bounded_or_passed_but_never_a_fault(number: bytes) -> None:
+    fields = Fields(policed={"max_tokens": Rule(verb=Verb.CLAMP, high=100)})
+    rules = Rules(target="/x", fields=fields, tokens=("max_tokens",), max_tokens=100)
+    assert body.read(b'{"max_tokens":%b}' % number, rules, Want()).max_tokens == 100
+    free = Rules(target="/x", fields=Fields(plain=frozenset({"max_tokens"})), tokens=("max_tokens",))
+    asked = body.read(b'{"max_tokens":%b}' % number, free, Want())
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Asked) == asked, "a worker can tell of it"
+
+
+def test_no_depth_of_nesting_is_a_fault() -> None:
+    for depth in range(850, 1100):
+        text = b'{ "zz":' + b"[" * depth + b"]" * depth + b"}"
+        try:
+            body.read(text, Rules(target="/x", fields=Fields()), Want())
+        except BadRequest:
+            continue
+
+
+def test_an_operators_smaller_limit_holds_whatever_name_it_is_asked_under() -> None:
+    fields = Fields(plain=frozenset({"n_predict"}), policed={"max_tokens": Rule(verb=Verb.CLAMP, high=100)})
+    rules = Rules(target="/x", fields=fields, tokens=("max_tokens", "n_predict"), max_tokens=100)
+    asked = body.read(b'{"max_tokens":50,"n_predict":4096}', rules, Want())
+    assert msgspec.json.decode(asked.upstream[0]) == {"max_tokens": 50, "n_predict": 100}
 
 
 def test_what_is_longer_than_allowed_is_too_large() -> None:

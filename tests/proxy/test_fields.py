@@ -473,9 +473,56 @@ def test_a_condition_alone_adds_to_what_there_is() -> None:
         ask("/v1/chat/completions", {"messages": remote}, conf=conf)
     with pytest.raises(TooLarge):
         ask("/v1/chat/completions", {"messages": [{"content": "x" * 300}]}, conf=conf)
-    assert sent("/v1/chat/completions", {"lora": [1]}, conf=conf) == {"lora": [1]}
+    with pytest.raises(BadRequest, match="not taken"):
+        ask("/v1/chat/completions", {"lora": [1]}, conf=conf)
+    kept = "[fields *]\nmessages = allow max_bytes 1000\n"
+    with pytest.raises(BadRequest, match="data: URL"):
+        ask("/v1/chat/completions", {"messages": remote}, conf=kept)
     opened = "[fields *]\nmessages = allow\n"
     assert sent("/v1/chat/completions", {"messages": remote}, conf=opened) == {"messages": remote}
+
+
+@pytest.mark.parametrize("verb", ["drop", "refuse"])
+def test_a_whole_object_is_closed_with_all_that_is_in_it(verb: str) -> None:
+    conf = f"[fields /api/chat]\noptions = {verb}\n"
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "options": {"temperature": 1}}
+    if verb == "refuse":
+        with pytest.raises(BadRequest, match="options"):
+            ask("/api/chat", body, conf=conf)
+    else:
+        assert "temperature" not in str(sent("/api/chat", body, conf=conf))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "prompt_embeds", "data": "aa"},
+        {"type": "video_embeds", "video_embeds": "aa"},
+        {"type": "image_pil", "image_pil": "aa"},
+    ],
+)
+def test_no_tensor_gets_to_a_server(part: dict[str, str]) -> None:
+    with pytest.raises(BadRequest, match="not taken"):
+        ask("/v1/chat/completions", {"messages": [{"role": "user", "content": [part]}]})
+
+
+def test_media_given_as_a_text_are_looked_at_too() -> None:
+    for target, asked in (
+        ("/v1/embeddings", {"input": [{"type": "image_url", "image_url": "http://x/"}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x", "image_url": "http://x"}]}),
+        ("/v1/messages", {"max_tokens": 1, "messages": [], "system": [{"type": "image", "source": "http://x"}]}),
+    ):
+        with pytest.raises(BadRequest, match="data: URL"):
+            ask(target, asked)
+
+
+def test_a_list_of_prompts_is_as_many_requests_as_the_tier_may_have_at_once() -> None:
+    assert sent("/v1/completions", {"prompt": ["a", "b"]})["prompt"] == ["a", "b"]
+    assert sent("/v1/completions", {"prompt": list(range(500))})["prompt"] == list(range(500)), "one, as tokens"
+    with pytest.raises(BadRequest, match="each of which would be a request"):
+        ask("/v1/completions", {"prompt": ["a"] * 20})
+    with pytest.raises(BadRequest, match="echo"):
+        ask("/v1/completions", {"prompt": "a", "echo": True})
 
 
 @pytest.mark.parametrize(
