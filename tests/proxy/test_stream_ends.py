@@ -296,3 +296,74 @@ async def test_what_was_written_before_a_close_is_not_kept_for_ever(
         client.writer.write(post(b"/v1/chat/completions", CHAT, fields=b"connection: close\r\n"))
         await until(lambda: len(proxy.events) == 1, within_s=10)
         await until(lambda: not proxy.connections, within_s=10)
+
+
+# found by reading -----------------------------------------------------------------------------------------------------
+
+MESSAGES = [
+    b"event: message_start\n"
+    b'data: {"type":"message_start","message":{"usage":{"input_tokens":3,"output_tokens":1}}}\n\n',
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"text":"hi"}}\n\n',
+    b"event: message_delta\n"
+    b'data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":3}}\n\n',
+    b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+]
+
+
+async def test_an_anthropic_stream_goes_on_after_its_signs_of_life(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        silent(backend, chunked(*MESSAGES), after_s=1.5)
+        client = await Client.unix(proxy.socket_path)
+        request = b'{"model":"m","max_tokens":5,"stream":true,"messages":[{"role":"user","content":"hello"}]}'
+        status, _, body = await client.ask(post(b"/v1/messages", request, fields=BEAT))
+        assert status == 200
+        assert body.endswith(b"".join(MESSAGES))
+        assert [(event.tokens_in, event.tokens_out, event.cut) for event in proxy.events] == [(3, 3, False)]
+
+
+async def test_no_sign_of_life_gets_between_a_head_and_its_body(tmp_path: Path) -> None:
+    """The backend answers a stream in one piece, and takes its time behind the head."""
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        whole = answer(JSON_ANSWER)
+        head = whole.index(b"\r\n\r\n") + 4
+        writer.write(whole[:head])
+        await asyncio.sleep(1.5)
+        writer.write(whole[head:])
+        await writer.drain()
+
+    async with proxied(tmp_path) as (proxy, backend):
+        backend.script = script
+        client = await Client.unix(proxy.socket_path)
+        status, fields, body = await client.ask(post(b"/v1/chat/completions", STREAM, fields=BEAT))
+        assert (status, fields[b"content-type"], body) == (200, b"application/json", JSON_ANSWER)
+
+
+async def test_a_heartbeat_of_five_thousand_digits_is_400_like_any_other(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        client = await Client.unix(proxy.socket_path)
+        fields = b"x-hive-heartbeat: %b\r\n" % (b"1" * 5000)
+        assert (await client.ask(post(b"/v1/chat/completions", STREAM, fields=fields)))[0] == 400
+
+
+async def test_a_stream_of_known_length_is_framed_anew_where_something_is_taken_out(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.VLLM)
+        usage = b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}\n\n'
+        backend.reply = answer(TEXT + usage + DONE, content_type=b"text/event-stream")
+        client = await Client.unix(proxy.socket_path)
+        for _ in range(2):
+            status, _, body = await client.ask(post(b"/v1/chat/completions", STREAM))
+            assert (status, body) == (200, TEXT + DONE)
+
+
+async def test_removing_an_agent_tells_a_client_without_framing_too(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        silent(backend)
+        client = await Client.tcp(proxy.port)
+        client.writer.write(OLD)
+        await until(lambda: backend.connections == 1)
+        proxy.registry.forget("a1")
+        assert b"the agent is removed" in await asyncio.wait_for(client.reader.read(), 5)
+        await until(lambda: proxy.registry.queue.running == 0)

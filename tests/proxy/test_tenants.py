@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness import CHAT, Client, Proxy, answer, get, post, proxied, read_request, until
+from harness import CHAT, Client, Proxy, answer, digest, get, post, proxied, read_request, until
 
 from hive.domain import BackendInfo, BackendKind, Tier
 from hive.link.messages import AgentRow
@@ -237,3 +237,55 @@ async def test_where_prompts_cannot_be_kept_apart_a_second_group_is_the_end_of_i
         assert status == 501
         assert b"cache_isolation" in body
         assert len(backend.requests) == 1
+
+
+async def test_an_agent_that_moves_while_its_body_comes_takes_no_plan_of_the_old_tenant_along(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.VLLM)
+        client = await Client.unix(proxy.socket_path)
+        request = post(b"/v1/completions", b'{"model":"m","prompt":"x"}')
+        client.writer.write(request[:-3])
+        await until(lambda: proxy.alice.gate.in_flight == 1)
+        proxy.registry.learn(msgspec.structs.replace(proxy.row, tenant="other"))
+        client.writer.write(request[-3:])
+        assert (await client.answer())[0] == 200
+        assert (await client.ask(request))[0] == 200
+        first, second = (sent(body)["cache_salt"] for _, body in backend.requests)
+        assert first != second
+
+
+async def test_a_token_that_was_changed_is_no_use_on_an_open_connection_either(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        client = await Client.tcp(proxy.port)
+        request = post(b"/v1/chat/completions", CHAT, token=b"hm_alice")
+        assert (await client.ask(request))[0] == 200
+        proxy.registry.learn(msgspec.structs.replace(proxy.row, model_digest=digest(b"hm_new")))
+        assert (await client.ask(request))[0] == 401
+
+
+async def test_a_tenant_nobody_remembered_is_held_to_its_section_after_a_reload(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        for number in range(1500):
+            proxy.registry.tenants.of(f"t{number}")
+        limited = {"default": TenantRow(rate_limit="1/min")}
+        proxy.path.use_settings(msgspec.structs.replace(proxy.settings, tenants=limited))
+        client = await Client.unix(proxy.socket_path)
+        statuses = [(await client.ask(post(b"/v1/chat/completions", CHAT)))[0] for _ in range(2)]
+        assert statuses == [200, 429]
+
+
+@pytest.mark.parametrize("name", ["gpt-oss:120b-cloud", "x:cloud", " X:Cloud "])
+async def test_a_model_that_ollama_would_ask_elsewhere_is_used_only_by_who_may_name_it(
+    tmp_path: Path, name: str
+) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.OLLAMA)
+        client = await Client.unix(proxy.socket_path)
+        status, _, _ = await client.ask(post(b"/v1/chat/completions", CHAT.replace(b'"m"', json.dumps(name).encode())))
+        assert (status, backend.requests) == (403, [])
+    (tmp_path / "b").mkdir()
+    async with proxied(tmp_path / "b", tenants={"default": TenantRow(models="x:cloud")}) as (proxy, backend):
+        proxy.use(backend, BackendKind.OLLAMA)
+        client = await Client.tcp(proxy.port)
+        body = CHAT.replace(b'"m"', b'"x:cloud"')
+        assert (await client.ask(post(b"/v1/chat/completions", body, token=b"hm_alice")))[0] == 200

@@ -6,11 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from harness import CHAT, MODEL_TOKEN, Client, get, post, proxied, until
+from harness import CHAT, MODEL_TOKEN, Client, answer, get, post, proxied, until
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.wire.budget import HALF_OPEN_PER_OWNER, HALF_OPEN_UNKNOWN, MIN_RATE, RATE_FROM_S, HalfOpen, body_deadline
+from hive.wire.deadlines import NEVER, Deadlines
 
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\n"
 
@@ -175,3 +176,53 @@ async def test_an_upload_refused_midway_is_answered_and_not_reset(tmp_path: Path
         status, fields, _ = await client.answer()
         assert (status, fields[b"connection"]) == (413, b"close")
         assert await client.at_end()
+
+
+async def test_a_client_that_reads_nothing_cannot_pile_up_answers_by_asking_ahead(tmp_path: Path) -> None:
+    """`pause_writing` is told once: an exchange that begins on a full transport heard nothing of it."""
+    async with proxied(tmp_path) as (proxy, backend):
+        backend.reply = answer(b'{"data":"%b"}' % (b"x" * 900_000))
+        client = await Client.unix(proxy.socket_path)
+        client.writer.transport.pause_reading()
+        for _ in range(20):
+            client.writer.write(post(b"/v1/chat/completions", CHAT))
+        await until(lambda: len(backend.requests) >= 1)
+        await asyncio.sleep(0.3)
+        assert len(backend.requests) <= 3, "those behind the unread answer wait"
+        client.writer.transport.resume_reading()
+        for _ in range(20):
+            assert (await client.answer())[0] == 200
+        assert len(backend.requests) == 20
+
+
+async def test_an_empty_line_before_a_large_request_costs_nothing(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        client = await Client.unix(proxy.socket_path)
+        large = CHAT.replace(b"hello", b"x" * 190_000)
+        client.writer.write(b"\r\n")
+        await asyncio.sleep(0.05)
+        assert (await client.ask(post(b"/v1/chat/completions", large)))[0] == 200
+
+
+async def test_a_deadline_that_another_one_moved_in_the_same_tick_is_not_due() -> None:
+    """A refused request gave its slot to one whose own deadline was in the same tick, and had just been moved."""
+    deadlines = Deadlines()
+    told: list[str] = []
+
+    class Member:
+        def __init__(self, name: str) -> None:
+            self.name = name
+            self.deadline = 0.0
+
+        def on_deadline(self, now: float) -> None:
+            told.append(self.name)
+            for member in members:
+                member.deadline = NEVER
+
+    members = [Member("one"), Member("another")]
+    for member in members:
+        deadlines.add(member)
+    await until(lambda: bool(told))
+    await asyncio.sleep(0.3)
+    deadlines.close()
+    assert len(told) == 1

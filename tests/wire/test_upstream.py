@@ -161,3 +161,39 @@ def test_a_taken_port_moves_up_by_one_only_where_it_may() -> None:
         moved = listen_tcp(port, move=True)
         assert moved.getsockname()[1] > port
         moved.close()
+
+
+async def test_a_connection_that_was_answered_before_its_request_was_whole_is_not_used_again() -> None:
+    seen: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno")
+        await asyncio.sleep(0.2)
+        while data := await reader.read(1 << 20):
+            seen.append(data)
+
+    async with pooled(serve) as pool:
+        asker = Asker(pool)
+        pieces = [b"x" * 262_144] * 64
+
+        def send(connection: UpstreamConnection) -> bool:
+            head = b"POST / HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n" % (64 * 262_144)
+            connection.send(head, asker, reused=False, more=pieces)
+            return True
+
+        asker.on_connected = send  # type: ignore[method-assign]
+        pool.connect(asker)
+        assert await asyncio.wait_for(asker.done, 5) == b"no"
+        assert pool.take() is None
+
+
+async def test_closing_a_pool_tells_also_who_has_not_begun_to_connect() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with pooled(serve) as pool:
+        asker = Asker(pool)
+        pool.connect(asker)
+        pool.close()
+        assert isinstance(await asyncio.wait_for(asker.done, 5), BackendDown)
