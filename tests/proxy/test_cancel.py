@@ -443,7 +443,7 @@ async def test_whoever_leaves_while_its_body_is_read_elsewhere_takes_that_along(
                     await until(lambda number=number: states(proxy).count("reading") == number)  # type: ignore[misc]
                 callers[-1].leave(how)
                 await until(lambda: states(proxy) == ["reading"] * ahead)
-                assert readers.waiting == []
+                assert len(readers.waiting) == max(0, ahead - 1), "of one agent one is read at a time"
                 for caller in callers[:-1]:
                     caller.leave(how)
                 await until(lambda: held(proxy) == before)
