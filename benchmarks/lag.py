@@ -152,9 +152,7 @@ def main() -> None:
     print(
         f"load of this machine {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores; promised: ≤ {PROMISED_MS} ms at one go"
     )
-    from hive.settings import Settings
-
-    for label, readers in (("read on the loop", None), ("read in two workers", DeepReaders(Settings()))):
+    for label, readers in (("read on the loop", None), ("read in two workers", DeepReaders())):
         print(label)
         uvloop.run(measure(arguments, readers))
 

@@ -75,7 +75,15 @@ def render_in_stream(error: HiveError, dialect: Dialect, request_id: str = "") -
     >>> render_in_stream(StreamIncomplete("it broke off"), Dialect.OLLAMA)
     b'{"error":"it broke off","src":"hive"}\\n'
     """
-    told = render(error, dialect, request_id)
+    return as_event(render(error, dialect, request_id), dialect)
+
+
+def as_event(told: bytes, dialect: Dialect) -> bytes:
+    """An error's body, which has to be one line, as an event of a stream.
+
+    >>> as_event(b'{"error":"no"}', Dialect.OPENAI)
+    b'data: {"error":"no"}\\n\\n'
+    """
     if dialect is Dialect.OLLAMA:
         return told + b"\n"
     return (b"event: error\n" if dialect is Dialect.ANTHROPIC else b"") + b"data: " + told + b"\n\n"

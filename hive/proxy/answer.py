@@ -12,7 +12,7 @@ import re
 
 import msgspec
 
-from hive.dialects.errors import heartbeat, render_in_stream
+from hive.dialects.errors import as_event, heartbeat, render_in_stream
 from hive.dialects.sse import UsageStripper
 from hive.domain import Caller, Dialect
 from hive.errors import BackendDown, HiveError
@@ -203,7 +203,7 @@ class Answer:
         if (self._is_framed and not self._chunked) or self._request.method == b"HEAD" or not self._is_between_events():
             return b""
         told = _one_line(b"".join(self._held or [])) if self._late_error else b""
-        event = _as_event(told, dialect) if told else render_in_stream(error, dialect, self._request_id)
+        event = as_event(told, dialect) if told else render_in_stream(error, dialect, self._request_id)
         return as_chunk(event) if self._chunked else event
 
     def _is_between_events(self) -> bool:
@@ -241,13 +241,6 @@ def without_end_marker(data: bytes) -> bytes:
     """
     end = _END_MARKER.search(data)
     return data if end is None else data[: end.start()]
-
-
-def _as_event(told: bytes, dialect: Dialect) -> bytes:
-    """The backend's own error body as an event of a stream that heartbeats have opened."""
-    if dialect is Dialect.OLLAMA:
-        return told + b"\n"
-    return (b"event: error\n" if dialect is Dialect.ANTHROPIC else b"") + b"data: " + told + b"\n\n"
 
 
 def _one_line(body: bytes) -> bytes:

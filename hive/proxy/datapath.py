@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, UsageEvent
@@ -19,7 +18,7 @@ from hive.proxy.limits import Budget
 from hive.proxy.metering import asks_usage
 from hive.proxy.metrics import Metrics
 from hive.proxy.queue import Flow
-from hive.proxy.registry import OPERATOR, Entry, Registry, Turning
+from hive.proxy.registry import OPERATOR, Entry, Registry
 from hive.proxy.tenants import Tenant
 from hive.settings import Settings
 from hive.wire.deadlines import Deadlines
@@ -93,8 +92,6 @@ class DataPath:
         self.pool: Pool | None = None
         self.draining = False
         self._fields = FieldTable(settings)
-        self._turns: deque[Turning] = deque()
-        self._giving = False
         self._seq = itertools.count(1)
 
     def next_id(self) -> str:
@@ -130,7 +127,7 @@ class DataPath:
         self.backend = backend
         self.registry.generation += 1
         slots = self.settings.proxy.backend_concurrency or (backend.slots if backend is not None else None)
-        self.give_turns(self.registry.queue.resize(slots))
+        self.registry.give_turns(self.registry.queue.resize(slots))
 
     def has_room(self, entry: Entry) -> bool:
         """Whether one more connection may be this agent's; operators are not counted."""
@@ -180,15 +177,3 @@ class DataPath:
             limit_absent=backend is None or backend.kind is not BackendKind.VLLM or target != "/v1/completions",
         )
         return Plan(self.registry.generation, self._fields.rules(target, entry.row.tier), want)
-
-    def give_turns(self, waiters: Iterable[Turning]) -> None:
-        """Each owns a slot and begins. One that fails at once gives its slot to the next: a loop, not a recursion."""
-        self._turns.extend(waiters)
-        if self._giving:
-            return
-        self._giving = True
-        try:
-            while self._turns:
-                self._turns.popleft().on_turn()
-        finally:
-            self._giving = False

@@ -20,13 +20,11 @@ from collections.abc import Callable
 
 import msgspec
 
-from hive.domain import Tier
 from hive.errors import BadRequest, HiveError, Saturated, by_code
+from hive.field_rules import Rules
 from hive.host.process import spawn
 from hive.proxy.body import Asked, Want
 from hive.proxy.deep_worker import BUFFER_BYTES, HEAD, READY, REPLY, Answer
-from hive.proxy.fields import FieldTable
-from hive.settings import Settings
 
 log = logging.getLogger("hive.deep")
 WORKERS = 2
@@ -96,11 +94,9 @@ class Reading:
 class DeepReaders:
     """Two workers and the readings that wait for them, in the order they came."""
 
-    def __init__(self, settings: Settings, *, hang_s: float = HANG_S, wait_s: float = WAIT_S) -> None:
-        self._table = FieldTable(settings)
+    def __init__(self, *, hang_s: float = HANG_S, wait_s: float = WAIT_S) -> None:
         self._hang_s = hang_s
         self._wait_s = wait_s
-        self._rules: dict[tuple[str, Tier], bytes] = {}
         self._waiting: deque[Reading] = deque()
         self._workers: list[_Worker] = []
 
@@ -123,11 +119,6 @@ class DeepReaders:
         for worker in self._workers:
             worker.start()
 
-    def use_settings(self, settings: Settings) -> None:
-        """The configuration was read again: what comes from now on is read by its rules."""
-        self._table = FieldTable(settings)
-        self._rules.clear()
-
     def close(self) -> None:
         """Ends the workers; what was being read is refused."""
         workers, self._workers = self._workers, []
@@ -136,21 +127,15 @@ class DeepReaders:
         while self._waiting:
             self._waiting.popleft().end(Saturated("Hive is shutting down", retry_after_s=2))
 
-    def read(
-        self, pieces: list[bytes], endpoint_target: str, tier: Tier, want: Want, done: Done, *, owner: object = None
-    ) -> Reading:
+    def read(self, pieces: list[bytes], rules: Rules, want: Want, done: Done, *, owner: object = None) -> Reading:
         """Reads one body as `body.read` does; `done` is called later, with what it asks or why it is refused.
 
-        Of one `owner` only one is read at a time, so that nobody can hold all workers.
-
-        503 where no worker is free in time, 400 where a body has ended two of them.
+        Of one `owner` only one is read at a time, so that nobody can hold all workers. 503 where no worker is free in
+        time, 400 where a body has ended two of them.
         """
-        key = endpoint_target, tier
-        if (rules := self._rules.get(key)) is None:
-            rules = self._rules[key] = msgspec.msgpack.encode(self._table.rules(*key))
-        wanted = msgspec.msgpack.encode(want)
-        head = HEAD.pack(len(rules), len(wanted), sum(map(len, pieces)))
-        reading = Reading([head, rules, wanted, *pieces], done, owner)
+        ruled, wanted = msgspec.msgpack.encode(rules), msgspec.msgpack.encode(want)
+        head = HEAD.pack(len(ruled), len(wanted), sum(map(len, pieces)))
+        reading = Reading([head, ruled, wanted, *pieces], done, owner)
         reading.wait(self._wait_s)
         self._waiting.append(reading)
         self._feed()

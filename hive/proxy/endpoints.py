@@ -13,7 +13,8 @@ from enum import StrEnum
 import msgspec
 
 from hive.domain import DIALECTS, BackendKind, Dialect
-from hive.errors import MethodNotAllowed, Refusal
+from hive.errors import BadRequest, MethodNotAllowed, Refusal, WrongMediaType
+from hive.wire.http1 import Request
 
 MODEL_PREFIX = b"/v1/models/"
 
@@ -158,6 +159,20 @@ def find(method: bytes, target: bytes) -> Endpoint:
     if allow is not None:
         raise MethodNotAllowed(f"{target.decode('ascii')} takes {allow}", allow=allow)
     raise Refusal("this path is not offered to agents")
+
+
+def check_body(endpoint: Endpoint, request: Request) -> None:
+    """Whether this endpoint takes such a body; how long it may be is the parser's to hold it to.
+
+    Raises BadRequest, WrongMediaType.
+    """
+    if not endpoint.body:
+        if request.content_length != 0:
+            raise BadRequest(f"{endpoint.method.decode()} takes no body")
+        return
+    for name, value in request.fields:
+        if name == b"content-encoding" and value.lower() != b"identity":
+            raise WrongMediaType(f"Content-Encoding {value.decode('latin-1')[:40]} is not taken; send plain JSON")
 
 
 def dialect_of(target: bytes) -> Dialect:

@@ -14,7 +14,6 @@ from hive.domain import UsageEvent
 from hive.errors import (
     Asleep,
     BackendTimeout,
-    BadRequest,
     HiveError,
     NotFound,
     NotSupported,
@@ -23,13 +22,12 @@ from hive.errors import (
     Saturated,
     StreamIncomplete,
     Unauthorized,
-    WrongMediaType,
 )
 from hive.policy import Act, may
 from hive.proxy import body, endpoints, lists
 from hive.proxy.answer import Answer, without_end_marker
 from hive.proxy.cost import NOTHING, UNKNOWN, cost_of, expected
-from hive.proxy.datapath import DataPath, Decided, Plan
+from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.deep import Reading as DeepReading
 from hive.proxy.endpoints import Endpoint
 from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, split_token, wishes_of
@@ -52,18 +50,17 @@ class Exchange(Waiting):
         "_asked",
         "_beat_at",
         "_charged",
-        "_connecting",
         "_cost",
         "_decided",
         "_ends_at",
         "_first_at",
+        "_in_queue",
         "_limit_at",
         "_path",
+        "_pending",
         "_queued_at",
-        "_reading",
         "_sent_at",
         "_tail",
-        "_waiting",
         "request_id",
     )
 
@@ -74,10 +71,10 @@ class Exchange(Waiting):
         self._limit_at = self._beat_at = self._ends_at = NEVER
         self._decided: Decided | None = None
         self._asked: body.Asked | None = None
-        self._reading: DeepReading | None = None
         self._answer: Answer | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._waiting = False
+        self._pending: DeepReading | asyncio.Task[None] | None = None
+        """What goes on elsewhere for it: a long body is read, or a connection is made."""
+        self._in_queue = False
         self._charged: list[SlidingWindow] | None = None
         self._queued_at = self._sent_at = 0.0
         self._first_at: float | None = None
@@ -95,7 +92,7 @@ class Exchange(Waiting):
         if self.parked:
             return "parked"
         if not self._ready:
-            return "uploading" if self._reading is None else "reading"
+            return "uploading" if self._pending is None else "reading"
         if not self._sent_at:
             return "queued"
         if self._upstream is None:
@@ -129,15 +126,15 @@ class Exchange(Waiting):
         fields = request.fields
         entry = self._1_who_asks(request)
         endpoint = self._2_may_be_asked(request)
-        self._4_fits(request, endpoint)
+        endpoints.check_body(endpoint, request)  # 4
         registry = self._path.registry
         wishes = wishes_of(request) if entry.row.id == OPERATOR else NO_WISHES
         caller, tenant, flow = entry.caller, entry.tenant, entry.flow
         if wishes.tenant and wishes.tenant != tenant.name:
             caller, tenant, flow = registry.on_behalf_of(wishes.tenant)
         heartbeat_s = heartbeat_of(request, self._path.settings.proxy.heartbeat_s)
-        asked = (fields, registry.generation, request.target, endpoint, caller, tenant, flow, wishes)
-        decided = self._connection.decided = Decided(*asked, heartbeat_s, client_id(request))
+        found = (fields, registry.generation, request.target, endpoint, caller, tenant, flow, wishes)
+        decided = self._connection.decided = Decided(*found, heartbeat_s, client_id(request))
         return decided
 
     def on_request(self, request: Request) -> None:
@@ -150,22 +147,22 @@ class Exchange(Waiting):
         if not decided.endpoint.body:
             self._on_ready()
             return
-        pieces, request.body = request.body, []
-        if self._body_bytes <= body.LARGE_BYTES:
-            pieces = [b"".join(pieces)]
-        if self._path.readers is not None and (len(pieces) > 1 or body.is_heavy(pieces[0])):
-            self._5_what_is_asked_elsewhere(pieces, entry, decided)
-            return
-        try:
-            plan = self._plan(entry, decided)
-            self._on_asked(body.read(b"".join(pieces), plan.rules, plan.want))
-        except HiveError as error:
-            self.refuse(error)
+        self._5_what_is_asked(request, entry, decided)
 
-    def _on_asked(self, asked: body.Asked) -> None:
+    def _on_asked(self, asked: body.Asked | HiveError) -> None:
+        """The body has been read, here or elsewhere."""
+        self._pending = None
+        if self._left:
+            return
+        if isinstance(asked, HiveError):
+            self.refuse(asked)
+            return
         assert self._decided is not None
         self._asked = asked
-        self._6_may_use_model(self._decided, asked)
+        reason = self._6_why_not_this_model(self._decided, asked)
+        if reason is not None:
+            self.refuse(Refusal(reason))
+            return
         heartbeat_s = self._decided.heartbeat_s
         if heartbeat_s and asked.stream and self._request is not None and self._request.chunks:
             self._beat_at = time.monotonic() + heartbeat_s
@@ -175,7 +172,7 @@ class Exchange(Waiting):
         self._ready = True
         self._queued_at = time.monotonic()
         if not self.parked:
-            self._7_take_turn()
+            self._proceed()
 
     # the steps ----------------------------------------------------------------------------------------------------
 
@@ -244,45 +241,31 @@ class Exchange(Waiting):
                 raise too_many(f"Tenant {tenant.name}", tenant.window, wait_s)
             self._charged.append(tenant.window)
 
-    def _4_fits(self, request: Request, endpoint: Endpoint) -> None:
-        """The size itself is held to by the parser, before and while reading."""
-        if not endpoint.body:
-            if request.content_length != 0:
-                raise BadRequest(f"{endpoint.method.decode()} takes no body")
-            return
-        for name, value in request.fields:
-            if name == b"content-encoding" and value.lower() != b"identity":
-                raise WrongMediaType(f"Content-Encoding {value.decode('latin-1')[:40]} is not taken; send plain JSON")
-
-    def _5_what_is_asked_elsewhere(self, pieces: list[bytes], entry: Entry, decided: Decided) -> None:
+    def _5_what_is_asked(self, request: Request, entry: Entry, decided: Decided) -> None:
         """A body that takes long to read is read in a process of its own: on the loop it would hold up everybody."""
-        assert self._path.readers is not None
-        want, target = self._plan(entry, decided).want, decided.endpoint.name
-        self._reading = self._path.readers.read(pieces, target, entry.row.tier, want, self._on_read, owner=entry)
-
-    def _on_read(self, asked: body.Asked | HiveError) -> None:
-        self._reading = None
-        if self._left:
+        path = self._path
+        plan = path.plan(entry, decided.endpoint, decided.tenant, decided.wishes, self.request_id)
+        pieces, request.body = request.body, []
+        is_large = self._body_bytes > body.LARGE_BYTES and path.readers is not None
+        whole = b"" if is_large else b"".join(pieces)
+        if path.readers is not None and (is_large or body.is_heavy(whole)):
+            self._pending = path.readers.read(pieces, plan.rules, plan.want, self._on_asked, owner=entry)
             return
         try:
-            if isinstance(asked, HiveError):
-                raise asked
-            self._on_asked(asked)
+            asked = body.read(whole, plan.rules, plan.want)
         except HiveError as error:
             self.refuse(error)
+            return
+        self._on_asked(asked)
 
-    def _plan(self, entry: Entry, decided: Decided) -> Plan:
-        return self._path.plan(entry, decided.endpoint, decided.tenant, decided.wishes, self.request_id)
-
-    def _6_may_use_model(self, decided: Decided, asked: body.Asked) -> None:
+    def _6_why_not_this_model(self, decided: Decided, asked: body.Asked) -> str | None:
         reason = may(decided.caller, Act.USE, asked.model)
         if reason is None and decided.caller.models is None and self._path.leaves_the_box(asked.model):
             reason = f'"{asked.model[:80]}" would run on somebody else\'s machine; name it in [tenant NAME] models'
-        if reason is not None:
-            raise Refusal(reason)
+        return reason
 
-    def _7_take_turn(self) -> None:
-        """Lists are answered here; what occupies the model waits for its turn, the rest goes on."""
+    def _proceed(self) -> None:
+        """7: lists are answered here; what occupies the model waits for its turn, the rest goes on."""
         decided, entry, queue = self._decided, self._entry, self._path.registry.queue
         assert decided is not None
         assert entry is not None
@@ -296,13 +279,13 @@ class Exchange(Waiting):
         tokens = 1.0 if asked is None else expected(asked.size, entry.usual_tokens_out, asked.max_tokens)
         verdict = queue.ask(self, decided.flow, band=decided.wishes.band, expected=tokens, now=now)
         if verdict is Verdict.GO:
-            self._waiting = True
+            self._in_queue = True
             self._8_ask_backend()
             return
         if verdict is Verdict.FULL:
-            self._saturated(queue_full(queue, decided.flow, now))
+            self.refuse(queue_full(queue, decided.flow, now))
             return
-        self._waiting = True
+        self._in_queue = True
         self._limit_at = now + self._path.settings.proxy.queue_wait_s
         self.deadline = min(self._limit_at, self._beat_at)
         while queue.displaced:
@@ -315,37 +298,38 @@ class Exchange(Waiting):
 
     def on_displaced(self) -> None:
         """Its place in the line went to somebody who had none."""
-        self._waiting = False
+        self._in_queue = False
         if not self._left and self._decided is not None:
-            self._saturated(queue_full(self._path.registry.queue, self._decided.flow, time.monotonic()))
+            self.refuse(queue_full(self._path.registry.queue, self._decided.flow, time.monotonic()))
 
     def _8_ask_backend(self) -> None:
-        now = self._sent_at = time.monotonic()
+        now = time.monotonic()
         self._path.metrics.queued(now - self._queued_at)
         pool, proxy = self._path.pool, self._path.settings.proxy
         if pool is None:
             self._cost = NOTHING
-            self._saturated(Saturated("no inference server is active; see `hive backend status`", retry_after_s=5))
+            self.refuse(Saturated("no inference server is active; see `hive backend status`", retry_after_s=5))
             return
+        self._sent_at = now
         if proxy.request_s:
             self._ends_at = now + proxy.request_s
         self._limit_at = min(now + proxy.first_byte_s, self._ends_at)
         self.deadline = min(self._limit_at, self._beat_at)
         connection = pool.take()
         if connection is None:
-            self._connecting = pool.connect(self)
+            self._pending = pool.connect(self)
         else:
             self._send(connection, reused=True)
 
     def on_connected(self, connection: UpstreamConnection) -> bool:
-        self._connecting = None
+        self._pending = None
         if self._left:
             return False
         self._send(connection, reused=False)
         return True
 
     def on_unconnected(self, error: HiveError) -> None:
-        self._connecting = None
+        self._pending = None
         self._cost = NOTHING
         if not self._left:
             self.refuse(error)
@@ -447,7 +431,7 @@ class Exchange(Waiting):
         self._upstream = None
         begun = self._answer is not None and self._answer.begun
         if retry and not begun and self._path.pool is not None:
-            self._connecting = self._path.pool.connect(self)
+            self._pending = self._path.pool.connect(self)
         elif begun:
             self.refuse(StreamIncomplete(error.message))
         else:
@@ -554,18 +538,15 @@ class Exchange(Waiting):
         """Gives back the slot, the place in line, the budget and the gate; once, whatever happened."""
         self._release()
         path, entry = self._path, self._entry
-        if self._reading is not None:
-            self._reading.cancel()
-            self._reading = None
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None
+        if self._pending is not None:
+            self._pending.cancel()
+            self._pending = None
         if entry is None:
             return
-        if self._waiting and self._decided is not None:
+        if self._in_queue and self._decided is not None:
             turns = path.registry.queue.leave(self, self._decided.flow, now=now, cost=self._cost.total)
             if turns:
-                path.give_turns(turns)
+                path.registry.give_turns(turns)
         if self._entered:
             entry.gate.unpark(self)
             entry.gate.end(now)
@@ -573,27 +554,17 @@ class Exchange(Waiting):
 
     # waiting ------------------------------------------------------------------------------------------------------
 
-    def on_gate_open(self) -> None:
-        self.parked = False
-        self.deadline = NEVER
-        if self._left:
-            return
-        if self._ready:
-            self._7_take_turn()
-        elif self._reading is None:
-            self._connection.restart_clock()
-
     def on_deadline(self, now: float) -> None:
         self.deadline = NEVER
         proxy = self._path.settings.proxy
         if self.parked:
             self.parked = False
-            self._saturated(Asleep(f"the agent did not wake within {proxy.gate_wait_s:g} s", retry_after_s=2))
+            self.refuse(Asleep(f"the agent did not wake within {proxy.gate_wait_s:g} s", retry_after_s=2))
         elif self._first_at is None and now < self._limit_at:
             self._beat(now)
         elif not self._sent_at:
             assert self._decided is not None
-            self._saturated(no_slot(self._path.registry.queue, self._decided.flow, now, proxy.queue_wait_s))
+            self.refuse(no_slot(self._path.registry.queue, self._decided.flow, now, proxy.queue_wait_s))
         elif now >= self._ends_at:
             self.refuse(BackendTimeout(f"the request took longer than {proxy.request_s:g} s"))
         elif self._blocked:  # and holds a slot that others wait for
@@ -612,11 +583,6 @@ class Exchange(Waiting):
         self.deadline = min(self._limit_at, self._beat_at)
 
     # small things -------------------------------------------------------------------------------------------------
-
-    def _saturated(self, error: Saturated) -> None:
-        """Hive itself has no room, and nothing was asked of the backend."""
-        self._sent_at = 0.0
-        self.refuse(error)
 
     def _close_if_draining(self) -> None:
         """The proxy is on its way out: this answer is the last on its connection."""

@@ -146,9 +146,9 @@ class IngressExchange(Waiting):
         if self._refusal is not None:
             self.refuse(self._refusal)
         elif not self.parked:
-            self._ask()
+            self._proceed()
 
-    def _ask(self) -> None:
+    def _proceed(self) -> None:
         entry = self._entry
         assert entry is not None
         assert entry.row.address is not None
@@ -179,7 +179,7 @@ class IngressExchange(Waiting):
 
     def _ask_again(self) -> None:
         if not self._left:
-            self._ask()
+            self._proceed()
 
     def _request_bytes(self) -> bytes:
         request = self._request
@@ -268,15 +268,8 @@ class IngressExchange(Waiting):
     # waiting ------------------------------------------------------------------------------------------------------
 
     def on_gate_open(self) -> None:
-        self.parked = False
-        self.deadline = NEVER
-        if self._left:
-            return
         self._retry_until = max(self._retry_until, time.monotonic() + 1.0)
-        if self._ready:
-            self._ask()
-        else:
-            self._connection.restart_clock()
+        super().on_gate_open()
 
     def on_deadline(self, now: float) -> None:  # noqa: ARG002
         self.deadline = NEVER

@@ -48,6 +48,13 @@ class SlidingWindow:
             return
 
 
+def window_of(limit: int, span_s: float, old: SlidingWindow | None) -> SlidingWindow:
+    """The window of these numbers: the old one, with what was charged to it, where they have not changed."""
+    if old is not None and (old.limit, old.span_s) == (limit, span_s):
+        return old
+    return SlidingWindow(limit, span_s)
+
+
 class Budget:
     """Bytes that may be held in all request bodies together.
 

@@ -26,9 +26,7 @@ def queue_full(queue: Queue, flow: Flow, now: float) -> QueueFull:
     """503: as many requests of this tenant wait as may. `avgWaitMs`: how long those before them waited."""
     wait_s, depth = queue.retry_after_s(flow, now), queue.depth
     message = f"Queue depth {depth}/{depth}, retry in {wait_s:.0f} seconds"
-    return QueueFull(
-        message, retry_after_s=wait_s, details={"queueDepth": depth, "avgWaitMs": round(flow.mean_wait_ms)}
-    )
+    return QueueFull(message, retry_after_s=wait_s, details={"queueDepth": depth, "avgWaitMs": flow.mean_wait_ms})
 
 
 def no_slot(queue: Queue, flow: Flow, now: float, waited_s: float) -> Saturated:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from hive.domain import Caller, CallerKind, Tier, WakeCause
 from hive.errors import Asleep
 from hive.link.messages import Activity, AgentRow
 from hive.proxy.gate import Daemon, Gate, State
-from hive.proxy.limits import SlidingWindow
+from hive.proxy.limits import SlidingWindow, window_of
 from hive.proxy.queue import FairQueue, Flow
 from hive.proxy.tenants import Tenant, Tenants
 from hive.settings import Proxy as ProxySettings
@@ -105,6 +108,18 @@ def concurrency_of(tier: Tier, settings: ProxySettings) -> int:
     }[tier]
 
 
+def _differs_in_state_only(old: AgentRow, new: AgentRow) -> bool:
+    """Whether the agent is the same but for being awake, asleep or stopped: nothing decided of it changes by that.
+
+    >>> row = AgentRow(id="a1", name="a", generation=1, gate="open", status="running")
+    >>> _differs_in_state_only(row, replace(row, gate="asleep", generation=2, status="paused"))
+    True
+    >>> _differs_in_state_only(row, replace(row, tenant="other"))
+    False
+    """
+    return replace(old, gate=new.gate, generation=new.generation, status=new.status) == new
+
+
 class Registry:
     """All agents, and what their gates see as outside: the daemon is passed through, the sockets are asked here."""
 
@@ -113,6 +128,8 @@ class Registry:
         self._settings = settings
         self.tenants = Tenants(tenants)
         self.queue: Queue = FairQueue(depth=settings.queue_depth)
+        self._turns: deque[Turning] = deque()
+        self._giving = False
         self.by_id: dict[str, Entry] = {}
         self._by_name: dict[str, Entry] = {}
         self._by_model_digest: dict[str, Entry] = {}
@@ -120,6 +137,8 @@ class Registry:
         self._by_cid: dict[int, Entry] = {}
         self.generation = 0
         """Grows with whatever changes what was decided about a request before."""
+        self._groups = 0
+        self._groups_at = -1
         self.vsock_listener: Listener | None = None
         """Where the guests that are agents by their context id arrive, all at one."""
         self.heard = False
@@ -134,6 +153,7 @@ class Registry:
     def replace_all(self, rows: list[AgentRow], internal_digest: str) -> list[Entry]:
         """The daemon's whole table; the entries it no longer has are forgotten and returned."""
         self.heard = True
+        self.generation += 1
         self.internal_digest = internal_digest
         known = {row.id for row in rows}
         gone = [self.forget(agent) for agent in list(self.by_id) if agent not in known]
@@ -146,8 +166,17 @@ class Registry:
 
     def learn(self, row: AgentRow) -> Entry:
         """One agent is so; its gate moves to where the daemon says, unless that is older than what the gate knows."""
-        self.generation += 1
         entry = self.by_id.get(row.id)
+        if entry is not None and _differs_in_state_only(entry.row, row):
+            entry.row = row
+        else:
+            entry = self._learn_anew(entry, row)
+        entry.gate.move(State(row.gate), row.generation, row.status)
+        return entry
+
+    def _learn_anew(self, entry: Entry | None, row: AgentRow) -> Entry:
+        """Who it is, where it belongs and what it may: whatever was decided before is decided again."""
+        self.generation += 1
         if entry is None:
             entry = self._new(row)
             self.by_id[row.id] = entry
@@ -162,7 +191,6 @@ class Registry:
             self._by_model_digest[row.model_digest] = entry
         if row.ingress_digest:
             self._by_ingress_digest[row.ingress_digest] = entry
-        entry.gate.move(State(row.gate), row.generation, row.status)
         return entry
 
     def unheard(self, agent: str) -> Entry:
@@ -204,8 +232,7 @@ class Registry:
         self.queue.depth = settings.queue_depth
         for entry in [*self.by_id.values(), self.operator]:
             entry.gate.parked_max = settings.parked_max
-            if (entry.window.limit, entry.window.span_s) != (settings.window_requests, settings.window_s):
-                entry.window = SlidingWindow(settings.window_requests, settings.window_s)
+            entry.window = window_of(settings.window_requests, settings.window_s, entry.window)
             entry.learn(entry.row, self.tenants.of(entry.row.tenant))
             self._place(entry)
 
@@ -218,8 +245,23 @@ class Registry:
         return caller, tenant, self.queue.flow(own.id, tenant_name, limit=limit, weight=tenant.weight)
 
     def cache_groups(self) -> int:
-        """How many groups of agents share a prefix cache each, of all agents there are."""
-        return len({entry.tenant.cache_group for entry in self.by_id.values()})
+        """How many groups of agents share a prefix cache each, of all agents there are. Counted once a generation."""
+        if self._groups_at != self.generation:
+            self._groups_at = self.generation
+            self._groups = len({entry.tenant.cache_group for entry in self.by_id.values()})
+        return self._groups
+
+    def give_turns(self, waiters: Iterable[Turning]) -> None:
+        """Each owns a slot and begins. One that fails at once gives its slot to the next: a loop, not a recursion."""
+        self._turns.extend(waiters)
+        if self._giving:
+            return
+        self._giving = True
+        try:
+            while self._turns:
+                self._turns.popleft().on_turn()
+        finally:
+            self._giving = False
 
     # who asks -----------------------------------------------------------------------------------------------------
 
@@ -275,8 +317,7 @@ class Registry:
         """Tier, tenant or weight may have changed; those who may go by that, go."""
         limit = concurrency_of(entry.row.tier, self._settings)
         tenant = entry.tenant
-        for waiter in self.queue.move(entry.flow, tenant=tenant.name, limit=limit, weight=tenant.weight):
-            waiter.on_turn()
+        self.give_turns(self.queue.move(entry.flow, tenant=tenant.name, limit=limit, weight=tenant.weight))
 
     def _unindex(self, entry: Entry) -> None:
         row = entry.row

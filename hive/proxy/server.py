@@ -88,7 +88,7 @@ class ProxyServer:
         self._usage = UsageLog(paths.spool, self.epoch, self._live)
         self._links = Links(paths, self.epoch, settings, live=self._live, usage=self._usage)
         self.registry = self._links.registry
-        self._readers = DeepReaders(settings)
+        self._readers = DeepReaders()
         self.path = DataPath(
             registry=self.registry,
             settings=settings,
@@ -187,20 +187,21 @@ class ProxyServer:
 
     async def _cut(self) -> None:
         """What has not ended ends now: with an error where no answer has begun, else so that its client can tell."""
+        self._refuse_in_flight()
+        await self._drained(time.monotonic(), FLUSH_S, asyncio.Event())
+        self._refuse_in_flight()  # what began since
+        for connection in list(self._connections):
+            connection.cut()
+
+    def _refuse_in_flight(self) -> None:
         for connection in list(self._connections):
             if connection.exchange is not None:
                 connection.exchange.refuse(Saturated("Hive's proxy is restarting", retry_after_s=1))
-        await self._drained(time.monotonic(), FLUSH_S, asyncio.Event())
-        for connection in list(self._connections):
-            if connection.exchange is not None:  # begun since
-                connection.exchange.refuse(Saturated("Hive's proxy is restarting", retry_after_s=1))
-            connection.cut()
 
     def use_settings(self, settings: Settings) -> None:
         """The configuration was read again: what is asked from now on is held to these."""
         self.settings = settings
         self.path.use_settings(settings)
-        self._readers.use_settings(settings)
         self.ingress.settings = settings.proxy
         self._follow(settings)
         for connection in self._connections:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hive.proxy.limits import SlidingWindow
+from hive.proxy.limits import SlidingWindow, window_of
 from hive.settings import TenantRow
 
 MAX_KEPT = 1000
@@ -32,10 +32,7 @@ class Tenant:
         self.models = models_of(row.models)
         self.cache_group = f"group {row.cache_group}" if row.cache_group else f"tenant {self.name}"
         limit = rate_of(row.rate_limit)
-        if limit is None:
-            self.window = None
-        elif self.window is None or (self.window.limit, self.window.span_s) != limit:
-            self.window = SlidingWindow(*limit)
+        self.window = None if limit is None else window_of(*limit, self.window)
 
 
 class Tenants:

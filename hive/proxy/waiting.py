@@ -4,6 +4,7 @@ things taken that must be given back, and one way to answer with an error."""
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 
 from hive.dialects.errors import error_fields, render
 from hive.domain import Dialect
@@ -16,7 +17,7 @@ from hive.wire.http1 import Request, answer_head
 from hive.wire.upstream import UpstreamConnection
 
 
-class Waiting:
+class Waiting(ABC):
     """One request, whichever way it goes. Made at its first byte; `_release` is called once, whatever happened.
 
     `parked`: it waits for its agent to wake. `deadline`: when `on_deadline` is due, on the monotonic clock.
@@ -55,18 +56,33 @@ class Waiting:
         self._body_bytes = 0
         deadlines.add(self)
 
+    @abstractmethod
     def refuse(self, error: HiveError) -> None:
         """Ends with this error; nothing where it has ended already."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_deadline(self, now: float) -> None:
-        raise NotImplementedError
+        """`deadline` has passed."""
+
+    @abstractmethod
+    def _proceed(self) -> None:
+        """The request is ready and the gate is open."""
 
     def on_body(self, size: int) -> None:
         if self._refusal is None:
             if not self._budget.take(size):
                 raise Saturated("the request bodies held at once exceed Hive's budget", retry_after_s=2)
             self._body_bytes += size
+
+    def on_gate_open(self) -> None:
+        self.parked = False
+        self.deadline = NEVER
+        if self._left:
+            return
+        if self._ready:
+            self._proceed()
+        elif self._request is None or not self._request.complete:
+            self._connection.restart_clock()
 
     def on_gate_refused(self, error: HiveError) -> None:
         self.parked = False

@@ -20,7 +20,7 @@ from typing import Protocol
 import msgspec
 
 from hive.errors import HiveError, RequestTimeout, Saturated
-from hive.wire.budget import HalfOpen, body_deadline
+from hive.wire.budget import LONG_READ, HalfOpen, body_deadline
 from hive.wire.deadlines import NEVER, Deadlines
 from hive.wire.http1 import Request, RequestParser
 
@@ -33,9 +33,6 @@ CLOSE_S = 60.0
 """A client may take so long to read what was written before its connection closed."""
 SIOCOUTQ = termios.TIOCOUTQ
 FIONREAD = termios.FIONREAD
-LONG_READ = 64 * 1024
-"""Bytes of one read after which others get their turn: libuv reads up to 32 times from one socket, 45 ms at a go of a
-16 MiB body (measured)."""
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 EMPTY_LINE = (b"\r\n", b"\r")
 """What a client may send between two requests, whole or in part; it is no reason to wake anyone."""
@@ -164,11 +161,6 @@ class Connection(asyncio.Protocol):
             return "an answer was sent less than 1 s ago"
         return None
 
-    def use_limits(self, limits: Limits) -> None:
-        """The configuration was read again: clocks and sizes are these from the next request on."""
-        self.limits = limits
-        self._parser.max_body = limits.max_body
-
     # what an exchange calls ---------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
@@ -227,6 +219,11 @@ class Connection(asyncio.Protocol):
             self.deadline = now + self.limits.head_s
         else:
             self._start_body_clock(self._request, now)
+
+    def use_limits(self, limits: Limits) -> None:
+        """The configuration was read again: clocks and sizes are these from the next request on."""
+        self.limits = limits
+        self._parser.max_body = limits.max_body
 
     # asyncio ------------------------------------------------------------------------------------------------------
 

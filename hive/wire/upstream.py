@@ -11,12 +11,11 @@ from typing import Protocol
 
 from hive.errors import BackendDown, BackendTimeout, HiveError
 from hive.tasks import spawn
+from hive.wire.budget import LONG_READ
 from hive.wire.deadlines import NEVER, Deadlines
 from hive.wire.heads import BadResponse
 from hive.wire.http1 import KnownHead, Response, ResponseParser
 
-LONG_READ = 64 * 1024
-"""Bytes of one read after which others get their turn (see `connection.py`)."""
 WRITE_AHEAD = 256 * 1024
 """Bytes of a long body that are handed to the kernel at a time: 16 MiB at once take up to 4 ms (measured)."""
 

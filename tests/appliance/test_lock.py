@@ -28,13 +28,14 @@ def test_a_second_one_says_which_pid_holds_the_directory(path: Path) -> None:
     first = spawn([sys.executable, "-c", program, str(path)], env=os.environ, stdout_fd=writing)
     os.close(writing)
     try:
-        assert os.read(reading, 100) == b"taken\n"
+        with os.fdopen(reading, "rb") as said:
+            # a whole line: with PYTHONUNBUFFERED the text and its end are written one after the other
+            assert said.readline() == b"taken\n"
         with pytest.raises(WrongState, match=rf"hive up \(pid {first.pid}\) already runs on {path.parent}"):
             lock.take(path, say=lambda _: None)
     finally:
         first.kill()
         first.wait()
-        os.close(reading)
 
 
 def test_a_free_lock_is_taken_and_names_us(path: Path) -> None:

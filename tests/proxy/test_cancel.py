@@ -413,7 +413,7 @@ async def test_of_two_thousand_that_leave_at_a_random_moment_nothing_stays(tmp_p
 @contextlib.asynccontextmanager
 async def stopped_readers(proxy: Proxy) -> AsyncIterator[DeepReaders]:
     """Readers of large bodies that accept work and do nothing, until the end."""
-    readers = proxy.path.readers = DeepReaders(proxy.settings)
+    readers = proxy.path.readers = DeepReaders()
     readers.start()
     await until(lambda: repr(readers).startswith("<DeepReaders 2/2 free"))
     pids = readers.pids

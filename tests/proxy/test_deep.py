@@ -21,6 +21,7 @@ import uvloop
 
 from hive.domain import Tier
 from hive.errors import BadRequest, HiveError, Saturated
+from hive.field_rules import Rules
 from hive.proxy import body
 from hive.proxy.body import Asked, Want
 from hive.proxy.deep import DeepReaders, Reading
@@ -44,10 +45,15 @@ def pieces(text: bytes, size: int = 65_536) -> list[bytes]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 
 
+def rules_of(tier: Tier, **fields: str) -> Rules:
+    """Of a chat; `fields` are an operator's own rows."""
+    return FieldTable(Settings(fields={CHAT: fields})).rules(CHAT, tier)
+
+
 def here(text: bytes, tier: Tier = Tier.LOW) -> Asked | HiveError:
     """What `body.read` says in this process."""
     try:
-        return body.read(text, FieldTable(Settings()).rules(CHAT, tier), WANT)
+        return body.read(text, rules_of(tier), WANT)
     except HiveError as error:
         return error
 
@@ -59,8 +65,8 @@ class Results:
         self.readers = readers
         self.all: list[Asked | HiveError] = []
 
-    def read(self, text: bytes, tier: Tier = Tier.LOW) -> Reading:
-        return self.readers.read(pieces(text), CHAT, tier, WANT, self.all.append)
+    def read(self, text: bytes, tier: Tier = Tier.LOW, **fields: str) -> Reading:
+        return self.readers.read(pieces(text), rules_of(tier, **fields), WANT, self.all.append)
 
     async def wait_for(self, count: int) -> list[Asked | HiveError]:
         await until(lambda: len(self.all) >= count)
@@ -83,7 +89,7 @@ def run(scenario: Scenario, *, runner: Runner = uvloop.run, **limits: float) -> 
     """Runs a scenario with two workers that are ready, on uvloop as the proxy does."""
 
     async def main() -> None:
-        readers = DeepReaders(Settings(), **limits)
+        readers = DeepReaders(**limits)
         readers.start()
         try:
             await until(lambda: free(readers) == 2)
@@ -164,7 +170,7 @@ def test_however_it_came_it_is_the_same_body(size: int) -> None:
 
     async def scenario(readers: DeepReaders) -> None:
         results = Results(readers)
-        readers.read([b"", *pieces(text, size), b""], CHAT, Tier.LOW, WANT, results.all.append)
+        readers.read([b"", *pieces(text, size), b""], rules_of(Tier.LOW), WANT, results.all.append)
         (found,) = await results.wait_for(1)
         assert isinstance(found, Asked)
         assert b"".join(found.upstream) == here(text).upstream[0]  # type: ignore[union-attr]
@@ -337,8 +343,7 @@ def test_rules_that_change_hold_for_the_next_body() -> None:
         results = Results(readers)
         results.read(chat(seed=1))
         await results.wait_for(1)
-        readers.use_settings(Settings(fields={CHAT: {"seed": "drop"}}))
-        results.read(chat(seed=1))
+        results.read(chat(seed=1), seed="drop")
         before, after = await results.wait_for(2)
         assert isinstance(before, Asked)
         assert isinstance(after, Asked)
@@ -349,7 +354,7 @@ def test_rules_that_change_hold_for_the_next_body() -> None:
 
 def test_closing_refuses_what_is_under_way() -> None:
     async def main() -> None:
-        readers = DeepReaders(Settings())
+        readers = DeepReaders()
         readers.start()
         pids = readers.pids
         results = Results(readers)
@@ -365,9 +370,8 @@ def test_closing_refuses_what_is_under_way() -> None:
 PROXY = """
 import asyncio, sys
 from hive.proxy.deep import DeepReaders
-from hive.settings import Settings
 async def main():
-    readers = DeepReaders(Settings())
+    readers = DeepReaders()
     readers.start()
     print(*readers.pids, flush=True)
     await asyncio.sleep(600)
