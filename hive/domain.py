@@ -46,16 +46,19 @@ ALIVE = frozenset(
 
 
 class SleepDepth(StrEnum):
-    """How far asleep: `light` keeps all of the RAM; `deep` and `hibernated` come with later runtimes."""
+    """How far asleep: `light` is frozen and keeps all of its RAM, `deep` is light with its memory paged out."""
 
     AWAKE = "awake"
     LIGHT = "light"
+    DEEP = "deep"
 
 
 class WakeCause(StrEnum):
     """Why a sleeping agent is woken (design.md §4)."""
 
     INGRESS = "ingress"
+    MESSAGE = "message"
+    SCHEDULE = "schedule"
     REQUEST = "request"
     OPERATOR = "operator"
 
@@ -86,8 +89,13 @@ class CacheMode(StrEnum):
 
 
 class RestartPolicy(StrEnum):
+    """What follows when it ends by itself, as Docker has it: `always` and `unless-stopped` start it again whatever its
+    exit code, and after a boot; `unless-stopped` not after a boot where an operator had stopped it."""
+
     NO = "no"
     ON_FAILURE = "on-failure"
+    ALWAYS = "always"
+    UNLESS_STOPPED = "unless-stopped"
 
 
 class BackendKind(StrEnum):
@@ -122,16 +130,67 @@ class Isolation(StrEnum):
     FULL = "full"
 
 
+class RuntimeKind(StrEnum):
+    """What an agent runs in."""
+
+    PROCESS = "process"
+    DOCKER = "docker"
+    FIRECRACKER = "firecracker"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one agent may use at most; None is no limit of its own.
+
+    `memory_mb`: MiB of RAM (swap is not counted: a deep sleeper is in it); `cpu`: cores, 0.5 is half of one; `pids`:
+    processes and threads; `files`: open files of each process (RLIMIT_NOFILE).
+    """
+
+    memory_mb: int | None = None
+    cpu: float | None = None
+    pids: int | None = None
+    files: int | None = None
+
+
+class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[docker]`. `mounts`: `/host/path:/path/inside` or `…:ro`; `tmpfs`: paths inside that are writable and in RAM.
+
+    `user`: as in `docker run --user`, empty for the image's.
+    """
+
+    image: str
+    user: str = ""
+    mounts: list[str] = []
+    tmpfs: list[str] = msgspec.field(default_factory=lambda: ["/tmp"])
+    read_only: bool = True
+
+
+class FirecrackerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`[firecracker]`. Absolute paths of the kernel image and of the root file system's image; `tap`: an existing tap
+    device of the host for its network, empty for none; `balloon`: a balloon device with free page reporting."""
+
+    kernel: str
+    rootfs: str
+    kernel_args: str = "console=ttyS0 reboot=k panic=1 pci=off"
+    rootfs_read_only: bool = False
+    vcpus: int = 1
+    memory_mb: int = 256
+    tap: str = ""
+    balloon: bool = True
+
+
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an operator asks for: immutable, stored whole. Checked by `agents/spec.py`.
 
     `port`: where the agent listens for callers (ingress); `idle_s`: seconds of quiet before it is put to sleep,
     None for the setting, 0 for never; `cid`: AF_VSOCK context id of the virtual machine it runs in, unique, 3 or more.
+    `deepest`: how deep it may sleep. `inbox`: path at its port where messages for it are posted. `autostart`: started
+    after a boot, whatever `restart` says. `egress`: where it may connect to besides Hive: None for whatever the
+    runtime allows by itself, an empty list for nowhere, else networks like `192.0.2.0/24`.
     """
 
     name: str
-    command: list[str]
-    runtime: str = "process"
+    command: list[str] = []
+    runtime: RuntimeKind = RuntimeKind.PROCESS
     env: dict[str, str] = {}
     port: int | None = None
     tier: Tier = Tier.MEDIUM
@@ -139,6 +198,13 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     model: str | None = None
     restart: RestartPolicy = RestartPolicy.NO
     idle_s: float | None = None
+    deepest: SleepDepth = SleepDepth.DEEP
+    inbox: str = "/inbox"
+    autostart: bool = False
+    egress: list[str] | None = None
+    limits: Limits = Limits()
+    docker: DockerSpec | None = None
+    firecracker: FirecrackerSpec | None = None
     cid: int | None = None
 
 

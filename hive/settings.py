@@ -116,6 +116,21 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True):
     cpu_quiet_percent: Annotated[
         float, _s("Less of one core than this over the last check is quiet.", unit="%", ge=0)
     ] = 2
+    deep_after_s: Annotated[
+        float, _s("Asleep for this long, memory is paged out (deep sleep); 0: only under pressure.", unit="s", ge=0)
+    ] = 30
+    pressure_some_avg10: Annotated[
+        float,
+        _s(
+            "From this memory pressure (PSI `some avg10`) on, sleepers go deep at once; 0: never.",
+            unit="%",
+            ge=0,
+            le=100,
+        ),
+    ] = 10
+    wake_reserve_mb: Annotated[
+        int, _s("A wake from deep sleep waits while less memory than this would be left.", unit="MiB", ge=0)
+    ] = 256
     pause_timeout_s: Annotated[float, _s("How long `hive agent pause` waits for a busy agent.", unit="s", gt=0)] = 30
 
 
@@ -129,6 +144,18 @@ class Agents(msgspec.Struct, frozen=True, kw_only=True):
         8 * 1024 * 1024
     )
     first_uid: Annotated[int, _s("Agents' uids count up from here.", ge=1000)] = 70000
+
+
+class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """`[sandbox]`: the helper that runs agents."""
+
+    policy: Annotated[str, _s("What it may run, a root-owned file; empty: whatever an operator asks for.")] = ""
+    docker_socket: Annotated[str, _s("Where the Docker engine listens.")] = "/run/docker.sock"
+    firecracker: Annotated[str, _s("The virtual machine monitor.", env="HIVE_FIRECRACKER")] = (
+        "/usr/local/bin/firecracker"
+    )
+    jailer: Annotated[str, _s("Its jailer; empty: without one.")] = "/usr/local/bin/jailer"
+    chroot_base: Annotated[str, _s("Where the jailer makes its jails.", env="JAILER_CHROOT_BASE")] = "/srv/jailer"
 
 
 class Daemon(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +188,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     proxy: Proxy = Proxy()
     sleep: Sleep = Sleep()
     agents: Agents = Agents()
+    sandbox: Sandbox = Sandbox()
     daemon: Daemon = Daemon()
     tenants: dict[str, TenantRow] = {}
     fields: dict[str, dict[str, str]] = {}
@@ -172,6 +200,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "proxy": Proxy,
     "sleep": Sleep,
     "agents": Agents,
+    "sandbox": Sandbox,
     "daemon": Daemon,
 }
 

@@ -87,6 +87,7 @@ class Life:
         self.retry_freeze_at = 0.0
         self.awake_since = self._loop.time()
         self.pid: int | None = None
+        self.address = ""
         self.started_spec: AgentSpec | None = None
         self.last_wake: tuple[float, WakeCause] | None = None
         self.pauses = 0
@@ -222,7 +223,7 @@ class Life:
         """Ground truth after a (re)connect to the helper, asked for at `moment`; asked again where that has passed."""
         fresh = moment == self.moment and not self._turns.taken
         if fresh and reconcile(self.status, Truth(stat.state)) is Action.KEEP:
-            self.pid = stat.pid
+            self.pid, self.address = stat.pid, stat.address
             return
 
         async def act() -> None:
@@ -426,21 +427,24 @@ class Life:
     async def _start_process(self, actor: str) -> None:
         """From `starting` to `running`. Raises HiveError with nothing of it left alive."""
         agent = self.agent
-        spec = await self._world.process_spec(agent)
+        spec = await self._world.sandbox_spec(agent)
         await self._world.helper.define(agent.id, spec)
         self._gone, self.pid = False, None
         try:
-            self.pid = await self._world.helper.start(agent.id)
+            started = await self._world.helper.start(agent.id)
+            self.pid, self.address = started.pid, started.address
         except WrongState:
             # It lives where the answer to an earlier start was lost; what is left of one that ended is in the way.
             stat = await self._look()
             if stat.state != Truth.RUNNING:
                 raise
-            self.pid = stat.pid
+            self.pid, self.address = stat.pid, stat.address
         except TimedOut:
             await outcome_of(self._world.helper.stop(agent.id, grace_s=0.0))
             raise
         self.started_spec = agent.spec
+        if self.address:
+            self._world.gates.tell(self.agent)
         if not self._gone:
             await self._running(f"started, pid {self.pid}", actor)
 
@@ -528,7 +532,7 @@ class Life:
 
     async def _reconcile(self, stat: Stat) -> None:
         """Makes record and truth agree (reconcile.py says how)."""
-        self.pid = stat.pid
+        self.pid, self.address = stat.pid, stat.address
         found = f"found {stat.state}, recorded {self.status}"
         match reconcile(self.status, Truth(stat.state)):
             case Action.KEEP:

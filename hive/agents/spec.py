@@ -12,10 +12,18 @@ from typing import Any
 
 import msgspec
 
-from hive.domain import PROGRAM_PATH, AgentSpec, is_name
+from hive.domain import (
+    PROGRAM_PATH,
+    AgentSpec,
+    DockerSpec,
+    FirecrackerSpec,
+    Limits,
+    RuntimeKind,
+    SleepDepth,
+    is_name,
+)
 from hive.errors import BadRequest
 
-RUNTIMES = ("process",)
 COMMAND_MAX_BYTES = 128 * 1024
 """Linux takes 128 KiB for one argument and more for all (execve(2)); an agent needs less."""
 ENV_MAX_BYTES = 64 * 1024
@@ -26,6 +34,10 @@ CIDS = range(3, 2**32 - 1)
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MODEL = re.compile(r"[!-~]{1,255}")
+_INBOX = re.compile(r"/[!-~]{0,254}")
+_IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._/:@-]{0,254}")
+_MOUNT = re.compile(r"/[^:\0]*:/[^:\0]*(:ro)?")
+_INTERFACE = re.compile(r"[!-.0-~]{1,15}")
 _RESERVED_PREFIXES = ("HIVE_", "OPENAI_")
 _RESERVED = frozenset({"OLLAMA_HOST"})
 """Set by Hive itself: they are how an agent reaches the model."""
@@ -77,8 +89,6 @@ def check(spec: AgentSpec, *, find: FindProgram = find_program) -> AgentSpec:
     """
     _check_name("name", spec.name)
     _check_name("tenant", spec.tenant)
-    if spec.runtime not in RUNTIMES:
-        raise BadRequest(f"runtime: {spec.runtime!r} is not there yet; known is {', '.join(RUNTIMES)}")
     if spec.port is not None and not 1 <= spec.port <= 65535:
         raise BadRequest(f"port: {spec.port} is not from 1 to 65535")
     if spec.idle_s is not None and not 0 <= spec.idle_s <= IDLE_MAX_S:
@@ -87,8 +97,82 @@ def check(spec: AgentSpec, *, find: FindProgram = find_program) -> AgentSpec:
         raise BadRequest(f"cid: {spec.cid} is not from {CIDS[0]} to {CIDS[-1]}")
     if spec.model is not None and not _MODEL.fullmatch(spec.model):
         raise BadRequest("model: expected 1 to 255 printable characters without spaces")
+    if spec.deepest is SleepDepth.AWAKE:
+        raise BadRequest("deepest: light or deep; idle_s = 0 keeps an agent awake")
+    if not _INBOX.fullmatch(spec.inbox):
+        raise BadRequest(f"inbox: {spec.inbox[:60]!r} is no path; like /inbox")
+    _check_limits(spec.limits)
+    _check_egress(spec.egress)
     _check_env(spec.env)
-    return msgspec.structs.replace(spec, command=_check_command(spec.command, find))
+    return msgspec.structs.replace(spec, command=_check_runtime(spec, find))
+
+
+def _check_runtime(spec: AgentSpec, find: FindProgram) -> list[str]:
+    """What belongs to its runtime is there, and nothing of another one; the command as the runtime takes it."""
+    for kind, table in ((RuntimeKind.DOCKER, spec.docker), (RuntimeKind.FIRECRACKER, spec.firecracker)):
+        if table is None and spec.runtime is kind:
+            raise BadRequest(f"{kind}: missing", hint=f'runtime = "{kind}" needs a table [{kind}]')
+        if table is not None and spec.runtime is not kind:
+            raise BadRequest(f"{kind}: the runtime is {spec.runtime}", hint=f'runtime = "{kind}"')
+    if spec.docker is not None:
+        _check_docker(spec.docker)
+        _check_text("command", spec.command)
+        return spec.command
+    if spec.firecracker is not None:
+        _check_firecracker(spec.firecracker)
+        if spec.command:
+            raise BadRequest("command: a virtual machine runs what its image says", hint="remove it")
+        return []
+    return _check_command(spec.command, find)
+
+
+def _check_docker(docker: DockerSpec) -> None:
+    if not _IMAGE.fullmatch(docker.image):
+        raise BadRequest(f"docker: image: {docker.image[:80]!r} is no image; like debian:12 or an id")
+    for mount in docker.mounts:
+        if not _MOUNT.fullmatch(mount) or ".." in mount.split(":")[0].split("/"):
+            raise BadRequest(f"docker: mounts: {mount[:80]!r}: expected /host/path:/path/inside or …:ro")
+    for path in docker.tmpfs:
+        if not path.startswith("/"):
+            raise BadRequest(f"docker: tmpfs: {path[:80]!r} is not absolute")
+    _check_text("docker: user", [docker.user])
+
+
+def _check_firecracker(machine: FirecrackerSpec) -> None:
+    for field, path in (("kernel", machine.kernel), ("rootfs", machine.rootfs)):
+        if not os.path.isabs(path):
+            raise BadRequest(f"firecracker: {field}: {path[:80]!r} is not absolute")
+        _check_text(f"firecracker: {field}", [path])
+    if not 1 <= machine.vcpus <= 32:
+        raise BadRequest(f"firecracker: vcpus: {machine.vcpus} is not from 1 to 32")
+    if not 16 <= machine.memory_mb <= 1 << 20:
+        raise BadRequest(f"firecracker: memory_mb: {machine.memory_mb} is not from 16 to {1 << 20}")
+    if machine.tap and not _INTERFACE.fullmatch(machine.tap):
+        raise BadRequest(f"firecracker: tap: {machine.tap[:40]!r} is no network device")
+
+
+def _check_limits(limits: Limits) -> None:
+    bounds: tuple[tuple[str, float | None, float, float], ...] = (
+        ("memory_mb", limits.memory_mb, 4, 1 << 24),
+        ("cpu", limits.cpu, 0.01, 4096),
+        ("pids", limits.pids, 1, 1 << 22),
+        ("files", limits.files, 16, 1 << 20),
+    )
+    for field, value, least, most in bounds:
+        if value is not None and not least <= value <= most:
+            raise BadRequest(f"limits: {field}: {value:g} is not from {least:g} to {most:g}")
+
+
+def _check_egress(egress: list[str] | None) -> None:
+    if not egress:
+        return
+    import ipaddress  # 3 ms of start-up that few agents pay
+
+    for network in egress:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as error:
+            raise BadRequest(f"egress: {error}", hint="networks like 192.0.2.0/24; [] is nowhere") from None
 
 
 def from_toml(text: str) -> AgentSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from hive.domain import Agent, WakeCause
-from hive.link.messages import Activity, Busy, Closed, ProcessSpec, Stat
+from hive.link.messages import Activity, Busy, Closed, PagedOut, SandboxSpec, Started, Stat
 from hive.settings import Settings
 
 
@@ -19,10 +19,10 @@ class Helper(Protocol):
     @property
     def connected(self) -> bool: ...
 
-    async def define(self, agent: str, spec: ProcessSpec) -> object: ...
+    async def define(self, agent: str, spec: SandboxSpec) -> object: ...
 
-    async def start(self, agent: str) -> int:
-        """The pid. WrongState where a process of it lives."""
+    async def start(self, agent: str) -> Started:
+        """Its pid and address. WrongState where a process of it lives."""
         ...
 
     async def stop(self, agent: str, *, grace_s: float) -> object:
@@ -39,6 +39,10 @@ class Helper(Protocol):
 
     async def thaw(self, agent: str) -> object:
         """Returns once it verifiably runs; thawing what runs is no error. WrongState where nothing of it lives."""
+        ...
+
+    async def page_out(self, agent: str, generation: int) -> PagedOut:
+        """Deep sleep for one that sleeps; a `thaw` meanwhile wins. WrongState, NotSupported, Saturated."""
         ...
 
     async def remove(self, agent: str) -> None: ...
@@ -100,7 +104,7 @@ class World(Protocol):
         """Deletes the record and every key of it, frees its uid."""
         ...
 
-    async def process_spec(self, agent: Agent) -> ProcessSpec:
+    async def sandbox_spec(self, agent: Agent) -> SandboxSpec:
         """What the helper needs to run it. Raises DependencyDown where the proxy's port is not known in time."""
         ...
 

@@ -16,7 +16,7 @@ from hive.settings import Settings
 
 Answer = dict[str, Any]
 
-OF_THE_PROCESS = ("command", "env", "runtime", "port", "model")
+OF_THE_PROCESS = ("command", "env", "runtime", "port", "model", "egress", "limits", "docker", "firecracker")
 """Fields of a spec that take effect at the next start; all others do at once."""
 
 
@@ -36,6 +36,8 @@ def agent_view(life: Life, *, why: str, stat: Stat | None, seen: Activity, used:
         "why": why,
         "uid": agent.uid,
         "pid": stat.pid if stat is not None else life.pid,
+        "swap_bytes": None if stat is None else stat.swap_bytes,
+        "limits_not_enforced": None if stat is None else stat.limits,
         "rss_bytes": None if stat is None else stat.rss_bytes,
         "cpu_us": None if stat is None else stat.cpu_us,
         "processes": None if stat is None else stat.processes,

@@ -15,7 +15,7 @@ from hive.control.gates import ProxyGates
 from hive.control.journal import Journal
 from hive.control.stats import Counters
 from hive.domain import ALIVE, Agent, AgentStatus, BackendInfo, ModelInfo, WakeCause
-from hive.link.messages import AgentRow, ProcessSpec
+from hive.link.messages import AgentRow, SandboxSpec
 from hive.settings import Paths, Settings
 from hive.store import agents, audit
 from hive.store.database import Database
@@ -80,10 +80,10 @@ class DaemonWorld:
         self._counters.forget(agent.id)
         self.started_with_port.pop(agent.id, None)
 
-    async def process_spec(self, agent: Agent) -> ProcessSpec:
+    async def sandbox_spec(self, agent: Agent) -> SandboxSpec:
         port = await self._proxy.ports(PROXY_WITHIN_S)
         self.started_with_port[agent.id] = port
-        return ProcessSpec(
+        return SandboxSpec(
             name=agent.name,
             command=agent.spec.command,
             env=environment(
@@ -98,6 +98,12 @@ class DaemonWorld:
             log=str(self._paths.log(agent.id)),
             uid=agent.uid,
             gid=agent.uid,
+            runtime=agent.spec.runtime,
+            port=agent.spec.port,
+            egress=agent.spec.egress,
+            limits=agent.spec.limits,
+            docker=agent.spec.docker,
+            firecracker=agent.spec.firecracker,
         )
 
     def changed(self, before: Agent, after: Agent, actor: str) -> None:
@@ -144,7 +150,7 @@ class DaemonWorld:
             model=agent.spec.model,
             model_digest=digest(self.token(agent, TokenKind.MODEL)),
             ingress_digest=digest(self.token(agent, TokenKind.INGRESS)),
-            address=None if port is None else f"127.0.0.1:{port}",
+            address=None if port is None else (life.address if life is not None else "") or f"127.0.0.1:{port}",
             cid=agent.spec.cid,
         )
 

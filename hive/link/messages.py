@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from hive.domain import BackendInfo, ModelInfo, Tier
+from hive.domain import BackendInfo, DockerSpec, FirecrackerSpec, Limits, ModelInfo, RuntimeKind, Tier
 
 PROTOCOL = 1
 
@@ -108,8 +108,9 @@ class AgentRow(Message, tag=True, frozen=True, kw_only=True):
     """All the proxy knows of an agent.
 
     `gate`: `open`, `closed` (being put to sleep or being started), `asleep`, `refused` (stopped, error, created).
-    `model_digest`, `ingress_digest`: SHA-256 of the agent's two tokens, hex. `address`: where its
-    port listens, `host:port`. `cid`: the AF_VSOCK context id its guest connects from.
+    `model_digest`, `ingress_digest`: SHA-256 of the agent's two tokens, hex. `address`: where its port listens:
+    `host:port`, `unix:PATH`, or `vsock:UDS_PATH:PORT` (Firecracker's `CONNECT`). `cid`: the AF_VSOCK context id its
+    guest connects from.
     """
 
     id: str
@@ -211,8 +212,10 @@ class Leaving(Message, tag=True, frozen=True, kw_only=True):
 # --- daemon → helper ---------------------------------------------------------------------------------------------
 
 
-class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
+class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the helper needs to run an agent. `uid`/`gid` None: as the helper's own user.
+
+    `port`: where the agent will listen for callers. `egress`, `limits`, `docker`, `firecracker`: as in `AgentSpec`.
 
     `env` is complete (nothing is inherited but PATH, HOME, LANG, TZ set by the helper). `home` is created 0700 and
     owned by the agent. `files`: source path → name in the home, copied at define where missing or changed.
@@ -226,13 +229,19 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     uid: int | None = None
     gid: int | None = None
     files: dict[str, str] = {}
+    runtime: RuntimeKind = RuntimeKind.PROCESS
+    port: int | None = None
+    egress: list[str] | None = None
+    limits: Limits = Limits()
+    docker: DockerSpec | None = None
+    firecracker: FirecrackerSpec | None = None
 
 
 class Define(Message, tag=True, frozen=True, kw_only=True):
     """Ask. Store the spec, make the home, bind the agent's socket. Answer: `Defined`. Again: replaces the spec."""
 
     agent: str
-    spec: ProcessSpec
+    spec: SandboxSpec
 
 
 class Defined(Message, tag=True, frozen=True, kw_only=True):
@@ -246,7 +255,10 @@ class Start(Message, tag=True, frozen=True, kw_only=True):
 
 
 class Started(Message, tag=True, frozen=True, kw_only=True):
+    """`address`: where its port can be reached (as in `AgentRow`), empty for 127.0.0.1 or where it has none."""
+
     pid: int
+    address: str = ""
 
 
 class Stop(Message, tag=True, frozen=True, kw_only=True):
@@ -288,6 +300,27 @@ class Thawed(Message, tag=True, frozen=True, kw_only=True):
     took_ms: float
 
 
+class PageOut(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Page out the anonymous memory of an agent that is frozen and confirmed for this generation.
+
+    Answer: `PagedOut`; a thaw that comes meanwhile ends it at once, and the answer is `wrong_state`.
+    `not_supported` where this host or this helper may not, with the reason; `saturated` where swap has no room.
+    """
+
+    agent: str
+    generation: int
+
+
+class PagedOut(Message, tag=True, frozen=True, kw_only=True):
+    """`kept_bytes`: RAM its processes hold still; `swap_bytes`: what of theirs is in swap now. `how`: `madvise` or
+    `reclaim`."""
+
+    took_ms: float
+    kept_bytes: int
+    swap_bytes: int
+    how: str
+
+
 class AskStat(Message, tag=True, frozen=True, kw_only=True):
     """Ask. Answer: `Stats` of the agents named, of all where none is."""
 
@@ -298,7 +331,8 @@ class Stat(Message, tag=True, frozen=True, kw_only=True):
     """Ground truth of one agent.
 
     `state`: `running`, `frozen`, `gone`. `cpu_us`: CPU time used since start by all its processes (frozen does not
-    move). `exit_code`: of the last end, None where unknown; `since` the process's start, Unix seconds.
+    move). `exit_code`: of the last end, None where unknown. `swap_bytes`: of its memory in swap. `address`: as in
+    `Started`. `limits`: what of its limits is not enforced here, in words; empty where all are.
     """
 
     state: str
@@ -306,8 +340,11 @@ class Stat(Message, tag=True, frozen=True, kw_only=True):
     cpu_us: int = 0
     rss_bytes: int = 0
     processes: int = 0
+    swap_bytes: int = 0
     exit_code: int | None = None
     freezer: str = ""
+    address: str = ""
+    limits: str = ""
 
 
 class Stats(Message, tag=True, frozen=True, kw_only=True):
@@ -404,6 +441,8 @@ AnyMessage = (
     | Confirm
     | Thaw
     | Thawed
+    | PageOut
+    | PagedOut
     | AskStat
     | Stats
     | Reconcile

@@ -20,10 +20,12 @@ from hive.link.messages import (
     Frozen,
     Hello,
     Message,
-    ProcessSpec,
+    PagedOut,
+    PageOut,
     Reaped,
     Reconcile,
     Remove,
+    SandboxSpec,
     Start,
     Started,
     Stat,
@@ -39,7 +41,9 @@ ANSWER_S = 5.0
 REAPED_MAX = 1000
 """Ends of orphans kept while there is no helper: far more than there are agents."""
 DISK_S = 120.0
-"""For what the disk decides: deleting a large home."""
+"""For what the disk decides: deleting a large home, paging out."""
+ENGINE_S = 60.0
+"""For a start: a container's image may have to be unpacked, a machine has to boot its kernel."""
 
 
 def _ignore(*_: object) -> None:
@@ -105,14 +109,17 @@ class SandboxClient:
             case _:
                 pass
 
-    async def define(self, agent: str, spec: ProcessSpec) -> Path:
+    async def define(self, agent: str, spec: SandboxSpec) -> Path:
         """Makes the agent (or changes its spec for the next start); the path of its own socket."""
         answer = await self._client.link.ask(Define(agent=agent, spec=spec), Defined, timeout_s=DISK_S)
         return Path(answer.socket)
 
-    async def start(self, agent: str) -> int:
-        """Starts it; the pid. Raises NotFound or NotPermitted for a command that cannot run, WrongState if it runs."""
-        return (await self._client.link.ask(Start(agent=agent), Started, timeout_s=ANSWER_S)).pid
+    async def start(self, agent: str) -> Started:
+        """Starts it; its pid and address.
+
+        Raises NotFound or NotPermitted for what cannot run, DependencyDown (its engine), WrongState if it runs.
+        """
+        return await self._client.link.ask(Start(agent=agent), Started, timeout_s=ENGINE_S)
 
     async def stop(self, agent: str, *, grace_s: float) -> Ended:
         """Thaws it, SIGTERM, after `grace_s` seconds SIGKILL. Not running: how it ended last."""
@@ -132,6 +139,10 @@ class SandboxClient:
     async def thaw(self, agent: str) -> Thawed:
         """Returns when it is verified to run; also if it ran all the time. A freeze under way gives up."""
         return await self._client.link.ask(Thaw(agent=agent), Thawed, timeout_s=ANSWER_S)
+
+    async def page_out(self, agent: str, generation: int) -> PagedOut:
+        """Pages out the memory of one that sleeps. Raises WrongState (woken meanwhile), NotSupported, Saturated."""
+        return await self._client.link.ask(PageOut(agent=agent, generation=generation), PagedOut, timeout_s=DISK_S)
 
     async def stat(self, agents: Iterable[str] = ()) -> dict[str, Stat]:
         """Ground truth by agent id, of all where none is named; unknown ones are left out."""

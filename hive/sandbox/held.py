@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
 
-from hive.errors import HiveError, NotFound, TimedOut, WrongState
+from hive.domain import RuntimeKind
+from hive.errors import HiveError, NotFound, NotSupported, TimedOut, WrongState
 from hive.host.process import Snapshot
-from hive.link.messages import Done, Ended, Frozen, Message, ProcessSpec, Started, Stat, Thawed
-from hive.sandbox.runtime import Running, Runtime
+from hive.link.messages import Done, Ended, Frozen, Message, PagedOut, SandboxSpec, Started, Stat, Thawed
+from hive.sandbox.runtime import Place, Running, Runtime
 from hive.sandbox.table import Record, Table, storage_error
 from hive.tasks import spawn
 
@@ -46,14 +47,14 @@ class Held:
         self,
         agent: str,
         *,
-        runtime: Runtime,
+        runtimes: Mapping[RuntimeKind, Runtime],
         table: Table,
         limits: Limits,
         on_ended: Callable[[Ended], None],
         on_thawed_alone: Callable[[str, str], None],
     ) -> None:
         self.agent = agent
-        self._runtime = runtime
+        self._runtimes = runtimes
         self._table = table
         self._limits = limits
         self._on_ended = on_ended
@@ -93,22 +94,39 @@ class Held:
 
     # --- define, start, stop, remove -----------------------------------------------------------------------------
 
-    async def define(self, spec: ProcessSpec, bind: Callable[[], None]) -> None:
+    def _runtime_of(self, spec: SandboxSpec) -> Runtime:
+        """Raises NotSupported for a runtime this helper does not have."""
+        if (runtime := self._runtimes.get(spec.runtime)) is None:
+            raise NotSupported(f"this helper runs no {spec.runtime} agents")
+        return runtime
+
+    async def define(self, spec: SandboxSpec, bind: Callable[[Place], None]) -> Place:
         """Makes or changes the agent; `bind` makes its socket. What failed the first time leaves no record."""
         async with self._lock:
+            runtime, place = await self._moved(spec), self._runtime_of(spec).place(self.agent, spec)
             try:
-                new_home = self._runtime.prepare(self.agent, spec)
+                new_home = await runtime.prepare(self.agent, spec)
                 try:
-                    bind()
+                    bind(place)
                     await self._write_down(spec)
                 except (HiveError, OSError):
                     if new_home:
-                        self._runtime.discard(self.agent, spec)
+                        await runtime.discard(self.agent, spec)
                     raise
             except OSError as error:
                 raise storage_error(error) from error
+            return place
 
-    async def _write_down(self, spec: ProcessSpec) -> None:
+    async def _moved(self, spec: SandboxSpec) -> Runtime:
+        """The runtime of `spec`. What another one made of this agent is deleted first; it must not run there."""
+        runtime, before = self._runtime_of(spec), self._table.records.get(self.agent)
+        if before is not None and before.spec.runtime is not spec.runtime:
+            if self._running is not None:
+                raise WrongState(f"agent {self.agent} runs as {before.spec.runtime}", hint="stop it first")
+            await self._runtime_of(before.spec).discard(self.agent, before.spec)
+        return runtime
+
+    async def _write_down(self, spec: SandboxSpec) -> None:
         records = self._table.records
         before = records.get(self.agent)
         records[self.agent] = msgspec.structs.replace(before, spec=spec) if before else Record(spec=spec)
@@ -128,7 +146,7 @@ class Held:
             if self._running is not None:
                 raise WrongState(f"agent {self.agent} is running as pid {self._running.run.main.pid}")
             try:
-                running = self._runtime.start(self.agent, record.spec, mark=record.environment)
+                running = await self._runtime_of(record.spec).start(self.agent, record.spec, mark=record.environment)
             except OSError as error:
                 raise storage_error(error) from error
             self._take(running)
@@ -140,7 +158,7 @@ class Held:
                 await self._end(running)
                 raise
             log.info("agent_started agent=%s pid=%d", self._name, running.run.main.pid)
-            return Started(pid=running.run.main.pid)
+            return Started(pid=running.run.main.pid, address=running.address)
 
     def _take(self, running: Running) -> None:
         self._running = running
@@ -168,8 +186,7 @@ class Held:
                     raise TimedOut(f"a process of {self.agent} does not end on SIGKILL: it hangs in the kernel")
                 await self._end(self._running)
             drop()
-            # In a thread: how long the disk takes is the agent's doing.
-            await asyncio.to_thread(self._runtime.discard, self.agent, record.spec)
+            await self._runtime_of(record.spec).discard(self.agent, record.spec)
             del self._table.records[self.agent]
             await self._table.save_durably()
 
@@ -195,7 +212,7 @@ class Held:
         """Takes down how it ended. The caller holds the lock and has killed all of it."""
         await asyncio.wait_for(self._exited.wait(), self._limits.thaw_s)
         self._disarm()
-        exit_code = running.reap()
+        exit_code = await running.reap()
         if exit_code is None:
             with contextlib.suppress(TimeoutError):
                 exit_code = await asyncio.wait_for(asyncio.shield(self._report), self._limits.report_s)
@@ -245,6 +262,13 @@ class Held:
             self._asleep = True
             self._arm(self._limits.confirm_s)
             return Frozen(took_ms=(time.monotonic() - began) * 1000, how=running.stat(Snapshot()).freezer)
+
+    async def page_out(self, generation: int) -> PagedOut:
+        """Pages its memory out while it sleeps for `generation`; a thaw, a stop or its end gives up between slices."""
+        running, thaws = self._must_run(), self._thaws
+        if not self._asleep or generation != self._generation or self._unconfirmed is not None:
+            raise WrongState(f"agent {self.agent} is not asleep for generation {generation}")
+        return await running.page_out(give_up=lambda: thaws != self._thaws or self._exited.is_set())
 
     def confirm(self, generation: int) -> Done:
         """The pause is committed. Raises WrongState where it is not frozen, or for another generation."""
@@ -324,22 +348,22 @@ class Held:
 
     def trim_log(self) -> None:
         if self._running is not None:
-            self._runtime.trim_log(self.record.spec)
+            self._runtime_of(self.record.spec).trim_log(self.record.spec)
 
     # --- across helpers ------------------------------------------------------------------------------------------
 
-    def adopt(self, snapshot: Snapshot) -> None:
+    async def adopt(self, snapshot: Snapshot) -> None:
         """After a restart: takes up what an earlier helper started, or takes down that it is gone."""
         record = self.record
-        running = None
+        runtime, running = self._runtime_of(record.spec), None
         if record.run is not None:
-            running = self._runtime.adopt(self.agent, record.spec, record.run, mark=record.environment)
+            running = await runtime.adopt(self.agent, record.spec, record.run, mark=record.environment)
             if running is None:
-                self._runtime.sweep(self.agent, record.spec, record.run, mark=record.environment)
+                await runtime.sweep(self.agent, record.spec, record.run, mark=record.environment)
                 record.last_pid, record.exit_code = record.run.main.pid, None
                 record.run = None
         else:
-            running = self._runtime.find(self.agent, record.spec, snapshot, mark=record.environment)
+            running = await runtime.find(self.agent, record.spec, snapshot, mark=record.environment)
         if running is None:
             return
         record.run = running.run

@@ -91,6 +91,12 @@ def _content(name: str, directory: int) -> bytes | None:
         return file.read() if stat.S_ISREG(os.fstat(fd).st_mode) else None
 
 
+def discard(home: Path, log: Path) -> None:
+    """Deletes both; what is not there is deleted already."""
+    remove_tree(home)
+    log.unlink(missing_ok=True)
+
+
 def remove_tree(top: Path) -> None:
     """Deletes a directory whatever its owner built in it; nothing outside is touched. Missing is fine.
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Protocol
 
 from hive.domain import PROGRAM_PATH
-from hive.errors import BadRequest, HiveError, NotPermitted, TimedOut, WrongState
+from hive.errors import BadRequest, HiveError, NotPermitted, NotSupported, TimedOut, WrongState
 from hive.host.cgroup import Leaf, Subtree
 from hive.host.process import Identity, Snapshot, boot_id, exit_code, identify, spawn
-from hive.link.messages import ProcessSpec, Stat
+from hive.link.messages import PagedOut, SandboxSpec, Stat
 from hive.sandbox import home
-from hive.sandbox.runtime import Run, Running
+from hive.sandbox.runtime import Capabilities, Place, Run, Running
 from hive.sandbox.signals import SignalGroup
 from hive.settings import Paths
 
@@ -59,6 +59,8 @@ async def _pause(attempt: int) -> None:
 
 class RunningProcess:
     """One started agent; see `Running` for the contract."""
+
+    address = ""
 
     def __init__(self, run: Run, group: Group, *, ended_fd: int, child: subprocess.Popen[bytes] | None) -> None:
         self.run = run
@@ -107,6 +109,9 @@ class RunningProcess:
     def is_half_frozen(self) -> bool:
         return self._group.was_asked_to_freeze() and not self._group.is_frozen()
 
+    async def page_out(self, *, give_up: Callable[[], bool]) -> PagedOut:  # noqa: ARG002
+        raise NotSupported("deep sleep is not there yet")
+
     def stat(self, snapshot: Snapshot) -> Stat:
         cpu_us, rss_bytes, processes = self._group.usage(snapshot)
         return Stat(
@@ -147,7 +152,7 @@ class RunningProcess:
             await asyncio.sleep(min(wait_s, left_s))
             wait_s = min(wait_s * 1.5, 0.1)
 
-    def reap(self) -> int | None:
+    async def reap(self) -> int | None:
         if self._child is None:
             return None
         returncode = self._child.poll()
@@ -172,11 +177,17 @@ class ProcessRuntime:
         self._subtree = subtree
         self._log_max_bytes = log_max_bytes
 
-    def prepare(self, agent: str, spec: ProcessSpec) -> bool:
+    async def capabilities(self) -> Capabilities:
+        return Capabilities(limits=LIMITS)
+
+    def place(self, agent: str, spec: SandboxSpec) -> Place:  # noqa: ARG002
+        return Place(self._paths.agent_socket(agent))
+
+    async def prepare(self, agent: str, spec: SandboxSpec) -> bool:
         self._check(agent, spec)
         return home.make_home(Path(spec.home), uid=spec.uid, gid=spec.gid, files=spec.files)
 
-    def _check(self, agent: str, spec: ProcessSpec) -> None:
+    def _check(self, agent: str, spec: SandboxSpec) -> None:
         if not spec.command or not all(spec.command[:1]):
             raise BadRequest("the command is empty")
         if (Path(spec.home), Path(spec.log)) != (self._paths.home(agent), self._paths.log(agent)):
@@ -188,7 +199,7 @@ class ProcessRuntime:
         if os.geteuid() != 0:
             raise NotPermitted("only root can run agents as other users")
 
-    def start(self, agent: str, spec: ProcessSpec, *, mark: str) -> Running:
+    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
         leaf = self._subtree.leaf(agent) if self._subtree else None
         log = home.open_log(Path(spec.log))
         try:
@@ -202,7 +213,7 @@ class ProcessRuntime:
         run = Run(main=main, leaf=str(leaf.path) if leaf else None, since=time.time())
         return RunningProcess(run, self._group(spec, run, mark), ended_fd=os.pidfd_open(child.pid), child=child)
 
-    def _spawn(self, spec: ProcessSpec, mark: str, log: int, leaf: Leaf | None) -> subprocess.Popen[bytes]:
+    def _spawn(self, spec: SandboxSpec, mark: str, log: int, leaf: Leaf | None) -> subprocess.Popen[bytes]:
         try:
             return spawn(
                 spec.command,
@@ -220,22 +231,22 @@ class ProcessRuntime:
             raise
 
     @staticmethod
-    def _environment(spec: ProcessSpec, mark: str) -> dict[str, str]:
+    def _environment(spec: SandboxSpec, mark: str) -> dict[str, str]:
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         name, _, value = mark.partition("=")
         return {"PATH": PROGRAM_PATH, **inherited, "HOME": spec.home, **spec.env, name: value}
 
     @staticmethod
-    def _group(spec: ProcessSpec, run: Run, mark: str) -> Group:
+    def _group(spec: SandboxSpec, run: Run, mark: str) -> Group:
         return SignalGroup(run.main, uid=spec.uid, mark=mark) if run.leaf is None else Leaf(Path(run.leaf))
 
-    def adopt(self, agent: str, spec: ProcessSpec, run: Run, *, mark: str) -> Running | None:  # noqa: ARG002
+    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:  # noqa: ARG002
         fd = run.main.open()
         if fd is None:
             return None
         return RunningProcess(run, self._group(spec, run, mark), ended_fd=fd, child=None)
 
-    def find(self, agent: str, spec: ProcessSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
+    async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
         leaders = [stat for stat in snapshot.with_environment(mark) if stat.pid == stat.session]
         if not leaders:
             return None
@@ -243,25 +254,24 @@ class ProcessRuntime:
         leaf = self._subtree.leaf(agent) if self._subtree else None
         in_leaf = leaf is not None and main.pid in leaf.pids()
         run = Run(main=main, leaf=str(leaf.path) if leaf and in_leaf else None, since=time.time())
-        return self.adopt(agent, spec, run, mark=mark)
+        return await self.adopt(agent, spec, run, mark=mark)
 
-    def sweep(self, agent: str, spec: ProcessSpec, run: Run, *, mark: str) -> None:  # noqa: ARG002
+    async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:  # noqa: ARG002
         if run.main.boot != boot_id():
             return
         group = self._group(spec, run, mark)
         group.kill()
         group.thaw()
 
-    def thaw_strays(self, known: set[str]) -> list[str]:
+    async def thaw_strays(self, known: set[str]) -> list[str]:
         strays = [leaf for leaf in self._subtree.leaves() if leaf.path.name not in known] if self._subtree else []
         for leaf in strays:
             leaf.thaw()
             leaf.remove()
         return [leaf.path.name for leaf in strays if leaf.path.exists()]
 
-    def discard(self, agent: str, spec: ProcessSpec) -> None:  # noqa: ARG002
-        home.remove_tree(Path(spec.home))
-        Path(spec.log).unlink(missing_ok=True)
+    async def discard(self, agent: str, spec: SandboxSpec) -> None:  # noqa: ARG002
+        await asyncio.to_thread(home.discard, Path(spec.home), Path(spec.log))
 
-    def trim_log(self, spec: ProcessSpec) -> None:
+    def trim_log(self, spec: SandboxSpec) -> None:
         home.trim_log(Path(spec.log), self._log_max_bytes)

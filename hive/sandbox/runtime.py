@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from hive.host.process import Identity, Snapshot
-from hive.link.messages import ProcessSpec, Stat
+from hive.link.messages import PagedOut, SandboxSpec, Stat
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """What the table keeps of a running agent, enough to find it again: its main process and its cgroup.
 
-    `leaf`: path of the cgroup, None where it is stopped by signals. `since`: Unix seconds.
+    `leaf`: path of the cgroup Hive froze it by, None where it is stopped otherwise. `handle`: what its runtime calls
+    it (a container's id), empty where its main process says all. `since`: Unix seconds.
     """
 
     main: Identity
     leaf: str | None
     since: float
+    handle: str = ""
+
+
+class Capabilities(NamedTuple):
+    """What a runtime can do on this host. Each `why_not_…` is a sentence, empty where it can.
+
+    `limits`: what of the limits it does not enforce here.
+    """
+
+    why_not: str = ""
+    """Why no agent can be started at all (no engine, no permission)."""
+    why_not_freeze: str = ""
+    why_not_page_out: str = ""
+    limits: str = ""
+
+
+class Place(NamedTuple):
+    """Where an agent's socket is bound. `jail`: the trusted directory above it where the agent may write there."""
+
+    path: Path
+    jail: Path | None = None
 
 
 class Running(Protocol):
@@ -28,37 +51,46 @@ class Running(Protocol):
     run: Run
     ended_fd: int
     """A pidfd: readable once the main process ended."""
+    address: str
+    """Where its port is reached (`AgentRow.address`), empty for 127.0.0.1."""
 
     async def freeze(self, *, deadline_s: float, give_up: Callable[[], bool]) -> None:
         """Returns when no process of it runs any more. Frozen: at once.
 
-        Raises WrongState as soon as `give_up()`, TimedOut after `deadline_s`; then it is told to thaw, which the
-        caller verifies with `thaw`. Never blocks the loop.
+        Raises WrongState as soon as `give_up()`, TimedOut after `deadline_s`, NotSupported where it must not be
+        frozen; then it is told to thaw, which the caller verifies with `thaw`. Never blocks the loop.
         """
 
     def thaw_now(self) -> bool:
-        """Thaws in one step, without waiting; whether that is verified already. Running: True. Gone: True."""
+        """Begins to thaw, without waiting; whether that is done and verified already. Running: True. Gone: True."""
 
     async def thaw(self, *, deadline_s: float) -> None:
         """`thaw_now`, repeated until verified. Raises TimedOut."""
 
     def is_frozen(self) -> bool:
-        """Ground truth, from the kernel."""
+        """Ground truth, from the kernel; a runtime that has to ask somebody says what it learned last."""
 
     def is_half_frozen(self) -> bool:
         """Someone began to freeze it and did not come to the end (a helper was killed meanwhile)."""
+
+    async def page_out(self, *, give_up: Callable[[], bool]) -> PagedOut:
+        """Pages out what it holds of anonymous memory, in slices; frozen only. Off the loop, `give_up` between slices.
+
+        Raises WrongState as soon as `give_up()`, NotSupported where this host does not allow it, Saturated where
+        swap has no room (what was paged out stays so).
+        """
 
     def stat(self, snapshot: Snapshot) -> Stat:
         """Ground truth; `snapshot` is one walk of /proc that serves all agents of one question."""
 
     async def stop(self, *, grace_s: float) -> bool:
-        """Thaws, then SIGTERM to all of it, after `grace_s` SIGKILL. Whether nothing of it is left."""
+        """Thaws, then asks it to end (SIGTERM to all of it), after `grace_s` kills. Whether nothing of it is left."""
 
     async def kill(self) -> bool:
-        """SIGKILL to all of it, frozen or not. Whether nothing of it is left (False: stuck in the kernel)."""
+        """Kills all of it, frozen or not. Whether nothing of it is left (False: stuck in the kernel)."""
 
-    def reap(self) -> int | None:
-        """After the end: the exit code as a shell counts, None where this process is not its parent."""
+    async def reap(self) -> int | None:
+        """After the end: the exit code as a shell counts, None where it cannot be known here."""
 
     def close(self) -> None:
         """Gives back the pidfd and what else was held; after the end, or when the helper leaves it running."""
@@ -67,34 +99,40 @@ class Running(Protocol):
 class Runtime(Protocol):
     """Makes agents run. Knows no names, no generations, no links."""
 
-    def prepare(self, agent: str, spec: ProcessSpec) -> bool:
+    async def capabilities(self) -> Capabilities:
+        """What it can do here and now; asked anew each time, for an engine may come and go."""
+
+    def place(self, agent: str, spec: SandboxSpec) -> Place:
+        """Where the agent's own socket belongs, so that it is found from inside."""
+
+    async def prepare(self, agent: str, spec: SandboxSpec) -> bool:
         """Checks the spec and makes what must exist before the first start; again: brings it up to date.
 
         Whether all of it is new. Raises BadRequest or NotPermitted for a spec this helper does not run, HiveError
         where the disk refuses; then nothing new is left.
         """
 
-    def start(self, agent: str, spec: ProcessSpec, *, mark: str) -> Running:
+    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
         """Starts it; `mark` (`NAME=value`) is put into its environment.
 
-        Raises NotFound, NotPermitted, WrongState (processes of an earlier start are left), HiveError; then nothing
-        was started.
+        Raises NotFound (program, image, kernel), NotPermitted, WrongState (processes of an earlier start are left),
+        DependencyDown (its engine), HiveError; then nothing was started.
         """
 
-    def adopt(self, agent: str, spec: ProcessSpec, run: Run, *, mark: str) -> Running | None:
+    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:
         """Takes over what an earlier helper started; None where its main process is gone."""
 
-    def find(self, agent: str, spec: ProcessSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
+    async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
         """Finds an agent an earlier helper started but could not write down any more."""
 
-    def sweep(self, agent: str, spec: ProcessSpec, run: Run, *, mark: str) -> None:
+    async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:
         """Kills what is left of an agent whose main process ended while no helper was there."""
 
-    def thaw_strays(self, known: set[str]) -> list[str]:
+    async def thaw_strays(self, known: set[str]) -> list[str]:
         """Thaws what is frozen under Hive's name but belongs to no known agent; says what that was."""
 
-    def discard(self, agent: str, spec: ProcessSpec) -> None:
-        """Deletes what `prepare` and the agent made on disk. Blocks for as long as the disk takes: not on the loop."""
+    async def discard(self, agent: str, spec: SandboxSpec) -> None:
+        """Deletes what `prepare` and the agent made on disk. Off the loop: it takes as long as the disk takes."""
 
-    def trim_log(self, spec: ProcessSpec) -> None:
+    def trim_log(self, spec: SandboxSpec) -> None:
         """Cuts the agent's log back if it is too long."""

@@ -13,12 +13,13 @@ import os
 import re
 import secrets
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
+from hive.domain import RuntimeKind
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, WrongState
 from hive.host import parent
 from hive.host.cgroup import Subtree
@@ -36,9 +37,11 @@ from hive.link.messages import (
     Freeze,
     Hello,
     Message,
+    PageOut,
     Reaped,
     Reconcile,
     Remove,
+    SandboxSpec,
     Start,
     Stats,
     Stop,
@@ -49,7 +52,7 @@ from hive.link.server import LinkServer
 from hive.sandbox.held import Held, Limits
 from hive.sandbox.listeners import Listeners, clear_directory
 from hive.sandbox.process import LIMITS, ProcessRuntime
-from hive.sandbox.runtime import Runtime
+from hive.sandbox.runtime import Place, Runtime
 from hive.sandbox.table import Table
 from hive.settings import Paths, Settings
 from hive.tasks import spawn
@@ -61,7 +64,9 @@ AGENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 LOCK_WAIT_S = 5.0
 """A leaving helper thaws its agents first; the next one waits this long for it."""
 
-_AGENTS: frozenset[type[Message]] = frozenset({Define, Start, Stop, Freeze, Confirm, Thaw, AskStat, Reconcile, Remove})
+_AGENTS: frozenset[type[Message]] = frozenset(
+    {Define, Start, Stop, Freeze, Confirm, Thaw, PageOut, AskStat, Reconcile, Remove}
+)
 MAY_ASK: dict[str, frozenset[type[Message]]] = {
     "daemon": _AGENTS,
     "proxy": frozenset({AskListeners}),
@@ -75,9 +80,9 @@ Answer = Message | Coroutine[Any, Any, Message]
 class Helper:
     """Everything of one helper; `open` begins, `leave` ends with every agent awake and alive."""
 
-    def __init__(self, paths: Paths, runtime: Runtime, *, limits: Limits | None = None) -> None:
+    def __init__(self, paths: Paths, runtimes: Mapping[RuntimeKind, Runtime], *, limits: Limits | None = None) -> None:
         self._paths = paths
-        self._runtime = runtime
+        self._runtimes = runtimes
         self._limits = limits or Limits()
         self._epoch = secrets.token_hex(8)
         self._roles: dict[Link, str] = {}
@@ -100,7 +105,7 @@ class Helper:
         make_directories(self._paths)
         self._lock_fd = await _take_lock(self._paths.sandbox_table.with_suffix(".lock"))
         self._table = Table.load(self._paths.sandbox_table)
-        self._adopt()
+        await self._adopt()
         self._server = LinkServer(
             self._paths.sandbox_socket,
             name=ROLE,
@@ -111,22 +116,27 @@ class Helper:
         )
         self._log_check = spawn(self._trim_logs(), name="trim logs")
 
-    def _adopt(self) -> None:
+    async def _adopt(self) -> None:
         records = self._table.records
         keep = {self._paths.agent_socket(agent) for agent in records}
         clear_directory(self._paths.agent_socket("any").parent, keep)
         snapshot = Snapshot()
         for agent, record in records.items():
-            self._listeners.bind(agent, self._paths.agent_socket(agent), uid=record.spec.uid, gid=record.spec.gid)
-            self._hold(agent).adopt(snapshot)
-        for stray in self._runtime.thaw_strays(set(records)):
-            log.warning("unknown_agent_thawed agent=%s", stray)
+            spec = record.spec
+            self._bind(agent, spec, self._runtimes[spec.runtime].place(agent, spec))
+        await asyncio.gather(*(self._hold(agent).adopt(snapshot) for agent in records))
+        for runtime in self._runtimes.values():
+            for stray in await runtime.thaw_strays(set(records)):
+                log.warning("unknown_agent_thawed agent=%s", stray)
         self._table.save()
+
+    def _bind(self, agent: str, spec: SandboxSpec, place: Place) -> None:
+        self._listeners.bind(agent, place.path, uid=spec.uid, gid=spec.gid, jail=place.jail)
 
     def _hold(self, agent: str) -> Held:
         held = Held(
             agent,
-            runtime=self._runtime,
+            runtimes=self._runtimes,
             table=self._table,
             limits=self._limits,
             on_ended=self._tell_daemons,
@@ -188,6 +198,8 @@ class Helper:
                 return self._find(message.agent).confirm(message.generation)
             case Freeze():
                 return self._find(message.agent).freeze(message.generation)
+            case PageOut():
+                return self._find(message.agent).page_out(message.generation)
             case AskStat():
                 return self._stats(message.agents)
             case Reconcile():
@@ -228,15 +240,14 @@ class Helper:
         agent, spec = message.agent, message.spec
         if AGENT_ID.fullmatch(agent) is None:
             raise BadRequest(f"{agent!r} is no agent id")
-        path = self._paths.agent_socket(agent)
         held = self._held.get(agent) or self._hold(agent)
         try:
-            await held.define(spec, lambda: self._listeners.bind(agent, path, uid=spec.uid, gid=spec.gid))
+            place = await held.define(spec, lambda place: self._bind(agent, spec, place))
         except HiveError:
             if agent not in self._table.records:
                 self._forget(agent)
             raise
-        return Defined(socket=str(path))
+        return Defined(socket=str(place.path))
 
     async def _stop(self, message: Stop, link: Link) -> Ended:
         ended = await self._find(message.agent).stop(grace_s=message.grace_s)
@@ -343,7 +354,8 @@ async def _serve(paths: Paths, settings: Settings, watch_fd: int | None) -> None
         loop.add_signal_handler(signum, left.set)
     make_directories(paths)
     subtree = Subtree.find(paths.state)
-    helper = Helper(paths, ProcessRuntime(paths, subtree=subtree, log_max_bytes=settings.agents.log_max_bytes))
+    process = ProcessRuntime(paths, subtree=subtree, log_max_bytes=settings.agents.log_max_bytes)
+    helper = Helper(paths, {RuntimeKind.PROCESS: process})
     await helper.open()
     log.info("sandbox_ready agents_frozen_by=%s limits=%r", subtree.path if subtree else "signals", LIMITS)
     if watch_fd is not None:

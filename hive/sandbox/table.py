@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from hive.errors import ConfigError, HiveError, StoreFull
-from hive.link.messages import ProcessSpec
+from hive.link.messages import SandboxSpec
 from hive.sandbox.runtime import Run
 
 VERSION = 1
@@ -33,7 +33,7 @@ class Record(msgspec.Struct, kw_only=True):
     the helper was killed right after the fork, is found by it.
     """
 
-    spec: ProcessSpec
+    spec: SandboxSpec
     mark: str = msgspec.field(default_factory=_new_mark)
     run: Run | None = None
     last_pid: int = 0

@@ -104,7 +104,7 @@ def _row(agent: Agent) -> dict[str, object]:
     return {
         "id": agent.id,
         "name": spec.name,
-        "runtime": spec.runtime,
+        "runtime": str(spec.runtime),
         "spec": msgspec.json.encode(spec).decode(),
         "status": str(agent.status),
         "depth": str(agent.depth),

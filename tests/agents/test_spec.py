@@ -7,6 +7,7 @@ import string
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +39,26 @@ GOOD: dict[str, Any] = {"name": "alice", "command": ["/bin/true"]}
         ({"command": ["/bin/true", "a\0b"]}, "command: contains a NUL"),
         ({"command": ["/bin/true", "x" * 131073]}, "command: longer than"),
         ({"command": ["/bin/true", "\udcff"]}, "command: not UTF-8"),
-        ({"runtime": "docker"}, "runtime: 'docker' is not there yet"),
+        ({"runtime": "docker"}, "docker: missing"),
+        ({"docker": {"image": "x"}}, "docker: the runtime is process"),
+        ({"runtime": "docker", "docker": {"image": "a b"}}, "docker: image: 'a b' is no image"),
+        ({"runtime": "docker", "docker": {"image": "a", "mounts": ["/etc/../x:/y"]}}, "docker: mounts: "),
+        ({"runtime": "docker", "docker": {"image": "a", "tmpfs": ["tmp"]}}, "docker: tmpfs: 'tmp' is not absolute"),
+        ({"runtime": "firecracker"}, "firecracker: missing"),
+        ({"runtime": "firecracker", "firecracker": {"kernel": "k", "rootfs": "/r"}}, "firecracker: kernel: 'k' is not"),
+        (
+            {"runtime": "firecracker", "firecracker": {"kernel": "/k", "rootfs": "/r"}},
+            "command: a virtual machine runs what its image says",
+        ),
+        (
+            {"runtime": "firecracker", "command": [], "firecracker": {"kernel": "/k", "rootfs": "/r", "vcpus": 0}},
+            "firecracker: vcpus: 0 is not from 1 to 32",
+        ),
+        ({"deepest": "awake"}, "deepest: light or deep"),
+        ({"inbox": "inbox"}, "inbox: 'inbox' is no path"),
+        ({"limits": {"memory_mb": 1}}, "limits: memory_mb: 1 is not from 4"),
+        ({"limits": {"cpu": 0.0}}, "limits: cpu: 0 is not from 0.01"),
+        ({"egress": ["everywhere"]}, "egress: 'everywhere' does not appear to be an IPv4 or IPv6 network"),
         ({"port": 0}, "port: 0 is not from 1 to 65535"),
         ({"port": 65536}, "port: 65536"),
         ({"cid": 2}, "cid: 2 is not from 3 to 4294967294"),
@@ -61,7 +81,7 @@ GOOD: dict[str, Any] = {"name": "alice", "command": ["/bin/true"]}
 )
 def test_a_bad_field_is_named(change: dict[str, Any], said: str) -> None:
     with pytest.raises(BadRequest) as caught:
-        check(AgentSpec(**{**GOOD, **change}), find=anywhere)
+        check(msgspec.convert({**GOOD, **change}, AgentSpec), find=anywhere)
     assert said in caught.value.message
 
 
@@ -119,7 +139,7 @@ def test_the_keys_of_the_original_specification_are_accepted() -> None:
         ('name = "a"\ncommand = ["x"]\n[env]\nA = 1\n', "line 3: env: expected a string, got a whole number"),
         ('name = "a"\ncommand = ["x"]\nmodel = "m"\npreferredModel = "n"\n', "line 4: preferredModel: says the same"),
         ('name = "a"\ncommand = ["x"]\nsystemPrompt = "hi"\n', "line 3: systemPrompt: not supported yet"),
-        ('name = "a"\n', "command"),
+        ('command = ["x"]\n', "required key `name` is missing"),
         ("a = " + "[" * 100000, "no TOML"),
         ("x" * 1048577, "larger than"),
     ],

@@ -20,7 +20,7 @@ from hive.agents.lifecycle import Life
 from hive.agents.tokens import TokenKind, digest
 from hive.control.daemon import Daemon
 from hive.control.frontdesk import FrontDesk
-from hive.domain import AgentSpec, BackendKind, Isolation, RestartPolicy
+from hive.domain import AgentSpec, BackendKind, Isolation, RestartPolicy, RuntimeKind
 from hive.errors import AgentBusy, HiveError, LinkLost, NotFound, TimedOut, WrongState
 from hive.host.process import read_stat
 from hive.link.messages import Activity, Leaving, Open, Refused
@@ -76,7 +76,9 @@ class Box:
         return self.proxies[-1]
 
     async def start_helper(self) -> None:
-        self.helper = Helper(self.paths, ProcessRuntime(self.paths, subtree=None, log_max_bytes=1_000_000))
+        self.helper = Helper(
+            self.paths, {RuntimeKind.PROCESS: ProcessRuntime(self.paths, subtree=None, log_max_bytes=1_000_000)}
+        )
         await self.helper.open()
 
     async def stop_helper(self) -> None:

@@ -16,7 +16,7 @@ from hive.agents.reconcile import gate_of
 from hive.agents.roster import Roster
 from hive.domain import Agent, AgentStatus, WakeCause
 from hive.errors import HiveError, LinkLost, NotFound, StoreFull, TimedOut, WrongState
-from hive.link.messages import Activity, Busy, Closed, Open, ProcessSpec, Refused, Stat
+from hive.link.messages import Activity, Busy, Closed, Open, Refused, SandboxSpec, Started, Stat
 from hive.settings import Settings
 
 Result = TypeVar("Result")
@@ -160,24 +160,24 @@ class Sandbox:
     def connected(self) -> bool:
         return self.wire.connected
 
-    async def define(self, agent: str, spec: ProcessSpec) -> None:
+    async def define(self, agent: str, spec: SandboxSpec) -> None:
         self.calls.append("define")
         await self.wire.ask(lambda: None)
 
-    async def start(self, agent: str) -> int:
+    async def start(self, agent: str) -> Started:
         self.calls.append("start")
 
-        def effect() -> int:
+        def effect() -> Started:
             if self.state != "gone":
                 raise WrongState("it lives")
             if self.fail_start:
                 raise NotFound("no such command: nosuch")
             self.pid += 1
             self.state = "running"
-            return self.pid
+            return Started(pid=self.pid)
 
-        pid: int = await self.wire.ask(effect)
-        return pid
+        started: Started = await self.wire.ask(effect)
+        return started
 
     async def stop(self, agent: str, *, grace_s: float) -> None:
         self.calls.append("stop")
@@ -441,8 +441,8 @@ class MemoryWorld:
     async def forget(self, agent: Agent) -> None:
         self.forgotten = True
 
-    async def process_spec(self, agent: Agent) -> ProcessSpec:
-        return ProcessSpec(name=agent.name, command=agent.spec.command, env={}, home="/h", log="/l")
+    async def sandbox_spec(self, agent: Agent) -> SandboxSpec:
+        return SandboxSpec(name=agent.name, command=agent.spec.command, env={}, home="/h", log="/l")
 
     def changed(self, before: Agent, after: Agent, actor: str) -> None:
         self.history.append((before.status, after.status))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sandbox.harness import Daemon, HelperProcess, OpenHelper, kill_all_under, runtime, until
+from sandbox.harness import Daemon, HelperProcess, OpenHelper, kill_all_under, runtime, runtimes, until
 
 from hive.sandbox.held import Limits
 from hive.sandbox.server import Helper
@@ -38,7 +38,7 @@ async def open_helper(paths: Paths, freezer: str) -> AsyncIterator[OpenHelper]:
     helpers: list[Helper] = []
 
     async def open_(**limits: float) -> Helper:
-        helper = Helper(paths, runtime(paths, freezer), limits=Limits(**{"log_check_s": 0.02, **limits}))
+        helper = Helper(paths, runtimes(paths, freezer), limits=Limits(**{"log_check_s": 0.02, **limits}))
         await helper.open()
         helpers.append(helper)
         return helper

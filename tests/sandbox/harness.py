@@ -14,11 +14,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from hive.domain import RuntimeKind
 from hive.host.cgroup import Subtree
 from hive.host.process import Identity, Snapshot, identify
-from hive.link.messages import Ended, ProcessSpec
+from hive.link.messages import Ended, SandboxSpec
 from hive.sandbox.client import SandboxClient
 from hive.sandbox.process import ProcessRuntime
+from hive.sandbox.runtime import Runtime
 from hive.sandbox.server import Helper
 from hive.settings import Paths
 
@@ -56,6 +58,11 @@ def runtime(paths: Paths, freezer: str, *, log_max_bytes: int = 4096) -> Process
     if freezer == "cgroup" and subtree is None:
         pytest.skip("no writable cgroup v2 here")
     return ProcessRuntime(paths, subtree=subtree, log_max_bytes=log_max_bytes)
+
+
+def runtimes(paths: Paths, freezer: str) -> dict[RuntimeKind, Runtime]:
+    """What a helper in a test runs."""
+    return {RuntimeKind.PROCESS: runtime(paths, freezer)}
 
 
 class Daemon:
@@ -108,8 +115,8 @@ def uid_of(agent: str) -> int | None:
     return AGENT_UID + sum(agent.encode()) if os.geteuid() == 0 else None
 
 
-def spec(paths: Paths, agent: str, command: list[str], **more: object) -> ProcessSpec:
-    plain = ProcessSpec(
+def spec(paths: Paths, agent: str, command: list[str], **more: object) -> SandboxSpec:
+    plain = SandboxSpec(
         name="a", command=command, env={}, home=str(paths.home(agent)), log=str(paths.log(agent)), uid=uid_of(agent)
     )
     return msgspec.structs.replace(plain, **more)
@@ -143,4 +150,4 @@ async def cpu_us_after(daemon: Daemon, agent: str, wait_s: float) -> int:
 async def running(daemon: Daemon, paths: Paths, command: list[str], agent: str = A) -> int:
     """Defines and starts an agent; its pid."""
     await daemon.client.define(agent, spec(paths, agent, command))
-    return await daemon.client.start(agent)
+    return (await daemon.client.start(agent)).pid

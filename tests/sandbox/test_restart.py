@@ -317,11 +317,11 @@ async def test_a_user_without_rights_runs_and_freezes_agents_too(paths: Paths) -
 import asyncio, sys
 sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
 from pathlib import Path
-from sandbox.harness import BURN, Daemon, Helper, runtime, spec, until, cpu_us_after
+from sandbox.harness import BURN, Daemon, Helper, runtimes, spec, until, cpu_us_after
 from hive.settings import Paths
 async def main():
     paths = Paths(Path({str(paths.state)!r}), Path({str(paths.runtime)!r}))
-    helper = Helper(paths, runtime(paths, "signals"))
+    helper = Helper(paths, runtimes(paths, "signals"))
     await helper.open()
     daemon = Daemon(paths)
     await until(lambda: daemon.client.connected)

@@ -48,7 +48,7 @@ async def test_a_started_agent_has_a_session_a_home_and_an_environment_of_its_ow
     daemon = await connect()
     command = ["sh", "-c", "pwd; id -u; id -G; umask; env; sleep 1000"]
     await daemon.client.define(A, spec(paths, A, command, env={"OPENAI_API_KEY": "k"}))
-    pid = await daemon.client.start(A)
+    pid = (await daemon.client.start(A)).pid
     await until(lambda: "OPENAI" in paths.log(A).read_text())
     said = paths.log(A).read_text()
     uid = str(uid_of(A)) if ROOT else str(os.geteuid())

@@ -12,12 +12,12 @@ import pytest
 
 from hive.errors import ConfigError
 from hive.host.process import Identity
-from hive.link.messages import ProcessSpec
+from hive.link.messages import SandboxSpec
 from hive.sandbox import table as table_module
 from hive.sandbox.runtime import Run
 from hive.sandbox.table import Record, Table
 
-SPEC = ProcessSpec(name="a", command=["x"], env={"TOKEN": "secret"}, home="/h", log="/l")
+SPEC = SandboxSpec(name="a", command=["x"], env={"TOKEN": "secret"}, home="/h", log="/l")
 RUN = Run(main=Identity(7, 8, "b"), leaf=None, since=1.0)
 
 
