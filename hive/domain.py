@@ -209,7 +209,11 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True):
-    """One agent as Hive records it. `uid` is None where agents run as the user of `hive up` itself."""
+    """One agent as Hive records it. `uid` is None where agents run as the user of `hive up` itself.
+
+    `keep_awake_until`: Unix seconds, None where nobody keeps it awake. `stopped_by`: `operator` or `hive` (which went
+    down itself) where it was stopped, else empty.
+    """
 
     id: str
     spec: AgentSpec
@@ -226,6 +230,8 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
     requests: int = 0
     last_active_at: float | None = None
     created_at: float = 0.0
+    keep_awake_until: float | None = None
+    stopped_by: str = ""
 
     @property
     def name(self) -> str:
