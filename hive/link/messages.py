@@ -392,14 +392,21 @@ class AskListeners(Message, tag=True, frozen=True, kw_only=True):
 
 
 class Listener(Message, tag=True, frozen=True, kw_only=True):
-    """Carries one listening AF_UNIX descriptor: whoever connects there is this agent."""
+    """Carries one listening descriptor: whoever connects there is this agent.
+
+    `path`: of its own AF_UNIX socket, or `inner:HOST:PORT` for a TCP one made inside its own network namespace. An
+    agent has one of each path; another one of the same path takes its place.
+    """
 
     agent: str
     path: str
 
 
 class ListenerGone(Message, tag=True, frozen=True, kw_only=True):
+    """This listener of the agent is closed; with an empty `path` all of them."""
+
     agent: str
+    path: str = ""
 
 
 class Reaped(Message, tag=True, frozen=True, kw_only=True):
