@@ -55,7 +55,8 @@ def test_every_command_of_the_issue_is_there() -> None:
     expected = (
         "up status run usage events ps version proxy daemon sandbox demo-backend "
         "agent-create agent-apply agent-export agent-list agent-show agent-start agent-stop agent-restart agent-pause "
-        "agent-resume agent-logs agent-usage agent-remove agent-ls agent-ps agent-rm backend-status "
+        "agent-resume agent-send agent-messages agent-wake-at agent-keep-awake agent-logs agent-usage agent-remove "
+        "agent-ls agent-ps agent-rm backend-status bench-sleep "
         "config-show config-check config-path"
     )
     assert {"-".join(path) for path, _ in ALL} == set(expected.split())
@@ -155,6 +156,9 @@ CALLS: dict[str, list[str]] = {
     "run": ["m", "hi"],
     "agent apply": ["{toml}"],
     "agent create": ["a", "--", "sleep", "1"],
+    "agent keep-awake": ["alice", "--for", "10m"],
+    "agent send": ["alice", "hello"],
+    "agent wake-at": ["alice", "+10m"],
     "config check": ["{conf}"],
     "config path": ["--config", "{conf}"],
     "config show": ["--config", "{conf}"],

@@ -10,7 +10,12 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from hive.agents.reconcile import Truth
+from hive.agents.words import mib, spoken
 from hive.domain import AgentStatus
+from hive.link.messages import Stat
+
+WAKES_ON = "ingress, message, schedule, request or resume"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +24,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     `since`: Unix seconds of the present status, for the sentence only. `awake_since`: its start or last wake.
     `last_active_at`: last byte the proxy saw either way, None where it saw none. `cpu_percent`: of one core over
     the last check, None where it was not measured. `retry_at`: not before this, because that failed.
+    `kept_awake_until`: and `kept_awake_by` whom, empty where nobody knows any more. `asleep_how`: of one that sleeps,
+    the words of the decider about its depth (depth.py), or of the line it waits in.
     """
 
     status: AgentStatus
@@ -37,6 +44,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     last_active_at: float | None = None
     cpu_percent: float | None = None
     retry_at: float = 0.0
+    kept_awake_until: float = 0.0
+    kept_awake_by: str = ""
+    asleep_how: str = "light sleep"
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -50,8 +60,8 @@ class Verdict(msgspec.Struct, frozen=True):
 def verdict(facts: Facts, now: float) -> Verdict:
     """Whether to put the agent to sleep now, and the sentence that says why (not).
 
-    The vetoes in their order: not running, switched off, at work, not yet quiet for long enough, computing,
-    woken a moment ago. The first that objects writes the sentence.
+    The vetoes in their order: not running, switched off, kept awake, at work, not yet quiet for long enough,
+    computing, woken a moment ago. The first that objects writes the sentence.
 
     >>> verdict(Facts(status=AgentStatus.RUNNING, idle_s=20, awake_since=100.0), now=108.0).why
     'awake: 12 s until idle'
@@ -68,7 +78,7 @@ def worth_measuring(facts: Facts, now: float, *, within_s: float) -> bool:
     >>> worth_measuring(Facts(status=AgentStatus.RUNNING, idle_s=20, awake_since=0.0), now=11.0, within_s=10.0)
     True
     """
-    if any(veto(facts, now) is not None for veto in (_not_running, _switched_off, _at_work)):
+    if any(veto(facts, now) is not None for veto in (_not_running, _switched_off, _kept_awake, _at_work)):
         return False
     return now - _quiet_since(facts) >= facts.idle_s - within_s
 
@@ -82,6 +92,24 @@ def cpu_percent(used_us: int, span_s: float) -> float:
     return max(0.0, used_us / 10_000 / span_s)
 
 
+def cost(stat: Stat, percent: float | None) -> str:
+    """What an agent costs now, in words; `percent`: of one core, None where it was not measured.
+
+    >>> cost(Stat(state="running", rss_bytes=120 << 20), 3.14)
+    '120 MiB of RAM, 3.1 % of a core'
+    >>> cost(Stat(state="frozen", rss_bytes=9 << 20, swap_bytes=91 << 20), None), cost(Stat(state="gone"), None)
+    ('9 MiB of RAM, 91 MiB of swap', '')
+    """
+    if stat.state == Truth.GONE:
+        return ""
+    parts = [f"{mib(stat.rss_bytes)} of RAM"]
+    if stat.swap_bytes:
+        parts.append(f"{mib(stat.swap_bytes)} of swap")
+    if percent is not None and stat.state == Truth.RUNNING:
+        parts.append(f"{percent:.1f} % of a core")
+    return ", ".join(parts)
+
+
 def _quiet_since(facts: Facts) -> float:
     """No activity record counts from the start; a wake counts as activity."""
     return max(facts.awake_since, facts.last_active_at if facts.last_active_at is not None else facts.awake_since)
@@ -93,7 +121,7 @@ def _not_running(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - 
             return None
         case AgentStatus.PAUSED:
             moment = datetime.fromtimestamp(facts.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            return Verdict(False, f"asleep since {moment}, wakes on ingress, request or resume")
+            return Verdict(False, f"asleep since {moment}, {facts.asleep_how}; wakes on {WAKES_ON}")
         case AgentStatus.PAUSING:
             return Verdict(False, "being put to sleep")
         case AgentStatus.RESUMING:
@@ -110,6 +138,14 @@ def _switched_off(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 -
     if not facts.auto_sleep:
         return Verdict(False, "awake: automatic sleep is off (auto_sleep_enabled = false)")
     return None
+
+
+def _kept_awake(facts: Facts, now: float) -> Verdict | None:
+    left = facts.kept_awake_until - now
+    if left <= 0:
+        return None
+    by = f" by {facts.kept_awake_by}" if facts.kept_awake_by else ""
+    return Verdict(False, f"awake: kept awake for another {spoken(left)}{by}", left)
 
 
 def _at_work(facts: Facts, now: float) -> Verdict | None:
@@ -155,6 +191,7 @@ def _count(number: int, noun: str) -> str:
 _VETOES: tuple[Callable[[Facts, float], Verdict | None], ...] = (
     _not_running,
     _switched_off,
+    _kept_awake,
     _at_work,
     _not_yet_quiet,
     _computing,

@@ -86,22 +86,24 @@ FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
 
 
-def after_end(restart: RestartPolicy, exit_code: int | None, failures: int, limit: int) -> Ending:
+def after_end(restart: RestartPolicy, exit_code: int | None, ends: int, limit: int) -> Ending:
     """What follows an end nobody asked for.
 
-    `exit_code` None: nobody reaped it, which counts as a failure. `failures`: within the window, this one included;
-    from `limit` on it is not started again.
+    `exit_code` None: nobody reaped it, which counts as a failure. `ends`: within the window, this one included; from
+    `limit` on what restarts on failure only is not started again. `always` and `unless-stopped` never give up; their
+    delay grows like that of the others, and falls back as earlier ends leave the window.
 
-    >>> after_end(RestartPolicy.ON_FAILURE, 1, failures=2, limit=5)
+    >>> after_end(RestartPolicy.ON_FAILURE, 1, ends=2, limit=5)
     Ending(status=<AgentStatus.STARTING: 'starting'>, reason='exited with 1', restart_in_s=1.0)
-    >>> after_end(RestartPolicy.NO, 0, failures=0, limit=5).status
-    <AgentStatus.STOPPED: 'stopped'>
+    >>> [str(after_end(policy, 0, ends=9, limit=5).status) for policy in (RestartPolicy.NO, RestartPolicy.ALWAYS)]
+    ['stopped', 'starting']
     """
     reason = "ended, how is unknown" if exit_code is None else f"exited with {exit_code}"
-    if exit_code == 0:
-        return Ending(AgentStatus.STOPPED, reason)
-    if restart is RestartPolicy.NO:
-        return Ending(AgentStatus.ERROR, reason)
-    if failures >= limit:
-        return Ending(AgentStatus.ERROR, f"{reason}, {failures} failures in a row")
-    return Ending(AgentStatus.STARTING, reason, min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2 ** (failures - 1)))
+    if restart not in (RestartPolicy.ALWAYS, RestartPolicy.UNLESS_STOPPED):
+        if exit_code == 0:
+            return Ending(AgentStatus.STOPPED, reason)
+        if restart is RestartPolicy.NO:
+            return Ending(AgentStatus.ERROR, reason)
+        if ends >= limit:
+            return Ending(AgentStatus.ERROR, f"{reason}, {ends} failures in a row")
+    return Ending(AgentStatus.STARTING, reason, min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(ends - 1, 16)))

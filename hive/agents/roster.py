@@ -6,22 +6,31 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping
 
-from hive.agents.lifecycle import GONE, Answer, Life
+from hive.agents import boot
+from hive.agents.lifecycle import Life
+from hive.agents.line import Line
+from hive.agents.state import GONE, Answer
 from hive.agents.turns import outcome_of
 from hive.agents.world import World
-from hive.domain import Agent, AgentStatus, WakeCause
+from hive.domain import Agent, AgentStatus, Tier, WakeCause
 from hive.errors import HiveError, NotFound
 from hive.link.messages import Activity, Refused
 
 log = logging.getLogger("hive.agents")
 
+STARTS_AT_ONCE = 4
+"""After a boot: a thousand programs that start together make each other slow, and the host unusable."""
+TIERS = (Tier.HIGH, Tier.MEDIUM, Tier.LOW)
+
 
 class Roster:
-    """The lives by id and by name."""
+    """The lives by id and by name. `line`: where those woken from deep sleep wait for memory."""
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.line = Line(world)
         self._lives: dict[str, Life] = {}
+        self._is_begun = False
 
     def __repr__(self) -> str:
         return f"<Roster {len(self._lives)} agents>"
@@ -33,7 +42,7 @@ class Roster:
         return len(self._lives)
 
     def add(self, agent: Agent) -> Life:
-        life = self._lives[agent.id] = Life(agent, self._world)
+        life = self._lives[agent.id] = Life(agent, self._world, self.line)
         return life
 
     def drop(self, agent: str) -> None:
@@ -61,14 +70,44 @@ class Roster:
             life.helper_back()
         asleep = {life.agent.id: life.agent.generation for life in self if life.status is AgentStatus.PAUSED}
         asked = [(life, life.moment) for life in self]
+        is_new_boot = await self._world.is_new_boot()
         truth = await self._world.helper.reconcile(asleep)
         for stranger in truth.keys() - self._lives.keys():
             log.warning("agent_unknown agent=%s state=%s", stranger, truth[stranger].state)
-        found = (outcome_of(life.found(truth.get(life.agent.id, GONE), moment)) for life, moment in asked)
+        found = (
+            outcome_of(life.found(truth.get(life.agent.id, GONE), moment, is_new_boot=is_new_boot))
+            for life, moment in asked
+        )
         outcomes = await asyncio.gather(*found)
         for outcome in outcomes:
             if isinstance(outcome, HiveError) and not isinstance(outcome, NotFound):
                 log.warning("agent_not_reconciled error=%s", outcome.message)
+
+    async def start_after_boot(self) -> None:
+        """Once the first reconciliation is done: starts whom boot.py names, a few at a time, high tier first.
+
+        Once per daemon: whom Hive stops from then on it stops because it goes down. Returns when each of them runs or
+        could not be started. Raises what the store raises.
+        """
+        if self._is_begun:
+            return
+        self._is_begun = True
+        is_new_boot = await self._world.is_new_boot()
+        whys = {life: boot.why_started(life.agent, is_new_boot=is_new_boot) for life in self}
+        due = [life for life, why in whys.items() if why and life.status is not AgentStatus.RUNNING]
+        due.sort(key=lambda life: (TIERS.index(life.agent.spec.tier), life.agent.created_at))
+        slots = asyncio.Semaphore(STARTS_AT_ONCE)
+
+        async def start(life: Life) -> None:
+            async with slots:
+                outcome = await outcome_of(life.start_after_boot(whys[life]))
+            if isinstance(outcome, HiveError):
+                log.warning("agent_not_started agent=%s error=%s", life.agent.name, outcome.message)
+
+        if due:
+            log.info("starting_after_boot agents=%d is_new_boot=%s", len(due), is_new_boot)
+        await asyncio.gather(*(start(life) for life in due))
+        await self._world.note_boot()
 
     def ended(self, agent: str, exit_code: int | None, pid: int) -> None:
         if (life := self.get(agent)) is not None:

@@ -8,19 +8,25 @@ import logging
 import msgspec
 
 from hive.agents import idle
+from hive.agents.deepener import Deepener
 from hive.agents.idle import Facts, Verdict
 from hive.agents.lifecycle import Life
 from hive.agents.roster import Roster
 from hive.agents.turns import outcome_of
 from hive.agents.world import World
+from hive.domain import AgentStatus
 from hive.errors import HiveError
-from hive.link.messages import Activity
+from hive.link.messages import Activity, Stat
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.agents")
 
 STALE_CHECKS = 2.5
 """A CPU figure whose measuring began longer ago than this many checks says nothing about the last one."""
+
+
+SHORTEST_SPAN_S = 0.5
+"""CPU time over less than this says more about the clock than about the agent."""
 
 
 class _Cpu(msgspec.Struct, frozen=True):
@@ -41,6 +47,7 @@ class Sleeper:
         self._activity: dict[str, Activity] = {}
         self._seen_at = 0.0
         self._cpu: dict[str, _Cpu] = {}
+        self._deepener = Deepener(roster, world)
 
     def activity(self, agent: str) -> Activity:
         """What the proxy saw of it last."""
@@ -50,8 +57,26 @@ class Sleeper:
         """As things were seen last: would it be put to sleep now, and why (not)."""
         return idle.verdict(self._facts(life), self._loop.time())
 
+    def why(self, life: Life, stat: Stat | None) -> str:
+        """The verdict's sentence, and what the agent costs now by `stat` (None: the helper could not be asked)."""
+        costs = "" if stat is None else idle.cost(stat, self._percent(life, stat))
+        return f"{self.verdict(life).why}; costs {costs}" if costs else self.verdict(life).why
+
+    def _percent(self, life: Life, stat: Stat) -> float | None:
+        """Of a core since its CPU time was read last, where that was not long ago."""
+        before, now = self._cpu.get(life.agent.id), self._loop.time()
+        if before is None or before.at < max(life.awake_since, self._oldest()) or now - before.at < SHORTEST_SPAN_S:
+            return None if before is None else before.percent
+        return idle.cpu_percent(stat.cpu_us - before.used_us, now - before.at)
+
+    def _oldest(self) -> float:
+        return self._loop.time() - STALE_CHECKS * self._world.settings.sleep.check_s
+
     async def run(self) -> None:
-        """A check every `check_s`, until cancelled."""
+        """A check every `check_s` and a look at memory more often, until cancelled."""
+        await asyncio.gather(self._check_always(), self._deepener.run())
+
+    async def _check_always(self) -> None:
         while True:
             await asyncio.sleep(self._world.settings.sleep.check_s)
             await self.check()
@@ -65,11 +90,18 @@ class Sleeper:
             self._activity, self._seen_at = activity, self._loop.time()
 
     async def check(self) -> None:
-        """One round. The proxy is asked once for all, the helper only about those who may be idle by the next check."""
+        """One round. The proxy is asked once for all, the helper only about those who may be idle by the next check.
+
+        Who sleeps costs this round nothing but a look at its status.
+        """
+        awake = [life for life in self._roster if life.status is AgentStatus.RUNNING]
+        if not awake:
+            self._cpu.clear()
+            return
         await self.look()
         check_s = self._world.settings.sleep.check_s
         now = self._loop.time()
-        near = [life for life in self._roster if idle.worth_measuring(self._facts(life), now, within_s=check_s)]
+        near = [life for life in awake if idle.worth_measuring(self._facts(life), now, within_s=check_s)]
         await self._measure(near)
         for life in near:
             found = self.verdict(life)
@@ -92,7 +124,7 @@ class Sleeper:
             self._cpu.clear()
             return
         now = self._loop.time()
-        oldest = now - STALE_CHECKS * self._world.settings.sleep.check_s
+        oldest = self._oldest()
         measured: dict[str, _Cpu] = {}
         for life in lives:
             if (stat := stats.get(life.agent.id)) is None:
@@ -126,4 +158,7 @@ class Sleeper:
             last_active_at=None if seen.quiet_s is None else self._seen_at - seen.quiet_s,
             cpu_percent=None if cpu is None else cpu.percent,
             retry_at=life.retry_freeze_at,
+            kept_awake_until=self._loop.time() + life.kept_awake_for_s,
+            kept_awake_by=life.kept_awake_by,
+            asleep_how=self._deepener.how_asleep(life) if agent.status is AgentStatus.PAUSED else "",
         )

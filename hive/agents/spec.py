@@ -122,6 +122,8 @@ def _check_runtime(spec: AgentSpec, find: FindProgram) -> list[str]:
         _check_firecracker(spec.firecracker)
         if spec.command:
             raise BadRequest("command: a virtual machine runs what its image says", hint="remove it")
+        if spec.env:
+            raise BadRequest("env: nothing of it reaches a virtual machine", hint="put it into the image")
         return []
     return _check_command(spec.command, find)
 
@@ -223,10 +225,16 @@ def to_toml(spec: AgentSpec) -> str:
     """TOML that `from_toml` reads back as an equal spec; what has its default is left out."""
     import tomli_w  # only `export` pays for it
 
-    given = msgspec.to_builtins(spec)
-    defaults = msgspec.to_builtins(AgentSpec(name="", command=[]))
-    kept = {key: value for key, value in given.items() if key in ("name", "command") or value != defaults[key]}
+    given, defaults = _given(msgspec.to_builtins(spec)), _given(msgspec.to_builtins(AgentSpec(name="")))
+    kept = {key: value for key, value in given.items() if key == "name" or value != defaults.get(key)}
     return tomli_w.dumps(kept)
+
+
+def _given(table: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no null: what is None is left out, in nested tables too."""
+    return {
+        key: _given(value) if isinstance(value, dict) else value for key, value in table.items() if value is not None
+    }
 
 
 def changed_fields(old: AgentSpec, new: AgentSpec) -> list[str]:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hive.domain import Agent, WakeCause
+import msgspec
+
+from hive.domain import Agent, SleepDepth, WakeCause
 from hive.link.messages import Activity, Busy, Closed, PagedOut, SandboxSpec, Started, Stat
 from hive.settings import Settings
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Of this host, now; None where the kernel does not say. `some_avg10`: memory pressure (PSI) in per cent."""
+
+    available_bytes: int | None = None
+    swap_free_bytes: int | None = None
+    some_avg10: float | None = None
 
 
 class Helper(Protocol):
@@ -112,7 +122,24 @@ class World(Protocol):
         """Publishes and audits one transition. Never raises, never waits."""
         ...
 
-    def woke(self, cause: WakeCause, took_ms: float) -> None: ...
+    def memory(self) -> Memory:
+        """Looked up in the kernel each time, in some 60 µs; never raises."""
+        ...
+
+    async def is_new_boot(self) -> bool:
+        """Whether the machine was started since `note_boot` was called last; False where it never was.
+
+        What lived is gone then, and nobody asked for that. Raises what the store raises.
+        """
+        ...
+
+    async def note_boot(self) -> None:
+        """All that is to be started after this boot has been."""
+        ...
+
+    def woke(self, cause: WakeCause, took_ms: float, depth: SleepDepth) -> None:
+        """`depth`: where it slept."""
+        ...
 
     def fell_asleep(self) -> None: ...
 

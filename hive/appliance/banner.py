@@ -22,9 +22,18 @@ FREEZERS = {"cgroup": "by the cgroup freezer", "signal": "by SIGSTOP to every pr
 
 
 def banner(
-    health: Mapping[str, object], paths: Paths, *, command: str, default_state: bool, width: int | None = None
+    health: Mapping[str, object],
+    paths: Paths,
+    *,
+    command: str,
+    default_state: bool,
+    why_not_deep: str = "",
+    width: int | None = None,
 ) -> str:
-    """The text, from what `GET /api/health` says; `command` is how to type `hive` here. Wrapped to `width` columns."""
+    """The text, from what `GET /api/health` says; `command` is how to type `hive` here. Wrapped to `width` columns.
+
+    `why_not_deep`: why no agent can sleep deep here, a sentence.
+    """
     proxy, backend = _table(health.get("proxy")), _table(health.get("backend"))
     isolation = Isolation(str(health.get("isolation", "none")))
     which = "" if default_state else f" --state-dir {shlex.quote(str(paths.state))}"
@@ -36,6 +45,7 @@ def banner(
         "isolation": f"{isolation}: {ISOLATES[isolation]}",
         "limits": str(health.get("limits", "not enforced")),
         "sleep": FREEZERS.get(str(health.get("freezer")), str(health.get("freezer"))),
+        "deep sleep": why_not_deep.removeprefix("deep sleep: ") or "a sleeper's memory goes to swap after a while",
         "backend": _backend(backend),
     }
     told = "\n".join(f"  {name:<10} {_wrapped(text, width)}" for name, text in rows.items())

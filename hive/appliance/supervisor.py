@@ -131,7 +131,12 @@ class Supervisor:
     async def _stay(self, health: Answer, *, demo: bool, exit_after_s: float | None, json: bool) -> None:
         paths, asked = self._plan.paths, self._interrupts.asked
         told = banner.banner(
-            health, paths, command=banner.command_here(), default_state=self._default_state, width=self._screen.width
+            health,
+            paths,
+            command=banner.command_here(),
+            default_state=self._default_state,
+            why_not_deep=self._plan.why_not_deep,
+            width=self._screen.width,
         )
         self._screen.tell(told)
         showing: asyncio.Task[None] | None = None

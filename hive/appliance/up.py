@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from hive.appliance import directories, lock
+from hive.appliance import directories, lock, scope
 from hive.appliance.choosing import choose_backend
 from hive.appliance.demo import demo_config
 from hive.appliance.ports import Ports, Remembered, choose_ports, recall
@@ -62,6 +62,7 @@ def main(options: UpOptions) -> int:
     # Who names a link means what it leads to; whose that is is looked at there.
     state = Path(os.path.realpath(options.state_dir or default_state_dir(uid, os.environ)))
     paths = Paths(state, runtime_dir(options.state_dir, uid, os.environ))
+    why_not_deep = scope.enter(state)
     screen = Screen(json=options.json)
     _log_to(screen)
     asked = options.backend or _asked_backend(loaded)
@@ -87,6 +88,7 @@ def main(options: UpOptions) -> int:
             backend=backend,
             watch_fd=watch_fd,
             serves=serves,
+            why_not_deep=why_not_deep,
         )
         return asyncio.run(_run(options, loaded, plan, lock_fd, screen))
 

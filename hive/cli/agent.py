@@ -99,20 +99,24 @@ def pause(
         float | None, typer.Option(metavar="S", min=0, help="Seconds to wait for a busy agent; then exit code 7.")
     ] = None,
     now: Annotated[bool, typer.Option("--now", help="Do not wait: exit code 1 if the agent is busy.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="And give its memory back: paged out to zram or swap.")] = False,
 ) -> None:
     """Puts an agent to sleep as soon as nothing of it is under way. Whatever goes wrong, it stays awake.
 
+    Where its memory cannot be paged out, --deep leaves it asleep but not deep, and says why.
+
     Examples:
       hive agent pause alice
+      hive agent pause alice --deep
       hive agent pause alice --timeout 5
       hive agent pause alice --now
     """
     with call.about(name):
-        order = {"timeout_s": timeout, "now": now}
+        order = {"timeout_s": timeout, "now": now, "deep": deep}
         view = call.client.post(
             path_of(name, "pause"), order, timeout_s=(PAUSE_S if timeout is None else timeout) + ACT_S
         )
-    call.show("agent.pause", view, lambda: f"{view['name']} is {view['status']}")
+    call.show("agent.pause", view, lambda: f"{view['name']} is {_status(view)}")
 
 
 def logs(
@@ -200,7 +204,7 @@ def _listed(agents: list[Answer], *, quiet: bool) -> str:
             size(agent["rss_bytes"]),
             number(agent["wakes"]),
             milliseconds(agent["last_wake_ms"]),
-            agent["why"],
+            agent["why"].partition("; ")[0],
         ]
         for agent in agents
     ]
@@ -222,12 +226,18 @@ def _shown(view: Answer) -> str:
     )
     pairs = [
         ("Status", state + (f": {view['reason']}" if view["reason"] else "")),
-        ("Why", view["why"]),
+        ("Why", view["sentence"]),
+        ("Depth", _depth(view)),
+        ("Kept awake", _coming(view["kept_awake_until"], now)),
+        ("Next wake", _coming(view["next_wake_at"], now)),
+        ("Messages", f"{number(view['messages_waiting'])} waiting" if view["messages_waiting"] else ""),
+        ("Runtime", _runtime(view)),
         ("Command", " ".join(view["command"])),
         ("Processes", f"{view['processes']}, first is pid {view['pid']}" if view["pid"] else ""),
         ("User", "" if view["uid"] is None else f"uid {view['uid']}"),
-        ("RAM", size(view["rss_bytes"]) if view["rss_bytes"] is not None else ""),
+        ("RAM", _memory(view)),
         ("CPU", span(view["cpu_us"] / 1e6) if view["cpu_us"] is not None else ""),
+        ("Limits", _limits(view)),
         ("Port", f"{view['port']} (ingress)" if view["port"] else ""),
         ("CID", f"{view['cid']} (AF_VSOCK)" if view["cid"] else ""),
         ("Model", view["model"] or ""),
@@ -245,6 +255,46 @@ def _shown(view: Answer) -> str:
         ("Socket", access.get("socket", "")),
     ]  # fmt: skip
     return f"{view['name']} ({view['id']})\n" + fields(pairs)
+
+
+def _depth(view: Answer) -> str:
+    """How deep it sleeps, how deep it should, and what stands between."""
+    goal = f", {view['depth_goal']} is wanted" if view["depth_goal"] != view["depth"] else ""
+    note = f": {view['deep_note']}" if view["deep_note"] else ""
+    return "" if view["depth"] == "awake" and not goal and not note else f"{view['depth']}{goal}{note}"
+
+
+def _coming(at: float | None, now: float) -> str:
+    if at is None:
+        return ""
+    moment = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
+    return f"{moment}, in {span(at - now)}" if at > now else f"{moment}, now"
+
+
+def _runtime(view: Answer) -> str:
+    """What it runs in; nothing of plain processes."""
+    if view["docker"] is not None:
+        return f"docker, image {view['docker']['image']}"
+    return f"firecracker, {view['firecracker']['rootfs']}" if view["firecracker"] is not None else ""
+
+
+def _memory(view: Answer) -> str:
+    if view["rss_bytes"] is None:
+        return ""
+    return size(view["rss_bytes"]) + (f", and {size(view['swap_bytes'])} in swap" if view["swap_bytes"] else "")
+
+
+def _limits(view: Answer) -> str:
+    limits = view["limits"]
+    told = [
+        "" if limits["memory_mb"] is None else f"{limits['memory_mb']} MiB",
+        "" if limits["cpu"] is None else f"{limits['cpu']:g} cores",
+        "" if limits["pids"] is None else f"{limits['pids']} processes",
+        "" if limits["files"] is None else f"{limits['files']} files",
+        "" if view["egress"] is None else f"network: {', '.join(view['egress']) or 'none'}",
+    ]
+    said = ", ".join(filter(None, told))
+    return f"{said} (not enforced: {view['limits_not_enforced']})" if view["limits_not_enforced"] else said
 
 
 def _used(answer: Answer) -> str:

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from hive.agents.spec import TOML_MAX_BYTES, changed_fields, check, check_toml, to_toml
+from hive.agents.spec import TOML_MAX_BYTES, check, check_toml, to_toml
 from hive.cli.agent import refuse_failed
 from hive.cli.call import AgentName, Answer, Call
+from hive.cli.text import harmless
 from hive.control.client import path_of
-from hive.domain import AgentSpec, RestartPolicy, Tier
-from hive.errors import BadRequest, NotFound, UsageError
+from hive.domain import AgentSpec, DockerSpec, Limits, RestartPolicy, RuntimeKind, Tier
+from hive.errors import BadRequest, UsageError
 
 START_S = 60.0
+_MIB = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
+_SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([kmgt])(?:i?b)?", re.IGNORECASE)
 
 
 def create(
     call: Call,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A letter a-z, then up to 39 of a-z, 0-9 and -.")],
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What it runs; write `--` before it.")],
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="[COMMAND]", help="What it runs; write `--` before it.")
+    ] = None,
+    runtime: Annotated[
+        RuntimeKind | None, typer.Option(help="What it runs in; process, unless --image says docker.")
+    ] = None,
+    image: Annotated[str | None, typer.Option(metavar="IMAGE", help="Of a docker agent: its container image.")] = None,
+    mount: Annotated[
+        list[str] | None, typer.Option(metavar="HOST:PATH[:ro]", help="Of a docker agent: a directory of this host.")
+    ] = None,
+    memory: Annotated[str | None, typer.Option(metavar="N(k|m|g)", help="At most so much RAM, like 512m.")] = None,
+    cpus: Annotated[float | None, typer.Option(metavar="N", help="At most so many cores, like 1.5.")] = None,
+    pids: Annotated[int | None, typer.Option(metavar="N", help="At most so many processes and threads.")] = None,
+    no_network: Annotated[bool, typer.Option("--no-network", help="It reaches Hive and nothing else.")] = False,
     port: Annotated[
         int | None, typer.Option(metavar="N", min=1, max=65535, help="Where it listens for callers.")
     ] = None,
@@ -29,6 +46,7 @@ def create(
     tenant: Annotated[str, typer.Option(metavar="NAME", help="Whom it belongs to.")] = "default",
     model: Annotated[str | None, typer.Option(metavar="MODEL", help="Used where a request names none.")] = None,
     restart: Annotated[RestartPolicy, typer.Option(help="When its command ends.")] = RestartPolicy.NO,
+    autostart: Annotated[bool, typer.Option("--autostart", help="Started when the host boots, too.")] = False,
     idle: Annotated[
         float | None, typer.Option(metavar="S", min=0, help="Seconds of quiet before it sleeps; 0 is never.")
     ] = None,
@@ -39,25 +57,33 @@ def create(
 ) -> None:
     """Creates an agent and starts it.
 
-    It finds the model at OPENAI_BASE_URL, OPENAI_API_KEY and OLLAMA_HOST; it runs in a directory of its own, so give
-    full paths.
+    It finds the model at OPENAI_BASE_URL, OPENAI_API_KEY and OLLAMA_HOST; a process runs in a directory of its own, so
+    give full paths. What flags do not cover, `hive agent apply` takes from a file.
 
     Examples:
       hive agent create alice -- /usr/bin/python3 /srv/alice.py
       hive agent create bob --port 9000 --idle 60 -e LOG=debug -- /srv/bob serve
+      hive agent create carol --image python:3.12-slim --memory 512m --cpus 1.5 -- python3 -m http.server
     """
     spec = AgentSpec(
         name=name,
-        command=command,
+        command=command or [],
+        runtime=runtime or (RuntimeKind.PROCESS if image is None else RuntimeKind.DOCKER),
+        docker=_docker(image, mount or []),
+        limits=Limits(memory_mb=None if memory is None else _mebibytes(memory), cpu=cpus, pids=pids),
+        egress=[] if no_network else None,
         port=port,
         tier=tier,
         tenant=tenant,
         model=model,
         restart=restart,
+        autostart=autostart,
         idle_s=idle,
         cid=cid,
         env=dict(_pair(item) for item in env or []),
     )
+    if spec.runtime is RuntimeKind.FIRECRACKER:
+        raise UsageError("a firecracker agent is described in a file", hint="hive agent apply FILE")
     view = call.client.post("/api/agents", _plain(check(spec)), timeout_s=START_S)
     refuse_failed(view)
     call.show("agent.create", view, lambda: f"{view['name']} is {view['status']}")
@@ -68,9 +94,9 @@ def apply(
     file: Annotated[str, typer.Argument(metavar="FILE", help="TOML; `-` reads stdin.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would change.")] = False,
 ) -> None:
-    """Makes an agent what a file describes: created if it is not there, else changed.
+    """Makes an agent what a file describes: created if it is not there, else changed; says what that means.
 
-    A changed agent runs on as it was until it is restarted.
+    A new agent is not started by it, and a changed one runs on as it was until it is restarted.
 
     Examples:
       hive agent apply alice.toml
@@ -78,8 +104,9 @@ def apply(
       hive agent export alice | sed s/alice/bob/ | hive agent apply -
     """
     spec = _read(file)
-    answer = _compared(call, spec) if dry_run else call.client.put(path_of(spec.name), _plain(spec), timeout_s=START_S)
-    call.show("agent.apply", answer, lambda: _applied(spec.name, answer, dry_run=dry_run))
+    path = path_of(spec.name)
+    answer = call.client.put(path, _plain(spec), timeout_s=START_S, dry_run=int(dry_run))
+    call.show("agent.apply", answer, lambda: _plan(spec.name, answer))
 
 
 def export(call: Call, name: AgentName) -> None:
@@ -130,20 +157,53 @@ def _plain(spec: AgentSpec) -> dict[str, Any]:
     return plain
 
 
-def _compared(call: Call, spec: AgentSpec) -> Answer:
-    try:
-        old = _spec_of(call.client.get(path_of(spec.name)))
-    except NotFound:
-        return {"dry_run": True, "created": True, "changed": [], "restart_needed": False}
-    changed = changed_fields(old, spec)
-    return {"dry_run": True, "created": False, "changed": changed, "restart_needed": bool(changed)}
+def _docker(image: str | None, mounts: list[str]) -> DockerSpec | None:
+    if image is None and mounts:
+        raise UsageError("--mount: only a docker agent has mounts", hint="say --image")
+    return None if image is None else DockerSpec(image=image, mounts=mounts)
 
 
-def _applied(name: str, answer: Answer, *, dry_run: bool) -> str:
-    would = "would be " if dry_run else ""
-    if answer["created"]:
-        return f"{name} {would or 'is '}created"
-    if not answer["changed"]:
-        return f"{name} {would or 'is '}unchanged"
-    later = f"; `hive agent restart {name}` makes it run so" if answer["restart_needed"] and not dry_run else ""
-    return f"{name} {would or 'is '}changed: {', '.join(answer['changed'])}{later}"
+def _mebibytes(text: str) -> int:
+    """MiB of a size as docker takes it.
+
+    >>> _mebibytes("512m"), _mebibytes("1.5GiB")
+    (512, 1536)
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise UsageError(f"--memory {text}: expected a number with k, m or g, like 512m")
+    return round(float(match[1]) * _MIB[match[2].lower()])
+
+
+def _plan(name: str, answer: Answer) -> str:
+    """What was changed or would be, a line for each field."""
+    would = "would be " if answer["dry_run"] else "is "
+    if not answer["created"] and not answer["changes"]:
+        return f"{name} {would}unchanged"
+    lines = [f"{name} {would}created" if answer["created"] else f"{name} {would}changed:"]
+    for change in answer["changes"]:
+        before = "" if answer["created"] else f"{_value(change['from'])} → "
+        when = " (from its next start)" if change["at_restart"] else ""
+        lines.append(f"  {change['field']}: {before}{_value(change['to'])}{when}")
+    if answer["restart_needed"]:
+        lines.append("a restart would be needed" if answer["dry_run"] else f"`hive agent restart {name}` makes it so")
+    elif answer["created"] and not answer["dry_run"]:
+        lines.append(f"`hive agent start {name}` starts it")
+    return harmless("\n".join(lines))
+
+
+def _value(value: Any) -> str:
+    """One value of a description for people.
+
+    >>> _value({"memory_mb": 512, "cpu": None}), _value(["/bin/x", "-v"]), _value(None), _value(False)
+    ('memory_mb 512', '/bin/x -v', 'none', 'false')
+    """
+    match value:
+        case dict():
+            return ", ".join(f"{key} {_value(found)}" for key, found in value.items() if found is not None) or "none"
+        case list():
+            return " ".join(map(str, value)) or "[]"
+        case bool():
+            return "true" if value else "false"
+        case _:
+            return "none" if value is None else str(value)

@@ -35,6 +35,10 @@ Examples:
         "restart": Entry("agent:restart", "Stops an agent and starts it again."),
         "pause": Entry("agent:pause", "Puts an agent to sleep."),
         "resume": Entry("agent:resume", "Wakes a sleeping agent."),
+        "send": Entry("agent_mail:send", "Sends a message to an agent."),
+        "messages": Entry("agent_mail:messages", "Lists the messages an agent has not accepted."),
+        "wake-at": Entry("agent_time:wake_at", "Wakes an agent at a time, once or again and again."),
+        "keep-awake": Entry("agent_time:keep_awake", "Keeps an agent from being put to sleep."),
         "logs": Entry("agent:logs", "Prints what an agent wrote to its output."),
         "usage": Entry("agent:usage", "Shows what one agent used."),
         "remove": Entry("agent:remove", "Removes an agent."),
@@ -42,6 +46,15 @@ Examples:
         "ps": Entry("agent:list_agents", "Lists the agents.", hidden=True),
         "rm": Entry("agent:remove", "Removes an agent.", hidden=True),
     },
+)
+BENCH = Group(
+    "Measures this Hive on its own host.",
+    """Measures this Hive on its own host.
+
+Examples:
+  hive bench sleep
+""",
+    {"sleep": Entry("bench:sleep", "Measures what sleep gains here.")},
 )
 BACKEND = Group(
     "The inference server behind Hive.",
@@ -87,6 +100,7 @@ Examples:
         "usage": Entry("status:usage", "Shows what every agent used."),
         "events": Entry("status:events", "Prints what happened to the agents, and why."),
         "backend": BACKEND,
+        "bench": BENCH,
         "config": CONFIG,
         "version": Entry("version:version", "Prints the version of this command.", "json"),
         "proxy": Entry("services:proxy", "Runs the data plane, a service.", ""),

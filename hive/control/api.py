@@ -28,6 +28,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hive.agents.spec import check
+from hive.control import clock
 from hive.control.auth import actor_of
 from hive.control.desk import Answer, Desk
 from hive.control.tail import follow, last_lines
@@ -40,8 +41,9 @@ log = logging.getLogger("hive.api")
 
 BODY_MAX_BYTES = 1024 * 1024
 PERIODS_S = {"1h": 3600.0, "6h": 6 * 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "30d": 30 * 86400.0}
-UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 TAIL_MAX = 100_000
+KEEP_AWAKE_MAX_S = 30 * 86400.0
+WAIT_MAX_S = 600
 HEARTBEAT_S = 15.0
 """A comment this often keeps proxies and clients from taking a silent event stream for a dead one."""
 STOP_S = 2.0
@@ -52,10 +54,31 @@ Result = TypeVar("Result")
 
 
 class PauseOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of POST …/pause. `timeout_s` None is the setting."""
+    """Body of POST …/pause. `timeout_s` None is the setting. `deep`: with its memory paged out."""
 
     timeout_s: float | None = None
     now: bool = False
+    deep: bool = False
+
+
+class KeepAwakeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST …/keep-awake: from now on for so many seconds, or a length like `10m`; 0 ends it."""
+
+    for_s: float | str
+
+
+class MessageOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST …/messages."""
+
+    text: str
+
+
+class ScheduleOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST …/schedules. `when`: 07:30, 2026-11-21T07:30 or +10m; `every`: 1h, 1d."""
+
+    when: str
+    every: str | None = None
+    note: str = ""
 
 
 class Endpoints:
@@ -79,12 +102,21 @@ class Endpoints:
             ("POST", "/api/agents/{ref}/restart", self.restart),
             ("POST", "/api/agents/{ref}/resume", self.resume),
             ("POST", "/api/agents/{ref}/pause", self.pause),
+            ("POST", "/api/agents/{ref}/keep-awake", self.keep_awake),
+            ("GET", "/api/agents/{ref}/messages", self.messages),
+            ("POST", "/api/agents/{ref}/messages", self.send),
+            ("GET", "/api/agents/{ref}/messages/{id}", self.message),
+            ("DELETE", "/api/agents/{ref}/messages/{id}", self.drop_message),
+            ("GET", "/api/agents/{ref}/schedules", self.schedules),
+            ("POST", "/api/agents/{ref}/schedules", self.schedule),
+            ("DELETE", "/api/agents/{ref}/schedules/{id}", self.cancel_schedule),
             ("GET", "/api/agents/{ref}/logs", self.logs),
             ("GET", "/api/agents/{ref}/tokens", self.tokens),
             ("GET", "/api/agents/{ref}/usage", self.agent_usage),
             ("GET", "/api/usage", self.usage),
             ("GET", "/api/system/inference", self.inference),
             ("GET", "/api/system/access", self.access),
+            ("GET", "/api/system/memory", self.memory),
             ("POST", "/api/system/shutdown", self.shutdown),
             ("GET", "/api/stats", self.stats),
             ("GET", "/api/events", self.events),
@@ -114,7 +146,8 @@ class Endpoints:
         spec = check(_body(request, AgentSpec))
         if spec.name != _ref(request):
             raise BadRequest(f"name: the path says {_ref(request)!r}, the body {spec.name!r}")
-        return _json(await _carried_through(self._desk.apply(spec, _actor(request))))
+        applying = self._desk.apply(spec, _actor(request), dry_run=_flag(request, "dry_run"))
+        return _json(await _carried_through(applying))
 
     async def remove(self, request: Request) -> Response:
         return _json(await _carried_through(self._desk.remove(_ref(request), _actor(request))))
@@ -139,8 +172,48 @@ class Endpoints:
         timeout_s = self._pause_timeout_s if order.timeout_s is None else order.timeout_s
         if not 0 <= timeout_s <= 86400:
             raise BadRequest(f"timeout_s: {timeout_s:g} is not from 0 to 86400 seconds")
-        pausing = self._desk.pause(_ref(request), timeout_s=timeout_s, now=order.now, actor=_actor(request))
+        pausing = self._desk.pause(
+            _ref(request), timeout_s=timeout_s, now=order.now, deep=order.deep, actor=_actor(request)
+        )
         return _json(await _carried_through(pausing))
+
+    async def keep_awake(self, request: Request) -> Response:
+        order = _body(request, KeepAwakeOrder)
+        for_s = clock.seconds_of(order.for_s, field="for") if isinstance(order.for_s, str) else order.for_s
+        if not 0 <= for_s <= KEEP_AWAKE_MAX_S:
+            raise BadRequest(f"for: {for_s:g} is not from 0 to {KEEP_AWAKE_MAX_S:g} seconds")
+        return _json(await _carried_through(self._desk.keep_awake(_ref(request), for_s, _actor(request))))
+
+    async def send(self, request: Request) -> Response:
+        order = _body(request, MessageOrder)
+        sending = self._desk.send(_ref(request), order.text, _actor(request))
+        return _json(await _carried_through(sending), status=202)
+
+    async def messages(self, request: Request) -> Response:
+        return _json(await self._desk.messages(_ref(request)))
+
+    async def message(self, request: Request) -> Response:
+        wait_s = _number(request, "wait_s", default=0, most=WAIT_MAX_S)
+        return _json(await self._desk.message(_ref(request), request.path_params["id"], wait_s=wait_s))
+
+    async def drop_message(self, request: Request) -> Response:
+        dropping = self._desk.drop_message(_ref(request), request.path_params["id"], _actor(request))
+        return _json(await _carried_through(dropping))
+
+    async def schedules(self, request: Request) -> Response:
+        return _json(self._desk.schedules(_ref(request)))
+
+    async def schedule(self, request: Request) -> Response:
+        order = _body(request, ScheduleOrder)
+        adding = self._desk.schedule(_ref(request), order.when, order.every, order.note, _actor(request))
+        return _json(await _carried_through(adding), status=201)
+
+    async def cancel_schedule(self, request: Request) -> Response:
+        text = request.path_params["id"]
+        if not re.fullmatch("[0-9]{1,15}", text):
+            raise BadRequest(f"a schedule has a number, not {text[:20]!r}")
+        cancelling = self._desk.cancel_schedule(_ref(request), int(text), _actor(request))
+        return _json(await _carried_through(cancelling))
 
     async def logs(self, request: Request) -> Response:
         path = self._desk.log_path(_ref(request))
@@ -161,13 +234,16 @@ class Endpoints:
         return _json(await self._desk.agent_usage(_ref(request), PERIODS_S[period], period, limit))
 
     async def usage(self, request: Request) -> Response:
-        return _json(await self._desk.usage(seconds_of(request.query_params.get("since", "24h"))))
+        return _json(await self._desk.usage(clock.seconds_of(request.query_params.get("since", "24h"), field="since")))
 
     async def inference(self, _: Request) -> Response:
         return _json(self._desk.inference())
 
     async def access(self, _: Request) -> Response:
         return _json(self._desk.access())
+
+    async def memory(self, _: Request) -> Response:
+        return _json(self._desk.memory())
 
     async def stats(self, _: Request) -> Response:
         return _json(self._desk.stats())
@@ -312,18 +388,6 @@ def problem(error: HiveError) -> Response:
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     return Response(_encoded(body), error.status, headers, "application/problem+json")
-
-
-def seconds_of(text: str) -> float:
-    """Seconds of a length of time as a person writes it. Raises BadRequest.
-
-    >>> seconds_of("90s"), seconds_of("24h")
-    (90.0, 86400.0)
-    """
-    match = re.fullmatch(r"([0-9]{1,6})([smhd])", text)
-    if match is None:
-        raise BadRequest(f"since: expected a number with s, m, h or d, like 24h; found {text[:20]!r}")
-    return int(match[1]) * UNITS_S[match[2]]
 
 
 async def _carried_through(work: Coroutine[Any, Any, Answer]) -> Answer:

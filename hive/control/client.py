@@ -57,8 +57,8 @@ class Client:
     def post(self, path: str, body: object = None, *, timeout_s: float | None = None) -> Answer:
         return self._ask("POST", path, body, {}, timeout_s)
 
-    def put(self, path: str, body: object, *, timeout_s: float | None = None) -> Answer:
-        return self._ask("PUT", path, body, {}, timeout_s)
+    def put(self, path: str, body: object, *, timeout_s: float | None = None, **query: Query) -> Answer:
+        return self._ask("PUT", path, body, query, timeout_s)
 
     def delete(self, path: str, *, timeout_s: float | None = None) -> Answer:
         return self._ask("DELETE", path, None, {}, timeout_s)

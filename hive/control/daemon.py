@@ -23,14 +23,16 @@ import uvloop
 from hive.agents.lifecycle import Life
 from hive.agents.roster import Roster
 from hive.agents.sleeper import Sleeper
-from hive.agents.tokens import digest
+from hive.agents.tokens import TokenKind, digest
 from hive.agents.turns import outcome_of
 from hive.control import keyfiles
 from hive.control.api import Server, serve
 from hive.control.backends import BackendWatch
+from hive.control.courier import Courier
 from hive.control.frontdesk import FrontDesk, Parts
 from hive.control.gates import ProxyGates
 from hive.control.journal import Journal
+from hive.control.scheduler import Scheduler
 from hive.control.stats import Counters
 from hive.control.usage import UsageConsumer
 from hive.control.world import DaemonWorld
@@ -41,9 +43,10 @@ from hive.host.cgroup import Subtree
 from hive.link.messages import AgentRow, Backend, DaemonTable, Ended, Marks, Open, ProxyTable, Refused
 from hive.sandbox.client import SandboxClient
 from hive.settings import Paths, Settings
-from hive.store import agents, runtime_settings, usage
+from hive.store import agents, messages, runtime_settings, schedules, usage
 from hive.store.database import Database
 from hive.store.live import Live
+from hive.store.schedules import Schedule
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
@@ -63,12 +66,20 @@ class Recorded(NamedTuple):
     agents: list[Agent]
     used: usage.Cost
     proxy_port: int | None
+    with_messages: list[str]
+    schedules: list[Schedule]
 
 
 def read_recorded(conn: sqlite3.Connection) -> Recorded:
     port = runtime_settings.get(conn, PROXY_PORT)
     used = usage.usage_since(conn, 0.0).totals
-    return Recorded(agents.all(conn), used, int(port) if port is not None else None)
+    return Recorded(
+        agents.all(conn),
+        used,
+        int(port) if port is not None else None,
+        list(messages.waiting(conn)),
+        schedules.all(conn),
+    )
 
 
 class Daemon:
@@ -149,13 +160,25 @@ class Daemon:
             counters=self._counters,
             helper=self._helper,
             gates=self._gates,
+            own_networks=self._isolation is Isolation.FULL,
         )
         self.roster = Roster(self.world)
         for agent in recorded.agents:
             self.roster.add(agent)
-            if recorded.proxy_port is not None and agent.status in ALIVE:
+            has_port = agent.status in ALIVE and not self.world.has_own_network(agent.spec)
+            if recorded.proxy_port is not None and has_port:
                 self.world.started_with_port[agent.id] = recorded.proxy_port
         self.sleeper = Sleeper(self.roster, self.world)
+        self._courier = Courier(
+            self.roster,
+            self._database,
+            self._journal,
+            self._gates,
+            recorded.with_messages,
+            token=lambda agent: self.world.token(agent, TokenKind.INGRESS),
+            answer_s=self._settings.proxy.first_byte_s,
+        )
+        self._scheduler = Scheduler(self.roster, self._database, self._journal, recorded.schedules)
         self._watch = self._backend_watch()
 
     def _backend_watch(self) -> BackendWatch | None:
@@ -185,6 +208,8 @@ class Daemon:
             raise ConfigError(f"cannot listen in {self._paths.runtime}: {error.strerror}") from error
         spawn(self._usage.run(), name="usage")
         self._spawn(self.sleeper.run(), "idle")
+        self._spawn(self._courier.run(), "messages")
+        self._spawn(self._scheduler.run(), "schedules")
         log.info("daemon_ready agents=%d reconciled=%s", len(self.roster), self._reconciled.is_set())
 
     async def _known(self) -> None:
@@ -213,6 +238,8 @@ class Daemon:
                 world=self.world,
                 roster=self.roster,
                 sleeper=self.sleeper,
+                courier=self._courier,
+                scheduler=self._scheduler,
             )
         )
 
@@ -222,6 +249,8 @@ class Daemon:
             await self._api.close()
         for task in self._tasks:
             task.cancel()
+        self._scheduler.close()
+        await self._courier.close()
         settling = [spawn(life.settle(), name=f"settle {life.agent.name}") for life in self.roster]
         if settling:
             _, late = await asyncio.wait(settling, timeout=SETTLED_WITHIN_S)
@@ -248,10 +277,16 @@ class Daemon:
             outcome = await outcome_of(self.roster.reconcile())
             if not isinstance(outcome, HiveError):
                 log.info("reconciled agents=%d", len(self.roster))
+                if not self._reconciled.is_set():
+                    self._spawn(self._start_after_boot(), "start after boot")
                 self._reconciled.set()
                 return
             log.warning("not_reconciled error=%s", outcome.message)
             await asyncio.sleep(RECONCILE_AGAIN_S)
+
+    async def _start_after_boot(self) -> None:
+        if isinstance(error := await outcome_of(self.roster.start_after_boot()), HiveError):
+            log.error("not_started_after_boot error=%s", error.message)
 
     def _ended(self, ended: Ended) -> None:
         self.roster.ended(ended.agent, ended.exit_code, ended.pid)
@@ -272,6 +307,7 @@ class Daemon:
 
     def proxy_here(self, table: ProxyTable) -> None:
         self.roster.proxy_table(table.agents)
+        self._courier.proxy_here()
         self._spawn(self._adopt_port(table.port), "port")
         self._spawn(self._prune(set(table.spooled)), "prune")
 

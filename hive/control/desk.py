@@ -36,8 +36,11 @@ class Desk(Protocol):
         """Its view. WrongState where the name is taken."""
         ...
 
-    async def apply(self, spec: AgentSpec, actor: str) -> Answer:
-        """`{"agent": view, "created": bool, "changed": [field, …], "restart_needed": bool}`."""
+    async def apply(self, spec: AgentSpec, actor: str, *, dry_run: bool = False) -> Answer:
+        """`{"agent": view, "created": bool, "changed": [field, …], "changes": […], "restart_needed", "dry_run"}`.
+
+        A change is `{"field", "from", "to", "at_restart"}`. `dry_run`: what would be; `agent` is None for a new one.
+        """
         ...
 
     async def start(self, ref: str, actor: str) -> Answer: ...
@@ -48,13 +51,45 @@ class Desk(Protocol):
 
     async def resume(self, ref: str, actor: str) -> Answer: ...
 
-    async def pause(self, ref: str, *, timeout_s: float, now: bool, actor: str) -> Answer:
-        """Its view, asleep. TimedOut after `timeout_s`; with `now` a busy agent is refused at once, code `busy`."""
+    async def pause(self, ref: str, *, timeout_s: float, now: bool, deep: bool, actor: str) -> Answer:
+        """Its view, asleep. TimedOut after `timeout_s`; with `now` a busy agent is refused at once, code `busy`.
+
+        `deep`: once its memory is paged out; NotSupported and Saturated leave it asleep, but not deep.
+        """
+        ...
+
+    async def keep_awake(self, ref: str, for_s: float, actor: str) -> Answer:
+        """Its view; for so many seconds from now it is not put to sleep, 0 ends that."""
         ...
 
     async def remove(self, ref: str, actor: str) -> Answer:
         """`{"removed": id, "name": name}`."""
         ...
+
+    async def send(self, ref: str, text: str, actor: str) -> Answer:
+        """`{"id", "state", …}`, kept until the agent accepts it. BadRequest where it has no port, Saturated."""
+        ...
+
+    async def messages(self, ref: str) -> Answer:
+        """`{"agent", "name", "status", "why", "messages": [{"id", "text", "from", "sent_at", "state", …}]}`: all that
+        were not accepted, oldest first; `why` the first one waits. `state`: `waiting`, `refused`, `delivered`."""
+        ...
+
+    async def message(self, ref: str, message_id: str, *, wait_s: float) -> Answer:
+        """One of them; where it waits, once that is over, or after `wait_s`."""
+        ...
+
+    async def drop_message(self, ref: str, message_id: str, actor: str) -> Answer: ...
+
+    async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> Answer:
+        """`{"id", "at", "spoken", "zone", "every_s", "clock", "note", "last_at", "last_outcome", …}`."""
+        ...
+
+    def schedules(self, ref: str) -> Answer:
+        """`{"agent", "name", "zone", "schedules": […]}`, the next one first."""
+        ...
+
+    async def cancel_schedule(self, ref: str, schedule_id: int, actor: str) -> Answer: ...
 
     def tokens(self, ref: str) -> Answer:
         """`{"model", "ingress", "openai_base_url", "ollama_host", "ingress_url", "socket"}`."""
@@ -74,6 +109,10 @@ class Desk(Protocol):
 
     def inference(self) -> Answer:
         """`{"backend", "label", "address", "running", "version", "models"}`."""
+        ...
+
+    def memory(self) -> Answer:
+        """The host's: `{"total_bytes", "available_bytes", "swap_total_bytes", "swap_free_bytes", "zram": […], …}`."""
         ...
 
     def stats(self) -> Answer:

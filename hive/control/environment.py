@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from hive.domain import DIALECTS, Agent, BackendInfo, Dialect
+from hive.domain import DIALECTS, Agent, AgentSpec, BackendInfo, Dialect, RuntimeKind
+
+INNER_PORT = 11434
+"""Where Hive is found in a network of an agent's own: a socket the helper opened in there, or the guest's forwarder
+(conf/guest/). Whoever listens there says who asks."""
+MOUNTED_SOCKET = "/run/hive/agent.sock"
+"""The agent's own socket inside a container."""
 
 
 def dialect_of(backend: BackendInfo | None) -> Dialect:
@@ -11,26 +17,48 @@ def dialect_of(backend: BackendInfo | None) -> Dialect:
     return Dialect.OLLAMA if speaks_ollama else Dialect.OPENAI
 
 
+def has_own_network(spec: AgentSpec, *, processes_too: bool = False) -> bool:
+    """Whether 127.0.0.1 inside is not the host's. `processes_too`: so it is of every process agent (systemd units).
+
+    >>> has_own_network(AgentSpec(name="a")), has_own_network(AgentSpec(name="a", egress=[]))
+    (False, True)
+    """
+    return spec.runtime is not RuntimeKind.PROCESS or spec.egress is not None or processes_too
+
+
 def environment(
-    agent: Agent, *, port: int, token: str, socket: str, dialect: Dialect, model: str | None
+    agent: Agent, *, port: int | None, token: str, socket: str, dialect: Dialect, model: str | None
 ) -> dict[str, str]:
-    """Its own variables, then Hive's, which it cannot replace. `port`: the proxy's; `token`: the model token.
+    """Its own variables, then Hive's, which it cannot replace.
+
+    `port`: the proxy's, None for an agent with a network of its own; `token`: the model token, which is the API key
+    everywhere; `socket`: the agent's own, as the host sees it.
 
     >>> from hive.domain import AgentSpec
     >>> agent = Agent(id="a1", spec=AgentSpec(name="bob", command=["/bin/bob"], port=9000))
     >>> found = environment(agent, port=11435, token="hm_x", socket="/s", dialect=Dialect.OPENAI, model=None)
     >>> found["OPENAI_BASE_URL"], found["OLLAMA_HOST"], found["HIVE_AGENT_PORT"]
     ('http://127.0.0.1:11435/v1', 'http://127.0.0.1:11435/a/hm_x', '9000')
+    >>> found = environment(agent, port=None, token="hm_x", socket="/s", dialect=Dialect.OPENAI, model=None)
+    >>> found["OPENAI_BASE_URL"], found["OLLAMA_HOST"], found["OPENAI_API_KEY"]
+    ('http://127.0.0.1:11434/v1', 'http://127.0.0.1:11434', 'hm_x')
     """
+    hive = f"http://127.0.0.1:{INNER_PORT if port is None else port}"
     found = {
         **agent.spec.env,
-        "OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1",
+        "OPENAI_BASE_URL": f"{hive}/v1",
         "OPENAI_API_KEY": token,
-        "OLLAMA_HOST": f"http://127.0.0.1:{port}/a/{token}",
-        "HIVE_PROXY_SOCKET": socket,
+        "OLLAMA_HOST": hive if port is None else f"{hive}/a/{token}",
         "HIVE_AGENT": agent.name,
         "HIVE_DIALECT": str(dialect),
     }
+    match agent.spec.runtime:
+        case RuntimeKind.PROCESS:
+            found["HIVE_PROXY_SOCKET"] = socket
+        case RuntimeKind.DOCKER:
+            found["HIVE_PROXY_SOCKET"] = MOUNTED_SOCKET
+        case RuntimeKind.FIRECRACKER:
+            pass  # nothing of the host's file system is inside
     if agent.spec.port is not None:
         found["HIVE_AGENT_PORT"] = str(agent.spec.port)
     if model:

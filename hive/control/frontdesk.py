@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,17 +20,21 @@ from hive.agents.lifecycle import Life
 from hive.agents.roster import Roster
 from hive.agents.sleeper import Sleeper
 from hive.agents.spec import changed_fields
+from hive.agents.starting import HIVE
 from hive.agents.tokens import TokenKind
 from hive.agents.turns import outcome_of
 from hive.control import views
+from hive.control.courier import Courier
 from hive.control.gates import ProxyGates
 from hive.control.journal import Journal
+from hive.control.scheduler import Scheduler
 from hive.control.stats import Counters
 from hive.control.uids import uids_in_use
 from hive.control.usage import UsageConsumer
 from hive.control.world import DaemonWorld
 from hive.domain import ALIVE, Agent, AgentSpec, Isolation
 from hive.errors import HiveError, LinkLost, WrongState
+from hive.host import memory
 from hive.link.messages import Leaving, Stat
 from hive.sandbox.client import SandboxClient
 from hive.settings import Paths, Settings
@@ -65,6 +69,19 @@ class Parts:
     world: DaemonWorld
     roster: Roster
     sleeper: Sleeper
+    courier: Courier
+    scheduler: Scheduler
+
+
+class Seen(NamedTuple):
+    """What was asked for the views: ground truth, messages that wait, times of the next wakes; by agent.
+
+    None where whoever knows could not be asked.
+    """
+
+    stats: dict[str, Stat] | None
+    waiting: dict[str, int] | None
+    next_times: dict[str, float]
 
 
 class FrontDesk:
@@ -73,13 +90,15 @@ class FrontDesk:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._freezer = parts.freezer
+        self._lacking: dict[str, str] = {}
+        """Agent → what of its limits is not enforced, as it was seen last."""
 
     # agents -------------------------------------------------------------------------------------------------------
 
     async def views(self) -> list[Answer]:
         lives = sorted(self._parts.roster, key=lambda life: life.agent.name)
-        stats, _ = await asyncio.gather(self._stats([]), self._parts.sleeper.look())
-        return [self._view(life, stats) for life in lives]
+        seen = await self._look([])
+        return [self._view(life, seen) for life in lives]
 
     async def view(self, ref: str) -> Answer:
         return await self._shown(self._parts.roster.find(ref))
@@ -94,20 +113,33 @@ class FrontDesk:
             raise
         return await self._shown(life)
 
-    async def apply(self, spec: AgentSpec, actor: str) -> Answer:
+    async def apply(self, spec: AgentSpec, actor: str, *, dry_run: bool = False) -> Answer:
         """Recorded; a new agent is not started, one that lives goes on as it was started."""
         life = next((life for life in self._parts.roster if life.agent.name == spec.name), None)
-        if life is None:
+        before = None if life is None else life.agent.spec
+        answer: Answer = {
+            "agent": None,
+            "created": life is None,
+            "changed": [] if before is None else changed_fields(before, spec),
+            "changes": views.changes(before, spec),
+            "restart_needed": False,
+            "dry_run": dry_run,
+        }
+        if life is None and not dry_run:
             life = await self._register(spec, actor)
-            return {"agent": await self._shown(life), "created": True, "changed": [], "restart_needed": False}
-        before = life.agent.spec
-        if changed := changed_fields(before, spec):
-            await life.change_spec(spec)
-            self._parts.world.put(life.agent)
-            detail = {"name": spec.name, "changed": changed}
-            self._parts.journal.note("agent.changed", target=life.agent.id, actor=actor, detail=detail)
-        needed = life.status in ALIVE and views.restart_needed(life, before, spec)
-        return {"agent": await self._shown(life), "created": False, "changed": changed, "restart_needed": needed}
+        elif life is not None and before is not None:
+            answer["restart_needed"] = life.status in ALIVE and views.restart_needed(life, before, spec)
+            if answer["changed"] and not dry_run:
+                await self._change(life, spec, answer["changed"], actor)
+        if life is not None:
+            answer["agent"] = await self._shown(life)
+        return answer
+
+    async def _change(self, life: Life, spec: AgentSpec, changed: list[str], actor: str) -> None:
+        await life.change_spec(spec)
+        self._parts.world.put(life.agent)
+        detail = {"name": spec.name, "changed": changed}
+        self._parts.journal.note("agent.changed", target=life.agent.id, actor=actor, detail=detail)
 
     async def start(self, ref: str, actor: str) -> Answer:
         life = self._parts.roster.find(ref)
@@ -129,9 +161,14 @@ class FrontDesk:
         await life.resume(actor)
         return await self._shown(life)
 
-    async def pause(self, ref: str, *, timeout_s: float, now: bool, actor: str) -> Answer:
+    async def pause(self, ref: str, *, timeout_s: float, now: bool, deep: bool = False, actor: str) -> Answer:
         life = self._parts.roster.find(ref)
-        await life.pause(timeout_s=timeout_s, now=now, actor=actor)
+        await life.pause(timeout_s=timeout_s, now=now, deep=deep, actor=actor)
+        return await self._shown(life)
+
+    async def keep_awake(self, ref: str, for_s: float, actor: str) -> Answer:
+        life = self._parts.roster.find(ref)
+        await life.keep_awake(time.time() + for_s if for_s else None, actor)
         return await self._shown(life)
 
     async def remove(self, ref: str, actor: str) -> Answer:
@@ -140,10 +177,13 @@ class FrontDesk:
         return {"removed": life.agent.id, "name": life.agent.name}
 
     async def shutdown(self, actor: str) -> Answer:
-        """Hive is going down: ingress refuses, every agent is stopped. `{"stopped": [name, …], "failed": [name, …]}`"""
+        """Hive is going down: ingress refuses, every agent is stopped, and comes back with Hive if its spec says so.
+
+        `{"stopped": [name, …], "failed": [name, …]}`
+        """
         self._parts.gates.say(Leaving())
         lives = list(self._parts.roster)
-        ends = await asyncio.gather(*(outcome_of(life.stop(actor)) for life in lives))
+        ends = await asyncio.gather(*(outcome_of(life.stop(actor, by=HIVE)) for life in lives))
         failed = [life.agent.name for life, end in zip(lives, ends, strict=True) if isinstance(end, HiveError)]
         return {"stopped": [life.agent.name for life in lives if life.agent.name not in failed], "failed": failed}
 
@@ -185,31 +225,81 @@ class FrontDesk:
     async def _remove(self, life: Life, actor: str) -> None:
         await life.remove(actor)
         self._parts.roster.drop(life.agent.id)
+        self._parts.courier.forget(life.agent.id)
+        self._parts.scheduler.forget(life.agent.id)
         detail = {"name": life.agent.name}
         self._parts.journal.note("agent.removed", target=life.agent.id, actor=actor, detail=detail)
 
     async def _shown(self, life: Life) -> Answer:
-        stats, _ = await asyncio.gather(self._stats([life.agent.id]), self._parts.sleeper.look())
-        return self._view(life, stats)
+        return self._view(life, await self._look([life.agent.id]))
+
+    async def _look(self, agents: list[str]) -> Seen:
+        """Asks whoever knows about the agents named, about all where none is; who cannot be asked is left out."""
+        stats, _, waiting = await asyncio.gather(
+            self._stats(agents), self._parts.sleeper.look(), outcome_of(self._parts.courier.waiting())
+        )
+        return Seen(stats, None if isinstance(waiting, HiveError) else waiting, self._parts.scheduler.next_times())
 
     async def _stats(self, agents: list[str]) -> dict[str, Stat] | None:
         """None where the helper cannot be asked."""
         stats = await outcome_of(self._parts.helper.stat(agents))
         if isinstance(stats, HiveError):
             return None
-        for stat in stats.values():
+        for agent, stat in stats.items():
+            self._lacking[agent] = stat.limits
             self._freezer = FREEZERS.get(stat.freezer, stat.freezer) or self._freezer
         return stats
 
-    def _view(self, life: Life, stats: dict[str, Stat] | None) -> Answer:
+    def _view(self, life: Life, seen: Seen) -> Answer:
         agent = life.agent.id
+        stat = None if seen.stats is None else seen.stats.get(agent, Stat(state="gone"))
         return views.agent_view(
             life,
             why=self._parts.sleeper.verdict(life).why,
-            stat=None if stats is None else stats.get(agent, Stat(state="gone")),
+            sentence=self._parts.sleeper.why(life, stat),
+            stat=stat,
             seen=self._parts.sleeper.activity(agent),
             used=self._parts.counters.used(agent),
+            messages_waiting=None if seen.waiting is None else seen.waiting.get(agent, 0),
+            next_wake_at=seen.next_times.get(agent),
         )
+
+    # messages and schedules ---------------------------------------------------------------------------------------
+
+    async def send(self, ref: str, text: str, actor: str) -> Answer:
+        life = self._parts.roster.find(ref)
+        message = await self._parts.courier.send(life, text, actor)
+        return {**_of(life), **views.message_view(message)}
+
+    async def messages(self, ref: str) -> Answer:
+        life = self._parts.roster.find(ref)
+        found, why = await self._parts.courier.undelivered(life)
+        return {**_of(life), "why": why, "messages": [views.message_view(message) for message in found]}
+
+    async def message(self, ref: str, message_id: str, *, wait_s: float) -> Answer:
+        life = self._parts.roster.find(ref)
+        found = await self._parts.courier.get(life, message_id, within_s=wait_s)
+        return {**_of(life), **views.message_view(found)}
+
+    async def drop_message(self, ref: str, message_id: str, actor: str) -> Answer:
+        life = self._parts.roster.find(ref)
+        dropped = await self._parts.courier.drop(life, message_id, actor)
+        return {"dropped": dropped.id, "name": life.agent.name}
+
+    async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> Answer:
+        life, zone = self._parts.roster.find(ref), self._parts.scheduler.zone()
+        added = await self._parts.scheduler.add(life, when, every, note, actor)
+        return {**_of(life), **views.schedule_view(added, zone)}
+
+    def schedules(self, ref: str) -> Answer:
+        life, zone = self._parts.roster.find(ref), self._parts.scheduler.zone()
+        found = self._parts.scheduler.of(life.agent.id)
+        return {**_of(life), "schedules": [views.schedule_view(schedule, zone) for schedule in found]}
+
+    async def cancel_schedule(self, ref: str, schedule_id: int, actor: str) -> Answer:
+        life = self._parts.roster.find(ref)
+        cancelled = await self._parts.scheduler.cancel(life, schedule_id, actor)
+        return {"cancelled": cancelled.id, "name": life.agent.name}
 
     # what belongs to an agent -------------------------------------------------------------------------------------
 
@@ -250,7 +340,7 @@ class FrontDesk:
             "runtime_dir": str(parts.paths.runtime),
             "isolation": str(parts.isolation),
             "freezer": self._freezer,
-            "limits": "not enforced",
+            "limits": self._limits(),
             "token_tracking": parts.settings.inference.token_tracking,
             "proxy": {
                 "connected": parts.gates.session is not None,
@@ -262,6 +352,11 @@ class FrontDesk:
             "usage": {"degraded": parts.consumer.degraded, "lost": parts.consumer.lost},
             "backend": None if backend is None else msgspec.to_builtins(backend),
         }
+
+    def _limits(self) -> str:
+        """Whether agents' limits hold, in words."""
+        lacking = {self._lacking[life.agent.id] for life in self._parts.roster if self._lacking.get(life.agent.id)}
+        return f"not enforced: {'; '.join(sorted(lacking))}" if lacking else "enforced where an agent has any"
 
     def _problems(self) -> list[str]:
         """One sentence for each thing that is not as it should be, and what it means."""
@@ -282,6 +377,9 @@ class FrontDesk:
 
     def inference(self) -> Answer:
         return views.inference_view(self._parts.world.backend, self._parts.world.models, self._parts.settings)
+
+    def memory(self) -> Answer:
+        return views.memory_view(memory.read_memory(), memory.read_pressure(), memory.read_zrams())
 
     def stats(self) -> Answer:
         return self._parts.counters.answer(len(self._parts.roster))
@@ -304,3 +402,7 @@ class FrontDesk:
 
     def subscribe(self) -> AbstractContextManager[AsyncIterator[Answer]]:
         return self._parts.journal.subscribe()
+
+
+def _of(life: Life) -> Answer:
+    return {"agent": life.agent.id, "name": life.agent.name, "status": str(life.status)}

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from hive.agents.wake import WakeTimes
-from hive.domain import Agent, UsageEvent, WakeCause
+from hive.domain import Agent, SleepDepth, UsageEvent, WakeCause
 from hive.store.usage import Cost
 
 
@@ -32,7 +32,9 @@ class Counters:
         self._tokens_in = all_time.tokens_in
         self._tokens_out = all_time.tokens_out
         self._wakes = WakeTimes()
+        self._wakes_from = {SleepDepth.LIGHT: WakeTimes(), SleepDepth.DEEP: WakeTimes()}
         self._pauses = 0
+        self._deep_sleeps = 0
         self._errors = 0
 
     def used(self, agent: str) -> Used:
@@ -50,11 +52,17 @@ class Counters:
             self._tokens_in += event.tokens_in or 0
             self._tokens_out += event.tokens_out or 0
 
-    def woke(self, cause: WakeCause, took_ms: float) -> None:
+    def woke(self, cause: WakeCause, took_ms: float, depth: SleepDepth) -> None:
+        """`depth`: where it slept."""
         self._wakes.add(cause, took_ms)
+        if (times := self._wakes_from.get(depth)) is not None:
+            times.add(cause, took_ms)
 
     def fell_asleep(self) -> None:
         self._pauses += 1
+
+    def fell_deep(self) -> None:
+        self._deep_sleeps += 1
 
     def failed(self) -> None:
         self._errors += 1
@@ -64,7 +72,8 @@ class Counters:
 
     def answer(self, agents: int) -> dict[str, Any]:
         """`GET /api/stats`. Requests and tokens of all time; pauses, wakes and errors (ends nobody asked for, failed
-        starts) since the daemon started."""
+        starts) since the daemon started. Wake times are milliseconds from the first ask to the open gate, waiting for
+        memory included; `wake_ms_from` has them by the depth the agent slept at."""
         return {
             "agents": agents,
             "requests": self._requests,
@@ -72,7 +81,15 @@ class Counters:
             "tokens_out": self._tokens_out,
             "pauses": self._pauses,
             "wakes": self._wakes.count,
-            "wake_ms": {"p50": self._wakes.percentile(50), "p99": self._wakes.percentile(99)},
+            "deep_sleeps": self._deep_sleeps,
+            "wake_ms": _percentiles(self._wakes),
+            "wake_ms_from": {
+                str(depth): {**_percentiles(times), "wakes": times.count} for depth, times in self._wakes_from.items()
+            },
             "wake_causes": self._wakes.causes,
             "errors": self._errors,
         }
+
+
+def _percentiles(times: WakeTimes) -> dict[str, float | None]:
+    return {"p50": times.percentile(50), "p99": times.percentile(99)}

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import tzinfo
 from typing import Any
 
 import msgspec
 
 from hive.agents.lifecycle import Life
+from hive.agents.spec import changed_fields
 from hive.agents.tokens import TokenKind
+from hive.control import clock
 from hive.control.stats import Used
 from hive.domain import AgentSpec, BackendInfo, ModelInfo
+from hive.host.memory import Memory, Pressure, Zram
 from hive.inference.concurrency import prefix_cache
 from hive.link.messages import Activity, Stat
 from hive.settings import Settings
+from hive.store.messages import Message
+from hive.store.schedules import Schedule
 
 Answer = dict[str, Any]
 
@@ -20,8 +26,23 @@ OF_THE_PROCESS = ("command", "env", "runtime", "port", "model", "egress", "limit
 """Fields of a spec that take effect at the next start; all others do at once."""
 
 
-def agent_view(life: Life, *, why: str, stat: Stat | None, seen: Activity, used: Used) -> Answer:
-    """The `View` of one agent. `stat` None: the helper could not be asked."""
+def agent_view(
+    life: Life,
+    *,
+    why: str,
+    sentence: str,
+    stat: Stat | None,
+    seen: Activity,
+    used: Used,
+    messages_waiting: int | None,
+    next_wake_at: float | None,
+) -> Answer:
+    """The `View` of one agent. `stat` None: the helper could not be asked; `messages_waiting` None: SQLite could not.
+
+    `why`: the verdict of the decider that puts it to sleep; `sentence`: with what the agent costs now, too.
+    `deep_note`: why it does not sleep deep, empty where it does or wants nothing. `limits_not_enforced`: in words,
+    empty where all are.
+    """
     agent = life.agent
     took_ms, cause = life.last_wake or (None, None)
     return {
@@ -34,6 +55,11 @@ def agent_view(life: Life, *, why: str, stat: Stat | None, seen: Activity, used:
         "since": agent.since,
         "reason": agent.reason,
         "why": why,
+        "sentence": sentence,
+        "deep_note": life.deep_note,
+        "kept_awake_until": life.kept_awake_until,
+        "messages_waiting": messages_waiting,
+        "next_wake_at": next_wake_at,
         "uid": agent.uid,
         "pid": stat.pid if stat is not None else life.pid,
         "swap_bytes": None if stat is None else stat.swap_bytes,
@@ -60,6 +86,76 @@ def restart_needed(life: Life, before: AgentSpec, after: AgentSpec) -> bool:
     """Whether what lives was started with another command, environment, port … than `after` says."""
     running = life.started_spec or before
     return any(getattr(running, field) != getattr(after, field) for field in OF_THE_PROCESS)
+
+
+def changes(before: AgentSpec | None, after: AgentSpec) -> list[Answer]:
+    """What applying `after` changes: `{"field", "from", "to", "at_restart"}`, in the order of the spec.
+
+    `before` None: it would be new, and what is no default is listed. The values of `env` stay out of it.
+
+    >>> old = AgentSpec(name="a", command=["/bin/x"], env={"KEY": "1"})
+    >>> [change["field"] for change in changes(None, old)]
+    ['name', 'command', 'env']
+    >>> changes(old, AgentSpec(name="a", command=["/bin/x"], env={"KEY": "2"}, idle_s=5.0))
+    [{'field': 'env', 'from': ['KEY'], 'to': ['KEY'], 'at_restart': True}, \
+{'field': 'idle_s', 'from': None, 'to': 5.0, 'at_restart': False}]
+    """
+    base = before or AgentSpec(name="")
+    return [
+        {
+            "field": field,
+            "from": None if before is None else _told(field, before),
+            "to": _told(field, after),
+            "at_restart": before is not None and field in OF_THE_PROCESS,
+        }
+        for field in changed_fields(base, after)
+    ]
+
+
+def _told(field: str, spec: AgentSpec) -> Any:
+    value = getattr(spec, field)
+    return sorted(value) if field == "env" else msgspec.to_builtins(value)
+
+
+def message_view(message: Message) -> Answer:
+    state = (
+        "delivered" if message.delivered_at is not None else "refused" if message.refused_at is not None else "waiting"
+    )
+    return {
+        "id": message.id,
+        "state": state,
+        "text": message.text,
+        "from": message.sender,
+        "sent_at": message.sent_at,
+        "attempts": message.attempts,
+        "last_error": message.last_error,
+        "delivered_at": message.delivered_at,
+        "refused_at": message.refused_at,
+    }
+
+
+def schedule_view(schedule: Schedule, zone: tzinfo) -> Answer:
+    """`spoken`: the next time for people, in the host's `zone`."""
+    return {
+        "id": schedule.id,
+        "at": schedule.at,
+        "spoken": clock.spoken(schedule.at, zone),
+        "every_s": schedule.every_s,
+        "clock": schedule.clock,
+        "note": schedule.note,
+        "actor": schedule.actor,
+        "created_at": schedule.created_at,
+        "last_at": schedule.last_at,
+        "last_outcome": schedule.last_outcome,
+    }
+
+
+def memory_view(memory: Memory, pressure: Pressure, zrams: list[Zram]) -> Answer:
+    return {
+        **memory._asdict(),
+        "pressure_some_avg10": pressure.some_avg10,
+        "zram": [zram._asdict() for zram in zrams],
+    }
 
 
 def tokens_view(name: str, tokens: dict[TokenKind, str], *, port: int, ingress_port: int | None, socket: str) -> Answer:

@@ -9,20 +9,24 @@ import time
 from hive.agents.lifecycle import Life
 from hive.agents.reconcile import gate_of
 from hive.agents.tokens import TokenKind, derive, digest
-from hive.agents.world import Gates, Helper
-from hive.control.environment import dialect_of, environment
+from hive.agents.world import Gates, Helper, Memory
+from hive.control.environment import dialect_of, environment, has_own_network
 from hive.control.gates import ProxyGates
 from hive.control.journal import Journal
 from hive.control.stats import Counters
-from hive.domain import ALIVE, Agent, AgentStatus, BackendInfo, ModelInfo, WakeCause
+from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo, SleepDepth, WakeCause
+from hive.host import memory
+from hive.host.process import boot_id
 from hive.link.messages import AgentRow, SandboxSpec
 from hive.settings import Paths, Settings
-from hive.store import agents, audit
+from hive.store import agents, audit, runtime_settings
 from hive.store.database import Database
 from hive.store.live import Live
 
 log = logging.getLogger("hive.daemon")
 
+BOOT = "boot.id"
+"""Runtime setting: the boot of this host after which all that was to be started has been."""
 PROXY_WITHIN_S = 10.0
 """A start waits so long for the proxy's port, which the agent needs in its environment."""
 
@@ -42,7 +46,9 @@ class DaemonWorld:
         counters: Counters,
         helper: Helper,
         gates: ProxyGates,
+        own_networks: bool = False,
     ) -> None:
+        """`own_networks`: process agents have a network namespace each, whatever their spec says (systemd units)."""
         self.settings = settings
         self.helper: Helper = helper
         self.gates: Gates = gates
@@ -53,10 +59,15 @@ class DaemonWorld:
         self._journal = journal
         self._counters = counters
         self._proxy = gates
+        self._own_networks = own_networks
+        self._is_new_boot: bool | None = None
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
         self.started_with_port: dict[str, int] = {}
-        """Agent → the proxy's port in the environment it was started with, by this daemon or as kept from before."""
+        """Agent → the proxy's port in the environment it was started with, by this daemon or as kept from before.
+
+        Those with a network of their own have none: Hive is at the same address inside, wherever the proxy listens.
+        """
 
     # agents/world.py ----------------------------------------------------------------------------------------------
 
@@ -80,9 +91,15 @@ class DaemonWorld:
         self._counters.forget(agent.id)
         self.started_with_port.pop(agent.id, None)
 
+    def has_own_network(self, spec: AgentSpec) -> bool:
+        """Whether 127.0.0.1 inside is not the host's, so that the proxy's port is nothing to it."""
+        return has_own_network(spec, processes_too=self._own_networks)
+
     async def sandbox_spec(self, agent: Agent) -> SandboxSpec:
-        port = await self._proxy.ports(PROXY_WITHIN_S)
-        self.started_with_port[agent.id] = port
+        port = None
+        self.started_with_port.pop(agent.id, None)
+        if not self.has_own_network(agent.spec):
+            port = self.started_with_port[agent.id] = await self._proxy.ports(PROXY_WITHIN_S)
         return SandboxSpec(
             name=agent.name,
             command=agent.spec.command,
@@ -107,6 +124,9 @@ class DaemonWorld:
         )
 
     def changed(self, before: Agent, after: Agent, actor: str) -> None:
+        if before.status is after.status is AgentStatus.PAUSED:
+            self._changed_depth(before, after, actor)
+            return
         # A line for where it arrives; the way there is in the audit table, and here only with debug.
         passing = after.status in (AgentStatus.PAUSING, AgentStatus.RESUMING)
         log.log(
@@ -117,8 +137,33 @@ class DaemonWorld:
         self.put(after)
         self._journal.changed(before, after, actor)
 
-    def woke(self, cause: WakeCause, took_ms: float) -> None:
-        self._counters.woke(cause, took_ms)
+    def _changed_depth(self, before: Agent, after: Agent, actor: str) -> None:
+        """The same sleep, deeper (or found to be lighter); that this is only wanted so far is no event."""
+        if before.depth is after.depth:
+            return
+        log.info("agent_sleeps_%s agent=%s generation=%d", after.depth, after.name, after.generation)
+        detail = {"name": after.name, "from": str(before.depth), "to": str(after.depth), "generation": after.generation}
+        self._journal.note(f"agent.sleeps_{after.depth}", target=after.id, actor=actor, detail=detail)
+        if after.depth is SleepDepth.DEEP:
+            self._counters.fell_deep()
+
+    def memory(self) -> Memory:
+        host, pressure = memory.read_memory(), memory.read_pressure()
+        return Memory(host.available_bytes, host.swap_free_bytes, pressure.some_avg10)
+
+    async def is_new_boot(self) -> bool:
+        if self._is_new_boot is None:
+            noted: str | None = await self._database.read(lambda conn: runtime_settings.get(conn, BOOT))
+            self._is_new_boot = noted is not None and noted != boot_id()
+        return self._is_new_boot
+
+    async def note_boot(self) -> None:
+        boot = boot_id()
+        await self._database.write(lambda conn: runtime_settings.put(conn, BOOT, boot, actor="hive", now=time.time()))
+        self._is_new_boot = False
+
+    def woke(self, cause: WakeCause, took_ms: float, depth: SleepDepth) -> None:
+        self._counters.woke(cause, took_ms, depth)
 
     def fell_asleep(self) -> None:
         self._counters.fell_asleep()
@@ -138,7 +183,6 @@ class DaemonWorld:
     def row(self, agent: Agent, life: Life | None) -> AgentRow:
         """What the proxy should know of it. What lives listens where it was told to when it was started."""
         started = life.started_spec if life is not None and agent.status in ALIVE else None
-        port = (started or agent.spec).port
         return AgentRow(
             id=agent.id,
             name=agent.name,
@@ -150,9 +194,17 @@ class DaemonWorld:
             model=agent.spec.model,
             model_digest=digest(self.token(agent, TokenKind.MODEL)),
             ingress_digest=digest(self.token(agent, TokenKind.INGRESS)),
-            address=None if port is None else (life.address if life is not None else "") or f"127.0.0.1:{port}",
+            address=self._address(started or agent.spec, life),
             cid=agent.spec.cid,
         )
+
+    def _address(self, spec: AgentSpec, life: Life | None) -> str | None:
+        """Where its port is reached; in a network of its own that is known only once it was started there."""
+        if spec.port is None:
+            return None
+        if life is not None and life.address:
+            return life.address
+        return None if self.has_own_network(spec) else f"127.0.0.1:{spec.port}"
 
     def _model_of(self, agent: Agent) -> str | None:
         offered = self.models[0].name if self.models else None

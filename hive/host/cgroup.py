@@ -6,15 +6,21 @@ Everything here may be missing (a container with a read-only cgroup mount, a use
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from hive.errors import HiveError, WrongState
+from hive.host.memory import held_by
 from hive.host.process import Snapshot, identify, read_stat, spawn, write_control
+
+LET_GO_S = 0.5
+"""A group was seen to outlive the last of its processes by some milliseconds (Linux 6.18)."""
 
 
 def find_mount(mounts: str) -> Path | None:
@@ -55,6 +61,11 @@ def own_cgroup(content: str) -> str:
     return next((line[3:] for line in content.splitlines() if line.startswith("0::")), "/")
 
 
+def subtree_name(state: Path) -> str:
+    """What the control groups of this state directory's Hive are called, in every hierarchy."""
+    return f"hive-up-{hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]}"
+
+
 class Subtree:
     """`hive-up-<hash of the state directory>`: the directory all leaves of one Hive are in."""
 
@@ -70,7 +81,7 @@ class Subtree:
         mount = find_mount(Path("/proc/self/mounts").read_text())
         if mount is None:
             return None
-        name = f"hive-up-{hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]}"
+        name = subtree_name(state)
         for parent in choose_parents(mount, own_cgroup(Path("/proc/self/cgroup").read_text())):
             subtree = cls(parent / name)
             try:
@@ -133,6 +144,14 @@ class Leaf:
         except FileExistsError:
             raise WrongState(f"processes are left in {self.path.name}: {self.pids()}") from None
 
+    async def let_go(self) -> None:
+        """Removes it, and waits a moment where the kernel still holds it for processes that are dead already."""
+        until = time.monotonic() + LET_GO_S
+        self.remove()
+        while self.path.exists() and not self.pids() and time.monotonic() < until:
+            await asyncio.sleep(0.005)
+            self.remove()
+
     def pids(self) -> list[int]:
         """Living processes in it and in groups below it."""
         return [pid for directory in self._directories() for pid in self._pids_in(directory)]
@@ -187,6 +206,10 @@ class Leaf:
         cpu_us = next((int(line.split()[1]) for line in self._read("cpu.stat").splitlines() if line), 0)
         stats = [stat for pid in self.pids() if (stat := read_stat(pid)) is not None]
         return cpu_us, sum(stat.rss_bytes for stat in stats), len(stats)
+
+    def swap_bytes(self, snapshot: Snapshot) -> int:  # noqa: ARG002 - as above
+        """What of its memory is in swap."""
+        return held_by(self.pids()).swap_bytes
 
     def looks_frozen(self, snapshot: Snapshot) -> bool:  # noqa: ARG002 - as above
         return self.is_frozen()

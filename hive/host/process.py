@@ -14,11 +14,12 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted
+from hive.host import netns
 from hive.host.parent import die_with_parent, forbid_new_privileges
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -36,6 +37,12 @@ def raise_descriptor_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def allowed_files(files: int) -> int:
+    """`files`, or the hard limit this process was born with where that is less."""
+    hard = _DESCRIPTORS_AT_START[1]
+    return files if hard == resource.RLIM_INFINITY else min(files, hard)
+
+
 # --- spawning ----------------------------------------------------------------------------------------------------
 
 
@@ -49,6 +56,9 @@ def spawn(
     stdout_fd: int | None = None,
     session: bool = True,
     cgroup_dir: Path | None = None,
+    limit_dirs: Sequence[Path] = (),
+    files: int | None = None,
+    network_fd: int | None = None,
     pdeathsig: int | None = None,
     keep_fds: Sequence[int] = (),
     no_new_privs: bool = False,
@@ -56,9 +66,10 @@ def spawn(
     """Starts `command` (never through a shell) with exactly `env`; returns once the new program runs.
 
     stdin is /dev/null; stdout and stderr go to `stdout_fd`, where None to this process's own. `uid` None: as this
-    user; else with the one group `gid`. The caller reaps it. The child enters `cgroup_dir` while it may still do
-    so, then gives up its groups, gid, uid, and asks for `pdeathsig` last, because changing the uid clears that.
-    A frozen `cgroup_dir` would block the caller: thaw it first.
+    user; else with the one group `gid`. The caller reaps it. The child enters `cgroup_dir`, each of `limit_dirs` (v1
+    hierarchies) and the network namespace `network_fd` while it may still do so, then gives up its groups, gid, uid,
+    and asks for `pdeathsig` last, because changing the uid clears that. A frozen `cgroup_dir` would block the
+    caller: thaw it first. `files`: how many it may have open, never more than the hard limit Hive was born with.
 
     Raises NotFound (no such program or directory), NotPermitted (not executable, or the child may not become what
     was asked), BadRequest (no command, a NUL in it, arguments too long), HiveError.
@@ -67,14 +78,19 @@ def spawn(
         raise BadRequest("the command is empty")
     why_read, why_write = os.pipe()
     parent = os.getpid()
+    groups = [*limit_dirs] if cgroup_dir is None else [cgroup_dir, *limit_dirs]
+    descriptors = _DESCRIPTORS_AT_START if files is None else (allowed_files(files), allowed_files(files))
 
     def become() -> None:
         step = "restore limits"
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, _DESCRIPTORS_AT_START)
-            if cgroup_dir is not None:
-                step = f"enter {cgroup_dir}"
-                write_control(cgroup_dir / "cgroup.procs", b"0")
+            resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
+            for directory in groups:
+                step = f"enter {directory}"
+                write_control(directory / "cgroup.procs", b"0")
+            if network_fd is not None:
+                step = "enter its network"
+                netns.enter(network_fd)
             if uid is not None:
                 step = f"become uid {uid}"
                 _become_user(uid, uid if gid is None else gid)
@@ -140,6 +156,11 @@ def _translate(program: str, path: str, error: Exception, why: str, uid: int | N
             return BadRequest(f"cannot start {program!r}: {error}")
         case _:
             return HiveError(f"cannot start {program}: {error}")
+
+
+def replace(command: Sequence[str], *, env: Mapping[str, str]) -> NoReturn:
+    """This process goes on as `command`, with its pid, its terminal and exactly `env`. Raises OSError."""
+    os.execve(command[0], list(command), dict(env))
 
 
 def exit_code(returncode: int) -> int:

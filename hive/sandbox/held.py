@@ -13,8 +13,10 @@ import msgspec
 
 from hive.domain import RuntimeKind
 from hive.errors import HiveError, NotFound, NotSupported, TimedOut, WrongState
+from hive.host import netns
 from hive.host.process import Snapshot
 from hive.link.messages import Done, Ended, Frozen, Message, PagedOut, SandboxSpec, Started, Stat, Thawed
+from hive.sandbox.listeners import INNER_PORT, BringsInner, Listeners
 from hive.sandbox.runtime import Place, Running, Runtime
 from hive.sandbox.table import Record, Table, storage_error
 from hive.tasks import spawn
@@ -35,11 +37,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     report_s: float = 0.5
     """For the exit code of a process whose parent is `hive up`."""
     log_check_s: float = 1.0
+    settle_again_s: float = 1.0
+    """Until an engine that did not answer is asked again how an agent ended."""
 
 
 class Held:
     """An agent in the table. `on_ended`, `on_thawed_alone(reason)` are called for what nobody asked for.
 
+    `permit(spec)`: the spec as the helper's policy lets it run, asked again at every start; raises NotPermitted.
     Verbs wait for each other, except `thaw`: it acts at once, and a freeze under way gives up.
     """
 
@@ -49,19 +54,25 @@ class Held:
         *,
         runtimes: Mapping[RuntimeKind, Runtime],
         table: Table,
+        listeners: Listeners,
         limits: Limits,
+        permit: Callable[[SandboxSpec], SandboxSpec],
         on_ended: Callable[[Ended], None],
         on_thawed_alone: Callable[[str, str], None],
     ) -> None:
         self.agent = agent
         self._runtimes = runtimes
         self._table = table
+        self._listeners = listeners
         self._limits = limits
+        self._permit = permit
         self._on_ended = on_ended
         self._on_thawed_alone = on_thawed_alone
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
+        self._paging = asyncio.Lock()
         self._running: Running | None = None
+        self._is_unknown = False
         self._exited = asyncio.Event()
         self._report: asyncio.Future[int] = self._loop.create_future()
         self._generation = 0
@@ -100,31 +111,63 @@ class Held:
             raise NotSupported(f"this helper runs no {spec.runtime} agents")
         return runtime
 
-    async def define(self, spec: SandboxSpec, bind: Callable[[Place], None]) -> Place:
-        """Makes or changes the agent; `bind` makes its socket. What failed the first time leaves no record."""
+    async def define(self, spec: SandboxSpec) -> Place:
+        """Makes or changes the agent and its socket. What failed the first time leaves no record."""
         async with self._lock:
-            runtime, place = await self._moved(spec), self._runtime_of(spec).place(self.agent, spec)
+            allowed, runtime = self._permit(spec), self._runtime_of(spec)
+            left = await self._leave_runtime(spec)
             try:
-                new_home = await runtime.prepare(self.agent, spec)
-                try:
-                    bind(place)
-                    await self._write_down(spec)
-                except (HiveError, OSError):
-                    if new_home:
-                        await runtime.discard(self.agent, spec)
-                    raise
+                return await self._prepare(runtime, spec, allowed)
+            except HiveError:
+                await self._go_back(left)
+                raise
             except OSError as error:
+                await self._go_back(left)
                 raise storage_error(error) from error
-            return place
 
-    async def _moved(self, spec: SandboxSpec) -> Runtime:
-        """The runtime of `spec`. What another one made of this agent is deleted first; it must not run there."""
-        runtime, before = self._runtime_of(spec), self._table.records.get(self.agent)
-        if before is not None and before.spec.runtime is not spec.runtime:
-            if self._running is not None:
-                raise WrongState(f"agent {self.agent} runs as {before.spec.runtime}", hint="stop it first")
-            await self._runtime_of(before.spec).discard(self.agent, before.spec)
-        return runtime
+    async def _leave_runtime(self, spec: SandboxSpec) -> SandboxSpec | None:
+        """Where `spec` is of another runtime than before: deletes what that made, and says by which spec.
+
+        It must not run there.
+        """
+        await self._get_to_know()
+        before = self._table.records.get(self.agent)
+        if before is None or before.spec.runtime is spec.runtime:
+            return None
+        if self._running is not None:
+            raise WrongState(f"agent {self.agent} runs as {before.spec.runtime}", hint="stop it first")
+        await self._runtime_of(before.spec).discard(self.agent, before.spec)
+        return before.spec
+
+    async def _go_back(self, left: SandboxSpec | None) -> None:
+        """The new runtime did not take it: it is the old one's again, with an empty home."""
+        if left is not None:
+            with contextlib.suppress(HiveError, OSError):
+                await self._runtime_of(left).prepare(self.agent, left)
+
+    async def _prepare(self, runtime: Runtime, spec: SandboxSpec, allowed: SandboxSpec) -> Place:
+        """Written down as it was asked for: what the policy adds is asked anew at every start."""
+        is_new = await runtime.prepare(self.agent, allowed)
+        try:
+            place = runtime.place(self.agent, spec)
+            self._bind(spec, place)
+            await self._write_down(spec)
+        except (HiveError, OSError):
+            if is_new:
+                await runtime.discard(self.agent, allowed)
+            raise
+        return place
+
+    def _bind(self, spec: SandboxSpec, place: Place) -> None:
+        self._listeners.bind(self.agent, place.path, uid=spec.uid, gid=spec.gid, jail=place.jail)
+
+    def bind(self) -> None:
+        """Makes its socket after a restart of the helper; one that cannot be made keeps no other agent waiting."""
+        spec = self.record.spec
+        try:
+            self._bind(spec, self._runtime_of(spec).place(self.agent, spec))
+        except (HiveError, OSError) as error:
+            log.error("socket_not_bound agent=%s error=%s", self._name, error)
 
     async def _write_down(self, spec: SandboxSpec) -> None:
         records = self._table.records
@@ -142,11 +185,16 @@ class Held:
     async def start(self) -> Started:
         """Starts it. A start that cannot be written down is undone: the next helper would not know of it."""
         async with self._lock:
+            await self._get_to_know()
             record = self.record
             if self._running is not None:
                 raise WrongState(f"agent {self.agent} is running as pid {self._running.run.main.pid}")
+            spec = self._permit(record.spec)
+            runtime = self._runtime_of(spec)
             try:
-                running = await self._runtime_of(record.spec).start(self.agent, record.spec, mark=record.environment)
+                if (place := runtime.place(self.agent, spec)).jail is not None:
+                    self._bind(spec, place)  # what is in a jail its user may have removed
+                running = await runtime.start(self.agent, spec, mark=record.environment)
             except OSError as error:
                 raise storage_error(error) from error
             self._take(running)
@@ -165,28 +213,54 @@ class Held:
         self._exited.clear()
         self._report = self._loop.create_future()
         self._loop.add_reader(running.ended_fd, self._main_ended, running)
+        self._listen_inside(running)
+
+    def _listen_inside(self, running: Running) -> None:
+        """Where it has a network of its own, Hive listens in there. (A guest's network is not that of its monitor.)
+
+        Where that cannot be done it runs on without: somebody inside may have the port, and mean to.
+        """
+        sock = running.take_inner() if isinstance(running, BringsInner) else None
+        try:
+            if (
+                sock is None
+                and self.record.spec.runtime is not RuntimeKind.FIRECRACKER
+                and netns.differs(running.run.main.pid)
+            ):
+                sock = netns.listen_inside(running.ended_fd, INNER_PORT)
+        except HiveError as error:
+            log.warning("not_listening_inside agent=%s error=%s", self._name, error)
+        if sock is not None:
+            self._listeners.keep_inner(self.agent, sock)
 
     async def stop(self, *, grace_s: float) -> Ended:
         """Ends all of it. Already ended: says how. Raises TimedOut where a process survives SIGKILL."""
         self._wake_up()
         async with self._lock:
+            await self._get_to_know()
             if self._running is None:
                 return Ended(agent=self.agent, exit_code=self.record.exit_code, pid=self.record.last_pid)
             if not await self._running.stop(grace_s=grace_s):
                 raise TimedOut(f"a process of {self.agent} does not end on SIGKILL: it hangs in the kernel")
             return await self._end(self._running)
 
-    async def remove(self, drop: Callable[[], None]) -> None:
-        """Kills it, `drop`s its socket, deletes its files and its record."""
+    async def remove(self) -> None:
+        """Kills it, closes its sockets, deletes its files and its record."""
         self._wake_up()
         async with self._lock:
             record = self.record
+            runtime = self._runtimes.get(record.spec.runtime)
+            if runtime is not None:
+                await self._get_to_know()
             if self._running is not None:
                 if not await self._running.kill():
                     raise TimedOut(f"a process of {self.agent} does not end on SIGKILL: it hangs in the kernel")
                 await self._end(self._running)
-            drop()
-            await self._runtime_of(record.spec).discard(self.agent, record.spec)
+            self._listeners.drop(self.agent)
+            if runtime is not None:
+                await runtime.discard(self.agent, record.spec)
+            else:
+                log.warning("files_not_deleted agent=%s runtime=%s", self._name, record.spec.runtime)
             del self._table.records[self.agent]
             await self._table.save_durably()
 
@@ -199,14 +273,26 @@ class Held:
 
     async def _settle(self, running: Running) -> None:
         """The main process ended by itself: what it leaves behind goes with it, then the daemon hears of it."""
+        ended = await self._try_to_settle(running)
+        while ended is None and running is self._running:
+            await asyncio.sleep(self._limits.settle_again_s)
+            ended = await self._try_to_settle(running)
+        if ended is not None:
+            log.info("agent_ended agent=%s exit_code=%s", self._name, ended.exit_code)
+            self._on_ended(ended)
+
+    async def _try_to_settle(self, running: Running) -> Ended | None:
+        """None where somebody else did it, or an engine that has to be asked does not answer."""
         async with self._lock:
             if running is not self._running:
-                return
-            if not await running.kill():
-                log.error("agent_left_a_process agent=%s", self._name)
-            ended = await self._end(running)
-        log.info("agent_ended agent=%s exit_code=%s", self._name, ended.exit_code)
-        self._on_ended(ended)
+                return None
+            try:
+                if not await running.kill():
+                    log.error("agent_left_a_process agent=%s", self._name)
+                return await self._end(running)
+            except HiveError as error:
+                log.warning("end_not_settled agent=%s error=%s", self._name, error)
+                return None
 
     async def _end(self, running: Running) -> Ended:
         """Takes down how it ended. The caller holds the lock and has killed all of it."""
@@ -218,9 +304,11 @@ class Held:
                 exit_code = await asyncio.wait_for(asyncio.shield(self._report), self._limits.report_s)
         self._running = None
         self._asleep = False
-        running.close()
+        self._listeners.drop_inner(self.agent)
         record = self.record
         record.run, record.last_pid, record.exit_code = None, running.run.main.pid, exit_code
+        async with self._paging:  # one under way sees that it is over; nothing is closed under its hands
+            running.close()
         # A record that still names the ended process does no harm: its identity is looked at before it is believed.
         with contextlib.suppress(HiveError):
             self._table.save()
@@ -256,7 +344,7 @@ class Held:
                 )
             except (HiveError, OSError):
                 self._asleep = False
-                with contextlib.suppress(TimedOut):
+                with contextlib.suppress(HiveError):
                     await running.thaw(deadline_s=self._limits.thaw_s)
                 raise
             self._asleep = True
@@ -268,7 +356,16 @@ class Held:
         running, thaws = self._must_run(), self._thaws
         if not self._asleep or generation != self._generation or self._unconfirmed is not None:
             raise WrongState(f"agent {self.agent} is not asleep for generation {generation}")
-        return await running.page_out(give_up=lambda: thaws != self._thaws or self._exited.is_set())
+
+        def is_over() -> bool:
+            same = running is self._running and (thaws, generation) == (self._thaws, self._generation)
+            return not same or self._exited.is_set()
+
+        async with self._paging:
+            paged = None if is_over() else await running.page_out(give_up=is_over)
+        if paged is None or is_over():
+            raise WrongState("woken, stopped or ended while its memory was paged out")
+        return paged
 
     def confirm(self, generation: int) -> Done:
         """The pause is committed. Raises WrongState where it is not frozen, or for another generation."""
@@ -318,7 +415,7 @@ class Held:
     async def _verify_thaw_alone(self, running: Running | None, reason: str) -> None:
         if running is None:
             return
-        with contextlib.suppress(TimedOut):
+        with contextlib.suppress(HiveError):
             await running.thaw(deadline_s=self._limits.thaw_s)
         if reason:
             log.warning("agent_thawed_alone agent=%s reason=%r", self._name, reason)
@@ -334,7 +431,7 @@ class Held:
             self._disarm()
             return
         self._wake_up()
-        with contextlib.suppress(TimedOut):
+        with contextlib.suppress(HiveError):
             await running.thaw(deadline_s=self._limits.thaw_s)
 
     # --- truth ---------------------------------------------------------------------------------------------------
@@ -353,7 +450,24 @@ class Held:
     # --- across helpers ------------------------------------------------------------------------------------------
 
     async def adopt(self, snapshot: Snapshot) -> None:
-        """After a restart: takes up what an earlier helper started, or takes down that it is gone."""
+        """After a restart: takes up what an earlier helper started, or takes down that it is gone.
+
+        Who cannot be asked for now (its engine is down, this helper lacks its runtime) is held as gone, and asked for
+        again before anything is done with it.
+        """
+        try:
+            await self._adopt(snapshot)
+        except (HiveError, OSError) as error:
+            self._is_unknown = True
+            log.error("agent_not_adopted agent=%s error=%s", self._name, error)
+
+    async def _get_to_know(self) -> None:
+        """Raises what kept this helper from adopting it, if that is so still. The caller holds the lock."""
+        if self._is_unknown:
+            await self._adopt(Snapshot())
+            self._is_unknown = False
+
+    async def _adopt(self, snapshot: Snapshot) -> None:
         record = self.record
         runtime, running = self._runtime_of(record.spec), None
         if record.run is not None:

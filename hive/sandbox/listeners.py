@@ -6,13 +6,25 @@ import contextlib
 import os
 import socket
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from hive.errors import BadRequest, WrongState
 from hive.link.link import Link
 from hive.link.messages import Listener, ListenerGone
 from hive.link.server import PATH_MAX_BYTES, bind_private
 from hive.sandbox.jail import bind_in, unlink_in
+
+INNER_PORT = 11434
+"""Where an agent with a network of its own finds Hive, at 127.0.0.1: unmodified SDKs look for a model there."""
+INNER_PATH = f"inner:127.0.0.1:{INNER_PORT}"
+
+
+@runtime_checkable
+class BringsInner(Protocol):
+    """A started agent whose runtime made the socket inside its network itself, before the agent's program ran."""
+
+    def take_inner(self) -> socket.socket | None:
+        """The socket, which is the caller's from then on; None where there is none, or it was taken."""
 
 
 class Bound(NamedTuple):
@@ -25,17 +37,19 @@ class Bound(NamedTuple):
 
 class Listeners:
     """One listening AF_UNIX socket per agent, 0600 and the agent's, in a directory where the agent may not write, or
-    in its jail.
+    in its jail; for a running agent with a network of its own one more, a TCP one inside that network.
 
     The proxy serves them; while it is away callers wait in the backlog, because the socket stays open here.
     """
 
     def __init__(self) -> None:
         self._bound: dict[str, Bound] = {}
+        self._inner: dict[str, socket.socket] = {}
         self._followers: set[Link] = set()
 
     def __repr__(self) -> str:
-        return f"<Listeners {len(self._bound)} bound, {len(self._followers)} followers>"
+        inner = f" and {len(self._inner)} inner" if self._inner else ""
+        return f"<Listeners {len(self._bound)} bound{inner}, {len(self._followers)} followers>"
 
     def bind(self, agent: str, path: Path, *, uid: int | None, gid: int | None, jail: Path | None = None) -> None:
         """Makes the socket (over an old one's name) and tells the followers; bound there already: only sets its owner.
@@ -70,17 +84,40 @@ class Listeners:
         bound = self._bound[agent]
         link.tell(Listener(agent=agent, path=str(bound.path)), [bound.sock.fileno()])
 
+    def keep_inner(self, agent: str, sock: socket.socket) -> None:
+        """Takes over what listens inside the agent's network, in place of an earlier one, and tells the followers."""
+        old = self._inner.get(agent)
+        self._inner[agent] = sock
+        for link in self._followers:
+            self._hand_inner(link, agent)
+        if old is not None:
+            old.close()
+
+    def _hand_inner(self, link: Link, agent: str) -> None:
+        link.tell(Listener(agent=agent, path=INNER_PATH), [self._inner[agent].fileno()])
+
+    def drop_inner(self, agent: str) -> None:
+        """The agent ended, and its network with it."""
+        if (sock := self._inner.pop(agent, None)) is None:
+            return
+        sock.close()
+        for link in self._followers:
+            link.tell(ListenerGone(agent=agent, path=INNER_PATH))
+
     def follow(self, link: Link) -> None:
         """Hands all sockets to `link` now, and every later one as it comes."""
         self._followers.add(link)
         for agent in self._bound:
             self._hand(link, agent)
+        for agent in self._inner:
+            self._hand_inner(link, agent)
 
     def unfollow(self, link: Link) -> None:
         self._followers.discard(link)
 
     def drop(self, agent: str) -> None:
-        """Closes and unlinks the agent's socket."""
+        """Closes and unlinks the agent's sockets."""
+        self.drop_inner(agent)
         if agent not in self._bound:
             return
         bound = self._bound.pop(agent)
@@ -92,7 +129,7 @@ class Listeners:
     def close(self) -> None:
         """Drops all, without a word: the helper leaves, and the next one binds them again."""
         self._followers.clear()
-        for agent in list(self._bound):
+        for agent in {*self._bound, *self._inner}:
             self.drop(agent)
 
 
@@ -106,7 +143,7 @@ def _unlink(bound: Bound) -> None:
 
 
 def clear_directory(directory: Path, keep: set[Path]) -> None:
-    """Unlinks what earlier helpers left: half-made sockets, those of agents that are gone."""
+    """Unlinks what earlier helpers left: half-made sockets, those of agents that are gone. Directories stay."""
     for path in directory.iterdir():
-        if path not in keep:
+        if path not in keep and not path.is_dir():
             path.unlink()

@@ -1,13 +1,13 @@
-"""The `process` runtime: an agent is a command in a session, and where permitted a cgroup, of its own.
-
-`limits: not enforced`: memory and CPU of an agent are not bounded yet.
-"""
+"""The `process` runtime: an agent is a command in a session of its own, and where permitted a cgroup and a network."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,19 +16,25 @@ from pathlib import Path
 from typing import Protocol
 
 from hive.domain import PROGRAM_PATH
-from hive.errors import BadRequest, HiveError, NotPermitted, NotSupported, TimedOut, WrongState
+from hive.errors import BadRequest, NotPermitted, NotSupported, TimedOut, WrongState
+from hive.host import netns
 from hive.host.cgroup import Leaf, Subtree
+from hive.host.limits import Fence, Fences
 from hive.host.process import Identity, Snapshot, boot_id, exit_code, identify, spawn
 from hive.link.messages import PagedOut, SandboxSpec, Stat
-from hive.sandbox import home
+from hive.sandbox import home, pageout
+from hive.sandbox.listeners import INNER_PORT
 from hive.sandbox.runtime import Capabilities, Place, Run, Running
 from hive.sandbox.signals import SignalGroup
 from hive.settings import Paths
 
-LIMITS = "not enforced"
+log = logging.getLogger("hive.sandbox")
+
 INHERITED = ("LANG", "TZ")
 KILL_S = 2.0
 """Seconds until a process that survives SIGKILL counts as stuck in the kernel."""
+LET_GO_S = 0.1
+"""The kernel (6.18) may hold a control group a moment longer than its last process can be seen; then once more."""
 
 
 class Group(Protocol):
@@ -44,6 +50,7 @@ class Group(Protocol):
     def was_asked_to_freeze(self) -> bool: ...
     def looks_frozen(self, snapshot: Snapshot) -> bool: ...
     def usage(self, snapshot: Snapshot) -> tuple[int, int, int]: ...
+    def swap_bytes(self, snapshot: Snapshot) -> int: ...
     def signal(self, signum: int) -> None: ...
     def kill(self) -> None: ...
     def remove(self) -> None: ...
@@ -62,11 +69,25 @@ class RunningProcess:
 
     address = ""
 
-    def __init__(self, run: Run, group: Group, *, ended_fd: int, child: subprocess.Popen[bytes] | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        group: Group,
+        spec: SandboxSpec,
+        fence: Fence,
+        *,
+        ended_fd: int,
+        child: subprocess.Popen[bytes] | None = None,
+        inner: socket.socket | None = None,
+    ) -> None:
+        """`child` where it is this process's own; `inner`: what listens in its network already (see `take_inner`)."""
         self.run = run
         self.ended_fd = ended_fd
         self._group = group
+        self._spec = spec
+        self._fence = fence
         self._child = child
+        self._inner = inner
 
     def __repr__(self) -> str:
         return f"<RunningProcess {self.run.main.pid} {self._group!r}>"
@@ -109,8 +130,9 @@ class RunningProcess:
     def is_half_frozen(self) -> bool:
         return self._group.was_asked_to_freeze() and not self._group.is_frozen()
 
-    async def page_out(self, *, give_up: Callable[[], bool]) -> PagedOut:  # noqa: ARG002
-        raise NotSupported("deep sleep is not there yet")
+    async def page_out(self, *, give_up: Callable[[], bool]) -> PagedOut:
+        leaf = None if self.run.leaf is None else Path(self.run.leaf)
+        return await pageout.page_out(self._group.pids, leaf, give_up=give_up)
 
     def stat(self, snapshot: Snapshot) -> Stat:
         cpu_us, rss_bytes, processes = self._group.usage(snapshot)
@@ -120,7 +142,9 @@ class RunningProcess:
             cpu_us=cpu_us,
             rss_bytes=rss_bytes,
             processes=processes,
+            swap_bytes=self._group.swap_bytes(snapshot),
             freezer=self._group.how,
+            limits=self._fence.lacking,
         )
 
     async def stop(self, *, grace_s: float) -> bool:
@@ -152,20 +176,47 @@ class RunningProcess:
             await asyncio.sleep(min(wait_s, left_s))
             wait_s = min(wait_s * 1.5, 0.1)
 
+    def take_inner(self) -> socket.socket | None:
+        """See `BringsInner`. Once: from then on it is the caller's."""
+        taken, self._inner = self._inner, None
+        return taken
+
     async def reap(self) -> int | None:
+        if killed := self._fence.oom_kills():
+            self._tell_of_memory(killed)
         if self._child is None:
             return None
         returncode = self._child.poll()
         return None if returncode is None else exit_code(returncode)
 
+    def _tell_of_memory(self, killed: int) -> None:
+        """Into the agent's log too: there its owner looks for why it ended."""
+        limit = f"limits.memory_mb = {self._fence.memory_mb()}"
+        log.warning("agent_out_of_memory agent=%s killed=%d %s", self._spec.name, killed, limit)
+        with contextlib.suppress(OSError):
+            fd = home.open_log(Path(self._spec.log))
+            with os.fdopen(fd, "w") as file:
+                file.write(
+                    f"hive: it used more memory than it may ({limit}); the kernel killed {killed} of its processes\n"
+                )
+
     def close(self) -> None:
+        if (inner := self.take_inner()) is not None:
+            inner.close()
         if self.ended_fd >= 0:
             os.close(self.ended_fd)
             self.ended_fd = -1
         if self._child is not None:
             # It lives on without this helper: Popen must not complain when it is collected.
             self._child.returncode = self._child.poll() or 0
+        self._remove_groups()
+        if not self._is_left():
+            asyncio.get_running_loop().call_later(LET_GO_S, self._remove_groups)
+
+    def _remove_groups(self) -> None:
+        """Those with processes stay: of an agent that goes on without this helper, or was started anew meanwhile."""
         self._group.remove()
+        self._fence.remove()
 
 
 class ProcessRuntime:
@@ -175,10 +226,17 @@ class ProcessRuntime:
         """`subtree` None: agents are frozen by signals."""
         self._paths = paths
         self._subtree = subtree
+        self._fences = Fences(paths.state, subtree)
         self._log_max_bytes = log_max_bytes
 
     async def capabilities(self) -> Capabilities:
-        return Capabilities(limits=LIMITS)
+        top = None if self._subtree is None else self._subtree.path
+        return Capabilities(limits=self.limits, why_not_page_out=pageout.why_not(top))
+
+    @property
+    def limits(self) -> str:
+        """What of the limits is not enforced here, in words; empty where all are."""
+        return self._fences.lacking()
 
     def place(self, agent: str, spec: SandboxSpec) -> Place:  # noqa: ARG002
         return Place(self._paths.agent_socket(agent))
@@ -192,6 +250,7 @@ class ProcessRuntime:
             raise BadRequest("the command is empty")
         if (Path(spec.home), Path(spec.log)) != (self._paths.home(agent), self._paths.log(agent)):
             raise BadRequest(f"home and log of {agent} must be {self._paths.home(agent)} and {self._paths.log(agent)}")
+        self._check_network(spec)
         if spec.uid is None:
             return
         if spec.uid <= 0 or spec.gid == 0 or spec.uid == os.geteuid():
@@ -199,36 +258,77 @@ class ProcessRuntime:
         if os.geteuid() != 0:
             raise NotPermitted("only root can run agents as other users")
 
+    @staticmethod
+    def _check_network(spec: SandboxSpec) -> None:
+        """`egress = []` is a network of its own, where Hive alone is reached. More takes a filter, or a way in."""
+        if spec.egress is None:
+            return
+        if spec.egress:
+            raise NotSupported(
+                "egress: a list of networks needs a systemd unit; here it is [] or the host's network",
+                hint="egress = [] reaches Hive and nothing else",
+            )
+        if os.geteuid() != 0:
+            raise NotSupported("egress: a network of its own for an agent takes root", hint="run Hive as root")
+        if spec.port is not None:
+            raise NotSupported(
+                "port: an agent with egress = [] cannot be called yet: nobody outside reaches its network",
+                hint="leave out port or egress; messages do not need a port",
+            )
+
     async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
         leaf = self._subtree.leaf(agent) if self._subtree else None
-        log = home.open_log(Path(spec.log))
-        try:
+        if leaf is not None:
+            await leaf.let_go()
+        with contextlib.ExitStack() as unused, contextlib.ExitStack() as made:
+            log_fd = home.open_log(Path(spec.log))
+            unused.callback(os.close, log_fd)
             if leaf is not None:
                 leaf.make()
-            child = self._spawn(spec, mark, log, leaf)
-        finally:
-            os.close(log)
+                made.callback(leaf.remove)
+            fence = self._fences.make(agent, spec.limits, leaf)
+            made.callback(fence.remove)
+            network = None if spec.egress is None else netns.make(INNER_PORT)
+            if network is not None:
+                unused.callback(os.close, network.fd)
+                made.callback(network.sock.close)
+            child = self._spawn(spec, mark, log_fd, leaf, fence, network)
+            made.pop_all()
         main = identify(child.pid)
         assert main is not None, "a child that was not waited for is at least a zombie"
         run = Run(main=main, leaf=str(leaf.path) if leaf else None, since=time.time())
-        return RunningProcess(run, self._group(spec, run, mark), ended_fd=os.pidfd_open(child.pid), child=child)
+        return RunningProcess(
+            run,
+            self._group(spec, run, mark),
+            spec,
+            fence,
+            ended_fd=os.pidfd_open(child.pid),
+            child=child,
+            inner=network.sock if network else None,
+        )
 
-    def _spawn(self, spec: SandboxSpec, mark: str, log: int, leaf: Leaf | None) -> subprocess.Popen[bytes]:
-        try:
-            return spawn(
-                spec.command,
-                env=self._environment(spec, mark),
-                cwd=spec.home,
-                uid=spec.uid,
-                gid=spec.gid,
-                stdout_fd=log,
-                cgroup_dir=leaf.path if leaf else None,
-                no_new_privs=True,
-            )
-        except HiveError:
-            if leaf is not None:
-                leaf.remove()
-            raise
+    def _spawn(
+        self,
+        spec: SandboxSpec,
+        mark: str,
+        log_fd: int,
+        leaf: Leaf | None,
+        fence: Fence,
+        network: netns.Private | None,
+    ) -> subprocess.Popen[bytes]:
+        return spawn(
+            spec.command,
+            env=self._environment(spec, mark),
+            cwd=spec.home,
+            uid=spec.uid,
+            gid=spec.gid,
+            stdout_fd=log_fd,
+            cgroup_dir=leaf.path if leaf else None,
+            limit_dirs=fence.dirs,
+            files=spec.limits.files,
+            network_fd=network.fd if network else None,
+            no_new_privs=True,
+        )
 
     @staticmethod
     def _environment(spec: SandboxSpec, mark: str) -> dict[str, str]:
@@ -240,11 +340,12 @@ class ProcessRuntime:
     def _group(spec: SandboxSpec, run: Run, mark: str) -> Group:
         return SignalGroup(run.main, uid=spec.uid, mark=mark) if run.leaf is None else Leaf(Path(run.leaf))
 
-    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:  # noqa: ARG002
+    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:
         fd = run.main.open()
         if fd is None:
             return None
-        return RunningProcess(run, self._group(spec, run, mark), ended_fd=fd, child=None)
+        fence = self._fences.find(agent, spec.limits, Leaf(Path(run.leaf)) if run.leaf else None)
+        return RunningProcess(run, self._group(spec, run, mark), spec, fence, ended_fd=fd)
 
     async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
         leaders = [stat for stat in snapshot.with_environment(mark) if stat.pid == stat.session]
@@ -256,12 +357,13 @@ class ProcessRuntime:
         run = Run(main=main, leaf=str(leaf.path) if leaf and in_leaf else None, since=time.time())
         return await self.adopt(agent, spec, run, mark=mark)
 
-    async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:  # noqa: ARG002
+    async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:
         if run.main.boot != boot_id():
             return
         group = self._group(spec, run, mark)
         group.kill()
         group.thaw()
+        self._fences.find(agent, spec.limits, None).remove()
 
     async def thaw_strays(self, known: set[str]) -> list[str]:
         strays = [leaf for leaf in self._subtree.leaves() if leaf.path.name not in known] if self._subtree else []
@@ -272,6 +374,12 @@ class ProcessRuntime:
 
     async def discard(self, agent: str, spec: SandboxSpec) -> None:  # noqa: ARG002
         await asyncio.to_thread(home.discard, Path(spec.home), Path(spec.log))
+
+    def leave(self) -> None:
+        """Removes what is left of Hive's control groups; those of running agents stay."""
+        self._fences.remove()
+        if self._subtree is not None:
+            self._subtree.remove()
 
     def trim_log(self, spec: SandboxSpec) -> None:
         home.trim_log(Path(spec.log), self._log_max_bytes)

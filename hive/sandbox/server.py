@@ -7,10 +7,10 @@ and outlive it; the next helper adopts them. Whoever it leaves frozen by being k
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
-import re
 import secrets
 import signal
 from collections.abc import Coroutine, Mapping
@@ -41,7 +41,6 @@ from hive.link.messages import (
     Reaped,
     Reconcile,
     Remove,
-    SandboxSpec,
     Start,
     Stats,
     Stop,
@@ -49,18 +48,22 @@ from hive.link.messages import (
     ThawedAlone,
 )
 from hive.link.server import LinkServer
+from hive.sandbox.allowed import Allowed
+from hive.sandbox.audit import AGENT_ID, Audit, Peer
+from hive.sandbox.docker import DockerRuntime
+from hive.sandbox.firecracker import FirecrackerRuntime
 from hive.sandbox.held import Held, Limits
 from hive.sandbox.listeners import Listeners, clear_directory
-from hive.sandbox.process import LIMITS, ProcessRuntime
-from hive.sandbox.runtime import Place, Runtime
+from hive.sandbox.process import ProcessRuntime
+from hive.sandbox.runtime import Runtime
 from hive.sandbox.table import Table
+from hive.sandbox.unit import UnitRuntime
 from hive.settings import Paths, Settings
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")
 
 ROLE = "sandbox"
-AGENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 LOCK_WAIT_S = 5.0
 """A leaving helper thaws its agents first; the next one waits this long for it."""
 
@@ -80,12 +83,23 @@ Answer = Message | Coroutine[Any, Any, Message]
 class Helper:
     """Everything of one helper; `open` begins, `leave` ends with every agent awake and alive."""
 
-    def __init__(self, paths: Paths, runtimes: Mapping[RuntimeKind, Runtime], *, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        runtimes: Mapping[RuntimeKind, Runtime],
+        *,
+        limits: Limits | None = None,
+        allowed: Allowed | None = None,
+        audit: Audit | None = None,
+    ) -> None:
         self._paths = paths
         self._runtimes = runtimes
         self._limits = limits or Limits()
+        self._allowed = allowed or Allowed(None)
+        self._audit = audit or Audit()
         self._epoch = secrets.token_hex(8)
         self._roles: dict[Link, str] = {}
+        self._peers: dict[Link, Peer] = {}
         self._held: dict[str, Held] = {}
         self._listeners = Listeners()
         self._lock_fd = -1
@@ -121,24 +135,25 @@ class Helper:
         keep = {self._paths.agent_socket(agent) for agent in records}
         clear_directory(self._paths.agent_socket("any").parent, keep)
         snapshot = Snapshot()
-        for agent, record in records.items():
-            spec = record.spec
-            self._bind(agent, spec, self._runtimes[spec.runtime].place(agent, spec))
-        await asyncio.gather(*(self._hold(agent).adopt(snapshot) for agent in records))
-        for runtime in self._runtimes.values():
-            for stray in await runtime.thaw_strays(set(records)):
-                log.warning("unknown_agent_thawed agent=%s", stray)
+        for agent in records:
+            self._hold(agent).bind()
+        await asyncio.gather(*(held.adopt(snapshot) for held in self._held.values()))
+        for kind, runtime in self._runtimes.items():
+            try:
+                for stray in await runtime.thaw_strays(set(records)):
+                    log.warning("unknown_agent_thawed agent=%s", stray)
+            except HiveError as error:
+                log.error("strays_not_looked_for runtime=%s error=%s", kind, error)
         self._table.save()
-
-    def _bind(self, agent: str, spec: SandboxSpec, place: Place) -> None:
-        self._listeners.bind(agent, place.path, uid=spec.uid, gid=spec.gid, jail=place.jail)
 
     def _hold(self, agent: str) -> Held:
         held = Held(
             agent,
             runtimes=self._runtimes,
             table=self._table,
+            listeners=self._listeners,
             limits=self._limits,
+            permit=self._allowed.permit,
             on_ended=self._tell_daemons,
             on_thawed_alone=lambda agent, reason: self._tell_daemons(ThawedAlone(agent=agent, reason=reason)),
         )
@@ -154,7 +169,17 @@ class Helper:
         self._listeners.close()
         for held in self._held.values():
             held.release()
+        self._audit.close()
         os.close(self._lock_fd)
+
+    def reload(self) -> None:
+        """Reads the policy anew, for every start from now on; what runs goes on. A wrong one changes nothing."""
+        try:
+            self._allowed.reload()
+        except HiveError as error:
+            log.error("policy_not_reloaded error=%s hint=%s", error.message, error.hint)
+        else:
+            log.info("policy_reloaded policy=%r", self._allowed)
 
     # --- links ---------------------------------------------------------------------------------------------------
 
@@ -163,6 +188,7 @@ class Helper:
 
     def _on_lost(self, link: Link) -> None:
         self._roles.pop(link, None)
+        self._peers.pop(link, None)
         self._listeners.unfollow(link)
 
     def _tell_daemons(self, message: Message, *, but: Link | None = None) -> None:
@@ -171,7 +197,7 @@ class Helper:
                 link.tell(message)
 
     def _on_message(self, link: Link, message: Message, reply: Reply | None) -> None:
-        answer = reply or _drop
+        answer = self._audit.noted(message, self._name_in(message), self._peer(link), reply or _drop)
         try:
             outcome = self._do(link, message)
         except HiveError as error:
@@ -184,6 +210,16 @@ class Helper:
             answer(outcome)
         else:
             spawn(_answer_later(outcome, answer), name=type(message).__name__)
+
+    def _name_in(self, message: Message) -> str:
+        """The name of the agent this is about; `-` where it is about none, or none that is known."""
+        if isinstance(message, Define):
+            return message.spec.name
+        record = self._table.records.get(getattr(message, "agent", ""))
+        return "-" if record is None else record.spec.name
+
+    def _peer(self, link: Link) -> Peer:
+        return self._peers.get(link) or Peer.of(link, "nobody")
 
     def _do(self, link: Link, message: Message) -> Answer:
         """The answer, or the work that makes it. Thaw and Confirm are done on return: a wake waits for no task."""
@@ -227,6 +263,7 @@ class Helper:
             link.close()
         else:
             self._roles[link] = message.role
+            self._peers[link] = Peer.of(link, message.role)
         return Done()
 
     def _find(self, agent: str) -> Held:
@@ -237,12 +274,12 @@ class Helper:
     # --- verbs ---------------------------------------------------------------------------------------------------
 
     async def _define(self, message: Define) -> Defined:
-        agent, spec = message.agent, message.spec
+        agent = message.agent
         if AGENT_ID.fullmatch(agent) is None:
             raise BadRequest(f"{agent!r} is no agent id")
         held = self._held.get(agent) or self._hold(agent)
         try:
-            place = await held.define(spec, lambda place: self._bind(agent, spec, place))
+            place = await held.define(message.spec)
         except HiveError:
             if agent not in self._table.records:
                 self._forget(agent)
@@ -257,7 +294,7 @@ class Helper:
     async def _remove(self, agent: str) -> Done:
         """An agent that is not there is removed already."""
         if (held := self._held.get(agent)) is not None:
-            await held.remove(lambda: self._listeners.drop(agent))
+            await held.remove()
             self._forget(agent)
         return Done()
 
@@ -283,6 +320,8 @@ class Helper:
                     held.trim_log()
                 except OSError as error:
                     log.error("log_not_trimmed agent=%s error=%s", held.agent, error)
+            with contextlib.suppress(OSError):  # a full disk: that it is not written was said already
+                self._audit.trim()
 
 
 def _drop(message: Message) -> None:
@@ -354,17 +393,30 @@ async def _serve(paths: Paths, settings: Settings, watch_fd: int | None) -> None
         loop.add_signal_handler(signum, left.set)
     make_directories(paths)
     subtree = Subtree.find(paths.state)
-    process = ProcessRuntime(paths, subtree=subtree, log_max_bytes=settings.agents.log_max_bytes)
-    helper = Helper(paths, {RuntimeKind.PROCESS: process})
+    log_max_bytes = settings.agents.log_max_bytes
+    process = ProcessRuntime(paths, subtree=subtree, log_max_bytes=log_max_bytes)
+    units = UnitRuntime(paths, settings.sandbox, log_max_bytes=log_max_bytes)
+    # A service of systemd makes its agents units of systemd; `hive up` is gone when its terminal is.
+    as_units = watch_fd is None and not (await units.capabilities()).why_not
+    runtimes: dict[RuntimeKind, Runtime] = {
+        RuntimeKind.PROCESS: units if as_units else process,
+        RuntimeKind.DOCKER: DockerRuntime(paths, settings.sandbox, log_max_bytes=log_max_bytes),
+        RuntimeKind.FIRECRACKER: FirecrackerRuntime(paths, settings.sandbox, log_max_bytes=log_max_bytes),
+    }
+    policy = Path(settings.sandbox.policy) if settings.sandbox.policy else None
+    # Under `hive up` stderr is somebody's terminal: a line for every pause and wake would flood it.
+    audit = Audit(None if watch_fd is None else paths.log("sandbox-audit"))
+    helper = Helper(paths, runtimes, allowed=Allowed(policy), audit=audit)
     await helper.open()
-    log.info("sandbox_ready agents_frozen_by=%s limits=%r", subtree.path if subtree else "signals", LIMITS)
+    loop.add_signal_handler(signal.SIGHUP, helper.reload)
+    frozen_by = "systemd units" if as_units else subtree.path if subtree else "signals"
+    log.info("sandbox_ready agents_frozen_by=%s limits=%r policy=%s", frozen_by, process.limits or "enforced", policy)
     if watch_fd is not None:
         parent.watch(watch_fd, left.set)
         parent.die_with_parent(signal.SIGTERM)
     await left.wait()
     await helper.leave()
-    if subtree is not None:
-        subtree.remove()
+    process.leave()
     log.info("sandbox_left")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+from hive.host.memory import held_by
 from hive.host.process import TICK_US, Identity, ProcessStat, Snapshot, has_environment, is_stopped, real_uid
 
 
@@ -116,6 +117,10 @@ class SignalGroup:
         ticks = sum(stat.cpu_ticks + stat.waited_cpu_ticks for stat in members)
         return ticks * TICK_US, sum(stat.rss_bytes for stat in members), len(members)
 
+    def swap_bytes(self, snapshot: Snapshot) -> int:
+        """What of its memory is in swap."""
+        return held_by(stat.pid for stat in self.members(snapshot)).swap_bytes
+
     def looks_frozen(self, snapshot: Snapshot) -> bool:
         """`is_frozen` by one walk that may serve many agents: good enough to show, not to rely on."""
         members = self.members(snapshot)
@@ -131,4 +136,4 @@ class SignalGroup:
 
 def _waits_for_cont(stat: ProcessStat) -> bool:
     """State T; a process whose first thread has ended shows Z, so its other threads are asked."""
-    return stat.state == "T" or (stat.state == "Z" and is_stopped(stat.pid))
+    return stat.state == "T" or (stat.state == "Z" and stat.alive and is_stopped(stat.pid))

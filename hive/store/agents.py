@@ -17,6 +17,7 @@ _decode_spec = msgspec.json.Decoder(AgentSpec).decode
 _WRITTEN = (
     *("id", "name", "runtime", "spec", "status", "depth", "depth_goal", "generation", "reason", "since", "tenant"),
     *("inference_tier", "preferred_model", "restart", "uid", "token_serial", "created_at"),
+    *("keep_awake_until", "stopped_by"),
 )
 _INSERT = f"INSERT INTO agents ({', '.join(_WRITTEN)}) VALUES ({', '.join(f':{name}' for name in _WRITTEN)})"
 _UPDATE = f"UPDATE agents SET {', '.join(f'{name} = :{name}' for name in _WRITTEN[1:])} WHERE id = :id"
@@ -45,8 +46,13 @@ def update(conn: sqlite3.Connection, agent: Agent) -> None:
 
 
 def remove(conn: sqlite3.Connection, agent_id: str, *, now: float) -> None:
-    """Forgets the agent and frees its uid; its usage stays. Removing one that is not there does nothing."""
+    """Forgets the agent, its messages and schedules, and frees its uid; its usage stays.
+
+    Removing one that is not there does nothing.
+    """
     conn.execute("DELETE FROM agents WHERE id = ?", (agent_id,))
+    conn.execute("DELETE FROM messages WHERE agent_id = ?", (agent_id,))
+    conn.execute("DELETE FROM schedules WHERE agent_id = ?", (agent_id,))
     conn.execute("UPDATE uids SET freed_at = ? WHERE agent_id = ? AND freed_at IS NULL", (now, agent_id))
 
 
@@ -119,6 +125,8 @@ def _row(agent: Agent) -> dict[str, object]:
         "uid": agent.uid,
         "token_serial": agent.token_serial,
         "created_at": agent.created_at,
+        "keep_awake_until": agent.keep_awake_until,
+        "stopped_by": agent.stopped_by,
     }
 
 
@@ -139,4 +147,6 @@ def _agent(row: sqlite3.Row) -> Agent:
         requests=row["total_requests"],
         last_active_at=row["last_active_at"],
         created_at=row["created_at"],
+        keep_awake_until=row["keep_awake_until"],
+        stopped_by=row["stopped_by"],
     )

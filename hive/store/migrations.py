@@ -89,7 +89,43 @@ CREATE TABLE uids (
 _CIDS = "CREATE UNIQUE INDEX agents_cid ON agents (json_extract(spec, '$.cid'))"
 """No two agents have one cid; those that have none (NULL) are as many as there are."""
 
-STEPS: tuple[str, ...] = (_FIRST, _CIDS)
+_SLEEP = """
+ALTER TABLE agents ADD COLUMN keep_awake_until REAL;
+ALTER TABLE agents ADD COLUMN stopped_by TEXT NOT NULL DEFAULT '';
+
+CREATE TABLE messages (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    agent_id TEXT NOT NULL,
+    text TEXT NOT NULL,
+    sender TEXT NOT NULL,
+    sent_at REAL NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    refusals INTEGER NOT NULL DEFAULT 0,
+    last_error TEXT NOT NULL DEFAULT '',
+    delivered_at REAL,
+    refused_at REAL
+) STRICT;
+CREATE INDEX messages_undelivered ON messages (agent_id, number) WHERE delivered_at IS NULL;
+CREATE INDEX messages_delivered ON messages (agent_id, delivered_at) WHERE delivered_at IS NOT NULL;
+
+CREATE TABLE schedules (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    agent_id TEXT NOT NULL,
+    at REAL NOT NULL,
+    every_s REAL,
+    clock TEXT NOT NULL DEFAULT '',
+    note TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    last_at REAL,
+    last_outcome TEXT NOT NULL DEFAULT ''
+) STRICT;
+CREATE INDEX schedules_agent ON schedules (agent_id);
+"""
+"""Messages and schedules go with their agent (`agents.remove`)."""
+
+STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP)
 """A step that has been released is never changed; new ones are appended and only add."""
 
 

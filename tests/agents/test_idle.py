@@ -56,7 +56,12 @@ def test_an_idle_agent_is_put_to_sleep_and_the_sentence_says_how_long_it_was_qui
         ),
         (
             {"status": AgentStatus.PAUSED, "since": 1.0},
-            "asleep since 1970-01-01 00:00:01 UTC, wakes on ingress, request or resume",
+            "asleep since 1970-01-01 00:00:01 UTC, light sleep; wakes on ingress, message, schedule, request or resume",
+        ),
+        ({"kept_awake_until": 1540.0}, "awake: kept awake for another 9 min"),
+        (
+            {"kept_awake_until": 1060.0, "kept_awake_by": "uid:0", "in_flight": 1},
+            "awake: kept awake for another 60 s by uid:0",
         ),
         ({"status": AgentStatus.PAUSING}, "being put to sleep"),
         ({"status": AgentStatus.RESUMING}, "being woken"),

@@ -3,80 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Iterator
 
 import pytest
 from agent_world import MemoryWorld, VirtualLoop
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from lives import PAUSED, RUNNING, agree, asleep, started, wake
 
 from hive.agents.lifecycle import Life
 from hive.agents.turns import outcome_of
-from hive.domain import Agent, AgentSpec, AgentStatus, RestartPolicy, WakeCause
+from hive.domain import Agent, AgentStatus, RestartPolicy, WakeCause
 from hive.errors import AgentBusy, HiveError, LinkLost, NotFound, StoreFull, TimedOut, WrongState
 from hive.link.messages import Activity, Open, Refused
-
-RUNNING, PAUSED = AgentStatus.RUNNING, AgentStatus.PAUSED
-
-
-def agent_of(restart: RestartPolicy = RestartPolicy.NO) -> Agent:
-    return Agent(id="a1", spec=AgentSpec(name="bob", command=["/bin/true"], restart=restart))
-
-
-@pytest.fixture
-def loop() -> Iterator[VirtualLoop]:
-    loop = VirtualLoop()
-    yield loop
-    loop.kill_tasks()
-    loop.close()
-
-
-@pytest.fixture
-def world(loop: VirtualLoop) -> MemoryWorld:
-    """One agent that runs, past its minimum awake time."""
-    return started(loop)
-
-
-def started(
-    loop: VirtualLoop, *, restart: RestartPolicy = RestartPolicy.NO, delays: tuple[float, ...] = (0.001,)
-) -> MemoryWorld:
-    async def make() -> MemoryWorld:
-        return MemoryWorld(loop, agent_of(restart), delays)
-
-    world: MemoryWorld = loop.run_until_complete(make())
-    world.run(world.life.start("uid:0"))
-    loop.spend(60)
-    world.helper.calls.clear()
-    return world
-
-
-def asleep(loop: VirtualLoop) -> MemoryWorld:
-    world = started(loop)
-    world.run(world.life.pause(timeout_s=1, now=False, actor="uid:0"))
-    loop.spend(0.01)
-    assert (world.life.status, world.helper.state, world.gates.gate) == (PAUSED, "frozen", "asleep")
-    return world
-
-
-def agree(world: MemoryWorld, status: AgentStatus, truth: str, gate: str) -> None:
-    """Memory, record, sandbox and gate say the same."""
-    world.loop.spend(0.01)
-    assert world.life.status is status
-    assert world.record.status is status
-    assert world.record.generation == world.life.agent.generation
-    assert world.helper.state == truth
-    assert world.gates.gate == gate
-    assert world.wrong == []
-    assert world.life.waiting == 0
-
-
-def wake(world: MemoryWorld, cause: WakeCause = WakeCause.INGRESS) -> list[Open | Refused]:
-    answers: list[Open | Refused] = []
-    world.loop.do(world.life.wake, cause, answers.append)
-    return answers
-
 
 # To sleep and back ------------------------------------------------------------------------------------------------
 
@@ -388,7 +324,7 @@ def test_what_is_parked_for_an_agent_that_is_stopped_is_refused_at_once(loop: Vi
 def test_a_request_never_starts_an_agent_that_is_at_rest(loop: VirtualLoop, status: str) -> None:
     world = started(loop)
     world.run(world.life.stop("uid:0"))
-    world.life.agent = Agent(id="a1", spec=world.life.agent.spec, status=AgentStatus(status), generation=9)
+    world.life._state.agent = Agent(id="a1", spec=world.life.agent.spec, status=AgentStatus(status), generation=9)
     assert wake(world) == [Refused(agent="a1", generation=9, status=status)]
 
 
@@ -518,187 +454,6 @@ def test_a_stop_that_lost_its_helper_is_finished_when_the_helper_is_back(loop: V
     world.helper.wire.connected = True
     world.run(world.roster.reconcile())
     agree(world, AgentStatus.STOPPED, "gone", "refused")
-
-
-# Any order of anything --------------------------------------------------------------------------------------------
-
-
-class AnyOrder(RuleBasedStateMachine):
-    """Requests, pauses, crashes and lost links in any order and at any pace."""
-
-    ANSWERED_WITHIN_S = 20.0
-    """Longer than any wait of a life that has its helper: the slowest ask here takes 6 s."""
-
-    @initialize(
-        restart=st.sampled_from(RestartPolicy),
-        delays=st.lists(st.sampled_from([0.0, 0.001, 0.02, 0.3, 3.0]), min_size=1, max_size=7),
-    )
-    def begin(self, restart: RestartPolicy, delays: list[float]) -> None:
-        self.loop = VirtualLoop()
-        self.faults: list[str] = []
-        self.loop.set_exception_handler(lambda _, context: self.faults.append(str(context)))
-        self.world = started(self.loop, restart=restart)
-        self.pace(delays)
-        self.helper_there_since = self.loop.time()
-        self.asked: dict[int, float] = {}
-        self.answers: dict[int, Open | Refused] = {}
-
-    def background(self, work: object) -> None:
-        self.loop.create_task(outcome_of(work))  # type: ignore[arg-type]
-
-    def note_truth(self) -> None:
-        if not self.world.helper.connected:
-            self.helper_there_since = self.loop.time()
-
-    @rule(delays=st.lists(st.sampled_from([0.0, 0.001, 0.02, 0.3, 3.0]), min_size=1, max_size=7))
-    def pace(self, delays: list[float]) -> None:
-        for wire in (self.world.helper.wire, self.world.gates.wire, self.world.wire):
-            wire.delays = delays
-
-    @rule(seconds=st.sampled_from([0.0, 0.001, 0.01, 0.1, 0.5, 1.0, 4.0]))
-    def time_passes(self, seconds: float) -> None:
-        self.loop.spend(seconds)
-        self.note_truth()
-
-    @rule()
-    def request(self) -> None:
-        self.loop.do(self.world.gates.request)
-
-    @rule()
-    def wake(self) -> None:
-        number = len(self.asked)
-        self.asked[number] = self.loop.time()
-
-        def answer(got: Open | Refused) -> None:
-            assert number not in self.answers, "answered twice"
-            self.answers[number] = got
-            if isinstance(got, Open):
-                assert self.world.life.status is RUNNING
-
-        self.loop.do(self.world.life.wake, WakeCause.REQUEST, answer)
-
-    @rule()
-    def pause_when_idle(self) -> None:
-        self.loop.spend(11)
-        self.background(self.world.life.fall_asleep("idle"))
-
-    @rule(timeout_s=st.sampled_from([0.0, 0.5, 30.0]), now=st.booleans())
-    def pause(self, timeout_s: float, now: bool) -> None:
-        self.background(self.world.life.pause(timeout_s=timeout_s, now=now, actor="uid:0"))
-
-    @rule()
-    def resume(self) -> None:
-        self.background(self.world.life.resume("uid:0"))
-
-    @rule(verb=st.sampled_from(["start", "start", "stop", "restart"]))
-    def order(self, verb: str) -> None:
-        self.background(getattr(self.world.life, verb)("uid:0"))
-
-    @rule(busy=st.booleans())
-    def work(self, busy: bool) -> None:
-        if busy:
-            self.world.gates.busy = "a request is in flight"
-        else:
-            self.loop.do(self.world.gates.become_quiet)
-
-    @rule()
-    def proxy_leaves(self) -> None:
-        if self.world.gates.session is not None:
-            self.loop.do(self.world.gates.lose)
-
-    @rule()
-    def proxy_comes(self) -> None:
-        if self.world.gates.session is None:
-            self.loop.do(self.world.gates.connect)
-
-    @rule()
-    def helper_leaves(self) -> None:
-        self.world.helper.wire.lose()
-        self.note_truth()
-
-    @rule()
-    def helper_comes(self) -> None:
-        if not self.world.helper.connected:
-            self.world.helper.wire.connected = True
-            self.helper_there_since = self.loop.time()
-            self.background(self.world.roster.reconcile())
-
-    @rule()
-    def helper_thaws_alone(self) -> None:
-        self.loop.do(self.world.helper.thaw_alone, "it is leaving")
-
-    @rule(exit_code=st.sampled_from([0, 1, 137]))
-    def agent_ends(self, exit_code: int) -> None:
-        self.loop.do(self.world.helper.end, exit_code)
-
-    @rule(fails=st.booleans())
-    def freezing_fails(self, fails: bool) -> None:
-        self.world.helper.fail_freeze = fails
-
-    @rule(full=st.booleans())
-    def disk(self, full: bool) -> None:
-        self.world.disk_full = full
-
-    @rule()
-    def daemon_dies(self) -> None:
-        """What waited for this daemon is gone with it; the proxy asks the next one again."""
-        self.world.crash()
-        self.asked.clear()
-        self.answers.clear()
-
-    @rule()
-    def all_is_well_again(self) -> None:
-        """Both links back and a minute of peace: everybody agrees, and nobody is left waiting."""
-        self.world.disk_full = self.world.helper.fail_freeze = False
-        self.loop.do(self.world.gates.become_quiet)
-        self.pace([0.001])
-        self.loop.spend(7)  # whatever was asked at the old pace has landed
-        self.proxy_comes()
-        self.helper_comes()
-        self.loop.spend(60)
-        life, world = self.world.life, self.world
-        assert len(self.answers) == len(self.asked), life
-        assert world.gates.parked == [], life
-        expected = {RUNNING: ("running", "open"), PAUSED: ("frozen", "asleep")}.get(life.status, ("gone", "refused"))
-        assert (world.helper.state, world.gates.gate) == expected, life
-        assert not life.status.endswith("ing") or life.status is RUNNING, life
-        assert world.helper.confirmed or life.status is not PAUSED
-        assert (world.record.status, world.record.generation) == (life.status, life.agent.generation)
-
-    @invariant()
-    def nothing_went_wrong(self) -> None:
-        if not hasattr(self, "world"):
-            return
-        assert self.world.wrong == []
-        assert self.faults == []
-
-    @invariant()
-    def nobody_waits_for_long_while_the_helper_is_there(self) -> None:
-        if not hasattr(self, "world"):
-            return
-        self.note_truth()
-        for number, asked in self.asked.items():
-            since = max(asked, self.helper_there_since)
-            assert number in self.answers or self.loop.time() - since <= self.ANSWERED_WITHIN_S, self.world.life
-
-    def teardown(self) -> None:
-        if not hasattr(self, "world"):
-            return
-        try:
-            self.all_is_well_again()
-            self.nothing_went_wrong()
-        finally:
-            self.loop.kill_tasks()
-            self.loop.close()
-
-
-AnyOrder.TestCase.settings = settings(
-    max_examples=int(os.environ.get("HIVE_EXAMPLES", "200")),
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-TestAnyOrder = AnyOrder.TestCase
 
 
 def test_every_error_of_an_order_is_one_of_hives_own(loop: VirtualLoop) -> None:

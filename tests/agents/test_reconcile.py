@@ -60,7 +60,7 @@ def test_a_gate_is_open_for_running_agents_only_and_refuses_who_will_not_come() 
 
 
 @pytest.mark.parametrize(
-    ("restart", "exit_code", "failures", "status", "reason", "restart_in_s"),
+    ("restart", "exit_code", "ends", "status", "reason", "restart_in_s"),
     [
         (RestartPolicy.NO, 0, 0, "stopped", "exited with 0", None),
         (RestartPolicy.ON_FAILURE, 0, 0, "stopped", "exited with 0", None),
@@ -70,14 +70,18 @@ def test_a_gate_is_open_for_running_agents_only_and_refuses_who_will_not_come() 
         (RestartPolicy.ON_FAILURE, None, 2, "starting", "ended, how is unknown", 1.0),
         (RestartPolicy.ON_FAILURE, 1, 4, "starting", "exited with 1", 4.0),
         (RestartPolicy.ON_FAILURE, 1, 5, "error", "exited with 1, 5 failures in a row", None),
+        (RestartPolicy.ALWAYS, 0, 1, "starting", "exited with 0", 0.5),
+        (RestartPolicy.UNLESS_STOPPED, 0, 2, "starting", "exited with 0", 1.0),
+        (RestartPolicy.ALWAYS, 1, 9, "starting", "exited with 1", 10.0),
+        (RestartPolicy.UNLESS_STOPPED, None, 1000, "starting", "ended, how is unknown", 10.0),
     ],
 )
 def test_an_end_nobody_asked_for(
-    restart: RestartPolicy, exit_code: int | None, failures: int, status: str, reason: str, restart_in_s: float | None
+    restart: RestartPolicy, exit_code: int | None, ends: int, status: str, reason: str, restart_in_s: float | None
 ) -> None:
-    ending = after_end(restart, exit_code, failures, limit=5)
+    ending = after_end(restart, exit_code, ends, limit=5)
     assert (ending.status, ending.reason, ending.restart_in_s) == (AgentStatus(status), reason, restart_in_s)
 
 
 def test_the_backoff_has_a_limit() -> None:
-    assert after_end(RestartPolicy.ON_FAILURE, 1, failures=50, limit=100).restart_in_s == 10.0
+    assert after_end(RestartPolicy.ON_FAILURE, 1, ends=50, limit=100).restart_in_s == 10.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -98,6 +99,32 @@ def test_an_agent_may_have_an_idle_time_of_its_own_or_none(night: Night) -> None
     night.world.run(night.world.life.change_spec(msgspec.structs.replace(spec, idle_s=1.0)))
     night.loop.spend(11)
     assert night.status is AgentStatus.PAUSED
+
+
+def test_one_that_is_kept_awake_says_for_how_long_and_by_whom(night: Night) -> None:
+    night.world.run(night.world.life.keep_awake(time.time() + 540, "uid:0"))
+    assert night.why == "awake: kept awake for another 9 min by uid:0"
+    night.loop.spend(530)
+    assert night.status is AgentStatus.RUNNING
+    night.loop.spend(20)
+    assert night.status is AgentStatus.PAUSED
+
+
+def test_who_sleeps_long_enough_sleeps_deep(night: Night) -> None:
+    night.loop.spend(27)
+    assert night.why.partition(", ")[2].startswith("light sleep, deep in ")
+    night.loop.spend(35)
+    assert night.why.partition(", ")[2] == "deep sleep; wakes on ingress, message, schedule, request or resume"
+    assert night.world.record.depth == "deep"
+
+
+def test_nothing_is_asked_of_anybody_while_all_sleep(night: Night) -> None:
+    night.loop.spend(70)
+    assert night.world.record.depth == "deep"
+    night.world.helper.calls.clear()
+    night.world.gates.activity = night.world.helper.stat = None  # type: ignore[method-assign, assignment]
+    night.loop.spend(300)
+    assert night.world.helper.calls == []
 
 
 def test_a_woken_agent_is_measured_anew(night: Night) -> None:

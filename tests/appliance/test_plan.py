@@ -101,6 +101,12 @@ def test_the_banner_says_what_is_isolated_what_is_not_and_what_to_type() -> None
     assert "  hive agent list\n" in text
 
 
+def test_the_banner_says_why_nobody_sleeps_deep() -> None:
+    told = banner(HEALTH, PATHS, command="hive", default_state=True, why_not_deep="deep sleep: not permitted here (x)")
+    assert "  deep sleep not permitted here (x)\n" in told
+    assert "goes to swap" in banner(HEALTH, PATHS, command="hive", default_state=True)
+
+
 def test_with_a_state_directory_of_its_own_the_commands_name_it_quoted() -> None:
     text = banner(HEALTH, Paths(Path("/my state"), Path("/run/x")), command="hive", default_state=False)
     assert "  hive status --state-dir '/my state'\n" in text

@@ -126,11 +126,41 @@ def test_an_agent_is_created_from_flags(hive: Hive) -> None:
     assert hive("agent", "create", "carol", "--", "sleep", "9").code == 1
 
 
+def test_a_container_is_created_from_the_flags_a_docker_user_expects(hive: Hive) -> None:
+    flags = ("--image", "python:3.12-slim", "--memory", "1.5g", "--cpus", "1.5", "--pids", "64", "--no-network")
+    flags += ("--mount", "/srv/data:/data:ro", "--autostart", "--restart", "unless-stopped")
+    view = hive("agent", "create", "carol", *flags, "--json").json
+    assert (view["runtime"], view["command"], view["egress"], view["autostart"]) == ("docker", [], [], True)
+    assert view["limits"] == {"memory_mb": 1536, "cpu": 1.5, "pids": 64, "files": None}
+    assert (view["docker"]["image"], view["docker"]["mounts"]) == ("python:3.12-slim", ["/srv/data:/data:ro"])
+    shown = hive("agent", "show", "carol").out
+    assert "Runtime: docker, image python:3.12-slim" in shown
+    said = "Limits: 1536 MiB, 1.5 cores, 64 processes, network: none (not enforced: no memory controller)"
+    assert said in shown
+
+
+def test_a_deep_pause_says_how_deep_it_is(hive: Hive) -> None:
+    assert hive("agent", "pause", "alice").out == "alice is paused (light)\n"
+    assert hive("agent", "pause", "alice", "--deep").out == "alice is paused (deep)\n"
+    assert "RAM: 9.0 MiB, and 81 MiB in swap" in hive("agent", "show", "alice").out
+    assert "paused (deep)" in hive("agent", "list").out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("Carol", "--", "sleep"), "name: 'Carol' is no name"),
-        (("carol",), "Missing argument"),
+        (("carol",), "command: empty"),
+        (("carol", "--image", "not an image"), "docker: image"),
+        (("carol", "--image", "busybox", "--mount", "here:/there"), "docker: mounts"),
+        (("carol", "--mount", "/a:/b", "--", "sleep"), "only a docker agent has mounts"),
+        (("carol", "--image", "busybox", "--runtime", "process", "--", "sleep"), "docker: the runtime is process"),
+        (("carol", "--runtime", "docker"), "docker: missing"),
+        (("carol", "--runtime", "firecracker"), "is described in a file"),
+        (("carol", "--memory", "512", "--", "sleep"), "like 512m"),
+        (("carol", "--memory", "1m", "--", "sleep"), "limits: memory_mb: 1 is not from 4"),
+        (("carol", "--cpus", "0", "--", "sleep"), "limits: cpu: 0 is not from 0.01"),
+        (("carol", "--restart", "sometimes", "--", "sleep"), "'sometimes' is not one of"),
         (("carol", "--", "no-such-program"), "no such program"),
         (("carol", "--", "./agent.py"), "is relative"),
         (("carol", "--port", "70000", "--", "sleep"), "--port"),
@@ -152,11 +182,32 @@ def test_what_is_exported_changed_and_applied_is_changed(hive: Hive, tmp_path: P
     exported = hive("agent", "export", "alice").out
     file.write_text(exported.replace("9000", "9002"))
     dry = hive("agent", "apply", "--dry-run", str(file))
-    assert dry.out == "alice would be changed: port\n"
+    plan = "  port: 9000 → 9002 (from its next start)\n"
+    assert dry.out == f"alice would be changed:\n{plan}a restart would be needed\n"
     assert hive("agent", "show", "alice", "--json").json["port"] == 9000
-    assert hive("agent", "apply", str(file)).out.startswith("alice is changed: port; `hive agent restart alice`")
+    assert hive("agent", "apply", str(file)).out == f"alice is changed:\n{plan}`hive agent restart alice` makes it so\n"
     assert hive("agent", "apply", str(file), "--json").json["changed"] == []
     assert hive("agent", "apply", str(file)).out == "alice is unchanged\n"
+
+
+def test_a_plan_says_what_would_be_created_and_keeps_the_values_of_the_environment(hive: Hive, tmp_path: Path) -> None:
+    file = tmp_path / "dora.toml"
+    file.write_text('name = "dora"\ncommand = ["/bin/sleep", "9"]\n[env]\nKEY = "secret"\n[limits]\nmemory_mb = 64\n')
+    dry = hive("agent", "apply", "-n", str(file))
+    assert dry.out.splitlines() == [
+        "dora would be created",
+        "  name: dora",
+        "  command: /bin/sleep 9",
+        "  env: KEY",
+        "  limits: memory_mb 64",
+    ]
+    assert hive("agent", "show", "dora").code == 3
+    assert hive("agent", "apply", str(file)).out.endswith("`hive agent start dora` starts it\n")
+    assert hive("agent", "apply", "-n", str(file)).out == "dora would be unchanged\n"
+    file.write_text(file.read_text().replace("memory_mb = 64", "cpu = 0.5").replace("secret", "other"))
+    changed = hive("agent", "apply", "-n", str(file), "--json").json
+    assert [change["field"] for change in changed["changes"]] == ["env", "limits"]
+    assert "other" not in json.dumps(changed["changes"])
 
 
 def test_apply_reads_stdin_and_creates(hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:

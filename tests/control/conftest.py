@@ -1,4 +1,4 @@
-"""A desk in memory, and the real API on top of it."""
+"""A desk in memory with the real API on top of it, and a box for a real daemon."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from control.box import Box
 
 from hive.control.api import Server, serve
 from hive.control.client import Client
@@ -36,3 +37,12 @@ async def api(desk: Any, tmp_path: Path) -> AsyncIterator[Server]:
 def client(api: Server, tmp_path: Path) -> Client:
     """Blocking: to be called in a thread, beside the loop the API runs in."""
     return Client(tmp_path / "hive.sock", timeout_s=20)
+
+
+@pytest.fixture
+async def box(short_path: Path) -> AsyncIterator[Box]:
+    box = Box(short_path)
+    box.paths.state.mkdir()
+    box.paths.runtime.mkdir()
+    yield box
+    await box.end()

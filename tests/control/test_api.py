@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import time
 from asyncio import to_thread
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,6 +77,85 @@ async def test_pause_takes_its_time_from_the_body_or_from_the_setting(client: Cl
     await to_thread(client.post, path_of("alice", "pause"), {"timeout_s": 1.5})
     await to_thread(client.post, path_of("alice", "pause"), {"now": True})
     assert desk.pauses == [(12.0, False), (1.5, False), (12.0, True)]
+
+
+async def test_a_message_is_taken_with_202_read_and_dropped(client: Client, api: Server, tmp_path: Path) -> None:
+    await to_thread(client.post, "/api/agents", {**SPEC, "port": 9000})
+    body = b'{"text": "later"}'
+    head = b"POST /api/agents/alice/messages HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    answer = await to_thread(raw, tmp_path / "hive.sock", head % len(body) + body)
+    assert answer.startswith(b"HTTP/1.1 202 Accepted\r\n")
+    sent = json.loads(answer.partition(b"\r\n\r\n")[2])
+    listed = await to_thread(client.get, path_of("alice", "messages"))
+    assert [message["id"] for message in listed["messages"]] == [sent["id"]]
+    one = f"{path_of('alice', 'messages')}/{sent['id']}"
+    assert (await to_thread(client.get, one, wait_s=0))["state"] == "waiting"
+    assert (await to_thread(client.delete, one))["dropped"] == sent["id"]
+    with pytest.raises(NotFound):
+        await to_thread(client.get, one)
+
+
+async def test_a_schedule_is_made_with_201_listed_and_cancelled(client: Client) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    path = path_of("alice", "schedules")
+    made = await to_thread(client.post, path, {"when": "07:30", "every": "1d", "note": "n"})
+    assert (made["every_s"], made["clock"], made["note"]) == (86400.0, "07:30:00", "n")
+    assert [found["id"] for found in (await to_thread(client.get, path))["schedules"]] == [made["id"]]
+    assert (await to_thread(client.delete, f"{path}/{made['id']}"))["cancelled"] == made["id"]
+    with pytest.raises(NotFound):
+        await to_thread(client.delete, f"{path}/{made['id']}")
+
+
+@pytest.mark.parametrize(
+    ("verb", "order", "said"),
+    [
+        ("keep-awake", {}, "for_s"),
+        ("keep-awake", {"for_s": -1}, "for: -1 is not from 0"),
+        ("keep-awake", {"for_s": 1e12}, "is not from 0"),
+        ("keep-awake", {"for_s": "a while"}, "for: expected numbers with s, m, h or d"),
+        ("messages", {}, "text"),
+        ("messages", {"text": 5}, "text"),
+        ("messages", {"text": "x", "to": "y"}, "to"),
+        ("schedules", {"every": "1d"}, "when"),
+        ("schedules", {"when": "+1h", "every": 5}, "every"),
+        ("pause", {"deep": "yes"}, "deep"),
+    ],
+)
+async def test_a_bad_order_is_refused(client: Client, verb: str, order: dict[str, Any], said: str) -> None:
+    await to_thread(client.post, "/api/agents", {**SPEC, "port": 9000})
+    with pytest.raises(BadRequest, match=said):
+        await to_thread(client.post, path_of("alice", verb), order)
+
+
+@pytest.mark.parametrize(
+    ("method", "verb"), [("get", "messages/m1"), ("delete", "schedules/x"), ("delete", "schedules/9")]
+)
+async def test_what_is_not_there_is_not_found_or_refused(client: Client, method: str, verb: str) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    with pytest.raises((NotFound, BadRequest)):
+        await to_thread(getattr(client, method), f"{path_of('alice')}/{verb}")
+
+
+async def test_keep_awake_takes_seconds_or_a_length_and_ends_with_0(client: Client) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    for for_s in (600, "10m"):
+        view = await to_thread(client.post, path_of("alice", "keep-awake"), {"for_s": for_s})
+        assert 590 < view["kept_awake_until"] - time.time() <= 600
+    view = await to_thread(client.post, path_of("alice", "keep-awake"), {"for_s": 0})
+    assert view["kept_awake_until"] is None
+
+
+async def test_a_dry_run_changes_nothing(client: Client) -> None:
+    def plan() -> Any:
+        return client.put(path_of("alice"), {**SPEC, "port": 9000}, dry_run=1)
+
+    found = await to_thread(plan)
+    assert (found["created"], found["agent"], found["dry_run"]) == (True, None, True)
+    assert await to_thread(client.get, "/api/agents") == {"agents": []}
+    await to_thread(client.post, "/api/agents", SPEC)
+    change = {"field": "port", "from": None, "to": 9000, "at_restart": True}
+    assert (await to_thread(plan))["changes"] == [change]
+    assert (await to_thread(client.get, path_of("alice")))["port"] is None
 
 
 async def test_refusals_come_back_as_the_errors_they_were(client: Client, desk: Any) -> None:
@@ -175,6 +255,9 @@ async def test_a_pause_that_would_wait_for_ever_is_refused(client: Client, timeo
         ("/api/health", "isolation"),
         ("/api/system/inference", "models"),
         ("/api/system/access", "token"),
+        ("/api/system/memory", "zram"),
+        ("/api/agents/alice/messages", "messages"),
+        ("/api/agents/alice/schedules", "schedules"),
         ("/api/usage", "totals"),
         ("/api/agents/alice/usage", "byModel"),
         ("/api/agents/alice/tokens", "ollama_host"),

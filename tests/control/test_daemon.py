@@ -7,158 +7,24 @@ import contextlib
 import os
 import signal
 import stat
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from control.box import AWAKE, SLEEPER, SLEEPY, Box, Caller, daemon_process, is_alive, until
 from fakes.proxy_peer import ProxyPeer
+from swapspace import without_swap, zram_swap
 
-from hive.agents.lifecycle import Life
 from hive.agents.tokens import TokenKind, digest
-from hive.control.daemon import Daemon
-from hive.control.frontdesk import FrontDesk
-from hive.domain import AgentSpec, BackendKind, Isolation, RestartPolicy, RuntimeKind
-from hive.errors import AgentBusy, HiveError, LinkLost, NotFound, TimedOut, WrongState
-from hive.host.process import read_stat
+from hive.domain import AgentSpec, BackendKind, Isolation, RestartPolicy
+from hive.errors import AgentBusy, HiveError, LinkLost, NotFound, NotSupported, Saturated, TimedOut, WrongState
 from hive.link.messages import Activity, Leaving, Open, Refused
-from hive.sandbox.process import ProcessRuntime
-from hive.sandbox.server import Helper
-from hive.settings import Agents, Inference, Paths, Settings, Sleep
-from hive.settings import Daemon as DaemonSettings
+from hive.settings import Agents, Inference, Settings
 from hive.store.database import Database
 
-AWAKE = Settings(
-    inference=Inference(auto_sleep_enabled=False, enabled="false"),
-    sleep=Sleep(check_s=0.05, minimum_awake_s=0, cpu_quiet_percent=50),
-    agents=Agents(stop_grace_s=1),
-    daemon=DaemonSettings(backend_check_s=0.05),
-)
-SLEEPY = Settings(
-    inference=Inference(auto_sleep_idle_seconds=0.2, enabled="false"), sleep=AWAKE.sleep, agents=AWAKE.agents
-)
-SLEEPER = ["/bin/sh", "-c", "env > environment; echo up; exec sleep 1000"]
-
-
-async def until(question: Callable[[], object], *, within_s: float = 20) -> None:
-    """Returns when the answer is yes."""
-    for _ in range(int(within_s / 0.01)):
-        if question():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen")
-
-
-def is_alive(pid: int) -> bool:
-    """Whether it runs; one that ended and that nobody has waited for yet does not."""
-    process = read_stat(pid)
-    return process is not None and process.alive
-
-
-class Box:
-    """A state and a runtime directory, and who lives in them."""
-
-    def __init__(self, directory: Path) -> None:
-        self.paths = Paths(directory / "s", directory / "r")
-        self.helper: Helper | None = None
-        self.daemon: Daemon | None = None
-        self.proxies: list[ProxyPeer] = []
-
-    @property
-    def desk(self) -> FrontDesk:
-        assert self.daemon is not None
-        return self.daemon.desk()
-
-    @property
-    def proxy(self) -> ProxyPeer:
-        return self.proxies[-1]
-
-    async def start_helper(self) -> None:
-        self.helper = Helper(
-            self.paths, {RuntimeKind.PROCESS: ProcessRuntime(self.paths, subtree=None, log_max_bytes=1_000_000)}
-        )
-        await self.helper.open()
-
-    async def stop_helper(self) -> None:
-        assert self.helper is not None
-        await self.helper.leave()
-        self.helper = None
-
-    async def start_daemon(self, settings: Settings = AWAKE, **options: Any) -> None:
-        self.daemon = Daemon(self.paths, settings, **options)
-        await self.daemon.open()
-        for proxy in self.proxies:
-            if not proxy.closed:
-                await proxy.until_table()
-                await until(lambda: self.desk.health()["proxy"]["connected"])
-
-    async def stop_daemon(self) -> None:
-        assert self.daemon is not None
-        for proxy in self.proxies:
-            proxy.table = None
-        await self.daemon.close()
-        self.daemon = None
-
-    async def start_proxy(self, *, port: int = 11435, seen: dict[str, Activity] | None = None) -> ProxyPeer:
-        proxy = ProxyPeer(self.paths.link_socket, epoch=f"p{len(self.proxies)}", port=port)
-        proxy.seen = seen or {}
-        self.proxies.append(proxy)
-        await proxy.until_table()
-        await until(lambda: self.desk.health()["proxy"] == {"connected": True, "port": port, "ingress_port": 8480})
-        return proxy
-
-    async def everything(self, settings: Settings = AWAKE, **options: Any) -> None:
-        await self.start_helper()
-        await self.start_daemon(settings, **options)
-        await self.start_proxy()
-
-    async def create(self, name: str = "bob", command: list[str] = SLEEPER, **fields: Any) -> dict[str, Any]:
-        return await self.desk.create(AgentSpec(name=name, command=command, **fields), "uid:0")
-
-    def life(self, agent: str) -> Life:
-        assert self.daemon is not None
-        return self.daemon.roster.find(agent)
-
-    async def truth(self, agent: str) -> str:
-        assert self.daemon is not None
-        stats = await self.daemon.world.helper.stat([agent])
-        return stats[agent].state if agent in stats else "unknown"
-
-    async def until(self, agent: str, status: str) -> dict[str, Any]:
-        for _ in range(2000):
-            view = await self.desk.view(agent)
-            if view["status"] == status:
-                return view
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"{view['name']} is {view['status']} ({view['reason']}), not {status}")
-
-    async def environment(self, agent: str) -> dict[str, str]:
-        path = self.paths.home(agent) / "environment"
-        await until(lambda: path.exists() and "HIVE_AGENT=" in path.read_text())
-        return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
-
-    async def end(self) -> None:
-        for proxy in self.proxies:
-            proxy.close()
-        if self.daemon is not None:
-            for view in await self.desk.views():
-                with contextlib.suppress(HiveError):
-                    await self.desk.remove(view["id"], "uid:0")
-            await self.stop_daemon()
-        if self.helper is not None:
-            await self.stop_helper()
-        await asyncio.sleep(0.02)  # both sides of each link have seen its end
-
-
-@pytest.fixture
-async def box(short_path: Path) -> AsyncIterator[Box]:
-    box = Box(short_path)
-    box.paths.state.mkdir()
-    box.paths.runtime.mkdir()
-    yield box
-    await box.end()
+HEAVY = ["/usr/bin/python3", "-u", "-c", "import time; x = bytes(range(256)) * 120_000; print('up'); time.sleep(1000)"]
+"""30 MB of its own."""
 
 
 # Agents ---------------------------------------------------------------------------------------------------------------
@@ -206,6 +72,73 @@ async def test_pause_and_resume_reach_processes_record_and_gate(box: Box) -> Non
     assert (view["status"], view["wakes"], view["last_wake_cause"]) == ("running", 1, "operator")
     assert (await box.truth(agent), box.proxy.gates[agent]) == ("running", "open")
     assert box.desk.stats()["wake_ms"]["p50"] == view["last_wake_ms"]
+
+
+async def test_keep_awake_outlives_the_daemon_and_holds_off_idle_sleep_only(box: Box) -> None:
+    await box.everything(SLEEPY)
+    agent = (await box.create())["id"]
+    until_s = time.time() + 3600
+    view = await box.desk.keep_awake("bob", 3600, "uid:0")
+    assert until_s <= view["kept_awake_until"] < until_s + 60
+    await box.desk.resume("bob", "uid:0")  # it may have been idle for long enough before it was told
+    await asyncio.sleep(5 * SLEEPY.inference.auto_sleep_idle_seconds)
+    await box.stop_daemon()
+    await box.start_daemon(SLEEPY)
+    found = await box.desk.view("bob")
+    assert (found["status"], found["kept_awake_until"]) == ("running", view["kept_awake_until"])
+    assert "kept awake" in found["why"]
+    assert (await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0"))["status"] == "paused"
+    await box.desk.resume("bob", "uid:0")
+    assert (await box.desk.keep_awake("bob", 0, "uid:0"))["kept_awake_until"] is None
+    await box.proxy.until_gate(agent, "asleep")
+
+
+@pytest.mark.root
+async def test_a_deep_pause_ends_with_the_memory_in_swap(box: Box) -> None:
+    with zram_swap(64):
+        await box.everything()
+        agent = (await box.create(command=HEAVY))["id"]
+        await until(lambda: "up" in box.desk.log_path("bob").read_text())
+        awake = await box.desk.view("bob")
+        view = await box.desk.pause("bob", timeout_s=20, now=False, deep=True, actor="uid:0")
+        assert (view["status"], view["depth"], view["deep_note"]) == ("paused", "deep", "")
+        assert view["swap_bytes"] > 20_000_000
+        assert view["rss_bytes"] < awake["rss_bytes"] - 20_000_000
+        assert await box.truth(agent) == "frozen"
+        assert (await box.desk.resume("bob", "uid:0"))["depth"] == "awake"
+
+
+@pytest.mark.root
+async def test_a_deep_pause_without_swap_leaves_it_asleep_and_says_why(box: Box) -> None:
+    with without_swap():
+        await box.everything()
+        await box.create()
+        with pytest.raises((NotSupported, Saturated)) as caught:
+            await box.desk.pause("bob", timeout_s=20, now=False, deep=True, actor="uid:0")
+        view = await box.desk.view("bob")
+        assert (view["status"], view["depth"], view["swap_bytes"]) == ("paused", "light", 0)
+        assert view["deep_note"] == caught.value.message
+
+
+async def test_a_dry_run_of_apply_says_what_would_change_and_changes_nothing(box: Box) -> None:
+    await box.everything()
+    spec = AgentSpec(name="bob", command=SLEEPER, env={"KEY": "secret"})
+    plan = await box.desk.apply(spec, "uid:0", dry_run=True)
+    assert (plan["created"], plan["agent"], plan["restart_needed"]) == (True, None, False)
+    assert [change["field"] for change in plan["changes"]] == ["name", "command", "env"]
+    assert "secret" not in repr(plan)
+    assert await box.desk.views() == []
+    await box.create(env={"KEY": "secret"})
+    changed = AgentSpec(name="bob", command=SLEEPER, env={"KEY": "secret"}, idle_s=9.0, port=9000)
+    plan = await box.desk.apply(changed, "uid:0", dry_run=True)
+    assert plan["restart_needed"] is True
+    assert plan["changes"] == [
+        {"field": "port", "from": None, "to": 9000, "at_restart": True},
+        {"field": "idle_s", "from": None, "to": 9.0, "at_restart": False},
+    ]
+    assert (await box.desk.view("bob"))["port"] is None
+    done = await box.desk.apply(changed, "uid:0")
+    assert (done["changes"], done["dry_run"]) == (plan["changes"], False)
 
 
 async def test_an_idle_agent_falls_asleep_and_a_request_wakes_it(box: Box) -> None:
@@ -367,6 +300,19 @@ async def test_shutdown_makes_ingress_refuse_and_stops_everyone(box: Box) -> Non
     assert not is_alive(two["pid"])
 
 
+async def test_who_went_down_with_hive_comes_back_with_it_and_who_was_stopped_does_not(box: Box) -> None:
+    await box.everything()
+    for name in ("one", "two"):
+        await box.create(name, restart=RestartPolicy.UNLESS_STOPPED)
+    await box.create("three")
+    await box.desk.stop("two", "uid:0")
+    await box.desk.shutdown("uid:0")
+    await box.stop_daemon()
+    await box.start_daemon()
+    assert (await box.until("one", "running"))["pid"]
+    assert [view["status"] for view in await box.desk.views()] == ["running", "stopped", "stopped"]
+
+
 # Losing others --------------------------------------------------------------------------------------------------------
 
 
@@ -521,7 +467,8 @@ async def test_health_names_what_is_missing(box: Box, redis_server: Any) -> None
     await box.start_helper()
     await box.start_daemon()
     health = box.desk.health()
-    assert (health["status"], health["isolation"], health["limits"]) == ("degraded", "none", "not enforced")
+    assert (health["status"], health["isolation"]) == ("degraded", "none")
+    assert health["limits"] == "enforced where an agent has any"
     assert (health["proxy"]["connected"], health["proxy"]["port"], health["helper"]["connected"]) == (False, None, True)
     assert (health["redis"], health["backend"], health["token_tracking"]) == ({"up": False}, None, True)
     os.symlink(redis_server.socket, box.paths.redis_socket)
@@ -618,17 +565,6 @@ async def test_tokens_stay_the_same_over_restarts_and_differ_between_kinds(box: 
 # The program ----------------------------------------------------------------------------------------------------------
 
 
-def daemon_process(box: Box, **options: Any) -> subprocess.Popen[str]:
-    program = (
-        "import sys; from pathlib import Path; from hive.settings import Paths, Settings, Inference;"
-        "from hive.control.daemon import main;"
-        "sys.exit(main(Paths(Path(sys.argv[1]), Path(sys.argv[2])), Settings(inference=Inference(enabled='false')),"
-        " watch_fd=int(sys.argv[3]) if len(sys.argv) > 3 else None))"
-    )
-    arguments = [str(box.paths.state), str(box.paths.runtime), *map(str, options.get("pass_fds", ()))]
-    return subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True, **options)
-
-
 async def test_the_program_leaves_on_sigterm_and_takes_its_sockets_along(box: Box) -> None:
     process = daemon_process(box)
     await until(box.paths.api_socket.exists)
@@ -684,23 +620,3 @@ async def test_a_killed_daemon_leaves_agents_to_the_next_one(box: Box) -> None:
     process.terminate()
     _, complaint = await asyncio.to_thread(process.communicate)
     assert (process.returncode, "Traceback" in complaint) == (0, False), complaint
-
-
-class Caller:
-    """The API, asked as `hive up` asks it."""
-
-    def __init__(self, socket: Path) -> None:
-        self._socket = socket
-
-    async def ask(self, method: str, target: str, body: Any) -> Any:
-        import httpx
-
-        transport = httpx.AsyncHTTPTransport(uds=str(self._socket), verify=False, trust_env=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://hive", trust_env=False) as client:
-            for _ in range(500):
-                with contextlib.suppress(httpx.ConnectError):
-                    response = await client.request(method, target, json=body, timeout=20)
-                    assert response.status_code < 300, response.text
-                    return response.json()
-                await asyncio.sleep(0.01)
-        raise AssertionError("nobody listens")

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 from hive.agents.reconcile import gate_of
 from hive.agents.roster import Roster
-from hive.domain import Agent, AgentStatus, WakeCause
+from hive.agents.world import Memory
+from hive.domain import Agent, AgentStatus, SleepDepth, WakeCause
 from hive.errors import HiveError, LinkLost, NotFound, StoreFull, TimedOut, WrongState
-from hive.link.messages import Activity, Busy, Closed, Open, Refused, SandboxSpec, Started, Stat
+from hive.link.messages import Activity, Busy, Closed, Open, PagedOut, Refused, SandboxSpec, Started, Stat
 from hive.settings import Settings
 
 Result = TypeVar("Result")
@@ -120,6 +121,11 @@ class Wire:
             outcome = effect()
         except HiveError as error:
             outcome = error
+        if isinstance(outcome, asyncio.Future):  # the other side takes its time
+            outcome.add_done_callback(
+                lambda done: self.loop.call_later(self.delay(), self._answer, done.result(), future)
+            )
+            return
         self.loop.call_later(self.delay(), self._answer, outcome, future)
 
     def _answer(self, outcome: Any, future: asyncio.Future[Any]) -> None:
@@ -142,6 +148,9 @@ class Sandbox:
     """The helper with one agent in it: `state` is the truth."""
 
     CONFIRM_WITHIN_S = 10.0
+    HOLDS = 100 << 20
+    """Bytes of memory its agent has."""
+    SLICES = 4
 
     def __init__(self, world: MemoryWorld, delays: Sequence[float]) -> None:
         self.world = world
@@ -154,6 +163,11 @@ class Sandbox:
         self.confirmed = False
         self.epoch = 0
         self.fail_freeze = self.fail_start = self.fail_thaw = False
+        self.page_out_s = 0.0
+        self.page_out_error: HiveError | None = None
+        """Raised after the second slice."""
+        self.swap_bytes = 0
+        self.thaws = 0
         self.calls: list[str] = []
 
     @property
@@ -173,7 +187,7 @@ class Sandbox:
             if self.fail_start:
                 raise NotFound("no such command: nosuch")
             self.pid += 1
-            self.state = "running"
+            self.state, self.swap_bytes = "running", 0
             return Started(pid=self.pid)
 
         started: Started = await self.wire.ask(effect)
@@ -211,7 +225,7 @@ class Sandbox:
 
     def thaw_alone(self, reason: str) -> None:
         if self.state == "frozen":
-            self.state = "running"
+            self._run()
             if self.connected:
                 self.world.roster.thawed_alone(self.world.agent_id, reason)
 
@@ -233,9 +247,42 @@ class Sandbox:
                 raise WrongState("nothing of it lives")
             if self.fail_thaw:
                 raise TimedOut("it does not run yet")
-            self.state = "running"
+            self._run()
 
         await self.wire.ask(effect)
+
+    def _run(self) -> None:
+        """It runs, and touches all of its memory."""
+        self.thaws += 1
+        self.state, self.swap_bytes = "running", 0
+
+    async def page_out(self, agent: str, generation: int) -> PagedOut:
+        self.calls.append("page_out")
+        self.world.check_page_out(generation)
+
+        def effect() -> asyncio.Future[PagedOut | HiveError]:
+            if self.state != "frozen" or not self.confirmed or generation != self.generation:
+                raise WrongState("it is not asleep for this generation")
+            done: asyncio.Future[PagedOut | HiveError] = self.world.loop.create_future()
+            self.world.loop.call_later(self.page_out_s / self.SLICES, self._slice, 1, self.thaws, done)
+            return done
+
+        paged: PagedOut = await self.wire.ask(effect)
+        return paged
+
+    def _slice(self, number: int, thaws: int, done: asyncio.Future[PagedOut | HiveError]) -> None:
+        if self.state != "frozen" or thaws != self.thaws:
+            done.set_result(WrongState("it was woken"))
+            return
+        if number > self.SLICES / 2 and self.page_out_error is not None:
+            done.set_result(self.page_out_error)
+            return
+        self.swap_bytes = max(self.swap_bytes, self.HOLDS * number // self.SLICES)
+        if number < self.SLICES:
+            self.world.loop.call_later(self.page_out_s / self.SLICES, self._slice, number + 1, thaws, done)
+            return
+        kept = self.HOLDS - self.swap_bytes
+        done.set_result(PagedOut(took_ms=1.0, kept_bytes=kept, swap_bytes=self.swap_bytes, how="madvise"))
 
     async def remove(self, agent: str) -> None:
         def effect() -> None:
@@ -249,6 +296,8 @@ class Sandbox:
             pid=self.pid if self.state != "gone" else None,
             cpu_us=self.cpu_us,
             exit_code=self.exit_code,
+            rss_bytes=self.HOLDS - self.swap_bytes if self.state != "gone" else 0,
+            swap_bytes=self.swap_bytes if self.state != "gone" else 0,
         )
 
     async def stat(self, agents: list[str]) -> dict[str, Stat]:
@@ -262,7 +311,7 @@ class Sandbox:
                 if self.world.agent_id in asleep:
                     self.confirmed, self.generation = True, asleep[self.world.agent_id]
                 else:
-                    self.state = "running"
+                    self._run()
             return {self.world.agent_id: self.truth()}
 
         found: dict[str, Stat] = await self.wire.ask(effect)
@@ -416,6 +465,9 @@ class MemoryWorld:
         self.highest = agent.generation
         self.wrong: list[str] = []
         self.wake_ms: list[float] = []
+        self.woken_from: list[SleepDepth] = []
+        self.memory_is = Memory(available_bytes=8 << 30, swap_free_bytes=8 << 30, some_avg10=0.0)
+        self.new_boot = False
         self.pauses = 0
         self.failures = 0
         self.forgotten = False
@@ -426,7 +478,8 @@ class MemoryWorld:
         return self.loop.run_until_complete(work)
 
     async def save(self, agent: Agent) -> None:
-        if agent.status is AgentStatus.PAUSED and self.gates.acked != (self.gates.session, agent.generation):
+        commits = agent.status is AgentStatus.PAUSED and self.record.status is AgentStatus.PAUSING
+        if commits and self.gates.acked != (self.gates.session, agent.generation):
             self.wrong.append(f"committed asleep g{agent.generation} on the acknowledgement {self.gates.acked}")
         if self.disk_full:
             raise StoreFull
@@ -450,9 +503,22 @@ class MemoryWorld:
         if after.generation < self.highest or (begins and after.generation <= self.highest):
             self.wrong.append(f"{before.status} → {after.status}: generation {self.highest} → {after.generation}")
         self.highest = max(self.highest, after.generation)
+        falls_asleep = (before.status, after.status) == (AgentStatus.RUNNING, AgentStatus.PAUSING)
+        if falls_asleep and actor == "idle" and self.life.kept_awake_for_s > 0:
+            self.wrong.append("put to sleep although it is kept awake")
 
-    def woke(self, cause: WakeCause, took_ms: float) -> None:
+    def memory(self) -> Memory:
+        return self.memory_is
+
+    async def is_new_boot(self) -> bool:
+        return self.new_boot
+
+    async def note_boot(self) -> None:
+        self.new_boot = False
+
+    def woke(self, cause: WakeCause, took_ms: float, depth: SleepDepth) -> None:
         self.wake_ms.append(took_ms)
+        self.woken_from.append(depth)
 
     def fell_asleep(self) -> None:
         self.pauses += 1
@@ -466,6 +532,10 @@ class MemoryWorld:
         if self.record.status is not AgentStatus.PAUSING or self.record.generation != generation:
             self.wrong.append(f"froze g{generation} before its intent was recorded ({self.record.status})")
 
+    def check_page_out(self, generation: int) -> None:
+        if self.record.depth_goal is not SleepDepth.DEEP or self.record.generation != generation:
+            self.wrong.append(f"paged out g{generation} before its goal was recorded ({self.record.depth_goal})")
+
     def crash(self) -> None:
         """kill -9 of the daemon, and a new one from what was recorded. Sandbox and proxy live on."""
         self.gates.session = None
@@ -476,8 +546,8 @@ class MemoryWorld:
             self.gates.gate = "open"
             self.gates.parked.clear()
         self.loop.kill_tasks()
-        if self.life._record_later is not None:
-            self.life._record_later.cancel()
+        if (later := self.life._state._record_later) is not None:
+            later.cancel()
         self.wire.connected = True
         self.highest = self.record.generation
         self.loop.run_until_complete(self._born_again())

@@ -8,18 +8,21 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
+from datetime import UTC
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from hive.agents.spec import changed_fields
+from hive.control import clock, views
 from hive.control.api import serve
 from hive.control.feed import Events
 from hive.domain import AgentSpec
-from hive.errors import NotFound, TimedOut, WrongState
+from hive.errors import BadRequest, NotFound, Saturated, TimedOut, WrongState
 
 Answer = dict[str, Any]
 
@@ -43,6 +46,12 @@ class MemoryDesk:
         self.gate.set()
         self.finished: list[str] = []
         self.pauses: list[tuple[float, bool]] = []
+        self._depth: dict[str, str] = {}
+        self._kept_until: dict[str, float | None] = {}
+        self._messages: dict[str, Answer] = {}
+        self._schedules: dict[int, Answer] = {}
+        self.no_swap = False
+        """Else memory can be paged out."""
 
     def health(self) -> Answer:
         return {
@@ -74,15 +83,22 @@ class MemoryDesk:
             **fields,
             "id": f"id-{spec.name}",
             "status": self._status[spec.name],
-            "depth": "awake",
-            "depth_goal": "awake",
+            "depth": self._depth.get(spec.name, "awake"),
+            "depth_goal": self._depth.get(spec.name, "awake"),
+            "deep_note": "swap is full" if self.no_swap and self._status[spec.name] == "paused" else "",
+            "kept_awake_until": self._kept_until.get(spec.name),
+            "messages_waiting": sum(found["name"] == spec.name for found in self._messages.values()),
+            "next_wake_at": min((s["at"] for s in self._schedules.values() if s["name"] == spec.name), default=None),
+            "limits_not_enforced": "no memory controller" if spec.limits.memory_mb else "",
             "generation": 1,
             "since": 1.7e9,
             "reason": "exited with 1" if self._status[spec.name] == "error" else "",
             "why": "busy: 1 request in flight",
+            "sentence": "busy: 1 request in flight; costs 90 MiB of RAM",
             "uid": None,
             "pid": 4711,
-            "rss_bytes": 94371840,
+            "rss_bytes": 9437184 if self._depth.get(spec.name) == "deep" else 94371840,
+            "swap_bytes": 84934656 if self._depth.get(spec.name) == "deep" else 0,
             "cpu_us": 1500000,
             "processes": 1,
             "in_flight": 1,
@@ -105,12 +121,19 @@ class MemoryDesk:
         self._specs[spec.name] = spec
         return await self._become(spec.name, "running", actor)
 
-    async def apply(self, spec: AgentSpec, actor: str) -> Answer:
+    async def apply(self, spec: AgentSpec, actor: str, *, dry_run: bool = False) -> Answer:
         old = self._specs.get(spec.name)
+        found = {
+            "created": old is None,
+            "changed": [] if old is None else changed_fields(old, spec),
+            "changes": views.changes(old, spec),
+            "restart_needed": old is not None and old != spec,
+            "dry_run": dry_run,
+        }
+        if dry_run:
+            return {"agent": None if old is None else await self.view(spec.name), **found}
         self._specs[spec.name] = spec
-        view = await self._become(spec.name, "running", actor)
-        changed = [] if old is None else changed_fields(old, spec)
-        return {"agent": view, "created": old is None, "changed": changed, "restart_needed": bool(changed)}
+        return {"agent": await self._become(spec.name, "running", actor), **found}
 
     async def start(self, ref: str, actor: str) -> Answer:
         return await self._become(ref, "running", actor)
@@ -124,7 +147,7 @@ class MemoryDesk:
     async def resume(self, ref: str, actor: str) -> Answer:
         return await self._become(ref, "running", actor)
 
-    async def pause(self, ref: str, *, timeout_s: float, now: bool, actor: str) -> Answer:
+    async def pause(self, ref: str, *, timeout_s: float, now: bool, deep: bool, actor: str) -> Answer:
         spec = self._known(ref)
         self.pauses.append((timeout_s, now))
         if self._status[spec.name] == "stopped":
@@ -135,7 +158,92 @@ class MemoryDesk:
             raise busy
         if spec.name in self.busy:
             raise TimedOut(f"{spec.name} stayed busy for {timeout_s:g} s", hint="it is awake")
-        return await self._become(ref, "paused", actor)
+        await self._become(ref, "paused", actor)
+        self._depth[spec.name] = "deep" if deep and not self.no_swap else "light"
+        if deep and self.no_swap:
+            raise Saturated(f"{spec.name} sleeps, but not deep: swap is full")
+        return await self.view(ref)
+
+    async def keep_awake(self, ref: str, for_s: float, actor: str) -> Answer:
+        self._kept_until[self._known(ref).name] = time.time() + for_s if for_s else None
+        return await self.view(ref)
+
+    async def send(self, ref: str, text: str, actor: str) -> Answer:
+        """`later` waits for ever, `refuse` is refused, all else is accepted as soon as somebody asks for it."""
+        spec = self._known(ref)
+        if spec.port is None:
+            raise BadRequest(f"{spec.name} has no port; messages are posted to the inbox of an agent that listens")
+        message = {"id": f"m{len(self._messages)}", "state": "waiting", "text": text, "from": actor, "sent_at": 1.7e9}
+        message |= {"attempts": 0, "last_error": "", "delivered_at": None, "refused_at": None, "name": spec.name}
+        self._messages[message["id"]] = message
+        return {**message, "status": self._status[spec.name]}
+
+    async def messages(self, ref: str) -> Answer:
+        name = self._known(ref).name
+        found = [message for message in self._messages.values() if message["name"] == name]
+        return {"agent": f"id-{name}", "name": name, "status": self._status[name], "why": "", "messages": found}
+
+    async def message(self, ref: str, message_id: str, *, wait_s: float) -> Answer:
+        name = self._known(ref).name
+        message = self._messages.get(message_id)
+        if message is None or message["name"] != name:
+            raise NotFound(f"there is no message {message_id!r} for {name}")
+        if message["text"] == "later":
+            await asyncio.sleep(wait_s)
+        elif message["text"] == "refuse":
+            message |= {"state": "refused", "attempts": 5, "last_error": "its inbox answered 404", "refused_at": 1.7e9}
+        else:
+            del self._messages[message_id]
+            message = {**message, "state": "delivered", "attempts": 1, "delivered_at": 1.7e9, "text": ""}
+        return {**message, "status": self._status[name]}
+
+    async def drop_message(self, ref: str, message_id: str, actor: str) -> Answer:
+        found = await self.message(ref, message_id, wait_s=0)
+        self._messages.pop(message_id, None)
+        return {"dropped": message_id, "name": found["name"]}
+
+    async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> Answer:
+        spec, now = self._known(ref), time.time()
+        first = clock.parse_when(when, now=now, zone=UTC)
+        every_s = None if every is None else clock.seconds_of(every, field="every")
+        number = len(self._schedules) + 1
+        self._schedules[number] = {
+            "id": number,
+            "name": spec.name,
+            "status": self._status[spec.name],
+            "at": first.at,
+            "spoken": clock.spoken(first.at, UTC),
+            "every_s": every_s,
+            "clock": first.clock,
+            "note": note,
+            "actor": actor,
+            "created_at": now,
+            "last_at": None,
+            "last_outcome": "",
+        }
+        return self._schedules[number]
+
+    def schedules(self, ref: str) -> Answer:
+        name = self._known(ref).name
+        found = [schedule for schedule in self._schedules.values() if schedule["name"] == name]
+        return {"agent": f"id-{name}", "name": name, "status": self._status[name], "schedules": found}
+
+    async def cancel_schedule(self, ref: str, schedule_id: int, actor: str) -> Answer:
+        name = self._known(ref).name
+        if self._schedules.pop(schedule_id, None) is None:
+            raise NotFound(f"{name} has no schedule {schedule_id}")
+        return {"cancelled": schedule_id, "name": name}
+
+    def memory(self) -> Answer:
+        zram = {"device": "/dev/zram0", "algorithm": "lz4", "disksize_bytes": 1 << 30}
+        return {
+            "total_bytes": 1 << 33,
+            "available_bytes": 1 << 32,
+            "swap_total_bytes": 1 << 30,
+            "swap_free_bytes": (1 << 30) - 84934656,
+            "pressure_some_avg10": 0.0,
+            "zram": [zram | {"original_bytes": 84934656, "memory_bytes": 21233664}],
+        }
 
     async def remove(self, ref: str, actor: str) -> Answer:
         spec = self._known(ref)
@@ -149,7 +257,7 @@ class MemoryDesk:
             "ingress": "hi_x",
             "openai_base_url": "http://127.0.0.1:11435/v1",
             "ollama_host": "http://127.0.0.1:11435/a/hm_x",
-            "ingress_url": f"http://127.0.0.1:8480/agents/{name}/t/hi_x/",
+            "ingress_url": f"http://127.0.0.1:1/agents/{name}/t/hi_x/",
             "socket": "/r/a/idalice.sock",
         }
 
@@ -217,6 +325,7 @@ class MemoryDesk:
     async def _become(self, ref: str, status: str, actor: str) -> Answer:
         name = self._known(ref).name
         await self.gate.wait()
+        self._depth.pop(name, None)
         self._status[name] = "error" if (name, status) == ("crasher", "running") else status
         self.actors.append(actor)
         self.finished.append(f"{name} {status}")

@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sandbox.harness import Daemon, HelperProcess, OpenHelper, kill_all_under, runtime, runtimes, until
@@ -70,7 +71,7 @@ def helper_process(paths: Paths, freezer: str) -> Iterator[Callable[..., HelperP
     runtime(paths, freezer)
     started: list[HelperProcess] = []
 
-    def start(**options: int) -> HelperProcess:
+    def start(**options: Any) -> HelperProcess:
         started.append(HelperProcess(paths, freezer, **options))
         return started[-1]
 

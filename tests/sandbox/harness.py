@@ -16,6 +16,7 @@ import pytest
 
 from hive.domain import RuntimeKind
 from hive.host.cgroup import Subtree
+from hive.host.limits import Fences
 from hive.host.process import Identity, Snapshot, identify
 from hive.link.messages import Ended, SandboxSpec
 from hive.sandbox.client import SandboxClient
@@ -24,7 +25,8 @@ from hive.sandbox.runtime import Runtime
 from hive.sandbox.server import Helper
 from hive.settings import Paths
 
-AGENT_UID = 71000
+AGENT_UID = 71000 + os.getpid() % 1000 * 2000
+"""Another one in every run: where there is no cgroup, processes of the uid count as the agent's."""
 PYTHON = "/usr/bin/python3"
 BURN = [PYTHON, "-S", "-c", "while True: pass"]
 SLEEP = ["sleep", "1000"]
@@ -50,6 +52,7 @@ def kill_all_under(paths: Paths) -> None:
                 pass
             leaf.remove()
         subtree.remove()
+    Fences(paths.state, subtree).remove()
 
 
 def runtime(paths: Paths, freezer: str, *, log_max_bytes: int = 4096) -> ProcessRuntime:
@@ -92,15 +95,16 @@ class HelperProcess:
 import sys
 from pathlib import Path
 from hive.sandbox import server
-from hive.settings import Paths, Settings
-state, runtime, freezer, watch = sys.argv[1:]
+from hive.settings import Paths, Sandbox, Settings
+state, runtime, freezer, watch, policy = sys.argv[1:]
 if freezer == "signals":
     server.Subtree.find = lambda state: None
-server.main(Paths(Path(state), Path(runtime)), Settings(), int(watch) if watch else None)
+settings = Settings(sandbox=Sandbox(policy=policy))
+server.main(Paths(Path(state), Path(runtime)), settings, int(watch) if watch else None)
 """
 
-    def __init__(self, paths: Paths, freezer: str, *, watch_fd: int | None = None) -> None:
-        arguments = [str(paths.state), str(paths.runtime), freezer, "" if watch_fd is None else str(watch_fd)]
+    def __init__(self, paths: Paths, freezer: str, *, watch_fd: int | None = None, policy: str = "") -> None:
+        arguments = [str(paths.state), str(paths.runtime), freezer, "" if watch_fd is None else str(watch_fd), policy]
         self.process = subprocess.Popen(
             [sys.executable, "-c", self.PROGRAM, *arguments], pass_fds=() if watch_fd is None else (watch_fd,)
         )

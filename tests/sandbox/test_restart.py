@@ -14,8 +14,10 @@ import msgspec
 import pytest
 from sandbox.harness import (
     BURN,
+    PYTHON,
     SLEEP,
     A,
+    B,
     Daemon,
     HelperProcess,
     OpenHelper,
@@ -206,6 +208,41 @@ async def test_a_leaving_helper_wakes_everyone_and_leaves_no_socket(
     await until(lambda: state(pid) == "S")
     assert daemon.thawed_alone == [(A, "the helper is leaving")]
     assert [entry for entry in paths.runtime.rglob("*") if not entry.is_dir()] == []
+
+
+TALKS = """
+import time
+number = 0
+while True:
+    for _ in range(1000):
+        number += 1
+        print(f"{number:0999d}")
+    time.sleep(1)
+"""
+"""1 MB/s in lines of 1,000 bytes: 8 s of it fit into a log."""
+
+
+async def test_no_agent_dies_and_no_line_is_lost_when_the_helper_is_killed_while_agents_talk_a_megabyte_a_second(
+    paths: Paths, helper_process: StartHelper, connect: Connect
+) -> None:
+    """They write through a descriptor of their own, not through the helper."""
+    helper = helper_process()
+    daemon = await connect()
+    agents = {A: 0, B: 0}
+    for agent in agents:
+        agents[agent] = await running(daemon, paths, [PYTHON, "-u", "-S", "-c", TALKS], agent=agent)
+    for _ in range(3):
+        await until(lambda: all(paths.log(agent).stat().st_size for agent in agents))
+        helper = await replaced(daemon, helper, helper_process, signal.SIGKILL)
+        sizes = {agent: paths.log(agent).stat().st_size for agent in agents}
+        await until(lambda sizes=sizes: all(paths.log(agent).stat().st_size > size for agent, size in sizes.items()))
+    assert {agent: found.pid for agent, found in (await daemon.client.stat()).items()} == agents
+    assert daemon.ended == []
+    for agent in agents:
+        await daemon.client.stop(agent, grace_s=1)
+        numbers = [int(line) for line in paths.log(agent).read_text().split("\n")[:-1]]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert len(numbers) > 3000
 
 
 async def test_a_started_agent_that_could_not_be_written_down_is_found_by_its_mark(

@@ -1,0 +1,200 @@
+"""What sleeping agents cost: `python benchmarks/idle.py [--agents 10000] [--whole 1000]`.
+
+First the daemon alone: the deciders given their facts, whole rounds, the look at memory, a reconciliation, RAM for each
+agent. Helper, proxy and SQLite answer at once there, so that what is measured is what the daemon itself does. Then,
+with `--whole`, a whole Hive on this host with so many process agents asleep: RAM and CPU time of all its processes.
+Needs redis-server for that; loopback only; ends by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent.parent
+sys.path[:0] = [str(HERE / "tests" / "fakes"), str(HERE / "tests"), str(HERE)]
+
+import msgspec
+import psutil
+import uvloop
+from journeys.stack import PROCESSES, Stack  # a Hive of its own, as the tests have it
+from many_agents import ManyWorld
+
+from hive.agents import depth, idle
+from hive.agents.deepener import ASKED_AT_ONCE, LOOK_S, Deepener
+from hive.agents.sleeper import Sleeper
+from hive.domain import AgentStatus, SleepDepth
+from hive.link.messages import Activities, Activity
+from hive.settings import Settings
+
+ROUNDS = 5
+CHECK_S = Settings().sleep.check_s
+WHOLE_FOR_S = 60.0
+DECIDED_IN_MS, OF_A_CORE_PERCENT, RAM_KIB = 50.0, 1.0, 200.0
+"""What is promised, for 10,000 agents."""
+
+
+def resident_kib() -> int:
+    """Of this process. Raises OSError where there is no /proc."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise OSError("no VmRSS in /proc/self/status")
+
+
+async def cpu_ms(work: Callable[[], Awaitable[object]]) -> float:
+    """CPU time of one call, the least of a few."""
+    found = []
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        await work()
+        found.append(time.process_time() - began)
+    return 1000 * min(found)
+
+
+def tell(what: str, took_ms: float, every_s: float | None = None, promised: str = "") -> None:
+    share = "" if every_s is None else f"   {took_ms / every_s / 10:.3f} % of a core, every {every_s:g} s"
+    print(f"  {what:44} {took_ms:8.2f} ms{share}{'   promised: ' + promised if promised else ''}")
+
+
+async def decide(agents: int) -> None:
+    """The deciders alone, everybody's facts given."""
+    awake = [
+        idle.Facts(status=AgentStatus.RUNNING, awake_since=0.0, last_active_at=float(n % 400), cpu_percent=0.1)
+        for n in range(agents)
+    ]
+    asleep = [depth.Facts(depth=SleepDepth.LIGHT, asleep_since=float(n % 60), some_avg10=0.0) for n in range(agents)]
+
+    async def judge_awake() -> None:
+        for facts in awake:
+            idle.verdict(facts, 500.0)
+
+    async def judge_asleep() -> None:
+        for facts in asleep:
+            depth.verdict(facts, 61.0)
+
+    tell(f"idle decider, {agents} agents", await cpu_ms(judge_awake), promised=f"≤ {DECIDED_IN_MS:g} ms")
+    tell(f"depth decider, {agents} sleepers", await cpu_ms(judge_asleep))
+
+
+async def rounds(agents: int) -> None:
+    """Whole rounds, gathering the facts included."""
+    promise = f"≤ {OF_A_CORE_PERCENT:g} %"
+    world = ManyWorld(deep_after_s=1e9)
+    for number in range(agents):
+        world.add(f"a{number}")
+    world.gates.seen = {f"a{number}": Activity(quiet_s=1.0) for number in range(agents)}
+    sleeper = Sleeper(world.roster, world)
+    tell("a round, all awake", await cpu_ms(sleeper.check), CHECK_S, promise)
+    encoded = msgspec.msgpack.encode(Activities(agents=world.gates.seen))
+
+    async def decode() -> None:
+        msgspec.msgpack.decode(encoded, type=Activities)
+
+    tell("  + decoding the proxy's answer", await cpu_ms(decode), CHECK_S)
+    world.gates.seen = {}
+    sleeper = Sleeper(world.roster, world)
+    for life in world.roster:
+        life._state.awake_since -= 1000.0
+
+    async def compute_and_check() -> None:
+        for held in world.helper.held.values():
+            held.cpu_us += 10**12
+        await sleeper.check()
+
+    tell("a round, all quiet but computing", await cpu_ms(compute_and_check), CHECK_S, promise)
+
+    world = ManyWorld(deep_after_s=1e9)
+    before = resident_kib()
+    for number in range(agents):
+        world.add(f"a{number}", AgentStatus.PAUSED, depth=SleepDepth.LIGHT)
+    gc.collect()
+    of_one = (resident_kib() - before) / agents
+    sleeper, deepener = Sleeper(world.roster, world), Deepener(world.roster, world)
+    tell("a round, all asleep", await cpu_ms(sleeper.check), CHECK_S, promise)
+    tell("a look at memory, all asleep", await cpu_ms(deepener.check), LOOK_S, promise)
+    for swap_free, what in ((0, "no swap"), (1 << 20, "swap full")):
+        world.swap_free, world.some_avg10 = swap_free, 50.0
+        for _ in range(agents // ASKED_AT_ONCE + 1):
+            await deepener.check()  # how much RAM each holds is asked once a sleep
+        tell(f"  under pressure, {what}", await cpu_ms(deepener.check), LOOK_S, promise)
+    world.some_avg10 = 0.0
+    tell("a reconciliation, all asleep", await cpu_ms(world.roster.reconcile))
+    print(f"  {'RAM of one agent in the daemon':44} {of_one:8.2f} KiB   promised: ≤ {RAM_KIB:g} KiB for all of Hive")
+
+
+@contextmanager
+def whole_hive() -> Iterator[Stack]:
+    """With the settings an operator has, but nobody sleeps by itself."""
+    base = Path(tempfile.mkdtemp(prefix="hive-bench-", dir="/var/tmp"))
+    base.chmod(0o711)
+    hive = Stack(base, url=None, config="[inference]\nauto_sleep_enabled = false\n")
+    try:
+        hive.start()
+        yield hive
+    finally:
+        if hive.process is not None and hive.process.poll() is None:
+            hive.stop()
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def of_hive(hive: Stack) -> tuple[dict[str, int], dict[str, float]]:
+    """RAM (PSS) in KiB and CPU seconds, by process."""
+    assert hive.process is not None
+    pids = {"up": hive.process.pid} | {name: hive.pid_of(name) for name in PROCESSES}
+    processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    ram = {name: int(process.memory_full_info().pss / 1024) for name, process in processes.items()}
+    return ram, {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
+
+
+def whole(agents: int) -> None:
+    """Everything Hive runs, with real processes asleep."""
+    with whole_hive() as hive, ThreadPoolExecutor(8) as pool:
+
+        def begin(number: int) -> None:
+            name, command = f"a{number}", ["/bin/sleep", "1000000"]
+            hive.post("/api/agents", {"name": name, "command": command, "deepest": "light"})
+            hive.post(f"/api/agents/{name}/pause")
+
+        begin(0)  # what the first one needs is no price of the others
+        time.sleep(1)
+        before, _ = of_hive(hive)
+        began = time.monotonic()
+        list(pool.map(begin, range(1, agents)))
+        print(
+            f"{agents} process agents asleep in a whole Hive ({time.monotonic() - began:.0f} s to start and pause them)"
+        )
+        time.sleep(5)
+        after, used_before = of_hive(hive)
+        time.sleep(WHOLE_FOR_S)
+        _, used = of_hive(hive)
+        each = {name: (after[name] - before[name]) / (agents - 1) for name in after}
+        parts = ", ".join(f"{name} {kib:.1f}" for name, kib in each.items())
+        print(f"  RAM of Hive for each agent  {sum(each.values()):8.1f} KiB ({parts})   promised: ≤ {RAM_KIB:g} KiB")
+        shares = {name: 100 * (used[name] - used_before[name]) / WHOLE_FOR_S for name in used}
+        parts = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
+        print(f"  CPU time of Hive            {sum(shares.values()):8.2f} % of a core ({parts})   promised: ≤ 1 %")
+
+
+async def main(agents: int) -> None:
+    print(f"{agents} agents, CPU time, the least of {ROUNDS}")
+    await decide(agents)
+    await rounds(agents)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--agents", type=int, default=10_000)
+    parser.add_argument("--whole", type=int, default=0, metavar="AGENTS")
+    arguments = parser.parse_args()
+    uvloop.run(main(arguments.agents))
+    if arguments.whole:
+        whole(arguments.whole)

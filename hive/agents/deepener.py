@@ -1,0 +1,149 @@
+"""The look at memory: gathers facts, lets depth.py decide, and pages out whom it names, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from hive.agents import depth
+from hive.agents.depth import Facts, Verdict
+from hive.agents.lifecycle import Life
+from hive.agents.roster import Roster
+from hive.agents.turns import outcome_of
+from hive.agents.world import Memory, World
+from hive.domain import AgentStatus, SleepDepth
+from hive.errors import HiveError
+from hive.tasks import spawn
+
+log = logging.getLogger("hive.agents")
+
+LOOK_S = 2.0
+"""PSI's shortest average is over 10 s; a look that finds nobody costs 1 ms with 10,000 agents."""
+AT_ONCE = 2
+"""Paging out compresses, one core each; a wake meanwhile finds the others."""
+ASKED_AT_ONCE = 200
+"""Sleepers whose memory is asked for in one look; it costs the helper some 50 µs each, once per sleep."""
+FRESH_S = 1.0
+"""Sentences may speak of memory as it was so long ago."""
+
+
+class Deepener:
+    """`run` looks until it is cancelled; what is under way goes on."""
+
+    def __init__(self, roster: Roster, world: World) -> None:
+        self._roster = roster
+        self._world = world
+        self._loop = asyncio.get_running_loop()
+        self._memory = Memory()
+        self._seen_at = float("-inf")
+        self._resident: dict[str, tuple[int, int]] = {}
+        """Agent → generation of the sleep in which it was asked, and the RAM it held: that does not grow asleep."""
+        self._under_way: set[str] = set()
+
+    def __repr__(self) -> str:
+        return f"<Deepener {len(self._under_way)} under way>"
+
+    def how_asleep(self, life: Life) -> str:
+        """Of one that sleeps: how deep, and why not deeper; or what its wake waits for."""
+        if waits := self._roster.line.why(life.agent.id):
+            return f"{life.agent.depth} sleep, {waits}"
+        if life.agent.id in self._under_way:
+            return "light sleep, its memory is being paged out"
+        now = self._loop.time()
+        if now - self._seen_at > FRESH_S:
+            self._look()
+        found = self._verdict(life, now)
+        return f"light sleep, about to go deep: {found.why}" if found.deepen else found.why
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.check()
+
+    async def check(self) -> None:
+        """One look at everybody who sleeps light and may be due."""
+        self._look()
+        near = self._near()
+        if len(near) == 0 or not self._world.helper.connected:
+            return
+        await self._ask(near)
+        self._begin()
+
+    def _look(self) -> None:
+        self._memory, self._seen_at = self._world.memory(), self._loop.time()
+
+    def _near(self) -> list[Life]:
+        """Who may be due: what the decider asks first, without making its facts for everybody who sleeps."""
+        sleep, now, free = self._world.settings.sleep, self._loop.time(), self._memory.swap_free_bytes
+        if free == 0:
+            return []
+        pressed = 0 < sleep.pressure_some_avg10 <= (self._memory.some_avg10 or 0.0)
+        due = now - sleep.deep_after_s if sleep.deep_after_s > 0 else float("-inf")
+        return [
+            life
+            for life in self._roster
+            if life.sleeps_light
+            and life.retry_deep_at <= now
+            and life.agent.spec.deepest is SleepDepth.DEEP
+            and (pressed or life.asleep_since <= due or life.agent.depth_goal is not life.agent.depth)
+            and (free is None or (self._resident_bytes(life) or 0) <= free)
+        ]
+
+    async def _ask(self, lives: list[Life]) -> None:
+        """How much RAM those hold of whom that is not known yet; what they hold when they sleep they keep."""
+        unknown = [life for life in lives if self._resident_bytes(life) is None][:ASKED_AT_ONCE]
+        if not unknown:
+            return
+        generations = {life.agent.id: life.agent.generation for life in unknown}
+        stats = await outcome_of(self._world.helper.stat(list(generations)))
+        if isinstance(stats, HiveError):
+            return
+        known = {life.agent.id for life in self._roster if life.status is AgentStatus.PAUSED}
+        self._resident = {agent: seen for agent, seen in self._resident.items() if agent in known}
+        for agent, generation in generations.items():
+            if (stat := stats.get(agent)) is not None:
+                self._resident[agent] = (generation, stat.rss_bytes)
+
+    def _resident_bytes(self, life: Life) -> int | None:
+        generation, resident = self._resident.get(life.agent.id, (None, 0))
+        return resident if generation == life.agent.generation else None
+
+    def _begin(self) -> None:
+        """Pages out the largest and longest asleep, as many as are free to go."""
+        now, under_way = self._loop.time(), self._under_way
+        if len(under_way) >= AT_ONCE:
+            return
+        due = [life for life in self._near() if life.agent.id not in under_way and self._verdict(life, now).deepen]
+        due.sort(key=lambda life: (self._resident_bytes(life) or 0) * (now - life.asleep_since), reverse=True)
+        for life in due[: AT_ONCE - len(under_way)]:
+            under_way.add(life.agent.id)
+            spawn(self._go_deep(life, self._verdict(life, now).why), name=f"go deep {life.agent.name}")
+
+    async def _go_deep(self, life: Life, why: str) -> None:
+        outcome = await outcome_of(life.go_deep())
+        self._under_way.discard(life.agent.id)
+        if isinstance(outcome, HiveError):
+            log.info("agent_not_deep agent=%s error=%r", life.agent.name, outcome.message)
+            return
+        log.debug("agent_paged_out agent=%s why=%r", life.agent.name, why)
+        self._look()
+        self._begin()  # the next one, as long as there is reason
+
+    def _verdict(self, life: Life, now: float) -> Verdict:
+        return depth.verdict(self._facts(life), now)
+
+    def _facts(self, life: Life) -> Facts:
+        sleep, memory, agent = self._world.settings.sleep, self._memory, life.agent
+        return Facts(
+            depth=agent.depth,
+            goal=agent.depth_goal,
+            deepest=agent.spec.deepest,
+            asleep_since=life.asleep_since,
+            deep_after_s=sleep.deep_after_s,
+            some_avg10=memory.some_avg10,
+            pressure_some_avg10=sleep.pressure_some_avg10,
+            swap_free_bytes=memory.swap_free_bytes,
+            resident_bytes=self._resident_bytes(life),
+            retry_at=life.retry_deep_at,
+            failure=life.deep_failure,
+        )

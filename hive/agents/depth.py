@@ -1,0 +1,151 @@
+"""Light or deep? The decider that acts also writes what `hive agent show` says of a sleeper's depth.
+
+All times are monotonic seconds and come in as arguments, so a test needs no clock and no sleep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from hive.agents.words import mib, spoken
+from hive.domain import SleepDepth
+
+FIRST_RETRY_S = 30.0
+LONGEST_RETRY_S = 600.0
+HOPELESS_RETRY_S = 3600.0
+"""What this host does not allow is tried again this seldom, and when another helper connects."""
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that bears on whether a sleeper's memory is to be paged out.
+
+    `goal`: deep where that was wanted before and did not come to its end. `some_avg10`: memory pressure in per cent
+    (PSI), None where the kernel does not count it. `resident_bytes`: RAM it holds, None where nobody looked yet.
+    `retry_at`: not before this, because that failed, and `failure` says how.
+    """
+
+    depth: SleepDepth
+    goal: SleepDepth = SleepDepth.LIGHT
+    deepest: SleepDepth = SleepDepth.DEEP
+    asleep_since: float = 0.0
+    deep_after_s: float = 30.0
+    some_avg10: float | None = None
+    pressure_some_avg10: float = 10.0
+    swap_free_bytes: int | None = None
+    resident_bytes: int | None = None
+    retry_at: float = 0.0
+    failure: str = ""
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """`deepen`: page it out now. `check_again_s`: when time alone may change the verdict, None where it cannot."""
+
+    deepen: bool
+    why: str
+    check_again_s: float | None = None
+
+
+def verdict(facts: Facts, now: float) -> Verdict:
+    """Whether to page the agent out now, and the words that say why (not); none of an agent that is awake.
+
+    The objections in their order: awake, deep already, as deep as it may, failed a moment ago, neither its time nor
+    memory pressure, no room in swap. The first that objects writes the sentence.
+
+    >>> verdict(Facts(depth=SleepDepth.LIGHT, asleep_since=100.0, deep_after_s=30.0), now=118.0).why
+    'light sleep, deep in 12 s'
+    >>> verdict(Facts(depth=SleepDepth.LIGHT, asleep_since=100.0, some_avg10=24.6), now=101.0)
+    Verdict(deepen=True, why='memory pressure 25 %', check_again_s=0.0)
+    """
+    for objects in _OBJECTIONS:
+        if (objection := objects(facts, now)) is not None:
+            return objection
+    return Verdict(True, _why_wanted(facts, now), 0.0)
+
+
+def is_pressed(facts: Facts) -> bool:
+    """Whether the host is short of memory: from the setting on, which is never where that is 0."""
+    return 0 < facts.pressure_some_avg10 <= (facts.some_avg10 or 0.0)
+
+
+def retry_after_s(failures: int, *, hopeless: bool) -> float:
+    """How long a sleeper is left alone after its `failures`-th failure in a row.
+
+    >>> [retry_after_s(n, hopeless=False) for n in (1, 2, 6, 60)], retry_after_s(1, hopeless=True)
+    ([30.0, 60.0, 600.0, 600.0], 3600.0)
+    """
+    if hopeless:
+        return HOPELESS_RETRY_S
+    return float(min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(failures - 1, 16)))
+
+
+def true_depth(recorded: SleepDepth, *, resident_bytes: int, swap_bytes: int) -> SleepDepth:
+    """How deep a frozen agent sleeps by what the kernel says of its memory.
+
+    One recorded deep is so as long as a third or more is in swap: what stays in RAM are its file pages, about half of a
+    small program. Another one is deep from two thirds on: with less a page-out came only part of the way, or the
+    kernel took a little by itself, and paging out once more costs little.
+
+    >>> str(true_depth(SleepDepth.DEEP, resident_bytes=6 << 20, swap_bytes=4 << 20))
+    'deep'
+    >>> str(true_depth(SleepDepth.LIGHT, resident_bytes=50 << 20, swap_bytes=50 << 20))
+    'light'
+    """
+    enough = 2 * swap_bytes >= resident_bytes if recorded is SleepDepth.DEEP else swap_bytes >= 2 * resident_bytes
+    return SleepDepth.DEEP if swap_bytes > 0 and enough else SleepDepth.LIGHT
+
+
+def _awake(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
+    return Verdict(False, "") if facts.depth is SleepDepth.AWAKE else None
+
+
+def _deep(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
+    return Verdict(False, "deep sleep") if facts.depth is SleepDepth.DEEP else None
+
+
+def _not_allowed(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
+    return None if facts.deepest is SleepDepth.DEEP else Verdict(False, "light sleep, never deep (deepest = light)")
+
+
+def _failed(facts: Facts, now: float) -> Verdict | None:
+    if now >= facts.retry_at:
+        return None
+    left = facts.retry_at - now
+    return Verdict(False, f"light sleep, not deep: {facts.failure}, next try in {spoken(left)}", left)
+
+
+def _not_wanted(facts: Facts, now: float) -> Verdict | None:
+    if facts.goal is SleepDepth.DEEP or is_pressed(facts):
+        return None
+    if facts.deep_after_s <= 0:
+        return Verdict(False, "light sleep, deep only under memory pressure")
+    left = facts.deep_after_s - (now - facts.asleep_since)
+    return Verdict(False, f"light sleep, deep in {left:.0f} s", left) if left > 0 else None
+
+
+def _no_room(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
+    free = facts.swap_free_bytes
+    if free == 0:
+        return Verdict(False, "light sleep, not deep: this host has no free swap")
+    if free is not None and facts.resident_bytes is not None and free < facts.resident_bytes:
+        return Verdict(False, f"light sleep, not deep: {mib(facts.resident_bytes)} in RAM, {mib(free)} of free swap")
+    return None
+
+
+def _why_wanted(facts: Facts, now: float) -> str:
+    if facts.goal is SleepDepth.DEEP:
+        return "it was to sleep deep"
+    if is_pressed(facts):
+        return f"memory pressure {facts.some_avg10:.0f} %"
+    return f"asleep for {now - facts.asleep_since:.0f} s"
+
+
+_OBJECTIONS: tuple[Callable[[Facts, float], Verdict | None], ...] = (
+    _awake,
+    _deep,
+    _not_allowed,
+    _failed,
+    _not_wanted,
+    _no_room,
+)

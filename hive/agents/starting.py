@@ -1,0 +1,164 @@
+"""Start, end, and what follows an end nobody asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections import deque
+
+import msgspec
+
+from hive.agents.reconcile import FIRST_BACKOFF_S, Truth, after_end
+from hive.agents.state import AT_REST, State, replaced, wrong_state
+from hive.agents.turns import outcome_of
+from hive.agents.waking import Waking
+from hive.domain import ALIVE, AgentStatus
+from hive.errors import DependencyDown, HiveError, NotFound, TimedOut, WrongState
+
+log = logging.getLogger("hive.agents")
+
+OPERATOR, HIVE = "operator", "hive"
+"""`Agent.stopped_by`."""
+
+
+class Starting:
+    """Starts and ends one agent's process."""
+
+    def __init__(self, state: State, waking: Waking) -> None:
+        self._state = state
+        self._waking = waking
+        self._ends: deque[float] = deque()
+        """Loop times of the ends, within the window, that the restart policy answered with another start."""
+
+    async def start(self, actor: str, reason: str = "started by operator") -> None:
+        """See `Life.start`."""
+        state = self._state
+        if state.status not in AT_REST:
+            if state.status is AgentStatus.STOPPING:
+                raise wrong_state(state.agent, state.status)
+            return
+        starting = replaced(state.agent, AgentStatus.STARTING, reason, bump=True)
+        await state.world.save(starting)
+        state.take(starting, actor)
+        self._ends.clear()
+        state.world.gates.tell(state.agent)
+        try:
+            await self._start_process(actor)
+        except HiveError as error:
+            await self.rest(AgentStatus.ERROR, error.message, actor)
+            state.world.failed(state.agent)
+            raise
+
+    async def _start_process(self, actor: str) -> None:
+        """From `starting` to `running`. Raises HiveError with nothing of it left alive."""
+        state, helper = self._state, self._state.world.helper
+        agent = state.agent
+        spec = await state.world.sandbox_spec(agent)
+        await helper.define(agent.id, spec)
+        state.gone, state.pid = False, None
+        try:
+            started = await helper.start(agent.id)
+            state.lives(started.pid, started.address)
+        except WrongState:
+            # It lives where the answer to an earlier start was lost; what is left of one that ended is in the way.
+            stat = await state.look()
+            if stat.state != Truth.RUNNING:
+                raise
+            state.saw(stat)
+        except TimedOut:
+            await outcome_of(helper.stop(agent.id, grace_s=0.0))
+            raise
+        state.started_spec = agent.spec
+        if not state.gone:
+            await self._waking.running(f"started, pid {state.pid}", actor)
+
+    async def stop(self, actor: str, reason: str, *, by: str = "") -> None:
+        """Left in `stopping` where the helper is gone: the reconciliation that follows finishes it.
+
+        `by`: as in `Agent.stopped_by`. What is at rest stays as it is, but does not come back after a boot where an
+        operator wants it stopped.
+        """
+        state = self._state
+        if state.status not in AT_REST:
+            await self.end(actor, reason, by=by)
+        elif by == OPERATOR and state.status is not AgentStatus.CREATED and state.agent.stopped_by != OPERATOR:
+            changed = msgspec.structs.replace(state.agent, stopped_by=by)
+            await state.world.save(changed)
+            state.agent = changed
+
+    async def end(self, actor: str, reason: str, *, by: str = "") -> None:
+        """Whatever lives of it is asked to end, and killed after the grace."""
+        state = self._state
+        state.become(AgentStatus.STOPPING, reason, actor, bump=True, stopped_by=by)
+        state.world.gates.refuse(state.agent)
+        state.answer(state.refused)
+        await state.record()
+        with contextlib.suppress(NotFound, WrongState):  # nothing of it lived any more
+            await state.world.helper.stop(state.agent.id, grace_s=state.world.settings.agents.stop_grace_s)
+        await self.rest(AgentStatus.STOPPED, reason, actor, stopped_by=by)
+
+    async def after_end(self, exit_code: int | None) -> None:
+        """It ended by itself: what the restart policy says."""
+        state = self._state
+        if not state.gone or state.status not in ALIVE:
+            return
+        agents, now = state.world.settings.agents, state.loop.time()
+        while self._ends and now - self._ends[0] >= agents.restart_window_s:
+            self._ends.popleft()
+        self._ends.append(now)
+        if exit_code != 0:
+            state.world.failed(state.agent)
+        ending = after_end(state.agent.spec.restart, exit_code, len(self._ends), agents.restart_limit)
+        if ending.restart_in_s is None:
+            await self.rest(ending.status, ending.reason, "hive")
+            return
+        await self._to_be_started(ending.reason)
+        await self._start_again(ending.restart_in_s)
+
+    async def _to_be_started(self, reason: str) -> None:
+        """`starting` from now on: whoever calls it waits."""
+        state = self._state
+        state.started_spec = None
+        state.become(AgentStatus.STARTING, reason, "hive", bump=True)
+        state.world.gates.tell(state.agent)
+        await state.record()
+
+    async def lost_in_boot(self) -> None:
+        """It ran when the machine went down. `after_boot` starts it when its turn comes."""
+        await self._to_be_started("the machine was started again")
+
+    async def after_boot(self, why: str) -> None:
+        """Starts it where it is still to be: meanwhile an operator may have thought otherwise."""
+        if self._state.status is AgentStatus.STARTING:
+            await self._start_again(FIRST_BACKOFF_S, at_once=True)
+        elif self._state.status in AT_REST:
+            await self.start("hive", why)
+
+    async def _start_again(self, wait_s: float, *, at_once: bool = False) -> None:
+        """Until it runs, or cannot, or is stopped; a helper or proxy that is away is waited for."""
+        state = self._state
+        retry_at = state.loop.time() + (0.0 if at_once else wait_s)
+        while not state.leaving:
+            if (left_s := retry_at - state.loop.time()) > 0:
+                await state.turns.nap(left_s)
+                continue
+            try:
+                await self._start_process("hive")
+                return
+            except DependencyDown:
+                retry_at = state.loop.time() + wait_s
+            except HiveError as error:
+                await self.rest(AgentStatus.ERROR, error.message, "hive")
+                return
+
+    async def rest(self, status: AgentStatus, reason: str, actor: str, *, stopped_by: str = "") -> None:
+        """It is at rest: nothing of it lives, and nobody waits for it."""
+        state = self._state
+        state.gone, state.pid, state.started_spec = False, None, None
+        self._waking.nobody_waits()
+        bump = state.status is not AgentStatus.STOPPING
+        state.become(status, reason, actor, bump=bump, stopped_by=stopped_by)
+        state.world.gates.tell(state.agent)
+        state.world.gates.refuse(state.agent)
+        state.answer(state.refused)
+        await state.record()

@@ -1,0 +1,171 @@
+"""What is known of one agent, in memory and on its way to SQLite. The one place where its state changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from hive.agents.reconcile import Truth
+from hive.agents.turns import Turns
+from hive.agents.world import World
+from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth
+from hive.errors import HiveError, WrongState
+from hive.link.messages import Open, Refused, Stat
+
+log = logging.getLogger("hive.agents")
+Answer = Callable[[Open | Refused], None]
+
+RECORD_AGAIN_S = 1.0
+GONE = Stat(state=Truth.GONE)
+AT_REST = frozenset({AgentStatus.CREATED, AgentStatus.STOPPED, AgentStatus.ERROR})
+
+
+class State:
+    """Memory decides, SQLite records. Shared by what acts on one agent; only who has the turn changes the record.
+
+    `leaving`: stops, restarts, removals that wait for their turn. `gone`: its main process ended and nobody has acted
+    on that yet. `waiting`: whoever is to be told when it is awake, or will not be. `awake_since`, `asleep_since`: loop
+    time of its last start or wake, and of its last sleep, or of this daemon's start where it slept before.
+    `swap_bytes`: what of a deep sleeper was in swap when that was looked at last. `kept_awake_by`: who wants that,
+    empty where an earlier daemon was told.
+    """
+
+    def __init__(self, agent: Agent, world: World) -> None:
+        self.agent = agent
+        self.world = world
+        self.loop = asyncio.get_running_loop()
+        self.turns = Turns(agent.name)
+        self.leaving = 0
+        self.gone = False
+        self.waiting: list[Answer] = []
+        self.awake_since = self.asleep_since = self.loop.time()
+        self.swap_bytes = 0
+        self.kept_awake_by = ""
+        self._keep_awake_until = self._loop_time_of(agent.keep_awake_until)
+        self.pid: int | None = None
+        self.address = ""
+        self.started_spec: AgentSpec | None = None
+        self._record_later: asyncio.TimerHandle | None = None
+        self._is_unrecorded = False
+
+    @property
+    def status(self) -> AgentStatus:
+        return self.agent.status
+
+    @property
+    def sleeps_light(self) -> bool:
+        return self.agent.status is AgentStatus.PAUSED and self.agent.depth is SleepDepth.LIGHT
+
+    def become(self, status: AgentStatus, reason: str, actor: str, *, bump: bool = False, stopped_by: str = "") -> None:
+        """Changes the state in memory, whatever is recorded of it later."""
+        self.take(replaced(self.agent, status, reason, bump=bump, stopped_by=stopped_by), actor)
+
+    def take(self, agent: Agent, actor: str) -> None:
+        """As `become`, with what has been recorded already."""
+        before, self.agent = self.agent, agent
+        if agent.status is AgentStatus.PAUSED and before.status is not AgentStatus.PAUSED:
+            self.asleep_since, self.swap_bytes = self.loop.time(), 0
+        self.world.changed(before, agent, actor)
+
+    async def keep_awake(self, until: float | None, actor: str) -> None:
+        """Recorded first: it outlives this daemon. `until`: Unix seconds. Raises what `World.save` raises."""
+        changed = msgspec.structs.replace(self.agent, keep_awake_until=until)
+        await self.world.save(changed)
+        self.agent, self.kept_awake_by = changed, actor
+        self._keep_awake_until = self._loop_time_of(until)
+
+    def kept_awake_for_s(self) -> float:
+        """How much longer it is not to sleep because it is idle; 0 or less where nobody wants that."""
+        return self._keep_awake_until - self.loop.time()
+
+    def _loop_time_of(self, at: float | None) -> float:
+        """A step of the host's clock later on neither shortens nor lengthens it."""
+        return 0.0 if at is None else self.loop.time() + at - time.time()
+
+    async def record(self) -> None:
+        """Writes what already is so. Where that fails memory goes on, and it is tried again until it is written."""
+        try:
+            await self.world.save(self.agent)
+        except HiveError as error:
+            if not self._is_unrecorded:
+                log.error("agent_not_recorded agent=%s status=%s error=%s", self.agent.name, self.status, error.message)
+            self._is_unrecorded = True
+            if self._record_later is None:
+                self._record_later = self.loop.call_later(RECORD_AGAIN_S, self._record_again)
+        else:
+            if self._is_unrecorded:
+                log.info("agent_recorded_again agent=%s status=%s", self.agent.name, self.status)
+            self._is_unrecorded = False
+
+    def _record_again(self) -> None:
+        self._record_later = None
+        self.turns.follow(self.record, "record")
+
+    def saw(self, stat: Stat) -> None:
+        """Ground truth of its process."""
+        self.swap_bytes = stat.swap_bytes
+        self.lives(stat.pid, stat.address)
+
+    def lives(self, pid: int | None, address: str) -> None:
+        """Its main process, and where its port is reached (`AgentRow.address`, empty for 127.0.0.1)."""
+        moved, self.pid, self.address = address not in ("", self.address), pid, address
+        if moved:
+            self.world.gates.tell(self.agent)
+
+    async def look(self) -> Stat:
+        """Ground truth. Raises LinkLost, TimedOut."""
+        agent = self.agent.id
+        return (await self.world.helper.stat([agent])).get(agent, GONE)
+
+    # Whoever waits for it to be awake -----------------------------------------------------------------------------
+
+    @property
+    def opened(self) -> Open:
+        return Open(agent=self.agent.id, generation=self.agent.generation)
+
+    @property
+    def refused(self) -> Refused:
+        return Refused(agent=self.agent.id, generation=self.agent.generation, status=str(self.status))
+
+    def answer(self, answer: Open | Refused) -> None:
+        waiting, self.waiting = self.waiting, []
+        for tell in waiting:
+            tell(answer)
+
+
+def replaced(agent: Agent, status: AgentStatus, reason: str, *, bump: bool = False, stopped_by: str = "") -> Agent:
+    """`agent` in another status, as of now."""
+    depth, goal = _depths(agent, status)
+    return msgspec.structs.replace(
+        agent,
+        status=status,
+        depth=depth,
+        depth_goal=goal,
+        generation=agent.generation + bump,
+        since=time.time(),
+        reason=reason,
+        stopped_by=stopped_by,
+    )
+
+
+def _depths(agent: Agent, status: AgentStatus) -> tuple[SleepDepth, SleepDepth]:
+    """Depth and its goal where `agent` comes into `status`: a sleep begins light, a wake begins where it slept."""
+    match status:
+        case AgentStatus.PAUSING:
+            return SleepDepth.AWAKE, SleepDepth.LIGHT
+        case AgentStatus.PAUSED:
+            return SleepDepth.LIGHT, SleepDepth.LIGHT
+        case AgentStatus.RESUMING:
+            return SleepDepth.LIGHT if agent.depth is SleepDepth.AWAKE else agent.depth, SleepDepth.AWAKE
+        case _:
+            return SleepDepth.AWAKE, SleepDepth.AWAKE
+
+
+def wrong_state(agent: Agent, status: AgentStatus) -> WrongState:
+    """Names the state, and what would change it."""
+    how = f"in error: {agent.reason}" if status is AgentStatus.ERROR else str(status)
+    return WrongState(f"{agent.name} is {how}", hint=f"hive agent start {agent.name}" if status in AT_REST else "")

@@ -1,0 +1,136 @@
+"""Messages for agents: sent, listed, dropped."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from hive.cli.call import AgentName, Answer, Call
+from hive.cli.text import ago, number, size, table
+from hive.control.client import path_of
+from hive.errors import BadRequest, HiveError, TimedOut, UsageError
+
+TEXT_MAX_BYTES = 256 * 1024
+"""What the daemon takes; more is not even read."""
+ASKED_AGAIN_S = 60
+"""`--wait` asks in pieces of this length, so that a daemon that was restarted is asked again."""
+SHOWN_CHARS = 40
+
+
+def send(
+    call: Call,
+    name: AgentName,
+    text: Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; `-` reads stdin.")],
+    wait: Annotated[bool, typer.Option("--wait", "-w", help="Return once the agent has accepted it.")] = False,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="S", min=0, help="Seconds to wait with --wait; then exit code 7.")
+    ] = None,
+) -> None:
+    """Sends a message to an agent, and wakes it for that. It is kept until the agent accepts it, whatever is restarted.
+
+    It is posted as JSON ({"id", "text", "from", "sent_at"}) to the path `inbox` at the agent's port. An agent may get
+    one twice, with the same id. A stopped agent gets it once it is started.
+
+    Examples:
+      hive agent send alice "the build is red"
+      git log -1 | hive agent send alice -
+      hive agent send alice stop --wait --timeout 60
+    """
+    if timeout is not None and not wait:
+        raise UsageError("--timeout: without --wait nothing is waited for")
+    said = _stdin() if text == "-" else text
+    with call.about(name):
+        answer = call.client.post(path_of(name, "messages"), {"text": said})
+        if wait:
+            answer = _accepted(call, name, answer, timeout)
+    call.show("agent.send", answer, lambda: _sent(answer))
+
+
+def messages(
+    call: Call,
+    name: AgentName,
+    drop: Annotated[str | None, typer.Option("--drop", metavar="ID", help="Forget this one instead.")] = None,
+) -> None:
+    """Lists the messages an agent has not accepted: those that wait, and those it refused.
+
+    Examples:
+      hive agent messages alice
+      hive agent messages alice --json | jq -r '.messages[] | select(.state == "refused") | .text'
+      hive agent messages alice --drop 3f29c01be4a85d77
+    """
+    with call.about(name):
+        if drop is None:
+            answer = call.client.get(path_of(name, "messages"))
+            call.show("agent.messages", answer, lambda: _listed(answer))
+            return
+        answer = call.client.delete(f"{path_of(name, 'messages')}/{drop}")
+    call.show("agent.messages", answer, lambda: f"message {answer['dropped']} is dropped")
+
+
+def _stdin() -> str:
+    try:
+        data = sys.stdin.buffer.read(TEXT_MAX_BYTES + 1)
+        if len(data) > TEXT_MAX_BYTES:
+            raise BadRequest(f"stdin: more than {TEXT_MAX_BYTES} bytes", hint="send the path of a file instead")
+        return data.decode()
+    except UnicodeDecodeError:
+        raise BadRequest("stdin: not UTF-8") from None
+
+
+def _accepted(call: Call, name: str, sent: Answer, timeout_s: float | None) -> Answer:
+    """The message once the agent has accepted it. Raises TimedOut, HiveError where the agent refuses it."""
+    if sent["status"] in ("stopped", "created", "error"):
+        call.say(f"{sent['name']} is {sent['status']}: the message waits until it is started")
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    message = sent
+    while message["state"] == "waiting":
+        left_s = ASKED_AGAIN_S if until is None else until - time.monotonic()
+        if left_s <= 0:
+            why = f" ({message['last_error']})" if message["last_error"] else ""
+            raise TimedOut(
+                f"{sent['name']} has not accepted it in time{why}", hint="it goes on waiting to be delivered"
+            )
+        path = f"{path_of(name, 'messages')}/{sent['id']}"
+        wait_s = min(ASKED_AGAIN_S, max(1, round(left_s)))
+        message = call.client.get(path, wait_s=wait_s, timeout_s=wait_s + ASKED_AGAIN_S)
+    if message["state"] == "refused":
+        raise HiveError(
+            f"{sent['name']} refuses it: {message['last_error']}", hint=f"hive agent messages {sent['name']}"
+        )
+    return message
+
+
+def _sent(answer: Answer) -> str:
+    if answer["state"] == "delivered":
+        return f"{answer['name']} has accepted message {answer['id']}"
+    later = f"; {answer['name']} is {answer['status']}" if answer["status"] in ("stopped", "created", "error") else ""
+    return f"message {answer['id']} waits for {answer['name']}{later}"
+
+
+def _listed(answer: Answer) -> str:
+    now = time.time()
+    rows = [
+        [
+            message["id"],
+            ago(message["sent_at"], now),
+            message["from"],
+            message["state"],
+            number(message["attempts"]),
+            size(len(message["text"].encode())),
+            _short(message["text"]),
+            message["last_error"],
+        ]
+        for message in answer["messages"]
+    ]
+    if not rows:
+        return f"no message waits for {answer['name']}"
+    said = table(["ID", "SENT", "FROM", "STATE", "TRIES", "SIZE", "TEXT", "LAST ERROR"], rows)
+    return f"{said}\n{answer['why']}" if answer["why"] else said
+
+
+def _short(text: str) -> str:
+    line = " ".join(text[: 4 * SHOWN_CHARS].split())
+    return line if len(line) <= SHOWN_CHARS and len(text) <= 4 * SHOWN_CHARS else line[: SHOWN_CHARS - 1] + "…"

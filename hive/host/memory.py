@@ -1,0 +1,229 @@
+"""What the kernel says of memory and swap: the host's, one process's, a zram device's.
+
+Everything here may be missing (a kernel without PSI, a container that hides /proc/swaps): that is None, never 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+KIB = 1024
+SYS_BLOCK = Path("/sys/block")
+PROCESS_MADVISE = 440
+"""The system call's number, the same on every architecture Debian has."""
+MADV_PAGEOUT = ctypes.c_int(21)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _read(path: str | Path) -> str:
+    """The content of one file of the kernel, empty where it cannot be read (pressure files also fail on reading)."""
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+# --- the host ----------------------------------------------------------------------------------------------------
+
+
+class Memory(NamedTuple):
+    """`/proc/meminfo`, in bytes. `available_bytes`: what new work may take before the host begins to swap."""
+
+    total_bytes: int | None
+    available_bytes: int | None
+    swap_total_bytes: int | None
+    swap_free_bytes: int | None
+
+
+def parse_meminfo(text: str) -> Memory:
+    """
+    >>> parse_meminfo("MemTotal:  8 kB\\nMemAvailable:  4 kB\\nSwapTotal:  0 kB\\nHugePages_Total:  2\\n")
+    Memory(total_bytes=8192, available_bytes=4096, swap_total_bytes=0, swap_free_bytes=None)
+    """
+    found = _kib_fields(text, {"MemTotal", "MemAvailable", "SwapTotal", "SwapFree"})
+    return Memory(*(found.get(name) for name in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")))
+
+
+def _kib_fields(text: str, names: set[str]) -> dict[str, int]:
+    """`Name:   12 kB` lines in bytes; lines of another form are passed over."""
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name in names and value.endswith(" kB") and value[:-3].strip().isdigit():
+            found[name] = int(value[:-3]) * KIB
+    return found
+
+
+def read_memory() -> Memory:
+    """Of this host, now."""
+    return parse_meminfo(_read("/proc/meminfo"))
+
+
+class Pressure(NamedTuple):
+    """PSI of memory: per cent of the last 10 s in which some task (every task) waited for memory."""
+
+    some_avg10: float | None
+    full_avg10: float | None
+
+
+def parse_pressure(text: str) -> Pressure:
+    """
+    >>> parse_pressure("some avg10=1.50 avg60=0.20 avg300=0.00 total=9\\nfull avg10=0.25 avg60=0 avg300=0 total=1\\n")
+    Pressure(some_avg10=1.5, full_avg10=0.25)
+    >>> parse_pressure("")
+    Pressure(some_avg10=None, full_avg10=None)
+    """
+    averages: dict[str, float] = {}
+    for line in text.splitlines():
+        kind, *fields = line.split() or [""]
+        for field in fields:
+            if field.startswith("avg10="):
+                averages[kind] = float(field.removeprefix("avg10="))
+    return Pressure(averages.get("some"), averages.get("full"))
+
+
+def read_pressure() -> Pressure:
+    """Of this host, now; both None where the kernel counts none (built without PSI, or booted with `psi=0`)."""
+    return parse_pressure(_read("/proc/pressure/memory"))
+
+
+# --- swap --------------------------------------------------------------------------------------------------------
+
+
+class Swap(NamedTuple):
+    """One line of `/proc/swaps`. `kind`: `partition` (zram too) or `file`. Of two with room the higher priority fills
+    first."""
+
+    path: str
+    kind: str
+    size_bytes: int
+    used_bytes: int
+    priority: int
+
+    @property
+    def is_zram(self) -> bool:
+        return self.path.startswith("/dev/zram")
+
+
+def parse_swaps(text: str) -> list[Swap]:
+    """A path is written with its blanks as octal numbers.
+
+    >>> parse_swaps("Filename  Type  Size  Used  Priority\\n/a\\\\040b  file  64  8  -2\\n")
+    [Swap(path='/a b', kind='file', size_bytes=65536, used_bytes=8192, priority=-2)]
+    """
+    found = []
+    for line in text.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) == 5:
+            path = fields[0].replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+            size, used, priority = (int(field) for field in fields[2:])
+            found.append(Swap(path, fields[1], size * KIB, used * KIB, priority))
+    return found
+
+
+def read_swaps() -> list[Swap] | None:
+    """All that are on; None where the kernel does not say."""
+    text = _read("/proc/swaps")
+    return parse_swaps(text) if text else None
+
+
+class Zram(NamedTuple):
+    """One zram device. `disksize_bytes`: what it may hold, uncompressed. `algorithm`: what compresses it."""
+
+    device: str
+    algorithm: str
+    disksize_bytes: int
+    original_bytes: int
+    """Uncompressed size of what is in it."""
+    memory_bytes: int
+    """`mem_used_total`: RAM it takes for that, its own bookkeeping of pages included."""
+
+
+def parse_mm_stat(text: str) -> tuple[int, int] | None:
+    """(`orig_data_size`, `mem_used_total`) in bytes, the first and third number (kernel: blockdev/zram.rst).
+
+    >>> parse_mm_stat("    4096       63    20480        0    20480        0        0        0        0\\n")
+    (4096, 20480)
+    """
+    numbers = [int(field) for field in text.split() if field.isdigit()]
+    return (numbers[0], numbers[2]) if len(numbers) >= 3 else None
+
+
+def read_zram(device: str) -> Zram | None:
+    """Of one device (`/dev/zram0`); None where there is none or its kernel does not say."""
+    directory = SYS_BLOCK / Path(device).name
+    sizes, disksize = parse_mm_stat(_read(directory / "mm_stat")), _read(directory / "disksize").strip()
+    if sizes is None or not disksize.isdigit():
+        return None
+    return Zram(device, chosen(_read(directory / "comp_algorithm")), int(disksize), *sizes)
+
+
+def chosen(algorithms: str) -> str:
+    """The one in brackets, as the kernel marks the value in use.
+
+    >>> chosen("lzo-rle [lz4] zstd"), chosen("")
+    ('lz4', '')
+    """
+    return next((word.strip("[]") for word in algorithms.split() if word.startswith("[")), "")
+
+
+def read_zrams() -> list[Zram]:
+    """Every zram device of this host, whether it is used as swap or not."""
+    try:
+        names = sorted(name for name in os.listdir(SYS_BLOCK) if name.startswith("zram"))
+    except OSError:
+        return []
+    return [zram for name in names if (zram := read_zram(f"/dev/{name}")) is not None]
+
+
+# --- one process -------------------------------------------------------------------------------------------------
+
+
+class Held(NamedTuple):
+    """What a process holds: RAM (shared pages counted in full) and swap."""
+
+    rss_bytes: int
+    swap_bytes: int
+
+
+def parse_status(text: str) -> Held:
+    """Of `/proc/<pid>/status`. A zombie and a kernel thread have neither line: they hold nothing.
+
+    >>> parse_status("Name:\\tx\\nVmRSS:\\t    8 kB\\nVmSwap:\\t    4 kB\\n")
+    Held(rss_bytes=8192, swap_bytes=4096)
+    """
+    found = _kib_fields(text, {"VmRSS", "VmSwap"})
+    return Held(found.get("VmRSS", 0), found.get("VmSwap", 0))
+
+
+def held_by(pids: Iterable[int]) -> Held:
+    """All of them together; who is gone holds nothing. About 25 µs each."""
+    each = [parse_status(_read(f"/proc/{pid}/status")) for pid in pids]
+    return Held(sum(held.rss_bytes for held in each), sum(held.swap_bytes for held in each))
+
+
+class _Range(ctypes.Structure):
+    """`struct iovec`."""
+
+    _fields_ = (("start", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def advise_pageout(pidfd: int, start: int, length: int) -> None:
+    """`process_madvise(MADV_PAGEOUT)` of one range, at most until its pages are on their way to swap.
+
+    Pages shared with another process stay where they are. Gives up the GIL meanwhile; 4 MiB to zram take 2 to 10 ms.
+    `length` 0 asks only whether this may be done. Raises OSError: ESRCH (it ended), EPERM (CAP_SYS_NICE is missing,
+    or leave to read it), EINVAL (locked, huge or device memory), ENOMEM (not mapped), ENOSYS (before Linux 5.10).
+    """
+    vector = _Range(start, length)
+    arguments = ctypes.c_int(pidfd), ctypes.byref(vector), ctypes.c_size_t(1), MADV_PAGEOUT, ctypes.c_uint(0)
+    if _libc.syscall(ctypes.c_long(PROCESS_MADVISE), *arguments) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

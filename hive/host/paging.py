@@ -1,0 +1,102 @@
+"""How memory of other processes may be paged out on this host, by this user; and if it may not, why."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from hive.errors import NotSupported
+from hive.host.memory import advise_pageout, read_memory
+from hive.host.process import write_control
+
+NOT_PERMITTED = "deep sleep: not permitted here"
+NO_SWAP = "deep sleep: this host has no swap"
+NO_SWAP_HINT = "turn on swap: a swap file, or zram (compressed, in RAM)"
+CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_NICE": 23}
+"""What paging out another user's process takes (process_madvise(2)), and the bits in `CapEff`."""
+
+
+class Means(NamedTuple):
+    """`how`: `reclaim` or `madvise`. `reclaim`: the file of the cgroup that is written, an amount and `arguments`."""
+
+    how: str
+    reclaim: Path | None = None
+    arguments: str = ""
+
+
+def why_not(leaf: Path | None) -> str:
+    """Why nothing can be paged out here, as a sentence; empty where it can. Looks only, changes nothing.
+
+    `leaf`: a cgroup as the agents' ones will be.
+    """
+    try:
+        choose(leaf)
+    except NotSupported as refused:
+        return refused.message
+    return ""
+
+
+def choose(leaf: Path | None) -> Means:
+    """The best of what is permitted: reclaim of anonymous memory only, advice range by range, reclaim of everything.
+
+    The last takes the cgroup's share of mapped files along, so it is for those who may do nothing else. Raises
+    NotSupported.
+    """
+    if not read_memory().swap_total_bytes:
+        raise NotSupported(NO_SWAP, hint=NO_SWAP_HINT)
+    reclaim = None if leaf is None else leaf / "memory.reclaim"
+    if reclaim is not None and _takes(reclaim, b"0 swappiness=max"):
+        return Means("reclaim", reclaim, " swappiness=max")
+    if not (why_no_advice := _why_no_advice()):
+        return Means("madvise")
+    if reclaim is not None and _takes(reclaim, b"0"):
+        return Means("reclaim", reclaim)
+    raise NotSupported(f"{NOT_PERMITTED} ({why_no_advice}, or a delegated cgroup with the memory controller)")
+
+
+def _takes(reclaim: Path, nothing: bytes) -> bool:
+    """Whether this kernel and this user may reclaim so; asked with an amount of 0, which reclaims nothing.
+
+    `swappiness=max` (anonymous memory only) is known from Linux 6.16 on, EINVAL before.
+    """
+    try:
+        write_control(reclaim, nothing)
+    except OSError:
+        return False
+    return True
+
+
+def _why_no_advice() -> str:
+    """What it takes to page out with `process_madvise`, empty where this process has it.
+
+    The call itself is tried last: without CAP_SYS_NICE older kernels (seen: 6.1) refuse it on one's own memory too.
+    """
+    with open("/proc/self/status") as status, open("/proc/self/uid_map") as uid_map:
+        missing = missing_capabilities(status.read(), uid_map.read())
+    if missing:
+        return f"it takes {' and '.join(missing)}"
+    own = os.pidfd_open(os.getpid())
+    try:
+        advise_pageout(own, 0, 0)
+    except OSError:
+        return "it takes process_madvise(2), which this kernel lacks or forbids"
+    finally:
+        os.close(own)
+    return ""
+
+
+def missing_capabilities(status: str, uid_map: str) -> list[str]:
+    """Those of `CAPABILITIES` a process does not have, by its /proc/<pid>/status and uid_map.
+
+    All of them in a user namespace: what root has there does not count for this.
+
+    >>> missing_capabilities("CapEff:\\t0000000000800000\\n", "0 0 4294967295\\n")
+    ['CAP_SYS_PTRACE']
+    >>> missing_capabilities("CapEff:\\t000001ffffffffff\\n", "0 1000 1\\n")
+    ['CAP_SYS_PTRACE', 'CAP_SYS_NICE']
+    """
+    effective = next((int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:")), 0)
+    if uid_map.split() != ["0", "0", "4294967295"]:
+        effective = 0
+    return [name for name, bit in CAPABILITIES.items() if not effective >> bit & 1]

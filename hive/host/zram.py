@@ -1,0 +1,162 @@
+"""Swap in compressed RAM: what setting it up would do (`plan`), doing it, and undoing it.
+
+A device made here is there until `take_down` or the next boot; /sys/class/zram-control is the kernel's way (Linux 4.2,
+blockdev/zram.rst).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hive.errors import BadRequest, HiveError, NotPermitted, NotSupported
+from hive.host.memory import SYS_BLOCK, Memory, Swap, read_swaps
+from hive.host.process import spawn, write_control
+
+CONTROL = Path("/sys/class/zram-control")
+MIB = 1024 * 1024
+SHARE = 2.0
+"""Swap wanted, as a multiple of RAM: with 10 % of the agents awake and 30 % of the others' memory kept, 2.7 times as
+many fit (1 / (0.1 + 0.9 × 0.3)), and most of them are in swap. An empty device costs 0.4 % of its size."""
+PRIORITY = 100
+"""Above the kernel's own priorities (negative), so that zram fills before a disk."""
+PREFERRED = ("lz4", "lzo-rle", "zstd", "lzo")
+"""Quickest to read first: a wake waits for that."""
+REMOVE_WITHIN_S = 2.0
+"""udev may have a new device open for a moment, and what is open cannot be removed."""
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class Plan(NamedTuple):
+    """What would be set up. `sentences`: the same for people, in order."""
+
+    size_bytes: int
+    algorithm: str
+    sentences: tuple[str, ...]
+
+
+def plan(memory: Memory, swaps: Sequence[Swap] | None) -> Plan | None:
+    """What deep sleep lacks here; None where there is swap enough already, or where the kernel says too little.
+
+    >>> gib = 1024**3
+    >>> plan(Memory(8 * gib, 6 * gib, 0, 0), []).sentences[0]
+    'make a zram device of 16384 MiB (lz4): its content is compressed and stays in RAM'
+    >>> plan(Memory(8 * gib, 6 * gib, 16 * gib, 9 * gib), [Swap("/swap", "file", 16 * gib, 7 * gib, -2)]) is None
+    True
+    """
+    if memory.total_bytes is None or swaps is None:
+        return None
+    wanted_mib = int(memory.total_bytes * SHARE) // MIB
+    missing_mib = wanted_mib - sum(swap.size_bytes for swap in swaps) // MIB
+    if missing_mib < wanted_mib // 10:
+        return None
+    return Plan(
+        size_bytes=missing_mib * MIB,
+        algorithm=PREFERRED[0],
+        sentences=(
+            f"make a zram device of {missing_mib} MiB ({PREFERRED[0]}): its content is compressed and stays in RAM",
+            f"turn it on as swap with priority {PRIORITY}, before any disk",
+            "it lasts until the next boot",
+        ),
+    )
+
+
+def set_up(size_bytes: int, algorithm: str | None = None, *, priority: int = PRIORITY) -> str:
+    """Makes a device of `size_bytes` (uncompressed) and turns it on as swap; its path.
+
+    `algorithm` None: the best this kernel has. Raises NotPermitted, NotSupported (no zram), BadRequest (size,
+    algorithm), HiveError; then nothing is left of it.
+    """
+    if size_bytes < MIB:
+        raise BadRequest(f"a zram device of {size_bytes} bytes is too small")
+    device = _add()
+    try:
+        _configure(SYS_BLOCK / Path(device).name, size_bytes, algorithm)
+        _run("mkswap", device)
+        _run("swapon", "--priority", str(priority), device)
+    except BaseException:
+        _remove(device)
+        raise
+    return device
+
+
+def take_down(device: str) -> None:
+    """Turns a device off as swap and removes it; what is in it comes back into RAM first, which takes its time.
+
+    Raises NotPermitted, HiveError (RAM has no room for what is in it, it is used otherwise).
+    """
+    if any(swap.path == device for swap in read_swaps() or ()):
+        _run("swapoff", device)
+    _remove(device)
+
+
+def _add() -> str:
+    """A new device; the module is loaded where it is none of the kernel's own."""
+    if not CONTROL.exists():
+        with contextlib.suppress(HiveError):
+            _run("modprobe", "zram", "num_devices=0")
+    with _translated():
+        return f"/dev/zram{int((CONTROL / 'hot_add').read_text())}"
+
+
+def _configure(directory: Path, size_bytes: int, algorithm: str | None) -> None:
+    """The algorithm comes first: with a size the device is in use."""
+    with _translated():
+        available = (directory / "comp_algorithm").read_text().replace("[", "").replace("]", "").split()
+        wanted = algorithm or choose_algorithm(available)
+        if wanted not in available:
+            raise BadRequest(f"this kernel's zram does not know {wanted}", hint=f"it knows {', '.join(available)}")
+        write_control(directory / "comp_algorithm", wanted.encode())
+        write_control(directory / "disksize", str(size_bytes).encode())
+
+
+def choose_algorithm(available: Sequence[str]) -> str:
+    """
+    >>> choose_algorithm(["lzo-rle", "lzo", "lz4"]), choose_algorithm(["842"])
+    ('lz4', '842')
+    """
+    return next((name for name in PREFERRED if name in available), available[0])
+
+
+def _remove(device: str) -> None:
+    until = time.monotonic() + REMOVE_WITHIN_S
+    number = Path(device).name.removeprefix("zram").encode()
+    while True:
+        with _translated():
+            try:
+                write_control(CONTROL / "hot_remove", number)
+                return
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > until:
+                    raise
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NotSupported("this kernel has no zram", hint="a swap file serves deep sleep as well") from error
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise NotPermitted("only root may set up zram", hint="type it with sudo in front") from error
+        raise HiveError(f"the kernel refuses that zram device: {error.strerror}") from error
+
+
+def _run(*command: str) -> None:
+    """Runs one of the system's programs to its end. Raises HiveError with the last line it wrote."""
+    reading, writing = os.pipe()
+    with open(reading, errors="replace") as output:
+        try:
+            child = spawn(command, env={"PATH": PATH}, stdout_fd=writing)
+        finally:
+            os.close(writing)
+        said = output.read().strip().splitlines()
+        if child.wait() != 0:
+            raise HiveError(said[-1] if said else f"{command[0]} failed")

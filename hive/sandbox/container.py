@@ -1,0 +1,363 @@
+"""One started container: frozen and thawed through its engine, looked at in the kernel, woken also without the engine.
+
+Docker believes its own record: paused behind its back it cannot be unpaused, thawed behind its back it stays `paused`
+and its unpause fails with `container not paused` (seen with 20.10). So Hive pauses and unpauses through the engine.
+Only where the engine does not answer a wake in time the kernel is told directly, and the engine's record is put right
+once it answers again: frozen for a moment, then unpaused properly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from hive.errors import DependencyDown, HiveError, NotFound, TimedOut, WrongState
+from hive.host.process import Snapshot
+from hive.link.messages import PagedOut, Stat
+from hive.sandbox import pageout
+from hive.sandbox.container_group import ContainerGroup, Usage
+from hive.sandbox.container_log import ContainerLog
+from hive.sandbox.container_notes import Notes
+from hive.sandbox.engine import Engine, Frames
+from hive.sandbox.runtime import Run
+from hive.sandbox.table import storage_error
+from hive.tasks import spawn
+
+log = logging.getLogger("hive.sandbox")
+
+LOOK_S = 0.002
+"""Between looks at the kernel."""
+WAKE_S = 0.5
+"""An engine that takes longer for a wake is passed over; it takes 10 ms (Docker 20.10)."""
+SETTLE_S = 1.0
+"""Between attempts to put right the record of an engine that was passed over."""
+STOP_S = 1.0
+"""For each step of a stop that needs the engine; then it is done without."""
+KILL_S = 4.0
+"""Until a container that survives SIGKILL counts as stuck in the kernel."""
+EXIT_CODE_S = 3.0
+"""For the engine to have noticed the end."""
+EXEC_S = 60.0
+
+
+class RunningContainer:
+    """See `Running` for the contract. A pause by hand is none of Hive's: it is said in `Stat`, and left alone."""
+
+    def __init__(
+        self,
+        run: Run,
+        engine: Engine,
+        notes: Notes,
+        output: ContainerLog,
+        *,
+        agent: str,
+        ended_fd: int,
+        lacking: Callable[[], str],
+        clear: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`lacking()`: what of its limits the engine does not enforce; `clear()`: removes what is left of it there."""
+        self.run = run
+        self.ended_fd = ended_fd
+        self.address = notes.address
+        self._engine = engine
+        self._notes = notes
+        self._output = output
+        self._agent = agent
+        self._lacking = lacking
+        self._clear = clear
+        self._group = ContainerGroup.of(run.main.pid, run.handle)
+        self._lock = asyncio.Lock()
+        self._noted = notes.asleep
+        """The engine may hold a pause of Hive's, or be about to."""
+        self._wanted = self._noted
+        """Hive wants it frozen."""
+        self._thawing: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
+        self._said_paused = False
+        self._looks_paused = self._noted
+
+    def __repr__(self) -> str:
+        return f"<RunningContainer {self.run.handle[:12]} {self.run.main.pid}{' asleep' if self._noted else ''}>"
+
+    # --- asleep --------------------------------------------------------------------------------------------------
+
+    def is_over(self) -> bool:
+        """Whether its main process ended, and with it, being the first of its pid namespace, all others."""
+        main = self.run.main.stat()
+        return main is None or not main.alive
+
+    def _is_stopped(self) -> bool:
+        """Whether nothing of it runs, whoever did that; from the kernel where its cgroup can be seen."""
+        return self._looks_paused if self._group is None else self._group.is_frozen()
+
+    def is_frozen(self) -> bool:
+        return self._noted and self._is_stopped()
+
+    def is_half_frozen(self) -> bool:
+        """Also where a pause was only noted: the engine may still be about to do it."""
+        return self._noted and not self._is_stopped()
+
+    async def freeze(self, *, deadline_s: float, give_up: Callable[[], bool]) -> None:
+        if not self._noted and self._is_stopped():
+            raise WrongState(f"the container of {self._agent} was paused by hand", hint="docker unpause it first")
+        self._wanted = True
+        try:
+            if self._thawing is not None:  # what looks frozen may be about to run
+                await asyncio.wait({self._thawing}, timeout=deadline_s)
+            if not self.is_frozen():
+                await self._freeze(deadline_s, give_up)
+        except BaseException:
+            self.thaw_now()
+            raise
+
+    async def _freeze(self, deadline_s: float, give_up: Callable[[], bool]) -> None:
+        until = time.monotonic() + deadline_s
+        try:
+            self._notes.asleep = self._noted = True
+        except OSError as error:
+            raise storage_error(error) from error
+        pausing = spawn(self._pause(deadline_s), name=f"pause {self._agent}")
+        while not pausing.done() or not self._is_stopped():
+            if give_up() or self.is_over():
+                raise WrongState("woken, stopped or ended while it was being frozen")
+            if pausing.done() and (why := pausing.result()) is not None:
+                raise why
+            if time.monotonic() > until:
+                raise TimedOut(f"its processes did not all stop within {deadline_s:g} s")
+            await asyncio.wait({pausing}, timeout=LOOK_S)
+            if pausing.done() and not self._is_stopped():
+                await asyncio.sleep(LOOK_S)
+
+    async def _pause(self, limit_s: float) -> HiveError | None:
+        """Why not; None once the engine has paused it."""
+        async with self._lock:
+            try:
+                try:
+                    await self._call("pause", timeout_s=limit_s)
+                except WrongState:  # 409: it is paused, or called so, or does not run
+                    if not self._is_stopped():
+                        await self._correct()
+                        await self._call("pause", timeout_s=limit_s)
+            except HiveError as error:
+                return error
+            self._looks_paused = True
+            return None
+
+    async def page_out(self, *, give_up: Callable[[], bool]) -> PagedOut:
+        if not self.is_frozen():
+            raise WrongState(f"the container of {self._agent} is not frozen")
+        unified = None if self._group is None else self._group.unified
+        return await pageout.page_out(self._pids, unified, give_up=give_up)
+
+    # --- awake ---------------------------------------------------------------------------------------------------
+
+    def thaw_now(self) -> bool:
+        self._wanted = False
+        if not self._noted or self.is_over() or (self._is_settling() and not self._is_stopped()):
+            return True
+        if self._thawing is None or self._thawing.done():
+            self._thawing = spawn(self._thaw(), name=f"unpause {self._agent}")
+        return False
+
+    def _is_settling(self) -> bool:
+        return self._settling is not None and not self._settling.done()
+
+    async def thaw(self, *, deadline_s: float) -> None:
+        until = time.monotonic() + deadline_s
+        while not self.thaw_now():
+            assert self._thawing is not None
+            await asyncio.wait({self._thawing}, timeout=max(0.0, until - time.monotonic()))
+            if self._thawing.done() and not self._is_stopped():
+                return
+            if time.monotonic() > until:
+                raise TimedOut(f"its processes did not all continue within {deadline_s:g} s")
+            await asyncio.sleep(LOOK_S)
+
+    async def _thaw(self) -> None:
+        """After this it runs. The note goes once the engine knows it too; until then that is tried again."""
+        async with self._lock:
+            if not self._noted or self._wanted:
+                return
+            if await self._unpause():
+                self._noted = self._notes.asleep = False
+            elif not self._is_settling():
+                self._settling = spawn(self._settle(), name=f"settle {self._agent}")
+
+    async def _unpause(self) -> bool:
+        """Makes it run, whoever does it; whether the engine says so too."""
+        try:
+            await self._call("unpause", timeout_s=WAKE_S)
+        except NotFound:
+            return True
+        except (DependencyDown, TimedOut) as error:
+            log.warning("container_thawed_without_engine agent=%s error=%r", self._agent, error.message)
+            self._thaw_in_the_kernel()
+            return False
+        except HiveError:  # 500: it does not pause it, or only in its record
+            return await self._correct()
+        self._looks_paused = False
+        return True
+
+    async def _correct(self) -> bool:
+        """The engine's record and the kernel seem to differ: makes both say that it runs. Whether they do.
+
+        A record that says it runs while it does not may be about to change: the engine hears of its own pauses and
+        unpauses a moment later (from containerd) and then takes them down once more. So that is no agreement yet.
+        """
+        agreed = True
+        try:
+            if (await self._inspect(WAKE_S))["State"]["Paused"]:
+                log.info("container_record_corrected agent=%s", self._agent)
+                if self._group is not None:
+                    self._group.freeze()
+                await self._call("unpause", timeout_s=WAKE_S)
+            elif self._group is not None:
+                agreed = not self._group.is_frozen()
+        except NotFound:
+            return True
+        except (HiveError, OSError):
+            return False
+        finally:
+            self._thaw_in_the_kernel()
+        self._looks_paused = False
+        return agreed
+
+    def _thaw_in_the_kernel(self) -> None:
+        if self._group is not None:
+            self._group.thaw()
+
+    async def _settle(self) -> None:
+        """Until the engine says twice that it runs: a pause it was too slow for may still come after the unpause."""
+        agreed = 0
+        while agreed < 2:
+            await asyncio.sleep(SETTLE_S)
+            async with self._lock:
+                if not self._noted or self._wanted or self.is_over():
+                    return
+                agreed = agreed + 1 if await self._unpause() else 0
+        self._noted = self._notes.asleep = False
+
+    # --- truth ---------------------------------------------------------------------------------------------------
+
+    def stat(self, snapshot: Snapshot) -> Stat:  # noqa: ARG002 - the kernel counts by container
+        usage = Usage(0, 0, 0, 1) if self._group is None else self._group.usage()
+        stopped = self._is_stopped()
+        self._say_if_paused_by_hand(stopped and not self._noted)
+        return Stat(
+            state="frozen" if stopped else "running",
+            pid=self.run.main.pid,
+            cpu_us=usage.cpu_us,
+            rss_bytes=usage.rss_bytes,
+            swap_bytes=usage.swap_bytes,
+            processes=usage.processes,
+            freezer="docker, paused by hand" if self._said_paused else "docker",
+            address=self.address,
+            limits=self._lacking(),
+        )
+
+    def _say_if_paused_by_hand(self, so: bool) -> None:
+        if so and not self._said_paused:
+            log.warning("container_paused_by_hand agent=%s container=%s", self._agent, self.run.handle[:12])
+        elif self._said_paused and not so:
+            log.info("container_unpaused_by_hand agent=%s container=%s", self._agent, self.run.handle[:12])
+        self._said_paused = so
+
+    def _pids(self) -> list[int]:
+        return [self.run.main.pid] if self._group is None else self._group.pids()
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    async def stop(self, *, grace_s: float) -> bool:
+        with contextlib.suppress(TimedOut):
+            await self.thaw(deadline_s=STOP_S)
+        try:
+            # The engine, unlike a signal from here, also unpauses what was paused by hand.
+            await self._call("kill", query={"signal": await self._stop_signal()}, timeout_s=STOP_S)
+        except (NotFound, WrongState):
+            pass  # it is over
+        except HiveError:
+            self.run.main.send(signal.SIGTERM)
+        await self._wait_until_over(grace_s)
+        return await self.kill()
+
+    async def _stop_signal(self) -> str:
+        """What the image wants to be asked with."""
+        return (await self._inspect(STOP_S))["Config"].get("StopSignal") or "SIGTERM"
+
+    async def kill(self) -> bool:
+        self._wanted = False
+        until = time.monotonic() + KILL_S
+        if not self.is_over():
+            with contextlib.suppress(HiveError):
+                await self._call("kill", timeout_s=STOP_S)
+        while not self.is_over():
+            self._thaw_in_the_kernel()  # v1: what is frozen hears SIGKILL only then
+            self.run.main.send(signal.SIGKILL)
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(LOOK_S)
+        return True
+
+    async def _wait_until_over(self, limit_s: float) -> None:
+        """Looks often at first: most agents end within milliseconds."""
+        until, wait_s = time.monotonic() + limit_s, LOOK_S
+        while not self.is_over() and (left_s := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(wait_s, left_s))
+            wait_s = min(wait_s * 1.5, 0.1)
+
+    async def reap(self) -> int | None:
+        self._wanted = self._noted = self._notes.asleep = False
+        await self._output.finish()
+        exit_code = None
+        with contextlib.suppress(HiveError):
+            exit_code = int((await self._call("wait", timeout_s=EXIT_CODE_S))["StatusCode"])
+            if (await self._inspect())["State"]["OOMKilled"]:
+                log.warning("agent_out_of_memory agent=%s", self._agent)
+        # Also so that nobody starts it again by hand (`docker restart`): Hive starts its agents.
+        with contextlib.suppress(HiveError):
+            await self._clear()
+        return exit_code
+
+    def close(self) -> None:
+        for task in (self._settling, self._thawing):
+            if task is not None:
+                task.cancel()
+        self._output.close()
+        if self.ended_fd >= 0:
+            os.close(self.ended_fd)
+            self.ended_fd = -1
+
+    # --- the engine ----------------------------------------------------------------------------------------------
+
+    async def exec(self, command: list[str]) -> tuple[int, bytes]:
+        """Runs `command` inside, as the container's user; its exit code, and what it printed.
+
+        Raises WrongState where it is frozen, TimedOut after `EXEC_S`: the command then goes on.
+        """
+        body = {"Cmd": command, "AttachStdout": True, "AttachStderr": True}
+        if self._is_stopped():
+            raise WrongState(f"the container of {self._agent} is asleep", hint="wake it first")
+        made = await self._engine.ask("POST", f"/containers/{self.run.handle}/exec", body)
+        frames, output = Frames(), bytearray()
+        try:
+            async with asyncio.timeout(EXEC_S):
+                async with self._engine.stream("POST", f"/exec/{made['Id']}/start", {"Detach": False}) as chunks:
+                    async for chunk in chunks:
+                        output += b"".join(frames.feed(chunk))
+                told = await self._engine.ask("GET", f"/exec/{made['Id']}/json")
+        except TimeoutError:
+            raise TimedOut(f"{command[0]} did not end within {EXEC_S:g} s") from None
+        return int(told["ExitCode"] or 0), bytes(output)
+
+    async def _call(self, verb: str, *, query: dict[str, str] | None = None, timeout_s: float = 5.0) -> Any:
+        target = f"/containers/{self.run.handle}/{verb}"
+        return await self._engine.ask("POST", target, query=query, timeout_s=timeout_s)
+
+    async def _inspect(self, timeout_s: float = 5.0) -> Any:
+        return await self._engine.ask("GET", f"/containers/{self.run.handle}/json", timeout_s=timeout_s)

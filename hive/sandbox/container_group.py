@@ -1,0 +1,163 @@
+"""The control groups an engine put a container into: what the kernel says of it without asking the engine.
+
+Docker freezes by the v1 freezer where there is one (also on a hybrid host), else by v2 `cgroup.freeze`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from hive.host.cgroup import Leaf, find_mount
+from hive.host.memory import held_by
+from hive.host.process import write_control
+
+_ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+
+
+class Usage(NamedTuple):
+    """CPU time in µs of all that ever ran in it; RSS and swap of the living, and how many they are."""
+
+    cpu_us: int
+    rss_bytes: int
+    swap_bytes: int
+    processes: int
+
+
+def paths_of(cgroups: str) -> dict[str, str]:
+    """Controller → path, by the text of /proc/<pid>/cgroup; v2 is the controller ``.
+
+    >>> paths_of("6:freezer:/docker/ab\\n2:cpu,cpuacct:/docker/ab\\n0::/x\\n")
+    {'freezer': '/docker/ab', 'cpu': '/docker/ab', 'cpuacct': '/docker/ab', '': '/x'}
+    """
+    lines = [line.split(":", 2) for line in cgroups.splitlines() if line.count(":") >= 2]
+    return {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
+
+
+def mount_of(controller: str, mounts: str) -> Path | None:
+    """Where the v1 hierarchy of `controller` is mounted, by the text of /proc/self/mounts.
+
+    >>> mount_of("cpuacct", "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct 0 0\\n")
+    PosixPath('/sys/fs/cgroup/cpu')
+    """
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) >= 4 and fields[2] == "cgroup" and controller in fields[3].split(","):
+            return Path(fields[1])
+    return None
+
+
+def container_of(cgroups: str) -> str:
+    """The id of the container a process is in, by the text of its /proc/<pid>/cgroup; empty where it is in none.
+
+    >>> container_of("0::/system.slice/docker-" + "a1" * 32 + ".scope\\n") == "a1" * 32, container_of("0::/user.slice")
+    (True, '')
+    """
+    found = _ID.search(cgroups)
+    return "" if found is None else found[0]
+
+
+def is_first(status: str) -> bool:
+    """Whether a process is the first one of a pid namespace, by the text of its /proc/<pid>/status.
+
+    >>> is_first("Name:\\tsh\\nNSpid:\\t4711\\t1\\n"), is_first("NSpid:\\t1\\n"), is_first("NSpid:\\t4712\\t7\\n")
+    (True, False, False)
+    """
+    lines = [line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")]
+    return any(len(pids) > 1 and pids[-1] == "1" for pids in lines)
+
+
+def find_container(pid: int) -> str:
+    """The id of the container whose main process `pid` is; empty where it is not that of any."""
+    return container_of(read_cgroups(pid)) if is_first(_read(Path(f"/proc/{pid}/status"))) else ""
+
+
+def read_cgroups(pid: int) -> str:
+    """The text of /proc/<pid>/cgroup, empty where the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return ""
+
+
+class ContainerGroup:
+    """One container's cgroups: `unified` in v2, `freezer` and `cpuacct` in v1, each None where there is none."""
+
+    def __init__(self, *, unified: Path | None, freezer: Path | None, cpuacct: Path | None) -> None:
+        self._unified = unified
+        self._freezer = freezer
+        self._cpuacct = cpuacct
+
+    def __repr__(self) -> str:
+        return f"<ContainerGroup {self._freezer or self._unified}{' frozen' if self.is_frozen() else ''}>"
+
+    @classmethod
+    def of(cls, pid: int, container: str) -> ContainerGroup | None:
+        """That of the container's main process; None where it is not in it (any more), or cannot be seen from here."""
+        cgroups = read_cgroups(pid)
+        if container_of(cgroups) != container:
+            return None
+        paths, mounts = paths_of(cgroups), Path("/proc/self/mounts").read_text()
+        found = {name: _directory(mount_of(name, mounts), paths.get(name)) for name in ("freezer", "cpuacct")}
+        unified = _directory(find_mount(mounts), paths.get(""))
+        if found["freezer"] is None and unified is None:
+            return None
+        return cls(unified=unified, **found)
+
+    @property
+    def unified(self) -> Path | None:
+        return self._unified
+
+    def is_frozen(self) -> bool:
+        if self._freezer is not None and _read(self._freezer / "freezer.state").strip() == "FROZEN":
+            return True
+        return self._unified is not None and Leaf(self._unified).is_frozen()
+
+    def freeze(self) -> None:
+        """Asks the kernel. Raises OSError where this user may not."""
+        if self._freezer is not None:
+            write_control(self._freezer / "freezer.state", b"FROZEN")
+        elif self._unified is not None:
+            write_control(self._unified / "cgroup.freeze", b"1")
+
+    def thaw(self) -> None:
+        """Behind the engine's back, which then still calls it paused. What is gone, or not to be written, stays so."""
+        with contextlib.suppress(OSError):
+            if self._freezer is not None:
+                write_control(self._freezer / "freezer.state", b"THAWED")
+        with contextlib.suppress(OSError):
+            if self._unified is not None:
+                write_control(self._unified / "cgroup.freeze", b"0")
+
+    def pids(self) -> list[int]:
+        """Living processes of the container; none once it is gone."""
+        directory = self._unified or self._freezer
+        return [] if directory is None else Leaf(directory).pids()
+
+    def usage(self) -> Usage:
+        pids = self.pids()
+        held = held_by(pids)
+        return Usage(self._cpu_us(), held.rss_bytes, held.swap_bytes, len(pids))
+
+    def _cpu_us(self) -> int:
+        if self._unified is not None and (lines := _read(self._unified / "cpu.stat").splitlines()):
+            return int(lines[0].split()[1])  # usage_usec
+        nanoseconds = "" if self._cpuacct is None else _read(self._cpuacct / "cpuacct.usage").strip()
+        return int(nanoseconds) // 1000 if nanoseconds else 0
+
+
+def _directory(mount: Path | None, path: str | None) -> Path | None:
+    """The group's directory, if it can be seen under that mount."""
+    if mount is None or path is None:
+        return None
+    directory = mount / path.lstrip("/")
+    return directory if directory.is_dir() else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,302 @@
+"""The `docker` runtime: an agent is a container of a Docker engine, which is asked over its socket.
+
+What a container is given is decided in container_spec.py, one started container is container.py. The engine does not
+restart it: Hive does. An agent that runs does not need the engine; a helper that is killed finds it again without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from hive.errors import DependencyDown, HiveError, NotFound, NotPermitted, Saturated, WrongState
+from hive.host.process import Identity, Snapshot, boot_id, identify
+from hive.link.messages import SandboxSpec
+from hive.sandbox import container_log, container_spec, home, pageout
+from hive.sandbox.container import RunningContainer
+from hive.sandbox.container_group import find_container
+from hive.sandbox.container_log import ContainerLog
+from hive.sandbox.container_notes import Notes
+from hive.sandbox.container_spec import SOCKET_NAME, NetworkKind
+from hive.sandbox.engine import Engine, filters
+from hive.sandbox.runtime import Capabilities, Place, Run, Running
+from hive.settings import Paths, Sandbox
+
+log = logging.getLogger("hive.sandbox")
+
+CREATE_S = 20.0
+START_S = 30.0
+"""An engine takes 0.2 s for a start on an idle machine, seconds for many at once."""
+REMOVE_S = 20.0
+NO_NETWORK_LEFT = "could not find an available"
+"""…, non-overlapping IPv4 address pool: what Docker says when its networks are used up."""
+
+
+def state_label(state: Path) -> str:
+    """Which Hive a container or network belongs to (`hive.state`): several may use one engine."""
+    return hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]
+
+
+class DockerRuntime:
+    """See `Runtime` for the contract."""
+
+    def __init__(self, paths: Paths, settings: Sandbox, *, log_max_bytes: int) -> None:
+        self._paths = paths
+        self._engine = Engine(Path(settings.docker_socket))
+        self._log_max_bytes = log_max_bytes
+        self._state = state_label(paths.state)
+        self._info: dict[str, Any] = {}
+        """What the engine said of itself when it was asked last."""
+
+    def __repr__(self) -> str:
+        return f"<DockerRuntime {self._engine!r}>"
+
+    async def capabilities(self) -> Capabilities:
+        try:
+            info = await self._ask_info()
+        except HiveError as error:
+            return Capabilities(why_not=error.message)
+        return Capabilities(
+            why_not_freeze=container_spec.why_not_freeze(info),
+            why_not_page_out=pageout.why_not(None),
+            limits=container_spec.lacking(info, None),
+        )
+
+    async def _ask_info(self) -> dict[str, Any]:
+        self._info = await self._engine.ask("GET", "/info")
+        return self._info
+
+    def place(self, agent: str, spec: SandboxSpec) -> Place:  # noqa: ARG002
+        """In a directory of the agent's own, which is what the container gets: a socket mounted by itself would stay
+        the one it was when the next helper renames a new one over its name."""
+        directory = self._place_of(agent)
+        directory.parent.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(exist_ok=True)
+        directory.chmod(0o755)
+        return Place(directory / SOCKET_NAME)
+
+    def _place_of(self, agent: str) -> Path:
+        """Below a directory that only Hive may enter, so that the mount is the one way there."""
+        return self._paths.runtime / "c" / agent[:8]
+
+    def _notes(self, agent: str) -> Notes:
+        return Notes(self._paths.state / "docker" / agent)
+
+    # --- define --------------------------------------------------------------------------------------------------
+
+    async def prepare(self, agent: str, spec: SandboxSpec) -> bool:
+        container_spec.check(agent, spec, self._paths, engine=self._engine.path, own=_own())
+        uid, gid = container_spec.user_of(spec, _own())
+        as_root = os.geteuid() == 0
+        return home.make_home(
+            Path(spec.home), uid=uid if as_root else None, gid=gid if as_root else None, files=spec.files
+        )
+
+    async def discard(self, agent: str, spec: SandboxSpec) -> None:
+        notes = self._notes(agent)
+        if notes.has_container:
+            await self._remove_all(agent)
+        await asyncio.to_thread(self._discard_files, agent, spec, notes)
+
+    def _discard_files(self, agent: str, spec: SandboxSpec, notes: Notes) -> None:
+        home.discard(Path(spec.home), Path(spec.log))
+        notes.remove()
+        for leftover in (self._place_of(agent) / SOCKET_NAME, self._place_of(agent)):
+            with contextlib.suppress(FileNotFoundError):
+                leftover.rmdir() if leftover.is_dir() else leftover.unlink()
+
+    def trim_log(self, spec: SandboxSpec) -> None:
+        path = Path(spec.log)
+        container_log.trim(path, self._notes(path.stem).log, self._log_max_bytes)
+
+    # --- start ---------------------------------------------------------------------------------------------------
+
+    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
+        info, notes = await self._ask_info(), self._notes(agent)
+        image = await self._image(spec)
+        await self._remove_all(agent)  # what is left of an earlier one; nobody holds it any more
+        notes.begin()
+        container_log.begin_anew(Path(spec.log), notes.log)
+        self._open_place(agent, spec)
+        try:
+            container = await self._create(agent, spec, mark, image, info)
+            await self._engine.ask("POST", f"/containers/{container}/start", timeout_s=START_S)
+            told = await self._engine.ask("GET", f"/containers/{container}/json")
+            notes.address = container_spec.address_of(told, spec.port)
+            return self._running(agent, spec, _run_of(told))
+        except (HiveError, OSError):
+            with contextlib.suppress(HiveError):
+                await self._remove_all(agent)
+            raise
+
+    async def _image(self, spec: SandboxSpec) -> dict[str, Any]:
+        assert spec.docker is not None, "prepare has checked it"
+        name = spec.docker.image
+        try:
+            found: dict[str, Any] = await self._engine.ask("GET", f"/images/{name}/json")
+        except NotFound:
+            raise NotFound(f"no image {name} on this host", hint=f"docker pull {name}, or docker load") from None
+        return found
+
+    async def _create(
+        self, agent: str, spec: SandboxSpec, mark: str, image: dict[str, Any], info: dict[str, Any]
+    ) -> str:
+        labels = {"hive.agent": agent, "hive.name": spec.name, "hive.state": self._state, "hive.mark": mark}
+        body = container_spec.create_body(
+            spec,
+            labels=labels,
+            mark=mark,
+            network=await self._network(agent, spec, labels),
+            place=self._place_of(agent),
+            image=image,
+            info=info,
+            user=container_spec.user_of(spec, _own()),
+            log_max_bytes=self._log_max_bytes,
+        )
+        name = f"hive-{spec.name}-{agent[:8]}"
+        try:
+            made = await self._engine.ask("POST", "/containers/create", body, query={"name": name}, timeout_s=CREATE_S)
+        except WrongState as error:
+            raise WrongState(error.message, hint=f"another container is called {name}: docker rm {name}") from None
+        for warning in made.get("Warnings") or ():
+            log.warning("engine_warns agent=%s warning=%r", spec.name, warning)
+        return str(made["Id"])
+
+    async def _network(self, agent: str, spec: SandboxSpec, labels: dict[str, str]) -> str:
+        """Its network mode: a bridge of its own, made now, or none."""
+        if container_spec.network_of(spec) is NetworkKind.NONE:
+            return "none"
+        name = f"hive-{agent}"
+        body = {"Name": name, "Driver": "bridge", "CheckDuplicate": True, "Labels": labels}
+        try:
+            await self._engine.ask("POST", "/networks/create", body, timeout_s=CREATE_S)
+        except HiveError as error:
+            if NO_NETWORK_LEFT not in error.message:
+                raise
+            raise Saturated(
+                "the engine has no network left for one more agent",
+                hint="give it more and smaller ones (default-address-pools in daemon.json), or use egress = []",
+            ) from None
+        return name
+
+    def _open_place(self, agent: str, spec: SandboxSpec) -> None:
+        """An agent that runs as another user than its own must be able to connect all the same: whoever is in the
+        container is the agent, and nobody else gets as far as to the socket."""
+        if spec.docker is not None and spec.docker.user:
+            with contextlib.suppress(FileNotFoundError):
+                (self._place_of(agent) / SOCKET_NAME).chmod(0o666)
+
+    def _running(self, agent: str, spec: SandboxSpec, run: Run) -> RunningContainer:
+        """Of a container whose main process may have ended already: then `ended_fd` is readable at once."""
+        descriptor = run.main.open()
+        if descriptor is None:
+            descriptor, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            os.close(write)
+        notes = self._notes(agent)
+        running: RunningContainer
+        output = ContainerLog(
+            self._engine,
+            run.handle,
+            path=Path(spec.log),
+            note=notes.log,
+            agent=spec.name,
+            is_over=lambda: running.is_over(),
+        )
+        running = RunningContainer(
+            run,
+            self._engine,
+            notes,
+            output,
+            agent=spec.name,
+            ended_fd=descriptor,
+            lacking=lambda: container_spec.lacking(self._info, spec.limits),
+            clear=lambda: self._remove_all(agent),
+        )
+        output.begin()
+        return running
+
+    # --- across helpers ------------------------------------------------------------------------------------------
+
+    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:  # noqa: ARG002
+        """Without the engine: it may be down, and the agent runs all the same."""
+        main = run.main.stat()
+        if main is None or not main.alive:
+            return None
+        self._open_place(agent, spec)
+        if not self._info:
+            with contextlib.suppress(HiveError):
+                await self._ask_info()
+        return self._running(agent, spec, run)
+
+    async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
+        for stat in snapshot.with_environment(mark):
+            if container := find_container(stat.pid):
+                run = Run(main=Identity.of(stat), leaf=None, since=time.time(), handle=container)
+                return await self.adopt(agent, spec, run, mark=mark)
+        return None
+
+    async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:  # noqa: ARG002
+        notes = self._notes(agent)
+        last = ContainerLog(
+            self._engine, run.handle, path=Path(spec.log), note=notes.log, agent=spec.name, is_over=lambda: True
+        )
+        last.begin()
+        await last.finish()
+        notes.asleep = False
+        with contextlib.suppress(HiveError):
+            await self._remove_all(agent)
+
+    async def thaw_strays(self, known: set[str]) -> list[str]:
+        """Those of this state directory only, and only what Hive paused: what a human did is his."""
+        try:
+            paused = await self._engine.ask("GET", "/containers/json", query=self._ours(status="paused"))
+        except HiveError as error:
+            if not isinstance(error, DependencyDown | NotPermitted):
+                log.warning("strays_not_looked_for error=%r", error.message)
+            return []
+        strays = {one["Id"]: one["Labels"]["hive.agent"] for one in paused}
+        thawed = []
+        for container, agent in strays.items():
+            if agent in known or not self._notes(agent).asleep:
+                continue
+            with contextlib.suppress(HiveError):
+                await self._engine.ask("POST", f"/containers/{container}/unpause")
+            self._notes(agent).asleep = False
+            thawed.append(agent)
+        return thawed
+
+    # --- what the engine has of an agent ---------------------------------------------------------------------------
+
+    def _ours(self, *labels: str, **others: str) -> dict[str, str]:
+        return {"all": "1", **filters(f"hive.state={self._state}", *labels, **others)}
+
+    async def _remove_all(self, agent: str) -> None:
+        """Its containers, running or not, and its network. Raises HiveError, where something may be left."""
+        query = self._ours(f"hive.agent={agent}")
+        for container in await self._engine.ask("GET", "/containers/json", query=query):
+            with contextlib.suppress(NotFound):
+                await self._engine.ask(
+                    "DELETE", f"/containers/{container['Id']}", query={"force": "1", "v": "1"}, timeout_s=REMOVE_S
+                )
+        for network in await self._engine.ask("GET", "/networks", query=query):
+            with contextlib.suppress(NotFound):
+                await self._engine.ask("DELETE", f"/networks/{network['Id']}", timeout_s=REMOVE_S)
+        self._notes(agent).has_container = False
+
+
+def _own() -> tuple[int, int]:
+    return os.geteuid(), os.getegid()
+
+
+def _run_of(told: dict[str, Any]) -> Run:
+    """Of an inspected container. One that has ended already has the pid it had, if that is known, and no start time,
+    so that nobody who has that pid later is taken for it."""
+    pid = int(told["State"]["Pid"])
+    main = identify(pid) if pid else None
+    return Run(main=main or Identity(pid, 0, boot_id()), leaf=None, since=time.time(), handle=str(told["Id"]))

@@ -1,0 +1,337 @@
+"""The Docker Engine API over its unix socket: one short connection per call, a limit on each, errors as Hive's own."""
+
+from __future__ import annotations
+
+import asyncio
+import calendar
+import contextlib
+import json
+import re
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+import httptools
+
+from hive.errors import (
+    BadRequest,
+    DependencyDown,
+    HiveError,
+    NotFound,
+    NotPermitted,
+    NotSupported,
+    TimedOut,
+    WrongState,
+)
+
+WANTED = (1, 41)
+"""The API this is written for: Docker 20.10 and all later ones that still speak it, Podman 4."""
+ANSWER_S = 5.0
+"""For what an engine does at once."""
+READ_BYTES = 65536
+ANSWER_MAX_BYTES = 16 * 1024 * 1024
+FRAME_MAX_BYTES = 1024 * 1024
+"""json-file cuts a line at 16 KiB; more than this is no frame."""
+
+Version = tuple[int, int]
+_ERRORS: dict[int, type[HiveError]] = {
+    400: BadRequest,
+    403: NotPermitted,
+    404: NotFound,
+    409: WrongState,
+    501: NotSupported,
+    503: DependencyDown,
+}
+
+
+def error_of(status: int, body: bytes) -> HiveError:
+    """What an answer of 400 or more means; the engine's own sentence is its message.
+
+    >>> error_of(409, b'{"message":"Container x is already paused"}')
+    WrongState('Container x is already paused')
+    >>> error_of(500, b"oops")
+    HiveError('the engine answered 500: oops')
+    """
+    try:
+        message = str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = f"the engine answered {status}: {body[:200].decode(errors='replace').strip()}"
+    return _ERRORS.get(status, HiveError)(message)
+
+
+def choose_version(oldest: str, newest: str) -> Version:
+    """The one to speak with an engine that knows all from `oldest` to `newest`. Raises NotSupported.
+
+    >>> choose_version("1.12", "1.41"), choose_version("1.24", "1.47"), choose_version("1.44", "1.52")
+    ((1, 41), (1, 41), (1, 44))
+    >>> choose_version("1.12", "1.40")
+    Traceback (most recent call last):
+    hive.errors.NotSupported: the engine speaks API 1.40, Hive needs 1.41 or later (Docker 20.10)
+    """
+    least, most = _version(oldest), _version(newest)
+    if most < WANTED:
+        raise NotSupported(f"the engine speaks API {newest}, Hive needs {_text(WANTED)} or later (Docker 20.10)")
+    return max(least, WANTED)
+
+
+def _version(text: str) -> Version:
+    major, _, minor = text.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        raise NotSupported(f"the engine names its API version {text[:40]!r}")
+    return int(major), int(minor)
+
+
+def _text(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def filters(*labels: str, **others: str) -> dict[str, str]:
+    """The query that lists what has all of `labels` (`name=value`) and `others`.
+
+    >>> filters("hive.agent=a1", status="paused")
+    {'filters': '{"label": ["hive.agent=a1"], "status": ["paused"]}'}
+    """
+    return {"filters": json.dumps({"label": list(labels), **{name: [value] for name, value in others.items()}})}
+
+
+class _Answer:
+    """One response, as httptools tells of it."""
+
+    def __init__(self) -> None:
+        self.headed = False
+        self.complete = False
+        self._chunks: list[bytes] = []
+        self.parser = httptools.HttpResponseParser(self)
+
+    def on_headers_complete(self) -> None:
+        self.headed = True
+
+    def on_body(self, body: bytes) -> None:
+        self._chunks.append(body)
+
+    def on_message_complete(self) -> None:
+        self.complete = True
+
+    @property
+    def status(self) -> int:
+        return int(self.parser.get_status_code())
+
+    def take(self) -> bytes:
+        """What came of the body since the last time."""
+        taken = b"".join(self._chunks)
+        self._chunks.clear()
+        return taken
+
+
+class Engine:
+    """One engine. Holds no connection: it may come and go, and be another version when it comes back.
+
+    Every call raises DependencyDown (it does not listen, or breaks off), NotPermitted (its socket is another's),
+    TimedOut, or what it answered with: BadRequest, NotFound, WrongState, HiveError for its own failures.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._speaks: Version | None = None
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.path} {_text(self._speaks) if self._speaks else 'not asked yet'}>"
+
+    async def ask(
+        self,
+        method: str,
+        target: str,
+        body: object = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        timeout_s: float = ANSWER_S,
+    ) -> Any:
+        """The decoded answer; None where it has none (204, 304: it is so already)."""
+        async with self._limited(method, target, timeout_s):
+            return await self._ask(method, f"{await self._prefix()}{target}", body, query)
+
+    async def _ask(self, method: str, target: str, body: object, query: Mapping[str, str] | None) -> Any:
+        async with self._connected() as (reader, writer):
+            writer.write(_request(method, target, body, query))
+            answer, content = _Answer(), bytearray()
+            while not answer.complete and await _feed(reader, answer):
+                content += answer.take()
+                if len(content) > ANSWER_MAX_BYTES:
+                    raise HiveError(f"the engine's answer to {method} {target} is larger than {ANSWER_MAX_BYTES} bytes")
+            content += answer.take()
+        if not answer.headed:
+            raise DependencyDown("the Docker engine hung up", hint=_hint(self.path))
+        if answer.status >= 400:
+            raise error_of(answer.status, bytes(content))
+        return _decode(bytes(content))
+
+    @contextlib.asynccontextmanager
+    async def stream(
+        self, method: str, target: str, body: object = None, *, query: Mapping[str, str] | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The body of an answer as it comes, for as long as it comes; only its head has a limit (`ANSWER_S`)."""
+        async with contextlib.AsyncExitStack() as stack:
+            answer = _Answer()
+            async with self._limited(method, target, ANSWER_S):
+                prefix = await self._prefix()
+                reader, writer = await stack.enter_async_context(self._connected())
+                writer.write(_request(method, f"{prefix}{target}", body, query))
+                while not answer.headed:
+                    if not await _feed(reader, answer):
+                        raise DependencyDown("the Docker engine hung up", hint=_hint(self.path))
+                if answer.status >= 400:
+                    raise error_of(answer.status, await _rest(reader, answer))
+            yield _chunks(reader, answer)
+
+    async def _prefix(self) -> str:
+        if self._speaks is None:
+            said = await self._ask("GET", "/version", None, None)
+            if not isinstance(said, dict):
+                raise HiveError(f"what listens at {self.path} is no Docker engine")
+            self._speaks = choose_version(said.get("MinAPIVersion") or "1.12", said.get("ApiVersion") or "")
+        return f"/v{_text(self._speaks)}"
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A connection of one call's own, closed however that ends."""
+        try:
+            reader, writer = await asyncio.open_unix_connection(self.path, limit=READ_BYTES)
+        except PermissionError:
+            raise NotPermitted(
+                f"{self.path} may not be used", hint="the engine's socket belongs to root and the group docker"
+            ) from None
+        except OSError as error:
+            self._speaks = None
+            why = error.strerror or str(error)
+            raise DependencyDown(f"no Docker engine listens at {self.path}: {why}", hint=_hint(self.path)) from None
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    @contextlib.asynccontextmanager
+    async def _limited(self, method: str, target: str, limit_s: float) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(limit_s):
+                yield
+        except TimeoutError:
+            raise TimedOut(f"the Docker engine did not answer {method} {target} within {limit_s:g} s") from None
+        except (OSError, httptools.HttpParserError) as error:
+            self._speaks = None
+            raise DependencyDown(f"the Docker engine broke off: {error}", hint=_hint(self.path)) from error
+
+
+def _hint(path: Path) -> str:
+    return f"start it (systemctl start docker); [sandbox] docker_socket is {path}"
+
+
+def _request(method: str, target: str, body: object, query: Mapping[str, str] | None) -> bytes:
+    content = b"" if body is None else json.dumps(body).encode()
+    whole = f"{quote(target)}?{urlencode(query)}" if query else quote(target)
+    kind = "Content-Type: application/json\r\n" if content else ""
+    head = f"{method} {whole} HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n{kind}Content-Length: {len(content)}\r\n"
+    return f"{head}\r\n".encode() + content
+
+
+async def _feed(reader: asyncio.StreamReader, answer: _Answer) -> bool:
+    """Reads once; False at the end. A body without a length ends there, and no callback says so."""
+    if data := await reader.read(READ_BYTES):
+        answer.parser.feed_data(data)
+    return bool(data)
+
+
+async def _rest(reader: asyncio.StreamReader, answer: _Answer) -> bytes:
+    content = answer.take()
+    while not answer.complete and len(content) < READ_BYTES and await _feed(reader, answer):
+        content += answer.take()
+    return content
+
+
+async def _chunks(reader: asyncio.StreamReader, answer: _Answer) -> AsyncIterator[bytes]:
+    """Ends with the body, and where the engine breaks off: what of it is missing is asked for again by the caller."""
+    while True:
+        if chunk := answer.take():
+            yield chunk
+        elif answer.complete:
+            return
+        else:
+            try:
+                if not await _feed(reader, answer):
+                    return
+            except (OSError, httptools.HttpParserError):
+                return
+
+
+def _decode(content: bytes) -> Any:
+    """A JSON document. An image's import answers with one per line: then the last one."""
+    lines = content.strip().splitlines()
+    if not lines:
+        return None
+    try:
+        return json.loads(content)
+    except ValueError:
+        pass
+    try:
+        return json.loads(lines[-1])
+    except ValueError:
+        raise HiveError(f"the engine's answer is no JSON: {content[:80]!r}") from None
+
+
+# --- what a container printed ------------------------------------------------------------------------------------
+
+
+class Frames:
+    """Takes apart what the engine sends of stdout and stderr, each piece behind a head of 8 bytes.
+
+    >>> frames = Frames()
+    >>> frames.feed(b"\\x01\\0\\0\\0\\0\\0\\0\\x02hi\\x02\\0\\0\\0"), frames.feed(b"\\0\\0\\0\\x03bye")
+    ([b'hi'], [b'bye'])
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads that are whole now. Raises HiveError where this is no such stream."""
+        content, at, found = self._rest + data, 0, []
+        while len(content) - at >= 8:
+            length = int.from_bytes(content[at + 4 : at + 8], "big")
+            if content[at] > 3 or length > FRAME_MAX_BYTES:
+                raise HiveError("the engine sends something that is no container's output")
+            if len(content) - at - 8 < length:
+                break
+            found.append(content[at + 8 : at + 8 + length])
+            at += 8 + length
+        self._rest = content[at:]
+        return found
+
+
+class Entry(NamedTuple):
+    """One piece of a log. `at`: the engine's time of it, UTC with nine decimals, so that texts compare as times."""
+
+    at: str
+    text: bytes
+
+
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9})Z ")
+
+
+def parse_entry(payload: bytes) -> Entry:
+    """`at` is empty where the engine did not write a time before it.
+
+    >>> parse_entry(b"2026-11-20T14:25:03.511175850Z hi\\n")
+    Entry(at='2026-11-20T14:25:03.511175850', text=b'hi\\n')
+    """
+    found = _STAMP.match(payload)
+    return Entry("", payload) if found is None else Entry(found[1].decode(), payload[found.end() :])
+
+
+def as_since(at: str) -> str:
+    """The parameter `since`, which takes in what was printed at that very moment.
+
+    >>> as_since("1970-01-02T00:00:00.000000001")
+    '86400.000000001'
+    """
+    return f"{calendar.timegm(time.strptime(at[:19], '%Y-%m-%dT%H:%M:%S'))}.{at[20:]}"

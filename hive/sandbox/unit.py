@@ -1,0 +1,423 @@
+"""The `process` runtime where systemd is PID 1: an agent is a unit, `hive-agent@<id>.service`.
+
+It is systemd's child, not the helper's: it lives on when the helper dies, systemd keeps its exit code for the next
+one, and whoever stops the unit, at shutdown too, thaws it first. What the unit says is in unit_plan.py. Its output goes
+to the journal under the agent's name (`journalctl -u hive-agent@<id>`, or `hive.host.systemd.read_journal`), not to
+`spec.log`; its /tmp is its own and does not outlive it.
+
+Frozen is the group of Hive's own inside the unit's, by `cgroup.freeze`; systemd's FreezeUnit is never used: it leaves
+units that can neither be thawed nor stopped (systemd #37569, #38517).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+from hive.domain import PROGRAM_PATH, Limits, is_name
+from hive.errors import (
+    BadRequest,
+    DependencyDown,
+    HiveError,
+    NotFound,
+    NotPermitted,
+    NotSupported,
+    TimedOut,
+    WrongState,
+)
+from hive.host import netns, systemd
+from hive.host.cgroup import Leaf, find_mount, own_cgroup
+from hive.host.limits import ALL, CONTROLLERS, Fence, in_words, knobs, v1_mounts
+from hive.host.process import Identity, Snapshot, boot_id, identify
+from hive.link.messages import PagedOut, SandboxSpec
+from hive.sandbox import home, pageout, unit_plan
+from hive.sandbox.listeners import INNER_PORT
+from hive.sandbox.process import INHERITED, RunningProcess
+from hive.sandbox.runtime import Capabilities, Place, Run, Running
+from hive.sandbox.unit_plan import LEAF, SLICE, SLICE_PATH, Network, Places, agent_of, unit_of
+from hive.settings import Paths, Sandbox
+
+log = logging.getLogger("hive.sandbox")
+
+TOOLS = ("systemd-run", "systemctl", "journalctl", "setpriv")
+BECOMES_S = 10.0
+"""Seconds from the script's first line to the agent's first instruction; 3 ms on an idle machine."""
+NOTICES_S = 5.0
+"""Seconds PID 1 may take to notice that a process ended."""
+PROBE = "hive-probe.service"
+ROOT_STEP_NAME = "root_step"
+"""Beside the agents' scripts; no agent's id has such a character."""
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+class RunningUnit(RunningProcess):
+    """One started agent; see `Running` for the contract. `run.leaf` is the group it is frozen by."""
+
+    def __repr__(self) -> str:
+        return f"<RunningUnit {self.run.handle} {self.run.main.pid} {self._group!r}>"
+
+    async def page_out(self, *, give_up: Callable[[], bool]) -> PagedOut:
+        """By the unit's own group: systemd gives it the memory controller, the leaf has none."""
+        return await pageout.page_out(self._group.pids, _unit_group(self.run), give_up=give_up)
+
+    async def reap(self) -> int | None:
+        """Asks systemd how it ended, then lets it forget the unit: the name is free for the next start."""
+        ended = await self._ended()
+        if ended is not None and ended.why == "oom-kill":
+            limit = self._spec.limits.memory_mb
+            log.warning("agent_out_of_memory agent=%s limits.memory_mb=%s", self._spec.name, limit)
+        with contextlib.suppress(HiveError):
+            await systemd.forget(self.run.handle)
+        return None if ended is None else ended.code
+
+    async def _ended(self) -> systemd.Ended | None:
+        """None where systemd does not know it any more, or does not answer."""
+        until = time.monotonic() + NOTICES_S
+        while time.monotonic() < until:
+            try:
+                shown = await systemd.show(self.run.handle, *_HOW_IT_ENDED)
+            except HiveError as error:
+                log.error("unit_unknown unit=%s error=%r", self.run.handle, error.message)
+                return None
+            if shown.get("LoadState") == "not-found":
+                return None
+            if (ended := systemd.ended_of(shown, self.run.main.pid)) is not None:
+                return ended
+        return None
+
+
+_HOW_IT_ENDED = ("LoadState", "MainPID", "ExecMainPID", "ExecMainCode", "ExecMainStatus", "Result")
+
+
+def _unit_group(run: Run) -> Path | None:
+    return None if run.leaf is None else Path(run.leaf).parent
+
+
+class UnitRuntime:
+    """See `Runtime` for the contract. For root, where systemd is PID 1: `capabilities` says whether that is so."""
+
+    def __init__(self, paths: Paths, settings: Sandbox, *, log_max_bytes: int) -> None:  # noqa: ARG002
+        """`log_max_bytes` is for runtimes that write logs; how much the journal keeps is in journald.conf."""
+        self._paths = paths
+        self._settings = settings
+        self._filters: bool | None = None
+        self._probing = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<UnitRuntime {SLICE}>"
+
+    @property
+    def _scripts(self) -> Path:
+        return self._paths.runtime / "start"
+
+    async def capabilities(self) -> Capabilities:
+        if why_not := _why_not():
+            return Capabilities(why_not=why_not, why_not_freeze=why_not, why_not_page_out=why_not)
+        return Capabilities(why_not_page_out=pageout.why_not(_slice_group()), limits=_lacking(ALL))
+
+    def place(self, agent: str, spec: SandboxSpec) -> Place:  # noqa: ARG002
+        return Place(self._paths.agent_socket(agent))
+
+    # --- before it runs ------------------------------------------------------------------------------------------
+
+    async def prepare(self, agent: str, spec: SandboxSpec) -> bool:
+        self._check(agent, spec)
+        return home.make_home(Path(spec.home), uid=spec.uid, gid=spec.gid, files=spec.files)
+
+    def _check(self, agent: str, spec: SandboxSpec) -> None:
+        if why_not := _why_not():
+            raise NotPermitted(why_not)
+        if not spec.command or not all(spec.command[:1]):
+            raise BadRequest("the command is empty")
+        if not is_name(spec.name):
+            raise BadRequest(f"{spec.name[:60]!r} is no name")
+        if any("\0" in text for text in [*spec.command, *spec.env.values()]):
+            raise BadRequest("a NUL in the command or the environment")
+        if wrong := [name for name in spec.env if not _ENV_NAME.fullmatch(name)]:
+            raise BadRequest(f"env: {wrong[0][:60]!r} is no environment name")
+        if (Path(spec.home), Path(spec.log)) != (self._paths.home(agent), self._paths.log(agent)):
+            raise BadRequest(f"home and log of {agent} must be {self._paths.home(agent)} and {self._paths.log(agent)}")
+        if spec.uid is None or spec.uid <= 0 or spec.gid == 0 or spec.uid == os.geteuid():
+            raise NotPermitted(f"an agent runs as a user of its own, never as uid {spec.uid}, gid {spec.gid}")
+        if spec.port is not None and not unit_plan.lets_callers_in(spec.egress):
+            raise NotSupported(
+                "port: nobody outside reaches the network of this agent, so it cannot be called yet",
+                hint='leave out port, use Docker, or open the loopback to it: egress = ["127.0.0.0/8"]',
+            )
+
+    # --- start ---------------------------------------------------------------------------------------------------
+
+    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
+        _find_program(spec)
+        unit = unit_of(agent)
+        with contextlib.ExitStack() as unused, contextlib.ExitStack() as made:
+            private = await self._network(spec)
+            network = None
+            if private is not None:
+                unused.callback(os.close, private.fd)
+                made.callback(private.sock.close)
+                inode = os.fstat(private.fd).st_ino
+                network = Network(f"/proc/{os.getpid()}/fd/{private.fd}", inode)
+            places = self._places(agent, spec)
+            _write_script(places.root_step, unit_plan.ROOT_STEP)
+            _write_script(places.script, unit_plan.script(spec.command, _environment(spec, mark)))
+            unused.callback(places.script.unlink, missing_ok=True)
+            if pids := Leaf(places.cgroup).pids():
+                raise WrongState(f"processes are left in {unit}: {pids}")
+            try:
+                await _start_unit(unit, spec, places, network)
+                main, ended_fd = await self._became(unit, spec, places.root_step)
+            except BaseException:
+                await _undo(unit, places.cgroup)
+                raise
+            made.pop_all()
+        run = Run(main=main, leaf=str(places.cgroup / LEAF), since=time.time(), handle=unit)
+        return self._running(spec, run, ended_fd, private)
+
+    async def _network(self, spec: SandboxSpec) -> netns.Private | None:
+        """A network of its own with Hive at the loopback; None for the host's, once it is sure to be filtered."""
+        if unit_plan.has_own_network(spec.egress):
+            return netns.make(INNER_PORT)
+        async with self._probing:
+            if self._filters is None:
+                self._filters = await _filters_addresses()
+        if not self._filters:
+            raise NotSupported("egress: this kernel filters no addresses for units (BPF), so [] or nothing is possible")
+        return None
+
+    def _places(self, agent: str, spec: SandboxSpec) -> Places:
+        hidden = [Path("/etc/hive"), Path(self._settings.chroot_base), Path(self._settings.docker_socket)]
+        return Places(
+            home=Path(spec.home),
+            state=self._paths.state,
+            runtime=self._paths.runtime,
+            sockets=self._paths.agent_socket(agent).parent,
+            cgroup=_slice_group() / unit_of(agent),
+            cgroups=_cgroups(),
+            root_step=self._scripts / ROOT_STEP_NAME,
+            script=self._scripts / agent,
+            hidden=tuple(path for path in hidden if not path.is_relative_to("/run")),
+        )
+
+    @staticmethod
+    async def _became(unit: str, spec: SandboxSpec, root_step: Path) -> tuple[Identity, int]:
+        """The main process once it is the agent, or was, and a descriptor that is readable once it ended."""
+        shown = await systemd.show(unit, *_HOW_IT_ENDED, "InvocationID")
+        pid = int(shown.get("ExecMainPID", "0"))
+        main = identify(pid) if shown.get("MainPID") == str(pid) else None
+        ended_fd = None if main is None else main.open()
+        if main is not None and ended_fd is not None:
+            if await _becomes(main, root_step):
+                return main, ended_fd
+            os.close(ended_fd)
+            shown = await systemd.show(unit, *_HOW_IT_ENDED, "InvocationID")
+        await _raise_if_not_executed(spec, systemd.ended_of(shown, pid), shown.get("InvocationID", ""))
+        return main or Identity(pid, 0, boot_id()), os.eventfd(1, os.EFD_CLOEXEC)
+
+    def _running(self, spec: SandboxSpec, run: Run, ended_fd: int, private: netns.Private | None = None) -> RunningUnit:
+        assert run.leaf is not None
+        fence = Fence(lacking=_lacking(spec.limits))
+        inner = private.sock if private else None
+        return RunningUnit(run, Leaf(Path(run.leaf)), spec, fence, ended_fd=ended_fd, inner=inner)
+
+    # --- across helpers ------------------------------------------------------------------------------------------
+
+    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:  # noqa: ARG002
+        fd = run.main.open()
+        return None if fd is None else self._running(spec, run, fd)
+
+    async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:  # noqa: ARG002
+        """By the unit's name. Asks systemd only where there is such a group: of a thousand agents few are lost."""
+        unit, group = unit_of(agent), _slice_group() / unit_of(agent)
+        if not group.is_dir():
+            return None
+        pid = int((await systemd.show(unit, "MainPID")).get("MainPID", "0"))
+        main = identify(pid) if pid else None
+        if main is None:
+            return None
+        run = Run(main=main, leaf=str(group / LEAF), since=time.time(), handle=unit)
+        return await self.adopt(agent, spec, run, mark=mark)
+
+    async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:  # noqa: ARG002
+        if run.main.boot == boot_id():
+            await _undo(unit_of(agent), _slice_group() / unit_of(agent))
+
+    async def thaw_strays(self, known: set[str]) -> list[str]:
+        for path in self._scripts.iterdir() if self._scripts.is_dir() else ():
+            if path.name != ROOT_STEP_NAME:
+                path.unlink()  # a helper was killed while it started this one
+        strays = {agent: group for agent, group in _groups() if agent not in known}
+        for group in strays.values():
+            Leaf(group / LEAF).thaw()
+        living = [agent for agent, group in strays.items() if Leaf(group).pids()]
+        for agent in strays.keys() - living:
+            with contextlib.suppress(HiveError):
+                await systemd.forget(unit_of(agent))
+        return living
+
+    async def discard(self, agent: str, spec: SandboxSpec) -> None:  # noqa: ARG002
+        await asyncio.to_thread(home.discard, Path(spec.home), Path(spec.log))
+
+    def trim_log(self, spec: SandboxSpec) -> None:
+        """The journal keeps its own size."""
+
+
+# --- this host -----------------------------------------------------------------------------------------------
+
+
+def _why_not() -> str:
+    """Why no unit can be started here, empty where it can."""
+    if not systemd.is_booted():
+        return "agents as systemd units: systemd is not PID 1 here"
+    if os.geteuid() != 0:
+        return "agents as systemd units: it takes root"
+    if missing := [tool for tool in TOOLS if shutil.which(tool, path=PROGRAM_PATH) is None]:
+        return f"agents as systemd units: no {', '.join(missing)} here"
+    if find_mount(_mounts()) is None:
+        return "agents as systemd units: control groups v2 are not mounted"
+    return ""
+
+
+def _mounts() -> str:
+    return Path("/proc/self/mounts").read_text()
+
+
+def _cgroups() -> Path:
+    """Where control groups v2 are mounted. Raises DependencyDown."""
+    mount = find_mount(_mounts())
+    if mount is None:
+        raise DependencyDown("control groups v2 are not mounted")
+    return mount
+
+
+def _root_group() -> Path:
+    """systemd's own root: PID 1 is in `init.scope` below it, in a container somewhere below the mount."""
+    own = own_cgroup(Path("/proc/1/cgroup").read_text()).removesuffix("/init.scope")
+    return _cgroups() / own.strip("/")
+
+
+def _slice_group() -> Path:
+    return _root_group() / SLICE_PATH
+
+
+def _groups() -> Iterator[tuple[str, Path]]:
+    """(agent id, control group) of every agent's unit that has one."""
+    with contextlib.suppress(FileNotFoundError):
+        for group in _slice_group().iterdir():
+            if (agent := agent_of(group.name)) is not None:
+                yield agent, group
+
+
+def _lacking(limits: Limits) -> str:
+    """What of `limits` systemd cannot enforce here, in words: it uses what is there, v2 or (on hybrid hosts) v1."""
+    enforced = {*(_root_group() / "cgroup.controllers").read_text().split(), *v1_mounts(_mounts())}
+    wanted = knobs(limits, version=2)
+    return in_words(name for name, c in CONTROLLERS.items() if c in wanted and c not in enforced)
+
+
+async def _filters_addresses() -> bool:
+    """Whether IPAddressDeny does anything: systemd starts a unit whose filter the kernel does not take all the same.
+
+    Tried with a unit that does nothing: its counters are of the same kind of program.
+    """
+    properties = [("Type", "exec"), ("RemainAfterExit", "yes"), ("IPAccounting", "yes"), ("IPAddressDeny", "any")]
+    await systemd.forget(PROBE)
+    try:
+        await systemd.start(PROBE, "Whether addresses are filtered", properties, ["/bin/true"], slice_=SLICE)
+        return (await systemd.show(PROBE, "IPEgressBytes")).get("IPEgressBytes", "").isdigit()
+    finally:
+        await systemd.forget(PROBE)
+
+
+# --- one start -----------------------------------------------------------------------------------------------
+
+
+def _find_program(spec: SandboxSpec) -> None:
+    """Raises NotFound before a unit is made for nothing. What its sandbox hides is found out by starting it."""
+    program = spec.command[0]
+    if shutil.which(program, mode=os.F_OK, path=spec.env.get("PATH", PROGRAM_PATH)) is None:
+        raise NotFound(f"no such command: {program}")
+
+
+def _environment(spec: SandboxSpec, mark: str) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    name, _, value = mark.partition("=")
+    return {"PATH": PROGRAM_PATH, **inherited, "HOME": spec.home, **spec.env, name: value}
+
+
+def _write_script(path: Path, text: str) -> None:
+    """0600 in a 0700 directory: an agent's holds its tokens. There is never half of one. Raises OSError."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    beside = path.with_name(f"{path.name}.new")
+    beside.unlink(missing_ok=True)
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(os.fsencode(text))
+    beside.rename(path)
+
+
+async def _start_unit(unit: str, spec: SandboxSpec, places: Places, network: Network | None) -> None:
+    """Once more where an ended unit has the name: a helper was killed before it read how that ended."""
+    properties, command = unit_plan.properties(spec, places, network), unit_plan.command(spec, places, network)
+    description = f"Hive agent {spec.name}"
+    try:
+        await systemd.start(unit, description, properties, command, slice_=SLICE)
+    except WrongState:
+        await systemd.forget(unit)
+        await systemd.start(unit, description, properties, command, slice_=SLICE)
+
+
+async def _becomes(main: Identity, root_step: Path) -> bool:
+    """Waits until it is the agent. False where it ended before anybody saw that. Raises TimedOut."""
+    until = time.monotonic() + BECOMES_S
+    for attempt in count():
+        cmdline = _cmdline(main.pid)
+        stat = main.stat()
+        if stat is None or not stat.alive:
+            return False
+        if cmdline and unit_plan.has_become_the_agent(cmdline, root_step):
+            return True
+        if time.monotonic() > until:
+            raise TimedOut(f"the agent's program was not reached within {BECOMES_S:g} s")
+        await asyncio.sleep(0 if attempt < 20 else 0.001)
+    return False
+
+
+def _cmdline(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+async def _raise_if_not_executed(spec: SandboxSpec, ended: systemd.Ended | None, invocation: str) -> None:
+    """Tells a program that was never executed from one that ended at once with the same exit code: by what the
+    steps before it print. Raises NotFound, NotPermitted, HiveError."""
+    if ended is None or ended.code not in (unit_plan.FAILED, unit_plan.NOT_EXECUTABLE, unit_plan.NO_PROGRAM):
+        return
+    said = await systemd.read_invocation(invocation)
+    program = spec.command[0]
+    if f"exec: {program}: " in said:
+        if ended.code == unit_plan.NO_PROGRAM:
+            hint = "its sandbox hides /home, /root, /run and Hive's own directories"
+            raise NotFound(f"no such command: {program}", hint=hint)
+        raise NotPermitted(f"uid {spec.uid} may not execute {program}, or it is no program")
+    if ended.code == unit_plan.FAILED and "hive: " in said:
+        raise HiveError(f"its unit could not be set up: {said.strip().splitlines()[-1]}")
+
+
+async def _undo(unit: str, cgroup: Path) -> None:
+    """Kills all of it and frees the name."""
+    group = Leaf(cgroup)
+    if group.path.is_dir():
+        group.kill()
+        Leaf(cgroup / LEAF).thaw()
+    with contextlib.suppress(HiveError):
+        await systemd.forget(unit)

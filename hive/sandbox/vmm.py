@@ -1,0 +1,346 @@
+"""Firecracker's API: what there is to ask (pure), and the client that asks it over the VMM's unix socket.
+
+Field names, answers and limits are those of Firecracker 1.10 to 1.17 (swagger/firecracker.yaml, micro-http).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import socket
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from hive.domain import FirecrackerSpec
+from hive.errors import DependencyDown, HiveError, TimedOut
+from hive.link.server import PATH_MAX_BYTES, peer_of
+
+NOT_STARTED, RUNNING, PAUSED = "Not started", "Running", "Paused"
+"""What `GET /` says of a machine."""
+SWAPPABLE_PAGES = frozenset({"None", "Transparent"})
+"""Values of `huge_pages` (the third is `2M`, hugetlbfs)."""
+GUEST_CID = 3
+"""Of every guest: with Firecracker no context id is ever seen on the host, the path of a socket says who it is."""
+CALL_S = 1.0
+"""For what the VMM answers at once (its own logs say 29 to 265 µs a call, firecracker PR 4562)."""
+BOOT_S = 10.0
+"""For `InstanceStart`, which loads the kernel."""
+ANSWER_MAX_BYTES = 1 << 20
+RETRY_S = 0.005
+"""Between two tries to get one of the ten connections a VMM takes."""
+
+
+Shape = TypeVar("Shape")
+
+
+# --- what there is to ask ----------------------------------------------------------------------------------------
+
+
+class Call(NamedTuple):
+    """One request. `body` is JSON; the VMM wants one with PUT and PATCH, and none with GET."""
+
+    method: str
+    path: str
+    body: bytes = b""
+
+    def __repr__(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+def _put(path: str, **fields: object) -> Call:
+    return Call("PUT", path, msgspec.json.encode(fields))
+
+
+def _patch(path: str, **fields: object) -> Call:
+    return Call("PATCH", path, msgspec.json.encode(fields))
+
+
+ASK_INSTANCE = Call("GET", "/")
+ASK_MACHINE = Call("GET", "/machine-config")
+START = _put("/actions", action_type="InstanceStart")
+CTRL_ALT_DEL = _put("/actions", action_type="SendCtrlAltDel")
+"""Does nothing while the machine is paused, and says 204 all the same."""
+PAUSE = _patch("/vm", state="Paused")
+RESUME = _patch("/vm", state="Resumed")
+
+
+def machine(vcpus: int, memory_mb: int) -> Call:
+    """Never huge pages: those cannot be swapped out, so no deep sleep."""
+    return _put(
+        "/machine-config",
+        vcpu_count=vcpus,
+        mem_size_mib=memory_mb,
+        smt=False,
+        track_dirty_pages=False,
+        huge_pages="None",
+    )
+
+
+def boot_source(kernel: str, arguments: str) -> Call:
+    return _put("/boot-source", kernel_image_path=kernel, boot_args=arguments)
+
+
+def root_drive(path: str, *, read_only: bool) -> Call:
+    return _put("/drives/rootfs", drive_id="rootfs", path_on_host=path, is_root_device=True, is_read_only=read_only)
+
+
+def network(tap: str) -> Call:
+    return _put("/network-interfaces/eth0", iface_id="eth0", host_dev_name=tap)
+
+
+def vsock(uds_path: str) -> Call:
+    """The VMM binds `uds_path`, which must not exist yet; it connects to `<uds_path>_<port>` for its guest."""
+    return _put("/vsock", guest_cid=GUEST_CID, uds_path=uds_path)
+
+
+def balloon() -> Call:
+    """Empty, but its guest reports the pages it freed, and the host has them back (Firecracker 1.14)."""
+    return _put("/balloon", amount_mib=0, deflate_on_oom=True, free_page_reporting=True)
+
+
+def snapshot_create(state: str, memory: str) -> Call:
+    """Of a paused machine; full, because a diff without dirty page tracking misses what is in swap."""
+    return _put("/snapshot/create", snapshot_type="Full", snapshot_path=state, mem_file_path=memory)
+
+
+def snapshot_load(state: str, memory: str) -> Call:
+    """Into a VMM that was configured with nothing; it ends where this fails."""
+    return _put(
+        "/snapshot/load",
+        snapshot_path=state,
+        mem_backend={"backend_type": "File", "backend_path": memory},
+        resume_vm=True,
+    )
+
+
+def boot(spec: FirecrackerSpec, *, kernel: str, rootfs: str, uds_path: str) -> list[Call]:
+    """All a new VMM is asked until its guest runs; the paths are as the VMM sees them.
+
+    >>> [call.path for call in boot(FirecrackerSpec(kernel="", rootfs=""), kernel="/k", rootfs="/r", uds_path="/v")]
+    ['/machine-config', '/boot-source', '/drives/rootfs', '/vsock', '/balloon', '/actions']
+    """
+    calls = [
+        machine(spec.vcpus, spec.memory_mb),
+        boot_source(kernel, spec.kernel_args),
+        root_drive(rootfs, read_only=spec.rootfs_read_only),
+    ]
+    if spec.tap:
+        calls.append(network(spec.tap))
+    calls.append(vsock(uds_path))
+    if spec.balloon:
+        calls.append(balloon())
+    return [*calls, START]
+
+
+# --- versions ----------------------------------------------------------------------------------------------------
+
+
+def parse_version(text: str) -> tuple[int, int, int] | None:
+    """The numbers in what a VMM calls its version; None where there are none.
+
+    >>> parse_version("1.15.1"), parse_version("Firecracker v1.17.0-dev"), parse_version("main")
+    ((1, 15, 1), (1, 17, 0), None)
+    """
+    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
+
+
+VSOCK_LOST_AT_PAUSE = frozenset({(1, 16, 0), (1, 16, 1)})
+"""Every resume makes the vsock device wait for an answer its guest never gives (firecracker PR 6100, issue 6074)."""
+
+
+def why_not_pause(version: str, *, has_vsock: bool) -> str:
+    """Why a machine of a VMM that calls its version so must not be paused, as a sentence; empty where it may be.
+
+    >>> why_not_pause("1.15.1", has_vsock=True), why_not_pause("1.16.1", has_vsock=False)
+    ('', '')
+    >>> why_not_pause("1.16.1", has_vsock=True)
+    'Firecracker 1.16.1 loses vsock at every pause (firecracker PR 6100): use 1.15.1, or 1.17'
+    """
+    if not has_vsock or (numbers := parse_version(version)) not in VSOCK_LOST_AT_PAUSE:
+        return ""
+    assert numbers is not None
+    plain = ".".join(map(str, numbers))
+    return f"Firecracker {plain} loses vsock at every pause (firecracker PR 6100): use 1.15.1, or 1.17"
+
+
+# --- HTTP --------------------------------------------------------------------------------------------------------
+
+
+class Answer(NamedTuple):
+    status: int
+    body: bytes
+
+
+class MachineConfig(msgspec.Struct, frozen=True):
+    """What of the answer of `GET /machine-config` is of use here."""
+
+    huge_pages: str = "None"
+
+
+class Instance(msgspec.Struct, frozen=True):
+    """What `GET /` answers. `state` is one of the three above."""
+
+    state: str
+    vmm_version: str = ""
+
+
+def encode(call: Call) -> bytes:
+    """The request's bytes. Always with a length: the VMM understands no chunks.
+
+    >>> encode(Call("GET", "/"))
+    b'GET / HTTP/1.1\\r\\nHost: localhost\\r\\nAccept: application/json\\r\\n\\r\\n'
+    """
+    head = f"{call.method} {call.path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n"
+    if call.body:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(call.body)}\r\n"
+    return head.encode() + b"\r\n" + call.body
+
+
+def parse_answer(received: bytes) -> Answer | None:
+    """The answer, None as long as it is not whole. Raises DependencyDown for what is none.
+
+    >>> parse_answer(b"HTTP/1.1 204 \\r\\nServer: Firecracker API\\r\\n\\r\\n")
+    Answer(status=204, body=b'')
+    >>> parse_answer(b"HTTP/1.1 400 \\r\\nContent-Length: 4\\r\\n\\r\\n{}") is None
+    True
+    """
+    head, end, rest = received.partition(b"\r\n\r\n")
+    if not end:
+        if len(received) > ANSWER_MAX_BYTES:
+            raise DependencyDown("the VMM answers with a head that does not end")
+        return None
+    status = re.match(rb"HTTP/1\.[01] (\d{3})(?: |\r|$)", head)
+    length = re.search(rb"\r\ncontent-length: *(\d{1,9}) *(?:\r|$)", head, re.IGNORECASE)
+    if status is None or int(length[1] if length else 0) > ANSWER_MAX_BYTES:
+        raise DependencyDown(f"the VMM answers with {received[:40]!r}")
+    wanted = int(length[1]) if length else 0
+    return Answer(int(status[1]), rest[:wanted]) if len(rest) >= wanted else None
+
+
+def fault(answer: Answer) -> str:
+    """What an answer other than 2xx says is wrong.
+
+    >>> fault(Answer(400, b'{"fault_message":"Device not found"}')), fault(Answer(503, b"busy"))
+    ('Device not found', 'status 503')
+    """
+    with contextlib.suppress(msgspec.MsgspecError):
+        said = msgspec.json.decode(answer.body, type=dict[str, object])
+        if message := said.get("fault_message") or said.get("error"):
+            return str(message)[:500]
+    return f"status {answer.status}"
+
+
+class Vmm:
+    """The API of one VMM: one call at a time, each on a connection of its own and with its own deadline.
+
+    `last`: what it said last of itself, and `last_at` when (monotonic); None before that.
+    """
+
+    def __init__(self, path: Path, *, pid: int) -> None:
+        """`path`: its API socket on the host, of any length; `pid`: the process that must be the one listening there.
+
+        Whoever has the VMM's rights can put a link to another socket in its place: nothing is sent to that one.
+        """
+        self._path = path
+        self._pid = pid
+        self._turn = asyncio.Lock()
+        self.last: Instance | None = None
+        self.last_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Vmm {self._pid} {self.last.state if self.last else 'not heard of'}>"
+
+    async def call(self, call: Call, *, limit_s: float = CALL_S) -> bytes:
+        """The body of its answer, after those of all earlier calls; its API thread works at one at a time too.
+
+        Raises TimedOut after `limit_s` (it may still happen), DependencyDown where nobody listens or somebody else,
+        HiveError with what the VMM says against it.
+        """
+        async with self._turn:
+            return await self._call(call, limit_s)
+
+    async def ask(self, *, limit_s: float = CALL_S) -> Instance:
+        """Ground truth: `GET /`. Raises as `call`."""
+        async with self._turn:
+            self.last = _decode(await self._call(ASK_INSTANCE, limit_s), Instance)
+            self.last_at = time.monotonic()
+            return self.last
+
+    async def ask_huge_pages(self) -> str:
+        """What its guest's memory is made of; `SWAPPABLE_PAGES` can be swapped out. Raises as `call`."""
+        return _decode(await self.call(ASK_MACHINE), MachineConfig).huge_pages
+
+    async def _call(self, call: Call, limit_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(limit_s):
+                while (answer := await self._exchange(call)) is None:  # noqa: ASYNC110 - as for a full backlog below
+                    await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            raise TimedOut(f"the VMM did not answer {call!r} within {limit_s:g} s") from None
+        except OSError as error:
+            raise DependencyDown(f"the VMM does not answer {call!r}: {error.strerror or error}") from error
+        if answer.status // 100 != 2:
+            raise HiveError(f"the VMM refused {call!r}: {fault(answer)}")
+        return answer.body
+
+    async def _exchange(self, call: Call) -> Answer | None:
+        """None where it has no connection left (503, or hung up before the request was written)."""
+        async with self._connected() as (reader, writer):
+            writer.write(encode(call))
+            received = b""
+            while (answer := parse_answer(received)) is None:
+                try:
+                    chunk = await reader.read(65536)
+                except BrokenPipeError:
+                    return None
+                if not chunk:
+                    raise DependencyDown(f"the VMM hung up on {call!r}")
+                received += chunk
+            return None if answer.status == 503 else answer
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            while not _connects(sock, self._path):  # noqa: ASYNC110 - nobody is told when a backlog has room
+                await asyncio.sleep(RETRY_S)
+            if (pid := peer_of(sock)[0]) != self._pid:
+                raise DependencyDown(f"{self._path} is served by process {pid}, not by the VMM {self._pid}")
+            reader, writer = await asyncio.open_unix_connection(sock=sock)
+        except BaseException:
+            sock.close()
+            raise
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+
+def _decode(body: bytes, kind: type[Shape]) -> Shape:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.MsgspecError as error:
+        raise DependencyDown(f"the VMM says of itself {body[:100]!r}: {error}") from error
+
+
+def _connects(sock: socket.socket, path: Path) -> bool:
+    """Connects; False where the backlog is full. By its directory's descriptor where the path is too long."""
+    try:
+        if len(os.fsencode(path)) <= PATH_MAX_BYTES:
+            sock.connect(str(path))
+        else:
+            directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                sock.connect(f"/proc/self/fd/{directory}/{path.name}")
+            finally:
+                os.close(directory)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,139 @@
+"""A Debian with systemd as PID 1, booted by systemd-nspawn in a root of its own, for one job at a time.
+
+The root is made by mmdebstrap once and kept in HIVE_CI_CACHE (`python tests/host/systemd_machine.py` does just that);
+what a job writes goes to RAM and is gone with it. Neither / nor /tmp of this machine is ever shared: the tmpfiles step
+of a booting systemd empties /tmp. Hive and the packages of this Python are mounted read-only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+CACHE = Path(os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci")) / "systemd"
+ROOT = CACHE / "root"
+SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
+TOOLS = ("mmdebstrap", "systemd-nspawn")
+PACKAGES = "systemd,systemd-sysv,dbus,python3"
+JOB = """[Unit]
+Description=What the test brought
+After=multi-user.target
+[Service]
+Type=oneshot
+ExecStart=/bin/sh /in/job
+ExecStopPost=+/bin/systemctl --no-block poweroff
+StandardOutput=file:/out/console.txt
+StandardError=inherit
+[Install]
+WantedBy=multi-user.target
+"""
+HIVE_THERE, PACKAGES_THERE = "/srv/hive", "/srv/packages"
+
+
+def why_not() -> str:
+    """Why no such machine can be booted here, empty where one can."""
+    if os.getuid() != 0:
+        return "needs root"
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    if missing := [tool for tool in TOOLS if shutil.which(tool, path=path) is None]:
+        return f"needs {', '.join(missing)}"
+    if not SOURCES.exists():
+        return f"needs {SOURCES}"
+    if sys.version_info[:2] != (3, 11):
+        return "the machine's Python is 3.11, this one's packages are for another"
+    return ""
+
+
+def make_root() -> None:
+    """Makes the root where it is not there yet: 15 s, 300 MB."""
+    if ROOT.exists():
+        return
+    CACHE.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix="new-", dir=CACHE))
+    try:
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "bookworm"]
+        subprocess.run([*command, str(made / "root"), str(SOURCES)], check=True)
+        units = made / "root/etc/systemd/system"
+        (units / "hive-test.service").write_text(JOB)
+        (units / "multi-user.target.wants").mkdir(exist_ok=True)
+        (units / "multi-user.target.wants/hive-test.service").symlink_to("../hive-test.service")
+        for there in (HIVE_THERE, PACKAGES_THERE):
+            (made / "root" / there.lstrip("/")).mkdir()
+        (made / "root").rename(ROOT)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def run(job: str, out: Path, *, limit_s: float) -> str:
+    """Boots, runs the shell script `job` as root when multi-user.target is reached, and returns what it printed.
+
+    What it writes into /out is in `out` afterwards. Raises TimeoutExpired, and then the machine is gone as well.
+    """
+    with tempfile.TemporaryDirectory(prefix="hive-systemd-") as name, _own_group() as enter:
+        brought = Path(name)
+        (brought / "job").write_text(job)
+        nspawn = ["systemd-nspawn", "--quiet", f"--directory={ROOT}", "--volatile=overlay", "--boot"]
+        nspawn += ["--register=no", "--keep-unit", "--private-network", "--kill-signal=SIGRTMIN+3"]
+        # For IPAddressDeny=, which is a BPF program.
+        nspawn += ["--capability=all", "--system-call-filter=bpf"]
+        nspawn += [f"--bind-ro={brought}:/in", f"--bind={out}:/out", f"--bind-ro={REPOSITORY}:{HIVE_THERE}"]
+        nspawn += [f"--bind-ro={sysconfig.get_path('purelib')}:{PACKAGES_THERE}"]
+        booted = subprocess.run(
+            ["bash", "-c", f'{enter}exec "$@"', "nspawn", *nspawn],
+            env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=limit_s,
+            check=False,
+        )
+    console = out / "console.txt"
+    return console.read_text() if console.exists() else booted.stdout.decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _own_group() -> Iterator[str]:
+    """Shell commands that enter control groups made for this machine alone; they are removed with it.
+
+    The machine's systemd makes its groups where nspawn is. Only where this machine has no systemd, which would have
+    given nspawn a scope.
+    """
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    found = [Path(m[1]) for m in mounts if m[2] == "cgroup2" or (m[2] == "cgroup" and "name=systemd" in m[3])]
+    groups = [mount / f"hive-test-{os.getpid()}" for mount in found]
+    for group in groups:
+        group.mkdir()
+    try:
+        yield "".join(f"echo $$ >{group}/cgroup.procs; " for group in groups)
+    finally:
+        _remove(groups)
+
+
+def _remove(groups: list[Path]) -> None:
+    """What is left of a machine whose nspawn was killed is killed first."""
+    until = time.monotonic() + 10
+    while any(group.exists() for group in groups):
+        for group in groups:
+            with contextlib.suppress(OSError):
+                (group / "cgroup.kill").write_text("1")
+        for directory in [path for group in groups for path, _, _ in os.walk(group, topdown=False)]:
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+        if time.monotonic() > until:
+            raise TimeoutError(f"{groups} cannot be removed")
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    if reason := why_not():
+        sys.exit(reason)
+    make_root()

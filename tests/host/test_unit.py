@@ -1,0 +1,64 @@
+"""Agents as units of a real systemd: unit_*_inside.py, run in a machine of its own, told here test by test."""
+
+from __future__ import annotations
+
+import ast
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from host import systemd_machine
+
+INSIDE = ("unit_life_inside.py", "unit_apart_inside.py")
+JOB = f"""
+export PYTHONPATH={systemd_machine.PACKAGES_THERE}:{systemd_machine.HIVE_THERE}:{systemd_machine.HIVE_THERE}/tests
+export PYTHONDONTWRITEBYTECODE=1
+mkdir --mode=711 /var/lib/hive /run/hive
+cd {systemd_machine.HIVE_THERE} && timeout 150 python3 -m pytest -q -m '' --noconftest --durations=10 \\
+    -p no:cacheprovider -p no:hypothesispytest -p host.unit_agents --junitxml=/out/junit.xml \\
+    {" ".join(f"tests/host/{name}" for name in INSIDE)}
+journalctl --unit='hive-agent@*' --lines=200 --no-pager
+"""
+NAMES = [
+    node.name
+    for file in INSIDE
+    for node in ast.parse(Path(__file__).with_name(file).read_text()).body
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+]
+
+pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(400)]
+
+
+class Results:
+    """What each test inside came to; one with parameters came to several things."""
+
+    def __init__(self, console: str, report: Path) -> None:
+        self.console = console
+        cases = ElementTree.parse(report).getroot().iter("testcase") if report.exists() else ()
+        self.cases: dict[str, list[ElementTree.Element]] = {}
+        for case in cases:
+            self.cases.setdefault(case.attrib["name"].partition("[")[0], []).append(case)
+
+
+@pytest.fixture(scope="module")
+def results() -> Iterator[Results]:
+    if reason := systemd_machine.why_not():
+        pytest.skip(reason)
+    systemd_machine.make_root()
+    with tempfile.TemporaryDirectory(prefix="hive-unit-") as name:
+        console = systemd_machine.run(JOB, Path(name), limit_s=200)
+        print(console)
+        yield Results(console, Path(name) / "junit.xml")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_under_systemd(results: Results, name: str) -> None:
+    cases = results.cases.get(name, [])
+    assert cases, results.console
+    for case in cases:
+        for failed in (*case.iter("failure"), *case.iter("error")):
+            pytest.fail(f"{case.attrib['name']}\n{failed.text}", pytrace=False)
+    if all(skipped := [part.attrib["message"] for part in case.iter("skipped")] for case in cases):
+        pytest.skip(skipped[0])

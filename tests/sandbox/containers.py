@@ -1,0 +1,92 @@
+"""Containers of the test image, held as the helper holds them, and what is asked of them again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import AsyncIterator
+
+import docker_engine
+import pytest
+from docker_engine import DockerEngine, PrivateEngine
+from sandbox.benches import DockerBench, Floor, printed
+from sandbox.harness import A, until
+
+from hive.domain import DockerSpec, Limits
+from hive.host.process import Snapshot
+from hive.sandbox.container import RunningContainer
+from hive.sandbox.container_group import ContainerGroup
+from hive.sandbox.server import make_directories
+from hive.settings import Paths
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="agents have a user of their own only where Hive is root")
+WITH_PROGRAMS = DockerSpec(image=docker_engine.IMAGE, mounts=[docker_engine.HOST_PROGRAMS])
+GENTLY = Limits(cpu=0.2)
+"""For what burns CPU beside an engine that has to start again."""
+COUNTS = ["sh", "-c", "echo ready; i=0; while :; do i=$((i+1)); echo line $i $1; sleep 0.01; done", "sh"]
+"""Prints `line 1`, `line 2`, … and whatever is given to it, 100 a second."""
+
+
+@contextlib.asynccontextmanager
+async def open_floor(paths: Paths, engine: DockerEngine) -> AsyncIterator[Floor]:
+    make_directories(paths)
+    floor = Floor(DockerBench(paths, engine))
+    yield floor
+    if not engine.answers() and isinstance(engine, PrivateEngine):
+        engine.start()
+    await floor.close()
+    engine.clear(paths.state)
+
+
+async def started(floor: Floor, kind: str = "idle", agent: str = A, **more: object) -> RunningContainer:
+    running = await floor.start(kind, agent, **more)
+    assert isinstance(running, RunningContainer)
+    return running
+
+
+async def ran(floor: Floor, script: str, **more: object) -> str:
+    """What a script in a container prints, once it ended."""
+    running = await started(floor, "exit7", command=["sh", "-c", script], **more)
+    await until(lambda: has_ended(running))
+    await running.reap()
+    running.close()
+    return printed(floor.bench.spec(A, "idle"))
+
+
+def has_ended(running: RunningContainer) -> bool:
+    return bool(select.select([running.ended_fd], [], [], 0)[0])
+
+
+async def freeze(running: RunningContainer) -> None:
+    await running.freeze(deadline_s=5, give_up=lambda: False)
+
+
+async def thaw(running: RunningContainer) -> None:
+    await running.thaw(deadline_s=5)
+
+
+def truth(running: RunningContainer) -> str:
+    return running.stat(Snapshot()).state
+
+
+def group(running: RunningContainer) -> ContainerGroup:
+    found = ContainerGroup.of(running.run.main.pid, running.run.handle)
+    assert found is not None
+    return found
+
+
+async def works(running: RunningContainer) -> None:
+    """Its processes make progress."""
+    before = running.stat(Snapshot()).cpu_us
+    await until(lambda: running.stat(Snapshot()).cpu_us > before)
+
+
+def paused(engine: DockerEngine, running: RunningContainer) -> bool:
+    state = engine.state(running.run.handle)
+    assert state is not None
+    return bool(state["Paused"])
+
+
+def lines_of(text: str) -> list[int]:
+    return [int(line.split()[1]) for line in text.splitlines() if line.startswith("line ")]
