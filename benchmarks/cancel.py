@@ -16,15 +16,16 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import uvloop
 from peers import Peers, percentile
 
-sys.path[:0] = [str(Path(__file__).parent.parent / "tests"), str(Path(__file__).parent.parent)]
+sys.path[:0] = [str(Path(__file__).parent.parent / part) for part in ("tests/proxy", "tests", "")]
 
+from harness import full_backlog
 from journeys.alone import AGENT, TOKEN, Alone, alone, until
 
 from hive.domain import Tier
@@ -257,19 +258,6 @@ async def prepared(state: State, hive: Alone, backend: str) -> AsyncIterator[Non
     hive.answers_wakes = True
     hive.wake()
     await in_flight(hive, 0)
-
-
-@contextlib.contextmanager
-def full_backlog() -> Iterator[str]:
-    """The address of a socket that listens and completes no connect."""
-    with socket.socket() as listening, contextlib.ExitStack() as fillers:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(0)
-        for _ in range(4):
-            filler = fillers.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(listening.getsockname())
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
 def show(label: str, felt: list[Felt]) -> None:

@@ -1,22 +1,27 @@
 """What sleeping agents cost: `python benchmarks/idle.py [--agents 10000] [--whole 1000]`.
 
-First the daemon alone: the deciders given their facts, whole rounds, the look at memory, a reconciliation, RAM for each
-agent. Helper, proxy and SQLite answer at once there, so that what is measured is what the daemon itself does. Then,
-with `--whole`, a whole Hive on this host with so many process agents asleep: RAM and CPU time of all its processes.
-Needs redis-server for that; loopback only; ends by itself.
+First the daemon's parts alone: the deciders given their facts, whole rounds, the look at memory, a reconciliation, RAM
+for each agent. Helper, proxy and SQLite answer at once there, so that what is measured is what the daemon itself does.
+Then a real daemon with as many agents in SQLite, all asleep, beside a Redis, a proxy and a helper that has them frozen
+without processes: how long it takes to start, list, reconcile. Then, with `--whole`, a whole Hive on this host with so
+many process agents asleep: RAM and CPU time of all its processes. Needs redis-server; loopback only; ends by itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
+import os
 import shutil
+import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent.parent
@@ -25,21 +30,31 @@ sys.path[:0] = [str(HERE / "tests" / "fakes"), str(HERE / "tests"), str(HERE)]
 import msgspec
 import psutil
 import uvloop
+from control.box import Box, until
 from journeys.stack import PROCESSES, Stack  # a Hive of its own, as the tests have it
 from many_agents import ManyWorld
 
 from hive.agents import depth, idle
 from hive.agents.deepener import ASKED_AT_ONCE, LOOK_S, Deepener
 from hive.agents.sleeper import Sleeper
-from hive.domain import AgentStatus, SleepDepth
-from hive.link.messages import Activities, Activity
-from hive.settings import Settings
+from hive.appliance.services import redis_command
+from hive.control.client import Client
+from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth
+from hive.link.link import Link, Reply
+from hive.link.messages import Activities, Activity, AskStat, Done, Hello, Message, Reconcile, Stat, Stats
+from hive.link.server import LinkServer
+from hive.settings import Inference, Paths, Settings
+from hive.store import agents as agents_store
+from hive.store.database import Database
 
 ROUNDS = 5
 CHECK_S = Settings().sleep.check_s
 WHOLE_FOR_S = 60.0
 DECIDED_IN_MS, OF_A_CORE_PERCENT, RAM_KIB = 50.0, 1.0, 200.0
 """What is promised, for 10,000 agents."""
+LISTED_IN_S, LISTED_BY_COMMAND_IN_S, SHOWN_IN_S = 1.0, 2.0, 0.1
+ROUND_IN_S, RECONCILED_IN_S, STARTED_IN_S = 0.05, 1.0, 5.0
+"""The budgets of a real daemon with 10,000 agents, by the clock on the wall."""
 
 
 def resident_kib() -> int:
@@ -131,6 +146,134 @@ async def rounds(agents: int) -> None:
     print(f"  {'RAM of one agent in the daemon':44} {of_one:8.2f} KiB   promised: ≤ {RAM_KIB:g} KiB for all of Hive")
 
 
+class Frozen:
+    """The helper of a host on which all of `ids` are frozen: what is asked comes over a real link, and is answered."""
+
+    def __init__(self, path: Path, ids: list[str]) -> None:
+        self._all = {agent: Stat(state="frozen", pid=1, rss_bytes=8 << 20, freezer="cgroup") for agent in ids}
+        self._server = LinkServer(
+            path, name="sandbox", uids=frozenset(), on_link=self._greet, on_message=self._answer, on_lost=lambda _: None
+        )
+
+    def _greet(self, link: Link) -> None:
+        link.tell(Hello(role="sandbox", epoch="bench", pid=os.getpid()))
+
+    def _answer(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002
+        if reply is None:
+            return
+        match message:
+            case AskStat(agents=agents) if agents:
+                reply(Stats(agents={agent: self._all[agent] for agent in agents}))
+            case AskStat() | Reconcile():
+                reply(Stats(agents=self._all))
+            case _:
+                reply(Done())
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class Stall:
+    """How late the event loop came to a timer at worst: so long a wake would have waited for the daemon."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.worst_s = 0.0
+        self._beat()
+
+    def _beat(self) -> None:
+        due = self._loop.time() + 0.001
+        self._timer = self._loop.call_at(due, self._late, due)
+
+    def _late(self, due: float) -> None:
+        self.worst_s = max(self.worst_s, self._loop.time() - due)
+        self._beat()
+
+    def taken(self) -> float:
+        """Seconds, since it was asked last."""
+        worst, self.worst_s = self.worst_s, 0.0
+        return worst
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+
+async def fill(paths: Paths, agents: int) -> list[str]:
+    """SQLite as a daemon leaves it with so many asleep; their ids."""
+    ids = [f"{number:032x}" for number in range(agents)]
+    database = Database.open(paths.database)
+
+    def work(conn: sqlite3.Connection) -> None:
+        for number, agent in enumerate(ids):
+            spec = AgentSpec(name=f"agent-{number}", command=["/bin/sleep", "1000000"])
+            asleep = Agent(id=agent, spec=spec, status=AgentStatus.PAUSED, depth=SleepDepth.LIGHT)
+            agents_store.insert(conn, asleep)
+
+    await database.write(work)
+    database.close()
+    return ids
+
+
+@asynccontextmanager
+async def registered(agents: int) -> AsyncIterator[Box]:
+    """A box in which a daemon may be started, with so many asleep."""
+    base = Path(tempfile.mkdtemp(prefix="hive-bench-", dir="/var/tmp"))
+    box = Box(base)
+    for directory in (box.paths.state, box.paths.runtime, box.paths.redis_dir):
+        directory.mkdir(parents=True)
+    redis = subprocess.Popen(redis_command(box.paths))
+    helper = Frozen(box.paths.sandbox_socket, await fill(box.paths, agents))
+    box.spawn_real_proxy()
+    try:
+        await until(box.paths.redis_socket.exists)
+        yield box
+    finally:
+        await box.kill_real_proxy()
+        if box.daemon is not None:
+            await box.stop_daemon()
+        helper.close()
+        redis.terminate()
+        redis.wait()
+        shutil.rmtree(base, ignore_errors=True)
+
+
+async def timed(what: str, work: Awaitable[object], budget_s: float, stall: Stall) -> None:
+    stall.taken()
+    began = time.monotonic()
+    await work
+    took_s = time.monotonic() - began
+    await asyncio.sleep(0.1)
+    held_up = f"   the daemon's loop held up for {1000 * stall.taken():.0f} ms at most"
+    print(f"  {what:44} {1000 * took_s:8.0f} ms   budget: {1000 * budget_s:.0f} ms{held_up}")
+
+
+async def by_command(command: list[str]) -> None:
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.DEVNULL)
+    assert await process.wait() == 0
+
+
+async def daemon_with(agents: int) -> None:
+    """A real daemon, asked as an operator asks it."""
+    print(f"a daemon with {agents} agents in SQLite, all asleep; wall time")
+    async with registered(agents) as box:
+        stall = Stall()
+        settings = Settings(inference=Inference(enabled="false"))
+        await timed("daemon start, reconciled", box.start_daemon(settings), STARTED_IN_S, stall)
+        daemon = box.daemon
+        assert daemon is not None
+        told = until(lambda: box.desk.health()["proxy"]["connected"])
+        await timed("  and the proxy told of everybody", told, STARTED_IN_S, stall)
+        await asyncio.sleep(2)
+        get = Client(box.paths.api_socket).get
+        command = [sys.executable, "-m", "hive", "--socket", str(box.paths.api_socket), "agent", "list"]
+        await timed("GET /api/agents", asyncio.to_thread(get, "/api/agents"), LISTED_IN_S, stall)
+        await timed("hive agent list", by_command(command), LISTED_BY_COMMAND_IN_S, stall)
+        await timed("GET /api/agents/NAME", asyncio.to_thread(get, "/api/agents/agent-7"), SHOWN_IN_S, stall)
+        await timed("one idle round", daemon.sleeper.check(), ROUND_IN_S, stall)
+        await timed("a reconciliation", daemon.roster.reconcile(), RECONCILED_IN_S, stall)
+        stall.close()
+
+
 @contextmanager
 def whole_hive() -> Iterator[Stack]:
     """With the settings an operator has, but nobody sleeps by itself."""
@@ -188,6 +331,7 @@ async def main(agents: int) -> None:
     print(f"{agents} agents, CPU time, the least of {ROUNDS}")
     await decide(agents)
     await rounds(agents)
+    await daemon_with(agents)
 
 
 if __name__ == "__main__":

@@ -105,6 +105,14 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
     upstream_idle_s: Annotated[
         float, _s("Idle backend connections are kept for this long (vLLM closes at 5 s).", unit="s", gt=0)
     ] = 3
+    websocket_idle_s: Annotated[
+        float,
+        _s(
+            "A WebSocket without a byte for this long no longer keeps its agent awake; 0: an open one always does.",
+            unit="s",
+            ge=0,
+        ),
+    ] = 0
     ingress_open_max: Annotated[int, _s("Requests open to one agent through ingress.", ge=1)] = 64
 
 

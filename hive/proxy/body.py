@@ -62,6 +62,16 @@ class Asked(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     size: int = 0
 
+    def changes(self) -> bytes:
+        """The header lines that tell the client what of its body did not go upstream as it was.
+
+        >>> Asked("m", False, [], dropped=("seed", "raw"), clamped=("max_tokens=4096",)).changes()
+        b'x-hive-dropped: seed, raw\\r\\nx-hive-clamped: max_tokens=4096\\r\\n'
+        """
+        dropped = b"x-hive-dropped: %b\r\n" % ", ".join(self.dropped).encode() if self.dropped else b""
+        clamped = b"x-hive-clamped: %b\r\n" % ", ".join(self.clamped).encode() if self.clamped else b""
+        return dropped + clamped
+
 
 def is_heavy(body: bytes) -> bool:
     """Whether reading `body` may take more than 5 ms, so that it belongs into a worker (`deep.py`).

@@ -46,22 +46,8 @@ class Exchange(Waiting):
     """One request on its way. The numbers are those of the table in design.md §3."""
 
     __slots__ = (
-        "_answer",
-        "_asked",
-        "_beat_at",
-        "_charged",
-        "_cost",
-        "_decided",
-        "_ends_at",
-        "_first_at",
-        "_in_queue",
-        "_limit_at",
-        "_path",
-        "_pending",
-        "_queued_at",
-        "_sent_at",
-        "_tail",
-        "request_id",
+        *("_answer", "_asked", "_beat_at", "_charged", "_cost", "_decided", "_ends_at", "_first_at", "_in_queue"),
+        *("_limit_at", "_path", "_pending", "_queued_at", "_sent_at", "_tail", "request_id"),
     )
 
     def __init__(self, path: DataPath, connection: Connection) -> None:
@@ -189,13 +175,12 @@ class Exchange(Waiting):
         self._path.on_activity(entry.row.id)
 
     def _1_who_asks(self, request: Request) -> Entry:
-        """The listener decides: an agent's own socket is that agent, on TCP the token says who."""
+        """The listener decides: an agent's own is that agent, with any token but another's; elsewhere a token."""
         token, request.target = split_token(request.target)
-        if not self._connection.needs_token:
-            assert self._entry is not None
-            return self._entry
         token = token or bearer(request)
         entry = self._path.registry.by_model_token(token) if token else None
+        if entry is None and not self._connection.needs_token:
+            entry = self._entry
         if entry is None and not self._path.registry.heard:
             raise Saturated("Hive has just started and does not know the agents yet", retry_after_s=1)
         if entry is None or (self._entry is not None and entry is not self._entry):
@@ -558,8 +543,7 @@ class Exchange(Waiting):
         self.deadline = NEVER
         proxy = self._path.settings.proxy
         if self.parked:
-            self.parked = False
-            self.refuse(Asleep(f"the agent did not wake within {proxy.gate_wait_s:g} s", retry_after_s=2))
+            self._refuse_as_asleep(proxy.gate_wait_s, self._path.registry.wakes)
         elif self._first_at is None and now < self._limit_at:
             self._beat(now)
         elif not self._sent_at:
@@ -592,11 +576,7 @@ class Exchange(Waiting):
     def _own_fields(self) -> bytes:
         waited_s = self._sent_at - self._queued_at if self._sent_at else 0.0
         fields = b"x-request-id: %b\r\nx-queue-wait-ms: %d\r\n" % (self.request_id.encode(), int(waited_s * 1000))
-        if self._asked is not None and self._asked.dropped:
-            fields += b"x-hive-dropped: %b\r\n" % ", ".join(self._asked.dropped).encode()
-        if self._asked is not None and self._asked.clamped:
-            fields += b"x-hive-clamped: %b\r\n" % ", ".join(self._asked.clamped).encode()
-        return fields
+        return fields if self._asked is None else fields + self._asked.changes()
 
     def _answer_list(self, decided: Decided) -> None:
         request = self._request

@@ -45,6 +45,10 @@ class Daemon(Protocol):
 class Outside(Daemon, Protocol):
     """What a gate makes happen, and asks of the sockets."""
 
+    def wake_ended(self, agent: str, *, awake: bool) -> None:
+        """Nobody waits for this agent's wake any more: it is awake, or will not be woken. Also where nobody did."""
+        ...
+
     def why_busy_outside(self, agent: str, now: float, *, unread_counts: bool) -> str | None:
         """What the agent's connections and listener say, looked up in the kernel, or None."""
         ...
@@ -95,6 +99,27 @@ class Gate:
     @property
     def parked(self) -> int:
         return len(self._parked)
+
+    @property
+    def needs_wake(self) -> bool:
+        """Whether the next request would be the one to ask for a wake."""
+        return self.state in (State.CLOSED, State.ASLEEP) and not self._waking
+
+    @property
+    def word(self) -> str:
+        """How the agent is, in a word for callers: `awake`, `asleep`, `waking`, or else the daemon's own.
+
+        >>> from unittest.mock import Mock
+        >>> Gate("a1", Mock(), parked_max=2).word
+        'awake'
+        """
+        if self.state is State.OPEN:
+            return "awake"
+        if self._waking:
+            return "waking"
+        if self.state is State.ASLEEP:
+            return "asleep"
+        return "pausing" if self.status == "running" else self.status
 
     # requests -----------------------------------------------------------------------------------------------------
 
@@ -192,6 +217,8 @@ class Gate:
         self.status = status
         self.state = state
         self._waking = False
+        if state in (State.OPEN, State.REFUSED):
+            self._outside.wake_ended(self.agent, awake=state is State.OPEN)
         if state is State.OPEN:
             for request in self._flush():
                 request.on_gate_open()
@@ -217,6 +244,7 @@ class Gate:
         self.owes_quiet = False
         if self.state is State.CLOSED:
             self.state = State.OPEN
+            self._outside.wake_ended(self.agent, awake=False)
             for request in self._flush():
                 request.on_gate_open()
 

@@ -1,27 +1,46 @@
 """Callers of an agent: `/agents/<name>/rest?q` becomes `GET /rest?q` at the agent's port. Wakes a sleeping one.
 
 The token is checked before anything else happens; unknown name and wrong token are the same 401. Ingress has limits
-of its own and no window, tier, queue or usage.
+of its own and no window, tier, queue or usage. `/agents/<name>/.hive/…` is answered by Hive and wakes nobody. The one
+upgrade that passes is a WebSocket's; any other is an offer, and dropped.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+
+import msgspec
 
 from hive.domain import Dialect
-from hive.errors import Asleep, BackendDown, BackendTimeout, HiveError, NotFound, Refusal, Saturated, Unauthorized
+from hive.errors import (
+    BackendDown,
+    BackendTimeout,
+    HiveError,
+    MethodNotAllowed,
+    NotFound,
+    Saturated,
+    Unauthorized,
+)
+from hive.proxy.gate import State
 from hive.proxy.limits import Budget
-from hive.proxy.registry import Registry
+from hive.proxy.refusals import too_many_wakes
+from hive.proxy.registry import Entry, Registry
 from hive.proxy.waiting import Waiting
+from hive.proxy.websocket import Clocks, WebSocket
 from hive.settings import Proxy as ProxySettings
+from hive.wire import websocket
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER, Deadlines
-from hive.wire.heads import named_by_connection
-from hive.wire.http1 import LAST_CHUNK, Request, Response, answered_later, as_chunk, status_line
+from hive.wire.heads import BadResponse, Fields, named_by_connection
+from hive.wire.http1 import LAST_CHUNK, Request, Response, answer_head, answered_later, as_chunk, status_line
+from hive.wire.tunnel import HeadReader
 from hive.wire.upstream import Pool, UpstreamConnection
 
 PREFIX = b"/agents/"
+OWN = b"/.hive/"
+"""What is below it is asked of Hive, not of the agent."""
+SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\n"
 RETRY_S = 0.05
 """Between attempts while the agent does not listen (yet)."""
 HOP_BY_HOP = frozenset(
@@ -83,17 +102,29 @@ class IngressPath:
         self.budget = budget
         self.call_later = call_later
         self.leaving = False
+        self.sockets: set[WebSocket] = set()
 
-    def pool(self, address: str) -> Pool:
+    def pool(self, address: str, connect_s: float) -> Pool:
         """Connections to agents are not kept: the agent may be frozen or gone by the next request."""
-        settings = self.settings
-        return Pool(address, connect_s=settings.gate_wait_s, idle_s=0.0, deadlines=self.deadlines)
+        return Pool(address, connect_s=connect_s, idle_s=0.0, deadlines=self.deadlines)
+
+    def leave(self) -> None:
+        """Hive is shutting down: no callers from now on, and WebSockets, which end no other way, end."""
+        self.leaving = True
+        self.end_sockets()
+
+    def end_sockets(self) -> None:
+        for socket in list(self.sockets):
+            socket.leave()
 
 
 class IngressExchange(Waiting):
     """One request to an agent."""
 
-    __slots__ = ("_answered", "_chunked", "_head", "_path", "_pool", "_prefix", "_rest", "_retry_until")
+    __slots__ = (
+        *("_answered", "_chunked", "_handshake", "_head", "_own", "_path", "_pool", "_prefix", "_reader", "_rest"),
+        *("_retry_until", "_socket"),
+    )
 
     def __init__(self, path: IngressPath, connection: Connection) -> None:
         super().__init__(connection, path.deadlines, path.budget)
@@ -102,6 +133,11 @@ class IngressExchange(Waiting):
         self._answered = self._chunked = False
         self._retry_until = 0.0
         self._prefix = self._rest = self._head = b""
+        self._own: bytes | None = None
+        """Hive's own answer, where Hive was asked."""
+        self._handshake: websocket.Handshake | None = None
+        self._reader: HeadReader | None = None
+        self._socket: WebSocket | None = None
 
     def __repr__(self) -> str:
         return f"<IngressExchange {self._entry} {'parked' if self.parked else ''}>"
@@ -117,6 +153,8 @@ class IngressExchange(Waiting):
 
     def _enter(self, request: Request) -> None:
         """Authorises, counts, and wakes the agent if it sleeps; in this order."""
+        if websocket.is_asked(request):
+            request.keep_alive = False  # whatever the answer: what follows may be frames
         name, token, self._prefix, self._rest = split_target(request.target)
         token = token or request.field(b"x-hive-token") or b""
         entry = self._path.registry.by_ingress_token(name, token)
@@ -128,12 +166,13 @@ class IngressExchange(Waiting):
             )
         if self._path.leaving:
             raise Saturated("Hive is shutting down", retry_after_s=10)
+        if self._rest.startswith(OWN):
+            self._own = _told(entry, request, self._rest)
+            return
         if entry.row.address is None:
             raise NotFound(f"agent {name} has no port; create it with --port to be called")
-        if (request.field(b"upgrade") or b"").lower() == b"websocket":  # any other upgrade is an offer, and dropped
-            raise Refusal("upgrades (WebSocket) do not pass ingress yet")
-        if entry.gate.ingress >= self._path.settings.ingress_open_max:
-            raise Saturated(f"{entry.gate.ingress} requests are open to this agent", retry_after_s=1)
+        self._handshake = websocket.read_handshake(request)
+        self._check_room(entry)
         self._entry = entry
         self._entered = True
         self._retry_until = self._begun_at + self._path.settings.gate_wait_s
@@ -141,28 +180,52 @@ class IngressExchange(Waiting):
             self.parked = True
             self.deadline = self._retry_until
 
-    def on_request(self, request: Request) -> None:  # noqa: ARG002
+    def _check_room(self, entry: Entry) -> None:
+        """Raises Saturated, TooManyRequests."""
+        gate = entry.gate
+        if gate.ingress >= self._path.settings.ingress_open_max:
+            raise Saturated(f"{gate.ingress} requests are open to this agent", retry_after_s=1)
+        if gate.needs_wake:
+            wait_s = entry.tenant.wakes.take(self._begun_at)
+            if wait_s is not None:
+                raise too_many_wakes(entry.tenant, wait_s)
+
+    def on_request(self, request: Request) -> None:
         self._ready = True
         if self._refusal is not None:
             self.refuse(self._refusal)
+        elif self._own is not None:
+            self._answer_own(request, self._own)
         elif not self.parked:
             self._proceed()
+
+    def _answer_own(self, request: Request, content: bytes) -> None:
+        head = answer_head(200, len(content), b"cache-control: no-store\r\n", keep=request.keep_alive)
+        self._connection.write(head if request.method == b"HEAD" else head + content)
+        self._leave()
+        self._connection.finished(keep=True)
 
     def _proceed(self) -> None:
         entry = self._entry
         assert entry is not None
-        assert entry.row.address is not None
+        if entry.row.address is None:
+            self.refuse(NotFound(f"agent {entry.row.name} has no port any more"))
+            return
         self.deadline = NEVER
-        self._pool = self._path.pool(entry.row.address)
+        self._pool = self._path.pool(entry.row.address, max(RETRY_S, self._retry_until - time.monotonic()))
         self._pool.connect(self)
 
     def on_connected(self, connection: UpstreamConnection) -> bool:
         if self._left:
             return False
-        self._upstream = connection
         self.deadline = time.monotonic() + self._path.settings.first_byte_s
         assert self._request is not None
-        connection.send(self._request_bytes(), self, reused=False, bodiless=self._request.method == b"HEAD")
+        if self._handshake is not None:
+            self._reader = HeadReader(self._request_bytes(), self)
+            connection.switch(self._reader)
+        else:
+            self._upstream = connection
+            connection.send(self._request_bytes(), self, reused=False, bodiless=self._request.method == b"HEAD")
         return True
 
     def on_unconnected(self, error: HiveError) -> None:
@@ -185,13 +248,14 @@ class IngressExchange(Waiting):
         request = self._request
         assert request is not None
         lines = [b"%b %b HTTP/1.1\r\n" % (request.method, self._rest)]
-        dropped = HOP_BY_HOP | OURS | named_by_connection(request.fields)
-        lines += [b"%b: %b\r\n" % (name, value) for name, value in request.fields if name not in dropped]
+        lines += _passed(request.fields, HOP_BY_HOP | OURS)
+        lines.append(b"x-forwarded-prefix: %b\r\n" % self._prefix)
+        if self._handshake is not None:
+            return b"".join(lines) + self._handshake.request_fields() + b"\r\n"
         content = b"".join(request.body)
         if content or request.content_length is None or request.field(b"content-length") is not None:
             lines.append(b"content-length: %d\r\n" % len(content))
-        lines.append(b"x-forwarded-prefix: %b\r\nconnection: close\r\n\r\n" % self._prefix)
-        return b"".join(lines) + content
+        return b"".join(lines) + b"connection: close\r\n\r\n" + content
 
     # the answer ---------------------------------------------------------------------------------------------------
 
@@ -199,8 +263,7 @@ class IngressExchange(Waiting):
         request = self._request
         assert request is not None
         lines = [status_line(head.status)]
-        dropped = HOP_BY_HOP | named_by_connection(head.fields)
-        lines += [b"%b: %b\r\n" % (name, value) for name, value in head.fields if name not in dropped]
+        lines += _passed(head.fields, HOP_BY_HOP)
         bodiless = request.method == b"HEAD" or head.status in (204, 304)
         if head.content_length is not None and head.status not in (204, 304):
             lines.append(b"content-length: %d\r\n" % head.content_length)
@@ -235,6 +298,40 @@ class IngressExchange(Waiting):
         self._upstream = None
         self.refuse(BackendDown(f"the agent broke off: {error.message}"))
 
+    # a WebSocket --------------------------------------------------------------------------------------------------
+
+    def on_switch_answer(self, head: bytes, rest: bytes) -> None:
+        """The agent's 101, or what it answered instead; frames, if any, are in `rest`."""
+        handshake, reader, entry = self._handshake, self._reader, self._entry
+        assert handshake is not None
+        assert reader is not None
+        assert reader.transport is not None
+        assert entry is not None
+        try:
+            own, fields = handshake.check(head)
+        except BadResponse as error:
+            self.on_no_switch(str(error))
+            return
+        self._reader = None
+        self._close_pool()
+        self._answered = True
+        self._entered = False  # the count at the gate is the WebSocket's from here on
+        self.deadline = NEVER
+        path, proxy = self._path, self._path.settings
+        clocks = Clocks(proxy.websocket_idle_s, proxy.between_bytes_s, proxy.gate_wait_s)
+        self._socket = WebSocket(entry, clocks, path.deadlines, end=self._on_socket_end, give_up=self.refuse)
+        path.sockets.add(self._socket)
+        self._connection.write(SWITCHED + own + b"".join(_passed(fields, HOP_BY_HOP)) + b"\r\n")
+        self._socket.open(self._connection, reader.transport, rest)
+
+    def on_no_switch(self, reason: str) -> None:
+        self.refuse(BackendDown(f"the agent did not open the WebSocket: {reason}"))
+
+    def _on_socket_end(self) -> None:
+        """One of the two left: what the other was sent still reaches it."""
+        self._leave()
+        self._connection.finished(keep=False)
+
     # every exit ---------------------------------------------------------------------------------------------------
 
     def refuse(self, error: HiveError) -> None:
@@ -256,6 +353,13 @@ class IngressExchange(Waiting):
     def _leave(self) -> None:
         self._release()
         self._close_pool()
+        if self._reader is not None:
+            self._reader.cancel()
+            self._reader = None
+        if self._socket is not None:
+            self._path.sockets.discard(self._socket)
+            self._socket.close()
+            self._socket = None
         if self._entered and self._entry is not None:
             self._entry.gate.unpark(self)
             self._entry.gate.end(time.monotonic(), ingress=True)
@@ -274,10 +378,33 @@ class IngressExchange(Waiting):
     def on_deadline(self, now: float) -> None:  # noqa: ARG002
         self.deadline = NEVER
         if self.parked:
-            self.parked = False
-            self.refuse(Asleep(f"the agent did not wake within {self._path.settings.gate_wait_s:g} s", retry_after_s=2))
+            self._refuse_as_asleep(self._path.settings.gate_wait_s, self._path.registry.wakes)
         elif not self._answered and not self._blocked:
             self.refuse(BackendTimeout("the agent did not answer in time"))
+
+
+def _passed(fields: Fields, dropped: frozenset[bytes]) -> Iterator[bytes]:
+    """The lines of the fields that concern neither this connection nor a handshake, and are not `dropped`."""
+    dropped |= named_by_connection(fields)
+    return (
+        b"%b: %b\r\n" % (name, value)
+        for name, value in fields
+        if name not in dropped and not name.startswith(websocket.PREFIX)
+    )
+
+
+def _told(entry: Entry, request: Request, target: bytes) -> bytes:
+    """What Hive itself says of an agent, as JSON. Raises NotFound, MethodNotAllowed, and Saturated where the agent will
+    not be woken: a probe is to see that in the status."""
+    if target.partition(b"?")[0] != OWN + b"state":
+        raise NotFound("below /.hive/ there is /.hive/state")
+    if request.method not in (b"GET", b"HEAD"):
+        raise MethodNotAllowed(allow="GET, HEAD")
+    gate = entry.gate
+    if gate.state is State.REFUSED:
+        raise Saturated(f"the agent is {gate.status}", retry_after_s=5)
+    said = {"agent": entry.row.name, "state": gate.word, "open": gate.ingress, "parked": gate.parked}
+    return msgspec.json.encode(said) + b"\n"
 
 
 def split_target(target: bytes) -> tuple[str, bytes, bytes, bytes]:

@@ -109,9 +109,7 @@ class Links:
     def stop_listening(self) -> None:
         """Agents' callers wait in the backlogs from now on: the helper keeps those open for the next proxy."""
         for entry in self.registry.by_id.values():
-            if entry.listener is not None:
-                entry.listener.close()
-                entry.listener = None
+            entry.close_listeners()
 
     def close(self) -> None:
         self._daemon.close()
@@ -156,7 +154,7 @@ class Links:
             case Marks(marks=marks):
                 self._usage.marks(marks)
             case Leaving():
-                self._ingress.leaving = True
+                self._ingress.leave()
 
     def _learn_all(self, table: DaemonTable) -> None:
         self._path.use_backend(table.backend, table.models)  # before the gates open for those who wait at them
@@ -243,27 +241,24 @@ class Links:
 
     def _from_helper(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002
         match message:
-            case ListenerIs(agent=agent):
-                self._listen_for(agent, link.take_descriptors())
-            case ListenerGone(agent=agent):
-                entry = self.registry.by_id.get(agent)
-                if entry is not None and entry.listener is not None:
-                    entry.listener.close()
-                    entry.listener = None
+            case ListenerIs(agent=agent, path=path):
+                self._listen_for(agent, path, link.take_descriptors())
+            case ListenerGone(agent=agent, path=path):
+                if (entry := self.registry.by_id.get(agent)) is not None:
+                    entry.close_listeners(path)
 
-    def _listen_for(self, agent: str, descriptors: list[int]) -> None:
-        """Takes the agent's (new) listener; an old one is emptied first, its open connections stay."""
+    def _listen_for(self, agent: str, path: str, descriptors: list[int]) -> None:
+        """Takes a (new) listener of the agent; an old one of the same path is emptied first, its connections stay."""
         if not descriptors:
-            log.error("listener_without_descriptor agent=%s", agent)
+            log.error("listener_without_descriptor agent=%s path=%s", agent, path)
             return
         if self._path.draining:
             os.close(descriptors[0])  # the helper keeps it open for the next proxy
             return
         known = agent in self.registry.by_id
         entry = self.registry.unheard(agent)
-        if entry.listener is not None:
-            entry.listener.close(empty_first=True)
-        sock = socket.socket(fileno=descriptors[0])
-        entry.listener = Listener(sock, partial(self._serve, entry))
+        if (old := entry.listeners.pop(path, None)) is not None:
+            old.close(empty_first=True)
+        entry.listeners[path] = Listener(socket.socket(fileno=descriptors[0]), partial(self._serve, entry))
         if not known and not self.registry.heard:
             self._loop.call_later(UNHEARD_S, self._serve_unheard)

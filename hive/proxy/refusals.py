@@ -8,6 +8,7 @@ from hive.errors import QueueFull, Saturated, TooManyRequests
 from hive.proxy.limits import SlidingWindow
 from hive.proxy.queue import Flow
 from hive.proxy.registry import Queue
+from hive.proxy.tenants import Tenant
 
 
 def too_many(who: str, window: SlidingWindow, wait_s: float) -> TooManyRequests:
@@ -20,6 +21,13 @@ def too_many(who: str, window: SlidingWindow, wait_s: float) -> TooManyRequests:
     details = {"limit": window.limit, "remaining": 0, "resetAt": int(time.time() + wait_s) + 1}
     message = f"{who} exceeded {window.limit} requests in {window.span_s:g} s"
     return TooManyRequests(message, retry_after_s=wait_s, details=details)
+
+
+def too_many_wakes(tenant: Tenant, wait_s: float) -> TooManyRequests:
+    """429: callers have woken as many of this tenant's agents as they may."""
+    window = tenant.wakes
+    message = f"callers woke agents of tenant {tenant.name} {window.limit} times in {window.span_s:g} s"
+    return TooManyRequests(message, retry_after_s=wait_s)
 
 
 def queue_full(queue: Queue, flow: Flow, now: float) -> QueueFull:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from hive.proxy.gate import Daemon, Gate, State
 from hive.proxy.limits import SlidingWindow, window_of
 from hive.proxy.queue import FairQueue, Flow
 from hive.proxy.tenants import Tenant, Tenants
+from hive.proxy.wakes import WakeTimes
 from hive.settings import Proxy as ProxySettings
 from hive.settings import TenantRow
 from hive.wire.connection import Connection
@@ -46,7 +48,8 @@ Queue = FairQueue[Turning]
 class Entry:
     """One agent: what the daemon said of it, its gate, its window, its place in the queue, its connections.
 
-    `usual_tokens_out`: moving average of what its requests gave, to be charged before the truth is known.
+    `listeners`: those that are its own, by path. `usual_tokens_out`: moving average of what its requests gave, to be
+    charged before the truth is known.
     `plans`: how its bodies are read, by endpoint (the data path's own, kept here because it is the agent's).
     """
 
@@ -55,7 +58,7 @@ class Entry:
         "connections",
         "flow",
         "gate",
-        "listener",
+        "listeners",
         "model",
         "plans",
         "row",
@@ -69,7 +72,7 @@ class Entry:
         self.flow = flow
         self.window = SlidingWindow(settings.window_requests, settings.window_s)
         self.connections: set[Connection] = set()
-        self.listener: Listener | None = None
+        self.listeners: dict[str, Listener] = {}
         self.plans: dict[bytes, Any] = {}
         self.usual_tokens_out = 128.0
         self.learn(row, tenant)
@@ -84,6 +87,13 @@ class Entry:
         self.model = row.model or ""
         kind = CallerKind.OPERATOR if row.id == OPERATOR else CallerKind.AGENT
         self.caller = Caller(kind, row.id, row.tenant, row.tier, tenant.models)
+
+    def close_listeners(self, path: str = "") -> None:
+        """Accepts nobody there any more; without a path at none of its listeners. Open connections stay."""
+        for known in [path] if path else list(self.listeners):
+            listener = self.listeners.pop(known, None)
+            if listener is not None:
+                listener.close()
 
     def learn_tokens_out(self, tokens: int) -> None:
         self.usual_tokens_out += 0.1 * (tokens - self.usual_tokens_out)
@@ -128,6 +138,9 @@ class Registry:
         self._settings = settings
         self.tenants = Tenants(tenants)
         self.queue: Queue = FairQueue(depth=settings.queue_depth)
+        self.wakes = WakeTimes()
+        self._asked_at: dict[str, float] = {}
+        """Agents somebody waits for, and since when."""
         self._turns: deque[Turning] = deque()
         self._giving = False
         self.by_id: dict[str, Entry] = {}
@@ -215,8 +228,7 @@ class Registry:
         self.generation += 1
         self._unindex(entry)
         entry.gate.move(State.REFUSED, entry.gate.generation, "removed")
-        if entry.listener is not None:
-            entry.listener.close()
+        entry.close_listeners()
         for connection in list(entry.connections):
             if connection.exchange is not None:
                 connection.exchange.refuse(Asleep("the agent is removed"))
@@ -287,19 +299,26 @@ class Registry:
     # for the gates ------------------------------------------------------------------------------------------------
 
     def wake(self, agent: str, cause: WakeCause) -> None:
+        self._asked_at.setdefault(agent, time.monotonic())
         self._daemon.wake(agent, cause)
+
+    def wake_ended(self, agent: str, *, awake: bool) -> None:
+        asked_at = self._asked_at.pop(agent, None)
+        if asked_at is not None and awake:
+            self.wakes.took(time.monotonic() - asked_at)
 
     def tell_quiet(self, agent: str) -> None:
         self._daemon.tell_quiet(agent)
 
     def why_busy_outside(self, agent: str, now: float, *, unread_counts: bool) -> str | None:
-        """Accepts all that waits in the agent's own listener, then looks at each of its connections."""
+        """Accepts all that waits in the agent's own listeners, then looks at each of its connections."""
         entry = self.by_id.get(agent)
         if entry is None:
             return None
-        listener = entry.listener if entry.row.cid is None else self.vsock_listener
-        if listener is not None:
+        for listener in entry.listeners.values():
             listener.accept_waiting()
+        if entry.row.cid is not None and self.vsock_listener is not None:
+            self.vsock_listener.accept_waiting()
         for connection in entry.connections:
             reason = connection.why_busy(now, unread_counts=unread_counts)
             if reason is not None:

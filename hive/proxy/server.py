@@ -149,6 +149,7 @@ class ProxyServer:
         """Accepts nobody, lets requests end for up to `drain_s`, cuts the rest detectably; all at once in a `hurry`."""
         self.path.draining = True
         self._stop_accepting()
+        self.ingress.end_sockets()  # which would wait for nothing: they end no other way
         begun_at = time.monotonic()
         await self._drained(begun_at, self.settings.proxy.drain_s, hurry)
         log.info("proxy_drained cut=%d s=%.1f", self._in_flight(), time.monotonic() - begun_at)
@@ -344,6 +345,7 @@ class ProxyServer:
         connection = self._connect(sock, partial(Exchange, self.path))
         if connection is not None:
             connection.owner = entry
+            connection.needs_token = False  # also where it is TCP, made inside the agent's own network
             entry.connections.add(connection)
         return connection
 

@@ -9,6 +9,10 @@ from hive.settings import TenantRow
 
 MAX_KEPT = 1000
 """Tenants without a section of their own that are remembered; agents' tenants are few, an operator may name any."""
+WAKES_MAX = 6000
+WAKES_SPAN_S = 60.0
+"""Callers may wake so many agents of one tenant in so long: 100 a second, more than a host does well, and not so many
+that one leaked token keeps all of it busy. An agent itself can only be woken once per time it is idle."""
 _SPANS_S = {"s": 1.0, "min": 60.0, "hour": 3600.0}
 _NO_ROW = TenantRow()
 
@@ -16,11 +20,12 @@ _NO_ROW = TenantRow()
 class Tenant:
     """What the agents of one tenant share: limits, models, weight, and whose prompts may meet theirs in a cache."""
 
-    __slots__ = ("cache_group", "models", "name", "weight", "window")
+    __slots__ = ("cache_group", "models", "name", "wakes", "weight", "window")
 
     def __init__(self, name: str, row: TenantRow = _NO_ROW) -> None:
         self.name = name
         self.window: SlidingWindow | None = None
+        self.wakes = SlidingWindow(WAKES_MAX, WAKES_SPAN_S)
         self.learn(row)
 
     def __repr__(self) -> str:

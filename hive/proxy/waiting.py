@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 
 from hive.dialects.errors import error_fields, render
 from hive.domain import Dialect
-from hive.errors import HiveError, Saturated
+from hive.errors import Asleep, HiveError, Saturated
 from hive.proxy.limits import Budget
 from hive.proxy.registry import Entry
+from hive.proxy.wakes import WakeTimes
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER, Deadlines
 from hive.wire.http1 import Request, answer_head
@@ -88,6 +89,12 @@ class Waiting(ABC):
         self.parked = False
         if not self._left:
             self.refuse(error)
+
+    def _refuse_as_asleep(self, within_s: float, wakes: WakeTimes) -> None:
+        """Its deadline has passed before the gate."""
+        self.parked = False
+        wait_s = wakes.retry_after_s(within_s)
+        self.refuse(Asleep(f"the agent did not wake within {within_s:g} s", retry_after_s=wait_s))
 
     def on_blocked(self) -> None:
         self._blocked = True

@@ -97,9 +97,10 @@ class Connection(asyncio.Protocol):
         half_open: HalfOpen | None = None,
     ) -> None:
         self.sock = sock
-        self.is_unix = sock.family == socket.AF_UNIX
-        self.needs_token = sock.family not in (socket.AF_UNIX, socket.AF_VSOCK)
-        """Whether whose it is must be proved; on any other listener the connection itself says it."""
+        self._is_unix = sock.family == socket.AF_UNIX
+        self._is_tcp = sock.family not in (socket.AF_UNIX, socket.AF_VSOCK)
+        self.needs_token = self._is_tcp
+        """Whether whose it is must be proved; on a listener that is one agent's own the connection itself says it."""
         self.limits = limits
         self.deadline = NEVER
         self.exchange: Exchange | None = None
@@ -137,7 +138,8 @@ class Connection(asyncio.Protocol):
     def why_busy(self, now: float, *, unread_counts: bool = True) -> str | None:
         """Why the agent behind this connection must not be frozen now, or None. Looks into the kernel, never waits.
 
-        `unread_counts`: whether an answer the peer has not read (a TCP one sent less than 1 s ago) is a reason.
+        `unread_counts`: whether an answer the peer has not read is a reason. Over TCP that is one not acknowledged, or
+        sent less than 1 s ago: the peer's kernel acknowledges what its program has not seen.
         """
         if self.exchange is not None:
             return "a request is in flight"
@@ -153,12 +155,12 @@ class Connection(asyncio.Protocol):
                 return None
             if self._transport is not None and self._transport.get_write_buffer_size():
                 return "an answer is being written"
-            if self.is_unix and _queued(descriptor, SIOCOUTQ):
+            if not self._is_unix and now - self._last_sent_at < 1.0:
+                return "an answer was sent less than 1 s ago"
+            if (self._is_unix or self._is_tcp) and _queued(descriptor, SIOCOUTQ):
                 return "the answer has not been read"
         except OSError:
             return None
-        if not self.is_unix and now - self._last_sent_at < 1.0:
-            return "an answer was sent less than 1 s ago"
         return None
 
     # what an exchange calls ---------------------------------------------------------------------------------------
@@ -200,7 +202,7 @@ class Connection(asyncio.Protocol):
             self.close()
         elif self._transport is not None:
             self._closing = True
-            if self.needs_token:  # on TCP a close without a reset would be the end of an answer without a framing
+            if self._is_tcp:  # a close without a reset would be the end of an answer without a framing
                 with contextlib.suppress(OSError):
                     self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._transport.abort()
@@ -211,6 +213,21 @@ class Connection(asyncio.Protocol):
         self.deadline = time.monotonic() + CLOSE_S
         if self._transport is not None:
             self._transport.close()
+
+    def switch(self, protocol: asyncio.Protocol) -> None:
+        """What comes and goes from here on is `protocol`'s: its bytes, its back-pressure, its end (RFC 9110 §7.8).
+
+        The exchange stays until it says `finished`, or until `protocol` passes `connection_lost` on to this object.
+        """
+        transport, ahead = self._transport, bytes(self._ahead)
+        assert transport is not None
+        self._ahead.clear()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        if self._full:
+            protocol.pause_writing()
+        if ahead:
+            protocol.data_received(ahead)
 
     def restart_clock(self) -> None:
         """The agent was asleep and is awake now: its clock starts anew."""

@@ -112,7 +112,7 @@ def check_unfinished(head: bytes | bytearray, checked: int) -> None:
         raise HeadTooLarge(f"the request head exceeds {MAX_HEAD} bytes")
 
 
-def check_unfinished_answer(head: bytes | bytearray, checked: int) -> None:
+def check_unfinished_answer(head: bytes | bytearray, checked: int, *, may_switch: bool = False) -> None:
     """The same for an answer. Raises BadResponse."""
     if _DOUBT.search(head, max(0, checked - 1)):
         raise BadResponse("a control character or a bare line end in the head")
@@ -120,13 +120,13 @@ def check_unfinished_answer(head: bytes | bytearray, checked: int) -> None:
         raise BadResponse("no HTTP/1.x answer")
     end = head.find(b"\r\n")
     if end >= 0 and checked < end + 2:
-        read_status_line(bytes(head[:end]))
+        read_status_line(bytes(head[:end]), may_switch=may_switch)
     if len(head) > MAX_ANSWER_HEAD:
         raise BadResponse(f"the head exceeds {MAX_ANSWER_HEAD} bytes")
 
 
-def read_status_line(line: bytes) -> tuple[int, bool]:
-    """(status, whether it is HTTP/1.1). Raises BadResponse.
+def read_status_line(line: bytes, *, may_switch: bool = False) -> tuple[int, bool]:
+    """(status, whether it is HTTP/1.1). Raises BadResponse; also for 101, unless it was asked for.
 
     >>> read_status_line(b"HTTP/1.1 200 OK"), read_status_line(b"HTTP/1.0 404")
     ((200, True), (404, False))
@@ -137,7 +137,7 @@ def read_status_line(line: bytes) -> tuple[int, bool]:
     status = int(match[2])
     if not 100 <= status <= 599:
         raise BadResponse(f"status {status} is out of range")
-    if status == 101:
+    if status == 101 and not may_switch:
         raise BadResponse("the backend wants to switch protocols")
     return status, match[1] == b"1"
 
@@ -206,7 +206,7 @@ def check_fields(fields: Fields, *, method: bytes, v11: bool) -> Framing:
                 raise BadRequest("more than one Host field")
             host = value
         elif name == b"connection":
-            connection += _tokens(value)
+            connection += tokens_of(value)
         elif name == b"expect":
             if value.lower() != b"100-continue":
                 raise ExpectationFailed
@@ -254,7 +254,7 @@ def check_answer_fields(fields: Fields, *, status: int, v11: bool, bodiless: boo
             if value.lower() != b"chunked" or not v11:
                 raise BadResponse("the only transfer coding is chunked, in HTTP/1.1")
         elif name == b"connection":
-            connection += _tokens(value)
+            connection += tokens_of(value)
     if chunked and length is not None:
         raise BadResponse("both Content-Length and Transfer-Encoding")
     keep_alive = _keeps(connection, v11=v11)
@@ -301,11 +301,16 @@ def named_by_connection(fields: Fields) -> frozenset[bytes]:
     >>> sorted(named_by_connection([(b"connection", b"close, X-Tenant-ID, Host"), (b"host", b"h")]))
     [b'close', b'x-tenant-id']
     """
-    named = [token for name, value in fields if name == b"connection" for token in _tokens(value)]
+    named = [token for name, value in fields if name == b"connection" for token in tokens_of(value)]
     return frozenset(named) - _PROTECTED
 
 
-def _tokens(value: bytes) -> list[bytes]:
+def tokens_of(value: bytes) -> list[bytes]:
+    """The words of a list field, in lower case.
+
+    >>> tokens_of(b"keep-alive, Upgrade")
+    [b'keep-alive', b'upgrade']
+    """
     return [token.strip(b" \t") for token in value.lower().split(b",")]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from hive.errors import BackendDown, BackendTimeout, HiveError
 from hive.tasks import spawn
 from hive.wire.budget import LONG_READ
 from hive.wire.deadlines import NEVER, Deadlines
+from hive.wire.dial import dial
 from hive.wire.heads import BadResponse
 from hive.wire.http1 import KnownHead, Response, ResponseParser
 
@@ -121,6 +121,14 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def switch(self, protocol: asyncio.Protocol) -> None:
+        """Nothing has been asked on it, and nothing will be: all of it is `protocol`'s, and the pool forgets it."""
+        transport, self._transport = self._transport, None
+        assert transport is not None
+        self._pool.lost(self)
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+
     def pause(self) -> None:
         self._paused = True
         if self._transport is not None and not self._transport.is_closing():
@@ -198,7 +206,7 @@ class UpstreamConnection(asyncio.Protocol):
 
 
 class Pool:
-    """Connections to one backend address (`host:port` or a socket path), the last used first.
+    """Connections to one address (see `dial.read_address`), the last used first.
 
     `idle_s` must be less than the backend's own keep-alive (vLLM and llama-server close after 5 s), or a request
     meets a closing connection.
@@ -283,7 +291,7 @@ class Pool:
 
     async def _connect(self, waiter: Connecting) -> None:
         try:
-            connection = await asyncio.wait_for(self._dial(), self._connect_s)
+            connection = await asyncio.wait_for(dial(self.address, lambda: UpstreamConnection(self)), self._connect_s)
         except asyncio.CancelledError:
             waiter.on_unconnected(BackendDown(f"the backend at {self.address} is no longer used", hint="ask again"))
             raise
@@ -295,6 +303,8 @@ class Pool:
             waiter.on_unconnected(
                 BackendDown(f"the backend at {self.address} is not reachable: {error.strerror or error}")
             )
+        except HiveError as error:
+            waiter.on_unconnected(error)
         else:
             if not connection.usable:  # it closed at once, or spoke before it was asked
                 waiter.on_unconnected(BackendDown(f"the backend at {self.address} does not speak HTTP"))
@@ -302,17 +312,6 @@ class Pool:
                 self._open.add(connection)
                 if not waiter.on_connected(connection):
                     self.give(connection)
-
-    async def _dial(self) -> UpstreamConnection:
-        if self.address.startswith("/"):
-            _, connection = await self._loop.create_unix_connection(lambda: UpstreamConnection(self), self.address)
-            return connection
-        host, _, port = self.address.rpartition(":")
-        transport, connection = await self._loop.create_connection(lambda: UpstreamConnection(self), host, int(port))
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
 
     def on_deadline(self, now: float) -> None:
         """Closes what has been idle too long; the oldest are on the left."""

@@ -11,7 +11,11 @@ import uvloop
 OwnLoop = Callable[[], asyncio.AbstractEventLoop]
 ON_UVLOOP = ("test_cancel.py", "test_clock.py", "test_faults.py", "test_house.py")
 """What a transport tells of a peer that leaves, stalls or resets is the loop's own business: as in the proxy."""
+ON_BOTH = ("test_addresses.py", "test_websocket.py")
+"""What takes one loop's transports from one protocol to another."""
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, OwnLoop]:
+    if item.path.name in ON_BOTH:
+        return {"uvloop": uvloop.new_event_loop, "asyncio": asyncio.new_event_loop}
     return {"uvloop": uvloop.new_event_loop} if item.path.name in ON_UVLOOP else {"asyncio": asyncio.new_event_loop}

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -147,11 +147,13 @@ class Proxy:
             Listener(sock, lambda s: self._connect(s, partial(Exchange, self.path))),
             Listener(ingress_sock, lambda s: self._connect(s, partial(IngressExchange, self.ingress))),
         ]
-        self.alice.listener = Listener(unix, self._alice)
+        self.alice.listeners[str(self.socket_path)] = Listener(unix, self.alice_connects)
 
-    def _alice(self, sock: socket.socket) -> wire.Connection:
+    def alice_connects(self, sock: socket.socket) -> wire.Connection:
+        """As the server does with who connects to a listener of alice's own."""
         connection = self._connect(sock, partial(Exchange, self.path))
         connection.owner = self.alice
+        connection.needs_token = False
         self.alice.connections.add(connection)
         return connection
 
@@ -194,8 +196,7 @@ class Proxy:
     def stop(self) -> None:
         for listener in self._listeners:
             listener.close()
-        assert self.alice.listener is not None
-        self.alice.listener.close()
+        self.alice.close_listeners()
         for connection in list(self.connections):
             connection.cut()
         self.path.use_backend(None, [])
@@ -300,6 +301,19 @@ def nothing_is_held(proxy: Proxy) -> bool:
         and queue.waiting == 0
         and proxy.path.budget.used == 0
     )
+
+
+@contextlib.contextmanager
+def full_backlog() -> Iterator[str]:
+    """The address of a socket that listens and completes no connect: its backlog is full."""
+    with socket.socket() as listening, contextlib.ExitStack() as fillers:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        for _ in range(4):
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(listening.getsockname())
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
 async def until(condition: Callable[[], bool], *, within_s: float = 5.0) -> None:

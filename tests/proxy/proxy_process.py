@@ -49,6 +49,7 @@ class House:
         self.backend = Backend()
         self.tables: list[ProxyTable] = []
         self.link: Link | None = None
+        self.helper: Link | None = None
         self._uids = frozenset({os.geteuid()})
         self._alice = bind_private(self.paths.agent_socket(ALICE))
         self._servers: list[LinkServer] = []
@@ -94,6 +95,7 @@ class House:
     def _ask_helper(self, link: Link, message: Message, reply: Reply | None) -> None:
         if isinstance(message, AskListeners):
             assert reply is not None
+            self.helper = link
             link.tell(ListenerIs(agent=ALICE, path=str(self.paths.agent_socket(ALICE))), [self._alice.fileno()])
             reply(Done())
 

@@ -13,7 +13,7 @@ import random
 import signal
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from harness import (
     Proxy,
     answer,
     chunked,
+    full_backlog,
     post,
     proxied,
     read_request,
@@ -233,19 +234,6 @@ STATES = [
     Stage(half_a_long_answer),
     Stage(not_reading),
 ]
-
-
-@contextlib.contextmanager
-def full_backlog() -> Iterator[str]:
-    """The address of a socket that listens and completes no connect: its backlog is full."""
-    with socket.socket() as listening, contextlib.ExitStack() as fillers:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen(0)
-        for _ in range(4):
-            filler = fillers.enter_context(socket.socket())
-            filler.setblocking(False)
-            filler.connect_ex(listening.getsockname())
-        yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("listener", ["unix", "tcp"])

@@ -129,7 +129,8 @@ MAY_READ = {
     ("proxy/forward.py", "_10_meter"): "the record of a request",
     ("proxy/server.py", "__init__"): "a part of the epoch's name",
     ("proxy/server.py", "_touch"): "the record of activity",
-    ("agents/lifecycle.py", "_replaced"): "the record of a change",
+    ("agents/state.py", "replaced"): "the record of a change",
+    ("agents/state.py", "_loop_time_of"): "how long an operator keeps an agent awake, as it is recorded",
 }
 
 

@@ -30,6 +30,9 @@ class Notes:
     def tell_quiet(self, agent: str) -> None:
         self.quiets += 1
 
+    def wake_ended(self, agent: str, *, awake: bool) -> None:
+        pass
+
     def why_busy_outside(self, agent: str, now: float, *, unread_counts: bool) -> str | None:
         return self.outside
 

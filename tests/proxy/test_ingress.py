@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import msgspec
 import pytest
-from harness import INGRESS_TOKEN, MODEL_TOKEN, Backend, Client, Proxy, answer, chunked, get, proxied, until
+from harness import (
+    INGRESS_TOKEN,
+    MODEL_TOKEN,
+    Backend,
+    Client,
+    Proxy,
+    answer,
+    chunked,
+    get,
+    proxied,
+    read_request,
+    until,
+)
 
 from hive.domain import WakeCause
 
@@ -174,7 +187,7 @@ async def test_an_agent_without_a_port_and_a_leaving_hive_say_so(tmp_path: Path)
         client = await Client.tcp(proxy.ingress_port)
         assert (await client.ask(call(b"/agents/alice/")))[0] == 404
         assert (await client.ask(get(b"/etc/passwd")))[0] == 404
-        proxy.ingress.leaving = True
+        proxy.ingress.leave()
         assert (await client.ask(call(b"/agents/alice/")))[0] == 503
         client.close()
 
@@ -193,3 +206,98 @@ async def test_head_is_answered_without_a_body(tmp_path: Path) -> None:
         assert (status, fields[b"content-length"]) == (200, b"10")
         client.close()
         await agent.stop()
+
+
+async def test_a_message_to_a_sleeping_agent_wakes_it_and_is_an_open_caller_until_it_is_answered(
+    tmp_path: Path,
+) -> None:
+    """As the daemon's courier sends one: a POST with the agent's own ingress token."""
+    go = asyncio.Event()
+
+    async def inbox(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head, body = await read_request(reader)
+        assert (head.split(b" ")[:2], body) == ([b"POST", b"/inbox"], b'{"text":"hello"}')
+        await go.wait()
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    async with proxied(tmp_path) as (proxy, _):
+        agent = await agent_of(proxy)
+        agent.script = inbox
+        gate = proxy.alice.gate
+        assert gate.close(2, now=0.0) is None
+        gate.asleep(2)
+        client = await Client.tcp(proxy.ingress_port)
+        body = b'{"text":"hello"}'
+        fields = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        client.writer.write(call(b"/agents/alice/inbox", method=b"POST", rest=fields) + body)
+        await until(lambda: proxy.wakes == [("a1", WakeCause.INGRESS)])
+        gate.open(3)
+        await until(lambda: agent.connections == 1)
+        assert gate.close(4, now=0.0) == "1 callers are open"
+        go.set()
+        assert (await client.answer())[0] == 204
+        await until(lambda: proxy.quiets == ["a1"])
+        assert gate.close(5, now=0.0) is None
+        client.close()
+        await agent.stop()
+
+
+# Hive's own answers ------------------------------------------------------------------------------------------------
+
+STATE = b"/agents/alice/.hive/state"
+
+
+async def state_of(client: Client, request: bytes = call(STATE)) -> tuple[int, dict[str, object]]:
+    status, _, body = await client.ask(request)
+    return status, json.loads(body)
+
+
+async def test_hive_tells_an_agents_state_without_asking_or_waking_it(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        agent = await agent_of(proxy)
+        gate = proxy.alice.gate
+        client = await Client.tcp(proxy.ingress_port)
+        assert await state_of(client) == (200, {"agent": "alice", "state": "awake", "open": 0, "parked": 0})
+        assert gate.close(2, now=0.0) is None
+        assert (await state_of(client))[1]["state"] == "pausing"
+        gate.asleep(2)
+        assert (await state_of(client, call(STATE + b"?probe=1")))[1]["state"] == "asleep"
+        assert (await state_of(client, call(b"/agents/alice/t/hi_alice/.hive/state", token=None)))[0] == 200
+        assert (await client.ask(call(STATE, method=b"HEAD")))[0] == 200
+        assert (gate.last_active, proxy.wakes, agent.connections) == (None, [], 0)
+        waiting = await Client.tcp(proxy.ingress_port)
+        waiting.writer.write(call(b"/agents/alice/"))
+        await until(lambda: gate.parked == 1)
+        assert await state_of(client) == (200, {"agent": "alice", "state": "waking", "open": 1, "parked": 1})
+        gate.refuse(3, "stopped")
+        status, _, body = await client.ask(call(STATE))
+        assert status == 503
+        assert b"stopped" in body
+        await agent.stop()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (call(STATE, token=b"hi_wrong"), 401),
+        (call(b"/agents/nobody/.hive/state"), 401),
+        (call(STATE, method=b"POST"), 405),
+        (call(b"/agents/alice/.hive/secrets"), 404),
+        (call(b"/agents/alice/.hive/"), 404),
+    ],
+)
+async def test_what_is_asked_of_hive_itself_never_reaches_the_agent(
+    tmp_path: Path, request_bytes: bytes, status: int
+) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        agent = await agent_of(proxy)
+        client = await Client.tcp(proxy.ingress_port)
+        assert (await client.ask(request_bytes))[0] == status
+        assert (agent.connections, proxy.wakes) == (0, [])
+        await agent.stop()
+
+
+async def test_an_agent_without_a_port_has_a_state_all_the_same(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        client = await Client.tcp(proxy.ingress_port)
+        assert (await state_of(client))[1]["state"] == "awake"

@@ -31,7 +31,7 @@ LISTENERS = ["unix", "tcp", "ingress"]
 PREFIX = b"/agents/alice/t/" + INGRESS_TOKEN
 
 CONFLICTS = {
-    ("ingress", "up-ws"): "a WebSocket cannot work without its upgrade: refused aloud with 403 instead of stripped",
+    ("ingress", "up-ws"): "a WebSocket passes ingress: whatever does not answer it with a 101 is 502",
     ("ingress", "ce-gzip"): "what content codings an agent takes is the agent's own matter",
 }
 """Where the design decides otherwise than a vector's policy."""
