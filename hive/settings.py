@@ -157,13 +157,27 @@ class Agents(msgspec.Struct, frozen=True, kw_only=True):
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     """`[sandbox]`: the helper that runs agents."""
 
-    policy: Annotated[str, _s("What it may run, a root-owned file; empty: whatever an operator asks for.")] = ""
-    docker_socket: Annotated[str, _s("Where the Docker engine listens.")] = "/run/docker.sock"
-    firecracker: Annotated[str, _s("The virtual machine monitor.", env="HIVE_FIRECRACKER")] = (
-        "/usr/local/bin/firecracker"
+    policy: Annotated[
+        str,
+        _s(
+            "What it may run, a root-owned file; empty: whatever an operator asks for.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
+    docker_socket: Annotated[str, _s("Where the Docker engine listens.", pattern="^/", expected="an absolute path")] = (
+        "/run/docker.sock"
     )
-    jailer: Annotated[str, _s("Its jailer; empty: without one.")] = "/usr/local/bin/jailer"
-    chroot_base: Annotated[str, _s("Where the jailer makes its jails.", env="JAILER_CHROOT_BASE")] = "/srv/jailer"
+    firecracker: Annotated[
+        str, _s("The virtual machine monitor.", env="HIVE_FIRECRACKER", pattern="^/", expected="an absolute path")
+    ] = "/usr/local/bin/firecracker"
+    jailer: Annotated[str, _s("Its jailer; empty: without one.", pattern="^(/.*)?$", expected="an absolute path")] = (
+        "/usr/local/bin/jailer"
+    )
+    chroot_base: Annotated[
+        str,
+        _s("Where the jailer makes its jails.", env="JAILER_CHROOT_BASE", pattern="^/", expected="an absolute path"),
+    ] = "/srv/jailer"
 
 
 class Daemon(msgspec.Struct, frozen=True, kw_only=True):

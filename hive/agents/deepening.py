@@ -75,7 +75,8 @@ class Deepening:
 
     def _note(self, error: HiveError) -> None:
         self._failures += 1
-        delay_s = retry_after_s(self._failures, hopeless=isinstance(error, NotSupported))
+        may_change = self._state.world.memory().swap_free_bytes == 0  # an operator turns swap on
+        delay_s = retry_after_s(self._failures, hopeless=isinstance(error, NotSupported) and not may_change)
         self.failure, self.retry_at = error.message, self._state.loop.time() + delay_s
 
     def _become(self, depth: SleepDepth, goal: SleepDepth, actor: str) -> None:

@@ -50,8 +50,8 @@ class Verdict(msgspec.Struct, frozen=True):
 def verdict(facts: Facts, now: float) -> Verdict:
     """Whether to page the agent out now, and the words that say why (not); none of an agent that is awake.
 
-    The objections in their order: awake, deep already, as deep as it may, failed a moment ago, neither its time nor
-    memory pressure, no room in swap. The first that objects writes the sentence.
+    The objections in their order: awake, deep already, as deep as it may, no swap at all, failed a moment ago, neither
+    its time nor memory pressure, no room in swap. The first that objects writes the sentence.
 
     >>> verdict(Facts(depth=SleepDepth.LIGHT, asleep_since=100.0, deep_after_s=30.0), now=118.0).why
     'light sleep, deep in 12 s'
@@ -115,6 +115,13 @@ def _failed(facts: Facts, now: float) -> Verdict | None:
     return Verdict(False, f"light sleep, not deep: {facts.failure}, next try in {spoken(left)}", left)
 
 
+def _no_swap(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
+    """Before its time is spoken of: that it will be deep then would be promised in vain."""
+    if facts.swap_free_bytes == 0:
+        return Verdict(False, "light sleep, not deep: this host has no free swap")
+    return None
+
+
 def _not_wanted(facts: Facts, now: float) -> Verdict | None:
     if facts.goal is SleepDepth.DEEP or is_pressed(facts):
         return None
@@ -126,8 +133,6 @@ def _not_wanted(facts: Facts, now: float) -> Verdict | None:
 
 def _no_room(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
     free = facts.swap_free_bytes
-    if free == 0:
-        return Verdict(False, "light sleep, not deep: this host has no free swap")
     if free is not None and facts.resident_bytes is not None and free < facts.resident_bytes:
         return Verdict(False, f"light sleep, not deep: {mib(facts.resident_bytes)} in RAM, {mib(free)} of free swap")
     return None
@@ -145,6 +150,7 @@ _OBJECTIONS: tuple[Callable[[Facts, float], Verdict | None], ...] = (
     _awake,
     _deep,
     _not_allowed,
+    _no_swap,
     _failed,
     _not_wanted,
     _no_room,

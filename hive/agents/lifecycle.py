@@ -24,7 +24,7 @@ from hive.agents.state import AT_REST, Answer, State, wrong_state
 from hive.agents.waking import Waking
 from hive.agents.world import World
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, SleepDepth, WakeCause
-from hive.errors import AgentBusy, NotFound, TimedOut, WrongState
+from hive.errors import AgentBusy, NotFound, NotSupported, Saturated, TimedOut, WrongState
 from hive.link.messages import Open, Refused, Stat
 
 RETRY_BUSY_S = 1.0
@@ -206,11 +206,15 @@ class Life:
         """Tries until it sleeps, `deep` until its memory is paged out too. `now`: raises AgentBusy instead of waiting.
 
         Raises TimedOut with the agent awake; StoreFull, awake too, where its sleep cannot be recorded. With `deep` also
-        what `go_deep` raises; it sleeps light then.
+        what `go_deep` raises; it sleeps light then, and NotSupported and Saturated say so.
         """
         await self._pause(timeout_s=timeout_s, now=now, actor=actor)
-        if deep:
+        if not deep:
+            return
+        try:
             await self.go_deep(actor)
+        except (NotSupported, Saturated) as error:
+            raise type(error)(f"{self.agent.name} sleeps light; {error.message}", hint=error.hint) from error
 
     async def _pause(self, *, timeout_s: float, now: bool, actor: str) -> None:
         deadline = self._loop.time() + timeout_s
@@ -254,14 +258,14 @@ class Life:
         self._deepening.forget_failures()
         self._turns.interrupt("the helper was away")
 
-    def ended(self, exit_code: int | None, pid: int) -> None:
-        """Its main process ended. Ignored where that was asked for, or where `pid` is one of an earlier start."""
+    def ended(self, exit_code: int | None, pid: int, why: str = "") -> None:
+        """Its main process ended, `why` if known. Ignored where that was asked for, or `pid` is of an earlier start."""
         state = self._state
         if state.gone or state.status not in ALIVE or (pid and state.pid and pid != state.pid):
             return
         state.gone = True
         self._turns.interrupt("it ended")
-        self._turns.follow(lambda: self._starting.after_end(exit_code), "ended")
+        self._turns.follow(lambda: self._starting.after_end(exit_code, why), "ended")
 
     def thawed_alone(self, reason: str) -> None:
         """The helper thawed it by itself: it runs."""
@@ -344,7 +348,7 @@ class Life:
                 await self._starting.lost_in_boot()
             case Action.ENDED:
                 state.gone = True
-                await self._starting.after_end(stat.exit_code)
+                await self._starting.after_end(stat.exit_code, stat.why)
             case Action.FINISH:
                 by = self.agent.stopped_by
                 await self._starting.rest(AgentStatus.STOPPED, self.agent.reason, "hive", stopped_by=by)

@@ -10,7 +10,7 @@ from hive.agents.state import State, replaced, wrong_state
 from hive.agents.turns import Interrupted, outcome_of
 from hive.agents.waking import Waking
 from hive.domain import AgentStatus
-from hive.errors import DependencyDown, HiveError, StoreFull
+from hive.errors import DependencyDown, HiveError, StoreFull, TimedOut, WrongState
 from hive.link.messages import Busy
 from hive.tasks import spawn
 
@@ -22,16 +22,21 @@ LONGEST_RETRY_S = 600.0
 class Attempt(msgspec.Struct, frozen=True):
     """How one try at sleep ended: `why_not` is None where it sleeps. `busy`: the proxy owes one `quiet`.
 
-    `hopeless`: it could not be recorded, which another try at once does not change.
+    `hopeless`: what another try at once does not change: it cannot be recorded, it must not be frozen, its engine is
+    down.
     """
 
     why_not: str | None = None
     busy: bool = False
-    hopeless: StoreFull | None = None
+    hopeless: HiveError | None = None
 
 
 class _Busy(Interrupted):
     """The proxy says that the agent is at work."""
+
+
+_MAY_PASS = (DependencyDown, WrongState, TimedOut)
+"""What another try may find otherwise: the helper or the proxy is back, nobody wakes it in the middle."""
 
 
 class Pausing:
@@ -82,8 +87,8 @@ class Pausing:
             await self._undo(str(why), actor, freezing)
             if not isinstance(why, Interrupted | HiveError):
                 raise
-            hopeless = why if isinstance(why, StoreFull) else None
-            if hopeless is not None:
+            hopeless = why if isinstance(why, HiveError) and not isinstance(why, _MAY_PASS) else None
+            if isinstance(why, StoreFull):
                 self.retry_at = state.loop.time() + FIRST_RETRY_S
             return Attempt(str(why), busy=isinstance(why, _Busy), hopeless=hopeless)
         self._fell_asleep()

@@ -86,19 +86,23 @@ FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 10.0
 
 
-def after_end(restart: RestartPolicy, exit_code: int | None, ends: int, limit: int) -> Ending:
+def after_end(restart: RestartPolicy, exit_code: int | None, ends: int, limit: int, why: str = "") -> Ending:
     """What follows an end nobody asked for.
 
-    `exit_code` None: nobody reaped it, which counts as a failure. `ends`: within the window, this one included; from
-    `limit` on what restarts on failure only is not started again. `always` and `unless-stopped` never give up; their
-    delay grows like that of the others, and falls back as earlier ends leave the window.
+    `exit_code` None: nobody reaped it, which counts as a failure. `why`: what it does not tell, in words. `ends`:
+    within the window, this one included; from `limit` on what restarts on failure only is not started again. `always`
+    and `unless-stopped` never give up; their delay grows like that of the others, and falls back as earlier ends leave
+    the window.
 
     >>> after_end(RestartPolicy.ON_FAILURE, 1, ends=2, limit=5)
     Ending(status=<AgentStatus.STARTING: 'starting'>, reason='exited with 1', restart_in_s=1.0)
+    >>> after_end(RestartPolicy.NO, 137, ends=1, limit=5, why="out of memory").reason
+    'exited with 137: out of memory'
     >>> [str(after_end(policy, 0, ends=9, limit=5).status) for policy in (RestartPolicy.NO, RestartPolicy.ALWAYS)]
     ['stopped', 'starting']
     """
-    reason = "ended, how is unknown" if exit_code is None else f"exited with {exit_code}"
+    reason = f"exited with {exit_code}" if exit_code is not None else "ended" if why else "ended, how is unknown"
+    reason += f": {why}" if why else ""
     if restart not in (RestartPolicy.ALWAYS, RestartPolicy.UNLESS_STOPPED):
         if exit_code == 0:
             return Ending(AgentStatus.STOPPED, reason)

@@ -57,10 +57,11 @@ class Sleeper:
         """As things were seen last: would it be put to sleep now, and why (not)."""
         return idle.verdict(self._facts(life), self._loop.time())
 
-    def why(self, life: Life, stat: Stat | None) -> str:
+    def why(self, life: Life, stat: Stat | None, *, verdict: Verdict | None = None) -> str:
         """The verdict's sentence, and what the agent costs now by `stat` (None: the helper could not be asked)."""
+        why = (verdict or self.verdict(life)).why
         costs = "" if stat is None else idle.cost(stat, self._percent(life, stat))
-        return f"{self.verdict(life).why}; costs {costs}" if costs else self.verdict(life).why
+        return f"{why}; costs {costs}" if costs else why
 
     def _percent(self, life: Life, stat: Stat) -> float | None:
         """Of a core since its CPU time was read last, where that was not long ago."""

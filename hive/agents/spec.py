@@ -162,7 +162,7 @@ def _check_limits(limits: Limits) -> None:
     )
     for field, value, least, most in bounds:
         if value is not None and not least <= value <= most:
-            raise BadRequest(f"limits: {field}: {value:g} is not from {least:g} to {most:g}")
+            raise BadRequest(f"limits: {field}: {value:g} is not from {least:g} to {most:.0f}")
 
 
 def _check_egress(egress: list[str] | None) -> None:

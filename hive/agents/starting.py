@@ -97,8 +97,8 @@ class Starting:
             await state.world.helper.stop(state.agent.id, grace_s=state.world.settings.agents.stop_grace_s)
         await self.rest(AgentStatus.STOPPED, reason, actor, stopped_by=by)
 
-    async def after_end(self, exit_code: int | None) -> None:
-        """It ended by itself: what the restart policy says."""
+    async def after_end(self, exit_code: int | None, why: str = "") -> None:
+        """It ended by itself, `why` if known: what the restart policy says."""
         state = self._state
         if not state.gone or state.status not in ALIVE:
             return
@@ -108,7 +108,7 @@ class Starting:
         self._ends.append(now)
         if exit_code != 0:
             state.world.failed(state.agent)
-        ending = after_end(state.agent.spec.restart, exit_code, len(self._ends), agents.restart_limit)
+        ending = after_end(state.agent.spec.restart, exit_code, len(self._ends), agents.restart_limit, why)
         if ending.restart_in_s is None:
             await self.rest(ending.status, ending.reason, "hive")
             return

@@ -19,6 +19,8 @@ END_TOLD_WITHIN_S = 1.0
 """The helper tells how an agent ended after it has killed what that left behind."""
 
 _WAKEABLE = frozenset({AgentStatus.STARTING, AgentStatus.PAUSING, AgentStatus.PAUSED, AgentStatus.RESUMING})
+_HAVE_NO_REQUEST = frozenset({WakeCause.SCHEDULE, WakeCause.OPERATOR})
+"""No activity follows that the proxy would see: who is awake already stays so for as long as one that was woken."""
 
 
 class Waking:
@@ -39,6 +41,8 @@ class Waking:
         """See `Life.wake`."""
         state = self._state
         if state.status is AgentStatus.RUNNING:
+            if cause in _HAVE_NO_REQUEST:
+                state.awake_since = state.loop.time()
             answer(state.opened)
             return
         if state.status not in _WAKEABLE:

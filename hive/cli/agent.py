@@ -204,12 +204,26 @@ def _listed(agents: list[Answer], *, quiet: bool) -> str:
             size(agent["rss_bytes"]),
             number(agent["wakes"]),
             milliseconds(agent["last_wake_ms"]),
-            agent["why"].partition("; ")[0],
+            _why(agent),
         ]
         for agent in agents
     ]
     headers = ["NAME", "STATUS", "SINCE", "REQUESTS", "TOKENS IN / OUT", "RAM", "WAKES", "LAST WAKE", "WHY"]
     return table(headers, rows)
+
+
+def _why(view: Answer) -> str:
+    """The verdict's sentence without what the other columns say already.
+
+    >>> _why({"status": "paused", "why": "asleep since 2026-11-20 08:52:13 UTC, light sleep, deep in 9 s; wakes on …"})
+    'light sleep, deep in 9 s'
+    >>> _why({"status": "running", "why": "awake: 3 s until idle"})
+    '3 s until idle'
+    """
+    why: str = view["why"].partition("; ")[0]
+    if view["status"] == "paused":
+        return why.partition(", ")[2] or why
+    return why.removeprefix(f"{view['status']}: ").removeprefix("awake: ")
 
 
 def _status(view: Answer) -> str:
@@ -268,7 +282,7 @@ def _coming(at: float | None, now: float) -> str:
     if at is None:
         return ""
     moment = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(at))
-    return f"{moment}, in {span(at - now)}" if at > now else f"{moment}, now"
+    return f"{moment}, in {span(round(at - now))}" if at > now else f"{moment}, now"
 
 
 def _runtime(view: Answer) -> str:
@@ -294,7 +308,7 @@ def _limits(view: Answer) -> str:
         "" if view["egress"] is None else f"network: {', '.join(view['egress']) or 'none'}",
     ]
     said = ", ".join(filter(None, told))
-    return f"{said} (not enforced: {view['limits_not_enforced']})" if view["limits_not_enforced"] else said
+    return f"{said} ({view['limits_not_enforced']})" if view["limits_not_enforced"] else said
 
 
 def _used(answer: Answer) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import AgentName, Answer, Call
-from hive.cli.text import ago, number, size, table
+from hive.cli.text import ago, number, one_line, size, status, table
 from hive.control.client import path_of
 from hive.errors import BadRequest, HiveError, TimedOut, UsageError
 
@@ -83,13 +83,13 @@ def _stdin() -> str:
 def _accepted(call: Call, name: str, sent: Answer, timeout_s: float | None) -> Answer:
     """The message once the agent has accepted it. Raises TimedOut, HiveError where the agent refuses it."""
     if sent["status"] in ("stopped", "created", "error"):
-        call.say(f"{sent['name']} is {sent['status']}: the message waits until it is started")
+        call.say(f"{sent['name']} is {status(sent['status'])}: the message waits until it is started")
     until = None if timeout_s is None else time.monotonic() + timeout_s
     message = sent
     while message["state"] == "waiting":
         left_s = ASKED_AGAIN_S if until is None else until - time.monotonic()
         if left_s <= 0:
-            why = f" ({message['last_error']})" if message["last_error"] else ""
+            why = f" ({one_line(message['last_error'])})" if message["last_error"] else ""
             raise TimedOut(
                 f"{sent['name']} has not accepted it in time{why}", hint="it goes on waiting to be delivered"
             )
@@ -98,7 +98,7 @@ def _accepted(call: Call, name: str, sent: Answer, timeout_s: float | None) -> A
         message = call.client.get(path, wait_s=wait_s, timeout_s=wait_s + ASKED_AGAIN_S)
     if message["state"] == "refused":
         raise HiveError(
-            f"{sent['name']} refuses it: {message['last_error']}", hint=f"hive agent messages {sent['name']}"
+            f"{sent['name']} refuses it: {one_line(message['last_error'])}", hint=f"hive agent messages {sent['name']}"
         )
     return message
 
@@ -106,7 +106,8 @@ def _accepted(call: Call, name: str, sent: Answer, timeout_s: float | None) -> A
 def _sent(answer: Answer) -> str:
     if answer["state"] == "delivered":
         return f"{answer['name']} has accepted message {answer['id']}"
-    later = f"; {answer['name']} is {answer['status']}" if answer["status"] in ("stopped", "created", "error") else ""
+    lies = answer["status"] in ("stopped", "created", "error")
+    later = f"; {answer['name']} is {status(answer['status'])}" if lies else ""
     return f"message {answer['id']} waits for {answer['name']}{later}"
 
 
@@ -120,17 +121,19 @@ def _listed(answer: Answer) -> str:
             message["state"],
             number(message["attempts"]),
             size(len(message["text"].encode())),
-            _short(message["text"]),
-            message["last_error"],
+            _short(message["text"], SHOWN_CHARS),
+            _short(message["last_error"], 2 * SHOWN_CHARS),
         ]
         for message in answer["messages"]
     ]
     if not rows:
         return f"no message waits for {answer['name']}"
     said = table(["ID", "SENT", "FROM", "STATE", "TRIES", "SIZE", "TEXT", "LAST ERROR"], rows)
-    return f"{said}\n{answer['why']}" if answer["why"] else said
+    why = answer["why"]
+    is_told = not why or any(message["last_error"] == why for message in answer["messages"])
+    return said if is_told else f"{said}\n{one_line(why)}"
 
 
-def _short(text: str) -> str:
-    line = " ".join(text[: 4 * SHOWN_CHARS].split())
-    return line if len(line) <= SHOWN_CHARS and len(text) <= 4 * SHOWN_CHARS else line[: SHOWN_CHARS - 1] + "…"
+def _short(text: str, width: int) -> str:
+    line = " ".join(text[: 4 * width].split())
+    return line if len(line) <= width and len(text) <= 4 * width else line[: width - 1] + "…"

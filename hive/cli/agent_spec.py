@@ -195,12 +195,12 @@ def _plan(name: str, answer: Answer) -> str:
 def _value(value: Any) -> str:
     """One value of a description for people.
 
-    >>> _value({"memory_mb": 512, "cpu": None}), _value(["/bin/x", "-v"]), _value(None), _value(False)
+    >>> _value({"memory_mb": 512, "cpu": None, "user": ""}), _value(["/bin/x", "-v"]), _value(None), _value(False)
     ('memory_mb 512', '/bin/x -v', 'none', 'false')
     """
     match value:
         case dict():
-            return ", ".join(f"{key} {_value(found)}" for key, found in value.items() if found is not None) or "none"
+            return ", ".join(f"{key} {_value(it)}" for key, it in value.items() if it not in (None, "")) or "none"
         case list():
             return " ".join(map(str, value)) or "[]"
         case bool():

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import AgentName, Answer, Call
-from hive.cli.text import span, table
+from hive.cli.text import span, status, table
 from hive.control.client import path_of
 from hive.errors import UsageError
 
@@ -73,7 +73,7 @@ def keep_awake(
 
 def _added(answer: Answer) -> str:
     again = f", then every {span(answer['every_s'])}" if answer["every_s"] is not None else ""
-    stopped = f"; {answer['name']} is {answer['status']}, and a schedule starts nobody"
+    stopped = f"; {answer['name']} is {status(answer['status'])}, and a schedule starts nobody"
     refused = stopped if answer["status"] in ("stopped", "created", "error") else ""
     return f"{answer['name']} is woken at {answer['spoken']}{again} (schedule {answer['id']}){refused}"
 
@@ -99,4 +99,4 @@ def _kept(view: Answer) -> str:
     if until is None:
         return f"{view['name']} may sleep when it is idle"
     asleep = f"; it sleeps, `hive agent resume {view['name']}` wakes it" if view["status"] == "paused" else ""
-    return f"{view['name']} is kept awake for {span(until - time.time())}{asleep}"
+    return f"{view['name']} is kept awake for {span(round(until - time.time()))}{asleep}"

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import typer
 
 from hive.cli.call import Answer, Call
-from hive.cli.text import UNKNOWN, milliseconds, size, table
+from hive.cli.text import UNKNOWN, milliseconds, size, status, table
 from hive.control.client import path_of
 from hive.errors import BackendDown, HiveError, NotSupported, Saturated
 
@@ -59,7 +59,8 @@ def sleep(
         with call.about(name):
             view = client.get(path_of(name))
         call.say(f"measuring {name} …")
-        measured.append(_measured(client, view, rounds) if _lives(view) else _skipped(name, f"it is {view['status']}"))
+        skipped = _skipped(name, f"it is {status(view['status'])}")
+        measured.append(_measured(client, view, rounds) if _lives(view) else skipped)
     answer = {"rounds": rounds, "agents": measured, **summary(measured)}
     call.show("bench.sleep", answer, lambda: _told(answer))
 

@@ -64,18 +64,23 @@ class Call(typer.Context):
 
     @contextmanager
     def about(self, ref: str) -> Iterator[None]:
-        """Around a request about one agent: an unknown name comes back with the nearest known one as its hint."""
+        """Around a request about one agent: an unknown name comes back with the nearest known one as its hint.
+
+        Where the agent is there, something else was not found, and that has a hint of its own.
+        """
         try:
             yield
         except NotFound as error:
-            error.hint = self._nearest(ref) or error.hint or "`hive agent list` shows them all"
+            error.hint = self._nearest(ref) or error.hint
             raise
 
     def _nearest(self, ref: str) -> str:
         from difflib import get_close_matches
 
-        names = [agent["name"] for agent in self.client.get("/api/agents")["agents"]]
-        near = get_close_matches(ref, names, n=1)
+        agents = self.client.get("/api/agents")["agents"]
+        if any(ref in (agent["name"], agent["id"]) for agent in agents):
+            return ""
+        near = get_close_matches(ref, [agent["name"] for agent in agents], n=1)
         return f"did you mean `{near[0]}`?" if near else ""
 
 

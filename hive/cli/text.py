@@ -17,7 +17,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     NAME   STATUS
     alice  running
     """
-    lines = [list(headers), *([harmless(cell) for cell in row] for row in rows)]
+    lines = [list(headers), *([one_line(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -31,7 +31,7 @@ def fields(pairs: Sequence[tuple[str, str]]) -> str:
     Status: running
        RAM: 9 MB
     """
-    kept = [(name, harmless(value)) for name, value in pairs if value]
+    kept = [(name, one_line(value)) for name, value in pairs if value]
     width = max((len(name) for name, _ in kept), default=0)
     return "\n".join(f"{name:>{width}}: {value}" for name, value in kept)
 
@@ -95,6 +95,24 @@ def milliseconds(ms: float | None) -> str:
     if ms is None:
         return UNKNOWN
     return f"{ms:.1f} ms" if ms < 100 else f"{ms:,.0f} ms"
+
+
+def status(found: str) -> str:
+    """What an agent is, to go into a sentence.
+
+    >>> status("stopped"), status("error")
+    ('stopped', 'in error')
+    """
+    return "in error" if found == "error" else found
+
+
+def one_line(text: str) -> str:
+    r"""`harmless`, and on one line: a line break in what an agent said would forge a row.
+
+    >>> one_line("multi\nline\t1")
+    'multi line 1'
+    """
+    return harmless(" ".join(text.split()) if "\n" in text or "\t" in text else text)
 
 
 def harmless(text: str, *, colours: bool = False) -> str:

@@ -78,7 +78,7 @@ def parse_when(text: str, *, now: float, zone: tzinfo) -> When:
 def check_every(every_s: float) -> None:
     """Raises BadRequest unless it is from EVERY_MIN_S to ten years."""
     if not EVERY_MIN_S <= every_s <= FURTHEST_S:
-        raise BadRequest(f"every: {every_s:g} is not from {EVERY_MIN_S:g} seconds to ten years")
+        raise BadRequest(f"every: {every_s:.0f} is not from {EVERY_MIN_S:g} seconds to ten years")
 
 
 def by_days(every_s: float | None) -> bool:

@@ -49,6 +49,8 @@ ERROR_MAX_CHARS = 300
 _ASLEEP = frozenset({AgentStatus.PAUSING, AgentStatus.PAUSED, AgentStatus.RESUMING})
 _AGAIN = frozenset({408, 425, 429})
 """Refusals that mean later (RFC 9110 §15.5.9, RFC 8470 §5.2, RFC 6585 §4)."""
+_NEVER = frozenset({501, 505})
+"""Failures that mean never: it does not know POST, or not HTTP/1.1 (RFC 9110 §15.6.2, §15.6.6)."""
 
 
 class Fate(Enum):
@@ -79,7 +81,7 @@ retry_after_s=0.0), <Fate.LATER: 'later'>)
     if by_hive:
         return Outcome(Fate.LATER, text, retry_after_s)
     why = f"its inbox answered {status}" + (f": {text}" if text else "")
-    if status >= 500 or status in _AGAIN:
+    if (status >= 500 and status not in _NEVER) or status in _AGAIN:
         return Outcome(Fate.LATER, why, retry_after_s)
     return Outcome(Fate.REFUSED, why)
 
@@ -384,7 +386,7 @@ async def _beginning(answer: httpx.Response) -> bytes:
 
 
 def _read(answer: httpx.Response, body: bytes) -> Outcome:
-    text = body.decode(errors="replace").strip()
+    text = " ".join(body.decode(errors="replace").split())
     by_hive = False
     try:
         found = msgspec.json.decode(body)["error"]

@@ -289,7 +289,7 @@ class Daemon:
             log.error("not_started_after_boot error=%s", error.message)
 
     def _ended(self, ended: Ended) -> None:
-        self.roster.ended(ended.agent, ended.exit_code, ended.pid)
+        self.roster.ended(ended.agent, ended.exit_code, ended.pid, ended.why)
 
     # The proxy (gates.ProxyEvents) --------------------------------------------------------------------------------
 

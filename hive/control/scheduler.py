@@ -211,7 +211,8 @@ def _writes(schedule_id: int, schedule: Schedule | None) -> Callable[[sqlite3.Co
 
 async def _woken(life: Life) -> str:
     """Wakes it, and says in words what came of that."""
-    if life.status is AgentStatus.RUNNING:
-        return "was awake"
+    was_awake = life.status is AgentStatus.RUNNING
     status = await wake(life, WakeCause.SCHEDULE)
-    return f"refused: it is {status}" if status else "woken"
+    if status:
+        return f"refused: it is {status}"
+    return "was awake" if was_awake else "woken"

@@ -3,8 +3,10 @@
     HIVE_AGENT_PORT=9000 HIVE_DIALECT=ollama OLLAMA_HOST=http://… python3 sample_agent.py scribe
 
 `POST /turn {"say": text}` is one turn: it asks the model and answers `{"turn", "state_ok", "state", "answer",
-"tokens_in", "tokens_out", "model"}`; `GET /` answers the state. What it knows lives only in this process, so a wrong
-`state_ok` after a sleep means that the sleep did harm. Standard library of Python 3.9 or newer, on purpose.
+"tokens_in", "tokens_out", "model"}`; `GET /` answers the state. `POST /inbox {"id", "text"}`, as `hive agent send`
+posts it, is accepted at once; the turn follows, and its answer goes to the log. What it knows lives only in this
+process, so a wrong `state_ok` after a sleep means that the sleep did harm. Standard library of Python 3.9 or newer, on
+purpose.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import os
 import sys
 import threading
 import urllib.parse
+from collections import deque
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -26,6 +29,7 @@ MODEL_TIMEOUT_S = 330.0  # longer than Hive's own limit to the first byte
 BODY_MAX_BYTES = 1024 * 1024
 TURNS_KEPT = 200
 DEMO_MODEL = "hive-demo"
+OFFERED = "there are GET /, POST /turn and POST /inbox"
 
 
 class ModelError(Exception):
@@ -183,6 +187,15 @@ class Agent:
         self._memory = Memory()
         self._one_at_a_time = threading.Lock()
         self._in_memory = threading.Lock()
+        self._messages: deque[str] = deque(maxlen=TURNS_KEPT)
+
+    def is_new(self, message: str) -> bool:
+        """Whether the message of this id was not seen before: Hive brings one again where it does not know."""
+        with self._in_memory:
+            if message and message in self._messages:
+                return False
+            self._messages.append(message)
+            return True
 
     def turn(self, say: str) -> dict[str, Any]:
         """Asks the model about `say` and remembers; raises `ModelError` and remembers nothing where that fails."""
@@ -225,31 +238,44 @@ class Callers(BaseHTTPRequestHandler):
         if urllib.parse.urlsplit(self.path).path == "/":
             self._answer(200, self.agent.state())
         else:
-            self._answer(404, {"error": "there are GET / and POST /turn"})
+            self._answer(404, {"error": OFFERED})
 
     def do_POST(self) -> None:
-        say, problem = self._said()
+        path = urllib.parse.urlsplit(self.path).path
+        field = {"/turn": "say", "/inbox": "text"}.get(path)
+        said, problem = self._said(field or "say")
         if problem:
             self._answer(400, {"error": problem})
-        elif urllib.parse.urlsplit(self.path).path != "/turn":
-            self._answer(404, {"error": "there are GET / and POST /turn"})
+        elif field is None:
+            self._answer(404, {"error": OFFERED})
+        elif path == "/inbox":
+            is_new = self.agent.is_new(self.headers.get("Idempotency-Key", ""))
+            self._answer(202, {"accepted": is_new})
+            if is_new:
+                self._turn_for_the_log(said)
         else:
             try:
-                self._answer(200, self.agent.turn(say))
+                self._answer(200, self.agent.turn(said))
             except ModelError as error:
                 self._answer(502, {"error": f"the model did not answer: {error}"})
 
-    def _said(self) -> tuple[str, str]:
+    def _turn_for_the_log(self, said: str) -> None:
+        try:
+            print(json.dumps({"message": said[:200], "answer": self.agent.turn(said)["answer"]}), flush=True)
+        except ModelError as error:
+            print(json.dumps({"message": said[:200], "error": f"the model did not answer: {error}"}), flush=True)
+
+    def _said(self, field: str) -> tuple[str, str]:
         """What the caller says, or what is wrong with it."""
         length = self.headers.get("Content-Length", "")
         if not length.isdigit() or int(length) > BODY_MAX_BYTES:
             self.close_connection = True  # where the body ends is not known
             return "", f"a Content-Length up to {BODY_MAX_BYTES} is needed"
         try:
-            say = json.loads(self.rfile.read(int(length)))["say"]
+            said = json.loads(self.rfile.read(int(length)))[field]
         except (ValueError, LookupError, TypeError):
-            return "", 'the body must be {"say": text}'
-        return (say, "") if isinstance(say, str) else ("", "`say` must be a text")
+            return "", f'the body must be {{"{field}": text}}'
+        return (said, "") if isinstance(said, str) else ("", f"`{field}` must be a text")
 
     def _answer(self, status: int, found: dict[str, Any]) -> None:
         body = json.dumps(found).encode()

@@ -39,15 +39,19 @@ class Private(NamedTuple):
 def make(port: int) -> Private:
     """A network namespace that reaches nothing, and a socket listening at 127.0.0.1:`port` in it.
 
-    The socket is there before any program: what starts inside never finds the door closed. Takes about a
-    millisecond. Raises NotPermitted where this process may not (it takes root), HiveError.
+    The socket is there before any program: what starts inside never finds the door closed. Takes 2 ms, 40 ms while
+    many are taken down. Raises NotPermitted where this process may not (it takes root), HiveError.
     """
 
     def work() -> Private:
         _call("unshare", CLONE_NEWNET)
         _bring_up_loopback()
-        sock = _listen(port)
-        return Private(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC), sock)
+        fd = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return Private(fd, _listen(port))
+        except OSError:
+            os.close(fd)
+            raise
 
     return _in_a_thread("a network of its own cannot be made", work)
 

@@ -331,7 +331,7 @@ class Stat(Message, tag=True, frozen=True, kw_only=True):
     """Ground truth of one agent.
 
     `state`: `running`, `frozen`, `gone`. `cpu_us`: CPU time used since start by all its processes (frozen does not
-    move). `exit_code`: of the last end, None where unknown. `swap_bytes`: of its memory in swap. `address`: as in
+    move). `exit_code`, `why`: of the last end, as in `Ended`. `swap_bytes`: of its memory in swap. `address`: as in
     `Started`. `limits`: what of its limits is not enforced here, in words; empty where all are.
     """
 
@@ -342,6 +342,7 @@ class Stat(Message, tag=True, frozen=True, kw_only=True):
     processes: int = 0
     swap_bytes: int = 0
     exit_code: int | None = None
+    why: str = ""
     freezer: str = ""
     address: str = ""
     limits: str = ""
@@ -370,11 +371,15 @@ class Remove(Message, tag=True, frozen=True, kw_only=True):
 
 
 class Ended(Message, tag=True, frozen=True, kw_only=True):
-    """An agent's main process ended. `exit_code` as a shell counts (128 + signal), None where nobody reaped it."""
+    """An agent's main process ended. `exit_code` as a shell counts (128 + signal), None where nobody reaped it.
+
+    `why`: what that does not tell, in words; empty mostly.
+    """
 
     agent: str
     exit_code: int | None
     pid: int = 0
+    why: str = ""
 
 
 class ThawedAlone(Message, tag=True, frozen=True, kw_only=True):

@@ -116,17 +116,28 @@ def matches(path: str, pattern: str) -> bool:
 
 
 def _check_uid(policy: Policy, spec: SandboxSpec) -> None:
-    """A container's user is a matter of its user namespace; whoever has a uid on the host has one of the range."""
+    """Containers too: a container's user is that number on the host, no user namespace maps it.
+
+    One that names no user at all gets the helper's own, which `container_spec.user_of` refuses where that is root.
+    """
     if policy.uids is None:
         return
     first, last = policy.uids
-    if spec.uid is None:
-        if spec.runtime is not RuntimeKind.DOCKER:
-            raise NotPermitted("an agent without a uid of its own is not permitted", hint=_where(policy, "uids"))
-        return
-    for kind, number in (("uid", spec.uid), ("gid", spec.uid if spec.gid is None else spec.gid)):
+    if spec.uid is None and spec.runtime is not RuntimeKind.DOCKER:
+        raise NotPermitted("an agent without a uid of its own is not permitted", hint=_where(policy, "uids"))
+    for kind, number in _users(spec):
         if not first <= number <= last:
             raise _refused(policy, f"{kind} {number}", "uids", f"only {first} to {last}")
+
+
+def _users(spec: SandboxSpec) -> Iterator[tuple[str, int]]:
+    """Every uid and gid it asks for. A name in `docker.user` is refused by its runtime."""
+    if spec.uid is not None:
+        yield from (("uid", spec.uid), ("gid", spec.uid if spec.gid is None else spec.gid))
+    if spec.docker is not None and spec.docker.user:
+        uid, _, gid = spec.docker.user.partition(":")
+        numbers = (("docker: user: uid", uid), ("docker: user: gid", gid or uid))
+        yield from ((kind, int(number)) for kind, number in numbers if number.isdecimal())
 
 
 def _check_process(policy: Policy, spec: SandboxSpec, resolve: Resolve) -> None:
@@ -148,14 +159,16 @@ def _check_container(policy: Policy, spec: SandboxSpec, docker: DockerSpec, reso
 
 
 def _check_mount(policy: Policy, mount: str, resolve: Resolve) -> None:
+    """Nor may a mount for writing hold what is named as `ro` deeper in it."""
     host, *rest = mount.split(":")
     for path in (host, resolve(host)):
         above = [named for named in policy.mounts if path == named or path.startswith(named.rstrip("/") + "/")]
         if not above:
             raise _refused(policy, f"mount of {_led_to(host, path)}", "mounts")
-        deepest = max(above, key=len)
-        if rest[-1:] != ["ro"] and policy.mounts[deepest] == "ro":
-            raise _refused(policy, f"writing to {_led_to(host, path)}", f"mounts.{deepest}", "mount it as :ro")
+        below = [named for named in policy.mounts if named.startswith(path.rstrip("/") + "/")]
+        for named in [max(above, key=len), *below]:
+            if rest[-1:] != ["ro"] and policy.mounts[named] == "ro":
+                raise _refused(policy, f"writing to {_led_to(host, path)}", f"mounts.{named}", "mount it as :ro")
 
 
 def _check_machine(policy: Policy, machine: FirecrackerSpec, resolve: Resolve) -> None:
@@ -251,7 +264,8 @@ def load(path: Path) -> Policy:
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"the policy {path} is no file")
         _check_trusted(path, found)
-        _check_trusted(path.parent, os.stat(path.resolve().parent))
+        for directory in (path.parent, path.resolve().parent):  # of the name, and where a link leads
+            _check_trusted(directory, os.stat(directory))
         content = file.read()
     try:
         text = content.decode()
@@ -263,7 +277,8 @@ def load(path: Path) -> Policy:
 def _check_trusted(path: Path, found: os.stat_result) -> None:
     if found.st_uid not in (0, os.geteuid()):
         raise ConfigError(f"{path} belongs to uid {found.st_uid}", hint=f"chown root: {path}")
-    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
+    is_sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX  # of a file that bit means nothing
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky:
         raise ConfigError(f"{path} can be written by others than its owner", hint=f"chmod go-w {path}")
 
 

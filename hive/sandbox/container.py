@@ -65,6 +65,7 @@ class RunningContainer:
         self.run = run
         self.ended_fd = ended_fd
         self.address = notes.address
+        self.why_ended = ""
         self._engine = engine
         self._notes = notes
         self._output = output
@@ -112,6 +113,10 @@ class RunningContainer:
                 await asyncio.wait({self._thawing}, timeout=deadline_s)
             if not self.is_frozen():
                 await self._freeze(deadline_s, give_up)
+        except DependencyDown as error:
+            self.thaw_now()
+            # As such it would look to the daemon as if the helper were away, which it tries again at once.
+            raise HiveError(error.message, hint=error.hint) from error
         except BaseException:
             self.thaw_now()
             raise
@@ -314,14 +319,28 @@ class RunningContainer:
     async def reap(self) -> int | None:
         self._wanted = self._noted = self._notes.asleep = False
         await self._output.finish()
-        exit_code = None
-        with contextlib.suppress(HiveError):
-            exit_code = int((await self._call("wait", timeout_s=EXIT_CODE_S))["StatusCode"])
-            if (await self._inspect())["State"]["OOMKilled"]:
-                log.warning("agent_out_of_memory agent=%s", self._agent)
+        exit_code = await self._how_it_ended()
         # Also so that nobody starts it again by hand (`docker restart`): Hive starts its agents.
         with contextlib.suppress(HiveError):
             await self._clear()
+        return exit_code
+
+    async def _how_it_ended(self) -> int | None:
+        """Its exit code, None where nobody knows it; says what that does not tell. Hive removes it only afterwards."""
+        exit_code = None
+        try:
+            exit_code = int((await self._call("wait", timeout_s=EXIT_CODE_S))["StatusCode"])
+            state = (await self._inspect())["State"]
+        except NotFound:
+            state = {"Status": "removing"}
+        except HiveError:
+            return exit_code
+        if state["Status"] in ("removing", "dead"):
+            self.why_ended = "its container was removed by hand"
+            log.warning("container_removed_by_hand agent=%s container=%s", self._agent, self.run.handle[:12])
+        elif state["OOMKilled"]:
+            self.why_ended = "out of memory"
+            log.warning("agent_out_of_memory agent=%s", self._agent)
         return exit_code
 
     def close(self) -> None:

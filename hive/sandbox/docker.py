@@ -27,6 +27,7 @@ from hive.sandbox.container_spec import SOCKET_NAME, NetworkKind
 from hive.sandbox.engine import Engine, filters
 from hive.sandbox.runtime import Capabilities, Place, Run, Running
 from hive.settings import Paths, Sandbox
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")
 
@@ -34,6 +35,8 @@ CREATE_S = 20.0
 START_S = 30.0
 """An engine takes 0.2 s for a start on an idle machine, seconds for many at once."""
 REMOVE_S = 20.0
+STRAYS_S = 1.0
+"""A helper that begins waits no longer for an engine that hangs: others are frozen and want to be thawed."""
 NO_NETWORK_LEFT = "could not find an available"
 """…, non-overlapping IPv4 address pool: what Docker says when its networks are used up."""
 
@@ -53,6 +56,7 @@ class DockerRuntime:
         self._state = state_label(paths.state)
         self._info: dict[str, Any] = {}
         """What the engine said of itself when it was asked last."""
+        self._asking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<DockerRuntime {self._engine!r}>"
@@ -94,8 +98,12 @@ class DockerRuntime:
         container_spec.check(agent, spec, self._paths, engine=self._engine.path, own=_own())
         uid, gid = container_spec.user_of(spec, _own())
         as_root = os.geteuid() == 0
-        return home.make_home(
-            Path(spec.home), uid=uid if as_root else None, gid=gid if as_root else None, files=spec.files
+        return await asyncio.to_thread(
+            home.make_home,
+            Path(spec.home),
+            uid=uid if as_root else None,
+            gid=gid if as_root else None,
+            files=spec.files,
         )
 
     async def discard(self, agent: str, spec: SandboxSpec) -> None:
@@ -224,15 +232,19 @@ class DockerRuntime:
     # --- across helpers ------------------------------------------------------------------------------------------
 
     async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:  # noqa: ARG002
-        """Without the engine: it may be down, and the agent runs all the same."""
+        """Without the engine: it may be down, or hang, and the agent runs all the same."""
         main = run.main.stat()
         if main is None or not main.alive:
             return None
         self._open_place(agent, spec)
-        if not self._info:
-            with contextlib.suppress(HiveError):
-                await self._ask_info()
+        if not self._info and self._asking is None:
+            self._asking = spawn(self._learn_info(), name="ask the engine")
         return self._running(agent, spec, run)
+
+    async def _learn_info(self) -> None:
+        """What it enforces: asked once for all agents, and waited for by none of them."""
+        with contextlib.suppress(HiveError):
+            await self._ask_info()
 
     async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
         for stat in snapshot.with_environment(mark):
@@ -255,7 +267,9 @@ class DockerRuntime:
     async def thaw_strays(self, known: set[str]) -> list[str]:
         """Those of this state directory only, and only what Hive paused: what a human did is his."""
         try:
-            paused = await self._engine.ask("GET", "/containers/json", query=self._ours(status="paused"))
+            paused = await self._engine.ask(
+                "GET", "/containers/json", query=self._ours("hive.agent", status="paused"), timeout_s=STRAYS_S
+            )
         except HiveError as error:
             if not isinstance(error, DependencyDown | NotPermitted):
                 log.warning("strays_not_looked_for error=%r", error.message)

@@ -36,7 +36,7 @@ from hive.host.process import Identity, Snapshot, boot_id, identify, spawn
 from hive.link.messages import SandboxSpec
 from hive.link.server import PATH_MAX_BYTES
 from hive.sandbox import home, pageout, vmm
-from hive.sandbox.machine import ENDS_S, LOOK_S, RunningMachine
+from hive.sandbox.machine import ENDS_S, RunningMachine
 from hive.sandbox.machine_dir import DISK, KERNEL, ROOTFS, MachineDir, Note, Owner, all_in, check_image
 from hive.sandbox.process import Group
 from hive.sandbox.runtime import Capabilities, Place, Run, Running
@@ -206,7 +206,10 @@ class FirecrackerRuntime:
         log_fd = home.open_log(Path(spec.log))
         try:
             said_before = os.fstat(log_fd).st_size
-            running, api = await self._spawn_soon(agent, spec, found, mark, log_fd)
+            subtree, _ = self._cgroups()
+            if subtree is not None:
+                await subtree.leaf(agent).let_go()
+            running, api = self._spawn(agent, spec, found, mark, log_fd)
         finally:
             os.close(log_fd)
         try:
@@ -232,19 +235,6 @@ class FirecrackerRuntime:
                 raise HiveError(f"Firecracker ended: {_last_words(Path(spec.log), said_before)}") from error
             raise
         return running
-
-    async def _spawn_soon(
-        self, agent: str, spec: SandboxSpec, found: MachineDir, mark: str, log_fd: int
-    ) -> tuple[RunningMachine, Vmm]:
-        """Where nobody lives in the groups of an earlier start, the kernel may still be busy with who died there."""
-        until, (subtree, _) = time.monotonic() + ENDS_S, self._cgroups()
-        while True:
-            try:
-                return self._spawn(agent, spec, found, mark, log_fd)
-            except WrongState:
-                if time.monotonic() > until or (subtree is not None and subtree.leaf(agent).pids()):
-                    raise
-            await asyncio.sleep(LOOK_S)
 
     def _spawn(
         self, agent: str, spec: SandboxSpec, found: MachineDir, mark: str, log_fd: int

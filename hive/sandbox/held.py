@@ -17,7 +17,7 @@ from hive.host import netns
 from hive.host.process import Snapshot
 from hive.link.messages import Done, Ended, Frozen, Message, PagedOut, SandboxSpec, Started, Stat, Thawed
 from hive.sandbox.listeners import INNER_PORT, BringsInner, Listeners
-from hive.sandbox.runtime import Place, Running, Runtime
+from hive.sandbox.runtime import Place, Running, Runtime, SaysWhy
 from hive.sandbox.table import Record, Table, storage_error
 from hive.tasks import spawn
 
@@ -34,6 +34,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """A frozen agent that nobody confirms is thawed."""
     adopted_confirm_s: float = 60.0
     """The same for those found frozen by a restarted helper."""
+    adopt_s: float = 2.0
+    """For each agent a helper finds when it begins; those of an engine that hangs keep nobody else frozen."""
     report_s: float = 0.5
     """For the exit code of a process whose parent is `hive up`."""
     log_check_s: float = 1.0
@@ -78,6 +80,7 @@ class Held:
         self._generation = 0
         self._thaws = 0
         self._asleep = False
+        self._log_seen: int | None = None
         self._unconfirmed: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -239,7 +242,7 @@ class Held:
         async with self._lock:
             await self._get_to_know()
             if self._running is None:
-                return Ended(agent=self.agent, exit_code=self.record.exit_code, pid=self.record.last_pid)
+                return self._last_end()
             if not await self._running.stop(grace_s=grace_s):
                 raise TimedOut(f"a process of {self.agent} does not end on SIGKILL: it hangs in the kernel")
             return await self._end(self._running)
@@ -307,12 +310,17 @@ class Held:
         self._listeners.drop_inner(self.agent)
         record = self.record
         record.run, record.last_pid, record.exit_code = None, running.run.main.pid, exit_code
+        record.why = running.why_ended if isinstance(running, SaysWhy) else ""
         async with self._paging:  # one under way sees that it is over; nothing is closed under its hands
             running.close()
         # A record that still names the ended process does no harm: its identity is looked at before it is believed.
         with contextlib.suppress(HiveError):
             self._table.save()
-        return Ended(agent=self.agent, exit_code=exit_code, pid=record.last_pid)
+        return self._last_end()
+
+    def _last_end(self) -> Ended:
+        record = self.record
+        return Ended(agent=self.agent, exit_code=record.exit_code, pid=record.last_pid, why=record.why)
 
     def reaped(self, pid: int, exit_code: int) -> None:
         """`hive up`, the parent of agents whose helper was killed, tells how `pid` ended. Others' pids are ignored."""
@@ -415,7 +423,7 @@ class Held:
     async def _verify_thaw_alone(self, running: Running | None, reason: str) -> None:
         if running is None:
             return
-        with contextlib.suppress(HiveError):
+        with contextlib.suppress(HiveError, OSError):
             await running.thaw(deadline_s=self._limits.thaw_s)
         if reason:
             log.warning("agent_thawed_alone agent=%s reason=%r", self._name, reason)
@@ -431,7 +439,7 @@ class Held:
             self._disarm()
             return
         self._wake_up()
-        with contextlib.suppress(HiveError):
+        with contextlib.suppress(HiveError, OSError):
             await running.thaw(deadline_s=self._limits.thaw_s)
 
     # --- truth ---------------------------------------------------------------------------------------------------
@@ -440,12 +448,17 @@ class Held:
         """Ground truth now."""
         if self._running is None or self._exited.is_set():
             record = self._table.records.get(self.agent)
-            return Stat(state="gone", exit_code=record.exit_code if record else None)
+            return (
+                Stat(state="gone") if record is None else Stat(state="gone", exit_code=record.exit_code, why=record.why)
+            )
         return self._running.stat(snapshot)
 
     def trim_log(self) -> None:
-        if self._running is not None:
-            self._runtime_of(self.record.spec).trim_log(self.record.spec)
+        """Cuts its log back where that is too long; once in a sleep, in which it writes nothing. Raises OSError."""
+        if self._running is None or (self._asleep and self._log_seen == self._thaws):
+            return
+        self._log_seen = self._thaws if self._asleep else None
+        self._runtime_of(self.record.spec).trim_log(self.record.spec)
 
     # --- across helpers ------------------------------------------------------------------------------------------
 
@@ -456,10 +469,12 @@ class Held:
         again before anything is done with it.
         """
         try:
-            await self._adopt(snapshot)
-        except (HiveError, OSError) as error:
+            async with asyncio.timeout(self._limits.adopt_s):
+                await self._adopt(snapshot)
+        except (HiveError, OSError) as error:  # TimeoutError too
             self._is_unknown = True
-            log.error("agent_not_adopted agent=%s error=%s", self._name, error)
+            why = str(error) or f"not within {self._limits.adopt_s:g} s"
+            log.error("agent_not_adopted agent=%s error=%s", self._name, why)
 
     async def _get_to_know(self) -> None:
         """Raises what kept this helper from adopting it, if that is so still. The caller holds the lock."""
@@ -474,7 +489,7 @@ class Held:
             running = await runtime.adopt(self.agent, record.spec, record.run, mark=record.environment)
             if running is None:
                 await runtime.sweep(self.agent, record.spec, record.run, mark=record.environment)
-                record.last_pid, record.exit_code = record.run.main.pid, None
+                record.last_pid, record.exit_code, record.why = record.run.main.pid, None, ""
                 record.run = None
         else:
             running = await runtime.find(self.agent, record.spec, snapshot, mark=record.environment)

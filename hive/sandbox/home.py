@@ -60,9 +60,12 @@ def _copy(source: Path, name: str, directory: int, uid: int | None, gid: int | N
     """Writes beside and renames over: a link or pipe the agent put at `name` is replaced, never followed or opened."""
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise BadRequest(f"{name!r} is no file name")
-    try:
-        content = source.read_bytes()
-        executable = source.stat().st_mode & 0o111
+    try:  # a pipe is not waited for
+        with os.fdopen(os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise NotFound(f"cannot read {source}: it is no file")
+            content = file.read()
     except OSError as error:
         raise NotFound(f"cannot read {source}: {error.strerror}") from error
     if _content(name, directory) == content:
@@ -73,7 +76,7 @@ def _copy(source: Path, name: str, directory: int, uid: int | None, gid: int | N
         with os.fdopen(fd, "wb") as file:
             file.write(content)
             _own(file.fileno(), uid, gid)
-            os.fchmod(file.fileno(), 0o700 if executable else 0o600)
+            os.fchmod(file.fileno(), 0o700 if mode & 0o111 else 0o600)
         os.rename(beside, name, src_dir_fd=directory, dst_dir_fd=directory)
     except OSError:
         with contextlib.suppress(OSError):

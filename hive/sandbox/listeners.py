@@ -44,6 +44,7 @@ class Listeners:
 
     def __init__(self) -> None:
         self._bound: dict[str, Bound] = {}
+        self._at: dict[Path, str] = {}
         self._inner: dict[str, socket.socket] = {}
         self._followers: set[Link] = set()
 
@@ -67,17 +68,22 @@ class Listeners:
             if owner is not None:
                 os.chown(path, *owner, follow_symlinks=False)
             return
-        if (other := next((name for name, taken in self._bound.items() if taken.path == path), agent)) != agent:
+        if (other := self._at.get(path, agent)) != agent:
             raise WrongState(f"the socket of {agent} would be that of {other}")
         if jail is None and len(os.fsencode(path)) > PATH_MAX_BYTES:
             raise BadRequest(f"{path} has more than {PATH_MAX_BYTES} bytes", hint="Use a shorter runtime directory.")
         sock = bind_private(path, owner=owner) if jail is None else bind_in(jail, path, owner=owner)
+        if old is not None:
+            self._at.pop(old.path, None)
         self._bound[agent] = Bound(path, sock, jail)
+        self._at[path] = agent
         for link in self._followers:
             self._hand(link, agent)
         if old is not None:
             old.sock.close()
             if old.path != path:
+                for link in self._followers:
+                    link.tell(ListenerGone(agent=agent, path=str(old.path)))
                 _unlink(old)
 
     def _hand(self, link: Link, agent: str) -> None:
@@ -121,6 +127,7 @@ class Listeners:
         if agent not in self._bound:
             return
         bound = self._bound.pop(agent)
+        self._at.pop(bound.path, None)
         bound.sock.close()
         _unlink(bound)
         for link in self._followers:

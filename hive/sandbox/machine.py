@@ -21,7 +21,7 @@ from hive.host.limits import Fence
 from hive.host.process import Snapshot, exit_code
 from hive.link.messages import PagedOut, Stat
 from hive.sandbox import pageout, vmm
-from hive.sandbox.process import Group
+from hive.sandbox.process import Group, remove_groups
 from hive.sandbox.runtime import Run
 from hive.sandbox.vmm import PAUSED, RUNNING, Vmm
 from hive.tasks import spawn
@@ -270,5 +270,4 @@ class RunningMachine:
         if self._child is not None:
             # It lives on without this helper: Popen must not complain when it is collected.
             self._child.returncode = self._child.poll() or 0
-        self._group.remove()
-        self._fence.remove()
+        remove_groups(self._group, self._fence)

@@ -33,7 +33,7 @@ log = logging.getLogger("hive.sandbox")
 INHERITED = ("LANG", "TZ")
 KILL_S = 2.0
 """Seconds until a process that survives SIGKILL counts as stuck in the kernel."""
-LET_GO_S = 0.1
+REMOVE_AGAIN_S = 0.1
 """The kernel (6.18) may hold a control group a moment longer than its last process can be seen; then once more."""
 
 
@@ -68,6 +68,7 @@ class RunningProcess:
     """One started agent; see `Running` for the contract."""
 
     address = ""
+    why_ended = ""
 
     def __init__(
         self,
@@ -183,6 +184,7 @@ class RunningProcess:
 
     async def reap(self) -> int | None:
         if killed := self._fence.oom_kills():
+            self.why_ended = "out of memory"
             self._tell_of_memory(killed)
         if self._child is None:
             return None
@@ -210,13 +212,34 @@ class RunningProcess:
             # It lives on without this helper: Popen must not complain when it is collected.
             self._child.returncode = self._child.poll() or 0
         self._remove_groups()
-        if not self._is_left():
-            asyncio.get_running_loop().call_later(LET_GO_S, self._remove_groups)
 
     def _remove_groups(self) -> None:
-        """Those with processes stay: of an agent that goes on without this helper, or was started anew meanwhile."""
-        self._group.remove()
-        self._fence.remove()
+        remove_groups(self._group, self._fence)
+
+
+def remove_groups(group: Group, fence: Fence) -> None:
+    """Now, and where nobody is in them once more in `REMOVE_AGAIN_S`.
+
+    Those with processes stay: of an agent that goes on without this helper, or was started anew meanwhile.
+    """
+
+    def remove() -> None:
+        group.remove()
+        fence.remove()
+
+    remove()
+    if not group.pids():
+        asyncio.get_running_loop().call_later(REMOVE_AGAIN_S, remove)
+
+
+async def make_home(spec: SandboxSpec) -> bool:
+    """`home.make_home`, off the loop: a disk takes its time, and a file to copy may be anything."""
+    return await asyncio.to_thread(home.make_home, Path(spec.home), uid=spec.uid, gid=spec.gid, files=spec.files)
+
+
+async def make_network() -> netns.Private:
+    """`netns.make`, off the loop: while others are taken down the kernel lets it wait (seen: 40 ms)."""
+    return await asyncio.to_thread(netns.make, INNER_PORT)
 
 
 class ProcessRuntime:
@@ -243,7 +266,7 @@ class ProcessRuntime:
 
     async def prepare(self, agent: str, spec: SandboxSpec) -> bool:
         self._check(agent, spec)
-        return home.make_home(Path(spec.home), uid=spec.uid, gid=spec.gid, files=spec.files)
+        return await make_home(spec)
 
     def _check(self, agent: str, spec: SandboxSpec) -> None:
         if not spec.command or not all(spec.command[:1]):
@@ -273,14 +296,19 @@ class ProcessRuntime:
         if spec.port is not None:
             raise NotSupported(
                 "port: an agent with egress = [] cannot be called yet: nobody outside reaches its network",
-                hint="leave out port or egress; messages do not need a port",
+                hint="leave out port or egress",
             )
 
     async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
         leaf = self._subtree.leaf(agent) if self._subtree else None
         if leaf is not None:
             await leaf.let_go()
+        network = None if spec.egress is None else await make_network()
+        # No await from here to the spawn: `close` of an earlier start may yet remove a group that is empty.
         with contextlib.ExitStack() as unused, contextlib.ExitStack() as made:
+            if network is not None:
+                unused.callback(os.close, network.fd)
+                made.callback(network.sock.close)
             log_fd = home.open_log(Path(spec.log))
             unused.callback(os.close, log_fd)
             if leaf is not None:
@@ -288,10 +316,6 @@ class ProcessRuntime:
                 made.callback(leaf.remove)
             fence = self._fences.make(agent, spec.limits, leaf)
             made.callback(fence.remove)
-            network = None if spec.egress is None else netns.make(INNER_PORT)
-            if network is not None:
-                unused.callback(os.close, network.fd)
-                made.callback(network.sock.close)
             child = self._spawn(spec, mark, log_fd, leaf, fence, network)
             made.pop_all()
         main = identify(child.pid)

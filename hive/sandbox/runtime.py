@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -94,6 +94,14 @@ class Running(Protocol):
 
     def close(self) -> None:
         """Gives back the pidfd and what else was held; after the end, or when the helper leaves it running."""
+
+
+@runtime_checkable
+class SaysWhy(Protocol):
+    """One started agent that may know of its end what the exit code does not tell."""
+
+    why_ended: str
+    """In words, once it is reaped; empty where there is nothing to say."""
 
 
 class Runtime(Protocol):

@@ -27,7 +27,7 @@ def _new_mark() -> str:
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """One agent. `run` while its main process is believed to live; `last_pid` and `exit_code` of its last end.
+    """One agent. `run` while its main process is believed to live; `last_pid`, `exit_code` and `why` of its last end.
 
     `mark` is in the environment of all it starts: an agent whose pid could not be written down any more, because
     the helper was killed right after the fork, is found by it.
@@ -38,6 +38,7 @@ class Record(msgspec.Struct, kw_only=True):
     run: Run | None = None
     last_pid: int = 0
     exit_code: int | None = None
+    why: str = ""
 
     @property
     def environment(self) -> str:

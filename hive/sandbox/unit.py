@@ -39,8 +39,7 @@ from hive.host.limits import ALL, CONTROLLERS, Fence, in_words, knobs, v1_mounts
 from hive.host.process import Identity, Snapshot, boot_id, identify
 from hive.link.messages import PagedOut, SandboxSpec
 from hive.sandbox import home, pageout, unit_plan
-from hive.sandbox.listeners import INNER_PORT
-from hive.sandbox.process import INHERITED, RunningProcess
+from hive.sandbox.process import INHERITED, RunningProcess, make_home, make_network
 from hive.sandbox.runtime import Capabilities, Place, Run, Running
 from hive.sandbox.unit_plan import LEAF, SLICE, SLICE_PATH, Network, Places, agent_of, unit_of
 from hive.settings import Paths, Sandbox
@@ -72,11 +71,15 @@ class RunningUnit(RunningProcess):
         """Asks systemd how it ended, then lets it forget the unit: the name is free for the next start."""
         ended = await self._ended()
         if ended is not None and ended.why == "oom-kill":
+            self.why_ended = "out of memory"
             limit = self._spec.limits.memory_mb
             log.warning("agent_out_of_memory agent=%s limits.memory_mb=%s", self._spec.name, limit)
         with contextlib.suppress(HiveError):
             await systemd.forget(self.run.handle)
         return None if ended is None else ended.code
+
+    def _remove_groups(self) -> None:
+        """They are systemd's to remove: here it could be that of the next start, between its making and its use."""
 
     async def _ended(self) -> systemd.Ended | None:
         """None where systemd does not know it any more, or does not answer."""
@@ -130,7 +133,7 @@ class UnitRuntime:
 
     async def prepare(self, agent: str, spec: SandboxSpec) -> bool:
         self._check(agent, spec)
-        return home.make_home(Path(spec.home), uid=spec.uid, gid=spec.gid, files=spec.files)
+        return await make_home(spec)
 
     def _check(self, agent: str, spec: SandboxSpec) -> None:
         if why_not := _why_not():
@@ -185,7 +188,7 @@ class UnitRuntime:
     async def _network(self, spec: SandboxSpec) -> netns.Private | None:
         """A network of its own with Hive at the loopback; None for the host's, once it is sure to be filtered."""
         if unit_plan.has_own_network(spec.egress):
-            return netns.make(INNER_PORT)
+            return await make_network()
         async with self._probing:
             if self._filters is None:
                 self._filters = await _filters_addresses()

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth
-from hive.errors import Saturated, WrongState
+from hive.errors import NotFound, Saturated, WrongState
 
 _decode_spec = msgspec.json.Decoder(AgentSpec).decode
 
@@ -56,14 +56,15 @@ def remove(conn: sqlite3.Connection, agent_id: str, *, now: float) -> None:
     conn.execute("UPDATE uids SET freed_at = ? WHERE agent_id = ? AND freed_at IS NULL", (now, agent_id))
 
 
+def check_there(conn: sqlite3.Connection, agent_id: str, *, name: str) -> None:
+    """Raises NotFound where the agent, called `name`, was removed: what is kept for it now would stay for ever."""
+    if conn.execute("SELECT 1 FROM agents WHERE id = ?", (agent_id,)).fetchone() is None:
+        raise NotFound(f"{name} was removed")
+
+
 def all(conn: sqlite3.Connection) -> list[Agent]:
     """Every agent, oldest first."""
     return [_agent(row) for row in conn.execute("SELECT * FROM agents ORDER BY created_at, id")]
-
-
-def by_name(conn: sqlite3.Connection, name: str) -> Agent | None:
-    row = conn.execute("SELECT * FROM agents WHERE name = ?", (name,)).fetchone()
-    return None if row is None else _agent(row)
 
 
 def touch(conn: sqlite3.Connection, active_at: Mapping[str, float]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,9 +32,12 @@ log = logging.getLogger("hive.store")
 
 OP_TIMEOUT_S = 1.0
 """Nobody in the data path waits for Redis, so this only bounds how late a dead one is noticed."""
-BLOCK_MS = 500
+BLOCK_MS = 5000
+"""An idle daemon asks for usage this seldom; twice a second cost it and Redis 0.1 % of a core."""
 GATHER_S = 0.05
 """What is said within this goes out in one pipeline."""
+AGENTS_AT_ONCE = 250
+"""Said in one pipeline: some 10 ms of this process. All that Redis must know of 10,000 agents takes half a second."""
 PING_S = 2.0
 RETRY_S = (0.1, 5.0)
 REFRESH_S = 3600.0
@@ -65,17 +69,23 @@ class Live:
         self._waiting = WriteBehind()
         self._something = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._redis = aioredis.Redis(
-            unix_socket_path=str(path),
-            socket_timeout=op_timeout_s,
-            socket_connect_timeout=op_timeout_s,
+        self._op_timeout_s = op_timeout_s
+        self._redis = self._client(op_timeout_s)
+        self._reader = self._client(op_timeout_s + BLOCK_MS / 1000)
+        """For what waits in Redis for something new; it connects when it is first used."""
+
+    def __repr__(self) -> str:
+        return f"<Live {'up' if self.up else 'down'} {self._waiting!r}>"
+
+    def _client(self, answer_s: float) -> aioredis.Redis:
+        return aioredis.Redis(
+            unix_socket_path=str(self.path),
+            socket_timeout=answer_s,
+            socket_connect_timeout=self._op_timeout_s,
             retry=Retry(NoBackoff(), 0),
             redis_connect_func=self._connected,
             protocol=2,
         )
-
-    def __repr__(self) -> str:
-        return f"<Live {'up' if self.up else 'down'} {self._waiting!r}>"
 
     @property
     def messages_dropped(self) -> int:
@@ -92,8 +102,9 @@ class Live:
             if self.up:
                 with contextlib.suppress(DependencyDown):
                     await self._flush()
-        with contextlib.suppress(redis.exceptions.RedisError, OSError):
-            await self._redis.aclose()
+        for client in (self._redis, self._reader):
+            with contextlib.suppress(redis.exceptions.RedisError, OSError):
+                await client.aclose()
 
     # --- say -----------------------------------------------------------------------------------------------------
 
@@ -164,14 +175,14 @@ class Live:
     async def read_usage(self, *, pending: bool, count: int, block_ms: int = BLOCK_MS) -> list[StreamEntry]:
         """The next entries for the daemon; `pending`: those it was given before and has not settled.
 
-        Waits up to `block_ms` for a new one. Makes stream and group where they are missing. Raises DependencyDown;
-        after that some entries may have been given, so the caller asks for `pending` next.
+        Waits up to `block_ms`, at most BLOCK_MS, for a new one. Makes stream and group where they are missing. Raises
+        DependencyDown; after that some entries may have been given, so the caller asks for `pending` next.
         """
         streams: Any = {keys.USAGE_STREAM: "0" if pending else ">"}
         block = None if pending else block_ms
         try:
             found = await self._do(
-                self._redis.xreadgroup(keys.USAGE_GROUP, "daemon", streams, count=count, block=block)
+                self._reader.xreadgroup(keys.USAGE_GROUP, "daemon", streams, count=count, block=block)
             )
         except DependencyDown as error:
             if not str(error.__cause__).startswith("NOGROUP"):
@@ -264,17 +275,24 @@ class Live:
         """Writes what waits, or pings where nothing does. Raises DependencyDown; then everything waits again."""
         self._something.clear()
         batch = self._waiting.take()
+        if not batch:
+            await self._do(self._redis.ping())
+            return
+        parts = deque(in_parts(batch, AGENTS_AT_ONCE))
         try:
-            if not batch:
-                await self._do(self._redis.ping())
-                return
-            found = {agent: await self._keys_of(agent) for agent in batch.forgotten}
-            pipeline = self._redis.pipeline(transaction=False)
-            _fill(pipeline, batch, found)
-            await self._do(pipeline.execute())
+            while parts:
+                await self._write(parts[0])
+                parts.popleft()
         except DependencyDown:
-            self._waiting.give_back(batch)
+            for part in reversed(parts):  # the last first: whom this batch forgets it may speak of again
+                self._waiting.give_back(part)
             raise
+
+    async def _write(self, batch: Batch) -> None:
+        found = {agent: await self._keys_of(agent) for agent in batch.forgotten}
+        pipeline = self._redis.pipeline(transaction=False)
+        _fill(pipeline, batch, found)
+        await self._do(pipeline.execute())
 
     async def _keys_of(self, agent: str) -> list[bytes]:
         found = [key async for key in self._scan(keys.keys_of_agent(agent))]
@@ -296,6 +314,28 @@ class Live:
                 yield key
             if not int(cursor):
                 return
+
+
+def in_parts(batch: Batch, at_once: int) -> list[Batch]:
+    """A batch about more than `at_once` agents as several, to be written one after another; any other as it is.
+
+    Who is forgotten comes first and what is published last, as within one.
+
+    >>> many = Batch(totals={str(n): (n, 0, 1) for n in range(5)}, messages=[("channel", b"{}")])
+    >>> [(len(part.totals), len(part.messages)) for part in in_parts(many, 2)]
+    [(0, 0), (2, 0), (2, 0), (1, 0), (0, 1)]
+    """
+    agents, totals = list(batch.agents.items()), list(batch.totals.items())
+    most = max(len(agents), len(totals))
+    if most <= at_once:
+        return [batch]
+    first = Batch(forgotten=batch.forgotten, gone_instances=batch.gone_instances, gone_cids=batch.gone_cids)
+    middle = [
+        Batch(agents=dict(agents[n : n + at_once]), totals=dict(totals[n : n + at_once]))
+        for n in range(0, most, at_once)
+    ]
+    nobody: Any = {"forgotten": set(), "gone_instances": set(), "gone_cids": set(), "agents": {}, "totals": {}}
+    return [first, *middle, msgspec.structs.replace(batch, **nobody)]
 
 
 def _fill(pipeline: Any, batch: Batch, forgotten: dict[str, list[bytes]]) -> None:

@@ -10,6 +10,7 @@ import sqlite3
 import msgspec
 
 from hive.errors import BadRequest, Saturated
+from hive.store import agents
 
 TEXT_MAX_BYTES = 256 * 1024
 UNDELIVERED_MAX = 100
@@ -68,7 +69,8 @@ def check_text(text: str) -> None:
 
 
 def add(conn: sqlite3.Connection, message: Message, *, name: str) -> None:
-    """Keeps a new message. Raises Saturated where UNDELIVERED_MAX of the agent, called `name`, wait already."""
+    """Keeps a new message for the agent called `name`. Raises NotFound, Saturated where UNDELIVERED_MAX wait."""
+    agents.check_there(conn, message.agent_id, name=name)
     waiting = conn.execute(
         "SELECT count(*) FROM messages WHERE agent_id = ? AND delivered_at IS NULL", (message.agent_id,)
     ).fetchone()[0]

@@ -7,6 +7,7 @@ import sqlite3
 import msgspec
 
 from hive.errors import Saturated
+from hive.store import agents
 
 SCHEDULES_MAX = 100
 """Per agent."""
@@ -38,7 +39,8 @@ _INSERT = f"INSERT INTO schedules ({', '.join(_NEW)}) VALUES ({', '.join('?' * l
 
 
 def add(conn: sqlite3.Connection, schedule: Schedule, *, name: str) -> Schedule:
-    """Keeps a new one and gives it its id. Raises Saturated where the agent, called `name`, has SCHEDULES_MAX."""
+    """Keeps a new one of the agent called `name`, gives it its id. Raises NotFound, Saturated where it has enough."""
+    agents.check_there(conn, schedule.agent_id, name=name)
     has = conn.execute("SELECT count(*) FROM schedules WHERE agent_id = ?", (schedule.agent_id,)).fetchone()[0]
     if has >= SCHEDULES_MAX:
         raise Saturated(f"{name} has {has} schedules already", hint=f"hive agent wake-at {name} --list")

@@ -84,6 +84,25 @@ def test_an_agent_that_is_not_to_sleep_deep_does_not(loop: VirtualLoop) -> None:
     assert "page_out" not in world.helper.calls
 
 
+def test_a_deep_pause_that_fails_says_that_the_agent_sleeps_all_the_same(loop: VirtualLoop) -> None:
+    """`hive agent pause --deep` said `this host has no swap`, and not that the agent was asleep now."""
+    world = started(loop)
+    world.helper.page_out_error = NotSupported("deep sleep: this host has no swap", hint="turn on swap")
+    with pytest.raises(NotSupported) as refused:
+        world.run(world.life.pause(timeout_s=1, now=False, actor="uid:0", deep=True))
+    assert refused.value.message == "bob sleeps light; deep sleep: this host has no swap"
+    assert refused.value.hint == "turn on swap"
+
+
+def test_a_host_that_gets_swap_is_not_waited_for_an_hour(loop: VirtualLoop) -> None:
+    """Without swap a deep pause was hopeless, so that nobody was paged out for an hour after `swapon`."""
+    world = started(loop)
+    world.memory_is = msgspec.structs.replace(world.memory_is, swap_free_bytes=0)
+    world.helper.page_out_error = NotSupported("deep sleep: this host has no swap")
+    world.run(outcome_of(world.life.pause(timeout_s=1, now=False, actor="uid:0", deep=True)))
+    assert round(world.life.retry_deep_at - loop.time()) == 30
+
+
 def test_one_that_is_awake_does_not_go_deep(world: MemoryWorld) -> None:
     with pytest.raises(WrongState, match="bob is running"):
         world.run(world.life.go_deep())

@@ -47,6 +47,11 @@ def why(**changed: Any) -> str:
             "light sleep, deep only under memory pressure",
         ),
         ({"swap_free_bytes": 0}, "light sleep, not deep: this host has no free swap"),
+        ({"swap_free_bytes": 0, "asleep_since": 982.0}, "light sleep, not deep: this host has no free swap"),
+        (
+            {"swap_free_bytes": 0, "retry_at": 1240.0, "failure": "no swap"},
+            "light sleep, not deep: this host has no free swap",
+        ),
         ({"swap_free_bytes": 299 * MIB}, "light sleep, not deep: 300 MiB in RAM, 299 MiB of free swap"),
         (
             {"retry_at": 1240.0, "failure": "not permitted here"},

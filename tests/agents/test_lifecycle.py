@@ -125,6 +125,17 @@ def test_an_idle_agent_is_not_put_to_sleep_before_its_minimum_awake_time(loop: V
     agree(world, PAUSED, "frozen", "asleep")
 
 
+@pytest.mark.parametrize(("cause", "why"), [(WakeCause.SCHEDULE, "woken a moment ago"), (WakeCause.INGRESS, None)])
+def test_who_is_awake_at_its_time_is_not_put_to_sleep_a_moment_later(
+    loop: VirtualLoop, cause: WakeCause, why: str | None
+) -> None:
+    """A schedule that found its agent awake let it fall asleep the same second. A request shows as activity instead."""
+    world = started(loop)
+    assert isinstance(wake(world, cause)[0], Open)
+    said = world.run(world.life.fall_asleep("idle")).why_not
+    assert said == (why and f"it was {why}")
+
+
 # Wakes that race --------------------------------------------------------------------------------------------------
 
 

@@ -135,7 +135,7 @@ def test_a_container_is_created_from_the_flags_a_docker_user_expects(hive: Hive)
     assert (view["docker"]["image"], view["docker"]["mounts"]) == ("python:3.12-slim", ["/srv/data:/data:ro"])
     shown = hive("agent", "show", "carol").out
     assert "Runtime: docker, image python:3.12-slim" in shown
-    said = "Limits: 1536 MiB, 1.5 cores, 64 processes, network: none (not enforced: no memory controller)"
+    said = "Limits: 1536 MiB, 1.5 cores, 64 processes, network: none (no memory controller)"
     assert said in shown
 
 

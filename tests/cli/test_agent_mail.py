@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from hive.cli.text import table
+
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
 
@@ -55,6 +57,14 @@ def test_waiting_ends_when_it_is_accepted_refused_or_too_late(hive: Hive) -> Non
     assert late.code == 7
     assert "alice has not accepted it in time" in late.err
     assert hive("agent", "send", "alice", "x", "--timeout", "3").code == 2
+
+
+def test_what_an_agent_answers_forges_no_row(hive: Hive) -> None:
+    """The page of an error, as Python's http.server answers, broke the table and could look like another message."""
+    said = table(["ID", "ERROR"], [["m0", "501: <html>\nm1  accepted\t\x1b[2J"]])
+    assert said.splitlines() == ["ID  ERROR", "m0  501: <html> m1 accepted \\x1b[2J"]
+    hive("agent", "send", "alice", "two\nlines")
+    assert len(hive("agent", "messages", "alice").out.splitlines()) == 2
 
 
 def test_who_is_stopped_gets_it_later_and_that_is_said(hive: Hive) -> None:

@@ -11,6 +11,7 @@ import pytest
 from control.box import AWAKE, SLEEPER, SLEEPY, Box, Caller, daemon_process, free_port, until
 
 from hive.control import courier
+from hive.control.courier import Fate, judge
 from hive.domain import AgentSpec
 from hive.errors import BadRequest, NotFound, Saturated
 from hive.settings import Settings
@@ -322,3 +323,21 @@ async def test_no_message_is_lost_however_often_the_daemon_is_killed(box: Box) -
     process.terminate()
     _, complaint = await asyncio.to_thread(process.communicate)
     assert (process.returncode, "Traceback" in complaint) == (0, False), complaint
+
+
+@pytest.mark.parametrize(
+    ("status", "fate"),
+    [
+        (200, Fate.ACCEPTED),
+        (302, Fate.REFUSED),
+        (404, Fate.REFUSED),
+        (429, Fate.LATER),
+        (500, Fate.LATER),
+        (501, Fate.REFUSED),
+        (503, Fate.LATER),
+        (505, Fate.REFUSED),
+    ],
+)
+def test_what_an_inbox_answers_means_done_later_or_never(status: int, fate: Fate) -> None:
+    """Python's http.server answers 501 to any POST: its agent was woken every five minutes for ever."""
+    assert judge(status, "", by_hive=False).fate is fate

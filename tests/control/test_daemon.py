@@ -117,7 +117,7 @@ async def test_a_deep_pause_without_swap_leaves_it_asleep_and_says_why(box: Box)
             await box.desk.pause("bob", timeout_s=20, now=False, deep=True, actor="uid:0")
         view = await box.desk.view("bob")
         assert (view["status"], view["depth"], view["swap_bytes"]) == ("paused", "light", 0)
-        assert view["deep_note"] == caught.value.message
+        assert caught.value.message == f"bob sleeps light; {view['deep_note']}"
 
 
 async def test_a_dry_run_of_apply_says_what_would_change_and_changes_nothing(box: Box) -> None:
@@ -468,7 +468,7 @@ async def test_health_names_what_is_missing(box: Box, redis_server: Any) -> None
     await box.start_daemon()
     health = box.desk.health()
     assert (health["status"], health["isolation"]) == ("degraded", "none")
-    assert health["limits"] == "enforced where an agent has any"
+    assert health["limits"] == "as far as this host enforces them; hive agent show says what is not"
     assert (health["proxy"]["connected"], health["proxy"]["port"], health["helper"]["connected"]) == (False, None, True)
     assert (health["redis"], health["backend"], health["token_tracking"]) == ({"up": False}, None, True)
     os.symlink(redis_server.socket, box.paths.redis_socket)

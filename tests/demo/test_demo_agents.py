@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,8 +37,10 @@ class Agent:
         self.port = port
         self._caller = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
 
-    def ask(self, method: str, path: str, body: Any = None, *, raw: bytes = b"") -> tuple[int, dict[str, Any]]:
-        self._caller.request(method, path, raw or (None if body is None else json.dumps(body)))
+    def ask(
+        self, method: str, path: str, body: Any = None, *, raw: bytes = b"", **fields: str
+    ) -> tuple[int, dict[str, Any]]:
+        self._caller.request(method, path, raw or (None if body is None else json.dumps(body)), fields)
         answer = self._caller.getresponse()
         found = answer.read()
         if answer.will_close:
@@ -164,6 +167,19 @@ def test_a_path_in_the_hosts_address_is_kept(demo: Program, tmp_path: Path) -> N
         status, found = agent.ask("POST", "/turn", {"say": "hello"})
     assert status == 502
     assert "/a/token/api/tags" in found["error"]
+
+
+def test_a_message_is_accepted_at_once_and_answered_in_the_log_and_a_second_time_it_is_none(
+    demo: Program, tmp_path: Path
+) -> None:
+    with running("scribe", tmp_path / "scribe", demo.url) as agent:
+        message = {"id": "m1", "text": "remember the milk", "from": "uid:0", "sent_at": 0}
+        first, again = (agent.ask("POST", "/inbox", message, **{"Idempotency-Key": "m1"}) for _ in range(2))
+        assert (first, again) == ((202, {"accepted": True}), (202, {"accepted": False}))
+        while agent.ask("GET", "/")[1]["turn"] == 0:
+            time.sleep(0.01)
+        assert agent.turn("and the bread")["turn"] == 2
+        assert agent.ask("POST", "/inbox", {"say": "x"})[0] == 400
 
 
 def test_what_is_no_turn_is_refused(demo: Program, tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ POLITE = [
     "import signal, sys, time\n"
     "signal.signal(signal.SIGTERM, lambda *_: (open('bye', 'w').write('bye\\n'), sys.exit(3)))\n"
     "open('ready', 'w').write('1\\n')\n"
-    "while True: time.sleep(100)",
+    "while True: time.sleep(0.01)",
 ]
-"""Says goodbye on SIGTERM."""
+"""Says goodbye on SIGTERM; a signal just before a long sleep would be heard after it."""
 HELPER = """
 import asyncio
 from pathlib import Path

@@ -101,6 +101,8 @@ class FirecrackerBench:
         subtree = Subtree.find(self.paths.state)
         Fences(self.paths.state, subtree).remove()
         if subtree is not None:
+            for leaf in subtree.leaves():
+                await leaf.let_go()
             subtree.remove()
 
     def console(self, agent: str) -> str:

@@ -115,6 +115,24 @@ def test_what_is_named_is_permitted(policy: Policy, asked: SandboxSpec) -> None:
             "mount of /srv2",
             "mounts",
         ),
+        (
+            changed(IMAGES, mounts={"/srv": "rw", "/srv/x/keys": "ro"}),
+            changed(CONTAINER, docker=DockerSpec(image="debian:12", mounts=["/srv/x:/x"])),
+            "writing to /srv/x",
+            "mounts./srv/x/keys",
+        ),
+        (
+            changed(IMAGES, uids=(70000, 70010)),
+            changed(CONTAINER, docker=DockerSpec(image="debian:12", user="1000:70001")),
+            "docker: user: uid 1000",
+            "uids",
+        ),
+        (
+            changed(IMAGES, uids=(70000, 70010)),
+            changed(CONTAINER, uid=70001, docker=DockerSpec(image="debian:12", user="70001:4")),
+            "docker: user: gid 4",
+            "uids",
+        ),
         (changed(IMAGES, kernels=[]), MACHINE, "kernel /boot/k", "kernels"),
         (changed(IMAGES, rootfs=[]), MACHINE, "root file system /img/a.ext4", "rootfs"),
         (
@@ -275,6 +293,9 @@ def test_a_file_others_may_write_is_not_believed(file: Path) -> None:
     with pytest.raises(ConfigError, match="written by others") as caught:
         load(file)
     assert "chmod go-w" in caught.value.hint
+    file.chmod(0o1666)
+    with pytest.raises(ConfigError, match="written by others"):
+        load(file)
 
 
 def test_a_file_in_a_directory_others_may_write_is_not_believed(file: Path) -> None:
@@ -285,6 +306,16 @@ def test_a_file_in_a_directory_others_may_write_is_not_believed(file: Path) -> N
     link.symlink_to(file)
     with pytest.raises(ConfigError, match="written by others"):
         load(link)
+
+
+def test_a_link_in_a_directory_others_may_write_is_not_believed_wherever_it_leads(file: Path) -> None:
+    anybodys = file.parent / "anybodys"
+    anybodys.mkdir()
+    (anybodys / "link.toml").symlink_to(file)
+    load(anybodys / "link.toml")
+    anybodys.chmod(0o777)
+    with pytest.raises(ConfigError, match="written by others"):
+        load(anybodys / "link.toml")
 
 
 @pytest.mark.root

@@ -259,6 +259,24 @@ async def test_a_program_that_may_not_be_executed_is_refused(bench: FirecrackerB
         await bench.runtime.start(A, spec, mark=MARK)
 
 
+def groups_of(bench: FirecrackerBench, agent: str) -> list[Path]:
+    """Its control groups, of every hierarchy."""
+    subtree, fences = bench.runtime._cgroups()
+    leaf = [] if subtree is None else [subtree.leaf(agent).path]
+    return [path for path in [*leaf, *fences.find(agent, Limits(), None).dirs] if path.is_dir()]
+
+
+async def test_a_machine_that_ended_leaves_no_group_and_starts_again_at_once(bench: FirecrackerBench) -> None:
+    """The kernel may hold a group for some milliseconds after its last process."""
+    spec = await prepared(bench, bench.spec(A, "idle", limits=Limits(memory_mb=512, pids=50)))
+    for _ in range(5):
+        running = bench.hold(await bench.runtime.start(A, spec, mark=MARK))
+        assert groups_of(bench, A) or running.run.leaf is None
+        assert await running.kill()
+        running.close()
+    await until(lambda: groups_of(bench, A) == [])
+
+
 @pytest.mark.parametrize(
     ("fault", "error", "said"),
     [
@@ -274,8 +292,7 @@ async def test_a_machine_that_does_not_come_up_leaves_nothing(
     with pytest.raises(error, match=said):
         await bench.runtime.start(A, spec, mark=MARK)
     assert MachineDir(bench.top(A), jailed=bench.jailed).residents(Snapshot()) == []
-    subtree, _ = bench.runtime._cgroups()
-    assert subtree is None or not subtree.leaf(A).path.exists()
+    await until(lambda: groups_of(bench, A) == [])
     (bench.programs.faults / fault).unlink()
     bench.hold(await bench.runtime.start(A, spec, mark=MARK))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -19,6 +20,45 @@ from hive.sandbox.server import Helper
 from hive.settings import Paths
 
 Connect = Callable[..., Awaitable[Daemon]]
+
+
+# --- logs --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_sleepers_log_is_looked_at_once_and_anew_after_it_was_awake(
+    paths: Paths, open_helper: OpenHelper, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = Counter[str]()
+    monkeypatch.setattr(ProcessRuntime, "trim_log", lambda _, spec: looked.update([spec.log]))
+    sleeper, clock = str(paths.log(A)), str(paths.log(B))
+    await open_helper()
+    daemon = await connect()
+
+    async def looked_in_rounds(rounds: int) -> int:
+        """How often at the sleeper's, while at the other's so often."""
+        before, until_round = looked[sleeper], looked[clock] + rounds
+        await until(lambda: looked[clock] >= until_round)
+        return looked[sleeper] - before
+
+    await running(daemon, paths, SLEEP)
+    await running(daemon, paths, SLEEP, agent=B)
+    for _ in range(2):
+        assert await looked_in_rounds(3) >= 2
+        await daemon.client.freeze(A, 1)
+        assert await looked_in_rounds(3) <= 1  # for what it wrote last, unless that was seen before the answer came
+        assert await looked_in_rounds(3) == 0
+        await daemon.client.thaw(A)
+
+
+async def test_what_a_sleeper_wrote_last_is_cut_back_while_it_sleeps(
+    paths: Paths, open_helper: OpenHelper, connect: Connect
+) -> None:
+    await open_helper(log_check_s=0.3)
+    daemon = await connect()
+    await running(daemon, paths, ["sh", "-c", "seq 100000; touch written; exec sleep 1000"])
+    await until((paths.home(A) / "written").exists)
+    await daemon.client.freeze(A, 1)
+    await until(lambda: paths.log(A).stat().st_size <= 4096)
 
 
 # --- page-out ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.errors import NotPermitted
+from hive.errors import NotFound, NotPermitted
 from hive.sandbox.home import make_home, open_log, remove_tree, trim_log
 
 
@@ -138,3 +138,11 @@ def test_what_is_appended_after_a_cut_follows_the_kept_part(tmp_path: Path) -> N
     os.close(writer)
     assert log.read_bytes() == b"old\n" * 49 + b"new\n"
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+@pytest.mark.timeout(20)
+def test_a_source_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(NotFound, match="is no file"):
+        make_home(tmp_path / "home", uid=None, gid=None, files={str(tmp_path / "pipe"): "agent.py"})
+    assert not (tmp_path / "home").exists()

@@ -16,14 +16,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import docker_engine
 import pytest
-from sandbox.harness import PYTHON, SLEEP, A, B, Daemon, OpenHelper, spec, until
+from sandbox.benches import docker_spec
+from sandbox.containers import WITH_PROGRAMS
+from sandbox.harness import PYTHON, SLEEP, A, B, Daemon, OpenHelper, runtimes, spec, until
 
 from hive.control import keyfiles
+from hive.domain import RuntimeKind
 from hive.link.messages import SandboxSpec
 from hive.link.server import bind_private
+from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.listeners import INNER_PORT
-from hive.settings import Paths
+from hive.sandbox.runtime import Runtime
+from hive.sandbox.server import Helper
+from hive.settings import Paths, Sandbox
 from hive.store.database import Database
 
 if TYPE_CHECKING:
@@ -74,20 +81,66 @@ print(json.dumps(tried), flush=True)
 """
 
 
+Targets = dict[str, tuple[str, str]]
+"""What is to be out of reach → how that is tried, and where."""
+
+
 class Case(NamedTuple):
-    """A runtime: the spec of an agent of it that runs a command and may go nowhere."""
+    """A runtime: what a helper runs it with, the spec of an agent of it that runs a command and may go nowhere, and
+    what is to be out of its reach besides."""
 
     name: str
+    runtimes: Callable[[Paths], dict[RuntimeKind, Runtime]]
     spec: Callable[[Paths, str, list[str]], SandboxSpec]
+    more: Callable[[], Targets] = dict
 
 
 def as_process(paths: Paths, agent: str, command: list[str]) -> SandboxSpec:
     return spec(paths, agent, command, egress=[])
 
 
-CASES = [Case("process", as_process)]
-Targets = dict[str, tuple[str, str]]
-"""What is to be out of reach → how that is tried, and where."""
+def with_docker(paths: Paths) -> dict[RuntimeKind, Runtime]:
+    settings = Sandbox(docker_socket=str(docker_engine.shared().socket))
+    return {
+        **runtimes(paths, "signals"),
+        RuntimeKind.DOCKER: DockerRuntime(paths, settings, log_max_bytes=65536),
+    }
+
+
+def as_container(paths: Paths, agent: str, command: list[str]) -> SandboxSpec:
+    return docker_spec(paths, agent, command, docker=WITH_PROGRAMS)
+
+
+def around_a_container() -> Targets:
+    return {"the Docker engine": ("unix", str(docker_engine.shared().socket))}
+
+
+BY_CGROUP = Case("process frozen by cgroup", lambda paths: runtimes(paths, "cgroup"), as_process)
+BY_SIGNALS = Case("process frozen by signals", lambda paths: runtimes(paths, "signals"), as_process)
+CONTAINER = Case("docker", with_docker, as_container, around_a_container)
+PROCESSES = [pytest.param(BY_CGROUP, marks=pytest.mark.cgroup), BY_SIGNALS]
+CASES = [*PROCESSES, pytest.param(CONTAINER, marks=pytest.mark.docker)]
+
+
+def name_of(case: Case) -> str:
+    return case.name
+
+
+@pytest.fixture
+async def open_helper(paths: Paths, case: Case) -> AsyncIterator[OpenHelper]:
+    helpers: list[Helper] = []
+
+    async def open_() -> Helper:
+        helper = Helper(paths, case.runtimes(paths))
+        await helper.open()
+        helpers.append(helper)
+        return helper
+
+    yield open_
+    for helper in helpers:
+        await helper.leave()
+    if case is CONTAINER:
+        docker_engine.shared().clear(paths.state)
 
 
 @pytest.fixture
@@ -181,11 +234,12 @@ def said(text: str) -> dict[str, str]:
     return json.loads(text.splitlines()[-1])
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=name_of)
 async def test_an_agent_that_may_go_nowhere_reaches_nothing_but_hives_own_door(
     paths: Paths, neighbours: tuple[Daemon, Targets], case: Case
 ) -> None:
     daemon, targets = neighbours
+    targets |= case.more()
     paths.log(A).touch(mode=0o600)
     outside = await asyncio.to_thread(subprocess.check_output, probe(targets), text=True)
     assert set(said(outside).values()) == {"reached"}, "as root, outside, each of them can be reached"
@@ -205,8 +259,9 @@ async def test_an_agent_that_may_go_nowhere_reaches_nothing_but_hives_own_door(
     assert len(came_of) == len(targets)
 
 
+@pytest.mark.parametrize("case", PROCESSES, ids=name_of)
 async def test_on_the_hosts_network_the_ports_of_the_host_are_in_reach_and_the_files_are_not(
-    paths: Paths, neighbours: tuple[Daemon, Targets]
+    paths: Paths, neighbours: tuple[Daemon, Targets], case: Case
 ) -> None:
     """What `isolation: uid` means, and why `egress = []` is worth asking for."""
     daemon, targets = neighbours

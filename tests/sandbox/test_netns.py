@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
@@ -254,6 +255,35 @@ async def test_a_start_that_fails_leaves_no_group_and_no_network(
             await daemon.client.start(A)
     assert len(os.listdir("/proc/self/fd")) == before
     assert INNER_PATH not in {path for _, path in proxy.listeners}
+
+
+async def test_a_network_that_takes_its_time_keeps_no_other_waiting(
+    paths: Paths, open_helper: OpenHelper, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While others are taken down the kernel lets a new one wait, 40 ms were seen: not on the helper's loop."""
+    making, goes_on, make = threading.Event(), threading.Event(), netns.make
+
+    def make_slowly(port: int) -> netns.Private:
+        making.set()
+        assert goes_on.wait(20)
+        return make(port)
+
+    monkeypatch.setattr(netns, "make", make_slowly)
+    await open_helper()
+    daemon = await connect()
+    await daemon.client.define(A, spec(paths, A, SLEEP, egress=[]))
+    await daemon.client.define(B, spec(paths, B, SLEEP))
+    await daemon.client.start(B)
+    starting = asyncio.ensure_future(daemon.client.start(A))
+    try:
+        await until(making.is_set)
+        await daemon.client.freeze(B, 1)
+        await daemon.client.thaw(B)
+        assert not starting.done()
+    finally:
+        goes_on.set()
+    await starting
+    assert netns.differs((await daemon.client.stat([A]))[A].pid)
 
 
 # --- by itself ---------------------------------------------------------------------------------------------------

@@ -43,8 +43,6 @@ async def test_an_agent_comes_back_as_it_was_written(database: Database) -> None
     await database.write(lambda conn: agents.insert(conn, ALICE))
     await database.write(lambda conn: agents.insert(conn, BOB))
     assert await database.read(agents.all) == [BOB, ALICE]
-    assert await database.read(lambda conn: agents.by_name(conn, "alice")) == ALICE
-    assert await database.read(lambda conn: agents.by_name(conn, "carol")) is None
 
 
 async def test_a_taken_name_is_refused_on_insert_and_on_rename(database: Database) -> None:

@@ -17,8 +17,8 @@ from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
 from hive.errors import DependencyDown
 from hive.store import keys, live
 from hive.store.channels import AgentChanged, SystemEvent
-from hive.store.live import Live
-from hive.store.write_behind import MESSAGES, AgentKeys, WriteBehind
+from hive.store.live import Live, in_parts
+from hive.store.write_behind import MESSAGES, AgentKeys, Batch, WriteBehind
 from hive.tasks import spawn
 
 if TYPE_CHECKING:
@@ -172,6 +172,23 @@ async def test_a_redis_that_comes_back_empty_is_told_everything_about_agents_aga
     assert told == [store.run_id] != [before]
 
 
+async def test_very_many_agents_are_all_written_and_told_of_last(
+    store: Live, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "AGENTS_AT_ONCE", 2)
+    listener = client.pubsub()
+    await listener.subscribe("hive:system:events")
+    await listener.get_message(timeout=5)
+    for number in range(7):
+        store.put_agent(f"a{number}", paused=True, tier=Tier.LOW)
+        store.set_totals(f"a{number}", tokens_in=number, tokens_out=0, requests=1)
+    store.publish(SystemEvent(at=2.0, kind="said"))
+    assert (await listener.get_message(timeout=5))["type"] == "message"
+    await listener.aclose()
+    assert await client.mget([f"hive:agent:paused:a{number}" for number in range(7)]) == ["1"] * 7
+    assert await client.hget("hive:agent:tokens:a6", "input") == "6"
+
+
 async def test_a_silent_restart_between_two_commands_is_noticed(redis_server: RedisServer) -> None:
     """The pool of redis-py replaces a dead idle connection without an error."""
     store = Live(redis_server.socket)
@@ -239,7 +256,7 @@ SAID = st.one_of(
     st.tuples(st.just("put"), st.sampled_from("ab"), st.booleans()),
     st.tuples(st.just("forget"), st.sampled_from("ab")),
     st.tuples(st.just("count"), st.sampled_from("ab")),
-    st.tuples(st.just("lose"), st.just("")),
+    st.tuples(st.just("lose"), st.integers(0, 4)),
     st.tuples(st.just("write"), st.just("")),
 )
 
@@ -252,13 +269,13 @@ def test_whatever_fails_on_the_way_the_last_word_on_each_agent_is_written(steps:
     redis: dict[str, AgentKeys | None] = {}
     tokens = {"a": 0, "b": 0}
 
-    def write() -> None:
-        batch = waiting.take()
-        for agent in batch.forgotten:
-            redis[agent], tokens[agent] = None, 0
-        redis.update(batch.agents)
-        for agent, counts in batch.counted.items():
-            tokens[agent] += counts[2]
+    def write(parts: list[Batch]) -> None:
+        for batch in parts:
+            for agent in batch.forgotten:
+                redis[agent], tokens[agent] = None, 0
+            redis.update(batch.agents)
+            for agent, counts in batch.counted.items():
+                tokens[agent] += counts[2]
 
     for step in steps:
         match step:
@@ -272,10 +289,13 @@ def test_whatever_fails_on_the_way_the_last_word_on_each_agent_is_written(steps:
                 if said.get(agent, waiting) is not None:
                     counted[agent] += 1
                     waiting.count(agent, 1, 1)
-            case ("lose", _):
-                waiting.give_back(waiting.take())
+            case ("lose", written):
+                parts = in_parts(waiting.take(), 1)
+                write(parts[:written])
+                for part in reversed(parts[written:]):
+                    waiting.give_back(part)
             case ("write", _):
-                write()
-    write()
+                write(in_parts(waiting.take(), 1))
+    write([waiting.take()])
     assert redis == said
     assert tokens == counted

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from hive.domain import Agent, AgentSpec
-from hive.errors import BadRequest, Saturated
+from hive.errors import BadRequest, NotFound, Saturated
 from hive.store import agents, messages, migrations, schedules
 from hive.store.database import Database
 from hive.store.messages import Message
@@ -23,6 +23,13 @@ def message(number: int, agent: str = "a1", **fields: object) -> Message:
 def schedule(agent: str = "a1", **fields: object) -> Schedule:
     base = Schedule(id=0, agent_id=agent, at=100.0, actor="uid:0", created_at=1.0)
     return msgspec.structs.replace(base, **fields)
+
+
+@pytest.fixture(autouse=True)
+async def _agents(database: Database) -> None:
+    for agent in ("a1", "b2"):
+        record = Agent(id=agent, spec=AgentSpec(name=f"x{agent}", command=["true"]))
+        await database.write(lambda conn, record=record: agents.insert(conn, record))  # type: ignore[misc]
 
 
 async def add(database: Database, *new: Message) -> None:
@@ -130,14 +137,22 @@ async def test_an_agent_has_at_most_a_hundred_schedules(database: Database) -> N
 
 async def test_what_belongs_to_an_agent_goes_with_it(database: Database) -> None:
     for agent in ("a1", "b2"):
-        record = Agent(id=agent, spec=AgentSpec(name=f"x{agent}", command=["true"]))
-        await database.write(lambda conn, record=record: agents.insert(conn, record))  # type: ignore[misc]
         await database.write(lambda conn, agent=agent: schedules.add(conn, schedule(agent), name="x"))  # type: ignore[misc]
     await add(database, message(1), message(2, agent="b2"))
     await database.write(lambda conn: agents.remove(conn, "a1", now=1.0))
     assert await waiting(database) == []
     assert await waiting(database, "b2") == [message(2, agent="b2")]
     assert [found.agent_id for found in await database.read(schedules.all)] == ["b2"]
+
+
+async def test_nothing_is_kept_for_an_agent_that_was_removed_meanwhile(database: Database) -> None:
+    """A message that met its agent's removal stayed in the file for ever, and so did a schedule."""
+    await database.write(lambda conn: agents.remove(conn, "a1", now=1.0))
+    with pytest.raises(NotFound, match="alice was removed"):
+        await add(database, message(1))
+    with pytest.raises(NotFound, match="alice was removed"):
+        await database.write(lambda conn: schedules.add(conn, schedule(), name="alice"))
+    assert (await waiting(database), await database.read(schedules.all)) == ([], [])
 
 
 def test_agents_of_an_older_hive_are_kept_and_have_no_opinion_on_what_is_new() -> None:
