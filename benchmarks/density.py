@@ -29,12 +29,12 @@ sys.path[:0] = [str(Path(__file__).parent.parent / "tests"), str(Path(__file__).
 import pytest
 import uvloop
 from sandbox.harness import HelperProcess, kill_all_under, spec, until
-from sleep import AGENT, zram_bytes
-from swapspace import file_swap, without_swap, zram_swap
+from sleep import AGENT, SWAPS, zram_bytes
+from swapspace import without_swap
 
 from hive.errors import HiveError, LinkLost, WrongState
-from hive.host.cgroup import Subtree
-from hive.host.limits import oom_kills, v1_mounts
+from hive.host.cgroup import Subtree, mount_of_v1
+from hive.host.limits import oom_kills
 from hive.host.process import write_control
 from hive.sandbox.client import SandboxClient
 from hive.settings import Paths
@@ -51,8 +51,7 @@ class Box:
     """A memory cgroup that stands for a machine of `mib`. `device`: the swap whose RAM belongs to that machine too."""
 
     def __init__(self, mib: int, device: str, state: Path) -> None:
-        mounts = Path("/proc/self/mounts").read_text()
-        v1 = v1_mounts(mounts).get("memory")
+        v1 = mount_of_v1("memory", Path("/proc/self/mounts").read_text())
         subtree = Subtree.find(state)
         if v1 is None and subtree is None:
             raise SystemExit("no memory cgroup may be written here")
@@ -293,7 +292,7 @@ def main() -> None:
     alone = run("no swap", without_swap(), arguments, sleeps=False)
     size_mib = arguments.most * (arguments.mib + 10)
     for swap in arguments.swap:
-        make = {"zram": zram_swap, "file": file_swap}[swap]
+        make = SWAPS[swap]
         run(f"{swap}, nobody sleeps", make(size_mib), arguments, sleeps=False)
         fit = run(f"{swap}, Hive", make(size_mib), arguments, sleeps=True)
         if fit is not None and alone is not None:

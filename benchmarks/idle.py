@@ -39,6 +39,7 @@ from hive.agents.deepener import ASKED_AT_ONCE, LOOK_S, Deepener
 from hive.agents.sleeper import Sleeper
 from hive.appliance.services import redis_command
 from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth
+from hive.host.memory import held_by
 from hive.link.link import Link, Reply
 from hive.link.messages import Activities, Activity, AskStat, Done, Hello, Message, Reconcile, Stat, Stats
 from hive.link.server import LinkServer
@@ -57,11 +58,8 @@ ROUND_IN_S, RECONCILED_IN_S, STARTED_IN_S = 0.05, 1.0, 5.0
 
 
 def resident_kib() -> int:
-    """Of this process. Raises OSError where there is no /proc."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1])
-    raise OSError("no VmRSS in /proc/self/status")
+    """Of this process."""
+    return held_by([os.getpid()]).rss_bytes // 1024
 
 
 async def cpu_ms(work: Callable[[], Awaitable[object]]) -> float:

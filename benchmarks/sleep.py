@@ -29,6 +29,7 @@ import docker_engine
 import pytest
 import uvloop
 from journeys.stack import stack  # a Hive of its own, as the tests have it
+from peers import percentile
 from sandbox.harness import A, HelperProcess, kill_all_under, spec, until
 from swapspace import file_swap, zram_swap
 from wake import call_ms, free_port
@@ -229,8 +230,7 @@ async def bench(mib: int, freezer: str) -> AsyncIterator[Bench]:
 
 
 def line(label: str, times: list[float], unit: str = "ms") -> str:
-    times = sorted(times)
-    return f"{label} p50 {statistics.median(times):7.2f} p99 {times[int(len(times) * 0.99)]:7.2f} {unit}"
+    return f"{label} p50 {statistics.median(times):7.2f} p99 {percentile(times, 0.99):7.2f} {unit}"
 
 
 def show(depth: str, rounds: list[Round], rss_mib: float) -> None:

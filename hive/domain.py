@@ -13,6 +13,13 @@ import msgspec
 
 PROGRAM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """An agent's PATH, and where its program is looked for: the PATH of whoever started Hive is nothing of an agent's."""
+INNER_PORT = 11434
+"""Where Hive is found, at 127.0.0.1, in a network of an agent's own: unmodified SDKs look for a model there. There is
+a socket the helper opened in it, or the guest's forwarder (conf/guest/): by that Hive knows who asks."""
+MOUNTED_SOCKET = "/run/hive/agent.sock"
+"""The agent's own socket inside a container."""
+MESSAGE_MAX_BYTES = 256 * 1024
+"""Of text in one message for an agent."""
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
 
 
@@ -43,6 +50,8 @@ ALIVE = frozenset(
     {AgentStatus.STARTING, AgentStatus.RUNNING, AgentStatus.PAUSING, AgentStatus.PAUSED, AgentStatus.RESUMING}
 )
 """Statuses in which the agent's processes exist or are being made."""
+AT_REST = frozenset({AgentStatus.CREATED, AgentStatus.STOPPED, AgentStatus.ERROR})
+"""Statuses that nothing but a start ends: a wake is refused."""
 
 
 class SleepDepth(StrEnum):
@@ -88,6 +97,18 @@ class CacheMode(StrEnum):
     NONE = "none"
 
 
+class Role(StrEnum):
+    """What a person may do: look, steer agents, change Hive itself. Each may do what those before it may."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+
+    @property
+    def rank(self) -> int:
+        return list(Role).index(self)
+
+
 class RestartPolicy(StrEnum):
     """What follows when it ends by itself, as Docker has it: `always` and `unless-stopped` start it again whatever its
     exit code, and after a boot; `unless-stopped` not after a boot where an operator had stopped it."""
@@ -131,11 +152,12 @@ class Isolation(StrEnum):
 
 
 class RuntimeKind(StrEnum):
-    """What an agent runs in."""
+    """What an agent runs in. `external`: in whatever somebody else starts elsewhere; Hive knows it by its token."""
 
     PROCESS = "process"
     DOCKER = "docker"
     FIRECRACKER = "firecracker"
+    EXTERNAL = "external"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,7 +176,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[docker]`. `mounts`: `/host/path:/path/inside` or `…:ro`; `tmpfs`: paths inside that are writable and in RAM.
 
-    `user`: as in `docker run --user`, empty for the image's.
+    `user`: as in `docker run --user`; empty for the agent's own, never the image's.
     """
 
     image: str
@@ -185,7 +207,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     None for the setting, 0 for never; `cid`: AF_VSOCK context id of the virtual machine it runs in, unique, 3 or more.
     `deepest`: how deep it may sleep. `inbox`: path at its port where messages for it are posted. `autostart`: started
     after a boot, whatever `restart` says. `egress`: where it may connect to besides Hive: None for whatever the
-    runtime allows by itself, an empty list for nowhere, else networks like `192.0.2.0/24`.
+    runtime allows by itself, an empty list for nowhere, else networks like `192.0.2.0/24`: those of other hosts, and
+    of this one what the list names of the loopback.
     """
 
     name: str

@@ -10,7 +10,7 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 not permitted, 5 dependency
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 class HiveError(Exception):
@@ -172,6 +172,12 @@ class QueueFull(Saturated):
     code = "queue_full"
 
 
+class BackendSwitching(Saturated):
+    """The inference server is being switched."""
+
+    code = "backend_switching"
+
+
 class Asleep(Saturated):
     """The agent could not be woken in time."""
 
@@ -230,6 +236,13 @@ class TimedOut(HiveError):
     exit_code = 7
 
 
+class RolledBack(HiveError):
+    """It failed, and what was there before is in force again."""
+
+    code = "rolled_back"
+    exit_code = 6
+
+
 class UsageError(HiveError):
     """The command line does not make sense."""
 
@@ -256,6 +269,18 @@ class StoreFull(HiveError):
 
 def _tree(root: type[HiveError]) -> list[type[HiveError]]:
     return [root, *(cls for child in root.__subclasses__() for cls in _tree(child))]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A hint for a word that is not known; empty where none of those that are is near.
+
+    >>> did_you_mean("memroy", ["cpu", "memory"]), did_you_mean("disk", ["cpu", "memory"])
+    ('did you mean `memory`?', '')
+    """
+    from difflib import get_close_matches  # only who mistypes pays for it
+
+    near = get_close_matches(word, known, n=1)
+    return f"did you mean `{near[0]}`?" if near else ""
 
 
 def by_code(code: str) -> type[HiveError]:

@@ -19,7 +19,6 @@ with nothing beside it opens the field altogether. The end of a range may be lef
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from enum import StrEnum
@@ -27,6 +26,7 @@ from enum import StrEnum
 import msgspec
 
 from hive.domain import Tier
+from hive.errors import did_you_mean
 
 TARGETS = (
     "/api/generate",
@@ -246,8 +246,7 @@ def _json(text: str) -> bytes:
 
 def _nearest(word: str) -> str:
     known = [*(verb for verb in Verb if verb != Verb.TAKE), *_CONDITIONS]
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean `{near[0]}`?" if near else f"; known are {', '.join(known)}"
+    return "; " + (did_you_mean(word, known) or f"known are {', '.join(known)}")
 
 
 # --- what it means for a tier -----------------------------------------------------------------------------------------

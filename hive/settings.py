@@ -45,13 +45,45 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     tier_low_models: Annotated[str, _s("Models of tier low, by preference.", effect=False)] = ""
     tier_medium_models: Annotated[str, _s("Models of tier medium, by preference.", effect=False)] = ""
     tier_high_models: Annotated[str, _s("Models of tier high, by preference.", effect=False)] = ""
+    switch_drain_s: Annotated[
+        float, _s("Requests in flight may go on for so long when the backend is switched.", unit="s", ge=0)
+    ] = 60
+    switch_free_s: Annotated[
+        float, _s("Longest wait until a stopped backend's GPU memory is free.", unit="s", ge=0)
+    ] = 10
+    switch_health_tries: Annotated[int, _s("A new backend is looked at so often, then the old one is back.", ge=1)] = 30
+    switch_health_every_s: Annotated[float, _s("Time between two looks at a new backend.", unit="s", gt=0)] = 2
     vllm_max_sequences: Annotated[int, _s("vLLM `--max-num-seqs`: requests it works on at once.", ge=1)] = 64
     vllm_scheduling_policy: Annotated[
         str, _s("vLLM `--scheduling-policy`; `priority` passes on Hive's bands.", pattern="^(fcfs|priority)$")
     ] = "fcfs"
-    vllm_gpu_memory_util: Annotated[float, _s("vLLM `--gpu-memory-utilization`.", effect=False, gt=0, le=1)] = 0.90
-    vllm_prefix_caching: Annotated[bool, _s("vLLM `--enable-prefix-caching`.", effect=False)] = True
-    vllm_speculative_model: Annotated[str, _s("vLLM draft model.", effect=False)] = ""
+    vllm_gpu_memory_util: Annotated[float, _s("vLLM `--gpu-memory-utilization`.", gt=0, le=1)] = 0.90
+    vllm_prefix_caching: Annotated[bool, _s("vLLM `--enable-prefix-caching`.")] = True
+    vllm_speculative_model: Annotated[
+        str, _s("Draft model for vLLM; empty: none.", pattern="^(/.*)?$", expected="an absolute path")
+    ] = ""
+    vllm_program: Annotated[str, _s("The vLLM that is started.", pattern="^/", expected="an absolute path")] = (
+        "/opt/vllm/bin/vllm"
+    )
+    vllm_model: Annotated[str, _s("Directory of vLLM's model.", pattern="^/", expected="an absolute path")] = (
+        "/var/lib/hive/models/default"
+    )
+    ollama_program: Annotated[str, _s("The Ollama that is started.", pattern="^/", expected="an absolute path")] = (
+        "/usr/local/bin/ollama"
+    )
+    ollama_models: Annotated[str, _s("Where Ollama keeps its models.", pattern="^/", expected="an absolute path")] = (
+        "/var/lib/hive/models/ollama"
+    )
+    llama_program: Annotated[
+        str, _s("The llama-server that is started.", pattern="^/", expected="an absolute path")
+    ] = "/usr/local/bin/llama-server"
+    llama_model: Annotated[str, _s("File of llama-server's model.", pattern="^/", expected="an absolute path")] = (
+        "/var/lib/hive/models/default.gguf"
+    )
+    llama_parallel: Annotated[int, _s("llama-server `--parallel`: requests it works on at once.", ge=1)] = 4
+    llama_context: Annotated[int, _s("llama-server `-c`: context of all its slots together.", unit="tokens", ge=1)] = (
+        16384
+    )
 
 
 class Proxy(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +91,14 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
 
     port: Annotated[int, _s("TCP port where agents reach the model.", unit="port", ge=0, le=65535)] = 11435
     ingress_port: Annotated[int, _s("TCP port where callers reach agents.", unit="port", ge=0, le=65535)] = 8480
+    listen: Annotated[
+        str,
+        _s(
+            "Address of its TCP ports; 0.0.0.0 where a container's network is the fence.",
+            pattern=r"^(\d{1,3}(\.\d{1,3}){3}|[0-9a-fA-F:]*:[0-9a-fA-F:.]*)$",
+            expected="an IP address",
+        ),
+    ] = "127.0.0.1"
     window_requests: Annotated[int, _s("Requests an agent may make per window.", ge=1)] = 120
     window_s: Annotated[float, _s("Length of the sliding window.", unit="s", gt=0)] = 60
     tier_low_concurrency: Annotated[int, _s("Requests of a low-tier agent at the backend at once.", ge=1)] = 2
@@ -157,6 +197,9 @@ class Agents(msgspec.Struct, frozen=True, kw_only=True):
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     """`[sandbox]`: the helper that runs agents."""
 
+    enabled: Annotated[
+        bool, _s("There is a helper; without it Hive runs no agents itself, and those it serves live elsewhere.")
+    ] = True
     policy: Annotated[
         str,
         _s(
@@ -241,6 +284,19 @@ class Row(msgspec.Struct, frozen=True):
     sentence: str
     expected: str
 
+    @property
+    def variables(self) -> list[str]:
+        """The environment's names for it; the later one counts where both are set.
+
+        >>> rows_of("inference", Inference)["port"].variables, rows_of("tenant acme", TenantRow)["weight"].variables
+        (['INFERENCE_PORT', 'HIVE_INFERENCE_PORT'], ['TENANT_WEIGHT_acme'])
+        """
+        kind, _, tenant = self.section.partition(" ")
+        if tenant:
+            return [f"TENANT_{self.key.upper()}_{tenant}"]
+        own = f"HIVE_{kind}_{self.key}".upper()
+        return [self.env, own] if self.env else [own]
+
 
 def rows_of(section: str, struct: type[msgspec.Struct]) -> dict[str, Row]:
     """The rows of one section by key, in the order they are written above.
@@ -294,7 +350,13 @@ class Variable(msgspec.Struct, frozen=True):
 
 
 VARIABLES = (
-    Variable("REDIS_URL", r"(redis|rediss|unix)://\S+", "redis://HOST:PORT", "Redis to use instead of Hive's own."),
+    Variable(
+        "REDIS_URL",
+        r"(redis|rediss|unix)://\S+",
+        "redis://HOST:PORT",
+        "Redis to use instead of Hive's own.",
+        in_effect=True,
+    ),
     Variable("HIVE_API_URL", r"https?://\S+", "http://HOST:PORT", "Where the REST API listens on TCP."),
     Variable(
         "HIVE_INTERNAL_TOKEN",
@@ -305,20 +367,30 @@ VARIABLES = (
     ),
 )
 """Each may hold a secret: `hive config show` masks them."""
+NO_SETTINGS = frozenset({"HIVE_PROXY_SOCKET"})
+"""Environment names that look like a setting's and are none: this one is an agent's."""
 
 
 class Paths(msgspec.Struct, frozen=True):
     """Where one Hive keeps its things: `state` survives, `runtime` holds sockets.
 
-    A unix socket path has at most 107 bytes (sun_path), hence the short names.
+    `apart`: each service is a user of its own and has a directory of its own in both. A unix socket path has at most
+    107 bytes (sun_path), hence the short names.
     """
 
     state: Path
     runtime: Path
+    apart: bool = False
+
+    def _state_of(self, service: str) -> Path:
+        return self.state / service if self.apart else self.state
+
+    def _runtime_of(self, service: str) -> Path:
+        return self.runtime / service if self.apart else self.runtime
 
     @property
     def database(self) -> Path:
-        return self.state / "hive.db"
+        return self._state_of("daemon") / "hive.db"
 
     @property
     def spool(self) -> Path:
@@ -327,16 +399,16 @@ class Paths(msgspec.Struct, frozen=True):
 
     @property
     def box_key(self) -> Path:
-        return self.state / "box.key"
+        return self._state_of("daemon") / "box.key"
 
     @property
     def internal_token(self) -> Path:
-        return self.state / "internal.token"
+        return self._state_of("daemon") / "internal.token"
 
     @property
     def sandbox_table(self) -> Path:
         """The helper's own table: what it started, by pid, start time and boot id."""
-        return self.state / "sandbox.json"
+        return self._state_of("sandbox") / "sandbox.json"
 
     @property
     def redis_dir(self) -> Path:
@@ -350,26 +422,26 @@ class Paths(msgspec.Struct, frozen=True):
 
     @property
     def api_socket(self) -> Path:
-        return self.runtime / "hive.sock"
+        return self._runtime_of("daemon") / "hive.sock"
 
     @property
     def link_socket(self) -> Path:
         """Where the daemon listens for the proxy."""
-        return self.runtime / "link.sock"
+        return self._runtime_of("daemon") / "link.sock"
 
     @property
     def sandbox_socket(self) -> Path:
         """Where the helper listens for daemon, proxy and `hive up`."""
-        return self.runtime / "sandbox.sock"
+        return self._runtime_of("sandbox") / "sandbox.sock"
 
     @property
     def redis_socket(self) -> Path:
-        return self.runtime / "redis.sock"
+        return self._runtime_of("redis") / "redis.sock"
 
     @property
     def admin_socket(self) -> Path:
         """The proxy's own: readiness and metrics."""
-        return self.runtime / "proxy.sock"
+        return self._runtime_of("proxy") / "proxy.sock"
 
     def agent_socket(self, agent: str) -> Path:
         """The agent's own listener: whoever connects there is this agent."""

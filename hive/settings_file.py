@@ -5,7 +5,6 @@ configparser does the same syntax but forgets where a value stood, so the lines 
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -15,12 +14,12 @@ from typing import Any
 import msgspec
 
 from hive.domain import is_name
-from hive.errors import ConfigError
+from hive.errors import ConfigError, did_you_mean
 from hive.field_rules import EVERYWHERE, TARGETS, field_name, parse_line
-from hive.settings import SECTIONS, VARIABLES, Row, Settings, TenantRow, rows_of
+from hive.settings import NO_SETTINGS, SECTIONS, VARIABLES, Row, Settings, TenantRow, rows_of
 
-TENANT_RATE = "TENANT_RATE_LIMIT_"
-"""Begins the environment's names of tenants' rate limits; what follows is the tenant."""
+_TENANT_VARIABLE = re.compile(rf"TENANT_({'|'.join(rows_of('tenant', TenantRow)).upper()})_(.*)")
+"""The environment's name for what one tenant may have: `TENANT_RATE_LIMIT_acme`."""
 NO_TENANT = "a tenant's name is a letter a-z, then up to 39 of a-z, 0-9 and -"
 DEFAULT_FILE = Path("/etc/hive/hive.conf")
 FILE_MAX_BYTES = 1024 * 1024
@@ -146,26 +145,36 @@ class _Draft:
 
     def take_environment(self, env: Mapping[str, str]) -> None:
         """An empty variable is an unset one: compose files write `NAME=`."""
-        for row in self._rows():
-            if row.env and env.get(row.env):
-                self._put(row, env[row.env], row.env, Origin("environment", row.env))
-        for name, value in env.items():
-            if name.startswith(TENANT_RATE) and value:
-                self._take_tenant_rate(name, value)
+        given = {name: value for name, value in env.items() if value}
+        self._know_tenants_of(given)
+        rows = self._rows()
+        for row in rows:
+            for name in row.variables:
+                if name in given:
+                    self._put(row, given[name], name, Origin("environment", name))
+        self._refuse_unknown(given, {name for row in rows for name in row.variables})
         for variable in VARIABLES:
-            given = env.get(variable.name)
-            if given and not re.fullmatch(variable.pattern, given):
+            value = given.get(variable.name)
+            if value is not None and not re.fullmatch(variable.pattern, value):
                 self.problems.append(f"{variable.name}: expected {variable.expected}")
 
-    def _take_tenant_rate(self, name: str, value: str) -> None:
+    def _know_tenants_of(self, given: Iterable[str]) -> None:
         """`TENANT_RATE_LIMIT_acme=100req/min` is `rate_limit` of `[tenant acme]`."""
-        tenant = name.removeprefix(TENANT_RATE)
-        if not is_name(tenant):
-            self.problems.append(f"{name}: {NO_TENANT}")
-            return
-        section = f"tenant {tenant}"
-        self._know_tenant(section)
-        self._put(self._tables[section]["rate_limit"], value, name, Origin("environment", name))
+        for name in given:
+            if (match := _TENANT_VARIABLE.fullmatch(name)) is None:
+                continue
+            if is_name(match[2]):
+                self._know_tenant(f"tenant {match[2]}")
+            else:
+                self.problems.append(f"{name}: {NO_TENANT}")
+
+    def _refuse_unknown(self, given: Iterable[str], known: set[str]) -> None:
+        """A name that is spelled like a setting's: what somebody meant to set must not be left at its default."""
+        sections = tuple(f"HIVE_{section.upper()}_" for section in SECTIONS)
+        for name in given:
+            if name.startswith(sections) and name not in known | NO_SETTINGS:
+                near = did_you_mean(name, sorted(known)) or "hive config show lists them"
+                self.problems.append(f"{name}: no such setting; {near}")
 
     def _know_tenant(self, section: str) -> None:
         if section in self._tables:
@@ -305,5 +314,4 @@ def _no_section(section: str, tenant: str | None, target: str) -> str:
 def _nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean …?`, or the names there are where none is near."""
     names = list(known)
-    near = difflib.get_close_matches(word, names, n=1)
-    return f"; did you mean `{near[0]}`?" if near else f"; known are {', '.join(names)}"
+    return "; " + (did_you_mean(word, names) or f"known are {', '.join(names)}")

@@ -27,8 +27,8 @@ from urllib.parse import urlencode
 
 import pytest
 
+from hive.host.cgroup import state_label
 from hive.host.process import spawn
-from hive.sandbox.docker import state_label
 
 SYSTEM_SOCKET = Path("/run/docker.sock")
 IMAGE = "hive-test:1"
@@ -139,9 +139,14 @@ def _busybox() -> bytes:
 
 
 class PrivateEngine(DockerEngine):
-    """A `dockerd` of the tests' own. Its containers survive its death (live-restore), as operators should have it."""
+    """A `dockerd` of the tests' own. Its containers survive its death (live-restore), as operators should have it.
 
-    def __init__(self) -> None:
+    `own_network`: it and its containers live in a network namespace of their own, where it may write firewall rules:
+    containers reach each other and published ports work, whatever the firewall of this machine says.
+    """
+
+    def __init__(self, *, own_network: bool = False) -> None:
+        self._own_network = own_network
         self._directory = Path(tempfile.mkdtemp(prefix="hive-docker-"))
         super().__init__(self._directory / "docker.sock")
         self._process: subprocess.Popen[bytes] | None = None
@@ -174,9 +179,12 @@ class PrivateEngine(DockerEngine):
             f"unix://{self.socket}",
         ]
         command += ["--pidfile", f"{here}/pid", "--storage-driver", driver, "--bridge", "none", "--live-restore"]
-        command += ["--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
+        if self._own_network:
+            command = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command]
+        else:
+            command += ["--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false"]
+            command += ["--userland-proxy=false"]
         command += [
-            "--userland-proxy=false",
             "--containerd-namespace",
             f"hive-test-{os.getpid()}",
             "--log-level",
@@ -193,6 +201,12 @@ class PrivateEngine(DockerEngine):
                 return True
             time.sleep(0.05)
         return False
+
+    @property
+    def network(self) -> Path:
+        """The network namespace the daemon lives in."""
+        assert self._process is not None
+        return Path(f"/proc/{self._process.pid}/ns/net")
 
     def send(self, signum: int) -> None:
         """A signal to the daemon: SIGSTOP makes it hang, SIGCONT ends that."""
@@ -246,10 +260,10 @@ def _skip_where_none_can_start() -> None:
 
 
 @contextlib.contextmanager
-def private() -> Iterator[PrivateEngine]:
-    """One that may be killed."""
+def private(*, own_network: bool = False) -> Iterator[PrivateEngine]:
+    """One that may be killed; `own_network` as for PrivateEngine."""
     _skip_where_none_can_start()
-    engine = PrivateEngine()
+    engine = PrivateEngine(own_network=own_network)
     try:
         engine.start()
         engine.make_image()

@@ -114,6 +114,8 @@ class End:
         self.take = True
         self.lost = asyncio.Event()
         self.answer: Callable[[Message], Message] = lambda _: Done()
+        self.answer_with: list[int] = []
+        """Descriptors that go with each answer."""
         self.link = Link(sock, name=name, on_message=self._on_message, on_lost=lambda _: self.lost.set())
 
     def _on_message(self, link: Link, message: Message, reply: Reply | None) -> None:
@@ -121,7 +123,7 @@ class End:
         if self.take:
             self.descriptors += link.take_descriptors()
         if reply is not None:
-            reply(self.answer(message))
+            reply(self.answer(message), self.answer_with)
 
 
 @pytest.fixture
@@ -273,6 +275,52 @@ async def test_descriptors_nobody_takes_are_closed(ends: tuple[End, End]) -> Non
         left.link.tell(Listener(agent="a", path="/"), [descriptor])
         os.close(descriptor)
     await until(lambda: len(right.got) == 10)
+    assert open_files() == before
+
+
+async def test_an_answer_may_bring_a_descriptor_which_is_the_askers(ends: tuple[End, End]) -> None:
+    left, right = ends
+    reads, writes = os.pipe()
+    right.answer_with = [reads]
+    got = await left.link.ask_for_descriptor(Thaw(agent="a"), Done, timeout_s=5)
+    os.write(writes, b"through")
+    os.close(writes)
+    assert os.read(got, 100) == b"through"
+    assert not os.get_inheritable(got)
+    os.close(got)
+    os.close(reads)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+async def test_an_answer_with_none_or_too_many_is_an_error_and_leaves_none_open(
+    ends: tuple[End, End], count: int
+) -> None:
+    left, right = ends
+    right.answer_with = [right.link.fileno()] * count
+    before = open_files()
+    with pytest.raises(HiveError, match="asked Thaw, got Done"):
+        await left.link.ask_for_descriptor(Thaw(agent="a"), Done, timeout_s=5)
+    assert open_files() == before
+
+
+async def test_a_descriptor_that_comes_too_late_or_to_nobody_is_closed(ends: tuple[End, End]) -> None:
+    left, right = ends
+    right.answer_with = [right.link.fileno()]
+    before = open_files()
+    assert await left.link.ask(Thaw(agent="a"), Done, timeout_s=5) == Done()  # who asks so, wants none
+    for turns in range(6):
+        asking = asyncio.ensure_future(left.link.ask_for_descriptor(Thaw(agent="a"), Done, timeout_s=5))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if asking.done():
+            os.close(asking.result())
+            continue
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+    right.answer = lambda _: failed(WrongState("not running"))
+    with pytest.raises(WrongState):
+        await left.link.ask_for_descriptor(Thaw(agent="a"), Done, timeout_s=5)
     assert open_files() == before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.errors import ConfigError
-from hive.settings import SECTIONS, VARIABLES, Settings, rows_of
+from hive.settings import SECTIONS, VARIABLES, Row, Settings, rows_of
 from hive.settings_file import load, load_text, parse, read
 
 SEED_SNIPPET = """\
@@ -63,7 +64,8 @@ def test_the_snippet_of_the_original_specification_loads_as_it_is(tmp_path: Path
 
 def test_the_snippet_names_every_key_the_inference_section_had_there() -> None:
     keys = {line.key for line in read(SEED_SNIPPET, "x", [])[0]}
-    assert keys == set(rows_of("inference", SECTIONS["inference"])) - {"host", "vllm_scheduling_policy"}
+    added = re.compile(r"host|vllm_scheduling_policy|(vllm|ollama|llama)_(program|models?|parallel|context)|switch_\w+")
+    assert keys == {key for key in rows_of("inference", SECTIONS["inference"]) if not added.fullmatch(key)}
 
 
 def test_flag_goes_before_environment_before_file_before_default() -> None:
@@ -183,8 +185,6 @@ def test_a_file_that_is_not_there_or_is_a_directory_is_refused(tmp_path: Path) -
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.section}.{row.key}")
 def test_every_setting_has_a_sentence_and_a_default_that_is_legal(row: object) -> None:
-    from hive.settings import Row
-
     assert isinstance(row, Row)
     assert row.sentence.endswith(".")
     text = str(row.default).lower() if isinstance(row.default, bool) else str(row.default)
@@ -193,8 +193,55 @@ def test_every_setting_has_a_sentence_and_a_default_that_is_legal(row: object) -
 
 
 def test_no_environment_name_belongs_to_two_settings() -> None:
-    names = [row.env for row in ROWS if row.env] + [variable.name for variable in VARIABLES]
+    names = [name for row in ROWS for name in row.variables] + [variable.name for variable in VARIABLES]
     assert len(names) == len(set(names))
+
+
+def text_of(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def another(row: Row) -> str:
+    """A legal value that is not the default."""
+    if row.kind is bool:
+        return text_of(not row.default)
+    if row.kind is str:
+        candidates = ["/other", "10.0.0.7", "other", *row.expected.removeprefix("one of ").split(", ")]
+    else:
+        candidates = ["0.5", "5000", "7", "1"]
+    for candidate in candidates:
+        try:
+            if parse(row, candidate) != row.default:
+                return candidate
+        except ValueError:
+            continue
+    raise AssertionError(f"{row.section}.{row.key} has one legal value only")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.section}.{row.key}")
+def test_every_setting_can_be_given_by_the_environment(row: Row) -> None:
+    name = f"HIVE_{row.section}_{row.key}".upper()
+    loaded = load_text("", env={name: another(row)})
+    assert getattr(getattr(loaded.settings, row.section), row.key) == parse(row, another(row)) != row.default
+    assert str(loaded.origins[f"{row.section}.{row.key}"]) == f"environment {name}"
+
+
+def test_of_two_names_of_one_setting_hives_own_counts() -> None:
+    env = {"HIVE_INFERENCE_PORT": "2", "INFERENCE_PORT": "1"}
+    loaded = load_text("[inference]\nport = 3\n", env=env)
+    assert loaded.settings.inference.port == 2
+    assert str(loaded.origins["inference.port"]) == "environment HIVE_INFERENCE_PORT"
+
+
+def test_a_name_spelled_like_a_settings_is_refused_if_there_is_none() -> None:
+    assert refused("", HIVE_PROXY_PROT="1") == "HIVE_PROXY_PROT: no such setting; did you mean `HIVE_PROXY_PORT`?"
+    said = refused("", HIVE_SLEEP_XYZZYXYZZYXYZZY="1")
+    assert said == "HIVE_SLEEP_XYZZYXYZZYXYZZY: no such setting; hive config show lists them"
+    assert refused("", HIVE_PROXY_PORT="tcp://10.0.0.1:1").startswith("HIVE_PROXY_PORT: expected a whole number")
+
+
+def test_what_an_agent_finds_in_its_environment_is_no_setting() -> None:
+    assert load_text("", env={"HIVE_PROXY_SOCKET": "/run/hive/agent.sock", "HIVE_SOCKET": "/s"}).origins == {}
 
 
 @given(st.text(max_size=300))
@@ -210,8 +257,6 @@ def test_any_text_is_settings_or_a_refusal_with_a_line(text: str) -> None:
 
 @given(st.sampled_from(ROWS), st.text(max_size=20).filter(lambda text: text.isprintable()))
 def test_any_value_is_its_type_or_a_refusal(row: object, text: str) -> None:
-    from hive.settings import Row
-
     assert isinstance(row, Row)
     try:
         loaded = load_text(f"[{row.section}]\n{row.key} = {text}\n", env={})
@@ -257,6 +302,14 @@ def test_a_tenants_rate_limit_comes_from_the_environment_too() -> None:
     assert {name: row.rate_limit for name, row in tenants.items()} == {"acme": "100req/min", "community-x": "1/hour"}
     assert tenants["acme"].weight == 2
     assert str(loaded.origins["tenant acme.rate_limit"]) == "environment TENANT_RATE_LIMIT_acme"
+
+
+def test_whatever_a_tenant_may_have_comes_from_the_environment_too() -> None:
+    env = {"TENANT_MODELS_acme": "a,b", "TENANT_WEIGHT_acme": "3", "TENANT_CACHE_GROUP_b-2": "shared"}
+    loaded = load_text("[tenant acme]\nweight = 2\n", env=env)
+    assert (loaded.settings.tenants["acme"].models, loaded.settings.tenants["acme"].weight) == ("a,b", 3)
+    assert loaded.settings.tenants["b-2"].cache_group == "shared"
+    assert str(loaded.origins["tenant acme.weight"]) == "environment TENANT_WEIGHT_acme"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ REFAULT_BYTES_PER_S = 150 << 20
 of an AMD EPYC, lz4, every object of a Python heap)."""
 SHORTEST_S = 0.5
 
-_FIRST = {Tier.HIGH: 0, Tier.MEDIUM: 1, Tier.LOW: 2}
+FIRST = {Tier.HIGH: 0, Tier.MEDIUM: 1, Tier.LOW: 2}
+"""Whose turn it is: the smaller, the sooner."""
 
 
 class _Wish:
@@ -25,19 +26,19 @@ class _Wish:
 
 
 class _Admitted:
-    __slots__ = ("at", "need_bytes")
+    __slots__ = ("at", "lasts_s", "need_bytes")
 
     def __init__(self, need_bytes: int, at: float) -> None:
         self.need_bytes = need_bytes
         self.at = at
+        self.lasts_s = max(SHORTEST_S, need_bytes / REFAULT_BYTES_PER_S)
 
     def outstanding_bytes(self, now: float) -> int:
         """What it has not faulted in yet: less and less, for what is back is missing from the available memory."""
-        lasts_s = max(SHORTEST_S, self.need_bytes / REFAULT_BYTES_PER_S)
-        return round(self.need_bytes * max(0.0, 1 - (now - self.at) / lasts_s))
+        return round(self.need_bytes * max(0.0, 1 - (now - self.at) / self.lasts_s))
 
     def is_over(self, now: float) -> bool:
-        return now - self.at >= max(SHORTEST_S, self.need_bytes / REFAULT_BYTES_PER_S)
+        return now - self.at >= self.lasts_s
 
 
 class Admission:
@@ -75,21 +76,22 @@ class Admission:
     def enter(self, agent: str, *, need_bytes: int, tier: Tier, now: float) -> None:
         """It wants to wake. One that waits already keeps its place."""
         if agent not in self._waiting:
-            self._waiting[agent] = _Wish(need_bytes, (_FIRST[tier], now))
+            self._waiting[agent] = _Wish(need_bytes, (FIRST[tier], now))
 
     def admit(self, *, available_bytes: int | None, reserve_bytes: int, now: float) -> list[str]:
         """Who goes ahead now, in this order. `available_bytes` None: not known, so nobody waits for it."""
         for agent in [agent for agent, admitted in self._admitted.items() if admitted.is_over(now)]:
             del self._admitted[agent]
-        admitted = []
+        admitted, coming = [], self.outstanding_bytes(now)
         for agent in sorted(self._waiting, key=lambda agent: self._waiting[agent].rank):
             need = self._waiting[agent].need_bytes
-            left = None if available_bytes is None else available_bytes - self.outstanding_bytes(now) - need
+            left = None if available_bytes is None else available_bytes - coming - need
             if left is not None and left < reserve_bytes and self._admitted:
                 break
             del self._waiting[agent]
             self._admitted[agent] = _Admitted(need, now)
             admitted.append(agent)
+            coming += need
         return admitted
 
     def runs(self, agent: str) -> None:

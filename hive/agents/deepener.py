@@ -77,7 +77,7 @@ class Deepener:
         sleep, now, free = self._world.settings.sleep, self._loop.time(), self._memory.swap_free_bytes
         if free == 0:
             return []
-        pressed = 0 < sleep.pressure_some_avg10 <= (self._memory.some_avg10 or 0.0)
+        pressed = depth.is_pressed(self._memory.some_avg10, sleep.pressure_some_avg10)
         due = now - sleep.deep_after_s if sleep.deep_after_s > 0 else float("-inf")
         return [
             life

@@ -40,11 +40,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`deepen`: page it out now. `check_again_s`: when time alone may change the verdict, None where it cannot."""
+    """`deepen`: page it out now."""
 
     deepen: bool
     why: str
-    check_again_s: float | None = None
 
 
 def verdict(facts: Facts, now: float) -> Verdict:
@@ -56,21 +55,25 @@ def verdict(facts: Facts, now: float) -> Verdict:
     >>> verdict(Facts(depth=SleepDepth.LIGHT, asleep_since=100.0, deep_after_s=30.0), now=118.0).why
     'light sleep, deep in 12 s'
     >>> verdict(Facts(depth=SleepDepth.LIGHT, asleep_since=100.0, some_avg10=24.6), now=101.0)
-    Verdict(deepen=True, why='memory pressure 25 %', check_again_s=0.0)
+    Verdict(deepen=True, why='memory pressure 25 %')
     """
     for objects in _OBJECTIONS:
         if (objection := objects(facts, now)) is not None:
             return objection
-    return Verdict(True, _why_wanted(facts, now), 0.0)
+    return Verdict(True, _why_wanted(facts, now))
 
 
-def is_pressed(facts: Facts) -> bool:
-    """Whether the host is short of memory: from the setting on, which is never where that is 0."""
-    return 0 < facts.pressure_some_avg10 <= (facts.some_avg10 or 0.0)
+def is_pressed(some_avg10: float | None, from_avg10: float) -> bool:
+    """Whether the host is short of memory (PSI in per cent): from the setting on, which is never where that is 0.
+
+    >>> is_pressed(10.0, 10.0), is_pressed(9.9, 10.0), is_pressed(99.0, 0.0), is_pressed(None, 10.0)
+    (True, False, False, False)
+    """
+    return 0 < from_avg10 <= (some_avg10 or 0.0)
 
 
 def retry_after_s(failures: int, *, hopeless: bool) -> float:
-    """How long a sleeper is left alone after its `failures`-th failure in a row.
+    """How long an agent is left alone after its `failures`-th failure in a row.
 
     >>> [retry_after_s(n, hopeless=False) for n in (1, 2, 6, 60)], retry_after_s(1, hopeless=True)
     ([30.0, 60.0, 600.0, 600.0], 3600.0)
@@ -112,7 +115,7 @@ def _failed(facts: Facts, now: float) -> Verdict | None:
     if now >= facts.retry_at:
         return None
     left = facts.retry_at - now
-    return Verdict(False, f"light sleep, not deep: {facts.failure}, next try in {spoken(left)}", left)
+    return Verdict(False, f"light sleep, not deep: {facts.failure}, next try in {spoken(left)}")
 
 
 def _no_swap(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
@@ -123,12 +126,12 @@ def _no_swap(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one 
 
 
 def _not_wanted(facts: Facts, now: float) -> Verdict | None:
-    if facts.goal is SleepDepth.DEEP or is_pressed(facts):
+    if facts.goal is SleepDepth.DEEP or is_pressed(facts.some_avg10, facts.pressure_some_avg10):
         return None
     if facts.deep_after_s <= 0:
         return Verdict(False, "light sleep, deep only under memory pressure")
     left = facts.deep_after_s - (now - facts.asleep_since)
-    return Verdict(False, f"light sleep, deep in {left:.0f} s", left) if left > 0 else None
+    return Verdict(False, f"light sleep, deep in {left:.0f} s") if left > 0 else None
 
 
 def _no_room(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
@@ -141,7 +144,7 @@ def _no_room(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one 
 def _why_wanted(facts: Facts, now: float) -> str:
     if facts.goal is SleepDepth.DEEP:
         return "it was to sleep deep"
-    if is_pressed(facts):
+    if is_pressed(facts.some_avg10, facts.pressure_some_avg10):
         return f"memory pressure {facts.some_avg10:.0f} %"
     return f"asleep for {now - facts.asleep_since:.0f} s"
 

@@ -50,11 +50,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`sleep`: put it to sleep now. `check_again_s`: when time alone may change the verdict, None where it cannot."""
+    """`sleep`: put it to sleep now. `brief`: `why` without what a status beside it says already."""
 
     sleep: bool
     why: str
-    check_again_s: float | None = None
+    brief: str
 
 
 def verdict(facts: Facts, now: float) -> Verdict:
@@ -69,7 +69,8 @@ def verdict(facts: Facts, now: float) -> Verdict:
     for veto in _VETOES:
         if (objection := veto(facts, now)) is not None:
             return objection
-    return Verdict(True, f"idle: quiet for {now - _quiet_since(facts):.0f} s", 0.0)
+    quiet = f"quiet for {now - _quiet_since(facts):.0f} s"
+    return Verdict(True, f"idle: {quiet}", quiet)
 
 
 def worth_measuring(facts: Facts, now: float, *, within_s: float) -> bool:
@@ -121,22 +122,28 @@ def _not_running(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - 
             return None
         case AgentStatus.PAUSED:
             moment = datetime.fromtimestamp(facts.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            return Verdict(False, f"asleep since {moment}, {facts.asleep_how}; wakes on {WAKES_ON}")
+            return Verdict(False, f"asleep since {moment}, {facts.asleep_how}; wakes on {WAKES_ON}", facts.asleep_how)
         case AgentStatus.PAUSING:
-            return Verdict(False, "being put to sleep")
+            return Verdict(False, "being put to sleep", "being put to sleep")
         case AgentStatus.RESUMING:
-            return Verdict(False, "being woken")
+            return Verdict(False, "being woken", "being woken")
         case AgentStatus.CREATED:
-            return Verdict(False, "never started")
+            return Verdict(False, "never started", "never started")
         case _:
-            return Verdict(False, f"{facts.status}: {facts.reason}" if facts.reason else str(facts.status))
+            return Verdict(
+                False, f"{facts.status}: {facts.reason}" if facts.reason else str(facts.status), facts.reason
+            )
+
+
+def _awake(why: str) -> Verdict:
+    return Verdict(False, f"awake: {why}", why)
 
 
 def _switched_off(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all vetoes
     if facts.idle_s <= 0:
-        return Verdict(False, "awake: this agent is never put to sleep (idle_s = 0)")
+        return _awake("this agent is never put to sleep (idle_s = 0)")
     if not facts.auto_sleep:
-        return Verdict(False, "awake: automatic sleep is off (auto_sleep_enabled = false)")
+        return _awake("automatic sleep is off (auto_sleep_enabled = false)")
     return None
 
 
@@ -145,43 +152,43 @@ def _kept_awake(facts: Facts, now: float) -> Verdict | None:
     if left <= 0:
         return None
     by = f" by {facts.kept_awake_by}" if facts.kept_awake_by else ""
-    return Verdict(False, f"awake: kept awake for another {spoken(left)}{by}", left)
+    return _awake(f"kept awake for another {spoken(left)}{by}")
 
 
 def _at_work(facts: Facts, now: float) -> Verdict | None:
     if not facts.proxy_connected:
-        return Verdict(False, "awake: the proxy is not connected, and nobody is put to sleep without it")
+        return _awake("the proxy is not connected, and nobody is put to sleep without it")
     if facts.in_flight:
-        return Verdict(False, f"awake: {_count(facts.in_flight, 'request')} in flight")
+        return _awake(f"{_count(facts.in_flight, 'request')} in flight")
     if facts.parked:
-        return Verdict(False, f"awake: {_count(facts.parked, 'request')} parked")
+        return _awake(f"{_count(facts.parked, 'request')} parked")
     if facts.ingress:
-        return Verdict(False, f"awake: {_count(facts.ingress, 'ingress request')} open")
+        return _awake(f"{_count(facts.ingress, 'ingress request')} open")
     if facts.why_busy:
-        return Verdict(False, f"awake: {facts.why_busy}")
+        return _awake(facts.why_busy)
     if now < facts.retry_at:
         left = facts.retry_at - now
-        return Verdict(False, f"awake: it could not be put to sleep, next try in {left:.0f} s", left)
+        return _awake(f"it could not be put to sleep, next try in {left:.0f} s")
     return None
 
 
 def _not_yet_quiet(facts: Facts, now: float) -> Verdict | None:
     left = facts.idle_s - (now - _quiet_since(facts))
-    return Verdict(False, f"awake: {left:.0f} s until idle", left) if left > 0 else None
+    return _awake(f"{left:.0f} s until idle") if left > 0 else None
 
 
 def _computing(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all vetoes
     if facts.cpu_percent is None:
-        return Verdict(False, "awake: quiet, its CPU time is being measured")
+        return _awake("quiet, its CPU time is being measured")
     if facts.cpu_percent >= facts.cpu_quiet_percent:
         used, limit = facts.cpu_percent, facts.cpu_quiet_percent
-        return Verdict(False, f"awake: computing, {used:.1f} % of a core (quiet is under {limit:g} %)")
+        return _awake(f"computing, {used:.1f} % of a core (quiet is under {limit:g} %)")
     return None
 
 
 def _just_woken(facts: Facts, now: float) -> Verdict | None:
     left = facts.minimum_awake_s - (now - facts.awake_since)
-    return Verdict(False, f"awake: woken a moment ago, {left:.0f} s of its minimum left", left) if left > 0 else None
+    return _awake(f"woken a moment ago, {left:.0f} s of its minimum left") if left > 0 else None
 
 
 def _count(number: int, noun: str) -> str:

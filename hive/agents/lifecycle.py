@@ -20,10 +20,10 @@ from hive.agents.line import Line
 from hive.agents.pausing import LINK_LOST, Attempt, Pausing
 from hive.agents.reconcile import Action, Truth, reconcile
 from hive.agents.starting import HIVE, OPERATOR, Starting
-from hive.agents.state import AT_REST, Answer, State, wrong_state
+from hive.agents.state import Answer, State, wrong_state
 from hive.agents.waking import Waking
 from hive.agents.world import World
-from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, SleepDepth, WakeCause
+from hive.domain import ALIVE, AT_REST, Agent, AgentSpec, AgentStatus, SleepDepth, WakeCause
 from hive.errors import AgentBusy, NotFound, NotSupported, Saturated, TimedOut, WrongState
 from hive.link.messages import Open, Refused, Stat
 
@@ -90,10 +90,6 @@ class Life:
         return self._state.asleep_since
 
     @property
-    def sleeps_light(self) -> bool:
-        return self._state.sleeps_light
-
-    @property
     def deep_failure(self) -> str:
         """How the last try to page it out failed; empty after one that did not."""
         return self._deepening.failure
@@ -106,7 +102,7 @@ class Life:
     @property
     def deep_note(self) -> str:
         """Why it sleeps light although deep was tried; empty where it is awake, deep, or nothing was tried."""
-        return self._deepening.failure if self.sleeps_light else ""
+        return self._deepening.failure if self._state.sleeps_light else ""
 
     @property
     def kept_awake_until(self) -> float | None:
@@ -185,11 +181,15 @@ class Life:
 
     async def resume(self, actor: str) -> None:
         """Returns when it is awake. Raises WrongState where it is not to be woken."""
+        if status := await self.awaken(WakeCause.OPERATOR, actor=actor):
+            raise wrong_state(self.agent, AgentStatus(status))
+
+    async def awaken(self, cause: WakeCause, *, actor: str = "hive") -> str:
+        """The empty string once it is awake; else the status that keeps it from being woken, like `stopped`."""
         done: asyncio.Future[Open | Refused] = self._loop.create_future()
-        self.wake(WakeCause.OPERATOR, lambda answer: None if done.done() else done.set_result(answer), actor=actor)
+        self.wake(cause, lambda answer: None if done.done() else done.set_result(answer), actor=actor)
         answer = await done
-        if isinstance(answer, Refused):
-            raise wrong_state(self.agent, AgentStatus(answer.status))
+        return answer.status if isinstance(answer, Refused) else ""
 
     async def fall_asleep(self, reason: str) -> Attempt:
         """One try at sleep because it is idle; never sooner after a wake than the minimum."""

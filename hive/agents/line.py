@@ -14,11 +14,11 @@ from hive.domain import Agent
 log = logging.getLogger("hive.agents")
 
 LOOK_S = 0.05
-"""While somebody waits. A look costs 40 µs."""
+"""While somebody waits. A look costs some 60 µs (`World.memory`)."""
 
 
 class Line:
-    """One per daemon. `waited`: how many wakes had to wait for memory since it started."""
+    """One per daemon."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -26,7 +26,6 @@ class Line:
         self._admission = Admission()
         self._go: dict[str, Callable[[], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self.waited = 0
 
     def __repr__(self) -> str:
         return f"<Line {len(self)} waiting>"
@@ -42,7 +41,6 @@ class Line:
         self._admission.enter(agent.id, need_bytes=need_bytes, tier=agent.spec.tier, now=self._loop.time())
         self._look()
         if agent.id in self._go:
-            self.waited += 1
             log.info("agent_waits_for_memory agent=%s need_mb=%d", agent.name, need_bytes >> 20)
 
     def runs(self, agent: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 
+from hive.agents.depth import FIRST_RETRY_S, retry_after_s
 from hive.agents.state import State, replaced, wrong_state
 from hive.agents.turns import Interrupted, outcome_of
 from hive.agents.waking import Waking
@@ -15,8 +16,6 @@ from hive.link.messages import Busy
 from hive.tasks import spawn
 
 LINK_LOST = "the proxy's link was lost"
-FIRST_RETRY_S = 30.0
-LONGEST_RETRY_S = 600.0
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -113,9 +112,8 @@ class Pausing:
         if not isinstance(outcome, HiveError):
             return
         if not isinstance(outcome, DependencyDown):
-            delay_s = min(FIRST_RETRY_S * 2**self._failures, LONGEST_RETRY_S)
             self._failures += 1
-            self.retry_at = self._state.loop.time() + delay_s
+            self.retry_at = self._state.loop.time() + retry_after_s(self._failures, hopeless=False)
         raise outcome
 
     async def _undo(self, why: str, actor: str, freezing: asyncio.Task[object] | None) -> None:

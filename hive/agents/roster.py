@@ -7,12 +7,13 @@ import logging
 from collections.abc import Iterator, Mapping
 
 from hive.agents import boot
+from hive.agents.admission import FIRST
 from hive.agents.lifecycle import Life
 from hive.agents.line import Line
 from hive.agents.state import GONE, Answer
 from hive.agents.turns import outcome_of
 from hive.agents.world import World
-from hive.domain import Agent, AgentStatus, Tier, WakeCause
+from hive.domain import Agent, AgentStatus, WakeCause
 from hive.errors import HiveError, NotFound
 from hive.link.messages import Activity, Refused
 from hive.tasks import spawn
@@ -23,7 +24,6 @@ STARTS_AT_ONCE = 4
 """After a boot: a thousand programs that start together make each other slow, and the host unusable."""
 FOUND_AT_ONCE = 200
 """Told what was found of them before others have their turn: some 3 ms."""
-TIERS = (Tier.HIGH, Tier.MEDIUM, Tier.LOW)
 
 
 class Roster:
@@ -104,7 +104,7 @@ class Roster:
         is_new_boot = await self._world.is_new_boot()
         whys = {life: boot.why_started(life.agent, is_new_boot=is_new_boot) for life in self}
         due = [life for life, why in whys.items() if why and life.status is not AgentStatus.RUNNING]
-        due.sort(key=lambda life: (TIERS.index(life.agent.spec.tier), life.agent.created_at))
+        due.sort(key=lambda life: (FIRST[life.agent.spec.tier], life.agent.created_at))
         slots = asyncio.Semaphore(STARTS_AT_ONCE)
 
         async def start(life: Life) -> None:

@@ -23,8 +23,6 @@ log = logging.getLogger("hive.agents")
 
 STALE_CHECKS = 2.5
 """A CPU figure whose measuring began longer ago than this many checks says nothing about the last one."""
-
-
 SHORTEST_SPAN_S = 0.5
 """CPU time over less than this says more about the clock than about the agent."""
 
@@ -57,17 +55,19 @@ class Sleeper:
         """As things were seen last: would it be put to sleep now, and why (not)."""
         return idle.verdict(self._facts(life), self._loop.time())
 
-    def why(self, life: Life, stat: Stat | None, *, verdict: Verdict | None = None) -> str:
+    def why(self, life: Life, stat: Stat | None, verdict: Verdict) -> str:
         """The verdict's sentence, and what the agent costs now by `stat` (None: the helper could not be asked)."""
-        why = (verdict or self.verdict(life)).why
+        why = verdict.why
         costs = "" if stat is None else idle.cost(stat, self._percent(life, stat))
         return f"{why}; costs {costs}" if costs else why
 
     def _percent(self, life: Life, stat: Stat) -> float | None:
         """Of a core since its CPU time was read last, where that was not long ago."""
         before, now = self._cpu.get(life.agent.id), self._loop.time()
-        if before is None or before.at < max(life.awake_since, self._oldest()) or now - before.at < SHORTEST_SPAN_S:
-            return None if before is None else before.percent
+        if before is None or before.at < max(life.awake_since, self._oldest()):
+            return None
+        if now - before.at < SHORTEST_SPAN_S:
+            return before.percent
         return idle.cpu_percent(stat.cpu_us - before.used_us, now - before.at)
 
     def _oldest(self) -> float:

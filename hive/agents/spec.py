@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shutil
@@ -18,11 +17,12 @@ from hive.domain import (
     DockerSpec,
     FirecrackerSpec,
     Limits,
+    RestartPolicy,
     RuntimeKind,
     SleepDepth,
     is_name,
 )
-from hive.errors import BadRequest
+from hive.errors import BadRequest, did_you_mean
 
 COMMAND_MAX_BYTES = 128 * 1024
 """Linux takes 128 KiB for one argument and more for all (execve(2)); an agent needs less."""
@@ -104,7 +104,32 @@ def check(spec: AgentSpec, *, find: FindProgram = find_program) -> AgentSpec:
     _check_limits(spec.limits)
     _check_egress(spec.egress)
     _check_env(spec.env)
+    if spec.runtime is RuntimeKind.EXTERNAL:
+        spec = _external(spec)
     return msgspec.structs.replace(spec, command=_check_runtime(spec, find))
+
+
+def _external(spec: AgentSpec) -> AgentSpec:
+    """Hive neither starts nor stops nor freezes it: there is nothing to say of how. Whether it may ask outlasts Hive.
+
+    >>> check(AgentSpec(name="a", runtime=RuntimeKind.EXTERNAL, port=80))
+    Traceback (most recent call last):
+    hive.errors.BadRequest: port: an external agent has none that Hive knows
+    """
+    taken = AgentSpec(
+        name=spec.name,
+        runtime=spec.runtime,
+        tier=spec.tier,
+        tenant=spec.tenant,
+        model=spec.model,
+        idle_s=0.0,
+        restart=RestartPolicy.UNLESS_STOPPED,
+    )
+    plain = AgentSpec(name=spec.name)
+    for field in changed_fields(taken, spec):
+        if getattr(spec, field) != getattr(plain, field):
+            raise BadRequest(f"{field}: an external agent has none that Hive knows", hint="remove it")
+    return taken
 
 
 def _check_runtime(spec: AgentSpec, find: FindProgram) -> list[str]:
@@ -124,6 +149,8 @@ def _check_runtime(spec: AgentSpec, find: FindProgram) -> list[str]:
             raise BadRequest("command: a virtual machine runs what its image says", hint="remove it")
         if spec.env:
             raise BadRequest("env: nothing of it reaches a virtual machine", hint="put it into the image")
+        return []
+    if spec.runtime is RuntimeKind.EXTERNAL:
         return []
     return _check_command(spec.command, find)
 
@@ -335,6 +362,5 @@ def _where(text: str, key: str) -> str:
 
 
 def _nearest(key: str) -> str:
-    known = [*AgentSpec.__struct_fields__, *_SEED_NAMES]
-    near = difflib.get_close_matches(key, known, n=1)
-    return f"; did you mean `{near[0]}`?" if near else f"; known are {', '.join(AgentSpec.__struct_fields__)}"
+    fields = AgentSpec.__struct_fields__
+    return "; " + (did_you_mean(key, [*fields, *_SEED_NAMES]) or f"known are {', '.join(fields)}")

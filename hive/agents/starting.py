@@ -9,10 +9,10 @@ from collections import deque
 import msgspec
 
 from hive.agents.reconcile import FIRST_BACKOFF_S, Truth, after_end
-from hive.agents.state import AT_REST, State, replaced, wrong_state
+from hive.agents.state import State, replaced, wrong_state
 from hive.agents.turns import outcome_of
 from hive.agents.waking import Waking
-from hive.domain import ALIVE, AgentStatus
+from hive.domain import ALIVE, AT_REST, AgentStatus
 from hive.errors import DependencyDown, HiveError, NotFound, TimedOut, WrongState
 
 log = logging.getLogger("hive.agents")

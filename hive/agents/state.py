@@ -12,7 +12,7 @@ import msgspec
 from hive.agents.reconcile import Truth
 from hive.agents.turns import Turns
 from hive.agents.world import World
-from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth
+from hive.domain import AT_REST, Agent, AgentSpec, AgentStatus, SleepDepth
 from hive.errors import HiveError, WrongState
 from hive.link.messages import Open, Refused, Stat
 
@@ -21,7 +21,6 @@ Answer = Callable[[Open | Refused], None]
 
 RECORD_AGAIN_S = 1.0
 GONE = Stat(state=Truth.GONE)
-AT_REST = frozenset({AgentStatus.CREATED, AgentStatus.STOPPED, AgentStatus.ERROR})
 
 
 class State:

@@ -28,11 +28,13 @@ def banner(
     command: str,
     default_state: bool,
     why_not_deep: str = "",
+    redis: str = "",
     width: int | None = None,
 ) -> str:
     """The text, from what `GET /api/health` says; `command` is how to type `hive` here. Wrapped to `width` columns.
 
-    `why_not_deep`: why no agent can sleep deep here, a sentence.
+    `why_not_deep`: why no agent can sleep deep here, a sentence. `redis`: where the Redis of REDIS_URL is, if one is
+    used.
     """
     proxy, backend = _table(health.get("proxy")), _table(health.get("backend"))
     isolation = Isolation(str(health.get("isolation", "none")))
@@ -48,6 +50,8 @@ def banner(
         "deep sleep": why_not_deep.removeprefix("deep sleep: ") or "a sleeper's memory goes to swap after a while",
         "backend": _backend(backend),
     }
+    if redis:
+        rows["redis"] = f"{redis} (REDIS_URL); none is started here"
     told = "\n".join(f"  {name:<10} {_wrapped(text, width)}" for name, text in rows.items())
     commands = "\n".join(f"  {command} {words}{which}" for words in NEXT)
     return f"Hive {health.get('version')} is up; Ctrl-C ends it\n\n{told}\n\nType in another terminal:\n{commands}\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import TextIO, cast
 
@@ -12,6 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from hive.appliance.lines import Terminal, prefixed, wants_colour
+from hive.appliance.log_file import LogFile
 from hive.appliance.table import Row, live_table, plain_table
 
 PLAIN_EVERY_S = 10.0
@@ -28,6 +30,7 @@ class Screen:
         self._is_live = not json and self._out.isatty() and os.environ.get("TERM") != "dumb"
         self._live: Live | None = None
         self._plain_shown_at: float | None = None
+        self._kept: LogFile | None = None
 
     def __repr__(self) -> str:
         return f"<Screen {'live' if self._live else 'lines'}>"
@@ -40,8 +43,14 @@ class Screen:
         except OSError:
             return None
 
+    def keep(self, file: LogFile) -> None:
+        """Every line from now on is written there, too; it stays the caller's to close."""
+        self._kept = file
+
     def say(self, name: str, text: str) -> None:
         """One line of one process; above the live table where there is one on the same terminal."""
+        if self._kept is not None:
+            self._kept.write(name, text, at=time.time())
         line = prefixed(name, text, coloured=self._coloured)
         if self._live is not None and self._err.isatty():
             self._live.console.print(Text.from_ansi(line), soft_wrap=True)

@@ -22,7 +22,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     `backend`: the real one that was found, None where the demo backend is to be started. `serves`: False where the
     settings say `enabled = false`, then there is no backend at all. `watch_fd`: a pipe whose end says that `hive up`
-    is gone. `why_not_deep`: why no agent can sleep deep here, a sentence; empty where they can.
+    is gone. `why_not_deep`: why no agent can sleep deep here, a sentence; empty where they can. `redis`: where the
+    Redis of REDIS_URL is, without its password; empty where one of our own is started.
     """
 
     paths: Paths
@@ -32,6 +33,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     watch_fd: int
     serves: bool = True
     why_not_deep: str = ""
+    redis: str = ""
 
     @property
     def starts_demo(self) -> bool:

@@ -89,12 +89,13 @@ class Supervisor:
         """Starts every process; returns the daemon's health once all of them answer."""
         plan = self._plan
         directories.write_socket(plan.paths)
-        redis = self._start("redis", lambda: services.redis_command(plan.paths))
+        redis = None if plan.redis else self._start("redis", lambda: services.redis_command(plan.paths))
         helper = self._start("sandbox", lambda: services.sandbox_command(plan))
         if plan.starts_demo:
             backend = self._start("backend", lambda: services.demo_backend_command(plan))
             await readiness.answers(backend, lambda: readiness.demo_backend_answers(plan.demo_socket))
-        await readiness.answers(redis, lambda: readiness.redis_answers(plan.paths.redis_socket))
+        if redis is not None:
+            await readiness.answers(redis, lambda: readiness.redis_answers(plan.paths.redis_socket))
         await readiness.answers(helper, lambda: readiness.helper_answers(self._helper))
         daemon = self._start("daemon", lambda: services.daemon_command(plan))
         proxy = self._start("proxy", lambda: services.proxy_command(plan, self._ports, move=self._may_move))
@@ -136,6 +137,7 @@ class Supervisor:
             command=banner.command_here(),
             default_state=self._default_state,
             why_not_deep=self._plan.why_not_deep,
+            redis=self._plan.redis,
             width=self._screen.width,
         )
         self._screen.tell(told)

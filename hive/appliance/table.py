@@ -16,34 +16,20 @@ PLAIN_WIDTHS = (12, 9, 6, 44, 6, 9, 9, 9)
 def cells(view: Row) -> tuple[str, ...]:
     """What is shown of one agent, in the order of HEADS; a dash for what is not known.
 
-    >>> cells({"name": "ann", "status": "paused", "depth": "light", "why": "asleep", "rss_bytes": 3 << 20})
-    ('ann', 'paused', 'light', 'asleep', '0', '0', '3 MiB', '–')
+    >>> cells({"name": "ann", "status": "paused", "depth": "light", "brief": "deep in 9 s", "rss_bytes": 3 << 20})
+    ('ann', 'paused', 'light', 'deep in 9 s', '0', '0', '3 MiB', '–')
     """
     rss, wake = _number(view, "rss_bytes"), view.get("last_wake_ms")
     return (
         str(view.get("name", "?")),
         str(view.get("status", "?")),
         str(view.get("depth", "?")),
-        _why(view),
+        str(view.get("brief") or ""),
         f"{_number(view, 'requests'):.0f}",
         f"{_number(view, 'tokens_in') + _number(view, 'tokens_out'):.0f}",
         f"{rss / (1 << 20):.0f} MiB" if rss else "–",
         f"{wake:.1f} ms" if isinstance(wake, int | float) else "–",
     )
-
-
-def _why(view: Row) -> str:
-    """The verdict's sentence without what the other columns say already.
-
-    >>> _why({"status": "running", "why": "awake: 3 s until idle"})
-    '3 s until idle'
-    >>> _why({"status": "paused", "why": "asleep since 2026-11-20 08:52:13 UTC, wakes on request"})
-    'wakes on request'
-    """
-    why = str(view.get("why") or "")
-    if view.get("status") == "paused":
-        return why.partition(", ")[2] or why
-    return why.removeprefix(f"{view.get('status')}: ").removeprefix("awake: ")
 
 
 def live_table(views: Sequence[Row]) -> Table:

@@ -15,18 +15,21 @@ from pathlib import Path
 
 import msgspec
 
-from hive.appliance import directories, lock, scope
+from hive.appliance import directories, lock, log_file, scope
 from hive.appliance.choosing import choose_backend
 from hive.appliance.demo import demo_config
+from hive.appliance.log_file import LogFile
 from hive.appliance.ports import Ports, Remembered, choose_ports, recall
 from hive.appliance.screen import Screen
 from hive.appliance.services import REDIS, Plan
 from hive.appliance.supervisor import Supervisor
 from hive.domain import Isolation
 from hive.errors import DependencyDown, StoreFull, UsageError
+from hive.host.credentials import credential
 from hive.places import default_state_dir, runtime_dir
 from hive.settings import Paths
 from hive.settings_file import Loaded, load
+from hive.store.redis_at import URL, redis_at
 
 log = logging.getLogger("hive.up")
 
@@ -57,7 +60,7 @@ def main(options: UpOptions) -> int:
     loaded = load(options.config, env=os.environ, flags=_flags(options))
     if options.exit_after_s is not None and not 0 < options.exit_after_s < math.inf:
         raise UsageError("--exit-after takes seconds above 0")
-    _check_redis()
+    redis = _other_redis()
     uid = os.getuid()
     # Who names a link means what it leads to; whose that is is looked at there.
     state = Path(os.path.realpath(options.state_dir or default_state_dir(uid, os.environ)))
@@ -81,6 +84,9 @@ def main(options: UpOptions) -> int:
         cleanup.callback(directories.clear, paths)
         cleanup.callback(screen.close)
         directories.make_rest(paths, uid=uid)
+        kept = LogFile(paths.state / log_file.NAME)
+        cleanup.callback(kept.close)
+        screen.keep(kept)
         plan = Plan(
             paths=paths,
             config=_config(options, loaded, paths),
@@ -89,6 +95,7 @@ def main(options: UpOptions) -> int:
             watch_fd=watch_fd,
             serves=serves,
             why_not_deep=why_not_deep,
+            redis=redis,
         )
         return asyncio.run(_run(options, loaded, plan, lock_fd, screen))
 
@@ -112,11 +119,16 @@ def _flags(options: UpOptions) -> dict[str, object]:
     return {"proxy.port": options.port, "proxy.ingress_port": options.ingress_port}
 
 
-def _check_redis() -> None:
+def _other_redis() -> str:
+    """Where the Redis of REDIS_URL is; empty where we start our own. Raises DependencyDown where there is none."""
+    if os.environ.get(URL):
+        return str(redis_at(Path(), "up", os.environ, credential))
     if shutil.which(REDIS) is None:
         raise DependencyDown(
-            f"{REDIS} is not installed", hint="type: sudo apt-get install -y redis-server (Hive runs one of its own)"
+            f"{REDIS} is not installed",
+            hint=f"type: sudo apt-get install -y redis-server (Hive runs one of its own), or set {URL}",
         )
+    return ""
 
 
 def _asked_backend(loaded: Loaded) -> str | None:

@@ -204,26 +204,12 @@ def _listed(agents: list[Answer], *, quiet: bool) -> str:
             size(agent["rss_bytes"]),
             number(agent["wakes"]),
             milliseconds(agent["last_wake_ms"]),
-            _why(agent),
+            agent["brief"],
         ]
         for agent in agents
     ]
     headers = ["NAME", "STATUS", "SINCE", "REQUESTS", "TOKENS IN / OUT", "RAM", "WAKES", "LAST WAKE", "WHY"]
     return table(headers, rows)
-
-
-def _why(view: Answer) -> str:
-    """The verdict's sentence without what the other columns say already.
-
-    >>> _why({"status": "paused", "why": "asleep since 2026-11-20 08:52:13 UTC, light sleep, deep in 9 s; wakes on …"})
-    'light sleep, deep in 9 s'
-    >>> _why({"status": "running", "why": "awake: 3 s until idle"})
-    '3 s until idle'
-    """
-    why: str = view["why"].partition("; ")[0]
-    if view["status"] == "paused":
-        return why.partition(", ")[2] or why
-    return why.removeprefix(f"{view['status']}: ").removeprefix("awake: ")
 
 
 def _status(view: Answer) -> str:
@@ -252,6 +238,8 @@ def _shown(view: Answer) -> str:
         ("RAM", _memory(view)),
         ("CPU", span(view["cpu_us"] / 1e6) if view["cpu_us"] is not None else ""),
         ("Limits", _limits(view)),
+        ("Can", ", ".join(word for word, why_not in _capabilities(view) if not why_not)),
+        ("Cannot", "; ".join(f"{word} ({why_not})" for word, why_not in _capabilities(view) if why_not)),
         ("Port", f"{view['port']} (ingress)" if view["port"] else ""),
         ("CID", f"{view['cid']} (AF_VSOCK)" if view["cid"] else ""),
         ("Model", view["model"] or ""),
@@ -305,10 +293,22 @@ def _limits(view: Answer) -> str:
         "" if limits["cpu"] is None else f"{limits['cpu']:g} cores",
         "" if limits["pids"] is None else f"{limits['pids']} processes",
         "" if limits["files"] is None else f"{limits['files']} files",
-        "" if view["egress"] is None else f"network: {', '.join(view['egress']) or 'none'}",
+        "" if view["egress"] is None else f"network: {', '.join([*view['egress'], 'Hive'])}",
     ]
     said = ", ".join(filter(None, told))
     return f"{said} ({view['limits_not_enforced']})" if view["limits_not_enforced"] else said
+
+
+def _capabilities(view: Answer) -> list[tuple[str, str]]:
+    """What its runtime is good for here, and why not; for the same reason in one.
+
+    >>> _capabilities({"capabilities": {"start": "no engine", "pause": "no engine", "deep_sleep": "", "exec": ""}})
+    [('start, pause', 'no engine'), ('deep sleep, exec', '')]
+    """
+    words: dict[str, list[str]] = {}
+    for name, why_not in (view["capabilities"] or {}).items():
+        words.setdefault(why_not, []).append(name.replace("_", " "))
+    return [(", ".join(found), why_not) for why_not, found in words.items()]
 
 
 def _used(answer: Answer) -> str:

@@ -9,12 +9,10 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import AgentName, Answer, Call
-from hive.cli.text import ago, number, one_line, size, status, table
+from hive.cli.text import AT_REST, ago, number, one_line, size, status, table
 from hive.control.client import path_of
 from hive.errors import BadRequest, HiveError, TimedOut, UsageError
 
-TEXT_MAX_BYTES = 256 * 1024
-"""What the daemon takes; more is not even read."""
 ASKED_AGAIN_S = 60
 """`--wait` asks in pieces of this length, so that a daemon that was restarted is asked again."""
 SHOWN_CHARS = 40
@@ -66,15 +64,18 @@ def messages(
             answer = call.client.get(path_of(name, "messages"))
             call.show("agent.messages", answer, lambda: _listed(answer))
             return
-        answer = call.client.delete(f"{path_of(name, 'messages')}/{drop}")
+        answer = call.client.delete(path_of(name, "messages", drop))
     call.show("agent.messages", answer, lambda: f"message {answer['dropped']} is dropped")
 
 
 def _stdin() -> str:
+    """What the daemon takes; more is not even read."""
+    from hive.domain import MESSAGE_MAX_BYTES  # 20 ms of start-up
+
     try:
-        data = sys.stdin.buffer.read(TEXT_MAX_BYTES + 1)
-        if len(data) > TEXT_MAX_BYTES:
-            raise BadRequest(f"stdin: more than {TEXT_MAX_BYTES} bytes", hint="send the path of a file instead")
+        data = sys.stdin.buffer.read(MESSAGE_MAX_BYTES + 1)
+        if len(data) > MESSAGE_MAX_BYTES:
+            raise BadRequest(f"stdin: more than {MESSAGE_MAX_BYTES} bytes", hint="send the path of a file instead")
         return data.decode()
     except UnicodeDecodeError:
         raise BadRequest("stdin: not UTF-8") from None
@@ -82,7 +83,7 @@ def _stdin() -> str:
 
 def _accepted(call: Call, name: str, sent: Answer, timeout_s: float | None) -> Answer:
     """The message once the agent has accepted it. Raises TimedOut, HiveError where the agent refuses it."""
-    if sent["status"] in ("stopped", "created", "error"):
+    if sent["status"] in AT_REST:
         call.say(f"{sent['name']} is {status(sent['status'])}: the message waits until it is started")
     until = None if timeout_s is None else time.monotonic() + timeout_s
     message = sent
@@ -93,7 +94,7 @@ def _accepted(call: Call, name: str, sent: Answer, timeout_s: float | None) -> A
             raise TimedOut(
                 f"{sent['name']} has not accepted it in time{why}", hint="it goes on waiting to be delivered"
             )
-        path = f"{path_of(name, 'messages')}/{sent['id']}"
+        path = path_of(name, "messages", sent["id"])
         wait_s = min(ASKED_AGAIN_S, max(1, round(left_s)))
         message = call.client.get(path, wait_s=wait_s, timeout_s=wait_s + ASKED_AGAIN_S)
     if message["state"] == "refused":
@@ -106,8 +107,7 @@ def _accepted(call: Call, name: str, sent: Answer, timeout_s: float | None) -> A
 def _sent(answer: Answer) -> str:
     if answer["state"] == "delivered":
         return f"{answer['name']} has accepted message {answer['id']}"
-    lies = answer["status"] in ("stopped", "created", "error")
-    later = f"; {answer['name']} is {status(answer['status'])}" if lies else ""
+    later = f"; {answer['name']} is {status(answer['status'])}" if answer["status"] in AT_REST else ""
     return f"message {answer['id']} waits for {answer['name']}{later}"
 
 

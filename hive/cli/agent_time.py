@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import AgentName, Answer, Call
-from hive.cli.text import span, status, table
+from hive.cli.text import AT_REST, span, status, table
 from hive.control.client import path_of
 from hive.errors import UsageError
 
@@ -43,7 +43,7 @@ def wake_at(
             answer = call.client.get(path)
             call.show("agent.wake-at", answer, lambda: _listed(answer))
         elif cancel is not None:
-            answer = call.client.delete(f"{path}/{cancel}")
+            answer = call.client.delete(path_of(name, "schedules", str(cancel)))
             call.show("agent.wake-at", answer, lambda: f"schedule {answer['cancelled']} is cancelled")
         else:
             answer = call.client.post(path, {"when": when, "every": every, "note": note})
@@ -74,7 +74,7 @@ def keep_awake(
 def _added(answer: Answer) -> str:
     again = f", then every {span(answer['every_s'])}" if answer["every_s"] is not None else ""
     stopped = f"; {answer['name']} is {status(answer['status'])}, and a schedule starts nobody"
-    refused = stopped if answer["status"] in ("stopped", "created", "error") else ""
+    refused = stopped if answer["status"] in AT_REST else ""
     return f"{answer['name']} is woken at {answer['spoken']}{again} (schedule {answer['id']}){refused}"
 
 

@@ -59,8 +59,8 @@ def sleep(
         with call.about(name):
             view = client.get(path_of(name))
         call.say(f"measuring {name} …")
-        skipped = _skipped(name, f"it is {status(view['status'])}")
-        measured.append(_measured(client, view, rounds) if _lives(view) else skipped)
+        why_not = "" if _lives(view) else f"it is {status(view['status'])}"
+        measured.append(_skipped(name, why_not) if why_not else _measured(client, view, rounds))
     answer = {"rounds": rounds, "agents": measured, **summary(measured)}
     call.show("bench.sleep", answer, lambda: _told(answer))
 
@@ -126,9 +126,9 @@ def _skipped(name: str, why: str) -> Answer:
 
 def _measured(client: Client, before: Answer, rounds: int) -> Answer:
     """One agent, at both depths."""
-    subject = _Subject(client, before["name"])
     with _put_back(client, before):
         try:
+            subject = _Subject(client, before)
             subject.wake()
             awake = subject.ram(deep=False)
             light = subject.measure(rounds, deep=False)
@@ -152,8 +152,9 @@ def _measured(client: Client, before: Answer, rounds: int) -> Answer:
 @contextlib.contextmanager
 def _put_back(client: Client, before: Answer) -> Iterator[None]:
     """Awake or asleep as deep as before, also after Ctrl-C. An agent that is busy by then stays awake."""
-    path = path_of(before["name"], "resume" if before["status"] == "running" else "pause")
-    order = None if before["status"] == "running" else {"deep": before["depth"] == "deep"}
+    was_awake = before["status"] == "running"
+    path = path_of(before["name"], "resume" if was_awake else "pause")
+    order = None if was_awake else {"deep": before["depth"] == "deep"}
     try:
         yield
     finally:
@@ -164,13 +165,12 @@ def _put_back(client: Client, before: Answer) -> Iterator[None]:
 class _Subject:
     """The agent that is being measured."""
 
-    def __init__(self, client: Client, name: str) -> None:
+    def __init__(self, client: Client, view: Answer) -> None:
         self._client = client
-        self._name = name
-        view = client.get(path_of(name))
+        self._name: str = view["name"]
         self._ingress: str | None = None
         if view["port"] is not None:
-            self._ingress = client.get(path_of(name, "tokens"))["ingress_url"]
+            self._ingress = client.get(path_of(self._name, "tokens"))["ingress_url"]
 
     def wake(self) -> None:
         self._client.post(path_of(self._name, "resume"), timeout_s=ACT_S)
@@ -215,11 +215,10 @@ def turn_ms(url: str) -> float:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             begun = time.perf_counter()
             sock.sendall(request)
-            first = sock.recv(65536)
+            answer = sock.recv(ANSWER_MAX_BYTES)
             took_ms = _since_ms(begun)
-            answer = first
-            while first := sock.recv(65536):
-                answer = (answer + first)[:ANSWER_MAX_BYTES]
+            while piece := sock.recv(ANSWER_MAX_BYTES):
+                answer = (answer + piece)[:ANSWER_MAX_BYTES]
     except OSError as error:
         raise BackendDown(f"ingress does not answer: {error}") from None
     if not answer:
@@ -237,8 +236,8 @@ def _told(answer: Answer) -> str:
     headers = ["NAME", "DEPTH", "PAUSE", "WAKE", "FIRST TURN", "AWAKE TURN", "RAM AWAKE", "RAM ASLEEP", "KEPT"]
     rows = [_row(agent, depth) for agent in answer["agents"] for depth in DEPTHS if agent[depth]]
     said = [table(headers, rows)] if rows else []
-    notes = [f"{agent['name']}: {agent['skipped'] or agent['deep_note']}" for agent in answer["agents"]]
-    said += [note for note in notes if not note.endswith(": ")]
+    noted = [(agent["name"], agent["skipped"] or agent["deep_note"]) for agent in answer["agents"]]
+    said += [f"{name}: {note}" for name, note in noted if note]
     shares = [
         [f"{found['awake']:.0%}", *(UNKNOWN if found[depth] is None else f"{found[depth]:.2f} ×" for depth in DEPTHS)]
         for found in answer["density"]
@@ -253,12 +252,12 @@ def _told(answer: Answer) -> str:
 
 def _row(agent: Answer, depth: str) -> list[str]:
     found = agent[depth]
-    kept = f"{found['bytes'] / agent['awake_bytes']:.0%}" if agent["awake_bytes"] else UNKNOWN
+    share = f"{found['bytes'] / agent['awake_bytes']:.0%}" if agent["awake_bytes"] else UNKNOWN
     return [
         agent["name"],
         depth,
         *(milliseconds(found[key]) for key in ("pause_ms", "wake_ms", "first_turn_ms", "awake_turn_ms")),
         size(agent["awake_bytes"]),
         size(found["bytes"]),
-        kept,
+        share,
     ]

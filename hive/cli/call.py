@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hive.cli.text import harmless
-from hive.errors import HiveError, NotFound, UsageError
+from hive.errors import HiveError, NotFound, UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from hive.control.client import Client
@@ -75,13 +75,10 @@ class Call(typer.Context):
             raise
 
     def _nearest(self, ref: str) -> str:
-        from difflib import get_close_matches
-
         agents = self.client.get("/api/agents")["agents"]
         if any(ref in (agent["name"], agent["id"]) for agent in agents):
             return ""
-        near = get_close_matches(ref, [agent["name"] for agent in agents], n=1)
-        return f"did you mean `{near[0]}`?" if near else ""
+        return did_you_mean(ref, [agent["name"] for agent in agents])
 
 
 def out(text: str, *, end: str = "\n") -> None:

@@ -13,6 +13,8 @@ from hive.cli.call import Answer, Call
 from hive.cli.text import table
 
 File = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Instead of /etc/hive/hive.conf.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would change.")]
+Setting = Annotated[str, typer.Argument(metavar="SECTION.KEY", help="Which one.", show_default=False)]
 MASK = "****"
 
 
@@ -70,6 +72,84 @@ def path(call: Call, config: File = None) -> None:
     call.show("config.path", {"path": str(file)}, lambda: str(file))
 
 
+def set_(
+    call: Call,
+    setting: Setting,
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="As the file has it.", show_default=False)],
+    config: File = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Changes a setting in the file: its line, and no other.
+
+    Comments and order stay. The whole file is checked first, and put in place of the old one at once, with its mode
+    and owner. A service reads it at its start; the proxy when it is reloaded, too. The environment goes before it.
+
+    Examples:
+      sudo hive config set sleep.deep_after_s 60
+      sudo hive config set 'tenant acme.rate_limit' 100/min
+      hive config set proxy.queue_depth 32 --config ./hive.conf --dry-run
+    """
+    from hive.appliance.conf_edit import set_value
+    from hive.settings_file import DEFAULT_FILE
+
+    change = set_value(config or DEFAULT_FILE, setting, value, dry_run=dry_run)
+    _show_change(call, "config.set", change, dry_run=dry_run)
+
+
+def unset(call: Call, setting: Setting, config: File = None, dry_run: DryRun = False) -> None:
+    """Takes a setting out of the file: its default is in force again.
+
+    Examples:
+      sudo hive config unset sleep.deep_after_s
+      hive config unset proxy.queue_depth --config ./hive.conf --dry-run
+    """
+    from hive.appliance.conf_edit import unset_value
+    from hive.settings_file import DEFAULT_FILE
+
+    change = unset_value(config or DEFAULT_FILE, setting, dry_run=dry_run)
+    _show_change(call, "config.unset", change, dry_run=dry_run)
+
+
+def _show_change(call: Call, schema: str, change: Any, *, dry_run: bool) -> None:
+    answer: Answer = {
+        "file": str(change.file),
+        "setting": str(change.name),
+        "before": change.before,
+        "after": change.after,
+        "changed": change.before != change.after,
+        "diff": change.diff,
+        "apply": change.apply,
+        "dry_run": dry_run,
+        "overridden_by": _overridden_by(change.name),
+    }
+    call.show(schema, answer, lambda: _changed(answer))
+
+
+def _overridden_by(name: Any) -> str | None:
+    """The variable of this environment that goes before the file."""
+    from hive.settings_edit import row_of
+
+    row = row_of(name)
+    return next((variable for variable in row.variables if os.environ.get(variable)), None) if row is not None else None
+
+
+def _changed(answer: Answer) -> str:
+    from hive.settings_file import DEFAULT_FILE
+
+    if not answer["changed"]:
+        return f"{answer['setting']} is so already in {answer['file']}"
+    if answer["dry_run"]:
+        return str(answer["diff"]).rstrip("\n")
+    was = "default" if answer["before"] is None else repr(answer["before"])
+    now = "default" if answer["after"] is None else repr(answer["after"])
+    said = [f"{answer['setting']}: {was} -> {now} in {answer['file']}"]
+    is_installed = answer["file"] == str(DEFAULT_FILE)
+    said.append(f"in effect after: {' && '.join(answer['apply']) if is_installed else 'a new start of what reads it'}")
+    if answer["overridden_by"]:
+        said.append(f"but {answer['overridden_by']} is set in this environment and goes before the file")
+    return "\n".join(said)
+
+
 def _settings(loaded: Any) -> list[Answer]:
     from hive.settings import SECTIONS, TenantRow, rows_of
     from hive.settings_file import DEFAULT
@@ -85,6 +165,7 @@ def _settings(loaded: Any) -> list[Answer]:
             "default": row.default,
             "unit": row.unit,
             "origin": str(loaded.origins.get(f"{name}.{row.key}", DEFAULT)),
+            "variables": row.variables,
             "in_effect": row.in_effect,
             "help": row.sentence,
         }
@@ -98,6 +179,7 @@ def _settings(loaded: Any) -> list[Answer]:
             "default": "",
             "unit": "",
             "origin": str(loaded.origins.get(f"fields {target}.{field}", DEFAULT)),
+            "variables": [],
             "in_effect": True,
             "help": "What becomes of this field of a request's body.",
         }
@@ -118,6 +200,7 @@ def _variables() -> list[Answer]:
             "default": "",
             "unit": "",
             "origin": f"environment {variable.name}" if os.environ.get(variable.name) else "default",
+            "variables": [variable.name],
             "in_effect": variable.in_effect,
             "help": variable.sentence,
         }

@@ -18,6 +18,7 @@ from typer._coercion import build_runtime_param
 from typer.core import TyperCommand, TyperGroup
 
 from hive.cli.call import Call
+from hive.errors import did_you_mean
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter, Parameter
@@ -87,11 +88,9 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         if not ctx.resilient_parsing and args[0] not in self._group.entries and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
             visible = [name for name, entry in self._group.entries.items() if not entry.hidden]
-            near = get_close_matches(args[0], visible, n=1)
-            ctx.fail(f"no such command: {args[0]}" + (f"; did you mean `{near[0]}`?" if near else ""))
+            near = did_you_mean(args[0], visible)
+            ctx.fail(f"no such command: {args[0]}" + (f"; {near}" if near else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:  # noqa: ARG002

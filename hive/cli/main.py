@@ -62,12 +62,18 @@ BACKEND = Group(
 
 Examples:
   hive backend status
+  hive backend switch vllm
 """,
-    {"status": Entry("status:backend_status", "Shows the inference server Hive stands in front of.")},
+    {
+        "status": Entry("status:backend_status", "Shows the inference server Hive stands in front of."),
+        "list": Entry("backend:list_backends", "Lists the inference servers that can be switched to."),
+        "switch": Entry("backend:switch", "Switches to another inference server."),
+        "logs": Entry("backend:logs", "Prints what an inference server that Hive started wrote last."),
+    },
 )
 CONFIG = Group(
-    "Settings: show, check.",
-    """Settings: show, check.
+    "Settings: show, check, change.",
+    """Settings: show, check, change.
 
 Examples:
   hive config show --origin
@@ -77,6 +83,23 @@ Examples:
         "show": Entry("config:show", "Shows every setting as it is in force here.", "json"),
         "check": Entry("config:check", "Checks a file without starting anything.", "json"),
         "path": Entry("config:path", "Prints which file is read.", "json"),
+        "set": Entry("config:set_", "Changes a setting in the file.", "json"),
+        "unset": Entry("config:unset", "Takes a setting out of the file.", "json"),
+    },
+)
+SECRETS = Group(
+    "Secrets of the installed Hive: list, rotate.",
+    """Secrets of the installed Hive: list, rotate.
+
+Examples:
+  hive secrets list
+""",
+    {
+        "list": Entry("secrets:list_secrets", "Lists the secrets: how old each is and what reads it.", "json"),
+        "rotate": Entry(
+            "secrets:rotate", "Puts a new secret in place of an old one and restarts what reads it.", "json"
+        ),
+        "generate": Entry("secrets:generate", "Makes the secrets that are missing; those that are there stay.", "json"),
     },
 )
 HIVE = Group(
@@ -94,23 +117,39 @@ Examples:
     {
         "up": Entry("services:up", "Starts a whole Hive in the foreground.", ""),
         "status": Entry("status:status", "Shows whether Hive is well, and which Hive that is."),
+        "doctor": Entry("doctor:doctor", "Checks this host and the Hive on it: what is wrong, why, what changes it."),
         "run": Entry("chat:run", "Asks a model, through Hive."),
         "agent": AGENT,
         "ps": Entry("agent:list_agents", "Lists the agents."),
         "usage": Entry("status:usage", "Shows what every agent used."),
         "events": Entry("status:events", "Prints what happened to the agents, and why."),
+        "logs": Entry("logs:logs", "Prints what the services of Hive say."),
         "backend": BACKEND,
         "bench": BENCH,
         "config": CONFIG,
+        "secrets": SECRETS,
+        "install": Entry("install:install", "Installs this version of Hive as services.", "json"),
+        "uninstall": Entry("install:uninstall", "Removes the installed Hive.", "json"),
+        "backup": Entry("backup:backup", "Writes what a Hive knows into one file.", "json"),
+        "restore": Entry("backup:restore", "Puts a backup in place of what is there.", "json"),
         "version": Entry("version:version", "Prints the version of this command.", "json"),
         "proxy": Entry("services:proxy", "Runs the data plane, a service.", ""),
         "daemon": Entry("services:daemon", "Runs the control plane, a service.", ""),
         "sandbox": Entry("services:sandbox", "Runs the helper, a service.", ""),
+        "sandbox-thaw": Entry(
+            "services:sandbox_thaw",
+            "Thaws every agent, where a helper was killed: what is frozen cannot be stopped.",
+            "",
+            hidden=True,
+        ),
         "demo-backend": Entry("services:demo_backend", "Runs an inference server with canned text.", "", hidden=True),
+        "run-backend": Entry(
+            "run_backend:run_backend", "Becomes the inference server that hive.conf describes.", "", hidden=True
+        ),
     },
 )
 """Every command: a test holds each sentence against the docstring it stands for."""
-SERVICES = ("up", "proxy", "daemon", "sandbox", "demo-backend")
+SERVICES = ("up", "proxy", "daemon", "sandbox", "sandbox-thaw", "demo-backend", "run-backend")
 """Nobody can repeat what went wrong in these, so a fault of Hive's own says where it was."""
 
 

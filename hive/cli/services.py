@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +12,16 @@ import typer
 
 from hive.domain import BackendKind, Isolation
 from hive.errors import UsageError
+from hive.log_lines import JsonLines, goes_to_journal
 from hive.settings import Paths
 from hive.settings_file import Loaded, load
+
+log = logging.getLogger("hive.cli")
 
 StateDir = Annotated[Path, typer.Option(metavar="DIR", help="What survives a restart.")]
 RuntimeDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the sockets are.")]
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Instead of /etc/hive/hive.conf.")]
+Appliance = Annotated[bool, typer.Option("--appliance", help="Each service is a user of its own, as installed.")]
 WatchFd = Annotated[int | None, typer.Option(metavar="FD", help="Ends when this pipe does: its parent is gone.")]
 
 
@@ -76,6 +81,7 @@ def proxy(
         int | None, typer.Option(metavar="N", min=0, max=65535, help="Where callers reach agents.")
     ] = None,
     move_ports: Annotated[bool, typer.Option("--move-ports", help="A taken port moves up by one.")] = False,
+    appliance: Appliance = False,
     watch_fd: WatchFd = None,
 ) -> int:
     """Runs the data plane, a service: between every agent and the model.
@@ -85,11 +91,12 @@ def proxy(
     """
     flags: dict[str, object] = {"proxy.port": port, "proxy.ingress_port": ingress_port}
     settings = _loaded(config, flags).settings
-    _log_events()
+    _log_events(as_json=appliance)
+    _warn_of_secrets("REDIS_URL")
     from hive.proxy.server import main
 
     return main(
-        Paths(state_dir, runtime_dir),
+        Paths(state_dir, runtime_dir, apart=appliance),
         settings,
         port=port,
         ingress_port=ingress_port,
@@ -105,6 +112,7 @@ def daemon(
     config: Config = None,
     backend: Annotated[str | None, typer.Option(metavar="KIND=ADDRESS", help="The inference server.")] = None,
     isolation: Annotated[Isolation, typer.Option(help="What keeps agents apart.")] = Isolation.NONE,
+    appliance: Appliance = False,
     watch_fd: WatchFd = None,
 ) -> int:
     """Runs the control plane, a service: agents' states, sleep and wake, usage, the REST API.
@@ -114,11 +122,12 @@ def daemon(
     """
     settings = _loaded(config).settings
     chosen = None if backend is None else backend_of(backend)
-    _log_events()
+    _log_events(as_json=appliance)
+    _warn_of_secrets("REDIS_URL", "HIVE_INTERNAL_TOKEN")
     from hive.control.daemon import main
 
     return main(
-        Paths(state_dir, runtime_dir),
+        Paths(state_dir, runtime_dir, apart=appliance),
         settings,
         backend=chosen,
         isolation=isolation,
@@ -126,22 +135,44 @@ def daemon(
     )
 
 
-def sandbox(state_dir: StateDir, runtime_dir: RuntimeDir, config: Config = None, watch_fd: WatchFd = None) -> None:
+def sandbox(
+    state_dir: StateDir,
+    runtime_dir: RuntimeDir,
+    config: Config = None,
+    appliance: Appliance = False,
+    watch_fd: WatchFd = None,
+) -> None:
     """Runs the helper, a service: it starts, stops, freezes and thaws agents and owns their sockets.
 
     Examples:
       hive sandbox --state-dir /var/lib/hive --runtime-dir /run/hive
     """
     settings = _loaded(config).settings
-    _log_events()
+    _log_events(as_json=appliance)
     from hive.sandbox.server import main
 
-    main(Paths(state_dir, runtime_dir), settings, watch_fd)
+    main(Paths(state_dir, runtime_dir, apart=appliance), settings, watch_fd)
+
+
+def sandbox_thaw(
+    state_dir: StateDir, runtime_dir: RuntimeDir, config: Config = None, appliance: Appliance = False
+) -> int:
+    """Thaws every agent, where a helper was killed: what is frozen cannot be stopped.
+
+    Examples:
+      hive sandbox-thaw --state-dir /var/lib/hive --runtime-dir /run/hive
+    """
+    settings = _loaded(config).settings
+    _log_events(as_json=appliance)
+    from hive.sandbox.thawing import main
+
+    return main(Paths(state_dir, runtime_dir, apart=appliance), settings)
 
 
 def demo_backend(
     socket: Annotated[Path | None, typer.Option(metavar="PATH", help="Unix socket to listen at.")] = None,
     port: Annotated[int | None, typer.Option(metavar="N", min=0, max=65535, help="TCP port instead.")] = None,
+    listen: Annotated[str, typer.Option(metavar="ADDRESS", help="IP address of that port.")] = "127.0.0.1",
     tokens_per_s: Annotated[float | None, typer.Option(metavar="N", help="How fast it talks.")] = None,
     watch_fd: WatchFd = None,
 ) -> int:
@@ -153,13 +184,25 @@ def demo_backend(
     _log_events()
     from hive.inference.demo import TOKENS_PER_S, main
 
-    return main(socket=socket, port=port, watch_fd=watch_fd, tokens_per_s=tokens_per_s or TOKENS_PER_S)
+    return main(socket=socket, port=port, host=listen, watch_fd=watch_fd, tokens_per_s=tokens_per_s or TOKENS_PER_S)
 
 
-def _log_events() -> None:
-    """Hive's own events on stderr, one a line: `hive up` prefixes them, the journal stamps them."""
+def _log_events(*, as_json: bool = False) -> None:
+    """Hive's own events on stderr, one a line: as JSON where a journal or a program reads them, else for `hive up`."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hive").setLevel(logging.INFO)
+    to_journal = goes_to_journal(sys.stderr.fileno(), os.environ)
+    if as_json or to_journal:
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonLines(prefixed=to_journal))
+
+
+def _warn_of_secrets(*names: str) -> None:
+    """The environment is for trying things out: a credential is read by nobody else (host/credentials.py)."""
+    for name in names:
+        value = os.environ.get(name, "")
+        if value and ("://" not in value or "@" in value):
+            log.warning("secret_in_environment name=%s instead='a file in $CREDENTIALS_DIRECTORY'", name)
 
 
 def backend_of(text: str) -> tuple[BackendKind, str]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import Answer, Call
-from hive.cli.text import fields, harmless, number, size, span, table
+from hive.cli.text import fields, harmless, number, one_line, size, span, table
 
 
 def status(call: Call) -> None:
@@ -83,8 +83,8 @@ def _status(answer: Answer) -> str:
         ("Socket", answer["socket"]),
         ("Daemon", f"{answer['hive_version']}, pid {answer['pid']}, up {span(time.time() - answer['started_at'])}"),
         ("Proxy", ports if proxy["connected"] else "not connected"),
-        ("Helper", f"connected, freezer {answer['freezer']}" if answer["helper"]["connected"] else "not connected"),
-        ("Redis", "up" if answer["redis"]["up"] else "down (requests flow, events wait)"),
+        ("Helper", _helper(answer)),
+        ("Redis", _redis(answer["redis"])),
         ("Backend", "none" if backend is None else _backend_line(backend, backend["version"], up=backend["up"])),
         ("Agents", agents or "none"),
         ("Isolation", answer["isolation"]),
@@ -93,6 +93,20 @@ def _status(answer: Answer) -> str:
         ("State", answer["state_dir"]),
     ]
     return fields(pairs)
+
+
+def _helper(answer: Answer) -> str:
+    if not answer["helper"]["enabled"]:
+        return "none: this Hive runs no agents itself"
+    return f"connected, freezer {answer['freezer']}" if answer["helper"]["connected"] else "not connected"
+
+
+def _redis(redis: Answer) -> str:
+    """`redis:6379, up`, or why not."""
+    if redis["up"]:
+        return f"{redis['at']}, up"
+    why = harmless(redis["why"]) or "not asked yet"
+    return f"{redis['at']}, DOWN: {why} (requests flow, their usage waits)"
 
 
 def _backend_line(backend: Answer, version: str, *, up: bool) -> str:
@@ -115,9 +129,11 @@ def _usage(answer: Answer, since: str) -> str:
 
 
 def _backend(answer: Answer) -> str:
+    job = answer["switch"]
+    switching = [] if job is None else [f"Switching (job {job['id']}): {one_line(job['progress'])}"]
     if answer["backend"] is None:
-        return "no backend"
-    lines = [harmless(_backend_line(answer, answer["backend_version"], up=answer["running"]))]
+        return "\n".join([*switching, "no backend"])
+    lines = [*switching, harmless(_backend_line(answer, answer["backend_version"], up=answer["running"]))]
     slots = "no limit" if answer["slots"] is None else f"{answer['slots']} at once"
     source = f" ({answer['slots_from']})" if answer["slots_from"] not in ("", slots) else ""
     lines.append(

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 
 UNKNOWN = "-"
+AT_REST = frozenset({"created", "stopped", "error"})
+"""`hive.domain.AT_REST`, whose import would cost every command 20 ms."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _COLOUR = re.compile(r"(\x1b\[[0-9;]{0,32}m)")
 

@@ -29,12 +29,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hive.agents.spec import check
 from hive.control import clock
-from hive.control.auth import actor_of
+from hive.control.auth import Peer, Person, need, person_of
 from hive.control.desk import Answer, Desk
-from hive.control.tail import follow, last_lines
-from hive.domain import AgentSpec
+from hive.control.tail import follow, tail
+from hive.domain import AgentSpec, Role
 from hive.errors import BadRequest, HiveError, MethodNotAllowed, NotFound, TooLarge
-from hive.link.server import bind_private, peer_of
+from hive.host import accounts
+from hive.host.accounts import Accounts
+from hive.link.server import bind_private, groups_of, peer_of
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.api")
@@ -42,6 +44,7 @@ log = logging.getLogger("hive.api")
 BODY_MAX_BYTES = 1024 * 1024
 PERIODS_S = {"1h": 3600.0, "6h": 6 * 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "30d": 30 * 86400.0}
 TAIL_MAX = 100_000
+LOG_LINES_MAX = 10_000
 KEEP_AWAKE_MAX_S = 30 * 86400.0
 WAIT_MAX_S = 600
 HEARTBEAT_S = 15.0
@@ -81,6 +84,12 @@ class ScheduleOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: str = ""
 
 
+class SwitchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST /api/system/inference. `backend`: a kind, or an address like `http://127.0.0.1:8000`."""
+
+    backend: str
+
+
 class Endpoints:
     """The handlers. Those that change something run in a task of their own, which a leaving client does not cancel."""
 
@@ -90,40 +99,46 @@ class Endpoints:
         self._stopping = stopping
 
     def routes(self) -> list[Route]:
-        rows: list[tuple[str, str, Handler]] = [
-            ("GET", "/api/health", self.health),
-            ("GET", "/api/agents", self.list_agents),
-            ("POST", "/api/agents", self.create),
-            ("GET", "/api/agents/{ref}", self.show),
-            ("PUT", "/api/agents/{ref}", self.apply),
-            ("DELETE", "/api/agents/{ref}", self.remove),
-            ("POST", "/api/agents/{ref}/start", self.start),
-            ("POST", "/api/agents/{ref}/stop", self.stop),
-            ("POST", "/api/agents/{ref}/restart", self.restart),
-            ("POST", "/api/agents/{ref}/resume", self.resume),
-            ("POST", "/api/agents/{ref}/pause", self.pause),
-            ("POST", "/api/agents/{ref}/keep-awake", self.keep_awake),
-            ("GET", "/api/agents/{ref}/messages", self.messages),
-            ("POST", "/api/agents/{ref}/messages", self.send),
-            ("GET", "/api/agents/{ref}/messages/{id}", self.message),
-            ("DELETE", "/api/agents/{ref}/messages/{id}", self.drop_message),
-            ("GET", "/api/agents/{ref}/schedules", self.schedules),
-            ("POST", "/api/agents/{ref}/schedules", self.schedule),
-            ("DELETE", "/api/agents/{ref}/schedules/{id}", self.cancel_schedule),
-            ("GET", "/api/agents/{ref}/logs", self.logs),
-            ("GET", "/api/agents/{ref}/tokens", self.tokens),
-            ("GET", "/api/agents/{ref}/usage", self.agent_usage),
-            ("GET", "/api/usage", self.usage),
-            ("GET", "/api/system/inference", self.inference),
-            ("GET", "/api/system/access", self.access),
-            ("GET", "/api/system/memory", self.memory),
-            ("POST", "/api/system/shutdown", self.shutdown),
-            ("GET", "/api/stats", self.stats),
-            ("GET", "/api/events", self.events),
+        rows: list[tuple[str, str, Role, Handler]] = [
+            ("GET", "/api/health", Role.VIEWER, self.health),
+            ("GET", "/api/agents", Role.VIEWER, self.list_agents),
+            ("POST", "/api/agents", Role.OPERATOR, self.create),
+            ("GET", "/api/agents/{ref}", Role.VIEWER, self.show),
+            ("PUT", "/api/agents/{ref}", Role.OPERATOR, self.apply),
+            ("DELETE", "/api/agents/{ref}", Role.OPERATOR, self.remove),
+            ("POST", "/api/agents/{ref}/start", Role.OPERATOR, self.start),
+            ("POST", "/api/agents/{ref}/stop", Role.OPERATOR, self.stop),
+            ("POST", "/api/agents/{ref}/restart", Role.OPERATOR, self.restart),
+            ("POST", "/api/agents/{ref}/resume", Role.OPERATOR, self.resume),
+            ("POST", "/api/agents/{ref}/pause", Role.OPERATOR, self.pause),
+            ("POST", "/api/agents/{ref}/keep-awake", Role.OPERATOR, self.keep_awake),
+            ("GET", "/api/agents/{ref}/messages", Role.VIEWER, self.messages),
+            ("POST", "/api/agents/{ref}/messages", Role.OPERATOR, self.send),
+            ("GET", "/api/agents/{ref}/messages/{id}", Role.VIEWER, self.message),
+            ("DELETE", "/api/agents/{ref}/messages/{id}", Role.OPERATOR, self.drop_message),
+            ("GET", "/api/agents/{ref}/schedules", Role.VIEWER, self.schedules),
+            ("POST", "/api/agents/{ref}/schedules", Role.OPERATOR, self.schedule),
+            ("DELETE", "/api/agents/{ref}/schedules/{id}", Role.OPERATOR, self.cancel_schedule),
+            ("GET", "/api/agents/{ref}/logs", Role.VIEWER, self.logs),
+            ("GET", "/api/agents/{ref}/tokens", Role.OPERATOR, self.tokens),
+            ("GET", "/api/agents/{ref}/usage", Role.VIEWER, self.agent_usage),
+            ("GET", "/api/usage", Role.VIEWER, self.usage),
+            ("GET", "/api/system/inference", Role.VIEWER, self.inference),
+            ("POST", "/api/system/inference", Role.ADMIN, self.switch),
+            ("GET", "/api/system/backends", Role.VIEWER, self.backends),
+            ("GET", "/api/system/backends/logs", Role.OPERATOR, self.backend_log),
+            ("GET", "/api/jobs", Role.VIEWER, self.jobs),
+            ("GET", "/api/jobs/{id}", Role.VIEWER, self.job),
+            ("DELETE", "/api/jobs/{id}", Role.ADMIN, self.cancel_job),
+            ("GET", "/api/system/access", Role.OPERATOR, self.access),
+            ("GET", "/api/system/memory", Role.VIEWER, self.memory),
+            ("POST", "/api/system/shutdown", Role.ADMIN, self.shutdown),
+            ("GET", "/api/stats", Role.VIEWER, self.stats),
+            ("GET", "/api/events", Role.VIEWER, self.events),
         ]
-        handlers: dict[str, dict[str, Handler]] = {}
-        for method, path, handler in rows:
-            handlers.setdefault(path, {})[method] = handler
+        handlers: dict[str, dict[str, tuple[Role, Handler]]] = {}
+        for method, path, role, handler in rows:
+            handlers.setdefault(path, {})[method] = (role, handler)
         return [
             Route(path, _answering(by_method), methods=["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
             for path, by_method in handlers.items()
@@ -194,10 +209,10 @@ class Endpoints:
 
     async def message(self, request: Request) -> Response:
         wait_s = _number(request, "wait_s", default=0, most=WAIT_MAX_S)
-        return _json(await self._desk.message(_ref(request), request.path_params["id"], wait_s=wait_s))
+        return _json(await self._desk.message(_ref(request), _ref(request, "id"), wait_s=wait_s))
 
     async def drop_message(self, request: Request) -> Response:
-        dropping = self._desk.drop_message(_ref(request), request.path_params["id"], _actor(request))
+        dropping = self._desk.drop_message(_ref(request), _ref(request, "id"), _actor(request))
         return _json(await _carried_through(dropping))
 
     async def schedules(self, request: Request) -> Response:
@@ -209,19 +224,19 @@ class Endpoints:
         return _json(await _carried_through(adding), status=201)
 
     async def cancel_schedule(self, request: Request) -> Response:
-        text = request.path_params["id"]
+        text = _ref(request, "id")
         if not re.fullmatch("[0-9]{1,15}", text):
             raise BadRequest(f"a schedule has a number, not {text[:20]!r}")
         cancelling = self._desk.cancel_schedule(_ref(request), int(text), _actor(request))
         return _json(await _carried_through(cancelling))
 
     async def logs(self, request: Request) -> Response:
-        path = self._desk.log_path(_ref(request))
-        tail = _number(request, "tail", default=100, most=TAIL_MAX)
+        output = self._desk.output(_ref(request))
+        count = _number(request, "tail", default=100, most=TAIL_MAX)
         if not _flag(request, "follow"):
-            text, _ = await asyncio.to_thread(last_lines, path, tail)
-            return Response(text, media_type="text/plain; charset=utf-8")
-        return StreamingResponse(follow(path, tail, self._stopping), media_type="text/plain; charset=utf-8")
+            return Response(await tail(output, count), media_type="text/plain; charset=utf-8")
+        await tail(output, 0)  # what is wrong with it is told before the answer has begun
+        return StreamingResponse(follow(output, count, self._stopping), media_type="text/plain; charset=utf-8")
 
     async def tokens(self, request: Request) -> Response:
         return _json(self._desk.tokens(_ref(request)))
@@ -238,6 +253,29 @@ class Endpoints:
 
     async def inference(self, _: Request) -> Response:
         return _json(self._desk.inference())
+
+    async def switch(self, request: Request) -> Response:
+        order = _body(request, SwitchOrder)
+        job = await _carried_through(self._desk.switch(order.backend, _actor(request)))
+        return _json(job, status=202 if job["state"] == "running" else 200)
+
+    async def backends(self, _: Request) -> Response:
+        return _json(await self._desk.backends())
+
+    async def backend_log(self, request: Request) -> Response:
+        tail = _number(request, "tail", default=100, most=LOG_LINES_MAX)
+        text = await self._desk.backend_log(request.query_params.get("backend", ""), tail)
+        return Response(text, media_type="text/plain; charset=utf-8")
+
+    async def jobs(self, request: Request) -> Response:
+        return _json({"jobs": await self._desk.jobs(_number(request, "limit", default=20, most=1000))})
+
+    async def job(self, request: Request) -> Response:
+        wait_s = _number(request, "wait_s", default=0, most=WAIT_MAX_S)
+        return _json(await self._desk.job(_ref(request, "id"), wait_s=wait_s))
+
+    async def cancel_job(self, request: Request) -> Response:
+        return _json(await _carried_through(self._desk.cancel_job(_ref(request, "id"))))
 
     async def access(self, _: Request) -> Response:
         return _json(self._desk.access())
@@ -272,21 +310,25 @@ class Endpoints:
                     yield _sse(arrival)
 
 
-def build(desk: Desk, *, pause_timeout_s: float = 30.0, stopping: asyncio.Event | None = None) -> Starlette:
+def build(
+    desk: Desk, people: Accounts, *, pause_timeout_s: float = 30.0, stopping: asyncio.Event | None = None
+) -> Starlette:
     """The application. Setting `stopping` ends the streams that follow something."""
     endpoints = Endpoints(desk, pause_timeout_s=pause_timeout_s, stopping=stopping or asyncio.Event())
-    return Starlette(routes=endpoints.routes(), exception_handlers={HTTPException: _not_routed})
+    app = Starlette(routes=endpoints.routes(), exception_handlers={HTTPException: _not_routed})
+    app.state.accounts = people
+    return app
 
 
 class Server:
     """The API, listening. `close` ends it: streams end, answers under way get `STOP_S`."""
 
-    def __init__(self, desk: Desk, path: Path, *, pause_timeout_s: float) -> None:
+    def __init__(self, desk: Desk, path: Path, people: Accounts, *, pause_timeout_s: float) -> None:
         self._stopping = asyncio.Event()
         self._path = path
-        sock = bind_private(path)
+        sock = bind_private(path, group=people.operators)
         self._inode = os.stat(path).st_ino
-        app = build(desk, pause_timeout_s=pause_timeout_s, stopping=self._stopping)
+        app = build(desk, people, pause_timeout_s=pause_timeout_s, stopping=self._stopping)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
@@ -303,6 +345,10 @@ class Server:
         )
         self._serving = spawn(self._uvicorn.serve(sockets=[sock]), name="api")
 
+    @property
+    def is_serving(self) -> bool:
+        return not self._serving.done()
+
     async def ready(self) -> None:
         """Returns when connections are accepted."""
         await self._uvicorn.listening.wait()
@@ -317,12 +363,13 @@ class Server:
         await self._serving
 
 
-async def serve(desk: Desk, path: Path, *, pause_timeout_s: float = 30.0) -> Server:
-    """Serves the API on a unix socket at `path`, mode 0600, in the running loop; returns when it accepts.
+async def serve(desk: Desk, path: Path, people: Accounts | None = None, *, pause_timeout_s: float = 30.0) -> Server:
+    """Serves the API on a unix socket at `path` in the running loop; returns when it accepts.
 
-    Only root and this process's own user are answered; everyone else gets 403. Raises OSError where it cannot bind.
+    Without `people` only root and this process's own user are answered (mode 0600), with it their groups too (0660);
+    everyone else gets 403. Raises OSError where it cannot bind.
     """
-    server = Server(desk, path, pause_timeout_s=pause_timeout_s)
+    server = Server(desk, path, people or accounts.own(), pause_timeout_s=pause_timeout_s)
     await server.ready()
     return server
 
@@ -352,18 +399,20 @@ class _Protocol(HttpToolsProtocol):
     """uvicorn's scope shows no peer on unix sockets (seen with 0.54), so each connection notes its own."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        _, uid, _ = peer_of(transport.get_extra_info("socket"))
-        self.app_state = {**self.app_state, "peer_uid": uid}
+        sock = transport.get_extra_info("socket")
+        _, uid, _ = peer_of(sock)
+        self.app_state = {**self.app_state, "peer_uid": uid, "peer_groups": groups_of(sock)}
         super().connection_made(transport)
 
 
-def _answering(by_method: dict[str, Handler]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+def _answering(by_method: dict[str, tuple[Role, Handler]]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     async def answer(request: Request) -> Response:
         try:
-            _actor(request)
-            handler = by_method.get(request.method)
-            if handler is None:
+            person = _person(request)
+            if request.method not in by_method:
                 raise MethodNotAllowed(allow=", ".join(sorted(by_method)))
+            role, handler = by_method[request.method]
+            need(person, role, f"{request.method} {request.url.path}")
             # also where the handler has no use for it: closing a socket with unread bytes takes the answer away
             request.scope[BODY] = await _received(request)
             return await handler(request)
@@ -451,13 +500,18 @@ def _body(request: Request, shape: type[Body], *, empty: Body | None = None) -> 
         raise BadRequest(f"the body is not what is expected here: {error}") from None
 
 
+def _person(request: Request) -> Person:
+    peer = Peer(request.state.peer_uid, request.state.peer_groups) if hasattr(request.state, "peer_uid") else None
+    return person_of(peer, os.geteuid(), request.app.state.accounts)
+
+
 def _actor(request: Request) -> str:
-    return actor_of(getattr(request.state, "peer_uid", None), os.geteuid())
+    return _person(request).name
 
 
-def _ref(request: Request) -> str:
+def _ref(request: Request, of: str = "ref") -> str:
     """What the path names; quoted once more by our client, so that a slash in it is no part of the path."""
-    return unquote(request.path_params["ref"])
+    return unquote(request.path_params[of])
 
 
 def _number(request: Request, name: str, *, default: int, most: int) -> int:

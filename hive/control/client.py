@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from hive.errors import DependencyDown, HiveError, NotPermitted, TimedOut, by_code
+from hive.errors import DependencyDown, HiveError, NotPermitted, TimedOut, UsageError, by_code
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -25,6 +25,7 @@ Query = str | int | float | bool | None
 CONNECT_S = 2.0
 PIECE_BYTES = 65536
 ANSWER_MAX_BYTES = 256 * 1024 * 1024
+NOT_YOURS = "ask as the user who runs this Hive or as root; an installed one lets in the group hive"
 NOT_RUNNING = "start one with `hive up`, or name its socket with --socket"
 
 
@@ -133,7 +134,9 @@ class Client:
 
 
 def find(sockets: list[Path]) -> Client:
-    """The client of the first socket somebody listens at. Raises DependencyDown that names them all.
+    """The client of the first socket somebody listens at.
+
+    Raises NotPermitted where there is one that is closed to this user, else DependencyDown that names them all.
 
     A single socket is taken as it is: its own error says more.
     """
@@ -143,16 +146,21 @@ def find(sockets: list[Path]) -> Client:
     for client in clients:
         if client.answers():
             return client
+    for path in sockets:
+        if path.exists() and not os.access(path, os.W_OK):
+            raise NotPermitted(f"this user may not use {path}", hint=NOT_YOURS)
     raise DependencyDown(f"no Hive answers at {' or '.join(map(str, sockets))}", hint=NOT_RUNNING)
 
 
-def path_of(ref: str, verb: str = "") -> str:
-    """The path of an agent.
+def path_of(ref: str, *below: str) -> str:
+    """The path of an agent, or of what is below it. Raises UsageError where something of it is empty.
 
-    >>> path_of("alice", "pause"), path_of("../x")
-    ('/api/agents/alice/pause', '/api/agents/..%2Fx')
+    >>> path_of("alice", "pause"), path_of("../x", "messages", "a/b")
+    ('/api/agents/alice/pause', '/api/agents/..%2Fx/messages/a%2Fb')
     """
-    return f"/api/agents/{quote(ref, safe='')}" + (f"/{verb}" if verb else "")
+    if not all((ref, *below)):
+        raise UsageError("an empty name or id names nothing")
+    return "/".join(["/api/agents", *(quote(part, safe="") for part in (ref, *below))])
 
 
 def _connected(path: Path, timeout_s: float) -> socket.socket:
@@ -175,9 +183,7 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except PermissionError:
-        raise NotPermitted(
-            f"this user may not use {path}", hint="ask as the user who runs this Hive, or as root"
-        ) from None
+        raise NotPermitted(f"this user may not use {path}", hint=NOT_YOURS) from None
     except TimeoutError:
         raise TimedOut(f"Hive at {path} did not answer in time") from None
     except ConnectionRefusedError:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -23,12 +23,11 @@ from hive.agents.lifecycle import Life
 from hive.agents.roster import Roster
 from hive.control.gates import ProxyGates
 from hive.control.journal import Journal
-from hive.control.waking import wake
 from hive.domain import ALIVE, Agent, AgentStatus, WakeCause
 from hive.errors import BadRequest, HiveError, NotFound
 from hive.store import messages
 from hive.store.database import Database
-from hive.store.messages import Message
+from hive.store.messages import Message, MessageState
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
@@ -223,7 +222,7 @@ class Courier:
         until = loop.time() + within_s
         self._watchers.setdefault(agent, set()).add(changed)
         try:
-            while _waits(message := await self._find(life, message_id)) and loop.time() < until:
+            while (message := await self._find(life, message_id)).state is MessageState.WAITING and loop.time() < until:
                 await _until(changed, until - loop.time())
                 changed.clear()
             return message
@@ -243,9 +242,9 @@ class Courier:
         self._settled(agent)
         return message
 
-    async def waiting(self) -> dict[str, int]:
-        """Agent → how many wait for it."""
-        return await self._database.read(messages.waiting)
+    async def waiting(self, agents: Collection[str]) -> dict[str, int]:
+        """Of the agents named, of all where none is: agent → how many wait for it."""
+        return await self._database.read(lambda conn: messages.waiting(conn, agents))
 
     async def _find(self, life: Life, message_id: str) -> Message:
         agent = life.agent.id
@@ -303,7 +302,7 @@ class Courier:
         """Wakes the agent and posts."""
         if (obstacle := self._obstacle(life)) is not None:
             return Outcome(Fate.BLOCKED, obstacle)
-        if status := await wake(life, WakeCause.MESSAGE):
+        if status := await life.awaken(WakeCause.MESSAGE):
             fate = Fate.LATER if status in ALIVE else Fate.BLOCKED
             return Outcome(fate, f"{life.agent.name} could not be woken: it is {status}")
         spec = life.agent.spec
@@ -360,10 +359,6 @@ class Courier:
         if message.last_error:
             detail["reason"] = message.last_error
         self._journal.note(act, target=life.agent.id, actor=actor, detail=detail)
-
-
-def _waits(message: Message) -> bool:
-    return message.delivered_at is None and message.refused_at is None
 
 
 async def _until(happened: asyncio.Event, within_s: float) -> None:

@@ -26,26 +26,40 @@ from hive.agents.sleeper import Sleeper
 from hive.agents.tokens import TokenKind, digest
 from hive.agents.turns import outcome_of
 from hive.control import keyfiles
+from hive.control.active import Active
 from hive.control.api import Server, serve
-from hive.control.backends import BackendWatch
+from hive.control.choices import Choices, Running, Services, service
 from hive.control.courier import Courier
+from hive.control.elsewhere import WithElsewhere
 from hive.control.frontdesk import FrontDesk, Parts
 from hive.control.gates import ProxyGates
+from hive.control.jobs import Jobs
 from hive.control.journal import Journal
+from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
 from hive.control.stats import Counters
+from hive.control.switching import Parts as SwitcherParts
+from hive.control.switching import Switcher, is_carried_on, read_chosen
 from hive.control.usage import UsageConsumer
 from hive.control.world import DaemonWorld
 from hive.domain import ALIVE, Agent, BackendKind, Isolation
 from hive.errors import ConfigError, HiveError
-from hive.host import parent
+from hive.host import accounts, parent
 from hive.host.cgroup import Subtree
-from hive.link.messages import AgentRow, Backend, DaemonTable, Ended, Marks, Open, ProxyTable, Refused
+from hive.host.credentials import credential
+from hive.host.gpu_memory import Unread
+from hive.host.notify import Notifier
+from hive.host.process import identify
+from hive.host.pulse import watched
+from hive.inference.switch import Target
+from hive.link.messages import AgentRow, DaemonTable, Ended, Marks, Open, ProxyTable, Refused
 from hive.sandbox.client import SandboxClient
 from hive.settings import Paths, Settings
-from hive.store import agents, messages, runtime_settings, schedules, usage
+from hive.store import agents, jobs, messages, runtime_settings, schedules, usage
 from hive.store.database import Database
+from hive.store.jobs import Job
 from hive.store.live import Live
+from hive.store.redis_at import redis_at
 from hive.store.schedules import Schedule
 from hive.tasks import spawn
 
@@ -68,9 +82,12 @@ class Recorded(NamedTuple):
     proxy_port: int | None
     with_messages: list[str]
     schedules: list[Schedule]
+    chosen: Target | None
+    jobs: list[Job]
 
 
-def read_recorded(conn: sqlite3.Connection) -> Recorded:
+def read_recorded(conn: sqlite3.Connection, run: str) -> Recorded:
+    """`run`: which `hive up` this is a part of, empty for a service."""
     port = runtime_settings.get(conn, PROXY_PORT)
     used = usage.usage_since(conn, 0.0).totals
     return Recorded(
@@ -79,6 +96,8 @@ def read_recorded(conn: sqlite3.Connection) -> Recorded:
         int(port) if port is not None else None,
         list(messages.waiting(conn)),
         schedules.all(conn),
+        read_chosen(conn, run),
+        jobs.running(conn),
     )
 
 
@@ -93,13 +112,20 @@ class Daemon:
         backend: tuple[BackendKind, str] | None = None,
         isolation: Isolation = Isolation.NONE,
         freezer: str = "",
+        run: str = "",
     ) -> None:
-        """`freezer`: how agents are frozen on this host, as far as the daemon can tell before it has seen one."""
+        """`freezer`: how agents are frozen on this host, as far as the daemon can tell before it has seen one.
+
+        `run`: which `hive up` this is a part of; what it was switched to is forgotten with it.
+        """
         self._paths = paths
         self._settings = settings
         self._backend = backend
         self._isolation = isolation
         self._freezer = freezer
+        self._run = run
+        self._accounts = accounts.appliance() if paths.apart else accounts.own()
+        self._redis_at = redis_at(paths.redis_socket, "daemon", os.environ, credential)
         self.epoch = f"{int(time.time()):x}{secrets.token_hex(3)}"
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconciled = asyncio.Event()
@@ -115,11 +141,11 @@ class Daemon:
 
         Raises WrongState where another daemon has the state directory, ConfigError, NotPermitted, StoreFull.
         """
-        key = keyfiles.box_key(self._paths.box_key)
+        key = keyfiles.box_key(self._paths.box_key, os.environ)
         self._internal_token = keyfiles.internal_token(self._paths.internal_token, os.environ)
         self._database = Database.open(self._paths.database)
         try:
-            recorded: Recorded = await self._database.read(read_recorded)
+            recorded: Recorded = await self._database.read(lambda conn: read_recorded(conn, self._run))
         except BaseException:
             self._database.close()
             raise
@@ -133,7 +159,7 @@ class Daemon:
 
     def _compose(self, recorded: Recorded, key: bytes) -> None:
         self._counters = Counters(recorded.agents, recorded.used)
-        self._live = Live(self._paths.redis_socket, on_new_run=self._say_to_redis)
+        self._live = Live(self._redis_at, on_new_run=self._say_to_redis)
         self._journal = Journal(self._database, self._live)
         self._usage = UsageConsumer(
             self._live,
@@ -148,8 +174,10 @@ class Daemon:
             epoch=self.epoch,
             on_ended=self._ended,
             on_thawed_alone=lambda agent, reason: self.roster.thawed_alone(agent, reason),
-            on_connected=lambda: self._spawn(self._reconcile(), "reconcile"),
+            on_connected=self._helper_here,
         )
+        self._runtimes = RuntimeWatch(self._helper)
+        self._sandboxes = WithElsewhere(self._helper, lambda: self.roster, enabled=self._settings.sandbox.enabled)
         self.world = DaemonWorld(
             self._paths,
             self._settings,
@@ -158,7 +186,7 @@ class Daemon:
             live=self._live,
             journal=self._journal,
             counters=self._counters,
-            helper=self._helper,
+            helper=self._sandboxes,
             gates=self._gates,
             own_networks=self._isolation is Isolation.FULL,
         )
@@ -179,35 +207,86 @@ class Daemon:
             answer_s=self._settings.proxy.first_byte_s,
         )
         self._scheduler = Scheduler(self.roster, self._database, self._journal, recorded.schedules)
-        self._watch = self._backend_watch()
+        self._compose_inference(recorded)
 
-    def _backend_watch(self) -> BackendWatch | None:
+    def _compose_inference(self, recorded: Recorded) -> None:
         inference = self._settings.inference
-        if self._backend is None and inference.enabled == "false":
-            return None
-        kind, address = self._backend or (None, f"{inference.host}:{inference.port}")
-        if kind is None and inference.backend != "auto":
-            kind = BackendKind(inference.backend)
-        watch = BackendWatch(kind, address, settings=self._settings, on_checked=self._backend_checked)
-        self.world.backend = watch.info
-        return watch
+        self._active = Active(
+            self._settings, world=self.world, live=self._live, gates=self._gates, journal=self._journal
+        )
+        known = f"{inference.host}:{inference.port}"
+        given = None if self._backend is None else Target(*self._backend)
+        self._choose(recorded.chosen, given, known)
+        here = [given.address, known] if given is not None else [known]
+        self._jobs = Jobs(self._database, self._journal)
+        self._switcher = Switcher(
+            SwitcherParts(
+                settings=inference,
+                jobs=self._jobs,
+                journal=self._journal,
+                active=self._active,
+                choices=self._choices(here),
+                gates=self._gates,
+                gpu=Unread(),
+                run=self._run,
+            )
+        )
+        switches = [job for job in recorded.jobs if is_carried_on(job, self._run)]
+        if switches:
+            self._switcher.adopt(switches[0])
+        self._given_up = [job for job in recorded.jobs if job not in switches[:1]]
+
+    def _choose(self, chosen: Target | None, given: Target | None, known: str) -> None:
+        """What was switched to, else what the command line names, else what hive.conf does."""
+        inference = self._settings.inference
+        kind = None if inference.backend == "auto" else BackendKind(inference.backend)
+        if given is None and inference.enabled == "false":
+            self._active.enabled = False
+        elif chosen is not None and bool(chosen.unit) is self._has_units:
+            self._active.choose(chosen)
+        elif given is not None:
+            self._active.choose(given)
+        elif self._has_units:
+            if kind is not None:
+                self._active.choose(service(kind))
+        elif kind is not None:
+            self._active.choose(Target(kind, known))
+        else:
+            self._active.choose_whatever_answers(known)
+
+    def _choices(self, known: list[str]) -> Choices:
+        """`known`: addresses at which somebody else's server may answer."""
+        return Services(self._helper) if self._has_units else Running(known)
+
+    @property
+    def _has_units(self) -> bool:
+        """Whether the inference servers are units of systemd, which the helper starts and stops."""
+        return self._paths.apart and self._settings.sandbox.enabled
 
     async def _begin(self) -> None:
+        if not self._settings.sandbox.enabled:
+            self._reconciled.set()
         spawn(self._live.run(), name="redis")
         self._say_to_redis()
-        if self._watch is not None:
-            self._spawn(self._watch.run(), "backend")
+        self._spawn(self._runtimes.run(), "runtimes")
+        self._active.watch()
+        await self._jobs.give_up(self._given_up)
+        self._spawn(self._switcher.run(), "switch")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._known(), RECONCILED_WITHIN_S)
         try:
-            self._gates.listen(self._paths.link_socket)
+            self._gates.listen(self._paths.link_socket, self._accounts)
             self._api = await serve(
-                self.desk(), self._paths.api_socket, pause_timeout_s=self._settings.sleep.pause_timeout_s
+                self.desk(),
+                self._paths.api_socket,
+                self._accounts,
+                pause_timeout_s=self._settings.sleep.pause_timeout_s,
             )
         except OSError as error:
             raise ConfigError(f"cannot listen in {self._paths.runtime}: {error.strerror}") from error
         spawn(self._usage.run(), name="usage")
         self._spawn(self.sleeper.run(), "idle")
+        self._spawn(self._journal.run(), "audit")
         self._spawn(self._courier.run(), "messages")
         self._spawn(self._scheduler.run(), "schedules")
         log.info("daemon_ready agents=%d reconciled=%s", len(self.roster), self._reconciled.is_set())
@@ -215,8 +294,7 @@ class Daemon:
     async def _known(self) -> None:
         """Returns when agents and backend have been looked at: who asks from then on hears what is so."""
         await self._reconciled.wait()
-        if self._watch is not None:
-            await self._watch.checked.wait()
+        await self._active.known()
 
     def desk(self) -> FrontDesk:
         return FrontDesk(
@@ -234,21 +312,28 @@ class Daemon:
                 counters=self._counters,
                 consumer=self._usage,
                 gates=self._gates,
-                helper=self._helper,
+                helper=self._sandboxes,
+                runtimes=self._runtimes,
                 world=self.world,
                 roster=self.roster,
                 sleeper=self.sleeper,
                 courier=self._courier,
                 scheduler=self._scheduler,
+                active=self._active,
+                switcher=self._switcher,
+                jobs=self._jobs,
             )
         )
 
     async def close(self) -> None:
         """Ends what is under way towards awake, writes what is unwritten, closes. Who sleeps sleeps on."""
-        if self._api is not None:
-            await self._api.close()
+        api, self._api = self._api, None
+        if api is not None:
+            await api.close()
         for task in self._tasks:
             task.cancel()
+        self._switcher.close()
+        self._active.hold()
         self._scheduler.close()
         await self._courier.close()
         settling = [spawn(life.settle(), name=f"settle {life.agent.name}") for life in self.roster]
@@ -264,12 +349,24 @@ class Daemon:
         self._database.close()
         log.info("daemon_left")
 
+    def what_is_wrong(self) -> str:
+        """Why its watchdog should end the process, empty where all is well: nothing is while it comes or goes."""
+        if self._api is None:
+            return ""
+        if not self._database.is_writing:
+            return "the store's thread has ended"
+        return "" if self._api.is_serving and self._gates.is_listening else "a listener is dead"
+
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = spawn(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     # The helper ---------------------------------------------------------------------------------------------------
+
+    def _helper_here(self) -> None:
+        self._spawn(self._reconcile(), "reconcile")
+        self._runtimes.helper_here()
 
     async def _reconcile(self) -> None:
         """After a (re)connect, until it succeeded or that link is lost too."""
@@ -300,6 +397,8 @@ class Daemon:
             models=self.world.models,
             marks=self._usage.marks,
             internal_digest=digest(self._internal_token),
+            switching_to=self._switcher.towards,
+            backend_wait_s=self._switcher.wait_s,
         )
 
     def row(self, agent: Agent) -> AgentRow:
@@ -343,20 +442,7 @@ class Daemon:
         if isinstance(error := await outcome_of(self._usage.prune(spooled)), HiveError):
             log.warning("marks_not_pruned error=%s", error.message)
 
-    # Backend and Redis --------------------------------------------------------------------------------------------
-
-    def _backend_checked(self, changed: bool) -> None:
-        assert self._watch is not None
-        was_up = self.world.backend is not None and self.world.backend.up
-        self.world.backend, self.world.models = self._watch.info, self._watch.models
-        self._live.set_models(self.world.models)  # every time: the key lives for 300 s
-        if not changed:
-            return
-        self._live.set_backend(self.world.backend)
-        self._gates.say(Backend(backend=self.world.backend, models=self.world.models))
-        if self._watch.up != was_up and self.world.backend is not None:
-            detail = {"backend": self.world.backend.label, "models": len(self.world.models)}
-            self._journal.note("backend.up" if self._watch.up else "backend.down", detail=detail)
+    # Redis ------------------------------------------------------------------------------------------------------
 
     def _say_to_redis(self) -> None:
         """All that only the daemon can rebuild."""
@@ -373,7 +459,13 @@ class Daemon:
 # The program ----------------------------------------------------------------------------------------------------------
 
 
-async def _run(daemon: Daemon, watch_fd: int | None) -> None:
+def run_of(parent_pid: int) -> str:
+    """A name of the process that started this one, which no other one has had or will have."""
+    found = identify(parent_pid)
+    return "gone" if found is None else f"{found.boot} {found.pid} {found.start_ticks}"
+
+
+async def _run(daemon: Daemon, notifier: Notifier, watch_fd: int | None) -> None:
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -381,9 +473,12 @@ async def _run(daemon: Daemon, watch_fd: int | None) -> None:
     if watch_fd is not None:
         parent.watch(watch_fd, leave.set)
         parent.die_with_parent(signal.SIGTERM)
-    await daemon.open()
-    await leave.wait()
-    await daemon.close()
+    with watched(notifier, daemon.what_is_wrong):
+        await daemon.open()
+        notifier.ready("serving")
+        await leave.wait()
+        notifier.stopping()
+        await daemon.close()
 
 
 def main(
@@ -397,10 +492,12 @@ def main(
     """Runs the daemon until SIGTERM, SIGINT, or the end of whoever holds the other end of `watch_fd`. The exit code."""
 
     async def run() -> None:
-        freezer = "cgroup" if Subtree.find(paths.state) is not None else "signal"
-        daemon = Daemon(paths, settings, backend=backend, isolation=isolation, freezer=freezer)
-        await _run(daemon, watch_fd)
+        freezer = "cgroup" if paths.apart or Subtree.find(paths.state) is not None else "signal"
+        run = "" if watch_fd is None else run_of(os.getppid())
+        daemon = Daemon(paths, settings, backend=backend, isolation=isolation, freezer=freezer, run=run)
+        await _run(daemon, notifier, watch_fd)
 
+    notifier = Notifier(os.environ, pid=os.getpid())
     try:
         uvloop.run(run())
     except HiveError as error:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Protocol
 
+from hive.control.tail import Output
 from hive.domain import AgentSpec
 
 Answer = dict[str, Any]
@@ -82,11 +82,11 @@ class Desk(Protocol):
     async def drop_message(self, ref: str, message_id: str, actor: str) -> Answer: ...
 
     async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> Answer:
-        """`{"id", "at", "spoken", "zone", "every_s", "clock", "note", "last_at", "last_outcome", …}`."""
+        """`{"agent", "name", "status", "id", "at", "spoken", "every_s", "clock", "note", "actor", …}`."""
         ...
 
     def schedules(self, ref: str) -> Answer:
-        """`{"agent", "name", "zone", "schedules": […]}`, the next one first."""
+        """`{"agent", "name", "status", "schedules": […]}`, the next one first."""
         ...
 
     async def cancel_schedule(self, ref: str, schedule_id: int, actor: str) -> Answer: ...
@@ -95,8 +95,8 @@ class Desk(Protocol):
         """`{"model", "ingress", "openai_base_url", "ollama_host", "ingress_url", "socket"}`."""
         ...
 
-    def log_path(self, ref: str) -> Path:
-        """The file with the agent's output; it may not exist yet."""
+    def output(self, ref: str) -> Output:
+        """Where the agent's output is; there may be none yet. LinkLost where only the helper knows and is not there."""
         ...
 
     async def agent_usage(self, ref: str, period_s: float, period: str, limit: int) -> Answer:
@@ -108,7 +108,32 @@ class Desk(Protocol):
         ...
 
     def inference(self) -> Answer:
-        """`{"backend", "label", "address", "running", "version", "models"}`."""
+        """`{"backend", "label", "address", "running", "version", "models", "switch": job or None, …}`."""
+        ...
+
+    async def backends(self) -> Answer:
+        """`{"backends": [{"backend", "address", "unit", "in_use", "state", "answers", "version"}]}`: what there is."""
+        ...
+
+    async def backend_log(self, kind: str, lines: int) -> str:
+        """What the server of this kind wrote last, or the one in use for an empty `kind`. NotFound, NotSupported."""
+        ...
+
+    async def switch(self, backend: str, actor: str) -> Answer:
+        """A job: to the server of this kind, or at this address. WrongState where a switch is under way."""
+        ...
+
+    async def job(self, job_id: str, *, wait_s: float) -> Answer:
+        """`{"id", "kind", "state", "step", "progress", "eta_s", "result", "error", "actor", …}`; where it runs, once it
+        has ended, or after `wait_s`. `state`: `running`, `done`, `failed`, `cancelled`."""
+        ...
+
+    async def jobs(self, limit: int) -> list[Answer]:
+        """The last ones, the newest first."""
+        ...
+
+    async def cancel_job(self, job_id: str) -> Answer:
+        """The job, when it has ended. WrongState where it is too late for that."""
         ...
 
     def memory(self) -> Answer:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from hive.domain import DIALECTS, Agent, AgentSpec, BackendInfo, Dialect, RuntimeKind
-
-INNER_PORT = 11434
-"""Where Hive is found in a network of an agent's own: a socket the helper opened in there, or the guest's forwarder
-(conf/guest/). Whoever listens there says who asks."""
-MOUNTED_SOCKET = "/run/hive/agent.sock"
-"""The agent's own socket inside a container."""
+from hive.domain import DIALECTS, INNER_PORT, MOUNTED_SOCKET, Agent, AgentSpec, BackendInfo, Dialect, RuntimeKind
 
 
 def dialect_of(backend: BackendInfo | None) -> Dialect:
@@ -18,12 +12,15 @@ def dialect_of(backend: BackendInfo | None) -> Dialect:
 
 
 def has_own_network(spec: AgentSpec, *, processes_too: bool = False) -> bool:
-    """Whether 127.0.0.1 inside is not the host's. `processes_too`: so it is of every process agent (systemd units).
+    """Whether 127.0.0.1 inside is not the host's. `processes_too`: so it is of process agents that name no networks
+    (systemd units).
 
     >>> has_own_network(AgentSpec(name="a")), has_own_network(AgentSpec(name="a", egress=[]))
     (False, True)
+    >>> has_own_network(AgentSpec(name="a", egress=["192.0.2.0/24"]), processes_too=True)
+    False
     """
-    return spec.runtime is not RuntimeKind.PROCESS or spec.egress is not None or processes_too
+    return spec.runtime is not RuntimeKind.PROCESS or spec.egress == [] or (spec.egress is None and processes_too)
 
 
 def environment(
@@ -59,6 +56,8 @@ def environment(
             found["HIVE_PROXY_SOCKET"] = MOUNTED_SOCKET
         case RuntimeKind.FIRECRACKER:
             pass  # nothing of the host's file system is inside
+        case RuntimeKind.EXTERNAL:
+            pass  # who starts it gives it what it needs
     if agent.spec.port is not None:
         found["HIVE_AGENT_PORT"] = str(agent.spec.port)
     if model:

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,11 +23,18 @@ from hive.agents.starting import HIVE
 from hive.agents.tokens import TokenKind
 from hive.agents.turns import outcome_of
 from hive.control import views
+from hive.control.active import Active
 from hive.control.courier import Courier
+from hive.control.elsewhere import WithElsewhere
 from hive.control.gates import ProxyGates
+from hive.control.jobs import Jobs
+from hive.control.jobs import view as job_view
 from hive.control.journal import Journal
+from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
 from hive.control.stats import Counters
+from hive.control.switching import Switcher
+from hive.control.tail import Output
 from hive.control.uids import uids_in_use
 from hive.control.usage import UsageConsumer
 from hive.control.world import DaemonWorld
@@ -36,7 +42,6 @@ from hive.domain import ALIVE, Agent, AgentSpec, Isolation
 from hive.errors import HiveError, LinkLost, WrongState
 from hive.host import memory
 from hive.link.messages import Leaving, Stat
-from hive.sandbox.client import SandboxClient
 from hive.settings import Paths, Settings
 from hive.store import agents as agents_store
 from hive.store import usage
@@ -67,12 +72,16 @@ class Parts:
     counters: Counters
     consumer: UsageConsumer
     gates: ProxyGates
-    helper: SandboxClient
+    helper: WithElsewhere
+    runtimes: RuntimeWatch
     world: DaemonWorld
     roster: Roster
     sleeper: Sleeper
     courier: Courier
     scheduler: Scheduler
+    active: Active
+    switcher: Switcher
+    jobs: Jobs
 
 
 class Seen(NamedTuple):
@@ -246,7 +255,7 @@ class FrontDesk:
     async def _look(self, agents: list[str]) -> Seen:
         """Asks whoever knows about the agents named, about all where none is; who cannot be asked is left out."""
         stats, _, waiting = await asyncio.gather(
-            self._stats(agents), self._parts.sleeper.look(), outcome_of(self._parts.courier.waiting())
+            self._stats(agents), self._parts.sleeper.look(), outcome_of(self._parts.courier.waiting(agents))
         )
         return Seen(stats, None if isinstance(waiting, HiveError) else waiting, self._parts.scheduler.next_times())
 
@@ -267,12 +276,14 @@ class FrontDesk:
         return views.agent_view(
             life,
             why=verdict.why,
-            sentence=self._parts.sleeper.why(life, stat, verdict=verdict),
+            brief=verdict.brief,
+            sentence=self._parts.sleeper.why(life, stat, verdict),
             stat=stat,
             seen=self._parts.sleeper.activity(agent),
             used=self._parts.counters.used(agent),
             messages_waiting=None if seen.waiting is None else seen.waiting.get(agent, 0),
             next_wake_at=seen.next_times.get(agent),
+            can=self._parts.runtimes.found.get(life.agent.spec.runtime),
         )
 
     # messages and schedules ---------------------------------------------------------------------------------------
@@ -324,8 +335,14 @@ class FrontDesk:
             socket=str(self._parts.paths.agent_socket(agent.id)),
         )
 
-    def log_path(self, ref: str) -> Path:
-        return self._parts.paths.log(self._parts.roster.find(ref).agent.id)
+    def output(self, ref: str) -> Output:
+        """A file, but where the helper says that such agents are units of systemd."""
+        agent = self._parts.roster.find(ref).agent
+        can = self._parts.runtimes.found.get(agent.spec.runtime)
+        if can is None and self._parts.paths.apart:
+            raise LinkLost("the helper is not connected: only it knows where the agent's output is")
+        unit = "" if can is None else can.journal.format(agent.id)
+        return Output(self._parts.paths.log(agent.id), unit)
 
     async def agent_usage(self, ref: str, period_s: float, period: str, limit: int) -> Answer:
         agent, since = self._parts.roster.find(ref).agent.id, time.time() - period_s
@@ -358,8 +375,8 @@ class FrontDesk:
                 "port": parts.gates.port,
                 "ingress_port": parts.gates.ingress_port,
             },
-            "helper": {"connected": parts.helper.connected},
-            "redis": {"up": parts.live.up},
+            "helper": {"connected": parts.helper.connected, "enabled": parts.settings.sandbox.enabled},
+            "redis": {"up": parts.live.up, "at": str(parts.live.at), "why": parts.live.why_down},
             "usage": {"degraded": parts.consumer.degraded, "lost": parts.consumer.lost},
             "backend": None if backend is None else msgspec.to_builtins(backend),
         }
@@ -372,12 +389,15 @@ class FrontDesk:
     def _problems(self) -> list[str]:
         """One sentence for each thing that is not as it should be, and what it means."""
         parts, backend = self._parts, self._parts.world.backend
+        is_up, not_started = backend is not None and backend.up, parts.switcher.why_none
         found = (
             (parts.gates.session is None, "the proxy is not connected: no request is served, nobody is put to sleep"),
             (not parts.helper.connected, "the helper is not connected: no agent can be started, paused or woken"),
-            (not parts.live.up, "Redis is down: requests are served, their usage waits"),
+            (not parts.live.up, _redis_down(str(parts.live.at), parts.live.why_down)),
             (bool(parts.consumer.degraded), f"usage waits, it cannot be written: {parts.consumer.degraded}"),
-            (backend is not None and not backend.up, "the backend does not answer"),
+            (bool(parts.switcher.towards), f"switching to {parts.switcher.towards}: requests for the model wait"),
+            (bool(not_started) and not is_up, f"no inference server was started: {not_started}"),
+            (backend is not None and not is_up and not parts.switcher.towards, "the backend does not answer"),
         )
         return [sentence for is_so, sentence in found if is_so]
 
@@ -386,8 +406,34 @@ class FrontDesk:
         found: usage.UsageSince = await self._parts.database.read(lambda conn: usage.usage_since(conn, since))
         return {"token_tracking": self._parts.settings.inference.token_tracking, **msgspec.to_builtins(found)}
 
+    # the inference server -----------------------------------------------------------------------------------------
+
     def inference(self) -> Answer:
-        return views.inference_view(self._parts.world.backend, self._parts.world.models, self._parts.settings)
+        shown = views.inference_view(self._parts.world.backend, self._parts.world.models, self._parts.settings)
+        job = self._parts.switcher.job
+        return {**shown, "switch": None if job is None else job_view(job, time.time())}
+
+    async def backends(self) -> Answer:
+        active = self._parts.active.target
+        found = await self._parts.switcher.listed()
+        return {"backends": [views.choice_view(choice, in_use=choice.target == active) for choice in found]}
+
+    async def backend_log(self, kind: str, lines: int) -> str:
+        return await self._parts.switcher.log(kind, lines)
+
+    async def switch(self, backend: str, actor: str) -> Answer:
+        return job_view(await self._parts.switcher.begin(backend, actor), time.time())
+
+    async def job(self, job_id: str, *, wait_s: float) -> Answer:
+        return job_view(await self._parts.jobs.get(job_id, wait_s=wait_s), time.time())
+
+    async def jobs(self, limit: int) -> list[Answer]:
+        return [job_view(job, time.time()) for job in await self._parts.jobs.recent(limit)]
+
+    async def cancel_job(self, job_id: str) -> Answer:
+        return job_view(await self._parts.switcher.cancel(job_id), time.time())
+
+    # the host -----------------------------------------------------------------------------------------------------
 
     def memory(self) -> Answer:
         return views.memory_view(memory.read_memory(), memory.read_pressure(), memory.read_zrams())
@@ -413,6 +459,14 @@ class FrontDesk:
 
     def subscribe(self) -> AbstractContextManager[AsyncIterator[Answer]]:
         return self._parts.journal.subscribe()
+
+
+def _redis_down(at: str, why: str) -> str:
+    """
+    >>> _redis_down("redis:6379", "Authentication required.")
+    'Redis at redis:6379 is down (Authentication required.): requests are served, their usage waits'
+    """
+    return f"Redis at {at} is down{f' ({why})' if why else ''}: requests are served, their usage waits"
 
 
 def _of(life: Life) -> Answer:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from hive.domain import Agent
 from hive.errors import HiveError, LinkLost
+from hive.host.accounts import Accounts
 from hive.link.link import Link, Reply, failed
 from hive.link.messages import (
     PROTOCOL,
@@ -23,8 +24,10 @@ from hive.link.messages import (
     Asleep,
     Busy,
     Close,
+    CloseBackend,
     Closed,
     DaemonTable,
+    Drained,
     Hello,
     Message,
     Open,
@@ -79,16 +82,21 @@ class ProxyGates:
     def __repr__(self) -> str:
         return f"<ProxyGates session {self._session}, port {self.port}>"
 
-    def listen(self, path: Path) -> None:
+    def listen(self, path: Path, peers: Accounts) -> None:
         """Proxies may connect from now on. Raises OSError."""
         self._server = LinkServer(
             path,
             name="proxy",
-            uids=frozenset({os.geteuid()}),
+            uids=frozenset({os.geteuid(), peers.proxy}),
             on_link=self._greet,
             on_message=self._on_message,
             on_lost=self._on_lost,
+            group=peers.services,
         )
+
+    @property
+    def is_listening(self) -> bool:
+        return self._server is not None and self._server.is_listening
 
     def stop(self) -> None:
         if self._server is not None:
@@ -139,10 +147,19 @@ class ProxyGates:
         assert self.port is not None
         return self.port
 
-    async def _ask(self, message: Message) -> Message:
+    async def close_backend(self, towards: str, *, drain_s: float, wait_s: float) -> int:
+        """Returns once no request is at the backend; how many did not end within `drain_s` and were cut.
+
+        Raises LinkLost, TimedOut.
+        """
+        message = CloseBackend(towards=towards, drain_s=drain_s, wait_s=wait_s)
+        answer = await self._ask(message, timeout_s=drain_s + ANSWER_S)
+        return answer.cut if isinstance(answer, Drained) else 0
+
+    async def _ask(self, message: Message, *, timeout_s: float = ANSWER_S) -> Message:
         if self._link is None:
             raise LinkLost("the proxy is not connected")
-        return await self._link.ask_any(message, timeout_s=ANSWER_S)
+        return await self._link.ask_any(message, timeout_s=timeout_s)
 
     # What the proxy says ------------------------------------------------------------------------------------------
 

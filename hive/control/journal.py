@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import sqlite3
 import time
 from collections import deque
 from typing import Any
 
+from hive.agents.turns import outcome_of
 from hive.control.feed import Event, Events, Feed
 from hive.domain import Agent, AgentStatus
 from hive.errors import HiveError
@@ -17,8 +20,12 @@ from hive.store.channels import AgentChanged, SystemEvent
 from hive.store.database import Database
 from hive.store.live import Live
 
+log = logging.getLogger("hive.daemon")
+
 UNWRITTEN_MAX = 10_000
 """Rows kept while the disk is full; beyond it the oldest are gone."""
+
+PRUNE_S = 3600.0
 
 _ORIGINS = {"idle": "idle", "proxy": "wake", "helper": "helper", "hive": "daemon"}
 
@@ -122,6 +129,22 @@ class Journal:
         except BaseException:
             self.give_back(rows)
             raise
+
+    async def run(self) -> None:
+        """Prunes the table now and every hour, until cancelled."""
+        while True:
+            if isinstance(pruned := await outcome_of(self.prune()), HiveError):
+                log.warning("audit_not_pruned error=%s", pruned.message)
+            elif pruned:
+                log.info("audit_pruned rows=%d", pruned)
+            await asyncio.sleep(PRUNE_S)
+
+    async def prune(self) -> int:
+        """How many of its oldest rows were deleted (audit.py says which). Raises as `Database.write`."""
+        now, pruned = time.time(), 0
+        while rows := await self._database.write(lambda conn: audit.prune(conn, now=now)):
+            pruned += rows
+        return pruned
 
     async def past(self, limit: int) -> list[Event]:
         """The last `limit` events, oldest first; also those that are just being written. Raises as `Database.read`."""

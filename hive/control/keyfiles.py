@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hive.errors import ConfigError, NotPermitted, StoreFull
+from hive.host.credentials import credential
 
 BOX_KEY_BYTES = 32
 INTERNAL_TOKEN = "HIVE_INTERNAL_TOKEN"
@@ -17,9 +18,14 @@ TOKEN_MIN = 16
 """Characters: who sets the token himself may not set one that can be guessed."""
 
 
-def box_key(path: Path) -> bytes:
-    """32 random bytes, from which every agent's tokens are derived. Raises ConfigError, NotPermitted, StoreFull."""
-    key = _kept(path, lambda: secrets.token_bytes(BOX_KEY_BYTES))
+def box_key(path: Path, env: Mapping[str, str]) -> bytes:
+    """32 random bytes, from which every agent's tokens are derived: the credential, else the file at `path`.
+
+    Raises ConfigError, NotPermitted, StoreFull.
+    """
+    key = credential("box-key", env)
+    if key is None:
+        key = _kept(path, lambda: secrets.token_bytes(BOX_KEY_BYTES))
     if len(key) != BOX_KEY_BYTES:
         raise ConfigError(
             f"{path} is damaged: {len(key)} bytes, {BOX_KEY_BYTES} expected",
@@ -29,14 +35,14 @@ def box_key(path: Path) -> bytes:
 
 
 def internal_token(path: Path, env: Mapping[str, str]) -> str:
-    """The operator's token at the proxy: `HIVE_INTERNAL_TOKEN` where that is set, else the one in the file.
+    """The operator's token at the proxy: the credential, else `HIVE_INTERNAL_TOKEN`, else the one in the file.
 
     Raises ConfigError, NotPermitted, StoreFull.
     """
-    token = env.get(INTERNAL_TOKEN) or _kept(path, lambda: f"hive_{secrets.token_urlsafe(32)}".encode()).decode(
-        "ascii", "replace"
-    )
-    token = token.strip()
+    given = credential("internal-token", env)
+    if given is None:
+        given = env.get(INTERNAL_TOKEN, "").encode() or _kept(path, _new_token)
+    token = given.decode("ascii", "replace").strip()
     if len(token) < TOKEN_MIN or not token.isascii() or not token.isprintable() or " " in token:
         where = INTERNAL_TOKEN if env.get(INTERNAL_TOKEN) else str(path)
         raise ConfigError(
@@ -44,6 +50,10 @@ def internal_token(path: Path, env: Mapping[str, str]) -> str:
             hint="set another, or unset it" if env.get(INTERNAL_TOKEN) else "remove it: a new one is made",
         )
     return token
+
+
+def _new_token() -> bytes:
+    return f"hive_{secrets.token_urlsafe(32)}".encode()
 
 
 def _kept(path: Path, make: Callable[[], bytes]) -> bytes:

@@ -20,7 +20,6 @@ from hive.agents.lifecycle import Life
 from hive.agents.roster import Roster
 from hive.control import clock
 from hive.control.journal import Journal
-from hive.control.waking import wake
 from hive.domain import AgentStatus, WakeCause
 from hive.errors import BadRequest, HiveError, NotFound
 from hive.store import schedules
@@ -212,7 +211,7 @@ def _writes(schedule_id: int, schedule: Schedule | None) -> Callable[[sqlite3.Co
 async def _woken(life: Life) -> str:
     """Wakes it, and says in words what came of that."""
     was_awake = life.status is AgentStatus.RUNNING
-    status = await wake(life, WakeCause.SCHEDULE)
+    status = await life.awaken(WakeCause.SCHEDULE)
     if status:
         return f"refused: it is {status}"
     return "was awake" if was_awake else "woken"

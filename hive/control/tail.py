@@ -1,80 +1,61 @@
-"""The end of a growing log file, and what is added to it.
+"""What an agent wrote, as an answer of the API: the end of it, and what is added while somebody reads on.
 
-A log is never followed as a link: its agent may have had a hand in what lies there.
+Its output is in a file of Hive's, or, where agents are units of systemd, in the journal: there over all its starts,
+with what systemd said of each.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
+
+from hive.host import systemd
+from hive.host.journal import follow_journal
+from hive.host.tail import added_since, last_lines
 
 POLL_S = 0.2
 """Between looks at a followed file; a person does not see less."""
-BLOCK_BYTES = 64 * 1024
 
 
-class Mark(NamedTuple):
-    """How far which file was read."""
+class Output(NamedTuple):
+    """Where an agent's output is. `unit`: in the journal, of this unit; empty where it is in the file `path`."""
 
-    inode: int
-    position: int
-
-
-NOWHERE = Mark(0, 0)
+    path: Path
+    unit: str = ""
 
 
-def last_lines(path: Path, count: int) -> tuple[bytes, Mark]:
-    """The last `count` lines of the file, and its end. A file that is not there is empty."""
-    with contextlib.suppress(FileNotFoundError), _opened(path) as file:
-        end = start = file.seek(0, os.SEEK_END)
-        blocks: list[bytes] = []
-        newlines = 0
-        while start > 0 and newlines <= count:
-            step = min(BLOCK_BYTES, start)
-            start -= step
-            file.seek(start)
-            blocks.append(file.read(step))
-            newlines += blocks[-1].count(b"\n")
-        lines = b"".join(reversed(blocks)).splitlines(keepends=True)
-        return b"".join(lines[-count:] if count else []), Mark(_inode(file), end)
-    return b"", NOWHERE
+async def tail(output: Output, count: int) -> bytes:
+    """The last `count` lines. Raises OSError, and for the journal NotPermitted, DependencyDown, TimedOut."""
+    if output.unit:
+        return (await systemd.read_journal(output.unit, lines=count)).encode()
+    text, _ = await asyncio.to_thread(last_lines, output.path, count)
+    return text
 
 
-async def follow(path: Path, count: int, stopping: asyncio.Event) -> AsyncIterator[bytes]:
-    """The last `count` lines, then what is added, until `stopping` is set.
+async def follow(output: Output, count: int, stopping: asyncio.Event) -> AsyncIterator[bytes]:
+    """The last `count` lines, then what is added, until `stopping` is set. `tail` tells beforehand what is wrong."""
+    pieces = (
+        follow_journal(output.unit, lines=count, stopping=stopping)
+        if output.unit
+        else _follow_file(output.path, count, stopping)
+    )
+    # A reader that leaves ends this generator, which does not end the one it reads from by itself.
+    async with contextlib.aclosing(pieces):
+        async for piece in pieces:
+            yield piece
 
-    A file that became shorter or was replaced is read from its start.
-    """
-    tail, mark = await asyncio.to_thread(last_lines, path, count)
-    if tail:
-        yield tail
+
+async def _follow_file(path: Path, count: int, stopping: asyncio.Event) -> AsyncGenerator[bytes]:
+    text, mark = await asyncio.to_thread(last_lines, path, count)
+    if text:
+        yield text
     while not stopping.is_set():
-        added, mark = await asyncio.to_thread(_added, path, mark)
+        added, mark = await asyncio.to_thread(added_since, path, mark)
         if added:
             yield added
         else:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), POLL_S)
-
-
-def _added(path: Path, mark: Mark) -> tuple[bytes, Mark]:
-    """At most one block from `mark` on, and the mark behind it."""
-    with contextlib.suppress(FileNotFoundError), _opened(path) as file:
-        inode = _inode(file)
-        known = inode == mark.inode and file.seek(0, os.SEEK_END) >= mark.position
-        start = file.seek(mark.position if known else 0)
-        data = file.read(BLOCK_BYTES)
-        return data, Mark(inode, start + len(data))
-    return b"", mark
-
-
-def _opened(path: Path) -> BinaryIO:
-    return open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
-
-
-def _inode(file: BinaryIO) -> int:
-    return os.fstat(file.fileno()).st_ino

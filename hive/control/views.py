@@ -11,11 +11,12 @@ from hive.agents.lifecycle import Life
 from hive.agents.spec import changed_fields
 from hive.agents.tokens import TokenKind
 from hive.control import clock
+from hive.control.choices import Choice
 from hive.control.stats import Used
 from hive.domain import AgentSpec, BackendInfo, ModelInfo
 from hive.host.memory import Memory, Pressure, Zram
 from hive.inference.concurrency import prefix_cache
-from hive.link.messages import Activity, Stat
+from hive.link.messages import Activity, Capabilities, Stat
 from hive.settings import Settings
 from hive.store.messages import Message
 from hive.store.schedules import Schedule
@@ -30,18 +31,21 @@ def agent_view(
     life: Life,
     *,
     why: str,
+    brief: str,
     sentence: str,
     stat: Stat | None,
     seen: Activity,
     used: Used,
     messages_waiting: int | None,
     next_wake_at: float | None,
+    can: Capabilities | None,
 ) -> Answer:
     """The `View` of one agent. `stat` None: the helper could not be asked; `messages_waiting` None: SQLite could not.
 
-    `why`: the verdict of the decider that puts it to sleep; `sentence`: with what the agent costs now, too.
+    `why`: the verdict of the decider that puts it to sleep; `brief`: without what `status` and `since` say already;
+    `sentence`: with what the agent costs now, too.
     `deep_note`: why it does not sleep deep, empty where it does or wants nothing. `limits_not_enforced`: in words,
-    empty where all are.
+    empty where all are. `can`: what its runtime can do here, None where that is not known yet.
     """
     agent = life.agent
     took_ms, cause = life.last_wake or (None, None)
@@ -55,6 +59,7 @@ def agent_view(
         "since": agent.since,
         "reason": agent.reason,
         "why": why,
+        "brief": brief,
         "sentence": sentence,
         "deep_note": life.deep_note,
         "kept_awake_until": life.kept_awake_until,
@@ -63,6 +68,7 @@ def agent_view(
         "uid": agent.uid,
         "pid": stat.pid if stat is not None else life.pid,
         "swap_bytes": None if stat is None else stat.swap_bytes,
+        "capabilities": None if can is None else capabilities_view(can),
         "limits_not_enforced": None if stat is None else stat.limits,
         "rss_bytes": None if stat is None else stat.rss_bytes,
         "cpu_us": None if stat is None else stat.cpu_us,
@@ -79,6 +85,22 @@ def agent_view(
         "last_wake_cause": None if cause is None else str(cause),
         "wakes": life.wakes,
         "pauses": life.pauses,
+    }
+
+
+def capabilities_view(can: Capabilities) -> Answer:
+    """What a runtime is good for → why it is not, or what of it is missing; empty where it has it.
+
+    >>> capabilities_view(Capabilities(why_not_page_out="deep sleep: not permitted here"))
+    {'start': '', 'pause': '', 'deep_sleep': 'not permitted here', 'limits': '', 'egress': '', 'exec': ''}
+    """
+    return {
+        "start": can.why_not,
+        "pause": can.why_not or can.why_not_freeze,
+        "deep_sleep": can.why_not or can.why_not_freeze or can.why_not_page_out.removeprefix("deep sleep: "),
+        "limits": can.why_not or can.limits,
+        "egress": can.why_not or can.why_not_egress,
+        "exec": can.why_not or can.why_not_exec,
     }
 
 
@@ -118,12 +140,9 @@ def _told(field: str, spec: AgentSpec) -> Any:
 
 
 def message_view(message: Message) -> Answer:
-    state = (
-        "delivered" if message.delivered_at is not None else "refused" if message.refused_at is not None else "waiting"
-    )
     return {
         "id": message.id,
-        "state": state,
+        "state": str(message.state),
         "text": message.text,
         "from": message.sender,
         "sent_at": message.sent_at,
@@ -167,6 +186,20 @@ def tokens_view(name: str, tokens: dict[TokenKind, str], *, port: int, ingress_p
         "ollama_host": f"http://127.0.0.1:{port}/a/{model}",
         "ingress_url": f"http://127.0.0.1:{ingress_port}/agents/{name}/t/{ingress}/",
         "socket": socket,
+    }
+
+
+def choice_view(choice: Choice, *, in_use: bool) -> Answer:
+    """`state`: of a service in systemd's words, else `running` or `silent`; `answers`: whether it does, just now."""
+    target = choice.target
+    return {
+        "backend": str(target.kind),
+        "address": target.address,
+        "unit": target.unit,
+        "in_use": in_use,
+        "state": choice.state,
+        "answers": choice.answers,
+        "version": choice.version,
     }
 
 

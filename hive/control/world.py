@@ -48,7 +48,7 @@ class DaemonWorld:
         gates: ProxyGates,
         own_networks: bool = False,
     ) -> None:
-        """`own_networks`: process agents have a network namespace each, whatever their spec says (systemd units)."""
+        """`own_networks`: process agents have a network namespace each unless they name networks (systemd units)."""
         self.settings = settings
         self.helper: Helper = helper
         self.gates: Gates = gates
@@ -118,6 +118,7 @@ class DaemonWorld:
             runtime=agent.spec.runtime,
             port=agent.spec.port,
             egress=agent.spec.egress,
+            proxy_port=port,
             limits=agent.spec.limits,
             docker=agent.spec.docker,
             firecracker=agent.spec.firecracker,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hive.errors import HiveError, WrongState
 from hive.host.memory import held_by
-from hive.host.process import Snapshot, identify, read_stat, spawn, write_control
+from hive.host.process import ProcessStat, Snapshot, identify, read_stat, spawn, write_control
 
 LET_GO_S = 0.5
 """A group was seen to outlive the last of its processes by some milliseconds (Linux 6.18)."""
@@ -34,6 +34,19 @@ def find_mount(mounts: str) -> Path | None:
     for line in mounts.splitlines():
         fields = line.split()
         if len(fields) >= 3 and fields[2] == "cgroup2":
+            return Path(fields[1])
+    return None
+
+
+def mount_of_v1(controller: str, mounts: str) -> Path | None:
+    """Where the v1 hierarchy of `controller` is mounted, by the text of /proc/self/mounts.
+
+    >>> mount_of_v1("cpuacct", "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct 0 0\\n")
+    PosixPath('/sys/fs/cgroup/cpu')
+    """
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) >= 4 and fields[2] == "cgroup" and controller in fields[3].split(","):
             return Path(fields[1])
     return None
 
@@ -61,9 +74,14 @@ def own_cgroup(content: str) -> str:
     return next((line[3:] for line in content.splitlines() if line.startswith("0::")), "/")
 
 
+def state_label(state: Path) -> str:
+    """Tells what belongs to the Hive of this state directory from what belongs to others on the same host."""
+    return hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]
+
+
 def subtree_name(state: Path) -> str:
     """What the control groups of this state directory's Hive are called, in every hierarchy."""
-    return f"hive-up-{hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]}"
+    return f"hive-up-{state_label(state)}"
 
 
 class Subtree:
@@ -154,19 +172,22 @@ class Leaf:
 
     def pids(self) -> list[int]:
         """Living processes in it and in groups below it."""
-        return [pid for directory in self._directories() for pid in self._pids_in(directory)]
+        return [stat.pid for stat in self._stats()]
+
+    def _stats(self) -> list[ProcessStat]:
+        return [stat for directory in self._directories() for stat in self._stats_in(directory)]
 
     def _directories(self) -> Iterator[str]:
         return (directory for directory, _, _ in os.walk(self.path, topdown=False))
 
     @staticmethod
-    def _pids_in(directory: str) -> list[int]:
+    def _stats_in(directory: str) -> list[ProcessStat]:
         try:
             with open(f"{directory}/cgroup.procs", "rb") as file:
                 pids = [int(line) for line in file.read().split()]
         except OSError:
             return []
-        return [pid for pid in pids if (stat := read_stat(pid)) is not None and stat.alive]
+        return [stat for pid in pids if (stat := read_stat(pid)) is not None and stat.alive]
 
     def freeze(self) -> None:
         """Asks the kernel to freeze all of it; `is_frozen` says when that is so."""
@@ -204,7 +225,7 @@ class Leaf:
     def usage(self, snapshot: Snapshot) -> tuple[int, int, int]:  # noqa: ARG002 - other groups need the walk
         """(CPU time in µs of everything that ever ran in it, RSS in bytes, living processes)."""
         cpu_us = next((int(line.split()[1]) for line in self._read("cpu.stat").splitlines() if line), 0)
-        stats = [stat for pid in self.pids() if (stat := read_stat(pid)) is not None]
+        stats = self._stats()
         return cpu_us, sum(stat.rss_bytes for stat in stats), len(stats)
 
     def swap_bytes(self, snapshot: Snapshot) -> int:  # noqa: ARG002 - as above

@@ -42,13 +42,34 @@ class Memory(NamedTuple):
     swap_free_bytes: int | None
 
 
+_LRU = ("Active(anon)", "Inactive(anon)", "AnonPages", "Shmem")
+
+
 def parse_meminfo(text: str) -> Memory:
     """
     >>> parse_meminfo("MemTotal:  8 kB\\nMemAvailable:  4 kB\\nSwapTotal:  0 kB\\nHugePages_Total:  2\\n")
     Memory(total_bytes=8192, available_bytes=4096, swap_total_bytes=0, swap_free_bytes=None)
     """
-    found = _kib_fields(text, {"MemTotal", "MemAvailable", "SwapTotal", "SwapFree"})
-    return Memory(*(found.get(name) for name in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")))
+    found = _kib_fields(text, {"MemTotal", "MemAvailable", "SwapTotal", "SwapFree", "SwapCached", *_LRU})
+    total, available, swap_total, swap_free = (
+        found.get(name) for name in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
+    )
+    return Memory(total, None if available is None else available + _left_in_ram(found), swap_total, swap_free)
+
+
+def _left_in_ram(found: dict[str, int]) -> int:
+    """Bytes that were written to swap and that no process has mapped any more: the kernel drops them when asked for
+    memory, and does not count them as available (seen with Linux 6.1: all of what was paged out to a disk).
+
+    >>> _left_in_ram({"SwapCached": 40, "Active(anon)": 10, "Inactive(anon)": 90, "AnonPages": 65, "Shmem": 5})
+    30
+    >>> _left_in_ram({"SwapCached": 40})
+    0
+    """
+    if not all(name in found for name in _LRU):
+        return 0
+    unmapped = found["Active(anon)"] + found["Inactive(anon)"] - found["AnonPages"] - found["Shmem"]
+    return max(0, min(found.get("SwapCached", 0), unmapped))
 
 
 def _kib_fields(text: str, names: set[str]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Network namespaces: made with nothing in them but `lo`, entered, and listened in from outside.
+"""Network namespaces: made with nothing in them but `lo`, entered, and listened and connected in from outside.
 
 The kernel keeps a namespace for as long as a process is in it, or a descriptor of it or a socket made in it is open.
 What must happen inside happens in a thread of its own that ends afterwards: a namespace is a thread's, and no other
@@ -72,6 +72,21 @@ def listen_inside(pidfd: int, port: int) -> socket.socket | None:
     return _in_a_thread("cannot listen in its network", work)
 
 
+def socket_inside(pidfd: int) -> socket.socket | None:
+    """A TCP socket in the network of the process `pidfd`, non-blocking and not connected; None where that is our own.
+
+    It belongs there for good, whichever thread connects it. Takes 0.1 ms. Raises NotPermitted, WrongState (the process
+    is gone), HiveError.
+    """
+    ours = os.stat("/proc/self/ns/net").st_ino
+
+    def work() -> socket.socket | None:
+        enter(pidfd)
+        return None if os.stat("/proc/thread-self/ns/net").st_ino == ours else _tcp()
+
+    return _in_a_thread("cannot connect in its network", work)
+
+
 def differs(pid: int) -> bool:
     """Whether `pid` is in another network than this process. False where it is gone or may not be looked at."""
     try:
@@ -97,8 +112,12 @@ def _bring_up_loopback() -> None:
         fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
 
 
+def _tcp() -> socket.socket:
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+
+
 def _listen(port: int) -> socket.socket:
-    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    sock = _tcp()
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

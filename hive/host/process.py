@@ -5,13 +5,15 @@ A process is known by pid, start time and boot id: a pid alone may belong to som
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import resource
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -163,6 +165,14 @@ def replace(command: Sequence[str], *, env: Mapping[str, str]) -> NoReturn:
     os.execve(command[0], list(command), dict(env))
 
 
+async def wait_until_over(is_over: Callable[[], bool], limit_s: float) -> None:
+    """Returns once `is_over()`, or after `limit_s`. Looks often at first: most agents end within milliseconds."""
+    until, wait_s = time.monotonic() + limit_s, 0.002
+    while not is_over() and (left_s := until - time.monotonic()) > 0:
+        await asyncio.sleep(min(wait_s, left_s))
+        wait_s = min(wait_s * 1.5, 0.1)
+
+
 def exit_code(returncode: int) -> int:
     """A `Popen.returncode` as a shell counts: 128 + signal for a process that a signal ended.
 
@@ -268,6 +278,11 @@ class Identity(msgspec.Struct, frozen=True):
             return None
         stat = read_stat(self.pid)
         return stat if stat is not None and stat.start_ticks == self.start_ticks else None
+
+    def is_alive(self) -> bool:
+        """Whether it can still run; see `ProcessStat.alive`."""
+        stat = self.stat()
+        return stat is not None and stat.alive
 
     def open(self) -> int | None:
         """A pidfd of exactly this process (the caller closes it), None where it is gone.

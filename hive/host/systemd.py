@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +23,11 @@ BOOTED = Path("/run/systemd/system")
 CALL_S = 10.0
 """Seconds one call may take; systemctl itself waits 25 s for PID 1, and for a job as long as the unit lets it."""
 START_S = 30.0
+UNIT_START_S = 90.0
+"""For a unit of systemd's own: those that conflict with it are stopped first, which their TimeoutStopSec= bounds."""
+KILLED_S = 10.0
+"""From SIGKILL to the end of everything in the unit: a large GPU context takes seconds to tear down."""
+LOOK_S = 0.1
 
 Properties = Sequence[tuple[str, str]]
 """(name, value) as a unit file has them, a name as often as needed."""
@@ -29,6 +36,8 @@ _ANSWERS: tuple[tuple[str, type[HiveError]], ...] = (
     ("access denied", NotPermitted),
     ("authentication is required", NotPermitted),
     ("operation not permitted", NotPermitted),
+    ("insufficient permissions", NotPermitted),
+    ("no journal files were", DependencyDown),
     ("failed to connect to bus", DependencyDown),
     ("has not been booted with systemd", DependencyDown),
     ("connection timed out", DependencyDown),
@@ -88,7 +97,8 @@ def journal_command(unit: str, *, lines: int | None = None, follow: bool = False
     command = ["journalctl", "--quiet", "--no-pager", "--output=cat", f"--unit={unit}"]
     if lines is not None:
         command.append(f"--lines={lines}")
-    return [*command, "--follow"] if follow else command
+    # `--follow` alone shows this boot only (journalctl(1) 252, which `--boot=all` does not change).
+    return [*command, "--follow", "--merge"] if follow else command
 
 
 # --- what was said -----------------------------------------------------------------------------------------------
@@ -103,6 +113,25 @@ def parse_show(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
+def parse_systemd_version(text: str) -> int | None:
+    """
+    >>> parse_systemd_version("systemd 252 (252.39-1~deb12u2)\\n+PAM +AUDIT\\n"), parse_systemd_version("")
+    (252, None)
+    """
+    words = text.split()
+    return int(words[1]) if len(words) > 1 and words[0] == "systemd" and words[1].isdigit() else None
+
+
+def parse_exposure(text: str) -> float | None:
+    """
+    >>> parse_exposure("✓ …\\n\\n→ Overall exposure level for a.service: 1.3 OK :-)\\n"), parse_exposure("")
+    (1.3, None)
+    """
+    _, found, said = text.rpartition("Overall exposure level for ")
+    number = said.partition(": ")[2].split(" ", 1)[0]
+    return float(number) if found and number.replace(".", "", 1).isdigit() else None
+
+
 def error_of(command: Sequence[str], text: str) -> HiveError:
     """The error a call that failed stands for, by what it printed.
 
@@ -113,6 +142,16 @@ def error_of(command: Sequence[str], text: str) -> HiveError:
     message = said[0] if said else f"{command[0]} failed without a word"
     kind = next((kind for words, kind in _ANSWERS if words in message.lower()), HiveError)
     return kind(f"systemd: {message}")
+
+
+def seconds_since(monotonic_us: str) -> float | None:
+    """How long ago one of systemd's `…TimestampMonotonic=` was; None for 0, which is never.
+
+    >>> seconds_since("0"), seconds_since(""), seconds_since("1") > 0
+    (None, None, True)
+    """
+    then = int(monotonic_us) if monotonic_us.isdigit() else 0
+    return time.monotonic() - then / 1e6 if then else None
 
 
 class Ended(NamedTuple):
@@ -166,6 +205,38 @@ async def forget(unit: str) -> None:
     await _call_if_there(["systemctl", "reset-failed", "--quiet", unit])
 
 
+async def start_unit(unit: str) -> None:
+    """Starts a unit that is installed; returns once it is running, also where it was.
+
+    However often it was started lately: StartLimitBurst= is against what restarts by itself. Raises NotFound where
+    there is none, TimedOut, DependencyDown, HiveError where it failed (its journal says why).
+    """
+    await _call_if_there(["systemctl", "reset-failed", "--quiet", unit])
+    await _call(["systemctl", "start", "--quiet", "--no-ask-password", unit], limit_s=UNIT_START_S)
+
+
+async def end_unit(unit: str, *, grace_s: float) -> None:
+    """Stops a unit: SIGTERM, and after `grace_s` SIGKILL to all of it, whatever its TimeoutStopSec= says.
+
+    Returns once nothing of it is left; not there is ended. Raises TimedOut where SIGKILL does not help.
+    """
+    await _call_if_there(["systemctl", "stop", "--quiet", "--no-block", unit])
+    if await _ended_within(unit, grace_s):
+        return
+    await _call_if_there(["systemctl", "kill", "--kill-whom=all", "--signal=SIGKILL", unit])
+    if not await _ended_within(unit, KILLED_S):
+        raise TimedOut(f"{unit} lives {KILLED_S:g} s after SIGKILL", hint=f"systemctl status {unit}")
+
+
+async def _ended_within(unit: str, limit_s: float) -> bool:
+    until = time.monotonic() + limit_s
+    while (await show(unit, "ActiveState")).get("ActiveState") not in ("inactive", "failed"):
+        if time.monotonic() > until:
+            return False
+        await asyncio.sleep(LOOK_S)
+    return True
+
+
 async def sync_journal() -> None:
     """Returns once what was printed until now can be read in the journal."""
     await _call(["journalctl", "--quiet", "--sync"])
@@ -174,6 +245,30 @@ async def sync_journal() -> None:
 async def read_journal(unit: str, *, lines: int) -> str:
     """The last `lines` of what it wrote."""
     return await _call(journal_command(unit, lines=lines))
+
+
+async def read_service(unit: str, *, lines: int, since: float | None = None) -> str:
+    """The last `lines` a service with `SyslogIdentifier=` wrote, since this Unix time where one is given; also those of
+    which journald does not know that they are its.
+
+    It learns the unit of a line from the process that wrote it, too late where that ended at once or the machine is
+    busy (seen with 252 at 300 ms). The identifier and the user come with the stream, which systemd opened.
+    """
+    await sync_journal()
+    shown = await show(unit, "SyslogIdentifier", "User")
+    matches = [f"_SYSTEMD_UNIT={unit}", "+", "_PID=1", f"UNIT={unit}"]
+    if identifier := shown.get("SyslogIdentifier"):
+        matches += ["+", "_TRANSPORT=stdout", f"SYSLOG_IDENTIFIER={identifier}", f"_UID={_uid_of(shown.get('User'))}"]
+    options = ["--quiet", "--no-pager", "--output=cat", f"--lines={lines}"]
+    options += [] if since is None else [f"--since=@{since:.6f}"]
+    return await _call(["journalctl", *options, *matches])
+
+
+def _uid_of(user: str | None) -> int:
+    try:
+        return pwd.getpwnam(user).pw_uid if user else 0
+    except KeyError:
+        return 0
 
 
 async def read_invocation(invocation: str, *, lines: int = 20) -> str:

@@ -1,7 +1,7 @@
-"""One control question to a backend: a bounded GET with its own clock, answered or a `HiveError`.
+"""One control question to a backend: bounded, with its own clock, answered or a `HiveError`.
 
 Control questions are seconds apart and vLLM closes idle connections after 5 s (facts of vLLM 0.32), so each has a
-connection of its own. Nothing here ever sends a prompt.
+connection of its own. The only prompt that is ever sent is that of `one_token.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from hive.errors import BackendDown, BackendTimeout, UsageError
 
 ANSWER_S = 2.0
 ANSWER_MAX_BYTES = 4 * 1024 * 1024
+_ACCEPT = {"accept": "application/json"}
+_JSON = _ACCEPT | {"content-type": "application/json"}
 Shape = TypeVar("Shape")
 
 
@@ -57,6 +59,15 @@ async def get(address: str, path: str, *, within_s: float = ANSWER_S) -> Answer:
     Raises `BackendDown` where nothing listens, the answer is no HTTP or larger than `ANSWER_MAX_BYTES`;
     `BackendTimeout` where it is not complete within `within_s` seconds.
     """
+    return await _ask(address, "GET", path, None, within_s)
+
+
+async def post(address: str, path: str, body: object, *, within_s: float) -> Answer:
+    """The answer to `POST path` with `body` as JSON. Raises as `get`."""
+    return await _ask(address, "POST", path, msgspec.json.encode(body), within_s)
+
+
+async def _ask(address: str, method: str, path: str, body: bytes | None, within_s: float) -> Answer:
     socket = address if address.startswith("/") else None
     # Ollama on loopback refuses unknown Host names, so a socket is asked as localhost.
     base = "http://localhost" if socket else f"http://{address}"
@@ -65,7 +76,7 @@ async def get(address: str, path: str, *, within_s: float = ANSWER_S) -> Answer:
         async with (
             asyncio.timeout(within_s),
             httpx.AsyncClient(transport=transport, base_url=base, timeout=within_s, trust_env=False) as client,
-            client.stream("GET", path, headers={"accept": "application/json"}) as response,
+            client.stream(method, path, content=body, headers=_JSON if body else _ACCEPT) as response,
         ):
             return Answer(
                 status=response.status_code,
@@ -73,9 +84,9 @@ async def get(address: str, path: str, *, within_s: float = ANSWER_S) -> Answer:
                 body=await _whole(response),
             )
     except (TimeoutError, httpx.TimeoutException):
-        raise BackendTimeout(f"{address} did not answer GET {path} within {within_s:g} s") from None
+        raise BackendTimeout(f"{address} did not answer {method} {path} within {within_s:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-        raise BackendDown(f"{address} does not answer GET {path}: {error or type(error).__name__}") from None
+        raise BackendDown(f"{address} does not answer {method} {path}: {error or type(error).__name__}") from None
 
 
 async def _whole(response: httpx.Response) -> bytes:

@@ -289,12 +289,13 @@ def main(
     *,
     socket: Path | None = None,
     port: int | None = None,
+    host: str = "127.0.0.1",
     watch_fd: int | None = None,
     tokens_per_s: float = TOKENS_PER_S,
 ) -> int:
     """The demo backend as a process of its own; returns its exit code. Raises `HiveError` where it cannot listen."""
     if tokens_per_s <= 0:
         raise UsageError("tokens per second must be above 0")
-    listener = listen(socket=socket, port=port)
+    listener = listen(socket=socket, port=port, host=host)
     asyncio.run(serve(listener, tokens_per_s=tokens_per_s, watch_fd=watch_fd, handle_signals=True))
     return 0

@@ -12,14 +12,21 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 from hive.errors import HiveError, LinkLost, TimedOut, by_code
 from hive.link.framing import Envelope, FrameError, Unpacker, pack
 from hive.link.messages import AnyMessage, Failed, Message
 
 Answer = TypeVar("Answer", bound=Message)
-Reply = Callable[[Message], None]
+
+
+class Reply(Protocol):
+    """Answers what was asked; the caller keeps its descriptors, and may close them at once."""
+
+    def __call__(self, message: Message, /, descriptors: Sequence[int] = ()) -> None: ...
+
+
 OnMessage = Callable[["Link", Message, Reply | None], None]
 OnLost = Callable[["Link"], None]
 
@@ -46,7 +53,7 @@ class Link:
         self._on_lost = on_lost
         self._unpacker = Unpacker()
         self._seq = 0
-        self._waiting: dict[int, asyncio.Future[Message]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[Message], list[int] | None]] = {}
         self._unsent: deque[tuple[bytes, Sequence[int]]] = deque()
         self._unsent_bytes = 0
         self._received: deque[int] = deque()
@@ -76,26 +83,42 @@ class Link:
             raise HiveError(f"{self.name}: asked {type(message).__name__}, got {type(got).__name__}")
         return got
 
-    async def ask_any(self, message: Message, *, timeout_s: float) -> Message:
-        """`ask` where the answer may be of several types."""
-        future = self.ask_soon(message)
+    async def ask_for_descriptor(self, message: Message, answer: type[Answer], *, timeout_s: float) -> int:
+        """`ask` for an answer that carries one descriptor, which is the caller's then."""
+        taken: list[int] = []
         try:
-            got = await asyncio.wait_for(future, timeout_s)
+            got = await self.ask_any(message, timeout_s=timeout_s, taken=taken)
+            if not isinstance(got, answer) or len(taken) != 1:
+                raise HiveError(f"{self.name}: asked {type(message).__name__}, got {type(got).__name__}")
+            return taken.pop()
+        finally:
+            _close_all(taken)
+
+    async def ask_any(self, message: Message, *, timeout_s: float, taken: list[int] | None = None) -> Message:
+        """`ask` where the answer may be of several types. `taken` gets its descriptors; without it they are closed."""
+        future = self.ask_soon(message, taken)
+        try:
+            # Not wait_for: it returns an answer where it was cancelled (3.11), and nobody would own the descriptor.
+            async with asyncio.timeout(timeout_s):
+                got = await future
         except TimeoutError:
             raise TimedOut(f"{self.name} did not answer {type(message).__name__} within {timeout_s:g} s") from None
         if isinstance(got, Failed):
             raise by_code(got.code)(got.message, hint=got.hint)
         return got
 
-    def ask_soon(self, message: Message) -> asyncio.Future[Message]:
-        """Sends a message; the future holds the answer, also where that is `Failed`, or raises LinkLost."""
+    def ask_soon(self, message: Message, taken: list[int] | None = None) -> asyncio.Future[Message]:
+        """Sends a message; the future holds the answer, also where that is `Failed`, or raises LinkLost.
+
+        `taken` has the descriptors of the answer once the future holds it.
+        """
         future: asyncio.Future[Message] = self._loop.create_future()
         if self.lost:
             future.set_exception(LinkLost(f"{self.name} is not connected"))
             return future
         self._seq += 1
         seq = self._seq
-        self._waiting[seq] = future
+        self._waiting[seq] = future, taken
         future.add_done_callback(lambda _: self._waiting.pop(seq, None))
         self._send(_envelope(message, seq=seq), ())
         return future
@@ -191,8 +214,10 @@ class Link:
             return
         self._current = [self._received.popleft() for _ in range(envelope.descriptors)]
         if envelope.reply_to:
-            future = self._waiting.get(envelope.reply_to)
+            future, taken = self._waiting.get(envelope.reply_to, (None, None))
             if future is not None and not future.done():
+                if taken is not None:
+                    taken += self.take_descriptors()
                 future.set_result(envelope.message)
         else:
             self._handle(envelope)
@@ -207,7 +232,10 @@ class Link:
             self._loop.call_exception_handler({"message": f"{self.name}: {kind} was not handled", "exception": error})
 
     def _replier(self, seq: int) -> Reply:
-        return lambda message: self._send(_envelope(message, reply_to=seq), ())
+        def reply(message: Message, descriptors: Sequence[int] = ()) -> None:
+            self._send(_envelope(message, reply_to=seq, descriptors=len(descriptors)), descriptors)
+
+        return reply
 
     def _lose(self) -> None:
         if self.lost:
@@ -219,7 +247,7 @@ class Link:
         _close_all([*self._received, *self.take_descriptors(), *(fd for _, queued in self._unsent for fd in queued)])
         self._received.clear()
         self._unsent.clear()
-        for future in list(self._waiting.values()):
+        for future, _ in list(self._waiting.values()):
             if not future.done():
                 future.set_exception(LinkLost(f"{self.name} is gone"))
         self._loop.call_soon(self._on_lost, self)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from hive.domain import BackendInfo, DockerSpec, FirecrackerSpec, Limits, ModelInfo, RuntimeKind, Tier
+from hive.domain import BackendInfo, BackendKind, DockerSpec, FirecrackerSpec, Limits, ModelInfo, RuntimeKind, Tier
 
 PROTOCOL = 1
 
@@ -109,8 +109,8 @@ class AgentRow(Message, tag=True, frozen=True, kw_only=True):
 
     `gate`: `open`, `closed` (being put to sleep or being started), `asleep`, `refused` (stopped, error, created).
     `model_digest`, `ingress_digest`: SHA-256 of the agent's two tokens, hex. `address`: where its port listens:
-    `host:port`, `unix:PATH`, or `vsock:UDS_PATH:PORT` (Firecracker's `CONNECT`). `cid`: the AF_VSOCK context id its
-    guest connects from.
+    `host:port`, `unix:PATH`, `vsock:UDS_PATH:PORT` (Firecracker's `CONNECT`), or what `dialled` says. `cid`: the
+    AF_VSOCK context id its guest connects from.
     """
 
     id: str
@@ -128,13 +128,18 @@ class AgentRow(Message, tag=True, frozen=True, kw_only=True):
 
 
 class DaemonTable(Message, tag=True, frozen=True, kw_only=True):
-    """Sent on every (re)connect, after Hello: every agent, the backend, its models, the marks of usage."""
+    """Sent on every (re)connect, after Hello: every agent, the backend, its models, the marks of usage.
+
+    `switching_to`: the backend's gate is closed, requests wait for at most `backend_wait_s`; empty: it is open.
+    """
 
     agents: list[AgentRow]
     backend: BackendInfo | None
     models: list[ModelInfo]
     marks: dict[str, int]
     internal_digest: str = ""
+    switching_to: str = ""
+    backend_wait_s: float = 0.0
 
 
 class AgentIs(Message, tag=True, frozen=True, kw_only=True):
@@ -199,6 +204,31 @@ class Backend(Message, tag=True, frozen=True, kw_only=True):
     models: list[ModelInfo]
 
 
+class CloseBackend(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. No request goes to the backend from now on; those who ask wait, for at most `wait_s` from now.
+
+    Answer: `Drained`, once none is at the backend: those that have not ended within `drain_s` are cut. Where the gate
+    is closed already, the waits begin anew. `towards`: what is switched to, in words.
+    """
+
+    towards: str
+    drain_s: float
+    wait_s: float
+
+
+class Drained(Message, tag=True, frozen=True, kw_only=True):
+    """Answer to `CloseBackend`. `cut`: requests that did not end in time."""
+
+    cut: int = 0
+
+
+class OpenBackend(Message, tag=True, frozen=True, kw_only=True):
+    """The backend's gate is open; this is the backend, and what it offers."""
+
+    backend: BackendInfo | None
+    models: list[ModelInfo]
+
+
 class Marks(Message, tag=True, frozen=True, kw_only=True):
     """proxy epoch → highest event_no below which every usage event is committed to SQLite."""
 
@@ -215,7 +245,9 @@ class Leaving(Message, tag=True, frozen=True, kw_only=True):
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What the helper needs to run an agent. `uid`/`gid` None: as the helper's own user.
 
-    `port`: where the agent will listen for callers. `egress`, `limits`, `docker`, `firecracker`: as in `AgentSpec`.
+    `port`: where the agent will listen for callers. `proxy_port`: where an agent in the host's network finds the proxy
+    on the loopback, None for one with a network of its own. `egress`, `limits`, `docker`, `firecracker`: as in
+    `AgentSpec`.
 
     `env` is complete (nothing is inherited but PATH, HOME, LANG, TZ set by the helper). `home` is created 0700 and
     owned by the agent. `files`: source path → name in the home, copied at define where missing or changed.
@@ -231,10 +263,37 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str] = {}
     runtime: RuntimeKind = RuntimeKind.PROCESS
     port: int | None = None
+    proxy_port: int | None = None
     egress: list[str] | None = None
     limits: Limits = Limits()
     docker: DockerSpec | None = None
     firecracker: FirecrackerSpec | None = None
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a runtime can do on this host. Each `why_not…` is a sentence, empty where it can.
+
+    `why_not`: why no agent can be started at all (no engine, no permission). `why_not_egress`: what of an agent's
+    `egress` it does not take. `why_not_exec`: why no other program can be run inside. `limits`: what of the limits it
+    does not enforce here. `journal`: the unit in whose journal an agent's output is, with `{}` for its id; empty where
+    it is in `SandboxSpec.log`.
+    """
+
+    why_not: str = ""
+    why_not_freeze: str = ""
+    why_not_page_out: str = ""
+    why_not_egress: str = ""
+    why_not_exec: str = ""
+    limits: str = ""
+    journal: str = ""
+
+
+class AskRuntimes(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Answer: `Runtimes`, looked at anew: an engine may come and go."""
+
+
+class Runtimes(Message, tag=True, frozen=True, kw_only=True):
+    runtimes: dict[RuntimeKind, Capabilities]
 
 
 class Define(Message, tag=True, frozen=True, kw_only=True):
@@ -352,6 +411,59 @@ class Stats(Message, tag=True, frozen=True, kw_only=True):
     agents: dict[str, Stat]
 
 
+class BackendStart(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Start the service of this kind of inference server, one of three; those that conflict with it stop first.
+
+    Answer: `Done` once it is running, also where it was. It need not answer yet.
+    """
+
+    kind: BackendKind
+
+
+class BackendStop(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. SIGTERM to the service, after `grace_s` SIGKILL to all of it. Answer: `Done` once nothing of it is left."""
+
+    kind: BackendKind
+    grace_s: float = 10.0
+
+
+class AskBackend(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. Answer: `BackendIs`."""
+
+    kind: BackendKind
+
+
+class BackendIs(Message, tag=True, frozen=True, kw_only=True):
+    """A service as systemd shows it: `state` and `substate` in systemd's words, `missing` where there is no such unit.
+
+    `result`: how it ended last (`success`, `exit-code`, `oom-kill`, …). `active_s`: for how long it has been up, None
+    where it is not. `restarts`: by systemd, since it was started.
+    """
+
+    unit: str
+    state: str
+    substate: str = ""
+    result: str = ""
+    pid: int = 0
+    active_s: float | None = None
+    restarts: int = 0
+
+
+class AskBackendLog(Message, tag=True, frozen=True, kw_only=True):
+    """Ask. The last lines the service wrote to the journal, those of its last run where `last_run`.
+
+    Answer: `BackendLog`.
+    """
+
+    kind: BackendKind
+    lines: int
+    last_run: bool = False
+
+
+class BackendLog(Message, tag=True, frozen=True, kw_only=True):
+    text: str
+
+
 class Reconcile(Message, tag=True, frozen=True, kw_only=True):
     """Ask; on every (re)connect of the daemon. `asleep`: id → generation of all it holds asleep.
 
@@ -414,6 +526,29 @@ class ListenerGone(Message, tag=True, frozen=True, kw_only=True):
     path: str = ""
 
 
+class Dial(Message, tag=True, frozen=True, kw_only=True):
+    """Ask, of the proxy. Connect to the port of this agent, which only the helper gets to: it is in a network of its
+    own, or behind a VMM in a jail. Where that is only the helper knows. Answer: `Dialled`; `not_found`; `wrong_state`
+    where the agent does not run, sleeps or has no such port; `saturated` where too many wait for it already;
+    `backend_unavailable` or `backend_timeout` where it does not accept.
+    """
+
+    agent: str
+
+
+class Dialled(Message, tag=True, frozen=True, kw_only=True):
+    """Carries one connected descriptor: to the agent itself, or to its VMM, which waits for a `CONNECT`."""
+
+
+def dialled(agent: str, guest_port: int | None = None) -> str:
+    """The address of an agent's port that the proxy has to `Dial`; `guest_port`: the one to ask its VMM for.
+
+    >>> dialled("a1"), dialled("a1", 8080)
+    ('helper:/a1', 'helper:/a1:8080')
+    """
+    return f"helper:/{agent}" if guest_port is None else f"helper:/{agent}:{guest_port}"
+
+
 class Reaped(Message, tag=True, frozen=True, kw_only=True):
     """`hive up`, being the sub-reaper, reaped a process the helper started in an earlier life."""
 
@@ -441,8 +576,13 @@ AnyMessage = (
     | Refused
     | AskActivity
     | Backend
+    | CloseBackend
+    | Drained
+    | OpenBackend
     | Marks
     | Leaving
+    | AskRuntimes
+    | Runtimes
     | Define
     | Defined
     | Start
@@ -457,6 +597,12 @@ AnyMessage = (
     | PagedOut
     | AskStat
     | Stats
+    | BackendStart
+    | BackendStop
+    | AskBackend
+    | BackendIs
+    | AskBackendLog
+    | BackendLog
     | Reconcile
     | Remove
     | Ended
@@ -464,5 +610,7 @@ AnyMessage = (
     | AskListeners
     | Listener
     | ListenerGone
+    | Dial
+    | Dialled
     | Reaped
 )

@@ -15,6 +15,10 @@ from hive.link.link import Link, OnLost, OnMessage
 
 PATH_MAX_BYTES = 107
 """What fits into `sun_path`."""
+SO_PEERGROUPS = 59
+"""asm-generic/socket.h; Python 3.11 has no name for it."""
+PEERGROUPS_BYTES = 1024
+"""What socket.getsockopt takes at most; the kernel refuses (ERANGE) a buffer that is too small for all groups."""
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int, int]:
@@ -23,11 +27,26 @@ def peer_of(sock: socket.socket) -> tuple[int, int, int]:
     return pid, uid, gid
 
 
-def bind_private(path: Path, *, owner: tuple[int, int] | None = None) -> socket.socket:
+def groups_of(sock: socket.socket) -> frozenset[int]:
+    """Every gid of the process at the other end of a unix socket; SO_PEERCRED has the primary one only.
+
+    Of a peer that is in more than 256 groups only that one: Python asks for 1024 bytes at most.
+    """
+    _, _, primary = peer_of(sock)
+    try:
+        answer = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, PEERGROUPS_BYTES)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        answer = b""
+    return frozenset({primary, *struct.unpack(f"{len(answer) // 4}I", answer)})
+
+
+def bind_private(path: Path, *, owner: tuple[int, int] | None = None, group: int | None = None) -> socket.socket:
     """A listening socket at `path`, mode 0600; made under a temporary name and renamed, so no moment is without one.
 
-    `owner`: uid and gid it is given to before anyone can connect. Raises OSError, also for a path of more than
-    `PATH_MAX_BYTES`, to which nobody could connect.
+    `owner`: uid and gid it is given to before anyone can connect. `group`: a gid whose members may connect too.
+    Raises OSError, also for a path of more than `PATH_MAX_BYTES`, to which nobody could connect.
     """
     if len(os.fsencode(path)) > PATH_MAX_BYTES:
         raise OSError(errno.ENAMETOOLONG, "a socket's path is too long", str(path))
@@ -40,6 +59,9 @@ def bind_private(path: Path, *, owner: tuple[int, int] | None = None) -> socket.
         temporary.chmod(0o600)
         if owner is not None:
             os.chown(temporary, *owner)
+        if group is not None:
+            os.chown(temporary, -1, group)
+            temporary.chmod(0o660)
         sock.listen(1024)
         temporary.rename(path)
     except OSError:
@@ -53,7 +75,8 @@ def bind_private(path: Path, *, owner: tuple[int, int] | None = None) -> socket.
 class LinkServer:
     """Accepts links at `path` from root and from `uids`; anyone else is hung up on.
 
-    `on_link(link)` is called for each new link before any message of it.
+    `group`: its members can reach the socket, whoever of them may come in. `on_link(link)` is called for each new
+    link before any message of it.
     """
 
     def __init__(
@@ -65,6 +88,7 @@ class LinkServer:
         on_link: Callable[[Link], None],
         on_message: OnMessage,
         on_lost: OnLost,
+        group: int | None = None,
     ) -> None:
         self.path = path
         self._name = name
@@ -74,9 +98,17 @@ class LinkServer:
         self._on_lost = on_lost
         self.links: set[Link] = set()
         self._loop = asyncio.get_running_loop()
-        self._sock = bind_private(path)
+        self._sock = bind_private(path, group=group)
         self._inode = os.stat(path).st_ino
         self._loop.add_reader(self._sock.fileno(), self._accept)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether the kernel still takes connections for it; False once it is closed."""
+        try:
+            return self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+        except OSError:
+            return False
 
     def _accept(self) -> None:
         while True:

@@ -34,11 +34,11 @@ _STREAM_TYPE = {Dialect.OLLAMA: b"application/x-ndjson"}
 class Answer:
     """One answer. `begun`: bytes of it have gone out, so its status stands and errors can only follow in the stream.
 
-    `reading` meters it; None until the backend's head is there. `status` is the backend's, 0 before.
+    `reading` meters it; None until the backend's head is there. `status` is the backend's, 0 before. `asked`: the body
+    that is answered; it may still change before that head, where another backend takes over.
     """
 
     __slots__ = (
-        "_asked",
         "_caller",
         "_chunked",
         "_connection",
@@ -51,6 +51,7 @@ class Answer:
         "_request",
         "_request_id",
         "_stripper",
+        "asked",
         "begun",
         "reading",
         "status",
@@ -68,7 +69,7 @@ class Answer:
         self._connection = connection
         self._request = request
         self._endpoint = endpoint
-        self._asked = asked
+        self.asked = asked
         self._caller = caller
         self._request_id = request_id
         self._chunked = self._late_error = self._filtered = False
@@ -94,7 +95,7 @@ class Answer:
                 fields.append(b"%b: %b\r\n" % (name, value))
                 if name == b"content-type":
                     content_type = value
-        asked = self._asked
+        asked = self.asked
         stream = asked is not None and asked.stream
         reading = self.reading = reading_for(self._endpoint, stream=stream, content_type=content_type)
         if asked is not None and asked.usage_added and isinstance(reading, SseReading):
@@ -180,8 +181,8 @@ class Answer:
 
     def beat(self, own_fields: bytes) -> None:
         """A sign of life for who waits for a stream; the first one commits the answer to status 200."""
-        assert self._asked is not None
-        sign = heartbeat(self._endpoint.dialect, self._endpoint.target, self._asked.model)
+        assert self.asked is not None
+        sign = heartbeat(self._endpoint.dialect, self._endpoint.target, self.asked.model)
         if not self.begun and self.reading is None:
             kind = _STREAM_TYPE.get(self._endpoint.dialect, b"text/event-stream")
             closing = b"" if self._request.keep_alive else b"connection: close\r\n"

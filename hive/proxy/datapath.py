@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, UsageEvent
 from hive.field_rules import Rules
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
+from hive.proxy.backend_gate import BackendGate
 from hive.proxy.body import Want
 from hive.proxy.deep import DeepReaders
 from hive.proxy.endpoints import Endpoint
@@ -89,6 +90,9 @@ class DataPath:
         self.budget = Budget(settings.proxy.body_budget_bytes)
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
+        self.backends = 0
+        """Grows with every other backend: what was read for one is not sent to the next."""
+        self.gate = BackendGate()
         self.pool: Pool | None = None
         self.draining = False
         self._fields = FieldTable(settings)
@@ -109,25 +113,55 @@ class DataPath:
 
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
         """The daemon's word on who answers. Requests under way end where they began."""
-        self.models = models
-        if backend is None or self.backend is None or backend.address != self.backend.address:
-            if self.pool is not None:
-                self.pool.close()
-            proxy = self.settings.proxy
-            self.pool = (
-                None
-                if backend is None
-                else Pool(
-                    backend.address,
-                    connect_s=proxy.connect_s,
-                    idle_s=proxy.upstream_idle_s,
-                    deadlines=self.deadlines,
-                )
-            )
-        self.backend = backend
+        before, self.backend, self.models = self.backend, backend, models
+        if backend is None or before is None or (backend.kind, backend.address) != (before.kind, before.address):
+            self.backends += 1
+            self._renew_pool()
         self.registry.generation += 1
-        slots = self.settings.proxy.backend_concurrency or (backend.slots if backend is not None else None)
+        self._give_slots()
+
+    def _renew_pool(self) -> None:
+        if self.pool is not None:
+            self.pool.close()
+        self.pool = None
+        if self.backend is not None:
+            proxy = self.settings.proxy
+            self.pool = Pool(
+                self.backend.address,
+                connect_s=proxy.connect_s,
+                idle_s=proxy.upstream_idle_s,
+                deadlines=self.deadlines,
+            )
+
+    def _give_slots(self) -> None:
+        """As many as the backend has; behind a closed gate none, so that the queue keeps everybody's place."""
+        told = None if self.backend is None else self.backend.slots
+        slots = 0 if self.gate.is_closed else self.settings.proxy.backend_concurrency or told
         self.registry.give_turns(self.registry.queue.resize(slots))
+
+    def close_backend(self, *, until: float, towards: str) -> None:
+        """No request goes to the backend from now on; those at it go on until `cut_off`."""
+        self.gate.close(until=until, towards=towards)
+        self._give_slots()
+
+    def open_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
+        """Whoever waited goes on, in the order of the queue; also where the backend is the same as before, all of it
+        is decided again."""
+        self.backends += 1
+        self.gate.open()
+        self.use_backend(backend, models)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing is at the backend, and nothing on its way to it."""
+        pool = self.pool
+        return self.registry.queue.running == 0 and (pool is None or (pool.busy == 0 and pool.connecting == 0))
+
+    def cut_off(self) -> int:
+        """Ends all connections to the backend; how many requests were still on them."""
+        cut = 0 if self.pool is None else self.pool.cut(self.gate.cut())
+        self._renew_pool()
+        return cut
 
     def has_room(self, entry: Entry) -> bool:
         """Whether one more connection may be this agent's; operators are not counted."""

@@ -71,10 +71,6 @@ class Draft:
         return self.fields
 
     @property
-    def is_changed(self) -> bool:
-        return self._changed or bool(self._added)
-
-    @property
     def is_empty(self) -> bool:
         return not self.fields and not self._added
 

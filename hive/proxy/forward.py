@@ -26,6 +26,7 @@ from hive.errors import (
 from hive.policy import Act, may
 from hive.proxy import body, endpoints, lists
 from hive.proxy.answer import Answer, without_end_marker
+from hive.proxy.backend_gate import BackendGate
 from hive.proxy.cost import NOTHING, UNKNOWN, cost_of, expected
 from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.deep import Reading as DeepReading
@@ -46,8 +47,8 @@ class Exchange(Waiting):
     """One request on its way. The numbers are those of the table in design.md §3."""
 
     __slots__ = (
-        *("_answer", "_asked", "_beat_at", "_charged", "_cost", "_decided", "_ends_at", "_first_at", "_in_queue"),
-        *("_limit_at", "_path", "_pending", "_queued_at", "_sent_at", "_tail", "request_id"),
+        *("_answer", "_asked", "_beat_at", "_charged", "_cost", "_decided", "_ends_at", "_first_at", "_for"),
+        *("_in_queue", "_limit_at", "_path", "_pending", "_queued_at", "_sent_at", "_tail", "request_id"),
     )
 
     def __init__(self, path: DataPath, connection: Connection) -> None:
@@ -61,6 +62,8 @@ class Exchange(Waiting):
         self._pending: DeepReading | asyncio.Task[None] | None = None
         """What goes on elsewhere for it: a long body is read, or a connection is made."""
         self._in_queue = False
+        self._for = path.backends
+        """For which backend it was decided and read."""
         self._charged: list[SlidingWindow] | None = None
         self._queued_at = self._sent_at = 0.0
         self._first_at: float | None = None
@@ -91,6 +94,7 @@ class Exchange(Waiting):
 
     def on_head(self, request: Request) -> None:
         self._request = request
+        self._for = self._path.backends
         if self._refusal is None:
             try:
                 decided = self._connection.decided
@@ -152,7 +156,16 @@ class Exchange(Waiting):
         heartbeat_s = self._decided.heartbeat_s
         if heartbeat_s and asked.stream and self._request is not None and self._request.chunks:
             self._beat_at = time.monotonic() + heartbeat_s
-        self._on_ready()
+        if self._answer is not None:
+            self._answer.asked = asked
+        if not self._in_queue:
+            self._on_ready()
+        elif self._path.gate.is_closed:  # its turn had come, to be read for another backend, and is over again
+            self._path.registry.queue.leave(self, self._decided.flow, now=time.monotonic(), cost=0.0)
+            self._in_queue = False
+            self._proceed()
+        else:
+            self._8_ask_backend()
 
     def _on_ready(self) -> None:
         self._ready = True
@@ -200,6 +213,8 @@ class Exchange(Waiting):
     def _2_may_be_asked(self, request: Request) -> Endpoint:
         endpoint = endpoints.find(request.method, request.target)
         backend = self._path.backend
+        if self._path.gate.is_closed:
+            return endpoint  # judged again once it is known who answers
         if backend is not None and not endpoint.listing and not endpoint.is_offered_by(backend.kind):
             raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}")
         if endpoint.takes_slot and self._path.would_mix_caches(endpoint):
@@ -230,7 +245,8 @@ class Exchange(Waiting):
         """A body that takes long to read is read in a process of its own: on the loop it would hold up everybody."""
         path = self._path
         plan = path.plan(entry, decided.endpoint, decided.tenant, decided.wishes, self.request_id)
-        pieces, request.body = request.body, []
+        self._for = path.backends
+        pieces = request.body  # kept until it is sent: another backend may be there before its turn is
         is_large = self._body_bytes > body.LARGE_BYTES and path.readers is not None
         whole = b"" if is_large else b"".join(pieces)
         if path.readers is not None and (is_large or body.is_heavy(whole)):
@@ -250,17 +266,18 @@ class Exchange(Waiting):
         return reason
 
     def _proceed(self) -> None:
-        """7: lists are answered here; what occupies the model waits for its turn, the rest goes on."""
+        """7: lists are answered here; what occupies the model waits for its turn, the rest where there is none now."""
         decided, entry, queue = self._decided, self._entry, self._path.registry.queue
         assert decided is not None
         assert entry is not None
         if decided.endpoint.listing:
             self._answer_list(decided)
             return
-        if not decided.endpoint.takes_slot:
+        gate = self._path.gate
+        now, asked = time.monotonic(), self._asked
+        if not decided.endpoint.takes_slot and not gate.is_closed:
             self._8_ask_backend()
             return
-        now, asked = time.monotonic(), self._asked
         tokens = 1.0 if asked is None else expected(asked.size, entry.usual_tokens_out, asked.max_tokens)
         verdict = queue.ask(self, decided.flow, band=decided.wishes.band, expected=tokens, now=now)
         if verdict is Verdict.GO:
@@ -268,13 +285,30 @@ class Exchange(Waiting):
             self._8_ask_backend()
             return
         if verdict is Verdict.FULL:
-            self.refuse(queue_full(queue, decided.flow, now))
+            self.refuse(gate.refusal(now) if gate.is_closed else queue_full(queue, decided.flow, now))
             return
         self._in_queue = True
-        self._limit_at = now + self._path.settings.proxy.queue_wait_s
+        self._limit_at = max(now + self._path.settings.proxy.queue_wait_s, gate.until)
         self.deadline = min(self._limit_at, self._beat_at)
         while queue.displaced:
             queue.displaced.pop().on_displaced()
+
+    def _again_for_another(self) -> None:
+        """It was decided and read for a backend that is gone: both again. Its slot stays its own."""
+        request, entry, decided = self._request, self._entry, self._decided
+        assert request is not None
+        assert entry is not None
+        assert decided is not None
+        self._for = self._path.backends
+        try:
+            self._2_may_be_asked(request)
+        except HiveError as error:
+            self.refuse(error)
+            return
+        if self._asked is None:
+            self._8_ask_backend()
+        else:
+            self._5_what_is_asked(request, entry, decided)
 
     def on_turn(self) -> None:
         """A slot is this request's own now."""
@@ -288,6 +322,9 @@ class Exchange(Waiting):
             self.refuse(queue_full(self._path.registry.queue, self._decided.flow, time.monotonic()))
 
     def _8_ask_backend(self) -> None:
+        if self._for != self._path.backends:
+            self._again_for_another()
+            return
         now = time.monotonic()
         self._path.metrics.queued(now - self._queued_at)
         pool, proxy = self._path.pool, self._path.settings.proxy
@@ -321,7 +358,9 @@ class Exchange(Waiting):
 
     def _send(self, connection: UpstreamConnection, *, reused: bool) -> None:
         assert self._decided is not None
+        assert self._request is not None
         self._upstream = connection
+        self._request.body = []
         line, asked = self._decided.endpoint.request_line, self._asked
         if asked is None:
             connection.send(b"%bhost: localhost\r\naccept: application/json\r\n\r\n" % line, self, reused=reused)
@@ -546,6 +585,8 @@ class Exchange(Waiting):
             self._refuse_as_asleep(proxy.gate_wait_s, self._path.registry.wakes)
         elif self._first_at is None and now < self._limit_at:
             self._beat(now)
+        elif not self._sent_at and self._path.gate.is_closed:
+            self._wait_on(now, self._path.gate)
         elif not self._sent_at:
             assert self._decided is not None
             self.refuse(no_slot(self._path.registry.queue, self._decided.flow, now, proxy.queue_wait_s))
@@ -557,6 +598,14 @@ class Exchange(Waiting):
             self.refuse(BackendTimeout(f"the backend sent nothing for {proxy.first_byte_s:g} s"))
         else:
             self.refuse(BackendTimeout(f"the backend stalled for {proxy.between_bytes_s:g} s"))
+
+    def _wait_on(self, now: float, gate: BackendGate) -> None:
+        """Whoever began to wait before the gate was closed (again) waits as long as those who came later."""
+        if now >= gate.until:
+            self.refuse(gate.refusal(now))
+            return
+        self._limit_at = gate.until
+        self.deadline = min(self._limit_at, self._beat_at)
 
     def _beat(self, now: float) -> None:
         """Whoever waits for a stream and asked for it gets a sign of life."""

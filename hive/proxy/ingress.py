@@ -32,6 +32,7 @@ from hive.settings import Proxy as ProxySettings
 from hive.wire import websocket
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER, Deadlines
+from hive.wire.dial import Fetch
 from hive.wire.heads import BadResponse, Fields, named_by_connection
 from hive.wire.http1 import LAST_CHUNK, Request, Response, answer_head, answered_later, as_chunk, status_line
 from hive.wire.tunnel import HeadReader
@@ -82,6 +83,7 @@ OURS = frozenset(
     }
 )
 """Fields a caller may not set for the agent: who asks, and what is asked, are what Hive saw."""
+NOT_FOR_AGENTS = HOP_BY_HOP | OURS
 
 
 class IngressPath:
@@ -95,18 +97,21 @@ class IngressPath:
         deadlines: Deadlines,
         budget: Budget,
         call_later: Callable[[float, Callable[[], None]], object],
+        fetch: Fetch | None = None,
     ) -> None:
+        """`fetch(agent)`: a connection to an agent's port where this process does not get to it itself."""
         self.registry = registry
         self.settings = settings
         self.deadlines = deadlines
         self.budget = budget
         self.call_later = call_later
+        self.fetch = fetch
         self.leaving = False
         self.sockets: set[WebSocket] = set()
 
     def pool(self, address: str, connect_s: float) -> Pool:
         """Connections to agents are not kept: the agent may be frozen or gone by the next request."""
-        return Pool(address, connect_s=connect_s, idle_s=0.0, deadlines=self.deadlines)
+        return Pool(address, connect_s=connect_s, idle_s=0.0, deadlines=self.deadlines, fetch=self.fetch)
 
     def leave(self) -> None:
         """Hive is shutting down: no callers from now on, and WebSockets, which end no other way, end."""
@@ -153,7 +158,8 @@ class IngressExchange(Waiting):
 
     def _enter(self, request: Request) -> None:
         """Authorises, counts, and wakes the agent if it sleeps; in this order."""
-        if websocket.is_asked(request):
+        asked = websocket.is_asked(request)
+        if asked:
             request.keep_alive = False  # whatever the answer: what follows may be frames
         name, token, self._prefix, self._rest = split_target(request.target)
         token = token or request.field(b"x-hive-token") or b""
@@ -171,7 +177,7 @@ class IngressExchange(Waiting):
             return
         if entry.row.address is None:
             raise NotFound(f"agent {name} has no port; create it with --port to be called")
-        self._handshake = websocket.read_handshake(request)
+        self._handshake = websocket.read_handshake(request) if asked else None
         self._check_room(entry)
         self._entry = entry
         self._entered = True
@@ -237,7 +243,9 @@ class IngressExchange(Waiting):
             self._path.call_later(RETRY_S, self._ask_again)
         else:
             assert self._entry is not None
-            message = f"agent {self._entry.row.name} does not accept on {self._entry.row.address}: {error.message}"
+            row = self._entry.row
+            where = "its port" if row.address is None or row.address.startswith("helper:") else row.address
+            message = f"agent {row.name} does not accept on {where}: {error.message}"
             self.refuse(BackendDown(message, hint="see `hive agent logs`"))
 
     def _ask_again(self) -> None:
@@ -248,7 +256,7 @@ class IngressExchange(Waiting):
         request = self._request
         assert request is not None
         lines = [b"%b %b HTTP/1.1\r\n" % (request.method, self._rest)]
-        lines += _passed(request.fields, HOP_BY_HOP | OURS)
+        lines += _passed(request.fields, NOT_FOR_AGENTS)
         lines.append(b"x-forwarded-prefix: %b\r\n" % self._prefix)
         if self._handshake is not None:
             return b"".join(lines) + self._handshake.request_fields() + b"\r\n"

@@ -16,8 +16,8 @@ import msgspec
 
 from hive.errors import HiveError
 from hive.host.notify import Notifier
+from hive.host.pulse import Pulse
 from hive.proxy.metrics import Metrics
-from hive.proxy.pulse import Pulse
 from hive.settings import SECTIONS, Settings
 
 log = logging.getLogger("hive.proxy")

@@ -25,8 +25,11 @@ from hive.link.messages import (
     Backend,
     Busy,
     Close,
+    CloseBackend,
     Closed,
     DaemonTable,
+    Dial,
+    Dialled,
     Done,
     Hello,
     Leaving,
@@ -34,6 +37,7 @@ from hive.link.messages import (
     Marks,
     Message,
     Open,
+    OpenBackend,
     ProxyTable,
     Quiet,
     Refused,
@@ -46,6 +50,7 @@ from hive.proxy.doors import Seldom
 from hive.proxy.ingress import IngressPath
 from hive.proxy.registry import UNHEARD_S, Entry, Registry
 from hive.proxy.spool import UsageLog
+from hive.proxy.switching import Switching
 from hive.settings import Paths, Settings
 from hive.store.live import Live
 from hive.tasks import spawn
@@ -54,6 +59,8 @@ from hive.wire.listeners import Listener
 
 log = logging.getLogger("hive.proxy")
 
+DIALLED_S = 5.0
+"""The helper itself gives up sooner."""
 SETTLE_S = 0.01
 """How often an agent whose answer is unread, or that had one over TCP, is looked at again while `Quiet` is owed."""
 
@@ -86,6 +93,7 @@ class Links:
         """`ports`: where the model and ingress are; `serve(entry, sock)`: who connected to an agent's own listener;
         `on_heard` is called whenever the daemon has told its whole table."""
         self._path = path
+        self._switching = Switching(path)
         self._ingress = ingress
         self._ports = ports
         self._serve = serve
@@ -126,6 +134,7 @@ class Links:
 
     def _daemon_lost(self, link: Link) -> None:  # noqa: ARG002
         log.warning("daemon_lost")
+        self._switching.daemon_lost()
         for entry in list(self.registry.by_id.values()):
             entry.gate.link_lost()
 
@@ -151,13 +160,17 @@ class Links:
                 self._learn_all(message)
             case Backend(backend=backend, models=models):
                 self._path.use_backend(backend, models)
+            case CloseBackend() if reply is not None:
+                self._switching.close(message, reply)
+            case OpenBackend():
+                self._switching.open(message)
             case Marks(marks=marks):
                 self._usage.marks(marks)
             case Leaving():
                 self._ingress.leave()
 
     def _learn_all(self, table: DaemonTable) -> None:
-        self._path.use_backend(table.backend, table.models)  # before the gates open for those who wait at them
+        self._switching.heard(table)  # before the gates open for those who wait at them
         for entry in self.registry.replace_all(table.agents, table.internal_digest):
             self._live.forget_agent(entry.row.id)
         self._usage.marks(table.marks)
@@ -238,6 +251,11 @@ class Links:
     async def _ask_listeners(self, link: Link) -> None:
         with contextlib.suppress(DependencyDown):
             await link.ask(AskListeners(), Done, timeout_s=10)
+
+    async def dial(self, agent: str) -> socket.socket:
+        """A connection to the agent's port, where the helper alone gets to. The caller's. Raises HiveError."""
+        descriptor = await self._helper.link.ask_for_descriptor(Dial(agent=agent), Dialled, timeout_s=DIALLED_S)
+        return socket.socket(fileno=descriptor)
 
     def _from_helper(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002
         match message:

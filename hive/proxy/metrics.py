@@ -81,6 +81,7 @@ TABLE = (
     Row("queue_running", Kind.GAUGE, ("tenant",), "Requests whose turn it is."),
     Row("in_flight", Kind.GAUGE, (), "Requests begun and not ended, ingress included."),
     Row("parked", Kind.GAUGE, (), "Requests that wait for their agent to wake."),
+    Row("backend_closed", Kind.GAUGE, (), "Whether requests wait because the inference server is being switched."),
     Row("connections", Kind.GAUGE, (), "Connections of agents and callers."),
     Row("connections_limit", Kind.GAUGE, (), "How many there may be."),
     Row("half_open_heads", Kind.GAUGE, (), "Connections that sent a part of a request's head."),

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import uvloop
 
 from hive.errors import DependencyDown, HiveError, Saturated
+from hive.host.credentials import credential
 from hive.host.notify import Notifier
 from hive.host.process import raise_descriptor_limit
 from hive.host.sockets import TCP, UNIX, VSOCK, is_listening, take_sockets
@@ -37,6 +38,7 @@ from hive.proxy.registry import UNHEARD_S, Entry
 from hive.proxy.spool import UsageLog
 from hive.settings import Paths, Settings
 from hive.store.live import Live
+from hive.store.redis_at import redis_at
 from hive.tasks import spawn
 from hive.wire import connection as wire
 from hive.wire.budget import HalfOpen
@@ -84,7 +86,7 @@ class ProxyServer:
         self._loop = asyncio.get_running_loop()
         self.epoch = f"{int(time.time()):x}{secrets.token_hex(3)}"
         self._deadlines = Deadlines()
-        self._live = Live(paths.redis_socket)
+        self._live = Live(redis_at(paths.redis_socket, "proxy", os.environ, credential))
         self._usage = UsageLog(paths.spool, self.epoch, self._live)
         self._links = Links(paths, self.epoch, settings, live=self._live, usage=self._usage)
         self.registry = self._links.registry
@@ -105,6 +107,7 @@ class ProxyServer:
             deadlines=self._deadlines,
             budget=self.path.budget,
             call_later=self._loop.call_later,
+            fetch=self._links.dial,
         )
         self._half_open = HalfOpen()
         self._connections: dict[wire.Connection, float] = {}
@@ -255,6 +258,7 @@ class ProxyServer:
         read("queue_running", lambda: {tenant.name: tenant.running for tenant in self._queue().tenants})
         read("in_flight", self._in_flight)
         read("parked", lambda: sum(entry.gate.parked for entry in self._entries()))
+        read("backend_closed", lambda: path.gate.is_closed)
         read("connections", lambda: len(self._connections))
         read("connections_limit", lambda: self._connections_max)
         read("half_open_heads", lambda: self._half_open.held)
@@ -274,18 +278,19 @@ class ProxyServer:
     # listeners ----------------------------------------------------------------------------------------------------
 
     def _listen(self, name: str, port: int, make: Callable[[socket.socket], wire.Connection | None]) -> int:
-        """On what systemd handed over under this name, else on a port of 127.0.0.1. Returns the (first) port."""
+        """On what systemd handed over under this name, else on a port of `listen`. Returns the (first) port."""
         handed = self._handed.get(name)
         socks = handed or [self._bind(port, name)]
         self._doors += [Door(sock, partial(Listener, make=make), ours=not handed) for sock in socks]
         return int(socks[0].getsockname()[1])
 
     def _bind(self, port: int, name: str) -> socket.socket:
+        address, whose = self.settings.proxy.listen, "the model" if name == "model" else name
         try:
-            return listen_tcp(port, move=self._move)
+            return listen_tcp(port, move=self._move, address=address)
         except OSError as error:
             raise DependencyDown(
-                f"port {port} for {'the model' if name == 'model' else name} cannot be taken: {error.strerror}",
+                f"port {port} of {address} for {whose} cannot be taken: {error.strerror}",
                 hint=f"find its holder with `ss -ltnp 'sport = :{port}'`, or choose another port in hive.conf",
             ) from error
 

@@ -31,7 +31,7 @@ class WakeTimes:
         return f"<WakeTimes {len(self._took)} wakes{middle}>"
 
     def took(self, wake_s: float) -> None:
-        """One wake is over, or was given up, after so long."""
+        """One wake is over, after so long."""
         self._took.append(wake_s)
 
     def retry_after_s(self, waited_s: float) -> float:

@@ -9,6 +9,7 @@ import re
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -16,6 +17,8 @@ from hive.domain import is_name
 from hive.link.link import Link, Reply
 from hive.link.messages import (
     AskListeners,
+    BackendStart,
+    BackendStop,
     Confirm,
     Define,
     Failed,
@@ -48,8 +51,10 @@ VERBS: dict[type[Message], str] = {
     Remove: "remove",
     Reconcile: "reconcile",
     AskListeners: "listeners",
+    BackendStart: "backend_start",
+    BackendStop: "backend_stop",
 }
-"""What only asks (`AskStat`) is not in it: it comes every second and changes nothing."""
+"""What changes nothing is not in it: `AskStat` comes every second, `Dial` with every call of some agents."""
 
 
 class Peer(NamedTuple):
@@ -99,8 +104,8 @@ class Audit:
             return reply
         began = time.monotonic()
 
-        def answer(outcome: Message) -> None:
-            reply(outcome)
+        def answer(outcome: Message, descriptors: Sequence[int] = ()) -> None:
+            reply(outcome, descriptors)
             took_ms = (time.monotonic() - began) * 1000
             agent = getattr(message, "agent", "-")
             audit.info(

@@ -7,10 +7,19 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from hive.domain import BackendKind, RuntimeKind
 from hive.link.client import LinkClient
 from hive.link.link import Link, Reply
 from hive.link.messages import (
+    AskBackend,
+    AskBackendLog,
+    AskRuntimes,
     AskStat,
+    BackendIs,
+    BackendLog,
+    BackendStart,
+    BackendStop,
+    Capabilities,
     Confirm,
     Define,
     Defined,
@@ -25,6 +34,7 @@ from hive.link.messages import (
     Reaped,
     Reconcile,
     Remove,
+    Runtimes,
     SandboxSpec,
     Start,
     Started,
@@ -42,6 +52,10 @@ REAPED_MAX = 1000
 """Ends of orphans kept while there is no helper: far more than there are agents."""
 DISK_S = 120.0
 """For what the disk decides: deleting a large home, paging out."""
+UNIT_S = 100.0
+"""For a service: the one it conflicts with may have to be stopped first."""
+LOOK_S = 15.0
+"""For a question to systemd or to its journal."""
 ENGINE_S = 60.0
 """For a start: a container's image may have to be unpacked, a machine has to boot its kernel."""
 
@@ -148,9 +162,30 @@ class SandboxClient:
         """Ground truth by agent id, of all where none is named; unknown ones are left out."""
         return (await self._client.link.ask(AskStat(agents=list(agents)), Stats, timeout_s=ANSWER_S)).agents
 
+    async def runtimes(self) -> dict[RuntimeKind, Capabilities]:
+        """What each runtime can do on this host now."""
+        return (await self._client.link.ask(AskRuntimes(), Runtimes, timeout_s=ENGINE_S)).runtimes
+
     async def reconcile(self, asleep: dict[str, int]) -> dict[str, Stat]:
         """`asleep`: id → generation of all the caller holds asleep; all others are thawed. Answers as `stat`."""
         return (await self._client.link.ask(Reconcile(asleep=asleep), Stats, timeout_s=ANSWER_S)).agents
+
+    async def start_backend(self, kind: BackendKind) -> None:
+        """Starts the service of this kind of inference server; those that conflict with it are stopped first."""
+        await self._client.link.ask(BackendStart(kind=kind), Done, timeout_s=UNIT_S)
+
+    async def stop_backend(self, kind: BackendKind, *, grace_s: float) -> None:
+        """Stops it, with SIGKILL after `grace_s` seconds. Not there, or not running: it is stopped."""
+        await self._client.link.ask(BackendStop(kind=kind, grace_s=grace_s), Done, timeout_s=grace_s + UNIT_S)
+
+    async def look_at_backend(self, kind: BackendKind) -> BackendIs:
+        """How its service is. Raises DependencyDown where there is no systemd."""
+        return await self._client.link.ask(AskBackend(kind=kind), BackendIs, timeout_s=LOOK_S)
+
+    async def backend_log(self, kind: BackendKind, *, lines: int, last_run: bool = False) -> str:
+        """The last lines its service wrote."""
+        asked = AskBackendLog(kind=kind, lines=lines, last_run=last_run)
+        return (await self._client.link.ask(asked, BackendLog, timeout_s=LOOK_S)).text
 
     async def remove(self, agent: str) -> None:
         """Kills it and deletes its socket, home and log. An unknown agent: nothing to do."""

@@ -13,18 +13,20 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from hive.errors import DependencyDown, HiveError, NotFound, TimedOut, WrongState
-from hive.host.process import Snapshot
+from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, TimedOut, WrongState
+from hive.host.engine import ANSWER_S, Engine, Frames
+from hive.host.process import Snapshot, wait_until_over
 from hive.link.messages import PagedOut, Stat
 from hive.sandbox import pageout
 from hive.sandbox.container_group import ContainerGroup, Usage
 from hive.sandbox.container_log import ContainerLog
 from hive.sandbox.container_notes import Notes
-from hive.sandbox.engine import Engine, Frames
+from hive.sandbox.dialling import to_port
 from hive.sandbox.runtime import Run
 from hive.sandbox.table import storage_error
 from hive.tasks import spawn
@@ -49,6 +51,8 @@ EXEC_S = 60.0
 class RunningContainer:
     """See `Running` for the contract. A pause by hand is none of Hive's: it is said in `Stat`, and left alone."""
 
+    freezer = "docker"
+
     def __init__(
         self,
         run: Run,
@@ -57,6 +61,7 @@ class RunningContainer:
         output: ContainerLog,
         *,
         agent: str,
+        port: int | None,
         ended_fd: int,
         lacking: Callable[[], str],
         clear: Callable[[], Awaitable[None]],
@@ -70,6 +75,7 @@ class RunningContainer:
         self._notes = notes
         self._output = output
         self._agent = agent
+        self._port = port
         self._lacking = lacking
         self._clear = clear
         self._group = ContainerGroup.of(run.main.pid, run.handle)
@@ -90,8 +96,7 @@ class RunningContainer:
 
     def is_over(self) -> bool:
         """Whether its main process ended, and with it, being the first of its pid namespace, all others."""
-        main = self.run.main.stat()
-        return main is None or not main.alive
+        return not self.run.main.is_alive()
 
     def _is_stopped(self) -> bool:
         """Whether nothing of it runs, whoever did that; from the kernel where its cgroup can be seen."""
@@ -261,7 +266,7 @@ class RunningContainer:
             rss_bytes=usage.rss_bytes,
             swap_bytes=usage.swap_bytes,
             processes=usage.processes,
-            freezer="docker, paused by hand" if self._said_paused else "docker",
+            freezer=f"{self.freezer}, paused by hand" if self._said_paused else self.freezer,
             address=self.address,
             limits=self._lacking(),
         )
@@ -288,7 +293,7 @@ class RunningContainer:
             pass  # it is over
         except HiveError:
             self.run.main.send(signal.SIGTERM)
-        await self._wait_until_over(grace_s)
+        await wait_until_over(self.is_over, grace_s)
         return await self.kill()
 
     async def _stop_signal(self) -> str:
@@ -309,12 +314,10 @@ class RunningContainer:
             await asyncio.sleep(LOOK_S)
         return True
 
-    async def _wait_until_over(self, limit_s: float) -> None:
-        """Looks often at first: most agents end within milliseconds."""
-        until, wait_s = time.monotonic() + limit_s, LOOK_S
-        while not self.is_over() and (left_s := until - time.monotonic()) > 0:
-            await asyncio.sleep(min(wait_s, left_s))
-            wait_s = min(wait_s * 1.5, 0.1)
+    async def connect(self) -> socket.socket:
+        if self._port is None:
+            raise NotSupported("it has no port that only the helper gets to")
+        return await to_port(self.ended_fd, self._port)
 
     async def reap(self) -> int | None:
         self._wanted = self._noted = self._notes.asleep = False
@@ -374,9 +377,9 @@ class RunningContainer:
             raise TimedOut(f"{command[0]} did not end within {EXEC_S:g} s") from None
         return int(told["ExitCode"] or 0), bytes(output)
 
-    async def _call(self, verb: str, *, query: dict[str, str] | None = None, timeout_s: float = 5.0) -> Any:
+    async def _call(self, verb: str, *, query: dict[str, str] | None = None, timeout_s: float = ANSWER_S) -> Any:
         target = f"/containers/{self.run.handle}/{verb}"
         return await self._engine.ask("POST", target, query=query, timeout_s=timeout_s)
 
-    async def _inspect(self, timeout_s: float = 5.0) -> Any:
+    async def _inspect(self, timeout_s: float = ANSWER_S) -> Any:
         return await self._engine.ask("GET", f"/containers/{self.run.handle}/json", timeout_s=timeout_s)

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from hive.host.cgroup import Leaf, find_mount
+from hive.host.cgroup import Leaf, find_mount, mount_of_v1
 from hive.host.memory import held_by
 from hive.host.process import write_control
 
@@ -36,19 +36,6 @@ def paths_of(cgroups: str) -> dict[str, str]:
     return {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
 
 
-def mount_of(controller: str, mounts: str) -> Path | None:
-    """Where the v1 hierarchy of `controller` is mounted, by the text of /proc/self/mounts.
-
-    >>> mount_of("cpuacct", "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct 0 0\\n")
-    PosixPath('/sys/fs/cgroup/cpu')
-    """
-    for line in mounts.splitlines():
-        fields = line.split()
-        if len(fields) >= 4 and fields[2] == "cgroup" and controller in fields[3].split(","):
-            return Path(fields[1])
-    return None
-
-
 def container_of(cgroups: str) -> str:
     """The id of the container a process is in, by the text of its /proc/<pid>/cgroup; empty where it is in none.
 
@@ -71,56 +58,44 @@ def is_first(status: str) -> bool:
 
 def find_container(pid: int) -> str:
     """The id of the container whose main process `pid` is; empty where it is not that of any."""
-    return container_of(read_cgroups(pid)) if is_first(_read(Path(f"/proc/{pid}/status"))) else ""
-
-
-def read_cgroups(pid: int) -> str:
-    """The text of /proc/<pid>/cgroup, empty where the process is gone."""
-    try:
-        return Path(f"/proc/{pid}/cgroup").read_text()
-    except OSError:
-        return ""
+    return container_of(_read(Path(f"/proc/{pid}/cgroup"))) if is_first(_read(Path(f"/proc/{pid}/status"))) else ""
 
 
 class ContainerGroup:
     """One container's cgroups: `unified` in v2, `freezer` and `cpuacct` in v1, each None where there is none."""
 
     def __init__(self, *, unified: Path | None, freezer: Path | None, cpuacct: Path | None) -> None:
-        self._unified = unified
+        self.unified = unified
         self._freezer = freezer
         self._cpuacct = cpuacct
 
     def __repr__(self) -> str:
-        return f"<ContainerGroup {self._freezer or self._unified}{' frozen' if self.is_frozen() else ''}>"
+        return f"<ContainerGroup {self._freezer or self.unified}{' frozen' if self.is_frozen() else ''}>"
 
     @classmethod
     def of(cls, pid: int, container: str) -> ContainerGroup | None:
         """That of the container's main process; None where it is not in it (any more), or cannot be seen from here."""
-        cgroups = read_cgroups(pid)
+        cgroups = _read(Path(f"/proc/{pid}/cgroup"))
         if container_of(cgroups) != container:
             return None
         paths, mounts = paths_of(cgroups), Path("/proc/self/mounts").read_text()
-        found = {name: _directory(mount_of(name, mounts), paths.get(name)) for name in ("freezer", "cpuacct")}
+        found = {name: _directory(mount_of_v1(name, mounts), paths.get(name)) for name in ("freezer", "cpuacct")}
         unified = _directory(find_mount(mounts), paths.get(""))
         if found["freezer"] is None and unified is None:
             return None
         return cls(unified=unified, **found)
 
-    @property
-    def unified(self) -> Path | None:
-        return self._unified
-
     def is_frozen(self) -> bool:
         if self._freezer is not None and _read(self._freezer / "freezer.state").strip() == "FROZEN":
             return True
-        return self._unified is not None and Leaf(self._unified).is_frozen()
+        return self.unified is not None and Leaf(self.unified).is_frozen()
 
     def freeze(self) -> None:
         """Asks the kernel. Raises OSError where this user may not."""
         if self._freezer is not None:
             write_control(self._freezer / "freezer.state", b"FROZEN")
-        elif self._unified is not None:
-            write_control(self._unified / "cgroup.freeze", b"1")
+        elif self.unified is not None:
+            write_control(self.unified / "cgroup.freeze", b"1")
 
     def thaw(self) -> None:
         """Behind the engine's back, which then still calls it paused. What is gone, or not to be written, stays so."""
@@ -128,12 +103,12 @@ class ContainerGroup:
             if self._freezer is not None:
                 write_control(self._freezer / "freezer.state", b"THAWED")
         with contextlib.suppress(OSError):
-            if self._unified is not None:
-                write_control(self._unified / "cgroup.freeze", b"0")
+            if self.unified is not None:
+                write_control(self.unified / "cgroup.freeze", b"0")
 
     def pids(self) -> list[int]:
         """Living processes of the container; none once it is gone."""
-        directory = self._unified or self._freezer
+        directory = self.unified or self._freezer
         return [] if directory is None else Leaf(directory).pids()
 
     def usage(self) -> Usage:
@@ -142,7 +117,7 @@ class ContainerGroup:
         return Usage(self._cpu_us(), held.rss_bytes, held.swap_bytes, len(pids))
 
     def _cpu_us(self) -> int:
-        if self._unified is not None and (lines := _read(self._unified / "cpu.stat").splitlines()):
+        if self.unified is not None and (lines := _read(self.unified / "cpu.stat").splitlines()):
             return int(lines[0].split()[1])  # usage_usec
         nanoseconds = "" if self._cpuacct is None else _read(self._cpuacct / "cpuacct.usage").strip()
         return int(nanoseconds) // 1000 if nanoseconds else 0
@@ -157,6 +132,7 @@ def _directory(mount: Path | None, path: str | None) -> Path | None:
 
 
 def _read(path: Path) -> str:
+    """The content of one file of the kernel, empty where it, or its process, is gone."""
     try:
         return path.read_text()
     except OSError:

@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from hive.errors import HiveError, NotFound
+from hive.host.engine import Engine, Entry, Frames, as_since, parse_entry
 from hive.sandbox import home
-from hive.sandbox.engine import Engine, Entry, Frames, as_since, parse_entry
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")

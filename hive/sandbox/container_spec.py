@@ -14,18 +14,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from hive.domain import Limits
+from hive.domain import MOUNTED_SOCKET, Limits
 from hive.errors import BadRequest, NotPermitted, NotSupported
 from hive.link.messages import SandboxSpec
+from hive.sandbox import home
 from hive.settings import Paths
 
 HOME = "/home/agent"
-SOCKET_DIRECTORY = "/run/hive"
-SOCKET_NAME = "agent.sock"
-SOCKET = f"{SOCKET_DIRECTORY}/{SOCKET_NAME}"
+SOCKET_DIRECTORY, SOCKET_NAME = os.path.split(MOUNTED_SOCKET)
 ENGINE_STATE = Path("/var/lib/docker")
 MIB = 1024 * 1024
 _USER = re.compile(r"(\d{1,10})(?::(\d{1,10}))?")
+
+
+NO_LISTS = "docker agents cannot be limited to some networks"
 
 
 class NetworkKind(StrEnum):
@@ -40,9 +42,7 @@ def network_of(spec: SandboxSpec) -> NetworkKind:
     'none'
     """
     if spec.egress:
-        raise NotSupported(
-            "docker agents cannot be limited to some networks", hint="egress = [] is nowhere; without it, everywhere"
-        )
+        raise NotSupported(NO_LISTS, hint="egress = [] is nowhere; without it, everywhere")
     return NetworkKind.BRIDGE if spec.egress is None else NetworkKind.NONE
 
 
@@ -66,8 +66,7 @@ def check(agent: str, spec: SandboxSpec, paths: Paths, *, engine: Path, own: tup
     """Raises BadRequest, NotPermitted, NotSupported for what this helper does not run."""
     if spec.docker is None:
         raise BadRequest("docker: missing", hint='runtime = "docker" needs a table [docker]')
-    if (Path(spec.home), Path(spec.log)) != (paths.home(agent), paths.log(agent)):
-        raise BadRequest(f"home and log of {agent} must be {paths.home(agent)} and {paths.log(agent)}")
+    home.check_places(agent, spec, paths)
     network_of(spec)
     uid, _ = user_of(spec, own)
     if own[0] not in (0, uid):
@@ -102,7 +101,7 @@ def create_body(
     `info`: as the engine tells of the image and of itself; `mark`: `NAME=value`."""
     docker = spec.docker
     assert docker is not None, "check() has seen it"
-    env = {**spec.env, "HOME": HOME, "HIVE_PROXY_SOCKET": SOCKET}
+    env = {**spec.env, "HOME": HOME, "HIVE_PROXY_SOCKET": MOUNTED_SOCKET}
     body: dict[str, Any] = {
         "Image": docker.image,
         "Env": [f"{name}={value}" for name, value in env.items()] + [mark],
@@ -152,10 +151,13 @@ def _bind(source: str, target: str, *, read_only: bool = False) -> dict[str, Any
 
 
 def _limits(limits: Limits, info: dict[str, Any]) -> dict[str, Any]:
-    """Swap is not limited: a deep sleeper is in it. More cores than there are is no limit; Docker calls it an error."""
+    """As much swap as memory (Docker counts both together): all of a deep sleeper fits into it.
+
+    More cores than there are is no limit; Docker calls it an error.
+    """
     found: dict[str, Any] = {}
     if limits.memory_mb is not None:
-        found |= {"Memory": limits.memory_mb * MIB, "MemorySwap": -1}
+        found |= {"Memory": limits.memory_mb * MIB, "MemorySwap": 2 * limits.memory_mb * MIB}
     if limits.cpu is not None and limits.cpu < info.get("NCPU", 0):
         found["NanoCpus"] = round(limits.cpu * 1e9)
     if limits.pids is not None:

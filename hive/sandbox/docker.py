@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import time
@@ -16,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from hive.errors import DependencyDown, HiveError, NotFound, NotPermitted, Saturated, WrongState
+from hive.host.cgroup import state_label
+from hive.host.engine import Engine, filters
 from hive.host.process import Identity, Snapshot, boot_id, identify
-from hive.link.messages import SandboxSpec
+from hive.link.messages import Capabilities, SandboxSpec, dialled
 from hive.sandbox import container_log, container_spec, home, pageout
 from hive.sandbox.container import RunningContainer
 from hive.sandbox.container_group import find_container
 from hive.sandbox.container_log import ContainerLog
 from hive.sandbox.container_notes import Notes
 from hive.sandbox.container_spec import SOCKET_NAME, NetworkKind
-from hive.sandbox.engine import Engine, filters
-from hive.sandbox.runtime import Capabilities, Place, Run, Running
+from hive.sandbox.runtime import Place, Run, Running
 from hive.settings import Paths, Sandbox
 from hive.tasks import spawn
 
@@ -39,11 +39,6 @@ STRAYS_S = 1.0
 """A helper that begins waits no longer for an engine that hangs: others are frozen and want to be thawed."""
 NO_NETWORK_LEFT = "could not find an available"
 """…, non-overlapping IPv4 address pool: what Docker says when its networks are used up."""
-
-
-def state_label(state: Path) -> str:
-    """Which Hive a container or network belongs to (`hive.state`): several may use one engine."""
-    return hashlib.sha256(os.fsencode(state.resolve())).hexdigest()[:12]
 
 
 class DockerRuntime:
@@ -69,6 +64,7 @@ class DockerRuntime:
         return Capabilities(
             why_not_freeze=container_spec.why_not_freeze(info),
             why_not_page_out=pageout.why_not(None),
+            why_not_egress=container_spec.NO_LISTS,
             limits=container_spec.lacking(info, None),
         )
 
@@ -136,7 +132,7 @@ class DockerRuntime:
             container = await self._create(agent, spec, mark, image, info)
             await self._engine.ask("POST", f"/containers/{container}/start", timeout_s=START_S)
             told = await self._engine.ask("GET", f"/containers/{container}/json")
-            notes.address = container_spec.address_of(told, spec.port)
+            notes.address = container_spec.address_of(told, spec.port) or _dialled(agent, spec)
             return self._running(agent, spec, _run_of(told))
         except (HiveError, OSError):
             with contextlib.suppress(HiveError):
@@ -207,14 +203,13 @@ class DockerRuntime:
             descriptor, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
             os.close(write)
         notes = self._notes(agent)
-        running: RunningContainer
         output = ContainerLog(
             self._engine,
             run.handle,
             path=Path(spec.log),
             note=notes.log,
             agent=spec.name,
-            is_over=lambda: running.is_over(),
+            is_over=lambda: not run.main.is_alive(),
         )
         running = RunningContainer(
             run,
@@ -222,6 +217,7 @@ class DockerRuntime:
             notes,
             output,
             agent=spec.name,
+            port=spec.port,
             ended_fd=descriptor,
             lacking=lambda: container_spec.lacking(self._info, spec.limits),
             clear=lambda: self._remove_all(agent),
@@ -233,8 +229,7 @@ class DockerRuntime:
 
     async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:  # noqa: ARG002
         """Without the engine: it may be down, or hang, and the agent runs all the same."""
-        main = run.main.stat()
-        if main is None or not main.alive:
+        if not run.main.is_alive():
             return None
         self._open_place(agent, spec)
         if not self._info and self._asking is None:
@@ -302,6 +297,12 @@ class DockerRuntime:
             with contextlib.suppress(NotFound):
                 await self._engine.ask("DELETE", f"/networks/{network['Id']}", timeout_s=REMOVE_S)
         self._notes(agent).has_container = False
+
+
+def _dialled(agent: str, spec: SandboxSpec) -> str:
+    """In a network that leads nowhere the helper alone reaches its port, as root."""
+    nowhere = container_spec.network_of(spec) is NetworkKind.NONE
+    return dialled(agent) if nowhere and spec.port is not None and os.geteuid() == 0 else ""
 
 
 def _own() -> tuple[int, int]:

@@ -31,22 +31,23 @@ from hive.errors import (
     WrongState,
 )
 from hive.host.cgroup import Leaf, Subtree
+from hive.host.firecracker import ask_version, why_not_pause
 from hive.host.limits import Fence, Fences
 from hive.host.process import Identity, Snapshot, boot_id, identify, spawn
-from hive.link.messages import SandboxSpec
+from hive.link.messages import Capabilities, SandboxSpec, dialled
 from hive.link.server import PATH_MAX_BYTES
 from hive.sandbox import home, pageout, vmm
 from hive.sandbox.machine import ENDS_S, RunningMachine
 from hive.sandbox.machine_dir import DISK, KERNEL, ROOTFS, MachineDir, Note, Owner, all_in, check_image
-from hive.sandbox.process import Group
-from hive.sandbox.runtime import Capabilities, Place, Run, Running
-from hive.sandbox.signals import SignalGroup
+from hive.sandbox.process import check_user, group_of
+from hive.sandbox.runtime import NO_EXEC, Place, Run, Running
 from hive.sandbox.vmm import PAUSED, RUNNING, START, Vmm
 from hive.settings import Paths, Sandbox
 
 log = logging.getLogger("hive.sandbox")
 
 NAME = "firecracker"
+NO_FILTER = "what a tap device lets through is the host's firewall's to say"
 """What the VMM's file is called: a jailer names the directory of its jails after it."""
 UP_S = 5.0
 """From the fork to an API that answers."""
@@ -92,11 +93,13 @@ class FirecrackerRuntime:
         except HiveError as error:
             why_not = error.message
         else:
-            why_not_freeze = vmm.why_not_pause(await asyncio.to_thread(self._ask_version), has_vsock=True)
+            why_not_freeze = why_not_pause(await asyncio.to_thread(self._ask_version), has_vsock=True)
         return Capabilities(
             why_not=why_not,
             why_not_freeze=why_not_freeze,
             why_not_page_out=pageout.why_not(None if subtree is None else subtree.path),
+            why_not_egress=NO_FILTER,
+            why_not_exec=NO_EXEC,
             limits=fences.lacking(),
         )
 
@@ -113,19 +116,10 @@ class FirecrackerRuntime:
 
     def _ask_version(self) -> str:
         """What `firecracker --version` says, empty where it says nothing."""
-        said = os.memfd_create("version", os.MFD_CLOEXEC)
         try:
-            child = spawn([str(self._firecracker), "--version"], env={"PATH": PROGRAM_PATH}, stdout_fd=said)
-            try:
-                child.wait(VERSION_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            return os.pread(said, 200, 0).decode(errors="replace")
+            return ask_version(self._firecracker)
         except HiveError:
             return ""
-        finally:
-            os.close(said)
 
     def place(self, agent: str, spec: SandboxSpec) -> Place:  # noqa: ARG002
         found = self._dir(agent)
@@ -149,33 +143,25 @@ class FirecrackerRuntime:
             raise BadRequest("command: a virtual machine runs what its image says")
         if Path(spec.log) != self._paths.log(agent):
             raise BadRequest(f"the log of {agent} must be {self._paths.log(agent)}")
-        self._check_user(spec)
+        if spec.uid is None and self._jailer is not None:
+            raise BadRequest("a jailed machine needs a uid of its own")
+        check_user(spec)
         check_image("kernel", Path(machine.kernel))
         check_image("root file system", Path(machine.rootfs))
         if spec.egress is not None and machine.tap:
             raise NotSupported(
-                "egress: what a tap device lets through is the host's firewall's to say",
+                f"egress: {NO_FILTER}",
                 hint="leave out egress, or tap: without one a guest reaches Hive and nothing else",
             )
         if spec.limits.memory_mb is not None and spec.limits.memory_mb <= machine.memory_mb:
             raise BadRequest(
                 f"limits: memory_mb: the guest alone has {machine.memory_mb} MiB", hint="its VMM needs some more"
             )
-        if spec.port is not None and len(os.fsencode(found.vsock)) > PATH_MAX_BYTES:
+        if spec.port is not None and spec.uid is None and len(os.fsencode(found.vsock)) > PATH_MAX_BYTES:
             raise BadRequest(
                 f"{found.vsock} has more than {PATH_MAX_BYTES} bytes", hint="use a shorter --state-dir or chroot_base"
             )
         return machine
-
-    def _check_user(self, spec: SandboxSpec) -> None:
-        if spec.uid is None:
-            if self._jailer is not None:
-                raise BadRequest("a jailed machine needs a uid of its own")
-            return
-        if spec.uid <= 0 or spec.gid == 0 or spec.uid == os.geteuid():
-            raise NotPermitted(f"an agent runs as a user of its own, never as uid {spec.uid}, gid {spec.gid}")
-        if os.geteuid() != 0:
-            raise NotPermitted("only root can run agents as other users")
 
     def _make(self, found: MachineDir, agent: str, machine: FirecrackerSpec, owner: Owner | None) -> bool:
         note = Note(state=self._state, agent=agent)
@@ -306,14 +292,9 @@ class FirecrackerRuntime:
     ) -> tuple[RunningMachine, Vmm]:
         found = MachineDir(Path(run.handle), jailed=self._jailer is not None)
         api = Vmm(found.api, pid=run.main.pid)
-        address = "" if spec.port is None else f"vsock:{found.vsock}:{spec.port}"
-        group = self._group(spec, run, mark)
-        return RunningMachine(run, api, group, fence, address=address, ended_fd=ended_fd, child=child), api
-
-    @staticmethod
-    def _group(spec: SandboxSpec, run: Run, mark: str) -> Group:
-        """A jailer clears the environment, mark and all: what is not in a cgroup is known by its uid."""
-        return SignalGroup(run.main, uid=spec.uid, mark=mark) if run.leaf is None else Leaf(Path(run.leaf))
+        address = _address_of(found, spec)
+        group = group_of(spec, run, mark)
+        return RunningMachine(run, api, group, fence, address=address, place=found, ended_fd=ended_fd, child=child), api
 
     # --- across helpers ------------------------------------------------------------------------------------------
 
@@ -357,7 +338,7 @@ class FirecrackerRuntime:
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:
         if run.main.boot != boot_id():
             return
-        self._group(spec, run, mark).kill()
+        group_of(spec, run, mark).kill()
         for pid in self._dir(agent).residents(Snapshot()):
             if (who := identify(pid)) is not None and pid in self._dir(agent).residents(Snapshot()):
                 who.send(signal.SIGKILL)
@@ -385,6 +366,13 @@ class FirecrackerRuntime:
 
 def _owner(spec: SandboxSpec) -> Owner | None:
     return None if spec.uid is None else (spec.uid, spec.uid if spec.gid is None else spec.gid)
+
+
+def _address_of(found: MachineDir, spec: SandboxSpec) -> str:
+    """Where its port is asked for: at its VMM. Where that is another user's, by the helper, which follows no link."""
+    if spec.port is None:
+        return ""
+    return f"vsock:{found.vsock}:{spec.port}" if spec.uid is None else dialled(found.top.name, spec.port)
 
 
 def _check_program(what: str, path: Path, hint: str) -> None:

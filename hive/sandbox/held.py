@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
 
-from hive.domain import RuntimeKind
+from hive.domain import INNER_PORT, RuntimeKind
 from hive.errors import HiveError, NotFound, NotSupported, TimedOut, WrongState
 from hive.host import netns
 from hive.host.process import Snapshot
 from hive.link.messages import Done, Ended, Frozen, Message, PagedOut, SandboxSpec, Started, Stat, Thawed
-from hive.sandbox.listeners import INNER_PORT, BringsInner, Listeners
-from hive.sandbox.runtime import Place, Running, Runtime, SaysWhy
+from hive.sandbox.dialling import Dialler
+from hive.sandbox.listeners import Listeners
+from hive.sandbox.runtime import BringsInner, Place, Running, Runtime, SaysWhy
 from hive.sandbox.table import Record, Table, storage_error
 from hive.tasks import spawn
 
@@ -73,6 +75,7 @@ class Held:
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._paging = asyncio.Lock()
+        self._dialler = Dialler()
         self._running: Running | None = None
         self._is_unknown = False
         self._exited = asyncio.Event()
@@ -357,7 +360,7 @@ class Held:
                 raise
             self._asleep = True
             self._arm(self._limits.confirm_s)
-            return Frozen(took_ms=(time.monotonic() - began) * 1000, how=running.stat(Snapshot()).freezer)
+            return Frozen(took_ms=(time.monotonic() - began) * 1000, how=running.freezer)
 
     async def page_out(self, generation: int) -> PagedOut:
         """Pages its memory out while it sleeps for `generation`; a thaw, a stop or its end gives up between slices."""
@@ -441,6 +444,13 @@ class Held:
         self._wake_up()
         with contextlib.suppress(HiveError, OSError):
             await running.thaw(deadline_s=self._limits.thaw_s)
+
+    async def dial(self) -> socket.socket:
+        """A connection to its port, the caller's. Raises WrongState where it does not run or sleeps; see `Dialler`."""
+        running = self._must_run()
+        if self._asleep:
+            raise WrongState(f"agent {self.agent} is asleep")
+        return await self._dialler.dial(running)
 
     # --- truth ---------------------------------------------------------------------------------------------------
 

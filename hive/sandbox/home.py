@@ -9,8 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted
+from hive.link.messages import SandboxSpec
+from hive.settings import Paths
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def check_places(agent: str, spec: SandboxSpec, paths: Paths) -> None:
+    """Raises BadRequest where the home and the log that are asked for are not where this agent's are."""
+    if (Path(spec.home), Path(spec.log)) != (paths.home(agent), paths.log(agent)):
+        raise BadRequest(f"home and log of {agent} must be {paths.home(agent)} and {paths.log(agent)}")
 
 
 def make_home(home: Path, *, uid: int | None, gid: int | None, files: Mapping[str, str]) -> bool:
@@ -146,8 +154,16 @@ def _remove_entry(name: str, top: int) -> None:
 
 
 def open_log(path: Path) -> int:
-    """The agent's log for appending, 0600 and Hive's: the agent writes through this descriptor and cannot open it."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    """The agent's log for appending, Hive's: the agent writes through this descriptor and cannot open it.
+
+    0600, or readable for the group of a directory that is (the daemon's, where Hive is installed).
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    directory = path.parent.stat()
+    if directory.st_mode & stat.S_IXGRP and os.fstat(fd).st_uid == os.geteuid():
+        os.fchown(fd, -1, directory.st_gid)
+        os.fchmod(fd, 0o640)
+    return fd
 
 
 def trim_log(path: Path, limit_bytes: int) -> None:

@@ -67,6 +67,24 @@ def unlink_in(jail: Path, path: Path) -> None:
             os.unlink(name, dir_fd=directory)
 
 
+@contextlib.contextmanager
+def found_in(jail: Path, path: Path) -> Iterator[str]:
+    """A name to connect to the socket at `path` by: as long as this lasts it leads to that one and nowhere else,
+    whatever is put in its place, and a link there is not followed.
+
+    Raises BadRequest where a directory on the way is a link or none, or `path` is no socket; OSError.
+    """
+    directories, name = _parts(jail, path)
+    with _opened(jail) as top, _below(top, directories, path) as directory:
+        found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            if not stat.S_ISSOCK(os.fstat(found).st_mode):
+                raise BadRequest(f"{path} is no socket")
+            yield f"/proc/self/fd/{found}"
+        finally:
+            os.close(found)
+
+
 def _parts(jail: Path, path: Path) -> tuple[tuple[str, ...], str]:
     """The directories from `jail` to `path`, and the last name."""
     if not path.is_relative_to(jail) or path == jail or ".." in path.parts:

@@ -6,25 +6,16 @@ import contextlib
 import os
 import socket
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
+from hive.domain import INNER_PORT
 from hive.errors import BadRequest, WrongState
 from hive.link.link import Link
 from hive.link.messages import Listener, ListenerGone
 from hive.link.server import PATH_MAX_BYTES, bind_private
 from hive.sandbox.jail import bind_in, unlink_in
 
-INNER_PORT = 11434
-"""Where an agent with a network of its own finds Hive, at 127.0.0.1: unmodified SDKs look for a model there."""
 INNER_PATH = f"inner:127.0.0.1:{INNER_PORT}"
-
-
-@runtime_checkable
-class BringsInner(Protocol):
-    """A started agent whose runtime made the socket inside its network itself, before the agent's program ran."""
-
-    def take_inner(self) -> socket.socket | None:
-        """The socket, which is the caller's from then on; None where there is none, or it was taken."""
 
 
 class Bound(NamedTuple):

@@ -11,16 +11,20 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from hive.errors import HiveError, NotSupported, TimedOut, WrongState
+from hive.host.firecracker import why_not_pause
 from hive.host.limits import Fence
-from hive.host.process import Snapshot, exit_code
+from hive.host.process import Snapshot, exit_code, wait_until_over
 from hive.link.messages import PagedOut, Stat
 from hive.sandbox import pageout, vmm
+from hive.sandbox.dialling import to_vmm
+from hive.sandbox.machine_dir import MachineDir
 from hive.sandbox.process import Group, remove_groups
 from hive.sandbox.runtime import Run
 from hive.sandbox.vmm import PAUSED, RUNNING, Vmm
@@ -42,6 +46,8 @@ LOOK_S = 0.002
 class RunningMachine:
     """One started agent; see `Running` for the contract."""
 
+    freezer = "firecracker"
+
     def __init__(
         self,
         run: Run,
@@ -50,12 +56,14 @@ class RunningMachine:
         fence: Fence,
         *,
         address: str,
+        place: MachineDir,
         ended_fd: int,
         child: subprocess.Popen[bytes] | None = None,
     ) -> None:
         """`group`: the VMM's process, and whatever may come of it; `child` where it is this process's own."""
         self.run = run
         self.address = address
+        self._place = place
         self.ended_fd = ended_fd
         self._api = api
         self._group = group
@@ -76,17 +84,16 @@ class RunningMachine:
         return self._api.last.state if self._api.last else ""
 
     def _is_alive(self) -> bool:
-        stat = self.run.main.stat()
-        return stat is not None and stat.alive
+        return self.run.main.is_alive()
 
-    def why_not_pause(self) -> str:
+    def _why_not_pause(self) -> str:
         version = self._api.last.vmm_version if self._api.last else ""
-        return vmm.why_not_pause(version, has_vsock=True)
+        return why_not_pause(version, has_vsock=True)
 
     # --- asleep and awake ----------------------------------------------------------------------------------------
 
     async def freeze(self, *, deadline_s: float, give_up: Callable[[], bool]) -> None:
-        if why := self.why_not_pause():
+        if why := self._why_not_pause():
             raise NotSupported(f"{why}; the agent stays awake")
         until = time.monotonic() + deadline_s
         if self._is_resuming():
@@ -131,7 +138,7 @@ class RunningMachine:
         return self._resuming is not None and not self._resuming.done()
 
     def thaw_now(self) -> bool:
-        """Never where it is known to run: with some versions every Resumed does harm (see `vmm.why_not_pause`)."""
+        """Never where it is known to run: with some versions every Resumed does harm (see `why_not_pause`)."""
         if not self._is_alive() or (self._state == RUNNING and not self._owes_resume and not self._is_resuming()):
             return True
         if not self._is_resuming():
@@ -179,8 +186,13 @@ class RunningMachine:
         """
         with contextlib.suppress(HiveError):
             await self._api.ask()
-        self._owes_resume = self._state != RUNNING or not self.why_not_pause()
+        self._owes_resume = self._state != RUNNING or not self._why_not_pause()
         return self._state
+
+    async def connect(self) -> socket.socket:
+        if not self.address:
+            raise NotSupported("it has no port that only the helper gets to")
+        return await to_vmm(self._place.top, self._place.vsock, pid=self.run.main.pid)
 
     # --- what it uses --------------------------------------------------------------------------------------------
 
@@ -198,7 +210,7 @@ class RunningMachine:
             rss_bytes=rss_bytes,
             processes=processes,
             swap_bytes=self._group.swap_bytes(snapshot),
-            freezer="firecracker",
+            freezer=self.freezer,
             address=self.address,
             limits=self._fence.lacking,
         )
@@ -229,19 +241,13 @@ class RunningMachine:
             if not await self.ends_by_itself(within_s=min(ENDS_S, grace_s)):  # the answer of one that ends may be lost
                 log.warning("machine_not_asked_to_end pid=%d error=%s", self.run.main.pid, error)
         else:
-            await self._wait_until_gone(until)
+            await wait_until_over(lambda: not self._is_alive(), until - time.monotonic())
         return await self.kill()
 
     async def ends_by_itself(self, *, within_s: float) -> bool:
         """Whether its VMM is gone, or goes within this time."""
-        await self._wait_until_gone(time.monotonic() + within_s)
+        await wait_until_over(lambda: not self._is_alive(), within_s)
         return not self._is_alive()
-
-    async def _wait_until_gone(self, until: float) -> None:
-        wait_s = LOOK_S
-        while self._is_alive() and (left_s := until - time.monotonic()) > 0:
-            await asyncio.sleep(min(wait_s, left_s))
-            wait_s = min(wait_s * 1.5, 0.1)
 
     async def kill(self) -> bool:
         until = time.monotonic() + KILL_S

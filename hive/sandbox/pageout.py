@@ -105,7 +105,8 @@ def _check_room(leaf: Path | None) -> None:
     if (free := memory.swap_free_bytes) is not None and free < SLICE_BYTES:
         total_mib = (memory.swap_total_bytes or 0) // MIB
         raise Saturated(f"swap has no room: {free // MIB} of {total_mib} MiB are free", hint="give this host more swap")
-    if leaf is not None and (room := _room_in(leaf)) is not None and room < SLICE_BYTES:
+    room = None if leaf is None else _room_in(leaf)
+    if leaf is not None and room is not None and room < min(SLICE_BYTES, _anonymous_bytes(leaf)):
         raise Saturated(f"swap has no room for this agent: its cgroup allows {room // MIB} MiB more")
 
 

@@ -15,21 +15,24 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from hive.domain import PROGRAM_PATH
+from hive.domain import INNER_PORT, PROGRAM_PATH
 from hive.errors import BadRequest, NotPermitted, NotSupported, TimedOut, WrongState
-from hive.host import netns
+from hive.host import netns, packet_filter
 from hive.host.cgroup import Leaf, Subtree
 from hive.host.limits import Fence, Fences
-from hive.host.process import Identity, Snapshot, boot_id, exit_code, identify, spawn
-from hive.link.messages import PagedOut, SandboxSpec, Stat
+from hive.host.packet_filter import Rules
+from hive.host.process import Identity, Snapshot, boot_id, exit_code, identify, spawn, wait_until_over
+from hive.link.messages import Capabilities, PagedOut, SandboxSpec, Stat, dialled
 from hive.sandbox import home, pageout
-from hive.sandbox.listeners import INNER_PORT
-from hive.sandbox.runtime import Capabilities, Place, Run, Running
+from hive.sandbox.dialling import to_port
+from hive.sandbox.runtime import NO_EXEC, Place, Run, Running
 from hive.sandbox.signals import SignalGroup
 from hive.settings import Paths
 
 log = logging.getLogger("hive.sandbox")
 
+NO_LISTS = "a list of networks takes control groups v2; here it is [] or the host's network"
+NO_NETWORK = "a network of its own for an agent takes root"
 INHERITED = ("LANG", "TZ")
 KILL_S = 2.0
 """Seconds until a process that survives SIGKILL counts as stuck in the kernel."""
@@ -56,7 +59,7 @@ class Group(Protocol):
     def remove(self) -> None: ...
 
 
-async def _pause(attempt: int) -> None:
+async def look_again(attempt: int) -> None:
     """Between looks at the kernel: the first ones at once (a busy process freezes in 16 µs), then every ms.
 
     Not by inotify: the kernel tells changes of `cgroup.events` at most every 10 ms.
@@ -67,7 +70,6 @@ async def _pause(attempt: int) -> None:
 class RunningProcess:
     """One started agent; see `Running` for the contract."""
 
-    address = ""
     why_ended = ""
 
     def __init__(
@@ -80,9 +82,11 @@ class RunningProcess:
         ended_fd: int,
         child: subprocess.Popen[bytes] | None = None,
         inner: socket.socket | None = None,
+        address: str = "",
     ) -> None:
         """`child` where it is this process's own; `inner`: what listens in its network already (see `take_inner`)."""
         self.run = run
+        self.address = address
         self.ended_fd = ended_fd
         self._group = group
         self._spec = spec
@@ -92,6 +96,10 @@ class RunningProcess:
 
     def __repr__(self) -> str:
         return f"<RunningProcess {self.run.main.pid} {self._group!r}>"
+
+    @property
+    def freezer(self) -> str:
+        return self._group.how
 
     async def freeze(self, *, deadline_s: float, give_up: Callable[[], bool]) -> None:
         try:
@@ -110,7 +118,7 @@ class RunningProcess:
                 return
             if time.monotonic() > until:
                 raise TimedOut(f"its processes did not all stop within {deadline_s:g} s")
-            await _pause(attempt)
+            await look_again(attempt)
 
     def thaw_now(self) -> bool:
         self._group.thaw()
@@ -123,7 +131,7 @@ class RunningProcess:
                 return
             if time.monotonic() > until:
                 raise TimedOut(f"its processes did not all continue within {deadline_s:g} s")
-            await _pause(attempt)
+            await look_again(attempt)
 
     def is_frozen(self) -> bool:
         return self._group.is_frozen()
@@ -144,14 +152,15 @@ class RunningProcess:
             rss_bytes=rss_bytes,
             processes=processes,
             swap_bytes=self._group.swap_bytes(snapshot),
-            freezer=self._group.how,
+            freezer=self.freezer,
+            address=self.address,
             limits=self._fence.lacking,
         )
 
     async def stop(self, *, grace_s: float) -> bool:
         self.thaw_now()
         self._group.signal(signal.SIGTERM)
-        await self._wait_until_empty(grace_s)
+        await wait_until_over(lambda: not self._is_left(), grace_s)
         return await self.kill()
 
     async def kill(self) -> bool:
@@ -167,20 +176,17 @@ class RunningProcess:
 
     def _is_left(self) -> bool:
         """The main process is looked at by itself too: as the user of the subtree it could have left its cgroup."""
-        main = self.run.main.stat()
-        return (main is not None and main.alive) or bool(self._group.pids())
-
-    async def _wait_until_empty(self, limit_s: float) -> None:
-        """Looks often at first: most agents end within milliseconds."""
-        until, wait_s = time.monotonic() + limit_s, 0.002
-        while self._is_left() and (left_s := until - time.monotonic()) > 0:
-            await asyncio.sleep(min(wait_s, left_s))
-            wait_s = min(wait_s * 1.5, 0.1)
+        return self.run.main.is_alive() or bool(self._group.pids())
 
     def take_inner(self) -> socket.socket | None:
         """See `BringsInner`. Once: from then on it is the caller's."""
         taken, self._inner = self._inner, None
         return taken
+
+    async def connect(self) -> socket.socket:
+        if not self.address or self._spec.port is None:
+            raise NotSupported("it has no port that only the helper gets to")
+        return await to_port(self.ended_fd, self._spec.port)
 
     async def reap(self) -> int | None:
         if killed := self._fence.oom_kills():
@@ -232,6 +238,36 @@ def remove_groups(group: Group, fence: Fence) -> None:
         asyncio.get_running_loop().call_later(REMOVE_AGAIN_S, remove)
 
 
+def group_of(spec: SandboxSpec, run: Run, mark: str) -> Group:
+    """All of a started agent: its cgroup, without one what carries its uid or its `mark`.
+
+    A jailer clears the environment, mark and all: then its uid is what tells.
+    """
+    return SignalGroup(run.main, uid=spec.uid, mark=mark) if run.leaf is None else Leaf(Path(run.leaf))
+
+
+def environment_of(spec: SandboxSpec, mark: str) -> dict[str, str]:
+    """All that its program is started with; nothing else of this process's environment is the agent's."""
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    name, _, value = mark.partition("=")
+    return {"PATH": PROGRAM_PATH, **inherited, "HOME": spec.home, **spec.env, name: value}
+
+
+def rules_of(spec: SandboxSpec) -> Rules:
+    """What an agent that names networks may speak with: those, and of the loopback Hive and who calls it."""
+    return Rules(tuple(spec.egress or ()), hive_port=spec.proxy_port, own_port=spec.port)
+
+
+def check_user(spec: SandboxSpec) -> None:
+    """Raises NotPermitted for a uid that is root's or Hive's own, or that only root may give. None is as this user."""
+    if spec.uid is None:
+        return
+    if spec.uid <= 0 or spec.gid == 0 or spec.uid == os.geteuid():
+        raise NotPermitted(f"an agent runs as a user of its own, never as uid {spec.uid}, gid {spec.gid}")
+    if os.geteuid() != 0:
+        raise NotPermitted("only root can run agents as other users")
+
+
 async def make_home(spec: SandboxSpec) -> bool:
     """`home.make_home`, off the loop: a disk takes its time, and a file to copy may be anything."""
     return await asyncio.to_thread(home.make_home, Path(spec.home), uid=spec.uid, gid=spec.gid, files=spec.files)
@@ -240,6 +276,10 @@ async def make_home(spec: SandboxSpec) -> bool:
 async def make_network() -> netns.Private:
     """`netns.make`, off the loop: while others are taken down the kernel lets it wait (seen: 40 ms)."""
     return await asyncio.to_thread(netns.make, INNER_PORT)
+
+
+def _address_of(agent: str, spec: SandboxSpec) -> str:
+    return dialled(agent) if spec.port is not None and spec.egress == [] else ""
 
 
 class ProcessRuntime:
@@ -254,7 +294,17 @@ class ProcessRuntime:
 
     async def capabilities(self) -> Capabilities:
         top = None if self._subtree is None else self._subtree.path
-        return Capabilities(limits=self.limits, why_not_page_out=pageout.why_not(top))
+        return Capabilities(
+            why_not_page_out=pageout.why_not(top),
+            why_not_egress=self._why_not_egress(),
+            why_not_exec=NO_EXEC,
+            limits=self.limits,
+        )
+
+    def _why_not_egress(self) -> str:
+        if os.geteuid() != 0:
+            return NO_NETWORK
+        return NO_LISTS if self._subtree is None else packet_filter.why_not()
 
     @property
     def limits(self) -> str:
@@ -271,39 +321,28 @@ class ProcessRuntime:
     def _check(self, agent: str, spec: SandboxSpec) -> None:
         if not spec.command or not all(spec.command[:1]):
             raise BadRequest("the command is empty")
-        if (Path(spec.home), Path(spec.log)) != (self._paths.home(agent), self._paths.log(agent)):
-            raise BadRequest(f"home and log of {agent} must be {self._paths.home(agent)} and {self._paths.log(agent)}")
+        home.check_places(agent, spec, self._paths)
         self._check_network(spec)
-        if spec.uid is None:
-            return
-        if spec.uid <= 0 or spec.gid == 0 or spec.uid == os.geteuid():
-            raise NotPermitted(f"an agent runs as a user of its own, never as uid {spec.uid}, gid {spec.gid}")
-        if os.geteuid() != 0:
-            raise NotPermitted("only root can run agents as other users")
+        check_user(spec)
 
-    @staticmethod
-    def _check_network(spec: SandboxSpec) -> None:
-        """`egress = []` is a network of its own, where Hive alone is reached. More takes a filter, or a way in."""
+    def _check_network(self, spec: SandboxSpec) -> None:
+        """`egress = []` is a network of its own, where Hive alone is reached; a list is a filter in the host's."""
         if spec.egress is None:
             return
-        if spec.egress:
-            raise NotSupported(
-                "egress: a list of networks needs a systemd unit; here it is [] or the host's network",
-                hint="egress = [] reaches Hive and nothing else",
-            )
         if os.geteuid() != 0:
-            raise NotSupported("egress: a network of its own for an agent takes root", hint="run Hive as root")
-        if spec.port is not None:
-            raise NotSupported(
-                "port: an agent with egress = [] cannot be called yet: nobody outside reaches its network",
-                hint="leave out port or egress",
-            )
+            raise NotSupported(f"egress: {NO_NETWORK}", hint="run Hive as root")
+        if not spec.egress:
+            return
+        if why_not := self._why_not_egress():
+            raise NotSupported(f"egress: {why_not}", hint="egress = [] reaches Hive and nothing else")
+        packet_filter.check(rules_of(spec))
 
     async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
+        self._check_network(spec)  # it may be another helper's by now, on another host
         leaf = self._subtree.leaf(agent) if self._subtree else None
         if leaf is not None:
             await leaf.let_go()
-        network = None if spec.egress is None else await make_network()
+        network = await make_network() if spec.egress == [] else None
         # No await from here to the spawn: `close` of an earlier start may yet remove a group that is empty.
         with contextlib.ExitStack() as unused, contextlib.ExitStack() as made:
             if network is not None:
@@ -314,6 +353,8 @@ class ProcessRuntime:
             if leaf is not None:
                 leaf.make()
                 made.callback(leaf.remove)
+                if spec.egress:
+                    packet_filter.put_on(leaf.path, rules_of(spec))
             fence = self._fences.make(agent, spec.limits, leaf)
             made.callback(fence.remove)
             child = self._spawn(spec, mark, log_fd, leaf, fence, network)
@@ -323,12 +364,13 @@ class ProcessRuntime:
         run = Run(main=main, leaf=str(leaf.path) if leaf else None, since=time.time())
         return RunningProcess(
             run,
-            self._group(spec, run, mark),
+            group_of(spec, run, mark),
             spec,
             fence,
             ended_fd=os.pidfd_open(child.pid),
             child=child,
             inner=network.sock if network else None,
+            address=_address_of(agent, spec),
         )
 
     def _spawn(
@@ -342,7 +384,7 @@ class ProcessRuntime:
     ) -> subprocess.Popen[bytes]:
         return spawn(
             spec.command,
-            env=self._environment(spec, mark),
+            env=environment_of(spec, mark),
             cwd=spec.home,
             uid=spec.uid,
             gid=spec.gid,
@@ -354,22 +396,13 @@ class ProcessRuntime:
             no_new_privs=True,
         )
 
-    @staticmethod
-    def _environment(spec: SandboxSpec, mark: str) -> dict[str, str]:
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        name, _, value = mark.partition("=")
-        return {"PATH": PROGRAM_PATH, **inherited, "HOME": spec.home, **spec.env, name: value}
-
-    @staticmethod
-    def _group(spec: SandboxSpec, run: Run, mark: str) -> Group:
-        return SignalGroup(run.main, uid=spec.uid, mark=mark) if run.leaf is None else Leaf(Path(run.leaf))
-
     async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:
         fd = run.main.open()
         if fd is None:
             return None
         fence = self._fences.find(agent, spec.limits, Leaf(Path(run.leaf)) if run.leaf else None)
-        return RunningProcess(run, self._group(spec, run, mark), spec, fence, ended_fd=fd)
+        address = _address_of(agent, spec)
+        return RunningProcess(run, group_of(spec, run, mark), spec, fence, ended_fd=fd, address=address)
 
     async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
         leaders = [stat for stat in snapshot.with_environment(mark) if stat.pid == stat.session]
@@ -384,7 +417,7 @@ class ProcessRuntime:
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:
         if run.main.boot != boot_id():
             return
-        group = self._group(spec, run, mark)
+        group = group_of(spec, run, mark)
         group.kill()
         group.thaw()
         self._fences.find(agent, spec.limits, None).remove()

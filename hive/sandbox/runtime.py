@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -9,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from hive.host.process import Identity, Snapshot
-from hive.link.messages import PagedOut, SandboxSpec, Stat
+from hive.link.messages import Capabilities, PagedOut, SandboxSpec, Stat
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,17 +26,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     handle: str = ""
 
 
-class Capabilities(NamedTuple):
-    """What a runtime can do on this host. Each `why_not_…` is a sentence, empty where it can.
-
-    `limits`: what of the limits it does not enforce here.
-    """
-
-    why_not: str = ""
-    """Why no agent can be started at all (no engine, no permission)."""
-    why_not_freeze: str = ""
-    why_not_page_out: str = ""
-    limits: str = ""
+NO_EXEC = "only a container can be entered"
 
 
 class Place(NamedTuple):
@@ -53,6 +44,10 @@ class Running(Protocol):
     """A pidfd: readable once the main process ended."""
     address: str
     """Where its port is reached (`AgentRow.address`), empty for 127.0.0.1."""
+
+    @property
+    def freezer(self) -> str:
+        """By what it is frozen: `cgroup`, `signals`, `docker` or `firecracker`."""
 
     async def freeze(self, *, deadline_s: float, give_up: Callable[[], bool]) -> None:
         """Returns when no process of it runs any more. Frozen: at once.
@@ -102,6 +97,25 @@ class SaysWhy(Protocol):
 
     why_ended: str
     """In words, once it is reaped; empty where there is nothing to say."""
+
+
+@runtime_checkable
+class BringsInner(Protocol):
+    """A started agent whose runtime made the socket inside its network itself, before the agent's program ran."""
+
+    def take_inner(self) -> socket.socket | None:
+        """The socket, which is the caller's from then on; None where there is none, or it was taken."""
+
+
+@runtime_checkable
+class Dialable(Protocol):
+    """A started agent whose port may be where only the helper gets to; `address` is then what `dialled` says."""
+
+    async def connect(self) -> socket.socket:
+        """Connected to its port, or to its VMM, which waits for a `CONNECT`. The caller's, who bounds the time.
+
+        Raises NotSupported where its port is elsewhere or it has none, WrongState, OSError, HiveError.
+        """
 
 
 class Runtime(Protocol):

@@ -13,7 +13,8 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Coroutine, Mapping
+import socket
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,25 @@ import uvloop
 
 from hive.domain import RuntimeKind
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, WrongState
-from hive.host import parent
+from hive.host import accounts, parent
+from hive.host.accounts import Accounts
 from hive.host.cgroup import Subtree
+from hive.host.notify import Notifier
 from hive.host.process import Snapshot, raise_descriptor_limit
+from hive.host.pulse import watched
 from hive.link.link import Link, Reply, failed
 from hive.link.messages import (
     PROTOCOL,
     AskListeners,
+    AskRuntimes,
     AskStat,
+    BackendStart,
+    BackendStop,
     Confirm,
     Define,
     Defined,
+    Dial,
+    Dialled,
     Done,
     Ended,
     Freeze,
@@ -41,6 +50,7 @@ from hive.link.messages import (
     Reaped,
     Reconcile,
     Remove,
+    Runtimes,
     Start,
     Stat,
     Stats,
@@ -49,6 +59,7 @@ from hive.link.messages import (
     ThawedAlone,
 )
 from hive.link.server import LinkServer
+from hive.sandbox import inference_units
 from hive.sandbox.allowed import Allowed
 from hive.sandbox.audit import AGENT_ID, Audit, Peer
 from hive.sandbox.docker import DockerRuntime
@@ -71,16 +82,17 @@ STATS_AT_ONCE = 50
 """Agents looked at before others have their turn: some 3 ms."""
 
 _AGENTS: frozenset[type[Message]] = frozenset(
-    {Define, Start, Stop, Freeze, Confirm, Thaw, PageOut, AskStat, Reconcile, Remove}
+    {Define, Start, Stop, Freeze, Confirm, Thaw, PageOut, AskStat, AskRuntimes, Reconcile, Remove}
 )
 MAY_ASK: dict[str, frozenset[type[Message]]] = {
-    "daemon": _AGENTS,
-    "proxy": frozenset({AskListeners}),
+    "daemon": _AGENTS | inference_units.VERBS,
+    "proxy": frozenset({AskListeners, Dial}),
     "up": _AGENTS | frozenset({Reaped}),
 }
 """What each role may ask for; every peer is root or Hive's own user already."""
 
-Answer = Message | Coroutine[Any, Any, Message]
+Answer = Message | Coroutine[Any, Any, Message | socket.socket]
+"""A socket goes with `Dialled`."""
 
 
 class Helper:
@@ -94,14 +106,16 @@ class Helper:
         limits: Limits | None = None,
         allowed: Allowed | None = None,
         audit: Audit | None = None,
+        peers: Accounts | None = None,
     ) -> None:
+        """`peers`: who is daemon and who is proxy; without it both are this user."""
         self._paths = paths
         self._runtimes = runtimes
+        self._accounts = peers or accounts.own()
         self._limits = limits or Limits()
         self._allowed = allowed or Allowed(None)
         self._audit = audit or Audit()
         self._epoch = secrets.token_hex(8)
-        self._roles: dict[Link, str] = {}
         self._peers: dict[Link, Peer] = {}
         self._held: dict[str, Held] = {}
         self._listeners = Listeners()
@@ -112,7 +126,7 @@ class Helper:
         self._log_check: asyncio.Task[None]
 
     def __repr__(self) -> str:
-        return f"<Helper {len(self._held)} agents, {sorted(self._roles.values())}>"
+        return f"<Helper {len(self._held)} agents, {sorted(peer.role for peer in self._peers.values())}>"
 
     async def open(self) -> None:
         """Takes the state directory, adopts what lives, binds the agents' sockets, then listens.
@@ -126,10 +140,11 @@ class Helper:
         self._server = LinkServer(
             self._paths.sandbox_socket,
             name=ROLE,
-            uids=frozenset({os.geteuid()}),
+            uids=frozenset({os.geteuid(), self._accounts.daemon, self._accounts.proxy}),
             on_link=self._greet,
             on_message=self._on_message,
             on_lost=self._on_lost,
+            group=self._accounts.services,
         )
         self._log_check = spawn(self._trim_logs(), name="trim logs")
 
@@ -175,6 +190,10 @@ class Helper:
         self._audit.close()
         os.close(self._lock_fd)
 
+    def what_is_wrong(self) -> str:
+        """Why its watchdog should end the process, empty where all is well. Once it is open."""
+        return "" if self.left or self._server.is_listening else "its socket takes nobody"
+
     def reload(self) -> None:
         """Reads the policy anew, for every start from now on; what runs goes on. A wrong one changes nothing."""
         try:
@@ -190,13 +209,12 @@ class Helper:
         link.tell(Hello(role=ROLE, epoch=self._epoch, pid=os.getpid()))
 
     def _on_lost(self, link: Link) -> None:
-        self._roles.pop(link, None)
         self._peers.pop(link, None)
         self._listeners.unfollow(link)
 
     def _tell_daemons(self, message: Message, *, but: Link | None = None) -> None:
-        for link, role in self._roles.items():
-            if role == "daemon" and link is not but:
+        for link, peer in self._peers.items():
+            if peer.role == "daemon" and link is not but:
                 link.tell(message)
 
     def _on_message(self, link: Link, message: Message, reply: Reply | None) -> None:
@@ -215,9 +233,11 @@ class Helper:
             spawn(_answer_later(outcome, answer), name=type(message).__name__)
 
     def _name_in(self, message: Message) -> str:
-        """The name of the agent this is about; `-` where it is about none, or none that is known."""
+        """The name of the agent (or the inference server) this is about; `-` for none, or none that is known."""
         if isinstance(message, Define):
             return message.spec.name
+        if isinstance(message, BackendStart | BackendStop):
+            return str(message.kind)
         record = self._table.records.get(getattr(message, "agent", ""))
         return "-" if record is None else record.spec.name
 
@@ -228,8 +248,11 @@ class Helper:
         """The answer, or the work that makes it. Thaw and Confirm are done on return: a wake waits for no task."""
         if isinstance(message, Hello):
             return self._hello(link, message)
-        if type(message) not in MAY_ASK.get(self._roles.get(link, ""), ()):
-            raise NotPermitted(f"{self._roles.get(link, 'nobody')} may not ask {type(message).__name__}")
+        role = self._peer(link).role
+        if type(message) not in MAY_ASK.get(role, ()):
+            raise NotPermitted(f"{role} may not ask {type(message).__name__}")
+        if type(message) in inference_units.VERBS:
+            return inference_units.do(message)
         match message:
             case Thaw():
                 return self._find(message.agent).thaw()
@@ -241,6 +264,8 @@ class Helper:
                 return self._find(message.agent).page_out(message.generation)
             case AskStat():
                 return self._stats(message.agents)
+            case AskRuntimes():
+                return self._capabilities()
             case Reconcile():
                 return self._reconcile(message.asleep)
             case Define():
@@ -254,6 +279,8 @@ class Helper:
             case AskListeners():
                 self._listeners.follow(link)
                 return Done()
+            case Dial():
+                return self._find(message.agent).dial()
             case Reaped():
                 for held in self._held.values():
                     held.reaped(message.pid, message.exit_code)
@@ -261,13 +288,26 @@ class Helper:
         raise BadRequest(f"{type(message).__name__} is not for the helper")
 
     def _hello(self, link: Link, message: Hello) -> Message:
-        if message.protocol != PROTOCOL or message.role not in MAY_ASK:
-            log.error("peer_refused role=%s protocol=%d pid=%d", message.role, message.protocol, message.pid)
+        peer = Peer.of(link, message.role)
+        if message.protocol != PROTOCOL or peer.uid not in self._may_be(message.role):
+            log.error(
+                "peer_refused role=%s protocol=%d pid=%d uid=%d", message.role, message.protocol, peer.pid, peer.uid
+            )
             link.close()
         else:
-            self._roles[link] = message.role
-            self._peers[link] = Peer.of(link, message.role)
+            self._peers[link] = peer
         return Done()
+
+    def _may_be(self, role: str) -> frozenset[int]:
+        """The uids that may have this role: a proxy that was taken over must not pass for the daemon."""
+        match role:
+            case "daemon":
+                return frozenset({0, self._accounts.daemon})
+            case "proxy":
+                return frozenset({0, self._accounts.proxy})
+            case "up":
+                return frozenset({0, os.geteuid()})
+        return frozenset()
 
     def _find(self, agent: str) -> Held:
         if (held := self._held.get(agent)) is None:
@@ -315,6 +355,10 @@ class Helper:
                 await asyncio.sleep(0)
         return Stats(agents=found)
 
+    async def _capabilities(self) -> Runtimes:
+        found = await asyncio.gather(*(runtime.capabilities() for runtime in self._runtimes.values()))
+        return Runtimes(runtimes=dict(zip(self._runtimes, found, strict=True)))
+
     async def _reconcile(self, asleep: dict[str, int]) -> Stats:
         """All at once: one agent that will not thaw keeps nobody else asleep."""
         await asyncio.gather(*(held.reconcile(asleep.get(agent)) for agent, held in self._held.items()))
@@ -332,19 +376,24 @@ class Helper:
                 self._audit.trim()
 
 
-def _drop(message: Message) -> None:
+def _drop(message: Message, descriptors: Sequence[int] = ()) -> None:
     """The answer to what was told, not asked."""
 
 
-async def _answer_later(work: Coroutine[Any, Any, Message], answer: Reply) -> None:
+async def _answer_later(work: Coroutine[Any, Any, Message | socket.socket], answer: Reply) -> None:
     try:
-        message: Message = await work
+        outcome = await work
     except HiveError as error:
-        message = failed(error)
+        answer(failed(error))
     except Exception as error:
         answer(failed(HiveError(f"{type(error).__name__}: {error}")))
         raise
-    answer(message)
+    else:
+        if isinstance(outcome, Message):
+            answer(outcome)
+        else:
+            with outcome:
+                answer(Dialled(), [outcome.fileno()])
 
 
 # --- the program -------------------------------------------------------------------------------------------------
@@ -353,14 +402,17 @@ async def _answer_later(work: Coroutine[Any, Any, Message], answer: Reply) -> No
 def make_directories(paths: Paths) -> None:
     """The directories the helper uses: agents pass through 0711 ones to what is theirs, logs are Hive's alone.
 
+    An installed one has its logs made before, for the daemon to read them.
     Raises NotPermitted where one is a link, belongs to somebody else or cannot be made.
     """
+    logs = paths.log("any").parent
     for path, mode in (
         (paths.state, 0o711),
         (paths.runtime, 0o711),
         (paths.agent_socket("any").parent, 0o711),
         (paths.home("any").parent, 0o711),
-        (paths.log("any").parent, 0o700),
+        (paths.sandbox_table.parent, 0o700 if paths.apart else 0o711),
+        (logs, 0o750 if paths.apart else 0o700),
     ):
         try:
             path.mkdir(mode=mode, parents=True, exist_ok=True)
@@ -394,7 +446,7 @@ async def _take_lock(path: Path) -> int:
             return fd
 
 
-async def _serve(paths: Paths, settings: Settings, watch_fd: int | None) -> None:
+async def _serve(paths: Paths, settings: Settings, notifier: Notifier, watch_fd: int | None) -> None:
     left = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -414,7 +466,8 @@ async def _serve(paths: Paths, settings: Settings, watch_fd: int | None) -> None
     policy = Path(settings.sandbox.policy) if settings.sandbox.policy else None
     # Under `hive up` stderr is somebody's terminal: a line for every pause and wake would flood it.
     audit = Audit(None if watch_fd is None else paths.log("sandbox-audit"))
-    helper = Helper(paths, runtimes, allowed=Allowed(policy), audit=audit)
+    peers = accounts.appliance() if paths.apart else accounts.own()
+    helper = Helper(paths, runtimes, allowed=Allowed(policy), audit=audit, peers=peers)
     await helper.open()
     loop.add_signal_handler(signal.SIGHUP, helper.reload)
     frozen_by = "systemd units" if as_units else subtree.path if subtree else "signals"
@@ -422,8 +475,11 @@ async def _serve(paths: Paths, settings: Settings, watch_fd: int | None) -> None
     if watch_fd is not None:
         parent.watch(watch_fd, left.set)
         parent.die_with_parent(signal.SIGTERM)
-    await left.wait()
-    await helper.leave()
+    with watched(notifier, helper.what_is_wrong):
+        notifier.ready("serving")
+        await left.wait()
+        notifier.stopping()
+        await helper.leave()
     process.leave()
     log.info("sandbox_left")
 
@@ -431,4 +487,5 @@ async def _serve(paths: Paths, settings: Settings, watch_fd: int | None) -> None
 def main(paths: Paths, settings: Settings, watch_fd: int | None) -> None:
     """Runs the helper until SIGTERM, SIGINT, or the end of whoever holds the other end of `watch_fd`."""
     raise_descriptor_limit()
-    uvloop.run(_serve(paths, settings, watch_fd))
+    notifier = Notifier(os.environ, pid=os.getpid())
+    uvloop.run(_serve(paths, settings, notifier, watch_fd))

@@ -33,14 +33,14 @@ from hive.errors import (
     TimedOut,
     WrongState,
 )
-from hive.host import netns, systemd
-from hive.host.cgroup import Leaf, find_mount, own_cgroup
-from hive.host.limits import ALL, CONTROLLERS, Fence, in_words, knobs, v1_mounts
+from hive.host import netns, packet_filter, systemd
+from hive.host.cgroup import Leaf, find_mount, mount_of_v1, own_cgroup
+from hive.host.limits import ALL, CONTROLLERS, Fence, in_words, knobs
 from hive.host.process import Identity, Snapshot, boot_id, identify
-from hive.link.messages import PagedOut, SandboxSpec
+from hive.link.messages import Capabilities, PagedOut, SandboxSpec, dialled
 from hive.sandbox import home, pageout, unit_plan
-from hive.sandbox.process import INHERITED, RunningProcess, make_home, make_network
-from hive.sandbox.runtime import Capabilities, Place, Run, Running
+from hive.sandbox.process import RunningProcess, environment_of, look_again, make_home, make_network, rules_of
+from hive.sandbox.runtime import NO_EXEC, Place, Run, Running
 from hive.sandbox.unit_plan import LEAF, SLICE, SLICE_PATH, Network, Places, agent_of, unit_of
 from hive.settings import Paths, Sandbox
 
@@ -51,7 +51,6 @@ BECOMES_S = 10.0
 """Seconds from the script's first line to the agent's first instruction; 3 ms on an idle machine."""
 NOTICES_S = 5.0
 """Seconds PID 1 may take to notice that a process ended."""
-PROBE = "hive-probe.service"
 ROOT_STEP_NAME = "root_step"
 """Beside the agents' scripts; no agent's id has such a character."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -111,8 +110,6 @@ class UnitRuntime:
         """`log_max_bytes` is for runtimes that write logs; how much the journal keeps is in journald.conf."""
         self._paths = paths
         self._settings = settings
-        self._filters: bool | None = None
-        self._probing = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<UnitRuntime {SLICE}>"
@@ -124,7 +121,13 @@ class UnitRuntime:
     async def capabilities(self) -> Capabilities:
         if why_not := _why_not():
             return Capabilities(why_not=why_not, why_not_freeze=why_not, why_not_page_out=why_not)
-        return Capabilities(why_not_page_out=pageout.why_not(_slice_group()), limits=_lacking(ALL))
+        return Capabilities(
+            why_not_page_out=pageout.why_not(_slice_group()),
+            why_not_egress=packet_filter.why_not(),
+            why_not_exec=NO_EXEC,
+            limits=_lacking(ALL),
+            journal=unit_of("{}"),
+        )
 
     def place(self, agent: str, spec: SandboxSpec) -> Place:  # noqa: ARG002
         return Place(self._paths.agent_socket(agent))
@@ -146,15 +149,13 @@ class UnitRuntime:
             raise BadRequest("a NUL in the command or the environment")
         if wrong := [name for name in spec.env if not _ENV_NAME.fullmatch(name)]:
             raise BadRequest(f"env: {wrong[0][:60]!r} is no environment name")
-        if (Path(spec.home), Path(spec.log)) != (self._paths.home(agent), self._paths.log(agent)):
-            raise BadRequest(f"home and log of {agent} must be {self._paths.home(agent)} and {self._paths.log(agent)}")
+        home.check_places(agent, spec, self._paths)
         if spec.uid is None or spec.uid <= 0 or spec.gid == 0 or spec.uid == os.geteuid():
             raise NotPermitted(f"an agent runs as a user of its own, never as uid {spec.uid}, gid {spec.gid}")
-        if spec.port is not None and not unit_plan.lets_callers_in(spec.egress):
-            raise NotSupported(
-                "port: nobody outside reaches the network of this agent, so it cannot be called yet",
-                hint='leave out port, use Docker, or open the loopback to it: egress = ["127.0.0.0/8"]',
-            )
+        if not unit_plan.has_own_network(spec.egress):
+            if why_not := packet_filter.why_not():
+                raise NotSupported(f"egress: {why_not}", hint="egress = [] reaches Hive and nothing else")
+            packet_filter.check(rules_of(spec))
 
     # --- start ---------------------------------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ class UnitRuntime:
         _find_program(spec)
         unit = unit_of(agent)
         with contextlib.ExitStack() as unused, contextlib.ExitStack() as made:
-            private = await self._network(spec)
+            private = await make_network() if unit_plan.has_own_network(spec.egress) else None
             network = None
             if private is not None:
                 unused.callback(os.close, private.fd)
@@ -171,7 +172,7 @@ class UnitRuntime:
                 network = Network(f"/proc/{os.getpid()}/fd/{private.fd}", inode)
             places = self._places(agent, spec)
             _write_script(places.root_step, unit_plan.ROOT_STEP)
-            _write_script(places.script, unit_plan.script(spec.command, _environment(spec, mark)))
+            _write_script(places.script, unit_plan.script(spec.command, environment_of(spec, mark)))
             unused.callback(places.script.unlink, missing_ok=True)
             if pids := Leaf(places.cgroup).pids():
                 raise WrongState(f"processes are left in {unit}: {pids}")
@@ -183,18 +184,7 @@ class UnitRuntime:
                 raise
             made.pop_all()
         run = Run(main=main, leaf=str(places.cgroup / LEAF), since=time.time(), handle=unit)
-        return self._running(spec, run, ended_fd, private)
-
-    async def _network(self, spec: SandboxSpec) -> netns.Private | None:
-        """A network of its own with Hive at the loopback; None for the host's, once it is sure to be filtered."""
-        if unit_plan.has_own_network(spec.egress):
-            return await make_network()
-        async with self._probing:
-            if self._filters is None:
-                self._filters = await _filters_addresses()
-        if not self._filters:
-            raise NotSupported("egress: this kernel filters no addresses for units (BPF), so [] or nothing is possible")
-        return None
+        return self._running(agent, spec, run, ended_fd, private)
 
     def _places(self, agent: str, spec: SandboxSpec) -> Places:
         hidden = [Path("/etc/hive"), Path(self._settings.chroot_base), Path(self._settings.docker_socket)]
@@ -225,17 +215,20 @@ class UnitRuntime:
         await _raise_if_not_executed(spec, systemd.ended_of(shown, pid), shown.get("InvocationID", ""))
         return main or Identity(pid, 0, boot_id()), os.eventfd(1, os.EFD_CLOEXEC)
 
-    def _running(self, spec: SandboxSpec, run: Run, ended_fd: int, private: netns.Private | None = None) -> RunningUnit:
+    def _running(
+        self, agent: str, spec: SandboxSpec, run: Run, ended_fd: int, private: netns.Private | None = None
+    ) -> RunningUnit:
         assert run.leaf is not None
         fence = Fence(lacking=_lacking(spec.limits))
         inner = private.sock if private else None
-        return RunningUnit(run, Leaf(Path(run.leaf)), spec, fence, ended_fd=ended_fd, inner=inner)
+        address = dialled(agent) if spec.port is not None and unit_plan.has_own_network(spec.egress) else ""
+        return RunningUnit(run, Leaf(Path(run.leaf)), spec, fence, ended_fd=ended_fd, inner=inner, address=address)
 
     # --- across helpers ------------------------------------------------------------------------------------------
 
     async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:  # noqa: ARG002
         fd = run.main.open()
-        return None if fd is None else self._running(spec, run, fd)
+        return None if fd is None else self._running(agent, spec, run, fd)
 
     async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:  # noqa: ARG002
         """By the unit's name. Asks systemd only where there is such a group: of a thousand agents few are lost."""
@@ -321,23 +314,10 @@ def _groups() -> Iterator[tuple[str, Path]]:
 
 def _lacking(limits: Limits) -> str:
     """What of `limits` systemd cannot enforce here, in words: it uses what is there, v2 or (on hybrid hosts) v1."""
-    enforced = {*(_root_group() / "cgroup.controllers").read_text().split(), *v1_mounts(_mounts())}
+    v2, mounts = (_root_group() / "cgroup.controllers").read_text().split(), _mounts()
+    enforced = {c for c in CONTROLLERS.values() if c in v2 or mount_of_v1(c, mounts) is not None}
     wanted = knobs(limits, version=2)
     return in_words(name for name, c in CONTROLLERS.items() if c in wanted and c not in enforced)
-
-
-async def _filters_addresses() -> bool:
-    """Whether IPAddressDeny does anything: systemd starts a unit whose filter the kernel does not take all the same.
-
-    Tried with a unit that does nothing: its counters are of the same kind of program.
-    """
-    properties = [("Type", "exec"), ("RemainAfterExit", "yes"), ("IPAccounting", "yes"), ("IPAddressDeny", "any")]
-    await systemd.forget(PROBE)
-    try:
-        await systemd.start(PROBE, "Whether addresses are filtered", properties, ["/bin/true"], slice_=SLICE)
-        return (await systemd.show(PROBE, "IPEgressBytes")).get("IPEgressBytes", "").isdigit()
-    finally:
-        await systemd.forget(PROBE)
 
 
 # --- one start -----------------------------------------------------------------------------------------------
@@ -348,12 +328,6 @@ def _find_program(spec: SandboxSpec) -> None:
     program = spec.command[0]
     if shutil.which(program, mode=os.F_OK, path=spec.env.get("PATH", PROGRAM_PATH)) is None:
         raise NotFound(f"no such command: {program}")
-
-
-def _environment(spec: SandboxSpec, mark: str) -> dict[str, str]:
-    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    name, _, value = mark.partition("=")
-    return {"PATH": PROGRAM_PATH, **inherited, "HOME": spec.home, **spec.env, name: value}
 
 
 def _write_script(path: Path, text: str) -> None:
@@ -368,13 +342,27 @@ def _write_script(path: Path, text: str) -> None:
 
 async def _start_unit(unit: str, spec: SandboxSpec, places: Places, network: Network | None) -> None:
     """Once more where an ended unit has the name: a helper was killed before it read how that ended."""
-    properties, command = unit_plan.properties(spec, places, network), unit_plan.command(spec, places, network)
-    description = f"Hive agent {spec.name}"
-    try:
+    properties, description = unit_plan.properties(spec, places, network), f"Hive agent {spec.name}"
+
+    async def start() -> None:
+        filtered = _put_filter(spec, places) if network is None else None
+        command = unit_plan.command(spec, places, network, filtered)
         await systemd.start(unit, description, properties, command, slice_=SLICE)
+
+    try:
+        await start()
     except WrongState:
         await systemd.forget(unit)
-        await systemd.start(unit, description, properties, command, slice_=SLICE)
+        await start()
+
+
+def _put_filter(spec: SandboxSpec, places: Places) -> int:
+    """Inode of the leaf that the agent will run in, which is filtered from now on: systemd takes the group as it is."""
+    leaf = Leaf(places.cgroup / LEAF)
+    places.cgroup.mkdir(parents=True, exist_ok=True)
+    leaf.make()
+    packet_filter.put_on(leaf.path, rules_of(spec))
+    return leaf.path.stat().st_ino
 
 
 async def _becomes(main: Identity, root_step: Path) -> bool:
@@ -382,14 +370,13 @@ async def _becomes(main: Identity, root_step: Path) -> bool:
     until = time.monotonic() + BECOMES_S
     for attempt in count():
         cmdline = _cmdline(main.pid)
-        stat = main.stat()
-        if stat is None or not stat.alive:
+        if not main.is_alive():
             return False
         if cmdline and unit_plan.has_become_the_agent(cmdline, root_step):
             return True
         if time.monotonic() > until:
             raise TimedOut(f"the agent's program was not reached within {BECOMES_S:g} s")
-        await asyncio.sleep(0 if attempt < 20 else 0.001)
+        await look_again(attempt)
     return False
 
 
@@ -424,3 +411,4 @@ async def _undo(unit: str, cgroup: Path) -> None:
         Leaf(cgroup / LEAF).thaw()
     with contextlib.suppress(HiveError):
         await systemd.forget(unit)
+    group.remove()  # made before there was a unit, where it has a filter

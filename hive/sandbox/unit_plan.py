@@ -10,17 +10,14 @@ then, as the agent's user, a script sets the environment and becomes the agent: 
 write (LD_LIBRARY_PATH, a file in the home) is looked at by anything that has a right.
 
 **Networks.** An agent has a network namespace of its own, made by the helper with a socket to Hive at 127.0.0.1 in
-it; nothing else is there. With a list in `egress` it has the host's network and systemd's filter on addresses
-(`IPAddressDeny=any`, then the list). That filter knows no ports: to let 127.0.0.1:11434 through would let through
-every backend on the loopback too, so loopback is closed unless the list names it, and such an agent reaches Hive by
-its unix socket alone (`HIVE_PROXY_SOCKET`), which unmodified SDKs do not dial. It also sees the host's abstract unix
-sockets, as everybody in that network does. What would do better, a namespace with a veth pair and a packet filter, is
-not there yet.
+it; nothing else is there. With a list in `egress` it has the host's network and a packet filter of Hive's on the group
+it runs in (hive/host/packet_filter.py), put there by the helper before the unit starts. Not systemd's IPAddressDeny=:
+that knows no ports, so to let the proxy's through would let through every backend on the loopback too. Such an agent
+sees the host's abstract unix sockets, as everybody in that network does.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import shlex
 from pathlib import Path
@@ -46,12 +43,14 @@ ROOT_STEP = f"""\
 fail() {{ echo "hive: $1" >&2; exit {FAILED}; }}
 mkdir -p "$1/{LEAF}" && echo 0 >"$1/{LEAF}/cgroup.procs" || fail 'no control group of its own'
 [ -z "$5" ] || [ "$(readlink /proc/self/ns/net)" = "net:[$5]" ] || fail 'not in its own network'
+[ -z "$6" ] || [ "$(stat -c %i "$1/{LEAF}")" = "$6" ] || fail 'not in the group that is filtered'
 exec setpriv --reuid="$2" --regid="$3" --clear-groups --no-new-privs --inh-caps=-all --ambient-caps=-all \\
     --bounding-set=-all -- /bin/sh -s hive-becomes-the-agent <"$4"
 """
-"""Arguments: control group of the unit, uid, gid, script, inode of the network namespace or nothing.
+"""Arguments: control group of the unit, uid, gid, script, inode of the network namespace or nothing, inode of the
+control group that has the agent's packet filter or nothing.
 
-systemd goes on without a namespace where it may not make one; the check does not. The agent's user may not open the
+systemd goes on without a namespace where it may not make one; the checks do not. The agent's user may not open the
 script, it is handed to it open. A file, not a `-c`: systemd 252 reads its transient units again at a daemon-reload, and
 not as it wrote them where there is a line break, `$` or `;`.
 """
@@ -61,6 +60,9 @@ _ALWAYS: Properties = [
     # The unit stays after a good end too, until the helper has read how it ended.
     ("RemainAfterExit", "yes"),
     ("StartLimitIntervalSec", "0"),
+    # What is started before another is stopped after it: at a shutdown daemon and helper leave first, and do not take
+    # the end of every agent for an end of its own.
+    ("Before", "hive-thaw.service"),
     ("TimeoutStartSec", "20s"),
     ("TimeoutStopSec", "10s"),
     ("Delegate", "yes"),
@@ -150,18 +152,8 @@ def has_own_network(egress: list[str] | None) -> bool:
     return not egress
 
 
-def lets_callers_in(egress: list[str] | None) -> bool:
-    """Whether Hive's ingress, which calls from 127.0.0.1, reaches a port of the agent.
-
-    >>> lets_callers_in(None), lets_callers_in(["192.0.2.0/24"]), lets_callers_in(["127.0.0.0/8"])
-    (False, False, True)
-    """
-    loopback = ipaddress.ip_address("127.0.0.1")
-    return any(loopback in ipaddress.ip_network(network, strict=False) for network in egress or ())
-
-
 def properties(spec: SandboxSpec, places: Places, network: Network | None) -> Properties:
-    """All properties of the unit. `network` None: the host's, filtered by `spec.egress`."""
+    """All properties of the unit. `network` None: the host's."""
     leaf = places.cgroup / LEAF
     return [
         ("SyslogIdentifier", spec.name),
@@ -170,7 +162,7 @@ def properties(spec: SandboxSpec, places: Places, network: Network | None) -> Pr
         ("ExecStop", f'-/bin/sh -c "test ! -d {leaf} || echo 0 >{leaf}/cgroup.freeze"'),
         *_ALWAYS,
         *_limits(spec.limits),
-        *_network(spec.egress, network),
+        *([] if network is None else [("NetworkNamespacePath", network.path)]),
         *_files(places),
     ]
 
@@ -178,7 +170,7 @@ def properties(spec: SandboxSpec, places: Places, network: Network | None) -> Pr
 def _limits(limits: Limits) -> Properties:
     found: list[tuple[str, str]] = []
     if limits.memory_mb is not None:
-        found.append(("MemoryMax", f"{limits.memory_mb}M"))
+        found += [("MemoryMax", f"{limits.memory_mb}M"), ("MemorySwapMax", f"{limits.memory_mb}M")]
     if limits.cpu is not None:
         found.append(("CPUQuota", f"{limits.cpu * 100:.2f}%"))
     if limits.pids is not None:
@@ -186,13 +178,6 @@ def _limits(limits: Limits) -> Properties:
     if limits.files is not None:
         found.append(("LimitNOFILE", str(limits.files)))
     return found
-
-
-def _network(egress: list[str] | None, network: Network | None) -> Properties:
-    if network is not None:
-        return [("NetworkNamespacePath", network.path)]
-    allowed = " ".join(egress or ())
-    return [("IPAccounting", "yes"), ("IPAddressDeny", "any"), ("IPAddressAllow", allowed)]
 
 
 def _files(places: Places) -> Properties:
@@ -214,11 +199,14 @@ def _files(places: Places) -> Properties:
     ]
 
 
-def command(spec: SandboxSpec, places: Places, network: Network | None) -> list[str]:
-    """What the unit executes: the root step, with none of systemd's variables (its INVOCATION_ID, the manager's)."""
+def command(spec: SandboxSpec, places: Places, network: Network | None, filtered: int | None) -> list[str]:
+    """What the unit executes: the root step, with none of systemd's variables (its INVOCATION_ID, the manager's).
+
+    `filtered`: inode of the leaf that has the agent's packet filter, None where it needs none.
+    """
     gid = spec.uid if spec.gid is None else spec.gid
     inode = str(network.inode) if network else ""
-    arguments = [str(places.cgroup), str(spec.uid), str(gid), str(places.script), inode]
+    arguments = [str(places.cgroup), str(spec.uid), str(gid), str(places.script), inode, str(filtered or "")]
     return ["/usr/bin/env", "-i", f"PATH={PROGRAM_PATH}", "/bin/sh", str(places.root_step), *arguments]
 
 

@@ -138,38 +138,6 @@ def boot(spec: FirecrackerSpec, *, kernel: str, rootfs: str, uds_path: str) -> l
     return [*calls, START]
 
 
-# --- versions ----------------------------------------------------------------------------------------------------
-
-
-def parse_version(text: str) -> tuple[int, int, int] | None:
-    """The numbers in what a VMM calls its version; None where there are none.
-
-    >>> parse_version("1.15.1"), parse_version("Firecracker v1.17.0-dev"), parse_version("main")
-    ((1, 15, 1), (1, 17, 0), None)
-    """
-    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
-    return None if found is None else (int(found[1]), int(found[2]), int(found[3] or 0))
-
-
-VSOCK_LOST_AT_PAUSE = frozenset({(1, 16, 0), (1, 16, 1)})
-"""Every resume makes the vsock device wait for an answer its guest never gives (firecracker PR 6100, issue 6074)."""
-
-
-def why_not_pause(version: str, *, has_vsock: bool) -> str:
-    """Why a machine of a VMM that calls its version so must not be paused, as a sentence; empty where it may be.
-
-    >>> why_not_pause("1.15.1", has_vsock=True), why_not_pause("1.16.1", has_vsock=False)
-    ('', '')
-    >>> why_not_pause("1.16.1", has_vsock=True)
-    'Firecracker 1.16.1 loses vsock at every pause (firecracker PR 6100): use 1.15.1, or 1.17'
-    """
-    if not has_vsock or (numbers := parse_version(version)) not in VSOCK_LOST_AT_PAUSE:
-        return ""
-    assert numbers is not None
-    plain = ".".join(map(str, numbers))
-    return f"Firecracker {plain} loses vsock at every pause (firecracker PR 6100): use 1.15.1, or 1.17"
-
-
 # --- HTTP --------------------------------------------------------------------------------------------------------
 
 

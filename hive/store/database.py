@@ -20,7 +20,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from hive.errors import DependencyDown
+from hive.errors import DependencyDown, WrongState
 from hive.store import explain
 from hive.store.lock import Lock
 from hive.store.migrations import migrate
@@ -61,11 +61,12 @@ class Database:
         """Opens, checks and migrates; a damaged file is moved aside and a new one begun, which the log says loudly.
 
         Blocks (for a large file `quick_check` takes seconds). Raises WrongState where another process holds it
-        (naming its pid) or a newer Hive wrote it, ConfigError where the directory is missing, NotPermitted,
-        StoreFull.
+        (naming its pid), a newer Hive wrote it, or a restore was cut short; ConfigError where the directory is missing,
+        NotPermitted, StoreFull.
         """
         lock = Lock(path.with_name(path.name + ".lock"), what="the database")
         try:
+            _refuse_half_restored(path)
             writer = _open_sound(path)
             try:
                 reader = _connect(path)
@@ -80,6 +81,11 @@ class Database:
             lock.release()
             raise
         return cls(path, lock, writer, reader)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the writer's thread lives; False once it is closed."""
+        return self._thread.is_alive()
 
     async def write(self, work: Work[Result]) -> Result:
         """Runs `work(conn)` in the writer thread, in one IMMEDIATE transaction; returns after the commit.
@@ -180,6 +186,17 @@ class Database:
         explained = explain.sqlite_error(error, self.path)
         explained.__cause__ = error
         return explained
+
+
+def plan_of(path: Path) -> Path:
+    """Where the plan of a restore is, for as long as it is not carried out to its end (appliance/restore.py)."""
+    return path.with_name(f"{path.name}.restoring")
+
+
+def _refuse_half_restored(path: Path) -> None:
+    """What is there may be a mixture of before and after. Raises WrongState."""
+    if plan_of(path).exists():
+        raise WrongState(f"a restore of {path} was cut short", hint="hive restore --finish brings it to its end")
 
 
 def _connect(path: Path) -> sqlite3.Connection:

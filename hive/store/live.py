@@ -26,6 +26,7 @@ from hive.domain import BackendInfo, ModelInfo, Tier
 from hive.errors import DependencyDown
 from hive.store import keys
 from hive.store.channels import CHANNELS
+from hive.store.redis_at import RedisAt
 from hive.store.write_behind import AgentKeys, Batch, WriteBehind
 
 log = logging.getLogger("hive.store")
@@ -39,6 +40,8 @@ GATHER_S = 0.05
 AGENTS_AT_ONCE = 250
 """Said in one pipeline: some 10 ms of this process. All that Redis must know of 10,000 agents takes half a second."""
 PING_S = 2.0
+_NOT_LET_IN = (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError)
+"""Redis answers, but not to this user and password: until somebody changes that it is of no use."""
 RETRY_S = (0.1, 5.0)
 REFRESH_S = 3600.0
 
@@ -51,17 +54,20 @@ class StreamEntry(NamedTuple):
 
 
 class Live:
-    """One Redis, by its unix socket. Works, and says so with `up`, whether or not that Redis is there.
+    """One Redis. Works, and says so with `up`, whether or not that Redis is there.
 
     `on_new_run` is called (on the loop) after Redis is found to be another process than before: whatever only
     the caller can rebuild (tokens, models) should be said again.
     """
 
     def __init__(
-        self, path: Path, *, on_new_run: Callable[[], None] | None = None, op_timeout_s: float = OP_TIMEOUT_S
+        self, at: RedisAt | Path, *, on_new_run: Callable[[], None] | None = None, op_timeout_s: float = OP_TIMEOUT_S
     ) -> None:
-        self.path = path
+        self.at = at if isinstance(at, RedisAt) else RedisAt(str(at))
         self.up = False
+        self.why_down = ""
+        """What Redis said, or what came of asking it; empty while it is up and before it was first asked."""
+        self._let_in = True
         self.run_id = ""
         self._on_new_run = on_new_run
         self._connects = 0
@@ -78,8 +84,7 @@ class Live:
         return f"<Live {'up' if self.up else 'down'} {self._waiting!r}>"
 
     def _client(self, answer_s: float) -> aioredis.Redis:
-        return aioredis.Redis(
-            unix_socket_path=str(self.path),
+        return self.at.client(
             socket_timeout=answer_s,
             socket_connect_timeout=self._op_timeout_s,
             retry=Retry(NoBackoff(), 0),
@@ -219,9 +224,9 @@ class Live:
                 await self._identify()
         except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
             # Redis answered, but no: it is up as far as the caller's next question is concerned.
-            if not isinstance(error, redis.exceptions.ResponseError):
-                self._note(up=False, why=str(error))
-            raise DependencyDown(f"Redis does not answer at {self.path}: {error}") from error
+            if not isinstance(error, redis.exceptions.ResponseError) or isinstance(error, _NOT_LET_IN):
+                self._note(up=False, why=str(error), let_in=not isinstance(error, _NOT_LET_IN))
+            raise DependencyDown(f"Redis does not answer at {self.at}: {error}") from error
         self._note(up=True)
         return result
 
@@ -240,12 +245,12 @@ class Live:
             if self._on_new_run is not None:
                 self._on_new_run()
 
-    def _note(self, *, up: bool, why: str = "") -> None:
+    def _note(self, *, up: bool, why: str = "", let_in: bool = True) -> None:
         if up and not self.up:
-            log.info("redis_up path=%s run_id=%s", self.path, self.run_id)
-        elif self.up and not up:
-            log.warning("redis_down path=%s error=%s", self.path, why)
-        self.up = up
+            log.info("redis_up path=%s run_id=%s", self.at, self.run_id)
+        elif not up and (self.up or not self.why_down or let_in is not self._let_in):
+            log.warning("redis_down path=%s error=%s", self.at, why)
+        self.up, self.why_down, self._let_in = up, why, let_in
 
     # --- writing behind ------------------------------------------------------------------------------------------
 

@@ -6,17 +6,27 @@ Every function takes the connection of one transaction (`Database.write`, `Datab
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
+from enum import StrEnum
 
 import msgspec
 
+from hive.domain import MESSAGE_MAX_BYTES
 from hive.errors import BadRequest, Saturated
 from hive.store import agents
 
-TEXT_MAX_BYTES = 256 * 1024
 UNDELIVERED_MAX = 100
 """Per agent, those it refused among them: with the size of one a bound of 25 MiB."""
 DELIVERED_KEPT = 20
 """Per agent, without their text: whoever waits for one still learns that it arrived."""
+
+
+class MessageState(StrEnum):
+    """What has become of a message."""
+
+    WAITING = "waiting"
+    REFUSED = "refused"
+    DELIVERED = "delivered"
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +47,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     delivered_at: float | None = None
     refused_at: float | None = None
 
+    @property
+    def state(self) -> MessageState:
+        if self.delivered_at is not None:
+            return MessageState.DELIVERED
+        return MessageState.WAITING if self.refused_at is None else MessageState.REFUSED
+
 
 _COLUMNS = Message.__struct_fields__
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM messages"
@@ -50,7 +66,7 @@ DELETE FROM messages WHERE agent_id = :agent AND delivered_at IS NOT NULL AND nu
 
 
 def check_text(text: str) -> None:
-    """Raises BadRequest where `text` is empty, larger than TEXT_MAX_BYTES, or no Unicode.
+    """Raises BadRequest where `text` is empty, larger than MESSAGE_MAX_BYTES, or no Unicode.
 
     >>> check_text("")
     Traceback (most recent call last):
@@ -62,9 +78,9 @@ def check_text(text: str) -> None:
         raise BadRequest("text: not UTF-8") from None
     if not size:
         raise BadRequest("text: empty")
-    if size > TEXT_MAX_BYTES:
+    if size > MESSAGE_MAX_BYTES:
         raise BadRequest(
-            f"text: {size} bytes, at most {TEXT_MAX_BYTES} are taken", hint="write it to a file, and send its path"
+            f"text: {size} bytes, at most {MESSAGE_MAX_BYTES} are taken", hint="write it to a file, and send its path"
         )
 
 
@@ -99,10 +115,13 @@ def get(conn: sqlite3.Connection, agent_id: str, message_id: str) -> Message | N
     return None if row is None else _message(row)
 
 
-def waiting(conn: sqlite3.Connection) -> dict[str, int]:
-    """Agent → how many wait for it; agents for whom none does are left out."""
+def waiting(conn: sqlite3.Connection, agents: Collection[str] = ()) -> dict[str, int]:
+    """Of the agents named, of all where none is: agent → how many wait for it. For whom none does is left out."""
+    named = f" AND agent_id IN ({', '.join('?' * len(agents))})" if agents else ""
     rows = conn.execute(
-        "SELECT agent_id, count(*) FROM messages WHERE delivered_at IS NULL AND refused_at IS NULL GROUP BY agent_id"
+        f"SELECT agent_id, count(*) FROM messages WHERE delivered_at IS NULL AND refused_at IS NULL{named}"
+        " GROUP BY agent_id",
+        tuple(agents),
     )
     return {row[0]: row[1] for row in rows}
 

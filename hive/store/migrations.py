@@ -1,10 +1,21 @@
-"""The tables, as steps that only add. `PRAGMA user_version` says how many were taken."""
+"""The tables, as steps that only add, so that a version of Hive runs on the database of the next one.
+
+`PRAGMA user_version` says how many of them code has to know to use the file: who knows fewer refuses it. The table
+`schema_steps` names those that were taken beyond: who does not know one of these goes on all the same, because what it
+added is none of its business.
+"""
 
 from __future__ import annotations
 
+import logging
 import sqlite3
+import time
+from typing import NamedTuple
 
+from hive import __version__
 from hive.errors import WrongState
+
+log = logging.getLogger("hive.store")
 
 _FIRST = """
 CREATE TABLE agents (
@@ -125,31 +136,88 @@ CREATE INDEX schedules_agent ON schedules (agent_id);
 """
 """Messages and schedules go with their agent (`agents.remove`)."""
 
-STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP)
-"""A step that has been released is never changed; new ones are appended and only add."""
+_JOBS = """
+CREATE TABLE jobs (
+    id TEXT PRIMARY KEY,
+    kind TEXT NOT NULL,
+    state TEXT NOT NULL,
+    progress TEXT NOT NULL,
+    eta_s REAL,
+    plan TEXT NOT NULL,
+    result TEXT,
+    error TEXT,
+    actor TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    updated_at REAL NOT NULL
+) STRICT;
+CREATE INDEX jobs_time ON jobs (created_at);
+"""
+
+STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP, _JOBS)
+"""A step that has been released is never changed; new ones are appended and only add: tables, columns that are NULL or
+have a default, indexes that refuse nothing (tests/store/test_migrations.py)."""
+
+READABLE_FROM = 3
+"""How many steps code has to know. A step that older code cannot live with would raise it to its own number."""
+
+_TAKEN = """
+CREATE TABLE IF NOT EXISTS schema_steps (
+    number INTEGER PRIMARY KEY,
+    hive TEXT NOT NULL,
+    taken_at REAL NOT NULL
+) STRICT
+"""
 
 
-def migrate(conn: sqlite3.Connection, steps: tuple[str, ...] = STEPS) -> int:
-    """Takes the missing steps in one transaction each; returns how many were taken.
+class Schema(NamedTuple):
+    """`taken`: steps that were taken. `readable_from`: how many code has to know."""
 
-    Raises WrongState where the file was written by a newer Hive, sqlite3.Error as SQLite does.
-    """
-    version: int = conn.execute("PRAGMA user_version").fetchone()[0]
-    if version > len(steps):
+    taken: int
+    readable_from: int
+
+
+def schema_of(conn: sqlite3.Connection) -> Schema:
+    """Of a database that Hive wrote; zeros for an empty one. Raises sqlite3.Error."""
+    readable_from: int = conn.execute("PRAGMA user_version").fetchone()[0]
+    has_table = conn.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'schema_steps'").fetchone()
+    last = conn.execute("SELECT max(number) FROM schema_steps").fetchone()[0] if has_table else None
+    return Schema(max(last or 0, readable_from), readable_from)
+
+
+def refuse_newer(schema: Schema, known: int = len(STEPS)) -> None:
+    """Raises WrongState where code that knows `known` steps cannot use such a database."""
+    if schema.readable_from > known:
         raise WrongState(
-            f"the database was written by a newer Hive (its version {version}, known here {len(steps)})",
+            f"the database was written by a newer Hive (its version {schema.taken}, known here {known})",
             hint="install that version again, or start with another --state-dir",
         )
-    for number, step in enumerate(steps[version:], version + 1):
+
+
+def migrate(conn: sqlite3.Connection, steps: tuple[str, ...] = STEPS, *, readable_from: int = READABLE_FROM) -> int:
+    """Takes the missing steps in one transaction each; returns how many were taken.
+
+    Raises WrongState where a newer Hive wrote the file and changed what this one knows, sqlite3.Error as SQLite does.
+    """
+    schema = schema_of(conn)
+    refuse_newer(schema, len(steps))
+    if schema.taken > len(steps):
+        log.warning(
+            "database_newer steps=%d known=%d: what the newer Hive added is left alone", schema.taken, len(steps)
+        )
+    for number, step in enumerate(steps[schema.taken :], schema.taken + 1):
         conn.execute("BEGIN IMMEDIATE")
         try:
             # One by one: executescript() would commit before its first statement.
             for statement in filter(str.strip, step.split(";")):
                 conn.execute(statement)
-            conn.execute(f"PRAGMA user_version = {number}")
+            if number > readable_from:
+                conn.execute(_TAKEN)
+                conn.execute("INSERT INTO schema_steps VALUES (?, ?, ?)", (number, __version__, time.time()))
+            else:
+                conn.execute(f"PRAGMA user_version = {number}")
             conn.execute("COMMIT")
         except BaseException:
             if conn.in_transaction:
                 conn.execute("ROLLBACK")
             raise
-    return len(steps) - version
+    return max(0, len(steps) - schema.taken)

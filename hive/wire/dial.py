@@ -1,4 +1,5 @@
-"""Connecting to an address: TCP, a unix socket, or a port of a guest behind the unix socket of its VMM."""
+"""Connecting to an address: TCP, a unix socket, a port of a guest behind the unix socket of its VMM, or what only
+another process gets to, which then hands over the connected socket."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import asyncio
 import errno
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
@@ -15,18 +16,23 @@ from hive.errors import BackendDown
 MAX_OK = 32
 """Bytes of the VMM's `OK <port>` line, its end included; a port of ten digits needs 14."""
 _OK = re.compile(rb"OK [0-9]{1,10}")
+_FETCHED = re.compile(r"helper:/([^/:]+)(?::([0-9]{1,10}))?")
 
 Speaker = TypeVar("Speaker", bound=asyncio.Protocol)
+Fetch = Callable[[str], Awaitable[socket.socket]]
+"""A connected socket to who is named; the caller owns it. Raises HiveError."""
 
 
 class Kind(StrEnum):
     TCP = "tcp"
     UNIX = "unix"
     VSOCK = "vsock"
+    HELPER = "helper"
 
 
 class Address(NamedTuple):
-    """`where`: a host, or the path of a unix socket. `port`: of the host, or of the guest; 0 where there is none."""
+    """`where`: a host, the path of a unix socket, or whom to fetch a socket of. `port`: of the host, or of the guest; 0
+    where there is none."""
 
     kind: Kind
     where: str
@@ -34,17 +40,23 @@ class Address(NamedTuple):
 
 
 def read_address(text: str) -> Address:
-    """`HOST:PORT`, `unix:PATH` (or a bare absolute path), `vsock:PATH:PORT`. Raises BackendDown for anything else.
+    """`HOST:PORT`, `unix:PATH` (or a bare absolute path), `vsock:PATH:PORT`, `helper:/WHOM` or `helper:/WHOM:PORT`.
+
+    Raises BackendDown for anything else.
 
     >>> tuple(read_address("127.0.0.1:80")), tuple(read_address("vsock:/run/v.sock:8080"))
     ((<Kind.TCP: 'tcp'>, '127.0.0.1', 80), (<Kind.VSOCK: 'vsock'>, '/run/v.sock', 8080))
     >>> read_address("[::1]:80").where, read_address("unix:/run/a.sock").where
     ('::1', '/run/a.sock')
+    >>> tuple(read_address("helper:/a1")), tuple(read_address("helper:/a1:80"))
+    ((<Kind.HELPER: 'helper'>, 'a1', 0), (<Kind.HELPER: 'helper'>, 'a1', 80))
     """
     if text.startswith("/"):
         return Address(Kind.UNIX, text)
     if text.startswith("unix:/"):
         return Address(Kind.UNIX, text.removeprefix("unix:"))
+    if (fetched := _FETCHED.fullmatch(text)) is not None:
+        return Address(Kind.HELPER, fetched[1], int(fetched[2] or 0))
     kind = Kind.VSOCK if text.startswith("vsock:/") else Kind.TCP
     where, _, port = text.removeprefix("vsock:").rpartition(":")
     if not (where and port.isascii() and port.isdigit() and len(port) <= 10):
@@ -52,8 +64,8 @@ def read_address(text: str) -> Address:
     return Address(kind, where.removeprefix("[").removesuffix("]") if kind is Kind.TCP else where, int(port))
 
 
-async def dial(text: str, make: Callable[[], Speaker]) -> Speaker:
-    """A protocol of `make` on a new connection to this address. Raises OSError, BackendDown.
+async def dial(text: str, make: Callable[[], Speaker], *, fetch: Fetch | None = None) -> Speaker:
+    """A protocol of `make` on a new connection to this address. Raises OSError, BackendDown, and what `fetch` raises.
 
     Cancelled, it leaves no connection behind; on uvloop `connection_made` may have been called by then, and no
     `connection_lost` follows.
@@ -64,19 +76,47 @@ async def dial(text: str, make: Callable[[], Speaker]) -> Speaker:
         return (await loop.create_unix_connection(make, address.where))[1]
     if address.kind is Kind.VSOCK:
         return await _call_guest(address, make)
+    if address.kind is Kind.HELPER:
+        if fetch is None:
+            raise BackendDown(f"nobody here connects to {text!r} for others")
+        sock = await fetch(address.where)
+        return await (_call_guest(address, make, sock) if address.port else _take_over(sock, make))
     transport, speaker = await loop.create_connection(make, address.where, address.port)
-    sock = transport.get_extra_info("socket")
-    if sock is not None:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _send_at_once(transport)
     return speaker
 
 
-async def _call_guest(address: Address, make: Callable[[], Speaker]) -> Speaker:
+async def _take_over(sock: socket.socket, make: Callable[[], Speaker]) -> Speaker:
+    """On a socket that is connected already."""
+    loop = asyncio.get_running_loop()
+    try:
+        sock.setblocking(False)
+        if sock.family == socket.AF_UNIX:
+            return (await loop.create_unix_connection(make, sock=sock))[1]
+        transport, speaker = await loop.create_connection(make, sock=sock)
+    except BaseException:
+        sock.close()
+        raise
+    _send_at_once(transport)
+    return speaker
+
+
+def _send_at_once(transport: asyncio.BaseTransport) -> None:
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+async def _call_guest(address: Address, make: Callable[[], Speaker], sock: socket.socket | None = None) -> Speaker:
+    """`sock`: one that is connected to the VMM already."""
     loop = asyncio.get_running_loop()
     called: asyncio.Future[Speaker] = loop.create_future()
     calling = _Calling(address.port, make, called)
     try:
-        await loop.create_unix_connection(lambda: calling, address.where)
+        if sock is None:
+            await loop.create_unix_connection(lambda: calling, address.where)
+        else:
+            await _take_over(sock, lambda: calling)
         return await called
     except BaseException:
         calling.hang_up()

@@ -81,16 +81,17 @@ class Listener:
         self._sock.close()
 
 
-def listen_tcp(port: int, *, move: bool) -> socket.socket:
-    """A listening socket on 127.0.0.1. With `move`, a taken port moves up by one until one is free (design.md §1).
+def listen_tcp(port: int, *, move: bool, address: str = "127.0.0.1") -> socket.socket:
+    """A listening socket on an IP address. With `move`, a taken port moves up by one until one is free (design.md §1).
 
-    Raises OSError (EADDRINUSE) where it is taken and may not move.
+    Raises OSError (EADDRINUSE) where it is taken and may not move, or where this host does not have the address.
     """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     while True:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            sock.bind(("127.0.0.1", port))
+            sock.bind((address, port))
             sock.listen(BACKLOG)
             return sock
         except OSError as error:

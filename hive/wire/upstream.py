@@ -12,7 +12,7 @@ from hive.errors import BackendDown, BackendTimeout, HiveError
 from hive.tasks import spawn
 from hive.wire.budget import LONG_READ
 from hive.wire.deadlines import NEVER, Deadlines
-from hive.wire.dial import dial
+from hive.wire.dial import Fetch, dial
 from hive.wire.heads import BadResponse
 from hive.wire.http1 import KnownHead, Response, ResponseParser
 
@@ -121,6 +121,15 @@ class UpstreamConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def fail(self, error: HiveError) -> bool:
+        """Somebody's request ends with `error`; False where nobody's is on it."""
+        receiver = self._receiver
+        if receiver is None:
+            return False
+        self.cancel()
+        receiver.on_failed(error, retry=False)
+        return True
+
     def switch(self, protocol: asyncio.Protocol) -> None:
         """Nothing has been asked on it, and nothing will be: all of it is `protocol`'s, and the pool forgets it."""
         transport, self._transport = self._transport, None
@@ -212,8 +221,11 @@ class Pool:
     meets a closing connection.
     """
 
-    def __init__(self, address: str, *, connect_s: float, idle_s: float, deadlines: Deadlines) -> None:
+    def __init__(
+        self, address: str, *, connect_s: float, idle_s: float, deadlines: Deadlines, fetch: Fetch | None = None
+    ) -> None:
         self.address = address
+        self._fetch = fetch
         self.deadline = NEVER
         self.known = KnownHead(Response())
         """The head of the last answer: those of one backend repeat."""
@@ -227,6 +239,7 @@ class Pool:
         self._connecting: set[asyncio.Task[None]] = set()
         self._deadlines = deadlines
         self._closed = False
+        self._gone: HiveError | None = None
         deadlines.add(self)
 
     def __repr__(self) -> str:
@@ -291,9 +304,11 @@ class Pool:
 
     async def _connect(self, waiter: Connecting) -> None:
         try:
-            connection = await asyncio.wait_for(dial(self.address, lambda: UpstreamConnection(self)), self._connect_s)
+            dialling = dial(self.address, lambda: UpstreamConnection(self), fetch=self._fetch)
+            connection = await asyncio.wait_for(dialling, self._connect_s)
         except asyncio.CancelledError:
-            waiter.on_unconnected(BackendDown(f"the backend at {self.address} is no longer used", hint="ask again"))
+            unused = BackendDown(f"the backend at {self.address} is no longer used", hint="ask again")
+            waiter.on_unconnected(self._gone or unused)
             raise
         except TimeoutError:
             waiter.on_unconnected(
@@ -318,6 +333,16 @@ class Pool:
         while self._idle and self._idle[0].idle_since + self._idle_s <= now:
             self._idle.popleft().cancel()
         self.deadline = self._idle[0].idle_since + self._idle_s if self._idle else NEVER
+
+    @property
+    def connecting(self) -> int:
+        return len(self._connecting)
+
+    def cut(self, error: HiveError) -> int:
+        """`close`, and whoever is still at it fails with `error`; how many did."""
+        self._gone = error
+        self.close()
+        return len(self._connecting) + sum(connection.fail(error) for connection in list(self._open))
 
     def close(self) -> None:
         self._closed = True

@@ -95,9 +95,9 @@ def read_handshake(request: Request) -> Handshake | None:
     >>> read_handshake(Request(b"GET", b"/", fields)) is None
     True
     """
-    fields = request.fields
     if not is_asked(request):
         return None
+    fields = request.fields
     keys = _all(fields, PREFIX + b"key")
     if len(keys) != 1 or _KEY.fullmatch(keys[0]) is None:
         raise BadRequest("a WebSocket needs one Sec-WebSocket-Key of 16 bytes in base64")

@@ -80,12 +80,6 @@ def test_time_pressure_or_an_unreached_goal_page_it_out(changed: dict[str, Any],
     assert (found.deepen, found.why) == (True, reason)
 
 
-def test_check_again_is_the_time_left_where_time_alone_may_change_it() -> None:
-    assert verdict(msgspec.structs.replace(DUE, asleep_since=982.0), NOW).check_again_s == 12.0
-    assert verdict(msgspec.structs.replace(DUE, retry_at=1060.0), NOW).check_again_s == 60.0
-    assert verdict(msgspec.structs.replace(DUE, swap_free_bytes=0), NOW).check_again_s is None
-
-
 @given(
     st.builds(
         Facts,

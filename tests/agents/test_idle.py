@@ -105,9 +105,21 @@ def test_a_wake_counts_as_activity() -> None:
     assert why(last_active_at=500.0, awake_since=989.0, minimum_awake_s=0.0) == "awake: 9 s until idle"
 
 
-def test_check_again_is_the_time_left_where_time_alone_may_change_it() -> None:
-    assert verdict(msgspec.structs.replace(IDLE, last_active_at=992.0), NOW).check_again_s == 12.0
-    assert verdict(msgspec.structs.replace(IDLE, in_flight=1), NOW).check_again_s is None
+@pytest.mark.parametrize(
+    ("changed", "brief"),
+    [
+        ({}, "quiet for 50 s"),
+        ({"in_flight": 1}, "1 request in flight"),
+        ({"last_active_at": 992.0}, "12 s until idle"),
+        ({"status": AgentStatus.PAUSED, "asleep_how": "light sleep, deep in 9 s"}, "light sleep, deep in 9 s"),
+        ({"status": AgentStatus.CREATED}, "never started"),
+        ({"status": AgentStatus.ERROR, "reason": "exited with 3"}, "exited with 3"),
+        ({"status": AgentStatus.STOPPED}, ""),
+    ],
+)
+def test_beside_its_status_only_what_that_does_not_say_is_said(changed: dict[str, Any], brief: str) -> None:
+    """The tables of `hive agent list` and of the demo each cut the sentence in their own way, and had drifted apart."""
+    assert verdict(msgspec.structs.replace(IDLE, **changed), NOW).brief == brief
 
 
 def test_cpu_time_is_measured_only_where_the_proxy_reports_the_agent_quiet_and_time_is_near() -> None:

@@ -229,6 +229,9 @@ def test_an_agent_that_cannot_be_frozen_stays_awake_and_is_left_alone_for_longer
         assert world.run(world.life.fall_asleep("idle")).why_not == "it does not stop"
         left.append(round(world.life.retry_freeze_at - loop.time()))
     assert left == [30, 60, 120, 240, 480, 600, 600]
+    for _ in range(1100):  # 2 to the power of that is more than a float can be
+        attempt = world.run(world.life.fall_asleep("idle"))
+    assert attempt.why_not == "it does not stop"
     agree(world, RUNNING, "running", "open")
 
 

@@ -274,11 +274,18 @@ def test_who_waits_can_be_looked_at_paused_and_changed(loop: VirtualLoop) -> Non
     assert len(world.roster.line) == 2
 
 
-def test_a_wake_that_waited_is_counted_once(loop: VirtualLoop) -> None:
+def test_who_is_called_twice_waits_once(loop: VirtualLoop) -> None:
     world, lives = twenty(loop, total_mb=600)
     Calls(loop, [*lives[:2], *lives[:2]])
+    loop.spend(0.05)
+    assert (len(world.roster.line), order(world, "thaw")) == (1, ["a0"])
     loop.spend(10)
-    assert (world.roster.line.waited, order(world, "thaw")) == (1, ["a0", "a1"])
+    assert order(world, "thaw") == ["a0", "a1"]
+
+
+def said(loop: VirtualLoop, sleeper: Sleeper, life: Life, stat: Stat | None) -> str:
+    sentence: str = loop.do(lambda: sleeper.why(life, stat, sleeper.verdict(life)))
+    return sentence
 
 
 # The sentence -----------------------------------------------------------------------------------------------------
@@ -288,11 +295,11 @@ def test_the_sentence_says_what_the_agent_costs_now(loop: VirtualLoop, world: Ma
     sleeper: Sleeper = loop.do(Sleeper, world.roster, world)
     life = loop.do(world.add, "bob")
     stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=5)
-    assert loop.do(sleeper.why, life, stat) == "awake: 300 s until idle; costs 120 MiB of RAM"
-    assert loop.do(sleeper.why, life, None) == "awake: 300 s until idle"
+    assert said(loop, sleeper, life, stat) == "awake: 300 s until idle; costs 120 MiB of RAM"
+    assert said(loop, sleeper, life, None) == "awake: 300 s until idle"
     deep = loop.do(world.sleeper, "deep")
     stat = Stat(state="frozen", rss_bytes=30 * MIB, swap_bytes=270 * MIB)
-    assert loop.do(sleeper.why, deep, stat).endswith("; costs 30 MiB of RAM, 270 MiB of swap")
+    assert said(loop, sleeper, deep, stat).endswith("; costs 30 MiB of RAM, 270 MiB of swap")
 
 
 def test_the_sentence_says_how_much_it_computes_where_that_was_measured(loop: VirtualLoop, world: ManyWorld) -> None:
@@ -302,4 +309,19 @@ def test_the_sentence_says_how_much_it_computes_where_that_was_measured(loop: Vi
     loop.run_until_complete(outcome_of(sleeper.check()))  # type: ignore[arg-type]
     loop.spend(2)
     stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=500_000)
-    assert loop.do(sleeper.why, life, stat).endswith("; costs 120 MiB of RAM, 25.0 % of a core")
+    assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM, 25.0 % of a core")
+
+
+def test_how_much_it_computed_long_ago_is_not_what_it_costs_now(loop: VirtualLoop, world: ManyWorld) -> None:
+    """Of one that was woken, the figure from before its sleep stayed in the sentence until the next check."""
+    sleeper: Sleeper = loop.do(Sleeper, world.roster, world)
+    life = loop.do(lambda: world.add("bob", idle_s=20))
+    loop.spend(25)
+    for cpu_us in (0, 500_000):
+        loop.spend(1)
+        world.helper.held[life.agent.id].cpu_us = cpu_us
+        loop.run_until_complete(outcome_of(sleeper.check()))  # type: ignore[arg-type]
+    stat = Stat(state="running", rss_bytes=120 * MIB, cpu_us=500_000)
+    assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM, 50.0 % of a core")
+    loop.spend(1000)
+    assert said(loop, sleeper, life, stat).endswith("; costs 120 MiB of RAM")

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from hive.appliance.checks.subject import Kind, Subject
+from hive.appliance.layout import Layout
+from hive.settings import Paths
 
 
 @pytest.fixture
@@ -15,3 +20,20 @@ def passable() -> Iterator[Path]:
     directory.chmod(0o711)
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def up(short_path: Path) -> Subject:
+    """A Hive started by hand that does not run; its directories are this test's own."""
+    paths = Paths(short_path / "state", short_path / "run")
+    for directory in (paths.state, paths.runtime, paths.runtime / "a"):
+        directory.mkdir(mode=0o700)
+    return Subject(kind=Kind.UP, paths=paths, uid=os.geteuid(), limit_s=5.0)
+
+
+@pytest.fixture
+def appliance(short_path: Path) -> Subject:
+    """An installed Hive in a root of its own."""
+    layout = Layout(short_path)
+    paths = Paths(layout.at("/var/lib/hive"), layout.at("/run/hive"))
+    return Subject(kind=Kind.APPLIANCE, paths=paths, layout=layout, uid=os.geteuid(), limit_s=5.0)

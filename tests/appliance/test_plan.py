@@ -143,7 +143,7 @@ def test_the_summary_has_the_promised_keys_of_this_run_alone_and_adds_the_demos_
 
 
 def test_the_plain_table_keeps_its_columns_whatever_an_agent_is_called() -> None:
-    views = [{"name": "a" * 40, "status": "paused", "depth": "light", "why": "x" * 100}, {"name": "b"}]
+    views = [{"name": "a" * 40, "status": "paused", "depth": "light", "brief": "x" * 100}, {"name": "b"}]
     lines = plain_table(views).split("\n")
     assert len(lines) == 3
     assert lines[1].index("paused") == lines[0].index("state")

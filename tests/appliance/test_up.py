@@ -283,6 +283,33 @@ def refused(*flags: str, path: str | None = None, state: Path) -> tuple[int, str
     return ran.returncode, ran.stderr
 
 
+def test_with_redis_url_no_redis_of_its_own_is_started_or_needed(
+    hive: HiveUp, redis_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDIS_URL", f"unix://nobody:s3cret@{redis_server.socket}")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    process = hive.start().process
+    assert process is not None
+
+    def problems() -> list[str]:
+        with contextlib.suppress(HiveError, OSError):
+            health: dict[str, Any] = hive.client.get("/api/health")
+            return health["problems"] if health["proxy"]["connected"] else []
+        return []
+
+    until(lambda: problems() or hive.ended(), hive.said)
+    assert process.stdout is not None
+    said = next(line for line in process.stdout if "REDIS_URL" in line)
+    assert f"{redis_server.socket} (REDIS_URL); none is started here" in said
+    assert any("invalid username-password pair" in problem for problem in problems()), "why it is of no use"
+    assert "redis" not in hive.children()
+    hive.send(signal.SIGINT)
+    rest = process.communicate()[0]
+    assert process.returncode == 0
+    assert "redis_down" in hive.said()
+    assert "s3cret" not in hive.said() + said + rest
+
+
 def test_without_redis_it_says_what_to_type(passable: Path) -> None:
     code, said = refused(path="/nonexistent", state=passable / "state")
     assert code == 5

@@ -22,12 +22,19 @@ def test_the_list_is_aligned_and_says_why(hive: Hive) -> None:
     assert [line.split()[0] for line in lines[1:]] == ["alice", "busy-bob"]
     assert {line.index("running") for line in lines[1:]} == {lines[0].index("STATUS")}
     assert "90 MiB" in lines[1]
-    assert "busy: 1 request in flight" in lines[1]
+    assert lines[1].endswith("  1 request in flight")
 
 
 @pytest.mark.parametrize("words", [("ps",), ("agent", "ls"), ("agent", "ps")])
 def test_the_aliases_list_too(hive: Hive, words: tuple[str, ...]) -> None:
     assert hive(*words, "-q").out == "alice\nbusy-bob\n"
+
+
+def test_show_says_what_the_runtime_is_good_for_and_why_not(hive: Hive) -> None:
+    lines = [line.strip() for line in hive("agent", "show", "alice").out.splitlines()]
+    assert "Can: start, pause, deep sleep, limits" in lines
+    assert "Cannot: egress (it takes root); exec (only a container can be entered)" in lines
+    assert hive("agent", "show", "alice", "--json").json["capabilities"]["egress"] == "it takes root"
 
 
 def test_show_is_one_screen_and_keeps_secrets_unless_asked(hive: Hive) -> None:
@@ -135,7 +142,7 @@ def test_a_container_is_created_from_the_flags_a_docker_user_expects(hive: Hive)
     assert (view["docker"]["image"], view["docker"]["mounts"]) == ("python:3.12-slim", ["/srv/data:/data:ro"])
     shown = hive("agent", "show", "carol").out
     assert "Runtime: docker, image python:3.12-slim" in shown
-    said = "Limits: 1536 MiB, 1.5 cores, 64 processes, network: none (no memory controller)"
+    said = "Limits: 1536 MiB, 1.5 cores, 64 processes, network: Hive (no memory controller)"
     assert said in shown
 
 

@@ -30,6 +30,13 @@ def test_a_message_is_sent_listed_and_dropped(hive: Hive) -> None:
     assert hive("agent", "messages", "alice", "--drop", "m0").code == 3
 
 
+@pytest.mark.parametrize(("id", "code"), [("a/b", 3), ("../schedules", 3), ("50%2F", 3), ("", 2)])
+def test_an_id_is_never_a_path(hive: Hive, id: str, code: int) -> None:
+    said = hive("agent", "messages", "alice", "--drop", id, "--json")
+    assert said.code == code
+    assert (f"message {id!r}" if id else "names nothing") in said.error["message"]
+
+
 def test_what_is_piped_in_is_sent_as_it_is(hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
     stdin(monkeypatch, "zwei\nZeilen – ü\n".encode())
     sent = hive("agent", "send", "alice", "-", "--json").json

@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from hive.cli import text
+from hive.domain import AT_REST
+
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
 
@@ -78,3 +81,7 @@ def test_a_while_that_makes_no_sense_is_exit_2(hive: Hive, words: tuple[str, ...
     result = hive("agent", "keep-awake", "alice", *words)
     assert result.code == 2
     assert said in result.err
+
+
+def test_who_is_at_rest_is_the_same_for_command_line_and_daemon() -> None:
+    assert text.AT_REST == AT_REST

@@ -37,6 +37,9 @@ def test_origins_name_line_variable_and_default(no_daemon: Hive, file: Path, mon
     assert origins["inference.port"] == "environment INFERENCE_PORT"
     assert origins["proxy.port"] == "default"
     assert f"file {file}:2" in no_daemon("config", "show", "--origin", "--config", str(file)).out
+    named = {f"{row['section']}.{row['key']}": row["variables"] for row in shown["settings"]}
+    assert named["inference.port"] == ["INFERENCE_PORT", "HIVE_INFERENCE_PORT"]
+    assert named["tenant acme.weight"] == ["TENANT_WEIGHT_acme"]
 
 
 def test_secrets_are_masked(no_daemon: Hive, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

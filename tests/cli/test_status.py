@@ -17,7 +17,7 @@ Hive = Any
 def test_status_names_the_hive_and_what_is_down(hive: Hive) -> None:
     said = hive("status")
     assert f"Socket: {hive.socket}" in said.out
-    assert "Redis: down" in said.out
+    assert "Redis: redis:6379, DOWN: WRONGPASS (requests flow, their usage waits)\n" in said.out
     assert "Status: degraded: Redis is down: requests are served, their usage waits\n" in said.out
     assert "Agents: 2 running" in said.out
     assert "not enforced" in said.out
@@ -53,7 +53,7 @@ def test_what_others_chose_does_not_steer_the_terminal() -> None:
     event = {"at": 0.0, "kind": "agent.error", "name": "bob", "reason": "no such command: \x1b]0;x\x07"}
     backend = {"backend": "ollama", "label": "", "address": "h:1", "backend_version": "1\x1b[2J", "running": True}
     unknown = {"slots": None, "slots_from": "no limit", "priority": False, "prefix_cache": "none", "warning": ""}
-    for shown in (status._event(event), status._backend({**backend, **unknown, "models": []})):
+    for shown in (status._event(event), status._backend({**backend, **unknown, "models": [], "switch": None})):
         assert "\x1b" not in shown
         assert "\\x1b" in shown
 

@@ -21,6 +21,7 @@ import uvloop
 from hive.control.api import Server, serve
 from hive.control.client import Client, path_of
 from hive.errors import BadRequest, HiveError, MethodNotAllowed, NotFound, TimedOut, TooLarge, WrongState
+from hive.host.accounts import Accounts
 
 SPEC: dict[str, Any] = {"name": "alice", "command": ["/bin/sleep", "9"]}
 
@@ -322,7 +323,7 @@ async def test_streams_end_when_the_server_does(desk: Any, tmp_path: Path) -> No
     server = await serve(desk, tmp_path / "hive.sock")
     client = Client(tmp_path / "hive.sock")
     await to_thread(client.post, "/api/agents", SPEC)
-    desk.log_path("alice").write_text("one\n")
+    desk.output("alice").path.write_text("one\n")
     desk.past = [event(1)]
     events = client.events(follow=True)
     logs = client.lines(path_of("alice", "logs"), follow=1)
@@ -346,7 +347,7 @@ async def test_a_follower_that_left_is_forgotten(client: Client, desk: Any) -> N
 
 async def test_logs_show_the_end_and_follow_a_file_that_is_cut_back(client: Client, desk: Any) -> None:
     await to_thread(client.post, "/api/agents", SPEC)
-    log = desk.log_path("alice")
+    log = desk.output("alice").path
     assert await to_thread(lambda: list(client.lines(path_of("alice", "logs")))) == []
     log.write_bytes(b"".join(b"line %d\n" % number for number in range(50_000)))
     tail = await to_thread(lambda: list(client.lines(path_of("alice", "logs"), tail=2)))
@@ -369,7 +370,7 @@ async def test_logs_show_the_end_and_follow_a_file_that_is_cut_back(client: Clie
 async def test_a_log_that_is_a_link_is_not_followed(client: Client, desk: Any, tmp_path: Path) -> None:
     await to_thread(client.post, "/api/agents", SPEC)
     (tmp_path / "secret").write_text("secret\n")
-    desk.log_path("alice").symlink_to(tmp_path / "secret")
+    desk.output("alice").path.symlink_to(tmp_path / "secret")
     with pytest.raises(HiveError):
         await to_thread(lambda: list(client.lines(path_of("alice", "logs"))))
 
@@ -401,27 +402,66 @@ def public_dir() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+def ask_as(path: Path, request: str, *, user: int, groups: list[int]) -> subprocess.CompletedProcess[str]:
+    """What this user is answered there; stderr says why it could not ask."""
+    program = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+        "s.sendall(sys.argv[2].encode() + b' HTTP/1.0\\r\\n\\r\\n');"
+        "print(b''.join(iter(lambda: s.recv(65536), b'')).decode())"
+    )
+    # The system's Python: this one may be in a home no other user may enter.
+    command = ["/usr/bin/python3", "-c", program, str(path), request]
+    return subprocess.run(
+        command, user=user, group=user, extra_groups=groups, capture_output=True, text=True, check=False
+    )
+
+
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 async def test_another_user_is_refused_even_where_the_socket_is_open(desk: Any, public_dir: Path) -> None:
     server = await serve(desk, public_dir / "hive.sock")
-    ask = [
-        "/usr/bin/python3",  # this one may be in a home no other user may enter
-        "-c",
-        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
-        "s.sendall(b'GET /api/health HTTP/1.0\\r\\n\\r\\n');"
-        "print(b''.join(iter(lambda: s.recv(65536), b'')).decode())",
-        str(public_dir / "hive.sock"),
-    ]
 
-    def asked() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ask, user=65534, group=65534, extra_groups=[], capture_output=True, text=True, check=False
-        )
+    async def asked() -> subprocess.CompletedProcess[str]:
+        return await to_thread(ask_as, public_dir / "hive.sock", "GET /api/health", user=65534, groups=[])
 
-    assert "PermissionError" in (await to_thread(asked)).stderr
+    assert "PermissionError" in (await asked()).stderr
     (public_dir / "hive.sock").chmod(0o666)
-    answer = (await to_thread(asked)).stdout
+    answer = (await asked()).stdout
     assert answer.startswith("HTTP/1.1 403 ")
     assert "uid 65534 may not steer this Hive" in answer
+    await server.close()
+
+
+INSTALLED = Accounts(daemon=61001, proxy=61002, services=61002, operators=61001, admins=61003)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize(
+    ("user", "groups", "look", "act"),
+    [
+        (61010, [61001], 200, 403),
+        (61010, [61001, 61003], 200, 200),
+        (61002, [61001], 403, 403),  # the proxy is in the group of Redis' socket
+        (61010, [61003], None, None),
+        (61010, [], None, None),
+    ],
+    ids=["operator", "admin", "the proxy", "admin who is no operator", "nobody"],
+)
+async def test_people_may_what_their_groups_may(
+    desk: Any, public_dir: Path, user: int, groups: list[int], look: int | None, act: int | None
+) -> None:
+    server = await serve(desk, public_dir / "hive.sock", INSTALLED)
+    requests = {
+        "GET /api/health": look,
+        "POST /api/system/shutdown": act,
+        "POST /api/system/inference": 400 if act == 200 else act,  # an order without a body
+        "DELETE /api/jobs/none": 404 if act == 200 else act,
+    }
+    for request, status in requests.items():
+        ran = await to_thread(ask_as, public_dir / "hive.sock", request, user=user, groups=groups)
+        if status is None:
+            assert "PermissionError" in ran.stderr
+        else:
+            assert ran.stdout.startswith(f"HTTP/1.1 {status} ")
     await server.close()

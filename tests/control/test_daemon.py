@@ -44,7 +44,7 @@ async def test_an_agent_runs_with_its_way_to_the_model_in_its_environment(box: B
     assert stat.S_ISSOCK(os.stat(tokens["socket"]).st_mode)
     assert (environment["HIVE_AGENT"], environment["HIVE_AGENT_PORT"]) == ("bob", "9000")
     assert (environment["HIVE_MODEL"], environment["HIVE_DIALECT"], environment["MINE"]) == ("llama3.2", "openai", "1")
-    await until(lambda: box.desk.log_path("bob").read_text() == "up\n")
+    await until(lambda: box.desk.output("bob").path.read_text() == "up\n")
 
 
 async def test_the_proxy_knows_an_agent_by_digests_only(box: Box) -> None:
@@ -98,7 +98,7 @@ async def test_a_deep_pause_ends_with_the_memory_in_swap(box: Box) -> None:
     with zram_swap(64):
         await box.everything()
         agent = (await box.create(command=HEAVY))["id"]
-        await until(lambda: "up" in box.desk.log_path("bob").read_text())
+        await until(lambda: "up" in box.desk.output("bob").path.read_text())
         awake = await box.desk.view("bob")
         view = await box.desk.pause("bob", timeout_s=20, now=False, deep=True, actor="uid:0")
         assert (view["status"], view["depth"], view["deep_note"]) == ("paused", "deep", "")
@@ -365,7 +365,7 @@ async def test_a_leaving_helper_wakes_everyone_and_the_next_one_finds_them(box: 
     found = await box.until(agent, "running")
     assert "helper" in found["reason"]
     await box.proxy.until_gate(agent, "open")
-    assert (found["rss_bytes"], box.desk.health()["helper"]) == (None, {"connected": False})
+    assert (found["rss_bytes"], box.desk.health()["helper"]["connected"]) == (None, False)
     with pytest.raises(LinkLost):
         await box.desk.stop("bob", "uid:0")
     await box.start_helper()
@@ -470,7 +470,9 @@ async def test_health_names_what_is_missing(box: Box, redis_server: Any) -> None
     assert (health["status"], health["isolation"]) == ("degraded", "none")
     assert health["limits"] == "as far as this host enforces them; hive agent show says what is not"
     assert (health["proxy"]["connected"], health["proxy"]["port"], health["helper"]["connected"]) == (False, None, True)
-    assert (health["redis"], health["backend"], health["token_tracking"]) == ({"up": False}, None, True)
+    assert (health["redis"]["up"], health["backend"], health["token_tracking"]) == (False, None, True)
+    assert "No such file" in health["redis"]["why"]
+    assert any(health["redis"]["why"] in problem for problem in health["problems"])
     os.symlink(redis_server.socket, box.paths.redis_socket)
     await box.start_proxy()
     await until(lambda: box.desk.health()["status"] == "ok")

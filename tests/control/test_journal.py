@@ -9,6 +9,7 @@ import pytest
 from hive.control.journal import Journal, event_of, transition_of
 from hive.domain import Agent, AgentSpec, AgentStatus
 from hive.errors import DependencyDown
+from hive.store import audit
 from hive.store.database import Database
 from hive.store.live import Live
 
@@ -55,3 +56,16 @@ async def test_a_database_that_is_gone_keeps_the_rows_for_later(database: Databa
     with pytest.raises(DependencyDown):
         await journal.flush()
     assert repr(journal) == "<Journal 1 unwritten>"
+
+
+async def test_rows_of_a_month_ago_are_pruned_in_as_many_slices_as_it_takes(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "PRUNED_AT_ONCE", 2)
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    for _ in range(5):
+        journal.changed(BOB, became(AgentStatus.PAUSING), "idle")  # in 1970
+    journal.note("backend.up")
+    await journal.flush()
+    assert await journal.prune() == 5
+    assert [event["kind"] for event in await journal.past(10)] == ["backend.up"]

@@ -10,10 +10,11 @@ from control.box import SLEEPER, Box, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.control.environment import MOUNTED_SOCKET, environment, has_own_network
+from hive.control.environment import environment, has_own_network
 from hive.control.stats import Counters
 from hive.control.world import BOOT, DaemonWorld
 from hive.domain import (
+    MOUNTED_SOCKET,
     Agent,
     AgentSpec,
     AgentStatus,
@@ -33,6 +34,7 @@ DOCKER = AgentSpec(name="bob", runtime=RuntimeKind.DOCKER, docker=DockerSpec(ima
 FIRECRACKER = AgentSpec(
     name="bob", runtime=RuntimeKind.FIRECRACKER, firecracker=FirecrackerSpec(kernel="/k", rootfs="/r"), port=9000
 )
+LISTED = msgspec.structs.replace(PROCESS, egress=["192.0.2.0/24"])
 NOWHERE = msgspec.structs.replace(PROCESS, egress=[])
 
 
@@ -64,6 +66,17 @@ def test_in_a_network_of_its_own_hive_is_where_every_sdk_can_be_pointed_at(spec:
 
 def test_process_agents_have_a_network_of_their_own_where_their_units_have() -> None:
     assert [has_own_network(PROCESS, processes_too=units) for units in (False, True)] == [False, True]
+    assert [has_own_network(LISTED, processes_too=units) for units in (False, True)] == [False, False]
+
+
+async def test_one_that_names_networks_finds_hive_at_the_proxys_port_of_the_host(box: Box) -> None:
+    world = await world_of(box)
+    await box.start_proxy()
+    spec = await world.sandbox_spec(agent_of(LISTED))
+    assert spec.proxy_port == world.started_with_port["a1"] > 0
+    assert spec.env["OPENAI_BASE_URL"] == f"http://127.0.0.1:{spec.proxy_port}/v1"
+    assert world.row(agent_of(LISTED), None).address == "127.0.0.1:9000"
+    assert (await world.sandbox_spec(agent_of(NOWHERE))).proxy_port is None
 
 
 @given(st.dictionaries(st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_", min_size=1), st.text(max_size=5)))

@@ -21,6 +21,7 @@ from hive.agents.spec import changed_fields
 from hive.control import clock, views
 from hive.control.api import serve
 from hive.control.feed import Events
+from hive.control.tail import Output
 from hive.domain import AgentSpec
 from hive.errors import BadRequest, NotFound, Saturated, TimedOut, WrongState
 
@@ -50,6 +51,7 @@ class MemoryDesk:
         self._kept_until: dict[str, float | None] = {}
         self._messages: dict[str, Answer] = {}
         self._schedules: dict[int, Answer] = {}
+        self._jobs: dict[str, Answer] = {}
         self.no_swap = False
         """Else memory can be paged out."""
 
@@ -68,8 +70,8 @@ class MemoryDesk:
             "limits": "not enforced",
             "token_tracking": True,
             "proxy": {"connected": True, "port": 11435, "ingress_port": 8480},
-            "helper": {"connected": True},
-            "redis": {"up": False},
+            "helper": {"connected": True, "enabled": True},
+            "redis": {"up": False, "at": "redis:6379", "why": "WRONGPASS"},
             "backend": {"kind": "demo", "label": "demo backend", "address": "/r/demo.sock", "version": "1", "up": True},
         }
 
@@ -89,12 +91,21 @@ class MemoryDesk:
             "kept_awake_until": self._kept_until.get(spec.name),
             "messages_waiting": sum(found["name"] == spec.name for found in self._messages.values()),
             "next_wake_at": min((s["at"] for s in self._schedules.values() if s["name"] == spec.name), default=None),
+            "capabilities": {
+                "start": "",
+                "pause": "",
+                "deep_sleep": "this host has no swap" if self.no_swap else "",
+                "limits": "",
+                "egress": "it takes root",
+                "exec": "only a container can be entered",
+            },
             "limits_not_enforced": "no memory controller" if spec.limits.memory_mb else "",
             "generation": 1,
             "since": 1.7e9,
             "reason": "exited with 1" if self._status[spec.name] == "error" else "",
-            "why": "busy: 1 request in flight",
-            "sentence": "busy: 1 request in flight; costs 90 MiB of RAM",
+            "why": "awake: 1 request in flight",
+            "brief": "1 request in flight",
+            "sentence": "awake: 1 request in flight; costs 90 MiB of RAM",
             "uid": None,
             "pid": 4711,
             "rss_bytes": 9437184 if self._depth.get(spec.name) == "deep" else 94371840,
@@ -261,8 +272,8 @@ class MemoryDesk:
             "socket": "/r/a/idalice.sock",
         }
 
-    def log_path(self, ref: str) -> Path:
-        return self._logs / f"{self._known(ref).name}.log"
+    def output(self, ref: str) -> Output:
+        return Output(self._logs / f"{self._known(ref).name}.log")
 
     async def agent_usage(self, ref: str, period_s: float, period: str, limit: int) -> Answer:
         return {
@@ -292,7 +303,55 @@ class MemoryDesk:
             "prefix_cache": "none",
             "warning": "the backend queues 3 requests itself",
             "models": models,
+            "switch": next((job for job in self._jobs.values() if job["state"] == "running"), None),
         }
+
+    async def backends(self) -> Answer:
+        row = {"backend": "vllm", "address": "127.0.0.1:8000", "unit": "", "in_use": False}
+        return {"backends": [{**row, "state": "running", "answers": True, "version": "0.32\x1b[2J"}]}
+
+    async def backend_log(self, kind: str, lines: int) -> str:
+        if kind not in ("", "vllm"):
+            raise NotFound(f"there is no inference server {kind!r}")
+        return "".join(f"line {number}\x1b[2J\n" for number in range(lines))
+
+    async def switch(self, backend: str, actor: str) -> Answer:
+        """Ends when it was looked at twice: `llama` rolled back, `demo` in use already, `http://…` never."""
+        if any(job["state"] == "running" for job in self._jobs.values()):
+            raise WrongState("a switch is under way", hint="`hive backend status` shows how far it is")
+        self.actors.append(actor)
+        job_id = f"j{len(self._jobs)}"
+        job = {"id": job_id, "kind": "backend.switch", "state": "running", "step": "close", "eta_s": 20.0}
+        job |= {"progress": "closing the gate", "result": None, "error": None, "actor": actor}
+        self._jobs[job_id] = job = {**job, "created_at": 1.7e9, "updated_at": 1.7e9, "to": backend, "looks": 0}
+        if backend == "demo":
+            job |= {"state": "done", "result": {"backend": "demo", "from": "demo", "changed": False}}
+        return job
+
+    async def job(self, job_id: str, *, wait_s: float) -> Answer:
+        job = self._job(job_id)
+        job["looks"] += 1
+        if job["looks"] == 2 and job["to"] == "vllm":
+            result = {"backend": "vllm", "from": "demo", "changed": True, "cut": 1, "took_s": 31.0}
+            job |= {"state": "done", "result": result}
+        elif job["looks"] == 2 and job["to"] == "llama":
+            error = {"code": "rolled_back", "message": "llama: it failed; demo is active again", "hint": "look there"}
+            job |= {"state": "failed", "error": {**error, "log": ["out of memory\x1b[2J"]}}
+        return job
+
+    def _job(self, job_id: str) -> Answer:
+        if job_id not in self._jobs:
+            raise NotFound(f"there is no job {job_id}")
+        return self._jobs[job_id]
+
+    async def jobs(self, limit: int) -> list[Answer]:
+        return list(self._jobs.values())[:limit]
+
+    async def cancel_job(self, job_id: str) -> Answer:
+        job = self._job(job_id)
+        error = {"code": "cancelled", "message": "vllm: it was cancelled; demo is active again", "hint": "", "log": []}
+        job |= {"state": "cancelled", "error": error}
+        return job
 
     def stats(self) -> Answer:
         return {"agents": len(self._specs), "broken": 1 / len(self._specs)}
@@ -338,7 +397,7 @@ async def main(socket: Path, proxy_port: int) -> None:
     for name in ("alice", "busy-bob"):
         await desk.create(AgentSpec(name=name, command=["/bin/sleep", "1000"], port=9000), "uid:0")
     desk.busy.add("busy-bob")
-    desk.log_path("alice").write_text("one\ntwo\n\x1b]0;evil\x07three\n")
+    desk.output("alice").path.write_text("one\ntwo\n\x1b]0;evil\x07three\n")
     desk.past = [
         {"at": 1.7e9, "kind": "agent.paused", "agent": "id-alice", "name": "alice", "from": "running", "to": "paused"}
         | {"reason": "idle for 312 s", "actor": "daemon", "outcome": "ok"}

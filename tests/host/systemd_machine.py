@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-CACHE = Path(os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci")) / "systemd"
+ALL_CACHES = Path(os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci"))
+CACHE = ALL_CACHES / "systemd"
 ROOT = CACHE / "root"
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 TOOLS = ("mmdebstrap", "systemd-nspawn")
@@ -39,18 +40,31 @@ WantedBy=multi-user.target
 HIVE_THERE, PACKAGES_THERE = "/srv/hive", "/srv/packages"
 
 
-def why_not() -> str:
-    """Why no such machine can be booted here, empty where one can."""
+def why_not(tools: tuple[str, ...] = TOOLS) -> str:
+    """Why no machine that takes these can be made and booted here, empty where one can."""
     if os.getuid() != 0:
         return "needs root"
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
-    if missing := [tool for tool in TOOLS if shutil.which(tool, path=path) is None]:
+    if missing := [tool for tool in tools if shutil.which(tool, path=path) is None]:
         return f"needs {', '.join(missing)}"
     if not SOURCES.exists():
         return f"needs {SOURCES}"
     if sys.version_info[:2] != (3, 11):
         return "the machine's Python is 3.11, this one's packages are for another"
     return ""
+
+
+def make_debian(root: Path, packages: str) -> None:
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", "bookworm"]
+    subprocess.run([*command, str(root), str(SOURCES)], check=True)
+
+
+def add_job(root: Path, unit: str) -> None:
+    """`unit` is what the machine runs when it is up."""
+    units = root / "etc/systemd/system"
+    (units / "hive-test.service").write_text(unit)
+    (units / "multi-user.target.wants").mkdir(exist_ok=True)
+    (units / "multi-user.target.wants/hive-test.service").symlink_to("../hive-test.service")
 
 
 def make_root() -> None:
@@ -60,12 +74,8 @@ def make_root() -> None:
     CACHE.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="new-", dir=CACHE))
     try:
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "bookworm"]
-        subprocess.run([*command, str(made / "root"), str(SOURCES)], check=True)
-        units = made / "root/etc/systemd/system"
-        (units / "hive-test.service").write_text(JOB)
-        (units / "multi-user.target.wants").mkdir(exist_ok=True)
-        (units / "multi-user.target.wants/hive-test.service").symlink_to("../hive-test.service")
+        make_debian(made / "root", PACKAGES)
+        add_job(made / "root", JOB)
         for there in (HIVE_THERE, PACKAGES_THERE):
             (made / "root" / there.lstrip("/")).mkdir()
         (made / "root").rename(ROOT)
@@ -78,15 +88,20 @@ def run(job: str, out: Path, *, limit_s: float) -> str:
 
     What it writes into /out is in `out` afterwards. Raises TimeoutExpired, and then the machine is gone as well.
     """
+    binds = [f"--bind-ro={REPOSITORY}:{HIVE_THERE}", f"--bind-ro={sysconfig.get_path('purelib')}:{PACKAGES_THERE}"]
+    return boot(ROOT, job, out, "--volatile=overlay", "--private-network", *binds, limit_s=limit_s)
+
+
+def boot(root: Path, job: str, out: Path, *options: str, limit_s: float) -> str:
+    """`run` in this root, with these options of systemd-nspawn besides."""
     with tempfile.TemporaryDirectory(prefix="hive-systemd-") as name, _own_group() as enter:
         brought = Path(name)
         (brought / "job").write_text(job)
-        nspawn = ["systemd-nspawn", "--quiet", f"--directory={ROOT}", "--volatile=overlay", "--boot"]
-        nspawn += ["--register=no", "--keep-unit", "--private-network", "--kill-signal=SIGRTMIN+3"]
+        nspawn = ["systemd-nspawn", "--quiet", f"--directory={root}", "--boot", *options]
+        nspawn += ["--register=no", "--keep-unit", "--kill-signal=SIGRTMIN+3"]
         # For IPAddressDeny=, which is a BPF program.
         nspawn += ["--capability=all", "--system-call-filter=bpf"]
-        nspawn += [f"--bind-ro={brought}:/in", f"--bind={out}:/out", f"--bind-ro={REPOSITORY}:{HIVE_THERE}"]
-        nspawn += [f"--bind-ro={sysconfig.get_path('purelib')}:{PACKAGES_THERE}"]
+        nspawn += [f"--bind-ro={brought}:/in", f"--bind={out}:/out"]
         booted = subprocess.run(
             ["bash", "-c", f'{enter}exec "$@"', "nspawn", *nspawn],
             env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},

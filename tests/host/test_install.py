@@ -18,12 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from host import package_sources
 
-REPOSITORY = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci")) / "bare"
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
-AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
-AUTHORITIES_THERE = "/etc/this-machines-authorities.crt"
 USER = "ann"
 
 pytestmark = [pytest.mark.bare, pytest.mark.root, pytest.mark.timeout(900)]
@@ -34,32 +32,11 @@ class Machine:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._binds = [*_pip_folders(), "/dev"]
-        for folder in self._binds:
-            (root / folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
-        self._write_pip_conf()
-        shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
-        # Under a name of its own: apt installs ca-certificates, which writes the usual file anew.
-        shutil.copy(AUTHORITIES, root / AUTHORITIES_THERE.lstrip("/"))
-
-    def _write_pip_conf(self) -> None:
-        """All of this machine's pip settings in the one file that root and users read."""
-        text = "\n".join(path.read_text() for path in _pip_files())
-        options = [line for line in text.splitlines() if ("=" in line or line[:1].isspace()) and "cert" not in line]
-        (self.root / "etc/pip.conf").write_text("[global]\n" + "\n".join(dict.fromkeys(options)) + "\n")
+        self._binds = [*package_sources.give(root), "/dev"]
+        (root / "dev").mkdir(exist_ok=True)
 
     def clone(self, where: str) -> None:
-        """What a clean clone of the working tree would hold: no build products, nothing that git ignores."""
-        listed = subprocess.run(
-            ["git", "-C", str(REPOSITORY), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            capture_output=True,
-            check=True,
-        )
-        target = self.root / where.lstrip("/")
-        for name in filter(None, listed.stdout.decode().split("\0")):
-            if (REPOSITORY / name).is_file():
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(REPOSITORY / name, target / name)
+        package_sources.clone(self.root / where.lstrip("/"))
 
     def run(self, command: str, *, user: str = "root", cwd: str = "/") -> subprocess.CompletedProcess[str]:
         """Types `command` into a shell of `user` in `cwd`."""
@@ -71,8 +48,7 @@ class Machine:
         script = f"set -e; {binds}; mount -t proc proc {shlex.quote(str(self.root))}/proc; {shell}"
         environment = {
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},
-            "PIP_CERT": AUTHORITIES_THERE,
+            **package_sources.environment(),
         }
         return subprocess.run(
             ["unshare", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", script],
@@ -81,20 +57,6 @@ class Machine:
             env=environment,
             check=False,
         )
-
-
-def _pip_files() -> list[Path]:
-    named = (Path("/etc/pip.conf"), Path("~/.config/pip/pip.conf").expanduser())
-    return [path for path in named if path.is_file()]
-
-
-def _pip_folders() -> list[str]:
-    """Local folders pip's settings name: they are part of this machine's package sources."""
-    texts = [path.read_text() for path in _pip_files()]
-    texts += [value for name, value in os.environ.items() if name.startswith("PIP_")]
-    named = re.findall(r"(?:file://|(?<=[=\s])|^)(/[\w./-]+)", "\n".join(texts), re.MULTILINE)
-    tops = {"/".join(path.split("/")[:3]) for path in named if Path(path).is_dir()}
-    return sorted(top for top in tops if top.startswith("/opt/"))
 
 
 @pytest.fixture(scope="module")

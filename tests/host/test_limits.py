@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from hive.domain import Limits
 from hive.errors import WrongState
 from hive.host import process
-from hive.host.cgroup import Leaf, Subtree
-from hive.host.limits import Fence, Fences, in_words, knobs, oom_kills, v1_mounts
+from hive.host.cgroup import Leaf, Subtree, mount_of_v1
+from hive.host.limits import CONTROLLERS, Fence, Fences, in_words, knobs, oom_kills
 from hive.host.process import allowed_files, spawn
 
 ENV = {"PATH": os.defpath}
@@ -57,10 +57,16 @@ def test_the_kernel_takes_every_quota_a_spec_may_ask_for(cores: float) -> None:
 
 
 @given(st.integers(4, 1 << 24))
-def test_both_versions_bound_memory_alike_and_leave_swap_alone(memory_mb: int) -> None:
-    both = [knobs(Limits(memory_mb=memory_mb), version=version)["memory"] for version in (1, 2)]
-    assert [value for written in both for _, value in written] == [str(memory_mb * 1024 * 1024)] * 2
-    assert not any("sw" in name for written in both for name, _ in written)
+def test_both_versions_bound_memory_alike_and_let_as_much_of_it_swap(memory_mb: int) -> None:
+    size = memory_mb << 20
+    assert knobs(Limits(memory_mb=memory_mb), version=2)["memory"] == [
+        ("memory.max", str(size)),
+        ("memory.swap.max", str(size)),
+    ]
+    assert knobs(Limits(memory_mb=memory_mb), version=1)["memory"] == [
+        ("memory.limit_in_bytes", str(size)),
+        ("memory.memsw.limit_in_bytes", str(2 * size)),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +79,7 @@ def test_both_versions_bound_memory_alike_and_leave_swap_alone(memory_mb: int) -
     ],
 )
 def test_a_v1_hierarchy_is_found_by_its_controllers(mounts: str, found: set[str]) -> None:
-    assert set(v1_mounts(mounts)) == set(found)
+    assert {name for name in CONTROLLERS.values() if mount_of_v1(name, mounts) is not None} == set(found)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +259,7 @@ def test_a_group_with_processes_of_an_earlier_start_is_not_taken_over(tmp_path: 
 def test_where_no_group_may_be_written_that_is_said_and_the_agent_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hive.host.limits.v1_mounts", lambda _: {})
+    monkeypatch.setattr("hive.host.limits.mount_of_v1", lambda *_: None)
     nowhere = Fences(tmp_path, None)
     fence = nowhere.make("a1", Limits(memory_mb=64, files=20), None)
     assert fence.lacking == "memory_mb is not enforced: no control group of that kind may be written here"
@@ -267,13 +273,14 @@ def test_where_v2_has_the_controllers_the_leaf_itself_is_limited(tmp_path: Path)
     subtree, leaf = Subtree(tmp_path / "hive-up"), Leaf(tmp_path / "hive-up" / "a1")
     leaf.path.mkdir(parents=True)
     (subtree.path / "cgroup.subtree_control").write_text("cpu memory pids\n")
-    for name in ("memory.max", "cpu.max", "pids.max"):
+    for name in ("memory.max", "memory.swap.max", "cpu.max", "pids.max"):
         (leaf.path / name).touch()
     (leaf.path / "memory.events").write_text("oom_kill 3\n")
     fence = Fences(tmp_path, subtree).make("a1", Limits(memory_mb=64, cpu=0.5, pids=10), leaf)
     assert (fence.dirs, fence.lacking, fence.oom_kills()) == ([], "", 3)
     assert fence.memory_mb() == 64
-    assert [(leaf.path / name).read_text() for name in ("memory.max", "cpu.max", "pids.max")] == [
+    assert [(leaf.path / name).read_text() for name in ("memory.max", "memory.swap.max", "cpu.max", "pids.max")] == [
+        "67108864",
         "67108864",
         "50000 100000",
         "10",

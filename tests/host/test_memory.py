@@ -36,6 +36,21 @@ def test_what_the_kernel_does_not_say_is_none_and_not_zero() -> None:
 
 
 @pytest.mark.parametrize(
+    ("swap_cached", "anon_pages", "available"),
+    [(218, 214, 258), (218, 432, 40), (9, 214, 49), (0, 214, 40), (218, 500, 40)],
+)
+def test_what_lies_in_ram_only_because_it_was_not_dropped_yet_is_available(
+    swap_cached: int, anon_pages: int, available: int
+) -> None:
+    """The first row is what Linux 6.1 said after nine agents were paged out to a disk."""
+    text = (
+        f"MemAvailable: 40 kB\nSwapCached: {swap_cached} kB\nActive(anon): 0 kB\nInactive(anon): 434 kB\n"
+        f"AnonPages: {anon_pages} kB\nShmem: 2 kB\n"
+    )
+    assert memory.parse_meminfo(text).available_bytes == available * 1024
+
+
+@pytest.mark.parametrize(
     ("text", "pressure"),
     [
         ("some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n", Pressure(0.0, None)),

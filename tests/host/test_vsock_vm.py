@@ -1,33 +1,21 @@
 """AF_VSOCK that leads somewhere: Debian's own kernel in a virtual machine whose loopback (CID 1) calls Hive's proxy.
 
-The machine is QEMU without KVM (which may be there and not boot a stock kernel). Its system disk is made by mmdebstrap
-once and kept in HIVE_CI_CACHE; nothing is written to it. A second disk carries Hive, the packages it needs and the
-guest's program (vsock_guest.py) in, and the results out.
+Hive, the packages it needs and the guest's program (vsock_guest.py) are carried in, and the results out.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
-import subprocess
-import sys
-import sysconfig
 import tempfile
-import tomllib
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import virtual_machine
 
-REPOSITORY = Path(__file__).parents[2]
-CACHE = Path(os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci")) / "vsock"
-SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 PACKAGES = "python3,python3-async-timeout,linux-image-cloud-amd64,kmod"
 """async-timeout: redis-py wants it from Pythons before 3.11.3, and the guest's is older than that."""
-TOOLS = ("mmdebstrap", "qemu-system-x86_64", "mke2fs", "debugfs")
 BOOTS_WITHIN_S = 200
 
 INIT = """#!/bin/sh
@@ -51,93 +39,25 @@ pytestmark = [pytest.mark.vsock, pytest.mark.root, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def system() -> Path:
-    """A directory with the guest's `disk`, `kernel` and `initrd`, made once."""
-    if os.getuid() != 0:
-        pytest.skip("needs root")
-    if missing := [tool for tool in TOOLS if shutil.which(tool, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None]:
-        pytest.skip(f"needs {', '.join(missing)}")
-    if not SOURCES.exists():
-        pytest.skip(f"needs {SOURCES}")
-    if sys.version_info[:2] != (3, 11):
-        pytest.skip("the guest's Python is 3.11, this one's packages are for another")
-    if not (CACHE / "initrd").exists():
-        _make_system()
-    return CACHE
+    return virtual_machine.system("vsock", PACKAGES, size_mb=900, prepare=_add_init)
 
 
-def _make_system() -> None:
-    CACHE.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="hive-vsock-") as name:
-        root = Path(name) / "root"
-        made = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", "bookworm", root, SOURCES]
-        subprocess.run(made, check=True)
-        (root / "sbin/hive-test-init").write_text(INIT)
-        (root / "sbin/hive-test-init").chmod(0o755)
-        _make_disk(root, CACHE / "disk", 900)
-        shutil.copy(next(root.glob("boot/vmlinuz-*")), CACHE / "kernel")
-        shutil.copy(next(root.glob("boot/initrd.img-*")), CACHE / "initrd.new")
-    (CACHE / "initrd.new").rename(CACHE / "initrd")
-
-
-def _make_disk(content: Path, disk: Path, size_mb: int) -> None:
-    command = ["/sbin/mke2fs", "-q", "-F", "-t", "ext4", "-d", content, disk, f"{size_mb}M"]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-
-
-def _copy_packages(target: Path) -> None:
-    """What Hive needs to run, from this Python's own packages, and Hive as it is in the working tree."""
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    wanted, here = list(project["dependencies"]), Path(sysconfig.get_path("purelib"))
-    taken: set[str] = set()
-    while wanted:
-        requirement = wanted.pop()
-        name = re.split(r"[^A-Za-z0-9._-]", requirement)[0]
-        if name in taken or "extra ==" in requirement:
-            continue
-        taken.add(name)
-        try:
-            distribution = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
-            continue  # for another system or another Python
-        wanted += distribution.requires or []
-        for file in distribution.files or []:
-            if ".." not in file.parts:
-                (target / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(here / file, target / file)
-    shutil.copytree(REPOSITORY / "hive", target / "hive", ignore=shutil.ignore_patterns("__pycache__"))
-
-
-def _boot(system: Path, payload: Path) -> None:
-    """Returns when the machine has switched itself off. Raises TimeoutExpired, and then it is gone as well."""
-    disks = [f"file={system / 'disk'},format=raw,if=virtio,snapshot=on", f"file={payload},format=raw,if=virtio"]
-    machine = ["-accel", "tcg", "-cpu", "max", "-m", "1024", "-nic", "none", "-nographic", "-no-reboot"]
-    kernel = ["-kernel", system / "kernel", "-initrd", system / "initrd"]
-    append = "console=ttyS0 root=/dev/vda ro init=/sbin/hive-test-init quiet panic=-1"
-    command = ["qemu-system-x86_64", *machine, *kernel, "-append", append]
-    for disk in disks:
-        command += ["-drive", disk]
-    subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=BOOTS_WITHIN_S, check=True)
-
-
-def _read_back(payload: Path, name: str) -> str:
-    return subprocess.run(
-        ["/sbin/debugfs", "-R", f"cat /{name}", payload], capture_output=True, text=True, check=True
-    ).stdout
+def _add_init(root: Path) -> None:
+    (root / "sbin/hive-test-init").write_text(INIT)
+    (root / "sbin/hive-test-init").chmod(0o755)
 
 
 @pytest.fixture(scope="module")
 def results(system: Path) -> dict[str, Any]:
     """What the guest's callers were answered."""
     with tempfile.TemporaryDirectory(prefix="hive-vsock-") as name:
-        content, payload = Path(name) / "content", Path(name) / "payload"
-        _copy_packages(content / "packages")
+        content = Path(name) / "content"
+        virtual_machine.copy_packages(content / "packages")
         shutil.copy(Path(__file__).with_name("vsock_guest.py"), content)
         (content / "go").write_text(GO)
-        _make_disk(content, payload, 300)
-        _boot(system, payload)
-        console = _read_back(payload, "console.txt")
+        append = "ro init=/sbin/hive-test-init"
+        console, found = virtual_machine.run(system, content, size_mb=300, append=append, limit_s=BOOTS_WITHIN_S)
         print(console)
-        found = _read_back(payload, "results.json")
     assert found, console
     told: dict[str, Any] = json.loads(found)
     assert "failed" not in told, f"{told['failed']}\n{console}"

@@ -3,6 +3,7 @@
 # ruff: noqa: ASYNC240 - a test's loop may wait for its disk and for systemctl
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -34,8 +35,11 @@ from host.unit_agents import (
 from sandbox.harness import Daemon, until
 
 from hive.domain import Limits
-from hive.errors import BadRequest, HiveError, NotPermitted, NotSupported
-from hive.sandbox.unit import UnitRuntime
+from hive.errors import BackendDown, BadRequest, HiveError, NotPermitted, NotSupported
+from hive.host import packet_filter
+from hive.link.client import LinkClient
+from hive.link.messages import Dial, Dialled, Hello, dialled
+from hive.sandbox import unit
 
 # --- limits --------------------------------------------------------------------------------------------------------
 
@@ -48,7 +52,7 @@ async def test_its_limits_are_the_units(daemon: Daemon) -> None:
     shown = show(agent, "MemoryMax", "MemorySwapMax", "CPUQuotaPerSecUSec", "TasksMax", "LimitNOFILE", "OOMPolicy")
     assert shown == {
         "MemoryMax": str(64 << 20),
-        "MemorySwapMax": "infinity",
+        "MemorySwapMax": str(64 << 20),
         "CPUQuotaPerSecUSec": "500ms",
         "TasksMax": "20",
         "LimitNOFILE": "99",
@@ -273,22 +277,88 @@ async def test_hive_is_at_its_loopback_again_after_the_helper_was_killed(
     assert (await report_of(agent))["inner"] == "connected and silent"
 
 
-async def test_with_a_list_it_reaches_that_list_and_no_loopback(daemon: Daemon, runtime: UnitRuntime) -> None:
+async def test_with_a_list_it_reaches_that_list_and_of_the_loopback_hive_alone(daemon: Daemon) -> None:
     agent = new_id()
     own = str(PATHS.agent_socket(agent))
     body = TRY + (
-        "found['tcp'] = [call((host, 18000), 1.0) for host in ('127.0.0.2', '127.0.0.1')]\n"
-        f"found['own'] = call({own!r})\n"
+        "where = [('127.0.0.2', 18000), ('127.0.0.1', 18001), ('127.0.0.1', 18000)]\n"
+        f"found['tcp'], found['own'] = [call(address, 1.0) for address in where], call({own!r})\n"
     )
-    with served(("127.0.0.2", 18000)) as allowed, served(("127.0.0.1", 18000)) as denied:
+    with (
+        served(("127.0.0.2", 18000)) as allowed,
+        served(("127.0.0.1", 18001)) as hive,
+        served(("127.0.0.1", 18000)) as denied,
+    ):
         try:
-            await started(daemon, agent, reporter(body), egress=["127.0.0.2/32"])
+            await started(daemon, agent, reporter(body), egress=["127.0.0.2/32"], proxy_port=18001)
         except NotSupported as error:
             pytest.skip(error.message)
         found = await report_of(agent)
-    assert found["tcp"] in (["connected served", "timeout"], ["connected served", "PermissionError"])
-    assert (allowed[0], denied[0]) == (1, 0)
+    assert found["tcp"][:2] == ["connected served"] * 2
+    assert found["tcp"][2] in ("timeout", "PermissionError")
+    assert (allowed[0], hive[0], denied[0]) == (1, 1, 0)
     assert found["own"] == "connected and silent"
+
+
+async def test_the_filter_is_as_it_was_after_it_was_killed_and_started_again(daemon: Daemon) -> None:
+    """systemd removes the group with the unit: each start has a new one, and the filter of its own spec."""
+    agent = new_id()
+    body = TRY + "found['tcp'] = call(('127.0.0.1', 18000), 1.0)\n"
+    with served(("127.0.0.1", 18000)) as calls:
+        for times in (1, 2):
+            (PATHS.home(agent) / "report.json").unlink(missing_ok=True)
+            try:
+                await started(daemon, agent, reporter(body), egress=["192.0.2.0/24"])
+            except NotSupported as error:
+                pytest.skip(error.message)
+            assert (await report_of(agent))["tcp"] in ("timeout", "PermissionError")
+            await daemon.client.stop(agent, grace_s=0)
+            await until(lambda times=times: not group_of(agent).exists())
+    assert calls[0] == 0
+
+
+async def test_a_unit_whose_group_was_exchanged_does_not_become_the_agent(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, put_filter = new_id(), unit._put_filter
+    if why_not := packet_filter.why_not():
+        pytest.skip(why_not)
+    monkeypatch.setattr(unit, "_put_filter", lambda spec, places: put_filter(spec, places) + 1)
+    await daemon.client.define(agent, spec_of(agent, SLEEP, egress=["192.0.2.0/24"]))
+    with pytest.raises(HiveError, match="not in the group that is filtered"):
+        await daemon.client.start(agent)
+    assert not group_of(agent).exists()
+
+
+async def test_its_port_is_reached_through_the_helper_and_by_nobody_else(daemon: Daemon) -> None:
+    agent = new_id()
+    body = (
+        "server = socket.create_server(('127.0.0.1', 8000))\n"
+        "while True:\n    caller, _ = server.accept()\n    caller.sendall(b'agent'); caller.close()\n"
+    )
+    await daemon.client.define(agent, spec_of(agent, [PYTHON, "-c", "import socket\n" + body], port=8000))
+    assert (await daemon.client.start(agent)).address == dialled(agent)
+    client = LinkClient(
+        PATHS.sandbox_socket,
+        name="helper",
+        on_link=lambda link: link.tell(Hello(role="proxy", epoch="p")),
+        on_message=lambda *_: None,
+    )
+    await until(lambda: client.connected)
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                descriptor = await client.link.ask_for_descriptor(Dial(agent=agent), Dialled, timeout_s=5)
+            except BackendDown:
+                await asyncio.sleep(0.01)
+            else:
+                break
+    client.close()
+    with socket.socket(fileno=descriptor) as caller:
+        caller.settimeout(10)
+        assert caller.recv(10) == b"agent"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", 8000), 1)
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------
@@ -304,8 +374,7 @@ async def test_with_a_list_it_reaches_that_list_and_no_loopback(daemon: Daemon, 
         ({"home": "/etc"}, BadRequest),
         ({"uid": None}, NotPermitted),
         ({"uid": 0}, NotPermitted),
-        ({"port": 8000}, NotSupported),
-        ({"port": 8000, "egress": ["192.0.2.0/24"]}, NotSupported),
+        ({"egress": ["192.0.2.0/24"] * 257}, BadRequest),
     ],
     ids=str,
 )

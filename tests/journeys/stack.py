@@ -50,10 +50,11 @@ def until(condition: Callable[[], Any], *, within_s: float, what: str) -> Any:
 class Stack:
     """One `hive up`. `url`: the backend, None for the demo backend."""
 
-    def __init__(self, base: Path, *, url: str | None, config: str) -> None:
+    def __init__(self, base: Path, *, url: str | None, config: str, up_within_s: float = 30) -> None:
         self.state = base / "state"
         self.programs = base / "programs"
         self._url = url
+        self._up_within_s = up_within_s
         self._config = base / "hive.conf"
         self._config.write_text(config)
         self._log = base / "up.log"
@@ -71,7 +72,9 @@ class Stack:
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         until(
-            lambda: self._alive() and self.health()["proxy"]["connected"], within_s=30, what=f"up\n{self.log[-3000:]}"
+            lambda: self._alive() and self.health()["proxy"]["connected"],
+            within_s=self._up_within_s,
+            what=f"up\n{self.log[-3000:]}",
         )
 
     def _alive(self) -> bool:
@@ -156,7 +159,9 @@ def _json_lines(text: str) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def stack(*, url: str | None = None, auto_sleep: bool = False, config: str = "") -> Iterator[Stack]:
+def stack(
+    *, url: str | None = None, auto_sleep: bool = False, config: str = "", up_within_s: float = 30
+) -> Iterator[Stack]:
     """A running Hive, ended at the end. On a failed test its log's end is printed.
 
     Not in pytest's tmp_path: as root each agent has a uid of its own and must be able to pass to its home.
@@ -166,7 +171,8 @@ def stack(*, url: str | None = None, auto_sleep: bool = False, config: str = "")
     shutil.copytree(Path(__file__).parent / "programs", base / "programs")
     for path in (base / "programs", *(base / "programs").iterdir()):
         path.chmod(0o755)
-    hive = Stack(base, url=url, config=FAST.format(auto_sleep=str(auto_sleep).lower()) + config)
+    config = FAST.format(auto_sleep=str(auto_sleep).lower()) + config
+    hive = Stack(base, url=url, config=config, up_within_s=up_within_s)
     try:
         hive.start()
         yield hive

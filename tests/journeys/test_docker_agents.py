@@ -139,6 +139,19 @@ def test_unmodified_sdks_in_a_container_reach_the_model_and_are_metered(
 # --- the way to the agent -----------------------------------------------------------------------------------------
 
 
+def test_a_container_without_a_network_is_called_awake_and_asleep(hive: Stack, engine: PrivateEngine) -> None:
+    """Nobody but the helper gets to it; the proxy is handed its connections."""
+    create(hive, "lone", [PYTHON, "/programs/called.py"], port=PORT, egress=[], idle_s=0.0)
+    until(lambda: hive.agent_lines("lone"), within_s=20, what="lone listens")
+    networks = container(hive, engine, "lone")["NetworkSettings"]["Networks"]
+    assert set(networks) == {"none"}
+    assert call(hive, "lone").text == "1"
+    assert hive.post("/api/agents/lone/pause")["status"] == "paused"
+    assert call(hive, "lone").text == "2"
+    assert truths(hive, engine, "lone") == AWAKE
+    said(hive, "agent", "remove", "lone", "--yes")
+
+
 def test_a_sleeping_container_is_woken_by_its_caller_and_answers(hive: Stack, engine: PrivateEngine) -> None:
     hive.post("/api/agents/web/pause")
     assert truths(hive, engine, "web") == ASLEEP

@@ -14,6 +14,7 @@ from typing import ClassVar
 import msgspec
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier, UsageEvent, WakeCause
+from hive.errors import LinkLost
 from hive.link.messages import AgentRow
 from hive.proxy.datapath import DataPath
 from hive.proxy.forward import Exchange
@@ -102,6 +103,8 @@ class Proxy:
     def __init__(self, tmp_path: Path, settings: Settings) -> None:
         self.settings = settings
         self.wakes: list[tuple[str, WakeCause]] = []
+        self.fetched: dict[str, str] = {}
+        """Agent → where the helper connects for it: the path of a unix socket."""
         self.quiets: list[str] = []
         self.events: list[UsageEvent] = []
         self.deadlines = Deadlines()
@@ -120,6 +123,7 @@ class Proxy:
             deadlines=self.deadlines,
             budget=self.path.budget,
             call_later=asyncio.get_running_loop().call_later,
+            fetch=self.fetch,
         )
         self.row = AgentRow(
             id="a1",
@@ -181,6 +185,13 @@ class Proxy:
         self.path.use_backend(
             BackendInfo(kind=kind, address=backend.address, up=True), [ModelInfo(name="meta/llama-3 x", owned_by="t")]
         )
+
+    async def fetch(self, agent: str) -> socket.socket:
+        if agent not in self.fetched:
+            raise LinkLost("helper is not connected")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.connect(self.fetched[agent])
+        return sock
 
     def wake(self, agent: str, cause: WakeCause) -> None:
         self.wakes.append((agent, cause))

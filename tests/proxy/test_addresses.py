@@ -1,4 +1,5 @@
-"""Agents that are reached otherwise than over TCP: a unix socket, and a guest's port behind its VMM."""
+"""Agents that are reached otherwise than over TCP: a unix socket, a guest's port behind its VMM, and where only the
+helper gets to."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from muxer import Muxer
 from websocket_agent import Echo, ask
 
 from hive.domain import WakeCause
+from hive.link.messages import dialled
 
 CALL = b"GET /agents/alice/turn HTTP/1.1\r\nhost: h\r\nx-hive-token: %b\r\n\r\n" % INGRESS_TOKEN
 PORT = 8080
@@ -146,3 +148,63 @@ async def test_an_agent_that_lost_its_port_while_it_was_woken_is_404(short_path:
         await until(lambda: gate.parked == 1)
         proxy.registry.learn(msgspec.structs.replace(proxy.row, generation=3, address=None))
         assert (await client.answer())[0] == 404
+
+
+# --- where only the helper gets to ---------------------------------------------------------------------------------
+
+
+async def test_an_agent_the_helper_connects_to_is_reached_awake_and_asleep(short_path: Path) -> None:
+    async with proxied(short_path) as (proxy, _):
+        agent = Backend()
+        agent.reply = answer(b"hello")
+        server = await asyncio.start_unix_server(agent._serve, str(short_path / "agent.sock"))
+        proxy.fetched["a1"] = str(short_path / "agent.sock")
+        proxy.registry.learn(msgspec.structs.replace(proxy.row, address=dialled("a1")))
+        client = await Client.tcp(proxy.ingress_port)
+        assert (await client.ask(CALL))[::2] == (200, b"hello")
+        assert proxy.alice.gate.close(2, 1e9) is None
+        proxy.alice.gate.asleep(2)
+        client.writer.write(CALL)
+        await until(lambda: proxy.wakes)
+        assert len(agent.requests) == 1, "nobody is connected to before it is awake"
+        proxy.alice.gate.open(2)
+        assert (await client.answer())[::2] == (200, b"hello")
+        await until(lambda: agent.closed == 2)
+        server.close()
+
+
+async def test_a_helper_that_is_away_for_a_moment_costs_a_caller_that_moment(short_path: Path) -> None:
+    async with proxied(short_path, gate_wait_s=30.0) as (proxy, _):
+        agent = Backend()
+        agent.reply = answer(b"hello")
+        server = await asyncio.start_unix_server(agent._serve, str(short_path / "agent.sock"))
+        proxy.registry.learn(msgspec.structs.replace(proxy.row, address=dialled("a1")))
+        client = await Client.tcp(proxy.ingress_port)
+        client.writer.write(CALL)
+        await asyncio.sleep(0.1)
+        proxy.fetched["a1"] = str(short_path / "agent.sock")
+        assert (await client.answer())[::2] == (200, b"hello")
+        await until(lambda: agent.closed == 1)
+        server.close()
+
+
+async def test_without_a_helper_it_is_502_and_the_reason(short_path: Path) -> None:
+    async with proxied(short_path, gate_wait_s=0.2) as (proxy, _):
+        proxy.registry.learn(msgspec.structs.replace(proxy.row, address=dialled("a1")))
+        client = await Client.tcp(proxy.ingress_port)
+        status, _, body = await client.ask(CALL)
+        assert status == 502
+        assert b"agent alice does not accept on its port: helper is not connected" in body
+
+
+async def test_a_websocket_in_a_guest_the_helper_connects_to_is_opened(short_path: Path) -> None:
+    async with guest(short_path) as (proxy, muxer, inside):
+        inside.script = Echo()
+        proxy.fetched["a1"] = str(muxer.path)
+        proxy.registry.learn(msgspec.structs.replace(proxy.row, address=dialled("a1", PORT)))
+        client = await Client.tcp(proxy.ingress_port)
+        client.writer.write(ask())
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+        client.writer.write(b"hello")
+        assert await client.reader.readexactly(5) == b"hello"
+        assert muxer.said == [b"CONNECT 8080\n"]

@@ -1,4 +1,4 @@
-"""A state directory agents of any uid can pass through, and a helper in it: in this process or as one of its own."""
+"""A state directory agents of any uid can pass through, and a helper in it, in this process or not; a Docker engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import docker_engine
 import pytest
+from docker_engine import DockerEngine
+from sandbox.benches import Floor
+from sandbox.containers import open_floor
 from sandbox.harness import Daemon, HelperProcess, OpenHelper, kill_all_under, runtime, runtimes, until
 
 from hive.sandbox.held import Limits
@@ -67,6 +71,13 @@ async def connect(paths: Paths) -> AsyncIterator[Callable[..., Awaitable[Daemon]
 
 
 @pytest.fixture
+async def daemon(open_helper: OpenHelper, connect: Callable[..., Awaitable[Daemon]]) -> Daemon:
+    """Connected to a helper in this process."""
+    await open_helper()
+    return await connect()
+
+
+@pytest.fixture
 def helper_process(paths: Paths, freezer: str) -> Iterator[Callable[..., HelperProcess]]:
     runtime(paths, freezer)
     started: list[HelperProcess] = []
@@ -79,3 +90,16 @@ def helper_process(paths: Paths, freezer: str) -> Iterator[Callable[..., HelperP
     for helper in started:
         if helper.process.poll() is None:
             helper.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def engine() -> DockerEngine:
+    """Not to be killed: it is everybody's."""
+    return docker_engine.shared()
+
+
+@pytest.fixture
+async def floor(paths: Paths, engine: DockerEngine) -> AsyncIterator[Floor]:
+    """Of containers."""
+    async with open_floor(paths, engine) as floor:
+        yield floor

@@ -12,12 +12,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sandbox.harness import SLEEP, A, B, Daemon, HelperProcess, OpenHelper, runtimes, spec, uid_of, until
+from sandbox.harness import SLEEP, A, B, Daemon, HelperProcess, runtimes, spec, uid_of, until
 
 from hive.domain import DockerSpec, FirecrackerSpec, Limits, RuntimeKind
 from hive.errors import ConfigError, NotPermitted
+from hive.host.policy_file import Networks, Policy, load, parse
 from hive.link.messages import SandboxSpec
-from hive.sandbox.allowed import Allowed, Networks, Policy, check, limited, load, matches, parse
+from hive.sandbox.allowed import Allowed, check, limited, matches
 from hive.sandbox.server import Helper
 from hive.settings import Paths
 
@@ -95,6 +96,12 @@ def test_what_is_named_is_permitted(policy: Policy, asked: SandboxSpec) -> None:
         ),
         (changed(WIDE, limits=Limits(cpu=0.5)), changed(PLAIN, limits=Limits(cpu=0.75)), "cpu 0.75", "limits.cpu"),
         (WIDE, changed(PLAIN, egress=["10.0.0.0/8"]), "egress to 10.0.0.0/8", "networks.egress"),
+        (
+            changed(WIDE, networks=Networks(egress=["0.0.0.0/0"])),
+            changed(PLAIN, egress=["127.0.0.1/32"]),
+            "egress to 127.0.0.1/32",
+            "networks.egress",
+        ),
         (
             changed(WIDE, networks=Networks(host=True, egress=["10.0.0.0/24"])),
             changed(PLAIN, egress=["10.0.0.0/8"]),
@@ -226,9 +233,9 @@ def test_the_maxima_are_what_an_agent_has_that_asks_for_none() -> None:
     ("text", "says", "hint"),
     [
         ("programs = [", "no TOML", ""),
-        ("\nprogram = []", "line 2: program: no such key", "did you mean programs?"),
-        ("[limits]\nmemory = 3", "line 2: limits.memory: no such key", "did you mean memory_mb?"),
-        ("[networks]\n\nbridges = true", "line 3: networks.bridges: no such key", "did you mean bridge?"),
+        ("\nprogram = []", "line 2: program: no such key", "did you mean `programs`?"),
+        ("[limits]\nmemory = 3", "line 2: limits.memory: no such key", "did you mean `memory_mb`?"),
+        ("[networks]\n\nbridges = true", "line 3: networks.bridges: no such key", "did you mean `bridge`?"),
         ("zzz = 1", "line 1: zzz: no such key", "known are runtimes"),
         ("programs = 3", "line 1: programs: expected `array`", ""),
         ("\nprograms = ['bin/x']", "line 2: programs: 'bin/x' is no full path", ""),
@@ -368,11 +375,7 @@ async def test_a_spec_outside_the_policy_is_neither_defined_nor_started(
     await helper.leave()
 
 
-async def test_without_a_policy_everything_an_operator_asks_for_runs(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_without_a_policy_everything_an_operator_asks_for_runs(paths: Paths, daemon: Daemon) -> None:
     await daemon.client.define(B, spec(paths, B, SLEEP))
     assert (await daemon.client.start(B)).pid > 0
     assert repr(Allowed(None)) == "<Allowed by nobody: everything>"

@@ -94,7 +94,7 @@ PEER = Peer("daemon", 1, 0)
 
 def say(to: Audit, message: Message, outcome: Message, *, name: str = "a") -> list[Message]:
     answered: list[Message] = []
-    to.noted(message, name, PEER, answered.append)(outcome)
+    to.noted(message, name, PEER, lambda answer, descriptors=(): answered.append(answer))(outcome)
     return answered
 
 
@@ -120,7 +120,7 @@ def test_the_answer_is_given_first_and_a_question_is_not_written_down(
     order: list[str] = []
     log = Audit()
     caplog.handler.addFilter(lambda record: order.append("line") is None)
-    log.noted(Thaw(agent=A), "a", PEER, lambda _: order.append("answer"))(Done())
+    log.noted(Thaw(agent=A), "a", PEER, lambda *_: order.append("answer"))(Done())
     assert order == ["answer", "line"]
     assert say(log, AskStat(), Stats(agents={})) == [Stats(agents={})]
     assert len(lines_of(caplog.text)) == 1

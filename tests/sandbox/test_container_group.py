@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hive.sandbox.container_group import ContainerGroup, container_of, find_container, is_first, mount_of, paths_of
+from hive.host.cgroup import mount_of_v1
+from hive.sandbox.container_group import ContainerGroup, container_of, find_container, is_first, paths_of
 
 ID = "0c6161cba51ca96072fe1696f0a78247a61664376b50141297a102115aec2dbf"
 HYBRID = f"6:freezer:/docker/{ID}\n2:cpu,cpuacct:/docker/{ID}\n1:name=systemd:/docker/{ID}\n0::/docker/{ID}\n"
@@ -53,9 +54,9 @@ def test_what_is_in_no_container_has_no_id(text: str) -> None:
 def test_each_controller_has_its_path_and_its_mount() -> None:
     assert paths_of(HYBRID)["freezer"] == f"/docker/{ID}"
     assert paths_of(SYSTEMD) == {"": f"/system.slice/docker-{ID}.scope"}
-    assert mount_of("freezer", MOUNTS) == Path("/sys/fs/cgroup/freezer")
-    assert mount_of("cpuacct", MOUNTS) == Path("/sys/fs/cgroup/cpu,cpuacct")
-    assert mount_of("memory", MOUNTS) is None
+    assert mount_of_v1("freezer", MOUNTS) == Path("/sys/fs/cgroup/freezer")
+    assert mount_of_v1("cpuacct", MOUNTS) == Path("/sys/fs/cgroup/cpu,cpuacct")
+    assert mount_of_v1("memory", MOUNTS) is None
 
 
 def test_only_the_first_process_of_a_pid_namespace_of_its_own_is_the_main_one() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hive.host.engine import Entry
 from hive.sandbox.container_log import (
     Position,
     advanced,
@@ -17,7 +18,6 @@ from hive.sandbox.container_log import (
     trim,
     write_position,
 )
-from hive.sandbox.engine import Entry
 
 
 def entry(moment: int, number: int) -> Entry:

@@ -43,11 +43,7 @@ ROOT = os.geteuid() == 0
 # --- define, remove, who may -------------------------------------------------------------------------------------
 
 
-async def test_the_agents_socket_belongs_to_the_agent_and_to_nobody_else(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_the_agents_socket_belongs_to_the_agent_and_to_nobody_else(paths: Paths, daemon: Daemon) -> None:
     path = await daemon.client.define(A, spec(paths, A, SLEEP))
     assert path == paths.agent_socket(A)
     found = path.stat()
@@ -57,10 +53,8 @@ async def test_the_agents_socket_belongs_to_the_agent_and_to_nobody_else(
 
 
 async def test_files_are_copied_into_the_home_again_only_when_they_changed(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, tmp_path: Path
+    paths: Paths, daemon: Daemon, tmp_path: Path
 ) -> None:
-    await open_helper()
-    daemon = await connect()
     source = tmp_path / "agent.py"
     source.write_text("one")
     what = spec(paths, A, SLEEP, files={str(source): "agent.py"})
@@ -76,10 +70,8 @@ async def test_files_are_copied_into_the_home_again_only_when_they_changed(
 
 
 async def test_a_home_that_is_a_link_is_refused_and_nothing_is_left(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, tmp_path: Path
+    paths: Paths, daemon: Daemon, tmp_path: Path
 ) -> None:
-    await open_helper()
-    daemon = await connect()
     tmp_path.chmod(0o755)
     paths.home(A).symlink_to(tmp_path)
     with pytest.raises(NotPermitted, match=A):
@@ -101,10 +93,8 @@ async def test_a_home_that_is_a_link_is_refused_and_nothing_is_left(
     ],
 )
 async def test_a_spec_that_reaches_out_of_its_home_is_refused_and_leaves_nothing(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, agent: str, more: dict[str, object]
+    paths: Paths, daemon: Daemon, agent: str, more: dict[str, object]
 ) -> None:
-    await open_helper()
-    daemon = await connect()
     with pytest.raises((BadRequest, NotPermitted, NotFound)):
         await daemon.client.define(agent, spec(paths, agent, SLEEP, **more))
     assert await daemon.client.stat() == {}
@@ -112,9 +102,7 @@ async def test_a_spec_that_reaches_out_of_its_home_is_refused_and_leaves_nothing
     assert list(paths.agent_socket(A).parent.iterdir()) == []
 
 
-async def test_two_agents_never_share_a_socket(paths: Paths, open_helper: OpenHelper, connect: Connect) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_two_agents_never_share_a_socket(paths: Paths, daemon: Daemon) -> None:
     await daemon.client.define("aaaaaaaa-1", spec(paths, "aaaaaaaa-1", SLEEP))
     with pytest.raises(WrongState):
         await daemon.client.define("aaaaaaaa-2", spec(paths, "aaaaaaaa-2", SLEEP))
@@ -123,9 +111,7 @@ async def test_two_agents_never_share_a_socket(paths: Paths, open_helper: OpenHe
     assert paths.agent_socket("aaaaaaaa-1").exists()
 
 
-async def test_remove_leaves_nothing(paths: Paths, open_helper: OpenHelper, connect: Connect) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_remove_leaves_nothing(paths: Paths, daemon: Daemon) -> None:
     pid = await running(daemon, paths, ["sh", "-c", "mkdir -p x/y; ln -s / x/root; echo 1; sleep 1000"])
     await read_when_written(paths.log(A))
     await daemon.client.freeze(A, 1)
@@ -139,11 +125,7 @@ async def test_remove_leaves_nothing(paths: Paths, open_helper: OpenHelper, conn
     await daemon.client.remove(A)
 
 
-async def test_a_log_is_cut_back_while_its_agent_goes_on_writing(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_a_log_is_cut_back_while_its_agent_goes_on_writing(paths: Paths, daemon: Daemon) -> None:
     await running(daemon, paths, ["sh", "-c", "i=0; while :; do i=$((i+1)); echo line $i of many; sleep 0.001; done"])
 
     def was_cut() -> bool:
@@ -205,11 +187,7 @@ async def test_a_peer_of_another_uid_is_hung_up_on(paths: Paths, open_helper: Op
 # --- listeners ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_handed_over_listener_accepts_in_another_process(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_a_handed_over_listener_accepts_in_another_process(paths: Paths, daemon: Daemon) -> None:
     path = await daemon.client.define(A, spec(paths, A, SLEEP))
     proxy = subprocess.Popen([sys.executable, "-c", PROXY, str(paths.sandbox_socket)], stdout=subprocess.PIPE)
     said = await asyncio.to_thread(lambda: [proxy.stdout.readline() for _ in range(2)] if proxy.stdout else [])
@@ -263,11 +241,7 @@ asyncio.run(main())
 """
 
 
-async def test_callers_wait_in_the_backlog_while_there_is_no_proxy(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_callers_wait_in_the_backlog_while_there_is_no_proxy(paths: Paths, daemon: Daemon) -> None:
     path = await daemon.client.define(A, spec(paths, A, SLEEP))
     caller = asyncio.create_task(asyncio.to_thread(call, path))
     proxy = subprocess.Popen([sys.executable, "-c", PROXY, str(paths.sandbox_socket)], stdout=subprocess.DEVNULL)

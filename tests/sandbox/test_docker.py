@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ import msgspec
 import pytest
 from docker_engine import DockerEngine
 from sandbox.benches import MARKS, Floor, docker_spec, printed
-from sandbox.containers import COUNTS, ROOT, WITH_PROGRAMS, freeze, has_ended, lines_of, open_floor, ran, started, truth
+from sandbox.containers import COUNTS, ROOT, WITH_PROGRAMS, freeze, has_ended, lines_of, ran, started, truth
 from sandbox.harness import A, B, uid_of, until
 
 from hive.domain import DockerSpec, Limits
@@ -34,7 +33,6 @@ from hive.errors import (
     NotSupported,
     WrongState,
 )
-from hive.host.memory import read_memory
 from hive.host.process import Snapshot
 from hive.link.server import bind_private
 from hive.sandbox.container import RunningContainer
@@ -44,17 +42,6 @@ from hive.sandbox.server import make_directories
 from hive.settings import Paths, Sandbox
 
 pytestmark = pytest.mark.docker
-
-
-@pytest.fixture
-def engine() -> DockerEngine:
-    return docker_engine.shared()
-
-
-@pytest.fixture
-async def floor(paths: Paths, engine: DockerEngine) -> AsyncIterator[Floor]:
-    async with open_floor(paths, engine) as floor:
-        yield floor
 
 
 # --- what it is given --------------------------------------------------------------------------------------------
@@ -98,6 +85,7 @@ async def test_its_limits_are_the_kernels(floor: Floor, engine: DockerEngine) ->
     running = await started(floor, command=["sh", "-c", script], limits=limits)
     host = engine.inspect(running.run.handle)["HostConfig"]
     assert (host["Memory"], host["NanoCpus"], host["PidsLimit"]) == (32 << 20, 500_000_000, 32)
+    assert host["MemorySwap"] == 64 << 20
     await until(lambda: "can't fork" in printed(floor.bench.spec(A, "idle")))
     assert "\n32\n" in printed(floor.bench.spec(A, "idle"))
     assert running.stat(Snapshot()).limits == ""
@@ -106,9 +94,7 @@ async def test_its_limits_are_the_kernels(floor: Floor, engine: DockerEngine) ->
 async def test_what_takes_more_memory_than_it_may_ends_and_the_log_says_why(
     floor: Floor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Written to its tmpfs, which counts as its memory. Swap would be taken too: it is not limited."""
-    if read_memory().swap_total_bytes:
-        pytest.skip("this host has swap, which does not count")
+    """Written to its tmpfs, which counts as its memory, and as much again in swap where there is some."""
     running = await started(
         floor, "exit7", command=["sh", "-c", "cat /dev/zero > /tmp/fill"], limits=Limits(memory_mb=16)
     )

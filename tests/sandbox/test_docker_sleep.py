@@ -44,17 +44,6 @@ pytestmark = pytest.mark.docker
 
 
 @pytest.fixture
-def engine() -> DockerEngine:
-    return docker_engine.shared()
-
-
-@pytest.fixture
-async def floor(paths: Paths, engine: DockerEngine) -> AsyncIterator[Floor]:
-    async with open_floor(paths, engine) as floor:
-        yield floor
-
-
-@pytest.fixture
 async def own(paths: Paths) -> AsyncIterator[tuple[Floor, PrivateEngine]]:
     """With an engine that may be killed."""
     with docker_engine.private() as engine:

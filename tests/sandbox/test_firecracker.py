@@ -25,7 +25,7 @@ from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, NotSuppor
 from hive.host.process import Snapshot
 from hive.link.client import LinkClient
 from hive.link.link import Link, Reply
-from hive.link.messages import AskListeners, Done, Hello, Listener, Message, SandboxSpec
+from hive.link.messages import AskListeners, Done, Hello, Listener, Message, SandboxSpec, dialled
 from hive.sandbox.machine_dir import MachineDir
 from hive.sandbox.server import Helper
 from hive.settings import Paths
@@ -61,12 +61,17 @@ async def prepared(bench: FirecrackerBench, spec: SandboxSpec, agent: str = A) -
     return spec
 
 
+def called_at(bench: FirecrackerBench) -> str:
+    """Where the port of a guest is asked for: as root by the helper, for the VMM is another user's."""
+    return dialled(A, 8080) if ROOT else f"vsock:{bench.top(A)}/root/run/v.sock:8080"
+
+
 # --- started -----------------------------------------------------------------------------------------------------
 
 
 async def test_a_machine_runs_and_says_how_it_is_reached(bench: FirecrackerBench) -> None:
     running = await bench.start(A, "http 8080", port=8080)
-    assert running.address == f"vsock:{bench.top(A)}/root/run/v.sock:8080"
+    assert running.address == called_at(bench)
     truth = running.stat(Snapshot())
     assert (truth.state, truth.freezer, truth.address) == ("running", "firecracker", running.address)
     assert truth.rss_bytes > 0
@@ -208,7 +213,7 @@ async def test_a_machine_that_is_not_described_is_refused(bench: FirecrackerBenc
         assert not bench.top(A).exists()
 
 
-async def test_a_path_that_is_too_long_to_be_called_is_refused_where_it_is_to_be_called(
+async def test_a_path_that_is_too_long_to_be_called_is_refused_where_the_proxy_is_to_call_it(
     bench: FirecrackerBench,
 ) -> None:
     deep = bench.paths.state / ("d" * 100)
@@ -218,7 +223,7 @@ async def test_a_path_that_is_too_long_to_be_called_is_refused_where_it_is_to_be
     if not bench.jailed:
         runtime._paths = Paths(state=deep, runtime=bench.paths.runtime)
     spec = bench.spec(A, "idle", log=str(runtime._paths.log(A)))
-    with pytest.raises(BadRequest, match="more than 107 bytes"):
+    with pytest.raises(BadRequest, match="more than 107 bytes") if spec.uid is None else contextlib.nullcontext():
         await runtime.prepare(A, msgspec.structs.replace(spec, port=80))
     bench.runtime = runtime
     bench.hold(await runtime.start(A, await prepared(bench, spec), mark=MARK))
@@ -427,7 +432,7 @@ async def test_a_machine_lives_its_life_through_the_helper(
         proxy = Proxy(paths)
         stack.callback(proxy.close)
         started = await daemon.client.start(A)
-        assert started.address == f"vsock:{bench.top(A)}/root/run/v.sock:8080"
+        assert started.address == called_at(bench)
         await until(lambda: f"hello {A}" in bench.console(A))
         assert set(proxy.callers) == {A}
         frozen = await daemon.client.freeze(A, 1)

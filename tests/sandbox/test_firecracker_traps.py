@@ -66,10 +66,9 @@ class Call:
     """What the proxy does: a connection through `CONNECT <port>`, whose answer comes once the devices work."""
 
     def __init__(self, running: RunningMachine) -> None:
-        path, _, port = running.address.removeprefix("vsock:").rpartition(":")
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self.sock.connect(path)
-        self.sock.send(f"CONNECT {port}\n".encode())
+        self.sock.connect(str(running._place.vsock))
+        self.sock.send(b"CONNECT %d\n" % int(running.address.rpartition(":")[2]))
 
     async def hears(self, *, within_s: float = 10) -> bytes:
         """Empty where nothing comes in that time."""

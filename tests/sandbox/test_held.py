@@ -118,11 +118,9 @@ async def test_a_page_out_that_nobody_disturbs_says_what_it_did(
 
 
 async def test_a_thaw_does_not_wait_for_a_page_out_which_is_void_then(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, slow: SlowPageOut
+    paths: Paths, daemon: Daemon, slow: SlowPageOut
 ) -> None:
     """Its last slice may be done when the thaw comes: the daemon must not write down an agent as deep that is awake."""
-    await open_helper()
-    daemon = await connect()
     _, task = await paging(daemon, paths, slow)
     await daemon.client.thaw(A)
     assert (await daemon.client.stat())[A].state == "running"
@@ -176,10 +174,8 @@ async def test_a_page_out_of_an_earlier_sleep_never_touches_the_next_start(
 
 @pytest.mark.parametrize("state", ["awake", "not confirmed", "another generation"])
 async def test_only_who_sleeps_for_this_generation_is_paged_out(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, slow: SlowPageOut, state: str
+    paths: Paths, daemon: Daemon, slow: SlowPageOut, state: str
 ) -> None:
-    await open_helper()
-    daemon = await connect()
     await running(daemon, paths, SLEEP)
     if state != "awake":
         await daemon.client.freeze(A, 3)

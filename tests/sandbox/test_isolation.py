@@ -23,11 +23,11 @@ from sandbox.containers import WITH_PROGRAMS
 from sandbox.harness import PYTHON, SLEEP, A, B, Daemon, OpenHelper, runtimes, spec, until
 
 from hive.control import keyfiles
-from hive.domain import RuntimeKind
+from hive.domain import INNER_PORT, RuntimeKind
+from hive.errors import NotSupported
 from hive.link.messages import SandboxSpec
 from hive.link.server import bind_private
 from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.listeners import INNER_PORT
 from hive.sandbox.runtime import Runtime
 from hive.sandbox.server import Helper
 from hive.settings import Paths, Sandbox
@@ -44,7 +44,13 @@ pytestmark = [
 ]
 
 PROBE = """
-import json, os, socket, sys
+import json, os, socket, sys, time
+
+def door(where):  # a container runs before its network is known, and the door into it is made after that
+    for _ in range(100):
+        try: return tcp(where)
+        except ConnectionRefusedError: time.sleep(0.05)
+    tcp(where)
 
 def tcp(where):
     host, _, port = where.rpartition(":")
@@ -171,7 +177,7 @@ async def neighbours(
     await daemon.client.define(B, spec(paths, B, SLEEP))
     other = (await daemon.client.start(B)).pid
     (paths.home(B) / "diary").touch(mode=0o600)
-    keyfiles.box_key(paths.box_key)
+    keyfiles.box_key(paths.box_key, {})
     keyfiles.internal_token(paths.internal_token, {})
     Database.open(paths.database).close()
     redis_server.socket.parent.chmod(0o711)
@@ -244,7 +250,7 @@ async def test_an_agent_that_may_go_nowhere_reaches_nothing_but_hives_own_door(
     outside = await asyncio.to_thread(subprocess.check_output, probe(targets), text=True)
     assert set(said(outside).values()) == {"reached"}, "as root, outside, each of them can be reached"
 
-    door = {"Hive's own door": ("tcp", f"127.0.0.1:{INNER_PORT}")}
+    door = {"Hive's own door": ("door", f"127.0.0.1:{INNER_PORT}")}
     await daemon.client.define(A, case.spec(paths, A, probe({**targets, **door})))
     await daemon.client.start(A)
     await until(lambda: daemon.ended)
@@ -271,6 +277,25 @@ async def test_on_the_hosts_network_the_ports_of_the_host_are_in_reach_and_the_f
     found = said(paths.log(A).read_text())
     reached = {name for name, (how, where) in targets.items() if found[f"{how} {where}"] == "reached"}
     assert reached == {*PORTS, "a port on every address of the host", "an abstract socket of the host"}
+
+
+@pytest.mark.parametrize("case", [pytest.param(BY_CGROUP, marks=pytest.mark.cgroup)], ids=name_of)
+async def test_one_that_names_networks_has_of_the_host_the_proxys_port_alone(
+    paths: Paths, neighbours: tuple[Daemon, Targets], case: Case
+) -> None:
+    """It is in the host's network, so it sees that network's abstract sockets too (docs/decisions/006)."""
+    daemon, targets = neighbours
+    proxy_port = int(targets["the proxy's TCP port"][1].rpartition(":")[2])
+    listed = spec(paths, A, probe(targets), egress=["0.0.0.0/0", "::/0"], proxy_port=proxy_port)
+    try:
+        await daemon.client.define(A, listed)
+    except NotSupported as error:
+        pytest.skip(error.message)
+    await daemon.client.start(A)
+    await until(lambda: daemon.ended, limit_s=60)
+    found = said(paths.log(A).read_text())
+    reached = {name for name, (how, where) in targets.items() if found[f"{how} {where}"] == "reached"}
+    assert reached == {"the proxy's TCP port", "an abstract socket of the host"}
 
 
 def test_the_probe_tells_a_refusal_from_a_success(tmp_path: Path) -> None:

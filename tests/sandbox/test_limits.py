@@ -55,11 +55,9 @@ def groups(paths: Paths) -> list[Path]:
 
 @pytest.mark.usefixtures("enforced")
 async def test_who_takes_too_much_memory_is_killed_told_why_and_nobody_else_is(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, caplog: pytest.LogCaptureFixture
+    paths: Paths, daemon: Daemon, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As root, because only root may lock so much memory; the limit is the same for everyone."""
-    await open_helper()
-    daemon = await connect()
     other = await running(daemon, paths, SLEEP, agent=B)
     hog = spec(paths, A, [PYTHON, "-S", "-c", HOG], limits=Limits(memory_mb=64), uid=None)
     await daemon.client.define(A, hog)
@@ -105,11 +103,7 @@ except OSError:
 """
 
 
-async def test_the_limit_of_open_files_is_the_agents_own(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_the_limit_of_open_files_is_the_agents_own(paths: Paths, daemon: Daemon) -> None:
     await daemon.client.define(A, spec(paths, A, ["sh", "-c", "ulimit -Sn; ulimit -Hn"], limits=Limits(files=77)))
     await daemon.client.start(A)
     await until(lambda: daemon.ended)
@@ -139,7 +133,7 @@ async def test_limits_outlive_the_helper(
 async def test_what_is_not_enforced_is_told_with_the_agent(
     paths: Paths, open_helper: OpenHelper, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hive.host.limits.v1_mounts", lambda _: {})
+    monkeypatch.setattr("hive.host.limits.mount_of_v1", lambda *_: None)
     monkeypatch.setattr("hive.host.limits._enable", lambda _: [])
     await open_helper()
     daemon = await connect()

@@ -24,13 +24,14 @@ from sandbox.harness import (
     until,
 )
 
+from hive.domain import INNER_PORT
 from hive.errors import HiveError, NotPermitted, NotSupported, WrongState
 from hive.host import netns
 from hive.host.process import spawn
 from hive.link.client import LinkClient
 from hive.link.link import Link, Reply
 from hive.link.messages import AskListeners, Done, Hello, Listener, ListenerGone, Message
-from hive.sandbox.listeners import INNER_PATH, INNER_PORT
+from hive.sandbox.listeners import INNER_PATH
 from hive.settings import Paths
 from hive.tasks import spawn as spawn_task
 
@@ -121,10 +122,8 @@ async def proxy(paths: Paths) -> AsyncIterator[Proxy]:
 
 
 async def test_from_its_first_instruction_on_an_agent_finds_hive_and_hive_knows_who_asks(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, proxy: Proxy
+    paths: Paths, daemon: Daemon, proxy: Proxy
 ) -> None:
-    await open_helper()
-    daemon = await connect()
     for agent in (A, B):
         await daemon.client.define(agent, spec(paths, agent, [PYTHON, "-S", "-c", ASK], egress=[]))
         await daemon.client.start(agent)
@@ -134,11 +133,7 @@ async def test_from_its_first_instruction_on_an_agent_finds_hive_and_hive_knows_
     assert {end.exit_code for end in daemon.ended} == {0}
 
 
-async def test_its_own_unix_socket_is_handed_over_beside_it(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, proxy: Proxy
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_its_own_unix_socket_is_handed_over_beside_it(paths: Paths, daemon: Daemon, proxy: Proxy) -> None:
     path = await daemon.client.define(A, spec(paths, A, SLEEP, egress=[]))
     await daemon.client.start(A)
     await until(lambda: len(proxy.listeners) == 2)
@@ -152,11 +147,7 @@ async def test_its_own_unix_socket_is_handed_over_beside_it(
     assert proxy.gone == [(A, INNER_PATH), (A, "")]
 
 
-async def test_an_agent_on_the_hosts_network_has_no_listener_there(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, proxy: Proxy
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_an_agent_on_the_hosts_network_has_no_listener_there(paths: Paths, daemon: Daemon, proxy: Proxy) -> None:
     path = await daemon.client.define(A, spec(paths, A, SLEEP))
     pid = (await daemon.client.start(A)).pid
     await until(lambda: proxy.listeners)
@@ -165,10 +156,8 @@ async def test_an_agent_on_the_hosts_network_has_no_listener_there(
 
 
 async def test_a_restarted_agent_has_a_new_network_and_a_new_listener(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, proxy: Proxy
+    paths: Paths, daemon: Daemon, proxy: Proxy
 ) -> None:
-    await open_helper()
-    daemon = await connect()
     await daemon.client.define(A, spec(paths, A, [PYTHON, "-S", "-c", ASK], egress=[]))
     for _ in range(3):
         await daemon.client.start(A)
@@ -179,10 +168,8 @@ async def test_a_restarted_agent_has_a_new_network_and_a_new_listener(
 
 
 async def test_a_frozen_agent_keeps_its_listener_and_asks_on_when_it_is_thawed(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, proxy: Proxy
+    paths: Paths, daemon: Daemon, proxy: Proxy
 ) -> None:
-    await open_helper()
-    daemon = await connect()
     await daemon.client.define(A, spec(paths, A, [PYTHON, "-S", "-c", ASK_ALWAYS], egress=[]))
     await daemon.client.start(A)
     await until(lambda: "\n" in paths.log(A).read_text())
@@ -215,24 +202,6 @@ async def test_over_a_kill_of_the_helper_an_agent_asks_on_and_the_next_helper_li
     assert daemon.ended == []
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"egress": ["192.0.2.0/24"]}, "egress: a list of networks needs a systemd unit"),
-        ({"egress": [], "port": 8080}, "port: an agent with egress"),
-    ],
-)
-async def test_what_a_network_of_its_own_cannot_be_is_said_and_leaves_nothing(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, more: dict[str, object], says: str
-) -> None:
-    await open_helper()
-    daemon = await connect()
-    with pytest.raises(NotSupported, match=says):
-        await daemon.client.define(A, spec(paths, A, SLEEP, **more))
-    assert await daemon.client.stat() == {}
-    assert not paths.home(A).exists()
-
-
 async def test_as_a_user_a_network_of_its_own_is_refused_with_the_reason(
     paths: Paths, freezer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,11 +211,7 @@ async def test_as_a_user_a_network_of_its_own_is_refused_with_the_reason(
         await found.prepare(A, spec(paths, A, SLEEP, egress=[], uid=None))
 
 
-async def test_a_start_that_fails_leaves_no_group_and_no_network(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, proxy: Proxy
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_a_start_that_fails_leaves_no_group_and_no_network(paths: Paths, daemon: Daemon, proxy: Proxy) -> None:
     await daemon.client.define(A, spec(paths, A, ["/etc/passwd"], egress=[]))
     await until(lambda: proxy.listeners and proxy.asked)
     before = len(os.listdir("/proc/self/fd"))

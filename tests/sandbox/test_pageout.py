@@ -90,11 +90,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowKernel]:
 
 
 @pytest.mark.root
-async def test_a_sleepers_memory_leaves_ram_and_is_whole_after_it_woke(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, swap: str
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_a_sleepers_memory_leaves_ram_and_is_whole_after_it_woke(paths: Paths, daemon: Daemon, swap: str) -> None:
     [(_, address)] = await heavy_agent(daemon, paths)
     checksum = heavy.ask(address, b"sum")
     before = (await daemon.client.stat([A]))[A]
@@ -113,11 +109,7 @@ async def test_a_sleepers_memory_leaves_ram_and_is_whole_after_it_woke(
 
 
 @pytest.mark.root
-async def test_every_process_of_an_agent_is_paged_out(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, some_swap: str
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_every_process_of_an_agent_is_paged_out(paths: Paths, daemon: Daemon, some_swap: str) -> None:
     processes = await heavy_agent(daemon, paths, 16, children=2)
     sums = {address: heavy.ask(address, b"sum") for _, address in processes}
     await put_to_sleep(daemon)
@@ -130,11 +122,7 @@ async def test_every_process_of_an_agent_is_paged_out(
 
 
 @pytest.mark.root
-async def test_an_agent_pages_out_as_often_as_it_sleeps(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, some_swap: str
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_an_agent_pages_out_as_often_as_it_sleeps(paths: Paths, daemon: Daemon, some_swap: str) -> None:
     [(_, address)] = await heavy_agent(daemon, paths, 16)
     checksum = heavy.ask(address, b"sum")
     for generation in (1, 2, 3):
@@ -146,11 +134,7 @@ async def test_an_agent_pages_out_as_often_as_it_sleeps(
 
 
 @pytest.mark.root
-async def test_mapped_files_stay_in_ram_and_locked_memory_too(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, some_swap: str
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_mapped_files_stay_in_ram_and_locked_memory_too(paths: Paths, daemon: Daemon, some_swap: str) -> None:
     [(pid, _)] = await heavy_agent(daemon, paths, 16, locked_mib=4)
     await put_to_sleep(daemon)
     before = heavy.mappings(pid)
@@ -169,11 +153,9 @@ async def test_mapped_files_stay_in_ram_and_locked_memory_too(
 
 @pytest.mark.root
 async def test_a_thaw_wins_over_a_page_out_at_once(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, some_swap: str, slow: SlowKernel
+    paths: Paths, daemon: Daemon, some_swap: str, slow: SlowKernel
 ) -> None:
     """The agent answers while the kernel is at a slice of its memory; after that slice nothing more is paged out."""
-    await open_helper()
-    daemon = await connect()
     [(_, address)] = await heavy_agent(daemon, paths)
     checksum = heavy.ask(address, b"sum")
     await put_to_sleep(daemon)
@@ -190,10 +172,8 @@ async def test_a_thaw_wins_over_a_page_out_at_once(
 
 @pytest.mark.root
 async def test_a_page_out_that_waits_for_its_turn_is_given_up_before_it_begins(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, some_swap: str, slow: SlowKernel
+    paths: Paths, daemon: Daemon, some_swap: str, slow: SlowKernel
 ) -> None:
-    await open_helper()
-    daemon = await connect()
     for agent in (A, B):
         await heavy_agent(daemon, paths, 16, agent=agent)
         await put_to_sleep(daemon, agent)
@@ -210,11 +190,7 @@ async def test_a_page_out_that_waits_for_its_turn_is_given_up_before_it_begins(
 
 
 @pytest.mark.root
-async def test_after_a_wake_not_one_slice_more_is_paged_out(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, some_swap: str
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_after_a_wake_not_one_slice_more_is_paged_out(paths: Paths, daemon: Daemon, some_swap: str) -> None:
     [(pid, _)] = await heavy_agent(daemon, paths)
     await put_to_sleep(daemon)
     asked = 0
@@ -232,11 +208,9 @@ async def test_after_a_wake_not_one_slice_more_is_paged_out(
 
 @pytest.mark.root
 async def test_while_one_pages_out_another_is_frozen_and_thawed(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, some_swap: str, slow: SlowKernel
+    paths: Paths, daemon: Daemon, some_swap: str, slow: SlowKernel
 ) -> None:
     """The helper's loop does not wait for the kernel."""
-    await open_helper()
-    daemon = await connect()
     await heavy_agent(daemon, paths, 16)
     [(_, other)] = await heavy_agent(daemon, paths, 1, agent=B)
     await put_to_sleep(daemon, A)
@@ -251,11 +225,7 @@ async def test_while_one_pages_out_another_is_frozen_and_thawed(
 
 
 @pytest.mark.root
-async def test_two_page_outs_take_turns(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, some_swap: str
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_two_page_outs_take_turns(paths: Paths, daemon: Daemon, some_swap: str) -> None:
     for agent in (A, B):
         await heavy_agent(daemon, paths, 32, agent=agent)
         await put_to_sleep(daemon, agent)
@@ -266,10 +236,8 @@ async def test_two_page_outs_take_turns(
 @pytest.mark.root
 @pytest.mark.parametrize("how", ["stop", "remove", "kill"])
 async def test_an_agent_is_stopped_removed_or_killed_while_it_pages_out(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, some_swap: str, slow: SlowKernel, how: str
+    paths: Paths, daemon: Daemon, some_swap: str, slow: SlowKernel, how: str
 ) -> None:
-    await open_helper()
-    daemon = await connect()
     [(pid, _)] = await heavy_agent(daemon, paths, 16)
     await put_to_sleep(daemon)
     paging = spawn(daemon.client.page_out(A, 1), name="page out")
@@ -312,10 +280,8 @@ async def test_a_helper_leaves_while_an_agent_pages_out(
 @pytest.mark.root
 @pytest.mark.parametrize("kind", [zram_swap, file_swap])
 async def test_a_full_swap_is_said_and_the_rest_stays_in_ram(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, kind: Callable[[int], AbstractContextManager[str]]
+    paths: Paths, daemon: Daemon, kind: Callable[[int], AbstractContextManager[str]]
 ) -> None:
-    await open_helper()
-    daemon = await connect()
     [(_, address)] = await heavy_agent(daemon, paths)
     checksum = heavy.ask(address, b"sum")
     await put_to_sleep(daemon)
@@ -332,11 +298,7 @@ async def test_a_full_swap_is_said_and_the_rest_stays_in_ram(
 
 
 @pytest.mark.root
-async def test_without_swap_nothing_changes_and_it_is_said_why(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_without_swap_nothing_changes_and_it_is_said_why(paths: Paths, daemon: Daemon) -> None:
     await heavy_agent(daemon, paths, 16)
     await put_to_sleep(daemon)
     with without_swap():
@@ -460,6 +422,17 @@ def test_a_cgroup_that_allows_no_swap_has_no_room(some_swap: str, leaf: Path) ->
         pageout._check_room(leaf)
     (leaf / "memory.swap.max").write_text("max\n")
     assert pageout._room_in(leaf) is None
+
+
+@pytest.mark.root
+def test_a_cgroup_whose_last_pages_just_fit_into_its_swap_has_room(some_swap: str, leaf: Path) -> None:
+    (leaf / "memory.swap.max").write_text(f"{6 * MIB}\n")
+    (leaf / "memory.swap.current").write_text(f"{4 * MIB}\n")
+    (leaf / "memory.stat").write_text(f"anon {2 * MIB}\n")
+    pageout._check_room(leaf)
+    (leaf / "memory.stat").write_text(f"anon {2 * MIB + 4096}\n")
+    with pytest.raises(Saturated, match="its cgroup allows 2 MiB more"):
+        pageout._check_room(leaf)
 
 
 # --- which ranges ------------------------------------------------------------------------------------------------

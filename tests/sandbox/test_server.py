@@ -69,11 +69,7 @@ async def test_a_started_agent_has_a_session_a_home_and_an_environment_of_its_ow
     assert paths.log(A).stat().st_uid == os.geteuid()
 
 
-async def test_the_end_of_an_agent_is_told_with_its_exit_code(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_the_end_of_an_agent_is_told_with_its_exit_code(paths: Paths, daemon: Daemon) -> None:
     pid = await running(daemon, paths, ["sh", "-c", "exit 3"])
     await until(lambda: daemon.ended)
     assert [(end.agent, end.exit_code, end.pid) for end in daemon.ended] == [(A, 3, pid)]
@@ -81,21 +77,13 @@ async def test_the_end_of_an_agent_is_told_with_its_exit_code(
     assert (truth.state, truth.exit_code) == ("gone", 3)
 
 
-async def test_an_agent_ended_by_a_signal_has_the_exit_code_a_shell_would_show(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_an_agent_ended_by_a_signal_has_the_exit_code_a_shell_would_show(paths: Paths, daemon: Daemon) -> None:
     os.kill(await running(daemon, paths, SLEEP), signal.SIGSEGV)
     await until(lambda: daemon.ended)
     assert daemon.ended[0].exit_code == 128 + signal.SIGSEGV
 
 
-async def test_what_an_ended_agent_leaves_behind_ends_with_it(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_what_an_ended_agent_leaves_behind_ends_with_it(paths: Paths, daemon: Daemon) -> None:
     await running(daemon, paths, ["sh", "-c", "sleep 1000 & echo $!; wait_for_nobody=1; exit 0"])
     child = int(await read_when_written(paths.log(A)))
     await until(lambda: daemon.ended)
@@ -105,11 +93,9 @@ async def test_what_an_ended_agent_leaves_behind_ends_with_it(
 
 @pytest.mark.parametrize("own_uid", [True, False])
 async def test_a_child_that_forked_twice_and_left_the_session_ends_with_its_agent(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, own_uid: bool
+    paths: Paths, daemon: Daemon, own_uid: bool
 ) -> None:
     """Without cgroup and uid only the mark in its environment tells whose it is."""
-    await open_helper()
-    daemon = await connect()
     command = [PYTHON, "-S", "-c", DOUBLE_FORK]
     await daemon.client.define(A, spec(paths, A, command, uid=uid_of(A) if own_uid else None))
     await daemon.client.start(A)
@@ -131,12 +117,8 @@ time.sleep(1000)
 """
 
 
-async def test_stop_lets_the_whole_session_end_within_the_grace(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
+async def test_stop_lets_the_whole_session_end_within_the_grace(paths: Paths, daemon: Daemon) -> None:
     """The shell dies of SIGTERM at once; its child takes its time and must get it."""
-    await open_helper()
-    daemon = await connect()
     await running(daemon, paths, ["sh", "-c", f"{PYTHON} -S -c '{SLOW_TO_END}'; true"])
     await read_when_written(paths.log(A))
     ended = await daemon.client.stop(A, grace_s=10)
@@ -157,11 +139,7 @@ while True:
 """
 
 
-async def test_an_agent_deaf_to_sigterm_is_killed_after_the_grace(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_an_agent_deaf_to_sigterm_is_killed_after_the_grace(paths: Paths, daemon: Daemon) -> None:
     await running(daemon, paths, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.01; done"])
     await read_when_written(paths.log(A))
     ended = await daemon.client.stop(A, grace_s=0.05)
@@ -169,10 +147,8 @@ async def test_an_agent_deaf_to_sigterm_is_killed_after_the_grace(
     assert (await daemon.client.stat())[A].processes == 0
 
 
-async def test_a_frozen_agent_hears_sigterm(paths: Paths, open_helper: OpenHelper, connect: Connect) -> None:
+async def test_a_frozen_agent_hears_sigterm(paths: Paths, daemon: Daemon) -> None:
     """SIGTERM to a frozen process stays pending for ever: it must be thawed first."""
-    await open_helper()
-    daemon = await connect()
     await running(daemon, paths, ["sh", "-c", "trap 'echo bye; exit 7' TERM; echo ready; while :; do sleep 0.01; done"])
     await read_when_written(paths.log(A))
     await daemon.client.freeze(A, 1)
@@ -196,9 +172,7 @@ async def test_stop_is_answered_to_its_asker_and_told_to_the_others(
     assert await asker.client.stop(A, grace_s=1) == ended
 
 
-async def test_starting_what_runs_is_refused(paths: Paths, open_helper: OpenHelper, connect: Connect) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_starting_what_runs_is_refused(paths: Paths, daemon: Daemon) -> None:
     pid = await running(daemon, paths, SLEEP)
     with pytest.raises(WrongState, match=str(pid)):
         await daemon.client.start(A)
@@ -213,10 +187,8 @@ async def test_starting_what_runs_is_refused(paths: Paths, open_helper: OpenHelp
     ],
 )
 async def test_a_command_that_cannot_run_is_refused_and_leaves_nothing(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, command: list[str], error: type[HiveError], says: str
+    paths: Paths, daemon: Daemon, command: list[str], error: type[HiveError], says: str
 ) -> None:
-    await open_helper()
-    daemon = await connect()
 
     async def define_and_start() -> None:
         await daemon.client.define(A, spec(paths, A, command))
@@ -232,11 +204,7 @@ async def test_a_command_that_cannot_run_is_refused_and_leaves_nothing(
 # --- asleep and awake --------------------------------------------------------------------------------------------
 
 
-async def test_a_frozen_agent_uses_no_cpu_and_a_thawed_one_does(
-    paths: Paths, open_helper: OpenHelper, connect: Connect, freezer: str
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_a_frozen_agent_uses_no_cpu_and_a_thawed_one_does(paths: Paths, daemon: Daemon, freezer: str) -> None:
     await running(daemon, paths, BURN)
     frozen = await daemon.client.freeze(A, 1)
     assert frozen.how == freezer
@@ -255,10 +223,8 @@ async def until_cpu_moves(daemon: Daemon, from_us: int) -> None:
 
 
 async def test_every_process_of_an_agent_is_frozen_also_those_that_left_its_session(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
+    paths: Paths, daemon: Daemon
 ) -> None:
-    await open_helper()
-    daemon = await connect()
     await running(daemon, paths, [PYTHON, "-S", "-c", DOUBLE_FORK])
     stray = int(await read_when_written(paths.log(A)))
     await daemon.client.freeze(A, 1)
@@ -353,10 +319,8 @@ async def test_a_confirmed_freeze_stays(paths: Paths, open_helper: OpenHelper, c
     assert daemon.thawed_alone == []
 
 
-async def test_a_thaw_during_a_freeze_wins(paths: Paths, open_helper: OpenHelper, connect: Connect) -> None:
+async def test_a_thaw_during_a_freeze_wins(paths: Paths, daemon: Daemon) -> None:
     """Both frames arrive in one read: the thaw is there before the freeze has begun, and must be seen by it."""
-    await open_helper()
-    daemon = await connect()
     await running(daemon, paths, BURN)
     freezing = asyncio.ensure_future(daemon.client.freeze(A, 1))
     await asyncio.sleep(0)
@@ -386,11 +350,7 @@ async def test_a_freeze_that_does_not_come_to_an_end_leaves_the_agent_awake(
     assert alive(pid)
 
 
-async def test_a_freeze_of_an_older_generation_is_refused(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_a_freeze_of_an_older_generation_is_refused(paths: Paths, daemon: Daemon) -> None:
     await running(daemon, paths, SLEEP)
     await daemon.client.freeze(A, 5)
     await daemon.client.thaw(A)
@@ -401,11 +361,7 @@ async def test_a_freeze_of_an_older_generation_is_refused(
         await daemon.client.confirm(A, 5)
 
 
-async def test_what_does_not_run_is_neither_frozen_nor_thawed(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_what_does_not_run_is_neither_frozen_nor_thawed(paths: Paths, daemon: Daemon) -> None:
     await daemon.client.define(A, spec(paths, A, SLEEP))
     with pytest.raises(WrongState):
         await daemon.client.freeze(A, 1)
@@ -415,11 +371,7 @@ async def test_what_does_not_run_is_neither_frozen_nor_thawed(
         await daemon.client.freeze(B, 1)
 
 
-async def test_an_agent_killed_while_frozen_is_told_as_ended(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_an_agent_killed_while_frozen_is_told_as_ended(paths: Paths, daemon: Daemon) -> None:
     pid = await running(daemon, paths, ["sh", "-c", "sleep 1000 & sleep 1000"])
     await daemon.client.freeze(A, 1)
     await daemon.client.confirm(A, 1)
@@ -430,11 +382,7 @@ async def test_an_agent_killed_while_frozen_is_told_as_ended(
     await daemon.client.start(A)
 
 
-async def test_one_agent_being_stopped_keeps_no_other_waiting(
-    paths: Paths, open_helper: OpenHelper, connect: Connect
-) -> None:
-    await open_helper()
-    daemon = await connect()
+async def test_one_agent_being_stopped_keeps_no_other_waiting(paths: Paths, daemon: Daemon) -> None:
     await running(daemon, paths, ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.01; done"])
     await running(daemon, paths, SLEEP, agent=B)
     await read_when_written(paths.log(A))

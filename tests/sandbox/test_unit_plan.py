@@ -49,7 +49,7 @@ def said(name: str, spec: SandboxSpec = SPEC, network: Network | None = OWN, pla
     ("limits", "expected"),
     [
         (Limits(), {}),
-        (Limits(memory_mb=64), {"MemoryMax": "64M"}),
+        (Limits(memory_mb=64), {"MemoryMax": "64M", "MemorySwapMax": "64M"}),
         (Limits(cpu=0.5), {"CPUQuota": "50.00%"}),
         (Limits(cpu=0.015), {"CPUQuota": "1.50%"}),
         (Limits(cpu=12), {"CPUQuota": "1200.00%"}),
@@ -61,18 +61,19 @@ def said(name: str, spec: SandboxSpec = SPEC, network: Network | None = OWN, pla
 def test_limits_are_properties(limits: Limits, expected: dict[str, str]) -> None:
     found = dict(unit_plan.properties(msgspec.structs.replace(SPEC, limits=limits), PLACES, OWN))
     assert {
-        name: found[name] for name in ("MemoryMax", "CPUQuota", "TasksMax", "LimitNOFILE") if name in found
+        name: found[name]
+        for name in ("MemoryMax", "MemorySwapMax", "CPUQuota", "TasksMax", "LimitNOFILE")
+        if name in found
     } == expected
 
 
 def test_its_network_is_its_own_or_filtered() -> None:
     own = dict(unit_plan.properties(SPEC, PLACES, OWN))
     assert own["NetworkNamespacePath"] == "/proc/7/fd/9"
-    assert "IPAddressAllow" not in own
+    assert unit_plan.command(SPEC, PLACES, OWN, None)[-2:] == [str(OWN.inode), ""]
     listed = msgspec.structs.replace(SPEC, egress=["192.0.2.0/24", "2001:db8::/32"])
-    filtered = dict(unit_plan.properties(listed, PLACES, None))
-    assert "NetworkNamespacePath" not in filtered
-    assert (filtered["IPAddressDeny"], filtered["IPAddressAllow"]) == ("any", "192.0.2.0/24 2001:db8::/32")
+    assert "NetworkNamespacePath" not in dict(unit_plan.properties(listed, PLACES, None))
+    assert unit_plan.command(listed, PLACES, None, 4711)[-2:] == ["", "4711"]
 
 
 def test_only_its_home_its_socket_and_its_group_are_put_back() -> None:
@@ -99,18 +100,17 @@ def test_what_would_give_something_away_is_not_in_it(name: str) -> None:
 def test_the_root_step_knows_nothing_of_command_environment_or_home() -> None:
     """LD_LIBRARY_PATH into a home its agent can write would be code with CAP_SETUID."""
     odd = msgspec.structs.replace(SPEC, command=["sesame", "$(sesame)"], env={"LD_PRELOAD": "sesame"}, gid=8)
-    words = unit_plan.command(odd, PLACES, OWN)
+    words = unit_plan.command(odd, PLACES, OWN, None)
     assert words[:2] == ["/usr/bin/env", "-i"]
     assert "sesame" not in " ".join(words)
-    assert words[-5:] == [str(PLACES.cgroup), "70001", "8", "/run/hive/start/a1", "4026532000"]
-    assert unit_plan.command(SPEC, PLACES, None)[-1] == ""
+    assert words[-6:] == [str(PLACES.cgroup), "70001", "8", "/run/hive/start/a1", "4026532000", ""]
 
 
 def test_no_word_of_it_is_changed_by_systemd_not_even_at_a_daemon_reload() -> None:
     """252 writes `\\$` and `\\;` into transient units, which it does not know when it reads them; and properties of the
     `…Ex` kind, to which a `+` leads, under a name that is none in unit files."""
-    for word in unit_plan.command(SPEC, PLACES, OWN):
-        assert re.fullmatch(r"[\w/.:=@-]+", word), word
+    for word in [*unit_plan.command(SPEC, PLACES, OWN, None), *unit_plan.command(SPEC, PLACES, None, 4711)]:
+        assert re.fullmatch(r"[\w/.:=@-]*", word), word
     (stop,) = said("ExecStop")
     assert re.match(r"-/bin/sh -c \"[^$;%\\\"]+\"$", stop), stop
 
@@ -186,7 +186,9 @@ def test_systemd_finds_little_to_expose(spec: SandboxSpec, tmp_path: Path) -> No
     own = [
         f"{name}={value}" for name, value in unit_plan.properties(spec, PLACES, network) if name not in NOT_A_SERVICES
     ]
-    command = " ".join(systemd.quoted(word) for word in unit_plan.command(spec, PLACES, network))
+    command = " ".join(
+        systemd.quoted(word) for word in unit_plan.command(spec, PLACES, network, None if network else 4711)
+    )
     unit.write_text("\n".join(["[Service]", *own, f"ExecStart={command}", ""]))
     verified = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", unit],
@@ -204,5 +206,5 @@ def test_systemd_finds_little_to_expose(spec: SandboxSpec, tmp_path: Path) -> No
     assert float(exposure[1]) <= EXPOSURE_MAX, judged.stdout
 
 
-NOT_A_SERVICES = {"StartLimitIntervalSec"}
+NOT_A_SERVICES = {"Before", "StartLimitIntervalSec"}
 """Properties of every unit: another section."""

@@ -21,6 +21,7 @@ from sandbox.harness import until
 
 from hive.domain import FirecrackerSpec
 from hive.errors import DependencyDown, HiveError, TimedOut
+from hive.host.firecracker import why_not_pause
 from hive.sandbox import vmm
 from hive.sandbox.vmm import Answer, Call, Vmm
 
@@ -143,7 +144,7 @@ def test_a_body_has_its_length_and_a_question_has_neither() -> None:
     ],
 )
 def test_only_versions_that_lose_vsock_are_not_paused(version: str, has_vsock: bool, refused: bool) -> None:
-    why = vmm.why_not_pause(version, has_vsock=has_vsock)
+    why = why_not_pause(version, has_vsock=has_vsock)
     assert bool(why) is refused
     if refused:
         assert "1.15.1" in why  # what to do about it

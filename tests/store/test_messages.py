@@ -94,6 +94,22 @@ async def test_a_delivered_message_cannot_be_dropped(database: Database) -> None
     assert not await database.write(lambda conn: messages.drop(conn, "a1", "m1"))
 
 
+async def test_the_waiting_are_counted_by_agent_of_those_who_are_asked_for(database: Database) -> None:
+    await add(database, message(1), message(2), message(3), message(4, agent="b2"))
+    await database.write(lambda conn: messages.update(conn, message(1, refused_at=5.0)))
+    assert await database.read(messages.waiting) == {"a1": 2, "b2": 1}
+    assert await database.read(lambda conn: messages.waiting(conn, ["b2"])) == {"b2": 1}
+    assert await database.read(lambda conn: messages.waiting(conn, ["c3"])) == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [({}, "waiting"), ({"refused_at": 5.0}, "refused"), ({"delivered_at": 5.0}, "delivered")],
+)
+def test_a_message_waits_until_it_is_delivered_or_refused(fields: dict[str, float], state: str) -> None:
+    assert message(1, **fields).state == state
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [("", "empty"), ("ü" * 131_073, "262146 bytes, at most 262144"), ("\ud800", "not UTF-8")],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,40 +13,12 @@ import pytest
 from at_rest import complaints
 from harness import Backend, answer, until
 from muxer import Muxer
+from wire.asker import Asker
 
-from hive.errors import BackendDown, BackendTimeout, HiveError
+from hive.errors import BackendDown, BackendTimeout, HiveError, WrongState
 from hive.wire.deadlines import Deadlines
-from hive.wire.dial import MAX_OK, dial, read_address
-from hive.wire.http1 import Response
-from hive.wire.upstream import Pool, UpstreamConnection
-
-
-class Asker:
-    """Asks once on a connection of its own."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[bytes | HiveError] = asyncio.get_running_loop().create_future()
-        self._body = b""
-
-    def on_connected(self, connection: UpstreamConnection) -> bool:
-        connection.send(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n", self, reused=False)
-        return True
-
-    def on_unconnected(self, error: HiveError) -> None:
-        self.done.set_result(error)
-
-    def on_answer(self, head: Response) -> None: ...
-
-    def on_data(self, data: bytes, *, last: bool) -> None:
-        self._body += data
-        if last:
-            self.done.set_result(self._body)
-
-    def on_closed(self) -> None:
-        self.done.set_result(self._body)
-
-    def on_failed(self, error: HiveError, *, retry: bool) -> None:
-        self.done.set_result(error)
+from hive.wire.dial import MAX_OK, Fetch, dial, read_address
+from hive.wire.upstream import Pool
 
 
 class Speaker(asyncio.Protocol):
@@ -57,13 +30,25 @@ class Speaker(asyncio.Protocol):
         self.transport = transport
 
 
-async def asked(address: str, *, connect_s: float = 5.0) -> bytes | HiveError:
+def fetching(family: int, where: Any, asked_for: list[str]) -> Fetch:
+    """Connects to this place, whoever is asked for."""
+
+    async def fetch(agent: str) -> socket.socket:
+        asked_for.append(agent)
+        await asyncio.sleep(0)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.connect(where)
+        return sock
+
+    return fetch
+
+
+async def asked(address: str, *, connect_s: float = 5.0, fetch: Fetch | None = None) -> bytes | HiveError:
     """What one request to this address gets."""
-    deadlines, asker = Deadlines(), Asker()
-    pool = Pool(address, connect_s=connect_s, idle_s=1, deadlines=deadlines)
+    deadlines = Deadlines()
+    pool = Pool(address, connect_s=connect_s, idle_s=1, deadlines=deadlines, fetch=fetch)
     try:
-        pool.connect(asker)
-        return await asyncio.wait_for(asker.done, 10)
+        return await asyncio.wait_for(Asker(pool).ask(), 10)
     finally:
         pool.close()
         deadlines.close()
@@ -81,7 +66,20 @@ async def muxed(short_path: Path) -> AsyncIterator[Muxer]:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "nowhere", "host:", "host:http", ":80", "vsock:/run/v.sock", "vsock:/run/v.sock:x", "unix:", "h:-1"]
+    "text",
+    [
+        "",
+        "nowhere",
+        "host:",
+        "host:http",
+        ":80",
+        "vsock:/run/v.sock",
+        "vsock:/run/v.sock:x",
+        "unix:",
+        "h:-1",
+        "helper:/",
+        "helper:/a:x",
+    ],
 )
 def test_what_is_no_address_is_said_to_be_none(text: str) -> None:
     with pytest.raises(BackendDown, match="is no address"):
@@ -101,6 +99,72 @@ async def test_a_unix_socket_is_an_address(short_path: Path) -> None:
     assert await asked(f"unix:{short_path}/a.sock") == b"hi"
     await until(lambda: backend.closed == 1)
     server.close()
+
+
+async def test_a_connection_somebody_else_made_is_taken_over(short_path: Path) -> None:
+    """Both kinds: to an agent in a network of its own (TCP), and to a unix socket."""
+    backend = Backend()
+    backend.reply = answer(b"hi")
+    await backend.start()
+    server = await asyncio.start_unix_server(backend._serve, str(short_path / "a.sock"))
+    port = int(backend.address.rpartition(":")[2])
+    for closed, (family, where) in enumerate(
+        [(socket.AF_INET, ("127.0.0.1", port)), (socket.AF_UNIX, str(short_path / "a.sock"))], 1
+    ):
+        asked_for: list[str] = []
+        fetch = fetching(family, where, asked_for)
+        assert await asked("helper:/a1", fetch=fetch) == b"hi"
+        assert asked_for == ["a1"]
+        await until(lambda closed=closed: backend.closed == closed)
+    server.close()
+    await backend.stop()
+
+
+async def test_a_guests_port_is_asked_for_on_a_connection_somebody_else_made(short_path: Path) -> None:
+    backend = Backend()
+    backend.reply = answer(b"hi")
+    await backend.start()
+    async with muxed(short_path) as muxer:
+        muxer.guest[8080] = int(backend.address.rpartition(":")[2])
+        fetch = fetching(socket.AF_UNIX, str(short_path / "v.sock"), [])
+        assert await asked("helper:/a1:8080", fetch=fetch) == b"hi"
+        assert muxer.said == [b"CONNECT 8080\n"]
+        error = await asked("helper:/a1:9", fetch=fetch)
+        assert isinstance(error, BackendDown)
+        assert "nobody in the guest listens on port 9" in error.message
+    await backend.stop()
+
+
+async def test_why_there_is_no_connection_is_told_as_it_was_said() -> None:
+    async def fetch(agent: str) -> socket.socket:
+        raise WrongState(f"agent {agent} is asleep")
+
+    error = await asked("helper:/a1", fetch=fetch)
+    assert isinstance(error, WrongState)
+    assert error.message == "agent a1 is asleep"
+    alone = await asked("helper:/a1")
+    assert isinstance(alone, BackendDown)
+    assert "nobody here connects" in alone.message
+
+
+async def test_one_that_is_cancelled_leaves_no_fetched_connection_behind(short_path: Path) -> None:
+    with complaints() as found:
+        async with muxed(short_path) as muxer:
+            muxer.words = b"OK 1\n"
+            fetch = fetching(socket.AF_UNIX, str(short_path / "v.sock"), [])
+            for address in ("helper:/a1", "helper:/a1:1"):
+                for turns in range(12):
+                    task = asyncio.ensure_future(dial(address, Speaker, fetch=fetch))
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    if task.done():
+                        task.result().transport.abort()
+                    else:
+                        task.cancel()
+                        with pytest.raises(asyncio.CancelledError):
+                            await task
+                    await until(lambda: muxer.open == 0)
+        assert found == []
 
 
 async def test_a_guests_port_is_reached_behind_the_vmms_ok(short_path: Path) -> None:

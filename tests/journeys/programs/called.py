@@ -30,7 +30,11 @@ class Callers(BaseHTTPRequestHandler):
         pass
 
 
-if __name__ == "__main__":
-    server = ThreadingHTTPServer(("0.0.0.0", int(os.environ["HIVE_AGENT_PORT"])), Callers)
+def serve(address, callers):
+    server = ThreadingHTTPServer((address, int(os.environ["HIVE_AGENT_PORT"])), callers)
     say(ready=True)
     server.serve_forever()
+
+
+if __name__ == "__main__":
+    serve("0.0.0.0", Callers)

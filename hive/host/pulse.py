@@ -1,14 +1,15 @@
-"""How late the event loop comes to a timer: told to the metrics, and to systemd's watchdog if all is well."""
+"""How late the event loop comes to a timer: told to whoever wants to know, and to systemd's watchdog if all is well."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from hive.host.notify import Notifier
 
-log = logging.getLogger("hive.proxy")
+log = logging.getLogger("hive.host")
 
 SAMPLE_S = 0.05
 """Between looks. Each costs 5 µs, and a stall is seen with the chance of its length by this."""
@@ -23,11 +24,17 @@ class Pulse:
     """
 
     def __init__(
-        self, notifier: Notifier, *, on_lag: Callable[[float], None], what_is_wrong: Callable[[], str]
+        self,
+        notifier: Notifier,
+        *,
+        on_lag: Callable[[float], None] | None = None,
+        what_is_wrong: Callable[[], str],
+        sample_s: float = SAMPLE_S,
     ) -> None:
         self._notifier = notifier
         self._on_lag = on_lag
         self._what_is_wrong = what_is_wrong
+        self._sample_s = sample_s
         self._loop = asyncio.get_running_loop()
         self._due = self._fed_at = self._loop.time()
         self.last_lag_s = 0.0
@@ -39,11 +46,12 @@ class Pulse:
     def _beat(self) -> None:
         now = self._loop.time()
         self.last_lag_s = lag_s = max(0.0, now - self._due)
-        self._on_lag(lag_s)
+        if self._on_lag is not None:
+            self._on_lag(lag_s)
         if is_feeding_time(now, self._fed_at, self._notifier.watchdog_s):
             self._fed_at = now
             self._feed(lag_s)
-        self._due = now + SAMPLE_S
+        self._due = now + self._sample_s
         self._timer = self._loop.call_at(self._due, self._beat)
 
     def _feed(self, lag_s: float) -> None:
@@ -64,3 +72,16 @@ def is_feeding_time(now: float, fed_at: float, watchdog_s: float | None) -> bool
     (False, True)
     """
     return watchdog_s is not None and now - fed_at >= watchdog_s / 3
+
+
+@contextmanager
+def watched(notifier: Notifier, what_is_wrong: Callable[[], str]) -> Iterator[None]:
+    """Feeds the watchdog meanwhile, where there is one; looks no more often than that takes."""
+    if notifier.watchdog_s is None:
+        yield
+        return
+    pulse = Pulse(notifier, what_is_wrong=what_is_wrong, sample_s=notifier.watchdog_s / 3)
+    try:
+        yield
+    finally:
+        pulse.close()

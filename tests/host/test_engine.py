@@ -25,7 +25,7 @@ from hive.errors import (
     TimedOut,
     WrongState,
 )
-from hive.sandbox.engine import FRAME_MAX_BYTES, Engine, Frames, as_since, choose_version, error_of
+from hive.host.engine import FRAME_MAX_BYTES, Engine, Frames, as_since, choose_version, error_of
 
 VERSION = b'HTTP/1.1 200 OK\r\nContent-Length: 48\r\n\r\n{"ApiVersion": "1.43", "MinAPIVersion": "1.24"} '
 EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"

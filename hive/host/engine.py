@@ -265,16 +265,11 @@ async def _chunks(reader: asyncio.StreamReader, answer: _Answer) -> AsyncIterato
 
 
 def _decode(content: bytes) -> Any:
-    """A JSON document. An image's import answers with one per line: then the last one."""
-    lines = content.strip().splitlines()
-    if not lines:
+    """A JSON document; None where there is none."""
+    if not content.strip():
         return None
     try:
         return json.loads(content)
-    except ValueError:
-        pass
-    try:
-        return json.loads(lines[-1])
     except ValueError:
         raise HiveError(f"the engine's answer is no JSON: {content[:80]!r}") from None
 

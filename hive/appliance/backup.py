@@ -1,0 +1,94 @@
+"""`hive backup`: the database by SQLite's own backup, the configuration, and the secrets where they are asked for.
+
+Agents' homes, images and models are not in it: they are the operator's files. Nor is live state: Redis and the helper's
+table are made anew, and what the usage spool holds is in the database within seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from hive import __version__
+from hive.appliance import archive
+from hive.appliance.archive import Manifest, Packed
+from hive.appliance.parts import DATABASE, Place
+from hive.errors import HiveError, NotFound
+from hive.host.files import translated
+from hive.store import explain
+from hive.store.migrations import Schema, schema_of
+
+
+def backup(place: Place, target: Path, *, with_secrets: bool) -> Manifest:
+    """Writes `target`, mode 0600; the daemon may run meanwhile. What is not there is left out, but the database.
+
+    Raises NotFound (no database), WrongState (there is something at `target`), NotPermitted, StoreFull, HiveError (the
+    database is damaged).
+    """
+    contents: dict[str, Path | bytes] = {}
+    for part in place.parts.values():
+        if part.name == DATABASE or (part.is_secret and not with_secrets):
+            continue
+        with translated(part.path), contextlib.suppress(FileNotFoundError):
+            contents[part.name] = part.path.read_bytes()
+    with _snapshot(place.database, target) as (copy, schema):
+
+        def describe(files: list[Packed]) -> Manifest:
+            return Manifest(
+                hive=__version__,
+                schema=schema.taken,
+                readable_from=schema.readable_from,
+                kind=place.kind,
+                source=str(place.paths.state),
+                made_at=time.time(),
+                secrets=any(name.startswith("secrets/") for name in contents),
+                files=files,
+            )
+
+        return archive.write(target, {DATABASE: copy, **contents}, describe)
+
+
+@contextmanager
+def _snapshot(database: Path, target: Path) -> Iterator[tuple[Path, Schema]]:
+    """A copy of the database as it is at one moment, beside `target`, sound and in one file; gone afterwards.
+
+    The copy is made in one step: in WAL mode that keeps no writer waiting, and needs no second try when one writes.
+    """
+    if not database.exists():
+        raise NotFound(f"there is no {database}: nothing to keep", hint="which Hive is meant is said with --state-dir")
+    copy = target.with_name(f".{target.name}.db")
+    with translated(copy):
+        _clear(copy)
+        os.close(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    try:
+        yield copy, _copied(database, copy)
+    finally:
+        _clear(copy)
+
+
+def _copied(database: Path, copy: Path) -> Schema:
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as source,
+            contextlib.closing(sqlite3.connect(copy, isolation_level=None)) as target,
+        ):
+            source.backup(target)
+            target.execute("PRAGMA journal_mode = DELETE")
+            found = target.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise HiveError(f"{database} is damaged: {found}", hint="hive doctor sqlite.integrity")
+            return schema_of(target)
+    except sqlite3.Error as error:
+        raise explain.sqlite_error(error, database) from error
+
+
+def _clear(copy: Path) -> None:
+    for suffix in ("", "-journal", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            copy.with_name(copy.name + suffix).unlink()

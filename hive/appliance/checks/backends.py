@@ -1,0 +1,161 @@
+"""The inference server: the GPU under it, whether it answers, and whether agents could get at it without Hive."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hive.appliance.checks.check import Check, Verdict, failed, passed, skipped, warned
+from hive.appliance.checks.subject import Kind, Subject
+from hive.domain import BackendInfo, BackendKind
+from hive.host.gpu import Gpus, read_gpus
+from hive.inference.recognise import CANDIDATES, find
+
+INFERENCE = "/run/hive-inference"
+CONNECT_S = 0.3
+
+
+# --- the GPU -----------------------------------------------------------------------------------------------------
+
+
+def look_at_gpu(subject: Subject) -> Verdict:  # noqa: ARG001 - the same for all
+    return judge_gpu(read_gpus())
+
+
+def judge_gpu(gpus: Gpus) -> Verdict:
+    """
+    >>> judge_gpu(Gpus(0, "", (), (), (), False)).reason
+    'no NVIDIA driver, and no NVIDIA GPU on the bus'
+    """
+    if not gpus.driver:
+        if gpus.on_bus:
+            return warned(f"{gpus.on_bus} NVIDIA GPU on the bus, but no driver is loaded", "modprobe nvidia")
+        return skipped("no NVIDIA driver, and no NVIDIA GPU on the bus")
+    cards = [name for name in gpus.nodes if name.removeprefix("nvidia").isdigit()]
+    if "nvidiactl" not in gpus.nodes or not cards:
+        return failed(f"driver {gpus.driver}, but no device files: nothing can use a GPU", "nvidia-modprobe -c0 -u")
+    if gpus.refused:
+        return warned(f"driver {gpus.driver}; this user may not open /dev/{gpus.refused[0]}")
+    if "nvidia-uvm" not in gpus.nodes:
+        return warned(f"driver {gpus.driver}, but no /dev/nvidia-uvm: CUDA does not start", "nvidia-modprobe -c0 -u")
+    if not gpus.has_nvml:
+        return warned(f"driver {gpus.driver}, but no libnvidia-ml: free memory cannot be read before a switch")
+    return passed(f"driver {gpus.driver}: {', '.join(gpus.models)}")
+
+
+# --- does it answer ----------------------------------------------------------------------------------------------
+
+
+async def look_at_backend(subject: Subject) -> Verdict:
+    if subject.settings.inference.enabled == "false":
+        return skipped("[inference] enabled = false: this Hive has none")
+    addresses = await asyncio.to_thread(addresses_of, subject)
+    listening = await asyncio.gather(*(_accepts(address) for address in addresses))
+    # Asking what a server is takes five HTTP clients: 10 ms of CPU each, for nothing where nobody listens.
+    found = await find([address for address, does in zip(addresses, listening, strict=True) if does])
+    if found is None and subject.kind is Kind.NONE:
+        return skipped("none answers, and no Hive asks for one; `hive up` brings a demo")
+    return judge_backend(found, addresses, is_needed=subject.settings.inference.enabled == "true")
+
+
+async def _accepts(address: str) -> bool:
+    """Whether somebody takes connections there."""
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            if address.startswith("/"):
+                _, writer = await asyncio.open_unix_connection(address)
+            else:
+                host, _, port = address.rpartition(":")
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except (OSError, ValueError):
+        return False
+    writer.transport.abort()
+    return True
+
+
+def addresses_of(subject: Subject) -> tuple[str, ...]:
+    """Where to ask: the daemon's own backend, else where one may be."""
+    if named := ((subject.health or {}).get("backend") or {}).get("address"):
+        return (str(named),)
+    inference = subject.settings.inference
+    sockets = _sockets(subject.layout.at(INFERENCE)) if subject.is_appliance else []
+    return tuple(dict.fromkeys([*map(str, sockets), f"{inference.host}:{inference.port}", *CANDIDATES]))
+
+
+def _sockets(directory: Path) -> list[Path]:
+    try:
+        return sorted(path for path in directory.iterdir() if path.is_socket())
+    except OSError:
+        return []
+
+
+def judge_backend(found: BackendInfo | None, addresses: Sequence[str], *, is_needed: bool) -> Verdict:
+    if found is None:
+        asked = addresses[0] if len(addresses) == 1 else f"any of {len(addresses)} usual places"
+        verdict = failed if is_needed or len(addresses) == 1 else warned
+        return verdict(f"none answers at {asked}: agents get 503", "hive backend status")
+    if found.kind is BackendKind.DEMO:
+        return warned("only the demo backend: canned text, no model", "hive up --backend URL")
+    return passed(f"{found.label}, version {found.version}")
+
+
+# --- can agents reach it -----------------------------------------------------------------------------------------
+
+
+class Way(NamedTuple):
+    """The way to a backend. `mode`, `parent_mode`: of its socket and of that one's directory, None for TCP."""
+
+    address: str
+    mode: int | None = None
+    parent_mode: int | None = None
+
+
+def look_at_ways(subject: Subject) -> Verdict:
+    named = ((subject.health or {}).get("backend") or {}).get("address")
+    sockets = _sockets(subject.layout.at(INFERENCE)) if subject.is_appliance else []
+    ways = [_way(address) for address in dict.fromkeys([*map(str, sockets), *([str(named)] if named else [])])]
+    isolation = str((subject.health or {}).get("isolation", ""))
+    return judge_ways(ways, isolation=isolation, is_appliance=subject.is_appliance)
+
+
+def _way(address: str) -> Way:
+    if not address.startswith("/"):
+        return Way(address)
+    path = Path(address)
+    try:
+        return Way(address, stat.S_IMODE(os.stat(path).st_mode), stat.S_IMODE(os.stat(path.parent).st_mode))
+    except OSError:
+        return Way(address, 0, 0)  # whoever may not even look at it may not dial it
+
+
+def judge_ways(ways: Sequence[Way], *, isolation: str, is_appliance: bool) -> Verdict:
+    """
+    >>> judge_ways([Way("/run/b.sock", 0o660, 0o750)], isolation="full", is_appliance=True).reason
+    '/run/b.sock is closed to agents'
+    """
+    if not ways:
+        return skipped("no backend is known that they could reach")
+    for way in ways:
+        if way.mode is None:
+            return _judge_tcp(way.address, is_appliance=is_appliance)
+        if way.mode & stat.S_IWOTH and (way.parent_mode or 0) & stat.S_IXOTH:
+            return failed(f"{way.address} lets every user in: agents need not ask Hive", f"chmod 660 {way.address}")
+    if isolation == "none":
+        return warned("agents run as the same user as Hive, so its sockets are theirs, too", "start Hive as root")
+    return passed(f"{', '.join(way.address for way in ways)} is closed to agents")
+
+
+def _judge_tcp(address: str, *, is_appliance: bool) -> Verdict:
+    reason = f"{address} is TCP: an agent in the host's network can go there without Hive"
+    return warned(reason, "hive backend list  # the installed units listen on sockets" if is_appliance else "")
+
+
+CHECKS = (
+    Check("gpu.driver", "NVIDIA's driver, device files and NVML.", look_at_gpu),
+    Check("backend.answers", "An inference server answers.", look_at_backend),
+    Check("backend.apart", "Agents reach the inference server through Hive only.", look_at_ways),
+)

@@ -1,0 +1,111 @@
+"""The Docker engine, and who besides Hive may use it."""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import os
+import pwd
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from hive.appliance.checks.check import Check, Verdict, failed, passed, skipped, warned
+from hive.appliance.checks.subject import Subject
+from hive.errors import HiveError, NotPermitted
+from hive.host.engine import Engine
+from hive.link.server import peer_of
+
+
+class Facts(NamedTuple):
+    """`mode`: of the socket. `group`: whose it is; `members`: of it. `server`: who listens, `NAME (pid N)`.
+    `info`: what the engine says of itself; `error`: why it does not."""
+
+    path: Path
+    mode: int | None
+    group: str = ""
+    members: int = 0
+    server: str = ""
+    info: Mapping[str, Any] = MappingProxyType({})
+    error: str = ""
+    may_not: bool = False
+
+
+async def look_at_docker(subject: Subject) -> Verdict:
+    path = Path(subject.settings.sandbox.docker_socket)
+    facts = await asyncio.to_thread(_around, path)
+    if facts.mode is None:
+        return judge_docker(facts, is_root=subject.is_root)
+    try:
+        facts = facts._replace(info=await Engine(path).ask("GET", "/info"))
+    except NotPermitted as error:
+        facts = facts._replace(error=error.message, may_not=True)
+    except HiveError as error:
+        facts = facts._replace(error=error.message)
+    return judge_docker(facts, is_root=subject.is_root)
+
+
+def _around(path: Path) -> Facts:
+    try:
+        found = path.stat()
+    except OSError:
+        return Facts(path, None)
+    try:
+        group = grp.getgrgid(found.st_gid)
+        primary = sum(user.pw_gid == found.st_gid for user in pwd.getpwall())
+        name, members = group.gr_name, len(group.gr_mem) + primary
+    except KeyError:
+        name, members = str(found.st_gid), 0
+    return Facts(path, stat.S_IMODE(found.st_mode), name, members, _server(path))
+
+
+def _server(path: Path) -> str:
+    """Who listens there; empty where that cannot be seen."""
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(0.5)
+            sock.connect(os.fspath(path))
+            pid = peer_of(sock)[0]
+        return f"{Path(f'/proc/{pid}/comm').read_text().strip()} (pid {pid})"
+    except OSError:
+        return ""
+
+
+def judge_docker(facts: Facts, *, is_root: bool) -> Verdict:
+    """
+    >>> judge_docker(Facts(Path("/run/docker.sock"), None), is_root=True).reason
+    'no engine at /run/docker.sock: no agent can be a container'
+    """
+    if facts.mode is None:
+        return skipped(f"no engine at {facts.path}: no agent can be a container")
+    if facts.mode & stat.S_IWOTH:
+        return failed(
+            f"every user may write {facts.path}, and so become root",
+            f"chmod o-rw {facts.path}; systemctl edit docker.socket",
+        )
+    if facts.may_not and not is_root:
+        return skipped(f"{facts.error}; needs root or the group {facts.group}", "sudo hive doctor sandbox.docker")
+    if facts.error:
+        return failed(facts.error, "systemctl start docker")
+    return _judge_engine(facts)
+
+
+def _judge_engine(facts: Facts) -> Verdict:
+    info = facts.info
+    version, driver = info.get("ServerVersion", "?"), info.get("CgroupDriver", "?")
+    said = f"{version} by {facts.server or '?'}, cgroup {driver} v{info.get('CgroupVersion', '1')}"
+    if driver == "none":
+        return warned(f"{said}: it manages no cgroups, so containers cannot be paused")
+    if not info.get("LiveRestoreEnabled"):
+        return warned(
+            f"{said}: a restart of it ends every agent in it",
+            'set "live-restore": true in /etc/docker/daemon.json; systemctl reload docker',
+        )
+    others = f"; {facts.members} members of group {facts.group} are as good as root" if facts.members > 1 else ""
+    return passed(said + others)
+
+
+CHECKS = (Check("sandbox.docker", "The Docker engine answers, and not everybody may use it.", look_at_docker),)

@@ -1,0 +1,115 @@
+"""Memory: somewhere for sleepers to go, and none of it shared between tenants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hive.appliance.checks.check import Check, Verdict, failed, passed, skipped, warned
+from hive.appliance.checks.subject import Subject
+from hive.errors import NotPermitted, WrongState
+from hive.host import zram
+from hive.host.memory import Memory, Swap, Zram, read_memory, read_swaps, read_zrams
+from hive.host.process import write_control
+
+GIB = 1024**3
+ENOUGH = 0.5
+"""Of what zram.plan would have: less, and only a few agents can sleep deep."""
+FULL = 0.1
+"""Less than this share of swap free is full: the next page-out fails."""
+KSM = Path("/sys/kernel/mm/ksm")
+UNMERGE = b"2"
+"""Stops it and takes apart what it has merged (admin-guide/mm/ksm.rst); 0 would leave that."""
+
+
+# --- swap --------------------------------------------------------------------------------------------------------
+
+
+def look_at_swap(subject: Subject) -> Verdict:
+    fix = f"{subject.may_fix}hive doctor memory.swap --fix"
+    return judge_swap(read_memory(), read_swaps(), read_zrams(), fix=fix)
+
+
+def judge_swap(memory: Memory, swaps: Sequence[Swap] | None, zrams: Sequence[Zram], *, fix: str) -> Verdict:
+    """
+    >>> judge_swap(Memory(GIB, GIB, 0, 0), [], [], fix="f").reason
+    'none: agents sleep light only, and keep all of their RAM'
+    """
+    if swaps is None or memory.total_bytes is None:
+        return skipped("the kernel does not say (a container?)")
+    if not swaps:
+        return warned("none: agents sleep light only, and keep all of their RAM", fix)
+    wanted = memory.total_bytes * zram.SHARE
+    total = sum(swap.size_bytes for swap in swaps)
+    free = total - sum(swap.used_bytes for swap in swaps)
+    said = "; ".join(_said(swap, zrams) for swap in swaps)
+    if total < wanted * ENOUGH:
+        return warned(f"{said}; {_gib(wanted)} would let the agents of a full host sleep deep", fix)
+    if free < total * FULL:
+        return warned(f"{said}; nearly full: agents sleep light until some wake or stop", fix)
+    return passed(said)
+
+
+def _said(swap: Swap, zrams: Sequence[Zram]) -> str:
+    """One swap in words; of a disk, that it keeps what was in memory."""
+    used = f"{swap.used_bytes / swap.size_bytes:.0%} used" if swap.size_bytes else "empty"
+    if not swap.is_zram:
+        return f"{swap.path} {_gib(swap.size_bytes)}, {used}, on a disk that keeps what agents had in memory"
+    algorithm = next((device.algorithm for device in zrams if device.device == swap.path), "?")
+    return f"{Path(swap.path).name} {_gib(swap.size_bytes)} ({algorithm}), {used}"
+
+
+def _gib(count: float) -> str:
+    return f"{count / GIB:.1f} GiB"
+
+
+def add_zram(subject: Subject) -> str:
+    """Raises NotPermitted, NotSupported, WrongState, HiveError."""
+    if not subject.is_root:
+        raise NotPermitted("only root turns swap on")
+    wanted = zram.plan(read_memory(), read_swaps())
+    if wanted is None:
+        raise WrongState("there is swap enough: it is full because agents are in it")
+    device = zram.set_up(wanted.size_bytes)
+    return f"{device} of {_gib(wanted.size_bytes)} is swap now, until the next boot"
+
+
+# --- merged pages ------------------------------------------------------------------------------------------------
+
+
+def look_at_ksm(subject: Subject) -> Verdict:
+    run = (KSM / "run").read_text().strip() if KSM.exists() else ""
+    sharing = (KSM / "pages_sharing").read_text().strip() if run else "0"
+    return judge_ksm(
+        run, int(sharing), is_appliance=subject.is_appliance, fix=f"{subject.may_fix}hive doctor memory.ksm --fix"
+    )
+
+
+def judge_ksm(run: str, sharing: int, *, is_appliance: bool, fix: str) -> Verdict:
+    """`run`: 0 off, 1 on, 2 off and taken apart; empty for a kernel without it. `sharing`: pages merged into another.
+
+    >>> judge_ksm("0", 0, is_appliance=True, fix="").reason
+    'off'
+    """
+    if not run:
+        return passed("this kernel has none")
+    if run == "1":
+        reason = "on: by timing, an agent can tell what is in another one's memory"
+        return failed(reason, fix) if is_appliance else warned(reason, fix)
+    if run == "0" and sharing:
+        return warned(f"off, but {sharing:,} pages are still merged", fix)
+    return passed("off")
+
+
+def end_ksm(subject: Subject) -> str:
+    """Raises NotPermitted."""
+    if not subject.is_root:
+        raise NotPermitted("only root turns it off")
+    write_control(KSM / "run", UNMERGE)
+    return "KSM is off, and what it had merged is apart again, until the next boot"
+
+
+CHECKS = (
+    Check("memory.swap", "Swap, best as zram, for agents that sleep deep.", look_at_swap, add_zram),
+    Check("memory.ksm", "The kernel does not merge equal pages of agents.", look_at_ksm, end_ksm),
+)

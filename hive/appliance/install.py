@@ -1,0 +1,245 @@
+"""`hive install` and `hive uninstall`: named steps, each of which can be asked, done, done again and undone.
+
+What an interruption leaves, wherever it comes: files are there whole or not at all, `current` is the old version or the
+new one, the manifest knows everything that was made. The same command again ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from hive import __version__
+from hive.appliance import layout, share
+from hive.appliance.layout import Layout
+from hive.appliance.manifest import mark_at
+from hive.appliance.running import Reload, Start
+from hive.appliance.selfcheck import SelfCheck
+from hive.appliance.steps import Box, Configuration, Files, Links, Step, enabled, refuse_strangers
+from hive.appliance.steps_system import (
+    Directories,
+    Leftovers,
+    OldVersions,
+    Secrets,
+    Users,
+    previous,
+    remove_code,
+    version_links,
+)
+from hive.errors import DependencyDown, HiveError, NotPermitted, RolledBack, UsageError, WrongState
+from hive.host import program, systemd
+from hive.host.files import remove
+
+SYSTEMD = 252
+"""The oldest that has what the units ask for: Debian 12's."""
+NO_PAGES = "scdoc is not installed: there are no man pages (apt-get install scdoc, then run the installer again)"
+
+
+class Done(NamedTuple):
+    """A step, what it would change or has changed, and what a person should know."""
+
+    step: str
+    changes: list[str]
+    notices: list[str]
+
+
+def open_box(place: Layout, *, say: Callable[[str], None], anywhere: bool = False) -> Box:
+    """What is to be installed or removed: the version whose environment this is.
+
+    `anywhere`: where it is none below /opt/hive/versions, the current one stands for it, or what would be the first;
+    that is enough to look and to remove. Raises UsageError, ConfigError.
+    """
+    version = place.version_of(Path(sys.prefix))
+    if version is None and not anywhere:
+        raise UsageError(
+            f"{sys.prefix} is no installed version of Hive (those are in {place.at(layout.VERSIONS)})",
+            hint="./install.sh in Hive's sources puts one there and installs it",
+        )
+    current = os.path.basename(mark_at(place.at(layout.CURRENT)))
+    return Box(place, version=version or current or f"{__version__}-1", share=share.directory(), say=say)
+
+
+def steps_of(box: Box) -> list[Step]:
+    """All of it, in the order in which it is done. What runs goes on as it was until `start`."""
+
+    def units() -> list[share.Managed]:
+        return share.units(box.share)
+
+    files = [
+        Files(box, "units", units),
+        Files(box, "redis", lambda: [share.redis_conf(box.share)]),
+        Files(box, "manual", lambda: share.manual(box.share), notice=NO_PAGES),
+        Files(box, "completions", share.completions),
+    ]
+    links = [
+        Links(box, "version", lambda: version_links(box)),
+        Links(box, "enable", lambda: enabled(units(), layout.TARGET)),
+    ]
+    configuration = Configuration(box)
+
+    def wanted() -> set[str]:
+        managed = {file.path for step in files for file in step.wanted}
+        return managed | {path for step in links for path in step.wanted} | set(configuration.paths)
+
+    def in_use() -> set[str]:
+        return {box.version, box.manifest.running, os.path.basename(mark_at(box.at(layout.CURRENT)))}
+
+    first, *later = files
+    failed = OldVersions(box, "failed versions", kept=in_use)
+    system: list[Step] = [Users(box), Directories(box), configuration]
+    old = OldVersions(box, "old versions", kept=lambda: {box.version})
+    last: list[Step] = [Start(box), Leftovers(box, wanted), old]
+    return [failed, SelfCheck(box), Reload(box), first, *system, *later, Secrets(box), *links, *last]
+
+
+def plan(box: Box) -> list[Done]:
+    """What `install` would do now. Raises WrongState where something of somebody else's is in the way."""
+    steps = steps_of(box)
+    refuse_strangers(steps)
+    return [Done(step.name, step.plan(), step.notices()) for step in steps]
+
+
+def install(box: Box, *, steps: Sequence[Step] | None = None) -> list[Done]:
+    """Does what is not done yet; returns what that was, and says it as it is done.
+
+    Where a later version does not come up, the one before it is put back. Raises NotPermitted, DependencyDown,
+    WrongState, RolledBack, HiveError.
+    """
+    check_host(box.layout)
+    os.umask(0o022)
+    with _alone(box.layout):
+        todo = steps_of(box) if steps is None else steps
+        refuse_strangers(todo)
+        before = previous(box)
+        try:
+            return _do(box, todo)
+        except HiveError as error:
+            if not before or box.manifest.settled:
+                raise
+            _go_back(box, before, error)
+
+
+def _do(box: Box, steps: Sequence[Step]) -> list[Done]:
+    done = []
+    for step in steps:
+        changes = step.plan()
+        for line in changes:
+            box.say(f"{step.name}: {line}")
+        if changes:
+            step.do()
+        notices = step.notices()
+        for line in notices:
+            box.say(f"{step.name}: note: {line}")
+        done.append(Done(step.name, changes, notices))
+    box.settle()
+    return done
+
+
+def _go_back(box: Box, before: str, error: HiveError) -> NoReturn:
+    """The version before this one, with its own files, as it was."""
+    box.say(f"version {box.version} failed: {error.message}")
+    box.say(f"going back to {before}")
+    older = Box(box.layout, version=before, share=share.in_environment(box.at(box.layout.version(before))), say=box.say)
+    older.manifest.settled = False
+    try:
+        _do(
+            older,
+            [step for step in steps_of(older) if step.name not in ("failed versions", "self-check", "old versions")],
+        )
+    except HiveError as worse:
+        raise HiveError(
+            f"version {box.version} failed ({error.message}), and going back to {before} did, too: {worse.message}",
+            hint="hive doctor",
+        ) from worse
+    raise RolledBack(
+        f"version {box.version} failed, {before} is in force again: {error.message}", hint=error.hint
+    ) from error
+
+
+def plan_removal(box: Box, *, purge: bool) -> list[Done]:
+    """What `uninstall` would do now."""
+    found = [Done(step.name, step.plan_undo(purge=purge), []) for step in _backwards(box)]
+    return [*found, Done("code", [f"remove {layout.CODE}"], [])]
+
+
+def uninstall(box: Box, *, purge: bool) -> list[Done]:
+    """Undoes every step. Without `purge` configuration, secrets and state stay, with it nothing that Hive made.
+
+    Raises NotPermitted, HiveError.
+    """
+    check_host(box.layout)
+    with _alone(box.layout):
+        done = []
+        came = _packages(box) if purge else []
+        for step in _backwards(box):
+            changes = step.plan_undo(purge=purge)
+            for line in changes:
+                box.say(f"{step.name}: {line}")
+            step.undo(purge=purge)
+            done.append(Done(step.name, changes, []))
+        if came:
+            box.say(f"note: came with Hive: {' '.join(came)} (./install.sh --uninstall --purge removes them)")
+        box.say(f"code: remove {layout.CODE}")
+        _forget_box(box, purge=purge)
+        return [*done, Done("code", [f"remove {layout.CODE}"], [])]
+
+
+def _backwards(box: Box) -> list[Step]:
+    """`version` is undone last: until then the same command can be typed again."""
+    steps = list(reversed(steps_of(box)))
+    return [*(step for step in steps if step.name != "version"), *(step for step in steps if step.name == "version")]
+
+
+def _packages(box: Box) -> list[str]:
+    """What install.sh had apt install."""
+    try:
+        return box.at(layout.PACKAGES).read_text().split()
+    except OSError:
+        return []
+
+
+def _forget_box(box: Box, *, purge: bool) -> None:
+    """The manifest after everything it speaks of, the environments last, this one among them."""
+    box.take_directories_away()
+    if purge:
+        remove(box.at(layout.MANIFEST))
+        with contextlib.suppress(OSError):
+            box.at(layout.STATE).rmdir()
+    else:
+        box.manifest.save(box.layout)
+    remove_code(box)
+
+
+def check_host(place: Layout) -> None:
+    """Raises NotPermitted, DependencyDown where Hive cannot be installed into this root."""
+    if not place.live:
+        if not place.root.is_dir():
+            raise WrongState(f"{place.root} is no directory", hint="--prefix takes the root of an image")
+        return
+    if os.geteuid() != 0:
+        raise NotPermitted("installing takes root", hint="sudo")
+    if not systemd.is_booted():
+        raise DependencyDown("systemd is not PID 1 here", hint="`hive up` works without it; an image takes --prefix")
+    said = program.run(["systemctl", "--version"]).text.split()
+    if len(said) < 2 or not said[1].isdigit() or int(said[1]) < SYSTEMD:
+        raise DependencyDown(f"systemd {SYSTEMD} or newer is needed, here is {' '.join(said[:2])}")
+
+
+@contextmanager
+def _alone(place: Layout) -> Iterator[None]:
+    """One installer in a root at a time. The lock is on the root itself, so that nothing is left behind."""
+    fd = os.open(place.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise WrongState(f"another installer is at work in {place.root}", hint="wait for it") from None
+    else:
+        yield
+    finally:
+        os.close(fd)

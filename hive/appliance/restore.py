@@ -1,0 +1,270 @@
+"""`hive restore`: what a backup holds takes the place of what is there, all of it or nothing.
+
+What a kill -9 leaves:
+
+    before the plan is written: everything as it was, and files `.NAME.hive-restore`, which the next call removes.
+    after that: some files may be the new ones already. The plan, `hive.db.restoring`, says so: as long as it is there
+    no daemon opens the database, and the next `hive restore` (with `--finish` where it has no other file to restore)
+    brings it to its end.
+
+So no Hive ever runs on a mixture. What was there before stays beside: `NAME.before-restore-TIME`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from hive.appliance import archive, secrets
+from hive.appliance.archive import Manifest
+from hive.appliance.parts import DATABASE, Part, Place
+from hive.errors import BadRequest, ConfigError, NotFound
+from hive.host.files import Owner, sync, translated, write_whole
+from hive.places import make_private
+from hive.store.database import plan_of
+from hive.store.lock import Lock
+from hive.store.migrations import refuse_newer, schema_of
+
+SIDES = ("-wal", "-shm", "-journal")
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The files that are replaced, by their names in the backup, and what the old ones are called from then on.
+
+    No path is in it: it lies where the daemon may write, and is carried out by root.
+    """
+
+    names: list[str]
+    stamp: Annotated[str, msgspec.Meta(pattern="^[0-9T]{15}(-[0-9]{1,6})?$")]
+
+
+class Done(NamedTuple):
+    """`replaced`: name in the backup → where it went. `left_out`: names that have no place here. `kept`: what was
+    there before. `finished`: an earlier restore that was cut short came to its end first."""
+
+    manifest: Manifest | None
+    replaced: dict[str, Path]
+    left_out: list[str]
+    kept: list[Path]
+    finished: list[Path]
+
+
+def look(place: Place, source: Path) -> Done:
+    """What `restore` would do, everything checked as it would be, nothing changed. Raises as it does, but for locks."""
+    with tempfile.TemporaryDirectory(prefix="hive-restore-") as name:
+        staged = {part.name: Path(name, str(number)) for number, part in enumerate(place.parts.values())}
+        manifest, parts = _staged(place, source, staged)
+    return Done(manifest, {part.name: part.path for part in parts}, _left_out(manifest, parts), [], [])
+
+
+def restore(place: Place, source: Path | None) -> Done:
+    """Restores `source`; with None only brings to its end what was cut short.
+
+    Raises WrongState where a daemon runs on this state, or a newer Hive wrote the backup; BadRequest where it is not
+    whole or what is in it is wrong; NotFound, NotPermitted, StoreFull.
+    """
+    if source is not None and not source.exists():
+        raise NotFound(f"there is no {source}")
+    _make_directories(place)
+    with _held(place):
+        finished = finish(place)
+        _remove_staged(place)
+        if source is None:
+            return Done(None, {}, [], [], finished)
+        try:
+            manifest, parts = _staged(place, source, {part.name: _staging(part) for part in place.parts.values()})
+            for part in parts:
+                _give(_staging(part), part)
+            _fold(place.database)
+        except BaseException:
+            _remove_staged(place)
+            raise
+        plan = Plan([part.name for part in parts], _free_stamp(parts))
+        _write_plan(place, plan)
+        finish(place)
+        kept = [path for part in parts if os.path.lexists(path := _kept(part, plan.stamp))]
+        if place.layout is not None and any(part.is_secret for part in parts):
+            secrets.write_acl(place.layout)
+    return Done(manifest, {part.name: part.path for part in parts}, _left_out(manifest, parts), kept, finished)
+
+
+def finish(place: Place) -> list[Path]:
+    """Carries out a plan that is there, however far it came before; the paths it replaced. Raises as `restore` does."""
+    path = plan_of(place.database)
+    try:
+        plan = msgspec.json.decode(path.read_bytes(), type=Plan)
+        parts = [place.parts[name] for name in plan.names]
+    except FileNotFoundError:
+        return []
+    except (msgspec.MsgspecError, UnicodeDecodeError, KeyError) as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error}", hint="what was there is in NAME.before-restore-…"
+        ) from None
+    for part in parts:
+        with translated(part.path):
+            _carry_out(part, plan.stamp)
+    with translated(path):
+        path.unlink()
+        sync(path.parent)
+    return [part.path for part in parts]
+
+
+def _carry_out(part: Part, stamp: str) -> None:
+    """Any part of it may have been done before. At no point there is no file where there was one."""
+    path, staged, kept = part.path, _staging(part), _kept(part, stamp)
+    if not staged.exists():
+        return
+    for side in SIDES if part.name == DATABASE else ():
+        # Of a database that could not be folded: SQLite would play these into the new one.
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{path}{side}", f"{kept}{side}")
+    with contextlib.suppress(FileNotFoundError, FileExistsError):
+        os.link(path, kept, follow_symlinks=False)
+    os.rename(staged, path)
+    sync(path.parent)
+
+
+# --- before the plan -----------------------------------------------------------------------------------------------
+
+
+def _staged(place: Place, source: Path, targets: Mapping[str, Path]) -> tuple[Manifest, list[Part]]:
+    """Everything in the archive that has a place here, at `targets`, and found to be right."""
+
+    def choose(manifest: Manifest) -> Mapping[str, Path]:
+        names = [packed.name for packed in manifest.files]
+        if DATABASE not in names:
+            raise BadRequest("there is no database in this backup")
+        return {name: targets[name] for name in names if name in place.parts}
+
+    manifest = archive.read(source, choose)
+    parts = [place.parts[packed.name] for packed in manifest.files if packed.name in place.parts]
+    for part in parts:
+        if part.name == DATABASE:
+            check_database(targets[part.name])
+        else:
+            part.check(targets[part.name].read_bytes())
+    return manifest, parts
+
+
+def check_database(path: Path) -> None:
+    """Raises BadRequest where it is no sound database of a Hive, WrongState where a newer one wrote it."""
+    try:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
+            found = conn.execute("PRAGMA quick_check(1)").fetchone()[0]
+            schema = schema_of(conn)
+            names = {(kind, name) for kind, name in conn.execute("SELECT type, name FROM sqlite_master")}
+    except sqlite3.Error as error:
+        raise BadRequest(f"the database in it is none: {error}") from None
+    finally:
+        for side in SIDES:
+            path.with_name(path.name + side).unlink(missing_ok=True)
+    if found != "ok" or ("table", "agents") not in names or {kind for kind, _ in names} & {"trigger", "view"}:
+        raise BadRequest(f"the database in it is none of Hive's: {found}")
+    refuse_newer(schema)
+
+
+def _fold(database: Path) -> None:
+    """The old one in a single file, so that nothing of it is left beside the new one. One that is damaged is moved
+    as it is."""
+    if not database.exists():
+        return
+    with (
+        contextlib.suppress(sqlite3.Error),
+        contextlib.closing(sqlite3.connect(database, isolation_level=None)) as conn,
+    ):
+        conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        conn.execute("PRAGMA journal_mode = DELETE")
+
+
+def _make_directories(place: Place) -> None:
+    """A `hive up` may be new; an installed Hive has its directories. Raises NotFound."""
+    if place.layout is None and not place.paths.state.exists():
+        make_private(place.paths.state, uid=os.geteuid(), mode=0o711 if os.geteuid() == 0 else 0o700)
+    for part in place.parts.values():
+        if not part.path.parent.is_dir():
+            raise NotFound(f"there is no {part.path.parent}", hint="hive install makes it")
+
+
+@contextmanager
+def _held(place: Place) -> Iterator[None]:
+    """Nobody else uses this state meanwhile. Raises WrongState naming who does."""
+    with ExitStack() as held:
+        lock_path = place.database.with_name(f"{place.database.name}.lock")
+        lock = Lock(lock_path, what="the database")
+        held.callback(lock.release)
+        if os.geteuid() == 0:
+            os.chown(lock_path, *_owner_of(lock_path.parent), follow_symlinks=False)
+        if place.layout is None:
+            up = Lock(place.paths.state / "up.lock", what="this state directory")
+            held.callback(up.release)
+        yield
+
+
+def _write_plan(place: Place, plan: Plan) -> None:
+    """From here on it is carried out, whatever happens."""
+    for directory in {place.parts[name].path.parent for name in plan.names}:
+        with translated(directory):
+            sync(directory)
+    content = msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
+    write_whole(plan_of(place.database), content, mode=0o600, owner=_owner_of(place.database.parent))
+
+
+def _remove_staged(place: Place) -> None:
+    for part in place.parts.values():
+        with translated(part.path), contextlib.suppress(FileNotFoundError):
+            _staging(part).unlink()
+
+
+def _give(staged: Path, part: Part) -> None:
+    """The owner and mode of the file it replaces; of a new one, its directory's owner."""
+    mode, owner = part.mode, _owner_of(part.path.parent)
+    with translated(staged):
+        if os.path.lexists(part.path):
+            found = part.path.lstat()
+            if not stat.S_ISREG(found.st_mode):
+                raise BadRequest(f"{part.path} is no plain file; it is not replaced")
+            owner = found.st_uid, found.st_gid
+            mode = mode if part.is_secret else stat.S_IMODE(found.st_mode)
+        fd = os.open(staged, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.geteuid() == 0:
+                os.fchown(fd, *owner)
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+
+
+def _owner_of(path: Path) -> Owner:
+    found = path.stat()
+    return found.st_uid, found.st_gid
+
+
+def _staging(part: Part) -> Path:
+    return part.path.with_name(f".{part.path.name}.hive-restore")
+
+
+def _kept(part: Part, stamp: str) -> Path:
+    return part.path.with_name(f"{part.path.name}.before-restore-{stamp}")
+
+
+def _free_stamp(parts: list[Part]) -> str:
+    """The time, and a number where somebody restored within the same second."""
+    now = time.strftime("%Y%m%dT%H%M%S")
+    stamps = (now if number == 0 else f"{now}-{number}" for number in count())
+    return next(stamp for stamp in stamps if not any(os.path.lexists(_kept(part, stamp)) for part in parts))
+
+
+def _left_out(manifest: Manifest, parts: list[Part]) -> list[str]:
+    there = {part.name for part in parts}
+    return [packed.name for packed in manifest.files if packed.name not in there]

@@ -1,0 +1,165 @@
+"""The inference server behind Hive: which there are, and switching to another one."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from hive.cli.call import Answer, Call, out
+from hive.cli.text import harmless, one_line, span, table
+from hive.errors import DependencyDown, HiveError, NotFound, UsageError, by_code
+
+LOOK_S = 0.3
+DAEMON_WITHIN_S = 30.0
+"""A daemon that ends in the middle of a switch is started again, and carries it on."""
+CANCEL_S = 600.0
+
+Kind = Annotated[
+    str | None, typer.Argument(metavar="ollama|vllm|llama", help="Which one; else the one in use.", show_default=False)
+]
+
+
+def list_backends(call: Call) -> None:
+    """Lists the inference servers that can be switched to, which of them answer, and which one is in use.
+
+    An installed Hive has its services; under `hive up` it is whatever answers at a known address.
+
+    Examples:
+      hive backend list
+      hive backend list --json | jq -r '.backends[] | select(.in_use) | .backend'
+    """
+    answer = call.client.get("/api/system/backends")
+    call.show("backend.list", answer, lambda: _listed(answer["backends"]))
+
+
+def switch(
+    call: Call,
+    to: Annotated[
+        str | None,
+        typer.Argument(metavar="[URL|ollama|vllm|llama|demo]", help="Which inference server.", show_default=False),
+    ] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Only begin it.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Go back, where one is under way.")] = False,
+) -> None:
+    """Switches to another inference server. Requests wait meanwhile.
+
+    What is under way at the old one finishes (switch_drain_s in hive.conf). The new one has to answer, to offer a model
+    and to generate a token; where it does not, the old one is back, the last lines of the new one are shown, and the
+    exit code is 6. Ctrl-C ends the waiting, not the switch.
+
+    Examples:
+      hive backend switch vllm
+      hive backend switch http://127.0.0.1:8000
+      hive backend switch llama --no-wait
+      hive backend switch --cancel
+    """
+    if (to is None) is not cancel:
+        raise UsageError("name what to switch to" if to is None else "--cancel needs no inference server")
+    client = call.client
+    if cancel:
+        running = client.get("/api/system/inference")["switch"]
+        if running is None:
+            raise NotFound("no switch is under way")
+        job = client.delete(f"/api/jobs/{quote(running['id'])}", timeout_s=CANCEL_S)
+        call.show("backend.switch", job, lambda: _cancelled(job))
+        return
+    job = client.post("/api/system/inference", {"backend": to})
+    if not no_wait:
+        job = _ended(call, job)
+    call.show("backend.switch", job, lambda: _switched(job))
+
+
+def logs(
+    call: Call,
+    backend: Kind = None,
+    tail: Annotated[int, typer.Option("--tail", "-n", metavar="N", min=0, help="The last lines.")] = 100,
+) -> None:
+    """Prints what an inference server that Hive started wrote last.
+
+    Examples:
+      hive backend logs
+      hive backend logs vllm -n 20
+    """
+    lines = list(call.client.lines("/api/system/backends/logs", backend=backend, tail=tail))
+    text = b"".join(lines).decode(errors="replace")
+    if call.as_json:
+        call.show("backend.logs", {"lines": text.splitlines()}, lambda: text)
+    else:
+        out(harmless(text), end="")
+
+
+def _ended(call: Call, job: Answer) -> Answer:
+    """The job, done. Says how far it is. Raises what it ended with, and what it wrote last."""
+    said = ""
+    try:
+        while job["state"] == "running":
+            if job["progress"] != said:
+                said = job["progress"]
+                call.say(said + _left(job["eta_s"]))
+            time.sleep(LOOK_S)
+            job = _looked_at(call, job["id"])
+    except KeyboardInterrupt:
+        call.say(
+            "the switch goes on: `hive backend status` shows how far it is, `hive backend switch --cancel` ends it"
+        )
+        raise
+    if job["state"] != "done":
+        raise _error(job["error"])
+    return job
+
+
+def _looked_at(call: Call, job: str) -> Answer:
+    until = time.monotonic() + DAEMON_WITHIN_S
+    while True:
+        try:
+            return call.client.get(f"/api/jobs/{quote(job)}")
+        except DependencyDown:
+            if time.monotonic() > until:
+                raise
+        time.sleep(LOOK_S)
+
+
+def _error(error: Answer) -> HiveError:
+    lines = [f"  {line}" for line in error["log"]]
+    message = "\n".join([error["message"], *(["its last lines:"] if lines else []), *lines])
+    found = by_code(error["code"])(message)
+    found.code = error["code"]
+    found.hint = error["hint"]
+    return found
+
+
+def _left(eta_s: float | None) -> str:
+    return "" if not eta_s else f" (about {span(eta_s)} left)"
+
+
+def _switched(job: Answer) -> str:
+    if job["state"] == "running":
+        return f"job {job['id']}: {one_line(job['progress'])}"
+    result: dict[str, Any] = job["result"]
+    if not result["changed"]:
+        return f"{result['backend']} is in use already"
+    cut = "" if not result["cut"] else f", {result['cut']} of its requests did not end in time"
+    before = f" (was {result['from']})" if result["from"] else ""
+    return one_line(f"{result['backend']} is in use now{before}, after {span(result['took_s'])}{cut}")
+
+
+def _cancelled(job: Answer) -> str:
+    return one_line(job["error"]["message"] if job["error"] else _switched(job))
+
+
+def _listed(backends: list[Answer]) -> str:
+    rows = [
+        [
+            backend["backend"],
+            backend["unit"] or backend["address"],
+            backend["state"],
+            "yes" if backend["answers"] else "no",
+            backend["version"] or "-",
+            "*" if backend["in_use"] else "",
+        ]
+        for backend in backends
+    ]
+    return table(["BACKEND", "WHERE", "STATE", "ANSWERS", "VERSION", "IN USE"], rows)

@@ -1,0 +1,85 @@
+"""The secrets of the installed Hive: what there is and since when, never a value."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hive.cli.call import Answer, Call
+from hive.cli.text import ago, table
+
+Prefix = Annotated[Path, typer.Option("--prefix", metavar="DIR", help="The root of an image instead of this system.")]
+
+
+def generate(call: Call, prefix: Prefix = Path("/")) -> None:
+    """Makes the secrets that are missing; those that are there stay.
+
+    hive-first-boot.service does it at every boot. It also finishes a rotation that was cut short.
+
+    Examples:
+      hive secrets generate
+    """
+    from hive.appliance.layout import Layout
+    from hive.appliance.secrets import generate as do
+
+    made = do(Layout(prefix.resolve()))
+    call.show("secrets.generate", {"made": made}, lambda: "\n".join(f"made {name}" for name in made) or "all are there")
+
+
+def list_secrets(call: Call, prefix: Prefix = Path("/")) -> None:
+    """Lists the secrets: how old each is and what reads it. Values are never shown.
+
+    Examples:
+      hive secrets list
+      hive secrets list --json | jq -r '.secrets[] | select(.problem != "") | .name'
+    """
+    from hive.appliance.layout import Layout
+    from hive.appliance.secrets import listed
+
+    found = listed(Layout(prefix.resolve()))
+    now = time.time()
+    secrets: list[Answer] = [
+        {
+            "name": one.secret.name,
+            "changed_at": one.changed_at,
+            "readers": list(one.secret.readers),
+            "help": one.secret.sentence,
+            "problem": one.problem,
+        }
+        for one in found
+    ]
+    rows = [
+        [one.secret.name, one.problem or ago(one.changed_at, now), ", ".join(one.secret.readers), one.secret.sentence]
+        for one in found
+    ]
+    call.show("secrets.list", {"secrets": secrets}, lambda: table(["NAME", "CHANGED", "READ BY", "WHAT"], rows))
+
+
+def rotate(
+    call: Call,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one.", show_default=False)],
+    prefix: Prefix = Path("/"),
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Puts a new secret in place of an old one and restarts what reads it.
+
+    Examples:
+      hive secrets rotate redis-proxy
+      hive secrets rotate box-key --yes
+    """
+    from hive.appliance.layout import Layout
+    from hive.appliance.secrets import SECRETS
+    from hive.appliance.secrets import rotate as do
+
+    warning = SECRETS[name].warning if name in SECRETS else ""
+    if warning:
+        call.confirm(f"With another {name} {warning}. Change it?", yes=yes)
+    restarted = do(Layout(prefix.resolve()), name)
+    call.show(
+        "secrets.rotate",
+        {"name": name, "restarted": restarted},
+        lambda: f"{name} is changed; restarted: {', '.join(restarted) or 'nothing'}",
+    )

@@ -1,0 +1,136 @@
+"""The inference server in use: watched, and told to everybody who must know."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hive.control.backends import BackendWatch
+from hive.control.gates import ProxyGates
+from hive.control.journal import Journal
+from hive.control.world import DaemonWorld
+from hive.domain import BackendInfo, BackendKind, ModelInfo
+from hive.inference.switch import Target
+from hive.link.messages import Backend
+from hive.settings import Settings
+from hive.store.live import Live
+from hive.tasks import spawn
+
+
+class Active:
+    """At most one at a time; `follow` is how it becomes another one.
+
+    `enabled` False: the settings want none at all.
+    """
+
+    def __init__(
+        self, settings: Settings, *, world: DaemonWorld, live: Live, gates: ProxyGates, journal: Journal
+    ) -> None:
+        self._settings = settings
+        self._world = world
+        self._live = live
+        self._gates = gates
+        self._journal = journal
+        self._watch: BackendWatch | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._unit = ""
+        self._address = ""
+        """To be looked at where nobody knows what answers there; empty where there is no such address."""
+        self.enabled = True
+
+    def __repr__(self) -> str:
+        return f"<Active {self.target} {'watched' if self._watching is not None else 'not watched'}>"
+
+    @property
+    def target(self) -> Target | None:
+        """None where none is chosen, or nobody knows yet what answers."""
+        info = None if self._watch is None else self._watch.info
+        return None if info is None else Target(info.kind, info.address, self._unit)
+
+    @property
+    def up(self) -> bool:
+        return self._watch is not None and self._watch.up
+
+    @property
+    def seen(self) -> tuple[BackendInfo | None, list[ModelInfo]]:
+        """What it is and what it offers, as it was seen last."""
+        return self._world.backend, self._world.models
+
+    def choose(self, target: Target) -> None:
+        """This one, before anything is watched."""
+        self._take(BackendWatch(target.kind, target.address, settings=self._settings, on_checked=self._checked))
+        self._unit = target.unit
+
+    def choose_whatever_answers(self, address: str) -> None:
+        """Whatever kind it turns out to be; also what is gone back to where nothing is in use."""
+        self._address = address
+        self._take(BackendWatch(None, address, settings=self._settings, on_checked=self._checked))
+        self._unit = ""
+
+    def choose_none(self) -> None:
+        self._watch = None
+        self._unit = ""
+        self._world.backend, self._world.models = None, []
+
+    def _take(self, watch: BackendWatch) -> None:
+        self._watch = watch
+        self._world.backend, self._world.models = watch.info, watch.models
+
+    def watch(self) -> None:
+        """Goes on looking from now on."""
+        self._look_no_more()
+        if self._watch is not None:
+            self._watching = spawn(self._watch.run(), name="backend")
+
+    def hold(self) -> None:
+        """Looks no more: what is seen of a server in the middle of a switch is no news, and nobody waits for it."""
+        self._look_no_more()
+        if self._watch is not None:
+            self._watch.checked.set()
+
+    def _look_no_more(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    async def known(self) -> None:
+        """Returns when it has been looked at once."""
+        if self._watch is not None:
+            await self._watch.checked.wait()
+
+    async def follow(self, target: Target | None) -> None:
+        """It is this one from now on. Returns when it has been looked at, and goes on looking."""
+        self.hold()
+        if target is not None:
+            self.choose(target)
+        elif self._address:
+            self.choose_whatever_answers(self._address)
+        else:
+            self.choose_none()
+        if self._watch is not None:
+            await self._watch.check()
+        else:
+            self._live.set_backend(None)
+            self._live.set_models([])
+        self.watch()
+
+    def _checked(self, changed: bool) -> None:
+        assert self._watch is not None
+        world, was_up = self._world, self._world.backend is not None and self._world.backend.up
+        world.backend, world.models = self._watch.info, self._watch.models
+        self._live.set_models(world.models)  # every time: the key lives for 300 s
+        if not changed:
+            return
+        self._live.set_backend(world.backend)
+        self._gates.say(Backend(backend=world.backend, models=world.models))
+        if self._watch.up != was_up and world.backend is not None:
+            detail = {"backend": world.backend.label, "models": len(world.models)}
+            self._journal.note("backend.up" if self._watch.up else "backend.down", detail=detail)
+
+
+def kind_of(text: str) -> BackendKind | None:
+    """The kind a setting names, None for `auto`.
+
+    >>> kind_of("vllm"), kind_of("auto")
+    (<BackendKind.VLLM: 'vllm'>, None)
+    """
+    return None if text == "auto" else BackendKind(text)

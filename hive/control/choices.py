@@ -1,0 +1,228 @@
+"""Which inference servers there are to choose from: services of this host, or whatever runs at a known address."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from hive.domain import BackendInfo, BackendKind
+from hive.errors import DependencyDown, HiveError, LinkLost, NotSupported, UsageError, did_you_mean
+from hive.inference.ask import parse_address
+from hive.inference.launch import STARTED, socket_of, unit_of
+from hive.inference.recognise import CANDIDATES, recognise
+from hive.inference.switch import STOP_GRACE_S, Target
+from hive.link.messages import BackendIs
+from hive.sandbox.client import SandboxClient
+from hive.settings import Inference
+
+log = logging.getLogger("hive.daemon")
+Result = TypeVar("Result")
+
+HELPER_WITHIN_S = 30.0
+"""A helper that is restarted is there again within seconds; a switch waits for it."""
+LOOK_AGAIN_S = 0.1
+RESTARTS_MAX = 2
+"""A service systemd has started again this often will not come up by itself: it is not waited for any longer."""
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One server that could be switched to. `state`: in systemd's words, or `running`, `silent`; `answers`: now."""
+
+    target: Target
+    state: str
+    answers: bool
+    version: str = ""
+
+
+class Choices(Protocol):
+    """What can be switched to, and how it is brought up. Every method raises HiveError that says what is wrong."""
+
+    async def find(self, asked: str) -> Target:
+        """The one an operator means: a kind, or an address. Raises UsageError, DependencyDown."""
+        ...
+
+    async def listed(self, active: Target | None) -> list[Choice]:
+        """All of them, as they are now; nothing is started for that."""
+        ...
+
+    async def start(self, target: Target) -> None: ...
+
+    async def stop(self, target: Target) -> None: ...
+
+    async def why_dead(self, target: Target) -> str:
+        """Why it will not answer, however long one waits; empty where it may."""
+        ...
+
+    async def log(self, kind: BackendKind, lines: int, *, last_run: bool = False) -> str:
+        """What the server of this kind wrote last. Raises NotSupported where Hive does not have it."""
+        ...
+
+
+class Services:
+    """The three services of an installed Hive, through the helper."""
+
+    def __init__(self, helper: SandboxClient) -> None:
+        self._helper = helper
+
+    def __repr__(self) -> str:
+        return f"<Services {', '.join(STARTED)}>"
+
+    async def find(self, asked: str) -> Target:
+        return service(asked)
+
+    async def listed(self, active: Target | None) -> list[Choice]:  # noqa: ARG002 - each service says it itself
+        return list(await asyncio.gather(*(self._choice(kind) for kind in STARTED)))
+
+    async def _choice(self, kind: BackendKind) -> Choice:
+        target, found = service(kind), await self._helper.look_at_backend(kind)
+        info = await recognise(target.address) if found.state == "active" else None
+        return Choice(
+            target=target, state=found.state, answers=info is not None, version="" if info is None else info.version
+        )
+
+    async def start(self, target: Target) -> None:
+        await self._with_helper(lambda: self._helper.start_backend(target.kind))
+
+    async def stop(self, target: Target) -> None:
+        await self._with_helper(lambda: self._helper.stop_backend(target.kind, grace_s=STOP_GRACE_S))
+
+    async def why_dead(self, target: Target) -> str:
+        try:
+            return _why_dead(await self._helper.look_at_backend(target.kind))
+        except LinkLost:
+            return ""
+
+    async def log(self, kind: BackendKind, lines: int, *, last_run: bool = False) -> str:
+        return await self._helper.backend_log(service(kind).kind, lines=lines, last_run=last_run)
+
+    async def first(self, inference: Inference) -> Target | None:
+        """Where nobody has chosen: the one that runs, else the first whose program is installed, else none."""
+        for kind in STARTED:
+            found = await self._with_helper(lambda kind=kind: self._helper.look_at_backend(kind))  # type: ignore[misc]
+            if found.state in ("active", "activating"):
+                return service(kind)
+        programs = {
+            BackendKind.OLLAMA: inference.ollama_program,
+            BackendKind.VLLM: inference.vllm_program,
+            BackendKind.LLAMA: inference.llama_program,
+        }
+        return next((service(kind) for kind in STARTED if os.access(programs[kind], os.X_OK)), None)
+
+    async def _with_helper(self, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+        """Every verb may be asked again: what is started is started, what is stopped is stopped."""
+        until = asyncio.get_running_loop().time() + HELPER_WITHIN_S
+        while True:
+            try:
+                return await work()
+            except LinkLost:
+                if asyncio.get_running_loop().time() > until:
+                    raise
+            await asyncio.sleep(LOOK_AGAIN_S)
+
+
+def service(asked: str) -> Target:
+    """The service of this kind. Raises UsageError.
+
+    >>> service("vllm").unit, service("vllm").address
+    ('hive-inference-vllm.service', '/run/hive-inference/vllm.sock')
+    """
+    if asked not in STARTED:
+        hint = did_you_mean(asked, STARTED) or f"it is one of {', '.join(STARTED)}"
+        raise UsageError(f"{asked[:80]!r} is no inference server of this Hive", hint=hint)
+    kind = BackendKind(asked)
+    return Target(kind, str(socket_of(kind)), unit_of(kind))
+
+
+def _why_dead(found: BackendIs) -> str:
+    """
+    >>> _why_dead(BackendIs(unit="u", state="failed", result="exit-code"))
+    'u failed (exit-code)'
+    >>> _why_dead(BackendIs(unit="u", state="active", restarts=1))
+    ''
+    """
+    if found.state == "missing":
+        return f"there is no {found.unit}"
+    if found.state == "failed":
+        return f"{found.unit} failed ({found.result})"
+    if found.state == "inactive":
+        return f"{found.unit} has ended"
+    if found.restarts >= RESTARTS_MAX:
+        return f"{found.unit} ended {found.restarts + 1} times ({found.result or 'no reason is known'})"
+    return ""
+
+
+class Running:
+    """Servers that somebody else started, on this machine: recognised by their answers, never started or stopped."""
+
+    def __init__(self, known: Sequence[str]) -> None:
+        """`known`: addresses to look at before the default ones."""
+        self._known = list(dict.fromkeys([*known, *CANDIDATES]))
+
+    def __repr__(self) -> str:
+        return f"<Running {', '.join(self._known)}>"
+
+    async def find(self, asked: str) -> Target:
+        if asked in list(BackendKind):
+            return await self._of_kind(BackendKind(asked))
+        if not set(asked) & set(":./"):
+            kinds = ", ".join(BackendKind)
+            hint = did_you_mean(asked, BackendKind) or f"it is one of {kinds}, or http://HOST:PORT"
+            raise UsageError(f"{asked[:80]!r} is no inference server", hint=hint)
+        address = parse_address(asked)
+        found = await recognise(address)
+        if found is None:
+            raise DependencyDown(f"no inference server that Hive knows answers at {address}", hint="start it first")
+        if address not in self._known:
+            self._known.insert(0, address)
+        return Target(found.kind, address)
+
+    async def _of_kind(self, kind: BackendKind) -> Target:
+        for info in await self._recognised(self._known):
+            if info is not None and info.kind is kind:
+                return Target(kind, info.address)
+        hint = "start it, or name its address: hive backend switch http://HOST:PORT"
+        raise DependencyDown(f"no {kind} answers at {', '.join(self._known)}", hint=hint)
+
+    async def listed(self, active: Target | None) -> list[Choice]:
+        addresses = list(dict.fromkeys([*([] if active is None else [active.address]), *self._known]))
+        found = await self._recognised(addresses)
+        choices = [
+            Choice(target=Target(info.kind, info.address), state="running", answers=True, version=info.version)
+            for info in found
+            if info is not None
+        ]
+        if active is not None and active.address not in {choice.target.address for choice in choices}:
+            choices.insert(0, Choice(target=active, state="silent", answers=False))
+        return choices
+
+    async def _recognised(self, addresses: Sequence[str]) -> list[BackendInfo | None]:
+        return list(await asyncio.gather(*(recognise(address) for address in addresses)))
+
+    async def start(self, target: Target) -> None:
+        raise NotSupported(f"{target} is not started by this Hive")
+
+    async def stop(self, target: Target) -> None:
+        raise NotSupported(f"{target} is not stopped by this Hive")
+
+    async def why_dead(self, target: Target) -> str:  # noqa: ARG002 - somebody may be starting it
+        return ""
+
+    async def log(self, kind: BackendKind, lines: int, *, last_run: bool = False) -> str:  # noqa: ARG002
+        raise NotSupported(
+            f"{kind} was not started by this Hive as a service, so its output is where it was started",
+            hint="an installed Hive starts its inference servers itself: sudo ./install.sh",
+        )
+
+
+async def last_lines(choices: Choices, target: Target, lines: int) -> list[str]:
+    """What its last run wrote last, for an error; nothing where that cannot be had."""
+    try:
+        return (await choices.log(target.kind, lines, last_run=True)).splitlines()[-lines:]
+    except HiveError as error:
+        log.debug("backend_log_not_read backend=%s error=%s", target, error.message)
+        return []

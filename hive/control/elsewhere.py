@@ -1,0 +1,89 @@
+"""Agents that live elsewhere: Hive gives them a token and meters them; there is nothing to start, freeze or stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hive.agents.roster import Roster
+from hive.agents.world import Helper
+from hive.domain import ALIVE, RuntimeKind
+from hive.errors import NotSupported
+from hive.link.messages import PagedOut, SandboxSpec, Started, Stat
+
+
+class WithElsewhere:
+    """The helper's verbs, answered here for agents of runtime `external`.
+
+    `roster()`: all agents. `enabled` False: there is no helper, and whatever needs one raises NotSupported.
+    """
+
+    def __init__(self, helper: Helper, roster: Callable[[], Roster], *, enabled: bool) -> None:
+        self._helper = helper
+        self._roster = roster
+        self._enabled = enabled
+
+    def __repr__(self) -> str:
+        return f"<WithElsewhere {self._helper!r}>" if self._enabled else "<WithElsewhere no helper>"
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is somebody to ask; true where there is no helper, for nobody needs to wait for one."""
+        return self._helper.connected or not self._enabled
+
+    async def define(self, agent: str, spec: SandboxSpec) -> object:
+        return None if spec.runtime is RuntimeKind.EXTERNAL else await self._asked().define(agent, spec)
+
+    async def start(self, agent: str) -> Started:
+        return Started(pid=0) if self._is_elsewhere(agent) else await self._asked().start(agent)
+
+    async def stop(self, agent: str, *, grace_s: float) -> object:
+        return None if self._nothing_lives(agent) else await self._helper.stop(agent, grace_s=grace_s)
+
+    async def freeze(self, agent: str, generation: int) -> object:
+        if self._is_elsewhere(agent):
+            raise NotSupported("it lives elsewhere, Hive cannot put it to sleep")
+        return await self._asked().freeze(agent, generation)
+
+    async def confirm(self, agent: str, generation: int) -> None:
+        await self._asked().confirm(agent, generation)
+
+    async def thaw(self, agent: str) -> object:
+        return None if self._nothing_lives(agent) else await self._helper.thaw(agent)
+
+    async def page_out(self, agent: str, generation: int) -> PagedOut:
+        return await self._asked().page_out(agent, generation)
+
+    async def remove(self, agent: str) -> None:
+        if not self._nothing_lives(agent):
+            await self._helper.remove(agent)
+
+    async def stat(self, agents: list[str]) -> dict[str, Stat]:
+        here = self._elsewhere()
+        told = {agent: stat for agent, stat in here.items() if not agents or agent in agents}
+        asked = [agent for agent in agents if agent not in told]
+        if not self._enabled or (agents and not asked):
+            return told
+        return {**await self._helper.stat(asked), **told}
+
+    async def reconcile(self, asleep: dict[str, int]) -> dict[str, Stat]:
+        return {**await self._asked().reconcile(asleep), **self._elsewhere()}
+
+    def _elsewhere(self) -> dict[str, Stat]:
+        """Nobody sees them: each is what it was last told to be."""
+        lives = [life.agent for life in self._roster() if life.agent.spec.runtime is RuntimeKind.EXTERNAL]
+        return {agent.id: Stat(state="running" if agent.status in ALIVE else "gone") for agent in lives}
+
+    def _is_elsewhere(self, agent: str) -> bool:
+        life = self._roster().get(agent)
+        return life is not None and life.agent.spec.runtime is RuntimeKind.EXTERNAL
+
+    def _nothing_lives(self, agent: str) -> bool:
+        return not self._enabled or self._is_elsewhere(agent)
+
+    def _asked(self) -> Helper:
+        if not self._enabled:
+            raise NotSupported(
+                "this Hive runs no agents itself: [sandbox] enabled = false",
+                hint='an agent with runtime = "external" runs wherever you start it',
+            )
+        return self._helper

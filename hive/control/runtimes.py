@@ -1,0 +1,41 @@
+"""What each runtime can do on this host: asked of the helper at every (re)connect, and now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from hive.agents.turns import outcome_of
+from hive.domain import RuntimeKind
+from hive.errors import HiveError
+from hive.link.messages import Capabilities
+from hive.sandbox.client import SandboxClient
+
+LOOK_S = 60.0
+"""An engine may come and go. A look costs the helper a question to the engine and a start of the VMM (its version)."""
+
+
+class RuntimeWatch:
+    """`found`: what the helper said last; empty until it said anything."""
+
+    def __init__(self, helper: SandboxClient) -> None:
+        self._helper = helper
+        self._here = asyncio.Event()
+        self.found: dict[RuntimeKind, Capabilities] = {}
+
+    def __repr__(self) -> str:
+        return f"<RuntimeWatch {', '.join(self.found) or 'nothing known'}>"
+
+    def helper_here(self) -> None:
+        """It is another one, perhaps."""
+        self._here.set()
+
+    async def run(self) -> None:
+        """Until cancelled. A helper that cannot be asked leaves what was known; its link says when it is back."""
+        while True:
+            self._here.clear()
+            found = await outcome_of(self._helper.runtimes())
+            if not isinstance(found, HiveError):
+                self.found = found
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._here.wait(), LOOK_S)

@@ -1,0 +1,425 @@
+"""Switches the inference server, as a job: does what `inference/switch.py` decides, step by step.
+
+It outlives its daemon: each step is in SQLite before it is done, and the next daemon carries on from there. Until then
+the proxy keeps the gate closed, so no request meets a server that is half up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hive.agents.turns import outcome_of
+from hive.control.active import Active
+from hive.control.choices import Choice, Choices, Services, last_lines
+from hive.control.gates import ProxyGates
+from hive.control.jobs import Also, Jobs
+from hive.control.journal import Journal
+from hive.domain import BackendKind, ModelInfo
+from hive.errors import BackendDown, BackendTimeout, HiveError, LinkLost, NotFound, NotSupported, WrongState
+from hive.host.gpu_memory import GpuMemory
+from hive.inference import one_token
+from hive.inference.backend import Backend, open_backend
+from hive.inference.switch import (
+    Failure,
+    Step,
+    Switch,
+    Target,
+    begun,
+    cancelled,
+    failed,
+    longest_s,
+    models_to_probe,
+    outcome,
+    resumed,
+    sentence,
+    succeeded,
+    waits_for_memory,
+)
+from hive.link.messages import OpenBackend
+from hive.settings import Inference
+from hive.store import runtime_settings
+from hive.store.jobs import Job, JobState
+from hive.tasks import spawn
+
+log = logging.getLogger("hive.daemon")
+
+KIND = "backend.switch"
+CHOSEN = "backend.chosen"
+"""Runtime setting: the inference server that was switched to last."""
+PROXY_WITHIN_S = 10.0
+"""A proxy that is restarted is there again within a second; a switch waits for it."""
+LOG_LINES = 20
+"""Of a server that failed, into the error."""
+FREE_LOOK_S = 0.25
+TOKEN_MIN_S = 10.0
+"""One token may take this long, however little of the time for all looks is left: a model may have to be loaded."""
+HELPER_AGAIN_S = 1.0
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """What is recorded. `run`: of which `hive up`, empty for a service: the next `hive up` looks for itself."""
+
+    kind: BackendKind
+    address: str
+    unit: str = ""
+    run: str = ""
+
+
+def is_carried_on(job: Job, run: str) -> bool:
+    """Whether a running job is a switch that a daemon of this `run` carries on: the next `hive up` starts afresh."""
+    return job.kind == KIND and job.plan.get("run", "") == run
+
+
+def read_chosen(conn: sqlite3.Connection, run: str) -> Target | None:
+    """What was switched to last; None where nothing was, or not in this `run`."""
+    text = runtime_settings.get(conn, CHOSEN)
+    if text is None:
+        return None
+    with suppress(msgspec.MsgspecError):
+        chosen = msgspec.json.decode(text, type=Chosen)
+        if chosen.run == run:
+            return Target(chosen.kind, chosen.address, chosen.unit)
+    return None
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a switch needs of the daemon."""
+
+    settings: Inference
+    jobs: Jobs
+    journal: Journal
+    active: Active
+    choices: Choices
+    gates: ProxyGates
+    gpu: GpuMemory
+    run: str
+
+
+class Switcher:
+    """One switch at a time. `towards`: what is switched to while the gate is closed, in words; else empty."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._job: Job | None = None
+        self._switch: Switch | None = None
+        self._beginning = False
+        self._cancel = asyncio.Event()
+        self._cut = 0
+        self._carrying: asyncio.Task[None] | None = None
+        self.towards = ""
+        self.why_none = ""
+        """Why no inference server was started, a sentence; empty where one was, or where that is not Hive's."""
+
+    def __repr__(self) -> str:
+        return f"<Switcher {self._switch.step if self._switch is not None else 'idle'}>"
+
+    @property
+    def wait_s(self) -> float:
+        """How long a request waits at most for the step of one way that takes longest."""
+        return longest_s(self._parts.settings)
+
+    @property
+    def job(self) -> Job | None:
+        """The one under way."""
+        return self._job
+
+    def adopt(self, job: Job) -> None:
+        """A switch that an earlier daemon left; the gate stays closed from the first word to the proxy on."""
+        self._job = job
+        self._switch = resumed(msgspec.convert(job.plan, Switch))
+        if self._switch.step is not Step.HEALTH:  # a server that runs is looked at before the gate is closed
+            self.towards = str(self._switch.new)
+        self._parts.jobs.adopt(job)
+
+    async def begin(self, asked: str, actor: str) -> Job:
+        """The job, running; or done already, where that is the one in use and it answers.
+
+        Raises WrongState where one is under way, NotSupported, UsageError, DependencyDown.
+        """
+        if not self._parts.active.enabled:
+            raise NotSupported("this Hive has no inference server: [inference] enabled = false")
+        if self._beginning or self._switch is not None:
+            towards = f" to {self._switch.new}" if self._switch is not None else ""
+            raise WrongState(f"a switch{towards} is under way", hint="`hive backend status` shows how far it is")
+        self._beginning = True
+        try:
+            return await self._begin(asked, actor)
+        finally:
+            self._beginning = False
+
+    async def _begin(self, asked: str, actor: str) -> Job:
+        active, jobs = self._parts.active, self._parts.jobs
+        old, up = active.target, active.up
+        in_use = old is not None and up and asked in (old.kind, old.address)
+        new = old if in_use and old is not None else await self._parts.choices.find(asked)
+        switch = begun(new, old, old_answered=up)
+        if new == old and up:
+            job = await jobs.begin(KIND, plan=self._plan(switch), progress=f"{new} is in use already", actor=actor)
+            return await jobs.end(job, JobState.DONE, result=self._result(job, new, old, changed=False))
+        eta_s = await jobs.usual_s(KIND, lambda job: job.plan.get("new", {}).get("kind") == new.kind)
+        job = await jobs.begin(KIND, plan=self._plan(switch), progress=sentence(switch), actor=actor, eta_s=eta_s)
+        self._job, self._switch, self._cut = job, switch, 0
+        self._carrying = spawn(self._carry(), name="switch")
+        return job
+
+    async def cancel(self, job_id: str) -> Job:
+        """The job, once it is back. Raises NotFound, WrongState where it is too late."""
+        job, switch = self._job, self._switch
+        if job is None or switch is None or job.id != job_id:
+            found = await self._parts.jobs.get(job_id)
+            raise WrongState(f"job {found.id} is {found.state}")
+        if not switch.can_be_cancelled:
+            raise WrongState(f"job {job_id} cannot be cancelled any more: {sentence(switch)}")
+        self._cancel.set()
+        return await self._parts.jobs.get(job_id, wait_s=self.wait_s)
+
+    async def listed(self) -> list[Choice]:
+        return await self._parts.choices.listed(self._parts.active.target)
+
+    async def log(self, asked: str, lines: int) -> str:
+        """What the server of this kind wrote; empty `asked`: the one in use. Raises NotFound, NotSupported, …"""
+        if not asked:
+            target = self._parts.active.target
+            if target is None:
+                raise NotFound("no inference server is in use", hint="hive backend list")
+            return await self._parts.choices.log(target.kind, lines)
+        if asked not in list(BackendKind):
+            raise NotFound(f"there is no inference server {asked[:40]!r}", hint=f"there are {', '.join(BackendKind)}")
+        return await self._parts.choices.log(BackendKind(asked), lines)
+
+    # at the daemon's start and end --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Carries on what was left; else sees that the chosen service runs. Returns when that is so, or cannot be."""
+        if self._switch is not None:
+            await self._carry()
+        elif isinstance(self._parts.choices, Services) and self._parts.active.enabled:
+            await self._start_chosen(self._parts.choices)
+
+    async def _start_chosen(self, services: Services) -> None:
+        while True:
+            try:
+                target = self._parts.active.target or await services.first(self._parts.settings)
+                if target is None:
+                    self.why_none = "no inference server is installed where hive.conf says"
+                    return
+                await services.start(target)
+            except LinkLost:
+                await asyncio.sleep(HELPER_AGAIN_S)
+                continue
+            except HiveError as error:
+                self.why_none = error.message
+                log.error("backend_not_started error=%s", error.message)
+                self._parts.journal.note("backend.not_started", detail={"reason": error.message})
+                return
+            if self._parts.active.target is None and self._switch is None:
+                await self._parts.active.follow(target)
+            return
+
+    def close(self) -> None:
+        """The next daemon carries on."""
+        if self._carrying is not None:
+            self._carrying.cancel()
+
+    # the switch ---------------------------------------------------------------------------------------------------
+
+    async def _carry(self) -> None:
+        job, switch = self._job, self._switch
+        assert job is not None
+        assert switch is not None
+        log.info("switch_begun job=%s to=%s from=%s resumed=%d", job.id, switch.new, switch.old, switch.resumed)
+        job = await self._write(job, switch)
+        while not switch.ended:
+            failure = await self._outcome(switch)
+            after = succeeded(switch) if failure is None else failed(switch, failure)
+            if self._cancel.is_set() and switch.can_be_cancelled:
+                after = cancelled(switch, Failure("cancelled", "it was cancelled"))
+            record = switch.step is Step.RECORD and failure is None
+            try:
+                job = await self._parts.jobs.move(
+                    job,
+                    plan=self._plan(after),
+                    progress=sentence(after),
+                    also=self._choice(switch, job) if record else None,
+                )
+            except HiveError as error:
+                log.error("switch_not_written job=%s step=%s error=%s", job.id, after.step, error.message)
+                if not switch.back and switch.step is not Step.OPEN:
+                    after = failed(switch, _failure(error))
+            log.info("switch_step job=%s was=%s now=%s back=%s", job.id, switch.step, after.step, after.back)
+            self._job, self._switch, switch = job, after, after
+        self._job = self._switch = None
+        self._cancel.clear()
+        await self._end(job, switch)
+
+    async def _end(self, job: Job, switch: Switch) -> None:
+        error = outcome(switch)
+        if error is None:
+            self.why_none = ""
+            result = self._result(job, switch.new, switch.old, changed=True)
+            self._parts.journal.note("backend.switched", actor=job.actor, detail={**result, "name": str(switch.new)})
+            ended = await outcome_of(self._parts.jobs.end(job, JobState.DONE, result=result))
+        else:
+            log.error("switch_failed job=%s to=%s error=%s", job.id, switch.new, error.message)
+            state = JobState.CANCELLED if switch.why is not None and switch.why.code == "cancelled" else JobState.FAILED
+            ended = await outcome_of(self._parts.jobs.end(job, state, error=msgspec.to_builtins(error)))
+        if isinstance(ended, HiveError):
+            log.error("switch_not_written job=%s error=%s", job.id, ended.message)  # the next daemon ends it
+
+    def _result(self, job: Job, new: Target, old: Target | None, *, changed: bool) -> dict[str, Any]:
+        return {
+            "backend": str(new.kind),
+            "address": new.address,
+            "from": None if old is None else str(old.kind),
+            "changed": changed,
+            "cut": self._cut,
+            "took_s": round(time.time() - job.created_at, 3),
+        }
+
+    async def _write(self, job: Job, switch: Switch) -> Job:
+        """What is resumed says so before anything is done; a full disk does not keep a switch from being ended."""
+        written = await outcome_of(self._parts.jobs.move(job, plan=self._plan(switch), progress=sentence(switch)))
+        return job if isinstance(written, HiveError) else written
+
+    def _plan(self, switch: Switch) -> dict[str, Any]:
+        return {**msgspec.to_builtins(switch), "run": self._parts.run}
+
+    def _choice(self, switch: Switch, job: Job) -> Also:
+        new = switch.new
+        text = msgspec.json.encode(Chosen(new.kind, new.address, new.unit, self._parts.run)).decode()
+        return lambda conn: runtime_settings.put(conn, CHOSEN, text, actor=job.actor, now=time.time())
+
+    async def _outcome(self, switch: Switch) -> Failure | None:
+        """Does the step; None where it succeeded. A cancellation ends it."""
+        doing = spawn(self._attempt(switch), name=f"switch {switch.step}")
+        asked = spawn(self._cancel.wait(), name="switch cancelled")
+        try:
+            waited_for = [doing, asked] if switch.can_be_cancelled else [doing]
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            return doing.result() if doing.done() else None
+        finally:
+            doing.cancel()
+            asked.cancel()
+
+    async def _attempt(self, switch: Switch) -> Failure | None:
+        try:
+            await self._do(switch)
+        except HiveError as error:
+            comes = switch.comes
+            wrote = comes is not None and bool(comes.unit) and switch.step in (Step.START, Step.HEALTH)
+            lines = await last_lines(self._parts.choices, comes, LOG_LINES) if wrote and comes is not None else []
+            return _failure(error, lines)
+        except Exception as error:
+            log.exception("switch_step_failed step=%s", switch.step)
+            return _failure(HiveError(f"a fault in Hive itself: {type(error).__name__}: {error}"))
+        return None
+
+    # its steps ----------------------------------------------------------------------------------------------------
+
+    async def _do(self, switch: Switch) -> None:
+        goes, comes = switch.goes, switch.comes
+        match switch.step:
+            case Step.CLOSE:
+                await self._close_gate(switch)
+            case Step.STOP if goes is not None:
+                if switch.back:  # whoever waits, waits for the way back as well
+                    await outcome_of(self._ask_to_close(switch, drain_s=0))
+                await self._parts.choices.stop(goes)
+            case Step.FREE:
+                await self._until_memory_is_free()
+            case Step.START if comes is not None:
+                await self._parts.choices.start(comes)
+            case Step.HEALTH if comes is not None:
+                await self._until_healthy(comes)
+            case Step.OPEN:
+                await self._open_gate(comes)
+
+    async def _close_gate(self, switch: Switch) -> None:
+        self.towards = str(switch.new)
+        self._parts.active.hold()
+        until = asyncio.get_running_loop().time() + PROXY_WITHIN_S
+        while True:
+            try:
+                self._cut += await self._ask_to_close(switch, drain_s=self._parts.settings.switch_drain_s)
+                return
+            except LinkLost:
+                left_s = until - asyncio.get_running_loop().time()
+                if left_s <= 0:
+                    raise
+            await outcome_of(self._parts.gates.ports(left_s))
+
+    async def _ask_to_close(self, switch: Switch, *, drain_s: float) -> int:
+        return await self._parts.gates.close_backend(str(switch.new), drain_s=drain_s, wait_s=self.wait_s)
+
+    async def _open_gate(self, target: Target | None) -> None:
+        """The daemon's own table first: a proxy that comes just now learns from it."""
+        await self._parts.active.follow(target)
+        self.towards = ""
+        info, models = self._parts.active.seen
+        self._parts.gates.say(OpenBackend(backend=info, models=models))
+
+    async def _until_memory_is_free(self) -> None:
+        gpu, begun_at = self._parts.gpu, time.monotonic()
+        limit_s = self._parts.settings.switch_free_s
+        while True:
+            waited_s = time.monotonic() - begun_at
+            if not waits_for_memory(has_gpu=gpu.has_gpu, is_free=gpu.is_free(), waited_s=waited_s, limit_s=limit_s):
+                return
+            await asyncio.sleep(FREE_LOOK_S)
+
+    async def _until_healthy(self, target: Target) -> None:
+        """Raises BackendDown where it is no use to wait, BackendTimeout where it was looked at often enough."""
+        settings, backend = self._parts.settings, open_backend(target.kind, target.address)
+        tries, every_s = settings.switch_health_tries, settings.switch_health_every_s
+        until = time.monotonic() + tries * every_s
+        said = ""
+        for number in range(1, tries + 1):
+            said = await self._why_not_healthy(backend, until)
+            if not said:
+                return
+            if why := await self._parts.choices.why_dead(target):
+                raise BackendDown(why)
+            await self._say(f"{target}: {said}; looked at {number} of {tries} times")
+            await asyncio.sleep(every_s)
+        raise BackendTimeout(f"{said}, looked at {tries} times, every {every_s:g} s")
+
+    async def _say(self, progress: str) -> None:
+        """How far the step is."""
+        if self._job is not None and self._switch is not None:
+            moved = await outcome_of(self._parts.jobs.tell(self._job, progress))
+            if not isinstance(moved, HiveError):
+                self._job = moved
+
+    async def _why_not_healthy(self, backend: Backend, until: float) -> str:
+        """Empty where it is. Raises BackendDown where it has no model."""
+        if not await backend.health():
+            return "it does not answer"
+        try:
+            models: list[ModelInfo] = await backend.models()
+        except (BackendDown, BackendTimeout) as error:
+            return error.message
+        if not models:
+            raise BackendDown("it offers no model", hint="give it one first")
+        said = ""
+        for model in models_to_probe(models, self._parts.settings.default_model):
+            try:
+                within_s = max(TOKEN_MIN_S, until - time.monotonic())
+                await one_token.generate(backend.kind, backend.address, model, within_s=within_s)
+            except (BackendDown, BackendTimeout) as error:
+                said = error.message
+            else:
+                return ""
+        return said
+
+
+def _failure(error: HiveError, lines: list[str] | None = None) -> Failure:
+    return Failure(error.code, error.message, error.hint, lines or [])

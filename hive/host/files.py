@@ -1,0 +1,131 @@
+"""Files that are there whole or not at all, whatever ends the process that writes them.
+
+A file is written beside its place, under a name made from its own (`beside`), synced and renamed: who is killed in
+between leaves the old file, and a leftover that the next write, or `remove`, takes away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hive.errors import HiveError, NotPermitted, StoreFull, WrongState
+
+Owner = tuple[int, int]
+"""uid and gid."""
+KEEP: Owner = (-1, -1)
+
+
+def beside(path: Path) -> Path:
+    """Where `path` is while it is being written."""
+    return path.with_name(f".{path.name}.hive-new")
+
+
+def write_whole(path: Path, content: bytes, *, mode: int, owner: Owner = KEEP) -> None:
+    """Puts `content` at `path`, in place of what is there. It is on the disk when this returns.
+
+    Raises NotPermitted, StoreFull.
+    """
+    with translated(path):
+        _write_beside(path, content, mode, owner)
+        os.rename(beside(path), path)
+        sync(path.parent)
+
+
+def create_whole(path: Path, content: bytes, *, mode: int, owner: Owner = KEEP) -> bool:
+    """`write_whole` where nothing is there; False, and nothing done, where something is (a link, too).
+
+    Raises NotPermitted, StoreFull.
+    """
+    with translated(path):
+        if os.path.lexists(path):
+            return False
+        _write_beside(path, content, mode, owner)
+        try:
+            os.link(beside(path), path)
+        except FileExistsError:
+            return False
+        finally:
+            os.unlink(beside(path))
+        sync(path.parent)
+    return True
+
+
+def link_whole(path: Path, target: str) -> None:
+    """Makes `path` a symbolic link to `target`, in place of what is there. Raises NotPermitted, StoreFull."""
+    with translated(path):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside(path))
+        os.symlink(target, beside(path))
+        os.rename(beside(path), path)
+        sync(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Removes a file or link and what an interrupted write of it left; nothing is done where neither is there.
+
+    Raises NotPermitted, StoreFull.
+    """
+    with translated(path):
+        for leftover in (beside(path), path):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                os.unlink(leftover)
+
+
+def sync(directory: Path) -> None:
+    """What was made, renamed and removed in it survives a power cut. Raises OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def give_tree(directory: Path, owner: Owner, *, only: Callable[[os.stat_result], bool]) -> None:
+    """Of what is in `directory`, not it itself, everything `only` says yes to belongs to `owner` afterwards.
+
+    Links are not followed, and a file that has a second name is left alone: that may be anywhere. Raises NotPermitted,
+    StoreFull.
+    """
+    with translated(directory):
+        for _, directories, files, fd in os.fwalk(directory, follow_symlinks=False):
+            for name in (*directories, *files):
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if only(found) and (found.st_nlink == 1 or stat.S_ISDIR(found.st_mode)):
+                    os.chown(name, *owner, dir_fd=fd, follow_symlinks=False)
+
+
+def _write_beside(path: Path, content: bytes, mode: int, owner: Owner) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(beside(path))
+    fd = os.open(beside(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        rest = memoryview(content)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+        if owner != KEEP:
+            os.fchown(fd, *owner)
+        os.fchmod(fd, mode)  # last: nobody reads a secret that is not his yet
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """What the system refuses about `path`, as Hive's errors: NotPermitted, StoreFull, WrongState, HiveError."""
+    try:
+        yield
+    except PermissionError as error:
+        raise NotPermitted(f"cannot change {error.filename or path}: {error.strerror}", hint="sudo") from error
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+        raise WrongState(f"cannot change {path}: {error.strerror}") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
+            raise StoreFull(f"cannot write {path}: {error.strerror}") from error
+        raise HiveError(f"cannot change {path}: {error.strerror}") from error

@@ -1,0 +1,60 @@
+"""The journal as a stream: what units write from now on, for as long as somebody reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncGenerator, Sequence
+
+from hive.host.process import spawn
+from hive.host.program import PLAIN
+from hive.host.systemd import journal_command
+
+POLL_S = 0.2
+"""Between looks at whether to stop, while nothing comes."""
+PIECE_BYTES = 64 * 1024
+
+
+def follow_journal(unit: str, *, lines: int, stopping: asyncio.Event) -> AsyncGenerator[bytes]:
+    """The last `lines` of what `unit` wrote, over all its starts, then what it writes. See `follow_output`."""
+    return follow_output(journal_command(unit, lines=lines, follow=True), stopping=stopping)
+
+
+async def follow_output(command: Sequence[str], *, stopping: asyncio.Event) -> AsyncGenerator[bytes]:
+    """What a program prints, as it comes, until it ends, `stopping` is set, or the generator is closed.
+
+    Then the program is killed, as it is when this process ends. It is read no faster than its pieces are taken.
+    Raises NotFound where there is no such program.
+    """
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(read_fd, False)
+    try:
+        child = spawn(command, env=PLAIN, stdout_fd=write_fd, pdeathsig=signal.SIGKILL)
+    except BaseException:
+        os.close(read_fd)
+        raise
+    finally:
+        os.close(write_fd)
+    try:
+        while piece := await _next(read_fd, stopping):
+            yield piece
+    finally:
+        os.close(read_fd)
+        child.kill()
+        child.wait()
+
+
+async def _next(fd: int, stopping: asyncio.Event) -> bytes:
+    """The next piece; empty at its end, or once `stopping` is set."""
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(fd, arrived.set)
+    try:
+        while not stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(arrived.wait(), POLL_S)
+                return os.read(fd, PIECE_BYTES)
+    finally:
+        loop.remove_reader(fd)
+    return b""

@@ -1,0 +1,87 @@
+"""The backend's gate as the daemon says it should stand, and the end of what is at the backend when it closes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from hive.link.link import Reply
+from hive.link.messages import CloseBackend, DaemonTable, Drained, OpenBackend
+from hive.proxy.datapath import DataPath
+from hive.tasks import spawn
+
+log = logging.getLogger("hive.proxy")
+
+LOOK_S = 0.02
+"""How often it is looked whether what is at the backend has ended."""
+ALONE_S = 60.0
+"""A gate whose daemon ended in mid-switch opens after this long without one: an error tells more than waiting."""
+
+
+class Switching:
+    """One proxy's gate of the backend. Every method is called on the loop."""
+
+    def __init__(self, path: DataPath) -> None:
+        self._path = path
+        self._overtaken = asyncio.Event()
+        """Set by the daemon's next word: what was begun on an older one ends."""
+        self._alone: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<Switching {self._path.gate}>"
+
+    def close(self, message: CloseBackend, reply: Reply) -> None:
+        """Answers once nothing is at the backend any more."""
+        overtaken, now = self._next_order(), time.monotonic()
+        self._path.close_backend(until=now + message.wait_s, towards=message.towards)
+        log.info("backend_closed towards=%s drained=%s", message.towards, self._path.is_drained)
+        spawn(self._drain(now + message.drain_s, overtaken, reply), name="drain the backend")
+
+    async def _drain(self, until: float, overtaken: asyncio.Event, reply: Reply) -> None:
+        while not self._path.is_drained and time.monotonic() < until and not overtaken.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await overtaken.wait()
+        if overtaken.is_set():
+            reply(Drained())  # whoever asked has changed its mind, or is gone
+            return
+        cut = self._path.cut_off()
+        log.info("backend_drained cut=%d", cut)
+        reply(Drained(cut=cut))
+
+    def _next_order(self) -> asyncio.Event:
+        self._overtaken.set()
+        self._overtaken = asyncio.Event()
+        return self._overtaken
+
+    def open(self, message: OpenBackend) -> None:
+        self._next_order()
+        log.info("backend_opened address=%s", message.backend.address if message.backend is not None else "none")
+        self._path.open_backend(message.backend, message.models)
+
+    def heard(self, table: DaemonTable) -> None:
+        """A daemon is there (again) and says how it is."""
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
+        self._next_order()
+        if table.switching_to:
+            self._path.close_backend(until=time.monotonic() + table.backend_wait_s, towards=table.switching_to)
+            self._path.use_backend(table.backend, table.models)
+        elif self._path.gate.is_closed:
+            self._path.open_backend(table.backend, table.models)
+        else:
+            self._path.use_backend(table.backend, table.models)
+
+    def daemon_lost(self) -> None:
+        """The next one finishes the switch, or goes back."""
+        if self._path.gate.is_closed and self._alone is None:
+            self._alone = asyncio.get_running_loop().call_later(ALONE_S, self._open_alone)
+
+    def _open_alone(self) -> None:
+        self._alone = None
+        self._next_order()
+        log.error("backend_opened_alone s=%g", ALONE_S)
+        self._path.open_backend(self._path.backend, self._path.models)

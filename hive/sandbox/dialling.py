@@ -1,0 +1,100 @@
+"""Connecting to an agent's port where only the helper gets to: in a network of its own, at its VMM in a jail.
+
+Where that is says the helper's own record and the kernel, never the agent: whatever it does inside, a caller ends up at
+nobody but the agent itself. Nothing here waits for an agent but the task that does, and that not long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from pathlib import Path
+
+from hive.errors import BackendDown, BackendTimeout, NotSupported, Saturated, WrongState
+from hive.host import netns
+from hive.link.server import peer_of
+from hive.sandbox.jail import found_in
+from hive.sandbox.runtime import Dialable, Running
+
+CONNECT_S = 2.0
+"""A program whose backlog is full is asked again by the caller's proxy, as long as the caller waits."""
+AT_ONCE = 64
+"""Calls under way to one agent: as many as may be open to it (`ingress_open_max`)."""
+AGAIN_S = 0.005
+"""Between attempts at a unix socket whose backlog is full: the kernel tells nobody when that has room."""
+
+
+class Dialler:
+    """Connects callers to one agent, so many at a time."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+
+    def __repr__(self) -> str:
+        return f"<Dialler {self._under_way} under way>"
+
+    async def dial(self, running: Running) -> socket.socket:
+        """A connected socket, the caller's. Raises NotSupported, WrongState, Saturated, BackendDown, BackendTimeout."""
+        if not isinstance(running, Dialable):
+            raise NotSupported("it has no port that only the helper gets to")
+        if self._under_way >= AT_ONCE:
+            raise Saturated(f"{self._under_way} callers wait for its port already", retry_after_s=1)
+        self._under_way += 1
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                return await running.connect()
+        except TimeoutError:
+            raise BackendTimeout(f"it did not accept in {CONNECT_S:g} s") from None
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else str(error)
+            raise BackendDown(f"it does not accept: {why}") from error
+        finally:
+            self._under_way -= 1
+
+
+async def to_port(pidfd: int, port: int) -> socket.socket:
+    """Connected to 127.0.0.1:`port` in the network of the process `pidfd`, which must not be ours.
+
+    Raises WrongState, OSError, HiveError.
+    """
+    sock = netns.socket_inside(pidfd)
+    if sock is None:
+        raise WrongState("it is in the host's network")
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def to_vmm(top: Path, path: Path, *, pid: int) -> socket.socket:
+    """Connected to the socket at `path`, at which the process `pid` listens; what is below `top` is not believed.
+
+    Raises WrongState, BadRequest, OSError.
+    """
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        with found_in(top, path) as name:
+            await _connect_unix(sock, name)
+        if peer_of(sock)[0] != pid:
+            raise WrongState(f"at {path} somebody else listens than its VMM")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _connect_unix(sock: socket.socket, name: str) -> None:
+    """Not `sock_connect`: that takes a full backlog (EAGAIN) for a connection under way."""
+    while True:
+        try:
+            sock.connect(name)
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                raise
+            await asyncio.sleep(AGAIN_S)
+        else:
+            return

@@ -1,0 +1,45 @@
+"""What a Redis answers to a stranger: commands by hand over its socket, each with its one-line answer.
+
+redis-py connects, negotiates and retries; whoever asks what a *bare* connection may do must send nothing of its own.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+LINE_MAX = 65536
+
+
+def ask(path: Path, *commands: Sequence[str], within_s: float = 1.0) -> list[str]:
+    """The first line of each answer, its type's sign included: `+PONG`, `-NOPERM …`, `$-1`, `:0`.
+
+    Only for commands whose answer is one line (a bulk string's content is not read: send those last). Raises OSError,
+    TimeoutError among them; ConnectionError where it hangs up before it has answered.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(within_s)
+        sock.connect(str(path))
+        answers = []
+        received = b""
+        for command in commands:
+            sock.sendall(encode(command))
+            while b"\r\n" not in received:
+                piece = sock.recv(4096)
+                if not piece or len(received) > LINE_MAX:
+                    raise ConnectionError("it hung up")
+                received += piece
+            line, received = received.split(b"\r\n", 1)
+            answers.append(line.decode(errors="replace"))
+    return answers
+
+
+def encode(command: Sequence[str]) -> bytes:
+    r"""One command as an array of bulk strings.
+
+    >>> encode(["GET", "k"])
+    b'*2\r\n$3\r\nGET\r\n$1\r\nk\r\n'
+    """
+    words = [word.encode() for word in command]
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)

@@ -1,0 +1,597 @@
+"""Backup and restore: whole or not at all, of a Hive that runs and onto one that does not. Real databases and kills."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+
+from hive.appliance import conf_file
+from hive.appliance.archive import MANIFEST
+from hive.appliance.backup import backup
+from hive.appliance.layout import CONF_FILE, POLICY_FILE, SECRETS, STATE, TARGET, UNITS, Layout
+from hive.appliance.parts import DATABASE, SECRET_NAMES, Place, installed, of_up, place_of
+from hive.appliance.restore import look, restore
+from hive.appliance.secrets import SECRETS as ALL_SECRETS
+from hive.appliance.secrets import generate
+from hive.cli.main import main
+from hive.domain import Agent, AgentSpec
+from hive.errors import BadRequest, HiveError, NotFound, WrongState
+from hive.settings import Paths
+from hive.store import agents
+from hive.store.database import Database, plan_of
+from hive.store.migrations import STEPS, migrate, schema_of
+
+POLICY = 'programs = ["/usr/bin/python3"]\n'
+
+
+def put_agent(database: Path, name: str) -> None:
+    conn = sqlite3.connect(database, isolation_level=None)
+    migrate(conn)
+    agents.insert(conn, Agent(id=name, spec=AgentSpec(name=name, command=["true"]), created_at=1.0))
+    conn.close()
+
+
+def names_in(database: Path) -> list[str]:
+    conn = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+    try:
+        return [row[0] for row in conn.execute("SELECT name FROM agents ORDER BY name")]
+    finally:
+        conn.close()
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Place:
+    """A `hive up` with an agent."""
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    place = of_up(Paths(state, tmp_path / "run"))
+    put_agent(place.database, "ann")
+    place.database.chmod(0o600)
+    (state / "ports.json").write_text('{"asked":{"proxy":1,"ingress":2},"got":{"proxy":3,"ingress":4}}')
+    (state / "box.key").write_bytes(bytes(range(32)))
+    (state / "box.key").chmod(0o600)
+    (state / "internal.token").write_text("hive_sesame_sesame")
+    (state / "internal.token").chmod(0o600)
+    return place
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> Place:
+    """An installed Hive in a root of its own, with an agent."""
+    layout = Layout(tmp_path / "root")
+    for path in (UNITS, f"{STATE}/daemon", "/etc/hive"):
+        layout.at(path).mkdir(parents=True)
+    (layout.at(UNITS) / TARGET).write_text("[Unit]\n")
+    layout.at(CONF_FILE).write_text(conf_file.text())
+    layout.at(POLICY_FILE).write_text(POLICY)
+    generate(layout)
+    place = installed(layout)
+    put_agent(place.database, "ann")
+    return place
+
+
+def tree_of(place: Place) -> dict[str, bytes]:
+    """What a Hive is: of the database its agents, because SQLite may write the same in other bytes."""
+    found = {}
+    for part in place.parts.values():
+        if part.path.exists():
+            found[part.name] = (
+                " ".join(names_in(part.path)).encode() if part.name == DATABASE else part.path.read_bytes()
+            )
+    return found
+
+
+def leftovers(place: Place) -> list[str]:
+    directories = {part.path.parent for part in place.parts.values()}
+    return [
+        path.name
+        for directory in directories
+        for path in directory.iterdir()
+        if "hive-restore" in path.name or "hive-new" in path.name or path.name.endswith(".restoring")
+    ]
+
+
+# --- backup --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("with_secrets", [False, True])
+@pytest.mark.parametrize("kind", ["up", "box"])
+def test_what_is_kept_comes_back(kind: str, with_secrets: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    place: Place = request.getfixturevalue(kind)
+    before = tree_of(place)
+    manifest = backup(place, tmp_path / "b.tar", with_secrets=with_secrets)
+    assert {packed.name for packed in manifest.files} == {
+        name for name in before if with_secrets or not name.startswith("secrets/")
+    }
+    put_agent(place.database, "bob")
+    for name, part in place.parts.items():
+        if not part.is_secret and name != DATABASE:
+            part.path.unlink()
+    done = restore(place, tmp_path / "b.tar")
+    assert tree_of(place) == before
+    assert leftovers(place) == []
+    (kept,) = [path for path in done.kept if path.name.startswith("hive.db")]
+    assert names_in(kept) == ["ann", "bob"], "what was there is beside it"
+    Database.open(place.database).close()
+
+
+def test_every_secret_of_a_box_is_a_part() -> None:
+    assert set(SECRET_NAMES) == set(ALL_SECRETS)
+
+
+def test_secrets_are_in_it_only_when_asked_for_and_it_is_its_users_alone(up: Place, tmp_path: Path) -> None:
+    for with_secrets in (False, True):
+        target = tmp_path / f"{with_secrets}.tar"
+        backup(up, target, with_secrets=with_secrets)
+        assert (b"hive_sesame_sesame" in target.read_bytes()) is with_secrets
+        assert (bytes(range(32)) in target.read_bytes()) is with_secrets
+        assert stat.S_IMODE(target.stat().st_mode) == 0o600
+
+
+def test_it_is_never_written_over_something(up: Place, tmp_path: Path) -> None:
+    (tmp_path / "b.tar").write_text("mine")
+    with pytest.raises(WrongState, match="is there already"):
+        backup(up, tmp_path / "b.tar", with_secrets=False)
+    assert (tmp_path / "b.tar").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar", "state"]
+
+
+def test_without_a_database_there_is_nothing_to_keep(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="nothing to keep"):
+        backup(of_up(Paths(tmp_path, tmp_path)), tmp_path / "b.tar", with_secrets=False)
+
+
+def test_a_damaged_database_is_not_passed_off_as_a_backup(up: Place, tmp_path: Path) -> None:
+    data = bytearray(up.database.read_bytes())
+    data[5000:9000] = b"\xff" * 4000
+    up.database.write_bytes(data)
+    with pytest.raises(HiveError, match="damaged"):
+        backup(up, tmp_path / "b.tar", with_secrets=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]
+
+
+WRITES = """
+import asyncio, sys
+from pathlib import Path
+from hive.domain import Agent, AgentSpec
+from hive.store import agents
+from hive.store.database import Database
+async def main():
+    database = Database.open(Path(sys.argv[1]))
+    print("open", flush=True)
+    for n in range(1_000_000):
+        pair = [Agent(id=f"{w}{n}", spec=AgentSpec(name=f"{w}{n}", command=["true"]), created_at=1.0) for w in "xy"]
+        await database.write(lambda conn: [agents.insert(conn, agent) for agent in pair])
+asyncio.run(main())
+"""
+
+
+def test_a_daemon_that_writes_all_the_while_is_kept_as_it_was_at_one_moment(up: Place, tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", WRITES, str(up.database)], stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdout is not None
+        daemon.stdout.readline()
+        try:
+            for number in range(5):
+                backup(up, tmp_path / f"{number}.tar", with_secrets=False)
+            with pytest.raises(WrongState, match=f"in use by process {daemon.pid}"):
+                restore(up, tmp_path / "0.tar")
+        finally:
+            daemon.kill()
+    counts = []
+    for number in range(5):
+        other = of_up(Paths(tmp_path / f"s{number}", tmp_path / "run"))
+        restore(other, tmp_path / f"{number}.tar")
+        names = names_in(other.database)
+        assert sum(name[0] == "x" for name in names) == sum(name[0] == "y" for name in names), "no half transaction"
+        counts.append(len(names))
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1], "it did write meanwhile"
+
+
+# --- restore -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(up: Place, tmp_path: Path) -> Path:
+    target = tmp_path / "b.tar"
+    backup(up, target, with_secrets=True)
+    return target
+
+
+def rewritten(source: Path, change: Callable[[dict[str, Any], list[tuple[tarfile.TarInfo, bytes]]], None]) -> Path:
+    """The archive with its manifest and members changed."""
+    with tarfile.open(source) as tar:
+        members = [(info, tar.extractfile(info).read()) for info in tar]  # type: ignore[union-attr]
+    manifest = json.loads(members[0][1])
+    change(manifest, members)
+    members[0] = (members[0][0], json.dumps(manifest).encode())
+    target = source.with_name("changed.tar")
+    with tarfile.open(target, "w") as tar:
+        for info, data in members:
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return target
+
+
+def packed(name: str, data: bytes) -> dict[str, Any]:
+    return {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def replaced(name: str, data: bytes) -> Callable[[dict[str, Any], list[Any]], None]:
+    def change(manifest: dict[str, Any], members: list[Any]) -> None:
+        manifest["files"] = [packed(name, data) if f["name"] == name else f for f in manifest["files"]]
+        members[:] = [(info, data if info.name == name else old) for info, old in members]
+
+    return change
+
+
+def with_member(name: str, data: bytes = b"x", **attributes: Any) -> Callable[[dict[str, Any], list[Any]], None]:
+    def change(manifest: dict[str, Any], members: list[Any]) -> None:
+        info = tarfile.TarInfo(name)
+        for key, value in attributes.items():
+            setattr(info, key, value)
+        manifest["files"].append(packed(name, data))
+        members.append((info, data))
+
+    return change
+
+
+def without_database(manifest: dict[str, Any], members: list[Any]) -> None:
+    manifest["files"].pop(0)
+    members.pop(1)
+
+
+def database_with(sql: str) -> bytes:
+    conn = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(conn)
+    conn.executescript(sql)
+    return conn.serialize()
+
+
+def test_what_has_no_place_here_is_left_out_and_told(kept: Path, up: Place) -> None:
+    done = restore(up, rewritten(kept, with_member("../../etc/passwd")))
+    assert done.left_out == ["../../etc/passwd"]
+    assert names_in(up.database) == ["ann"]
+
+
+REFUSED: dict[str, tuple[Callable[[dict[str, Any], list[Any]], None], type[HiveError], str]] = {
+    "another sum": (lambda m, _: m["files"][0].update(sha256="0" * 64), BadRequest, "not what was written"),
+    "another size": (lambda m, _: m["files"][1].update(bytes=1), BadRequest, "not what was written"),
+    "more than there is": (lambda m, _: m["files"][0].update(bytes=1 << 40), BadRequest, "shorter"),
+    "less than nothing": (lambda m, _: m["files"][0].update(bytes=-1), BadRequest, "shorter"),
+    "a name twice": (lambda m, _: m["files"].append(m["files"][0]), BadRequest, "twice"),
+    "a missing file": (lambda _, members: members.pop(), BadRequest, "is missing"),
+    "a file too many": (lambda m, _: m["files"].pop(), BadRequest, "not in its manifest"),
+    "another order": (lambda m, _: m["files"].reverse(), BadRequest, "where"),
+    "no database": (without_database, BadRequest, "no database"),
+    "a link": (with_member("ports2.json", type=tarfile.SYMTYPE, linkname="/etc/shadow"), BadRequest, "where"),
+    "a device": (with_member("x", type=tarfile.CHRTYPE), BadRequest, "where"),
+    "a directory": (with_member("x", type=tarfile.DIRTYPE), BadRequest, "where"),
+    "an unknown field": (lambda m, _: m.update(more=1), BadRequest, "manifest"),
+    "a newer format": (lambda m, _: m.update(format=2), WrongState, "another format"),
+    "no database at all": (replaced(DATABASE, b"x" * 5000), BadRequest, "none"),
+    "another database": (
+        replaced(DATABASE, database_with("DROP TABLE agents")),
+        BadRequest,
+        "none of Hive's",
+    ),
+    "a database that acts": (
+        replaced(DATABASE, database_with("CREATE TRIGGER t AFTER INSERT ON agents BEGIN SELECT 1; END")),
+        BadRequest,
+        "none of Hive's",
+    ),
+    "a newer database": (replaced(DATABASE, database_with("PRAGMA user_version = 999")), WrongState, "newer Hive"),
+    "other ports": (replaced("ports.json", b"[]"), BadRequest, "ports.json"),
+    "another key": (replaced("secrets/box-key", b"x" * 31), BadRequest, "box-key"),
+    "no token": (replaced("secrets/internal-token", b"x"), BadRequest, "token"),
+    "a token of controls": (replaced("secrets/internal-token", b"\x1b" * 20), BadRequest, "token"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_wrong_is_refused_before_anything_is_touched(case: str, kept: Path, up: Place) -> None:
+    change, error, says = REFUSED[case]
+    put_agent(up.database, "bob")
+    before = {path.name: path.read_bytes() for path in up.paths.state.iterdir()}
+    changed = rewritten(kept, change)
+    for act in (look, restore):
+        with pytest.raises(error, match=says):
+            act(up, changed)
+    after = {path.name: path.read_bytes() for path in up.paths.state.iterdir() if not path.name.endswith(".lock")}
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("hive.conf", b"[proxy]\nprot = 1\n"),
+        ("hive.conf", b"\xff"),
+        ("sandbox.toml", b"programs = 1"),
+        ("sandbox.toml", b"\xff"),
+    ],
+)
+def test_a_configuration_that_no_service_would_take_is_refused(
+    name: str, content: bytes, box: Place, tmp_path: Path
+) -> None:
+    backup(box, tmp_path / "b.tar", with_secrets=False)
+    with pytest.raises(BadRequest, match=name):
+        restore(box, rewritten(tmp_path / "b.tar", replaced(name, content)))
+    assert box.parts["hive.conf"].path.read_text() == conf_file.text()
+    assert leftovers(box) == []
+
+
+@pytest.fixture(scope="module")
+def whole_archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Place]:
+    state = tmp_path_factory.mktemp("whole") / "state"
+    state.mkdir()
+    place = of_up(Paths(state, state))
+    put_agent(place.database, "ann")
+    (state / "ports.json").write_text('{"asked":{"proxy":1,"ingress":2},"got":{"proxy":3,"ingress":4}}')
+    backup(place, state / "b.tar", with_secrets=False)
+    return (state / "b.tar").read_bytes(), place
+
+
+@given(data=st.data())
+@examples(max_examples=60, deadline=None)
+def test_no_cut_and_no_changed_byte_is_taken_for_a_backup(
+    whole_archive: tuple[bytes, Place], data: st.DataObject
+) -> None:
+    """Or, where the byte is in what tar itself does not need, what is restored is what was kept."""
+    whole, place = whole_archive
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    if data.draw(st.booleans()):
+        changed = whole[:cut]
+    else:
+        changed = whole[:cut] + bytes([whole[cut] ^ data.draw(st.integers(1, 255))]) + whole[cut + 1 :]
+    source = place.paths.state.parent / "changed.tar"
+    source.write_bytes(changed)
+    try:
+        done = look(place, source)
+    except HiveError:
+        return
+    assert done.manifest is not None
+    assert set(done.replaced) | set(done.left_out) == {DATABASE, "ports.json"}
+
+
+def test_a_file_that_is_none_is_told(up: Place, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("hello")
+    for source, error in ((tmp_path / "none", NotFound), (tmp_path / "text", BadRequest), (tmp_path, BadRequest)):
+        with pytest.raises(error):
+            restore(up, source)
+
+
+def test_a_database_of_an_older_hive_is_taken_and_migrated_at_its_next_start(up: Place, tmp_path: Path) -> None:
+    conn = sqlite3.connect(tmp_path / "old.db", isolation_level=None)
+    migrate(conn, STEPS[:2])
+    conn.close()
+    backup(up, tmp_path / "b.tar", with_secrets=False)
+    restore(up, rewritten(tmp_path / "b.tar", replaced(DATABASE, (tmp_path / "old.db").read_bytes())))
+    Database.open(up.database).close()
+    conn = sqlite3.connect(up.database)
+    assert schema_of(conn).taken == len(STEPS)
+    conn.close()
+
+
+def test_modes_and_owners_are_those_of_the_files_that_are_replaced(up: Place, kept: Path) -> None:
+    owner = (70001, 70002) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    os.chown(up.paths.state, *owner)
+    os.chown(up.database, *owner)
+    up.database.chmod(0o640)
+    (up.paths.state / "ports.json").unlink()
+    up.paths.internal_token.chmod(0o644)
+    restore(up, kept)
+    found = {path.name: path.stat() for path in up.paths.state.iterdir()}
+    assert {(found[name].st_uid, found[name].st_gid) for name in ("hive.db", "ports.json", "hive.db.lock")} == {owner}
+    assert stat.S_IMODE(found["hive.db"].st_mode) == 0o640
+    assert stat.S_IMODE(found["internal.token"].st_mode) == 0o600, "a secret is never others' to read"
+    assert stat.S_IMODE(found["ports.json"].st_mode) == 0o600
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(up: Place, kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("mine")
+    (up.paths.state / "ports.json").unlink()
+    (up.paths.state / "ports.json").symlink_to(tmp_path / "other")
+    with pytest.raises(BadRequest, match="no plain file"):
+        restore(up, kept)
+    assert (tmp_path / "other").read_text() == "mine"
+    assert leftovers(up) == []
+
+
+def test_what_the_old_database_had_beside_it_is_not_played_into_the_new_one(up: Place, kept: Path) -> None:
+    """One that is damaged keeps its write-ahead log, which SQLite would find beside the new file."""
+    put_agent(up.database, "bob")
+    log = up.database.with_name("hive.db-wal")
+    conn = sqlite3.connect(up.database)
+    conn.execute("PRAGMA journal_mode = WAL")
+    conn.execute("UPDATE agents SET name = 'carl' WHERE name = 'ann'")
+    conn.commit()
+    content = log.read_bytes()
+    conn.close()
+    up.database.write_bytes(b"damaged" * 1000)
+    log.write_bytes(content)
+    done = restore(up, kept)
+    assert names_in(up.database) == ["ann"]
+    assert any(path.name.startswith("hive.db.before-restore-") for path in done.kept)
+    assert [path.read_bytes() for path in up.paths.state.glob("*.before-restore-*-wal")] == [content]
+
+
+def test_two_restores_within_a_second_keep_both(up: Place, kept: Path) -> None:
+    restore(up, kept)
+    put_agent(up.database, "bob")
+    restore(up, kept)
+    kept_names = [names_in(path) for path in sorted(up.paths.state.glob("hive.db.before-restore-*"))]
+    assert sorted(kept_names) == [["ann"], ["ann", "bob"]]
+
+
+# --- kill -9 -------------------------------------------------------------------------------------------------------
+
+CRASHES = """
+import os, signal, sys
+from pathlib import Path
+at, left = int(sys.argv[1]), [0]
+for name in ("rename", "link", "unlink", "fsync", "fchmod"):
+    def wrap(real):
+        def call(*args, **more):
+            left[0] += 1
+            if left[0] == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **more)
+        return call
+    setattr(os, name, wrap(getattr(os, name)))
+from hive.cli.main import main
+code = main(sys.argv[2:])
+sys.exit(code)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_killed_at_any_point_it_is_the_old_state_or_the_new_one_once_finished(box: Place, tmp_path: Path) -> None:
+    """Each call to the system that changes something is the last one once."""
+    root = str(box.layout.root) if box.layout else ""
+    backup(box, tmp_path / "b.tar", with_secrets=True)
+    new = tree_of(box)
+    put_agent(box.database, "bob")
+    box.parts["hive.conf"].path.write_text("[proxy]\nport = 1\n")
+    box.parts["secrets/box-key"].path.write_bytes(b"k" * 32)
+    old = tree_of(box)
+    words = ["restore", str(tmp_path / "b.tar"), "--yes", "--prefix", root]
+    ends = {"old": 0, "to finish": 0, "new": 0}
+    snapshot = contents_below(Path(root))
+    at = 0
+    while ends["new"] < 3:
+        at += 1
+        ran = subprocess.run(
+            [sys.executable, "-c", CRASHES, str(at), *words], capture_output=True, text=True, check=False
+        )
+        assert ran.returncode in (0, -9), ran.stderr
+        if plan_of(box.database).exists():
+            with pytest.raises(WrongState, match="cut short"):
+                Database.open(box.database)
+            assert restore(box, None).finished
+            assert tree_of(box) == new, at
+            ends["to finish"] += 1
+        else:
+            found = tree_of(box)
+            assert found in (old, new), at
+            Database.open(box.database).close()
+            ends["old" if found == old else "new"] += 1
+        assert plan_of(box.database).exists() is False
+        restore_tree(Path(root), snapshot)
+    print(ends)
+    assert ends["old"] > 10
+    assert ends["to finish"] > 10
+
+
+def contents_below(root: Path) -> dict[Path, tuple[bytes, int]]:
+    return {path: (path.read_bytes(), path.stat().st_mode) for path in root.rglob("*") if path.is_file()}
+
+
+def restore_tree(root: Path, snapshot: Mapping[Path, tuple[bytes, int]]) -> None:
+    for path in root.rglob("*"):
+        if path.is_file() and path not in snapshot:
+            path.unlink()
+    for path, (content, mode) in snapshot.items():
+        path.write_bytes(content)
+        path.chmod(stat.S_IMODE(mode))
+
+
+def test_a_plan_from_the_daemons_user_leads_root_nowhere_else(box: Place) -> None:
+    """The plan lies in a directory of the daemon's; no path of it is ever used."""
+    for plan in (
+        '{"names": ["../../etc/passwd"], "stamp": "20261120T100000"}',
+        '{"names": ["hive.conf"], "stamp": "../../x"}',
+        '{"names": [], "stamp": "20261120T100000", "path": "/etc/passwd"}',
+        "[]",
+    ):
+        plan_of(box.database).write_text(plan)
+        with pytest.raises(HiveError, match="cannot be read"):
+            restore(box, None)
+
+
+@pytest.mark.timeout(120)
+def test_a_backup_killed_at_any_point_leaves_no_half_file(up: Place, tmp_path: Path) -> None:
+    target = tmp_path / "b.tar"
+    words = ["backup", str(target), "--state-dir", str(up.paths.state)]
+    whole = cut = 0
+    for at in range(1, 200, 3):
+        ran = subprocess.run(
+            [sys.executable, "-c", CRASHES, str(at), *words], capture_output=True, text=True, check=False
+        )
+        assert ran.returncode in (0, -9), ran.stderr
+        if target.exists():
+            look(up, target)
+            target.unlink()
+            whole += 1
+            if ran.returncode == 0:
+                break
+        else:
+            cut += 1
+    assert whole
+    assert cut
+    assert names_in(up.database) == ["ann"]
+    backup(up, target, with_secrets=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar", "state"], "the next one clears up"
+
+
+# --- the commands --------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_say_what_they_did(up: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--state-dir", str(up.paths.state)]
+    file = str(tmp_path / "b.tar")
+    assert main(["backup", file, *where]) == 0
+    assert "without secrets" in capsys.readouterr().out
+    put_agent(up.database, "bob")
+    assert main(["restore", file, *where, "--dry-run"]) == 0
+    assert "would be as it was" in capsys.readouterr().out
+    assert names_in(up.database) == ["ann", "bob"]
+    assert main(["restore", file, *where, "--json"]) == 2, "nobody can be asked"
+    capsys.readouterr()
+    assert main(["restore", file, *where, "--yes"]) == 0
+    said = capsys.readouterr().out
+    assert "kept: " in said
+    assert names_in(up.database) == ["ann"]
+    assert main(["restore", *where]) == 2
+    assert main(["restore", file, "--finish", *where]) == 2
+    capsys.readouterr()
+    assert main(["restore", "--finish", *where]) == 0
+    assert capsys.readouterr().out == "nothing was cut short\n"
+
+
+def test_which_hive_is_meant(box: Place, tmp_path: Path) -> None:
+    assert box.layout is not None
+    found = place_of(state_dir=None, prefix=box.layout.root, uid=0, env={})
+    assert (found.kind, found.database) == ("appliance", box.database)
+    assert place_of(state_dir=tmp_path, prefix=box.layout.root, uid=0, env={}).kind == "up"
+    with pytest.raises(NotFound, match="no Hive is installed"):
+        place_of(state_dir=None, prefix=tmp_path, uid=0, env={})
+
+
+def test_what_a_hive_up_kept_can_be_restored_into_an_installed_one(up: Place, box: Place, tmp_path: Path) -> None:
+    backup(up, tmp_path / "b.tar", with_secrets=True)
+    done = restore(box, tmp_path / "b.tar")
+    assert done.left_out == ["ports.json"]
+    assert box.parts["secrets/box-key"].path.read_bytes() == bytes(range(32))
+    assert box.layout is not None
+    assert stat.S_IMODE((box.layout.at(SECRETS) / "box-key").stat().st_mode) == 0o600
+
+
+def test_the_first_file_is_the_manifest(kept: Path) -> None:
+    with tarfile.open(kept) as tar:
+        assert tar.getnames()[:2] == [MANIFEST, DATABASE]
+        assert {info.mode for info in tar} == {0o600}

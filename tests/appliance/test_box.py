@@ -1,0 +1,290 @@
+"""A whole box: a clean Debian 12 becomes a Hive, is used, rebooted, switched, brought up to date, and given back.
+
+The machine is a Debian with systemd as PID 1 (tests/host/systemd_machine.py) in a root of its own that outlives its
+reboots; it has this machine's network where packages are fetched, and else none. llama-server and vLLM are real with
+tiny models; Ollama is Hive's own demo backend, which speaks its protocol and stands in for it here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from host import package_sources, systemd_machine
+
+from tests import llama, vllm
+
+SOURCES = "srv/src"
+LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
+BROUGHT = ("libgomp.so.1", "libnuma.so.1")
+"""What a person installs beside llama-server and vLLM for the CPU."""
+VLLM = """#!/bin/sh
+# The command of vLLM's CPU wheel does not start (0.32); this is what it would do, with what a CPU needs besides.
+shift; model=$1; shift
+export PYTHONPATH=/opt/vllm/packages VLLM_CPU_KVCACHE_SPACE=1
+exec /usr/bin/python3 -m vllm.entrypoints.openai.api_server --model "$model" "$@" --enforce-eager --block-size 32
+"""
+OLLAMA = "#!/bin/sh\nexec /opt/hive/current/bin/hive demo-backend --port 11434\n"
+JOB = """for pair in $(tr '\\0' '\\n' </proc/1/environ | grep '^PIP_'); do export "$pair"; done
+python3 /srv/src/tests/appliance/box_inside.py {stage}
+code=$?
+[ "$code" = 0 ] || journalctl -b --no-pager -o cat -u 'hive*' | grep -v '"audit"' | tail -n 60
+"""
+STAGE_S = 600.0
+
+Seen = dict[str, Any]
+
+pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(900)]
+
+
+class Box:
+    """A machine whose root outlives its reboots."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self.root = place / "root"
+        for name in ("upper", "work", "root", "out"):
+            (place / name).mkdir()
+        options = f"lowerdir={systemd_machine.ROOT},upperdir={place}/upper,workdir={place}/work"
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(self.root)], check=True)
+        self._folders = package_sources.give(self.root)
+        package_sources.clone(self.root / SOURCES)
+
+    def bring_servers(self) -> list[str]:
+        """Models, and what systemd-nspawn is told so that the servers are there."""
+        models = self.root / "var/lib/hive/models"
+        program, venv = llama.program(), vllm.environment()
+        assert program is not None
+        assert venv is not None
+        subprocess.run(
+            [sys.executable, llama.MAKE_MODEL, models / "default.gguf"], check=True, stdout=subprocess.DEVNULL
+        )
+        if not (models / "default").exists():
+            with tempfile.TemporaryDirectory() as made:
+                shutil.copytree(vllm.model_for(venv, Path(made)), models / "default")
+        for path, text in (("opt/vllm/bin/vllm", VLLM), ("usr/local/bin/ollama", OLLAMA)):
+            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.root / path).write_text(text)
+            (self.root / path).chmod(0o755)
+        packages = next(venv.glob("lib/python3*/site-packages"))
+        libraries = [f"--bind-ro={LIBRARIES / name}" for name in BROUGHT]
+        return [
+            f"--bind-ro={program}:/usr/local/bin/llama-server",
+            f"--bind-ro={packages}:/opt/vllm/packages",
+            *libraries,
+        ]
+
+    def boot(self, stage: str, *options: str, online: bool = False) -> Seen:
+        """What this stage of box_inside.py saw in one boot."""
+        network = ["--private-network"]
+        if online:
+            network = [f"--bind-ro={folder}" for folder in self._folders]
+            network += [f"--setenv={name}={value}" for name, value in package_sources.environment().items()]
+        out = self._place / "out"
+        (out / "console.txt").unlink(missing_ok=True)
+        job = JOB.format(stage=stage)
+        console = systemd_machine.boot(self.root, job, out, *network, *options, limit_s=STAGE_S)
+        print(console)
+        seen: Seen = json.loads((out / f"{stage}.json").read_text())
+        return seen
+
+    def close(self) -> None:
+        subprocess.run(["umount", str(self.root)], check=True)
+        shutil.rmtree(self._place)
+
+
+@pytest.fixture(scope="module")
+def box() -> Iterator[Box]:
+    if reason := systemd_machine.why_not():
+        pytest.skip(reason)
+    systemd_machine.make_root()
+    box = Box(Path(tempfile.mkdtemp(prefix="hive-box-", dir=systemd_machine.CACHE)))
+    yield box
+    box.close()
+
+
+@pytest.fixture(scope="module")
+def installed(box: Box) -> Seen:
+    return box.boot("install", online=True)
+
+
+@pytest.fixture(scope="module")
+def servers(box: Box, installed: Seen) -> list[str]:
+    if (
+        llama.program() is None
+        or vllm.environment() is None
+        or not all((LIBRARIES / name).exists() for name in BROUGHT)
+    ):
+        pytest.skip("needs llama-server and vLLM (tests/tools) and libnuma1")
+    return box.bring_servers()
+
+
+@pytest.fixture(scope="module")
+def first_day(box: Box, servers: list[str]) -> Seen:
+    return box.boot("first_day", *servers)
+
+
+@pytest.fixture(scope="module")
+def second_boot(box: Box, first_day: Seen, servers: list[str]) -> Seen:
+    return box.boot("second_boot", *servers)
+
+
+@pytest.fixture(scope="module")
+def switched(box: Box, second_boot: Seen, servers: list[str]) -> Seen:
+    return box.boot("switches", *servers)
+
+
+@pytest.fixture(scope="module")
+def left(box: Box, switched: Seen, servers: list[str]) -> Seen:
+    return box.boot("leave", *servers, online=True)
+
+
+# --- installing ----------------------------------------------------------------------------------------------------
+
+
+def test_a_clean_debian_becomes_a_hive_with_one_command(installed: Seen) -> None:
+    code, said = installed["first"]
+    assert code == 0, said
+    assert installed["active"] == "active"
+    assert installed["failed"] == ""
+    print(f"installed in {installed['took_s']:.0f} s, packages and environment with it")
+
+
+def test_the_same_command_again_changes_nothing(installed: Seen) -> None:
+    code, said = installed["again"]
+    assert code == 0
+    assert not re.search(r": (write|create|make|generate|link|replace) ", said), said
+
+
+def test_a_dry_run_changes_nothing(installed: Seen) -> None:
+    assert installed["changed_by_dry_run"] == []
+
+
+# --- the first day -------------------------------------------------------------------------------------------------
+
+
+def test_doctor_finds_nothing_that_fails(first_day: Seen) -> None:
+    found = {check["name"]: check["status"] for check in first_day["doctor"]["checks"]}
+    assert [name for name, status in found.items() if status == "fail"] == []
+    # This machine in a machine has no swap, no limits (hybrid control groups outside) and nobody who sets its clock.
+    warned = {name for name, status in found.items() if status == "warn"}
+    assert warned <= {"memory.swap", "host.cgroup", "host.clock", "hive.answers"}
+
+
+def test_the_target_is_ready_within_five_seconds_of_the_system(first_day: Seen, second_boot: Seen) -> None:
+    for name, seen in (("none", first_day), ("fifty", second_boot)):
+        beyond = seen["boot"]["hive.target"] - seen["boot"]["basic.target"]
+        print(f"hive.target {beyond:.1f} s after basic.target, {name} of the agents asleep at the shutdown before")
+        assert beyond > 0
+
+
+def test_an_agent_sleeps_and_a_call_wakes_it(first_day: Seen) -> None:
+    assert first_day["paused"] == "paused"
+    assert first_day["woken by a call"][0] == 200
+    assert first_day["after the call"] == "running"
+    assert '{"ready": true}' in first_day["logs"]
+
+
+def test_who_is_in_no_group_reaches_nothing(first_day: Seen) -> None:
+    people = first_day["people"]
+    assert len(people["sockets"]) >= 6
+    assert people["ann reaches"] == []
+    assert people["ann operates"] == 4
+
+
+def test_operators_operate_and_admins_administer(first_day: Seen) -> None:
+    people = first_day["people"]
+    assert (people["ben operates"], people["ben resumes"], people["ben administers"]) == (0, 0, 4)
+    assert people["cid operates"] == 0
+
+
+def test_secrets_are_read_by_nobody_and_stand_nowhere_else(first_day: Seen) -> None:
+    assert first_day["people"]["read secrets"] == []
+    assert first_day["leaks"] == []
+
+
+def test_each_daemon_that_is_killed_comes_back_and_no_agent_dies(first_day: Seen) -> None:
+    assert set(first_day["unkillable"]["s"]) == {"hive-proxy", "hive-daemon", "hive-sandbox", "hive-redis"}
+    assert first_day["unkillable"]["the agent lives"]
+
+
+# --- a reboot ------------------------------------------------------------------------------------------------------
+
+
+def test_fifty_that_slept_at_the_shutdown_are_back_after_the_boot(first_day: Seen, second_boot: Seen) -> None:
+    assert first_day["asleep"] == 50
+    print(f"all were running {second_boot['all_up_s']:.1f} s after the first look")
+    assert second_boot["s7 answers"] == 200
+
+
+def test_who_was_stopped_by_hand_stays_stopped(second_boot: Seen) -> None:
+    assert second_boot["statuses"]["stopped-by-hand"] == "stopped"
+
+
+# --- inference servers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "unit"),
+    [("vllm", "hive-inference-vllm"), ("llama", "hive-inference-llama"), ("ollama", "hive-inference")],
+)
+def test_a_switch_ends_with_one_server_that_answers(switched: Seen, target: str, unit: str) -> None:
+    for code, active, answered in switched[target]:
+        assert (code, active, answered) == (0, [unit], 200)
+
+
+def test_a_switch_that_fails_is_rolled_back_and_says_why(switched: Seen) -> None:
+    code, said, active, answered = switched["failing"]
+    assert (code, active, answered) == (6, ["hive-inference-llama"], 200)
+    assert "there is no /var/lib/hive/models/default" in said
+
+
+def test_a_rotated_password_is_taken_up(switched: Seen) -> None:
+    assert switched["rotated"]["ran"] == {"redis-daemon": 0, "redis-proxy": 0}
+    assert switched["rotated"]["chat"] == 200
+
+
+# --- up to date, and away ------------------------------------------------------------------------------------------
+
+
+def test_an_upgrade_keeps_every_agent(left: Seen) -> None:
+    code, said = left["upgrade"]
+    assert code == 0, said
+    assert left["version"].startswith("9.")
+    assert left["agents after"]["eve"] == "running"
+
+
+def test_an_upgrade_that_does_not_come_up_is_taken_back(left: Seen) -> None:
+    code, said = left["failed upgrade"]
+    assert code == 6, said
+    assert left["version then"] == left["version"]
+    assert left["works then"] == 200
+
+
+def test_without_purge_configuration_state_and_secrets_stay(left: Seen) -> None:
+    assert left["uninstall"][0] == 0, left["uninstall"][1]
+    assert left["kept"]
+    assert [path for path in left["kept"] if not path.startswith(("/etc/hive", "/var/lib/hive"))] == []
+    assert left["kept users"] == []
+    assert left["back"][0] == 0, left["back"][1]
+    assert len(left["agents back"]) == 53
+
+
+@pytest.mark.parametrize(
+    "what", ["files", "users", "groups", "units", "swaps", "groups of control", "runtime", "packages"]
+)
+def test_after_a_purge_the_machine_is_as_it_was(installed: Seen, left: Seen, what: str) -> None:
+    assert left["purge"][0] == 0, left["purge"][1]
+    before, after = set(installed["before"][what]), set(left["after"][what])
+    brought = ("/usr/local/bin/llama-server", "/usr/local/bin/ollama", "/opt/vllm", "/srv/agents", "/usr/lib/x86_64")
+    ours = {path for path in after - before if not path.startswith(brought)}
+    assert ours == set()
+    assert before - after == set()

@@ -1,0 +1,263 @@
+"""The appliance's Redis with its own configuration: what Hive's services do is let through, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hive.appliance.redis_acl import acl_file
+from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
+from hive.store import keys, live
+from hive.store.channels import SystemEvent
+from hive.store.live import Live
+from hive.store.redis_at import RedisAt
+from hive.tasks import spawn
+
+pytestmark = pytest.mark.redis
+
+CONF = Path(__file__).parents[2] / "conf" / "redis.conf"
+PASSWORDS = {"daemon": "daemon's password", "proxy": "proxy's password"}
+HASHES = {user: hashlib.sha256(password.encode()).hexdigest() for user, password in PASSWORDS.items()}
+AGENT = "0197a1b2-c3d4"
+
+
+@pytest.fixture(scope="module")
+def one_for_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One Redis for every refusal: none of them changes it."""
+    with serving(tmp_path_factory.mktemp("r")) as socket:
+        yield socket
+
+
+@pytest.fixture
+def appliance(short_path: Path) -> Iterator[Path]:
+    with serving(short_path) as socket:
+        yield socket
+
+
+@contextlib.contextmanager
+def serving(short_path: Path) -> Iterator[Path]:
+    """Redis as hive-redis.service runs it, but for its places and who hears that it is ready; its socket."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed")
+    (short_path / "users.acl").write_text(acl_file(HASHES))
+    socket = short_path / "redis.sock"
+    places = ["--unixsocket", str(socket), "--aclfile", str(short_path / "users.acl")]
+    with (
+        (short_path / "log").open("wb") as out,
+        subprocess.Popen(
+            ["redis-server", str(CONF), *places, "--supervised", "no"], stdout=out, cwd=short_path
+        ) as server,
+    ):
+        try:
+            while True:
+                with contextlib.suppress(redis.ConnectionError), viewing(socket) as viewer:
+                    viewer.ping()
+                    break
+                assert server.poll() is None, (short_path / "log").read_text()
+            yield socket
+        finally:
+            server.kill()
+
+
+@contextlib.contextmanager
+def viewing(socket: Path, user: str = "viewer") -> Iterator[Any]:
+    password = PASSWORDS.get(user, "anything")
+    client = redis.Redis(unix_socket_path=str(socket), username=user, password=password, decode_responses=True)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextlib.asynccontextmanager
+async def living(socket: Path, user: str) -> AsyncIterator[Live]:
+    store = Live(RedisAt(str(socket), user, PASSWORDS[user]))
+    task = spawn(store.run(), name="live")
+    try:
+        yield store
+    finally:
+        assert not task.done()
+        await store.close()
+
+
+# --- what Hive does ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "GATHER_S", 0.005)
+
+
+async def test_everything_the_daemon_says_and_asks_is_let_through(appliance: Path) -> None:
+    async with living(appliance, "daemon") as store:
+        store.put_agent(AGENT, paused=True, tier=Tier.HIGH, instance="machine-1", cid=7)
+        store.put_agent("other", paused=False, tier=Tier.LOW)
+        store.set_totals(AGENT, tokens_in=1, tokens_out=2, requests=3)
+        store.set_models([ModelInfo(name="tiny")])
+        store.set_backend(BackendInfo(kind=BackendKind.LLAMA, address="/x.sock", label="x"))
+        store.publish(SystemEvent(at=1.0, kind="backend.up"))
+        await store._flush()
+        assert await store.activity() == {}
+        assert await store.read_usage(pending=False, count=10, block_ms=1) == []
+        async with living(appliance, "proxy") as proxy:
+            await proxy.add_usage([{"e": "p1", "n": 1, "d": b"{}"}])
+        entries = await store.read_usage(pending=False, count=10, block_ms=1)
+        assert len(entries) == 1
+        assert await store.read_usage(pending=True, count=10) == entries
+        await store.settle_usage([entry.id for entry in entries])
+        with viewing(appliance) as viewer:
+            assert viewer.xlen(keys.USAGE_STREAM) == 0
+            assert viewer.get(keys.vm_cid(7)) == AGENT
+            assert viewer.get(keys.INFERENCE_BACKEND) == "llama"
+            store.put_agent(AGENT, paused=False, tier=Tier.HIGH, instance="machine-2", cid=8)
+            await store._flush()
+            assert viewer.get(keys.vm_cid(7)) is None
+            store.forget_agent(AGENT)
+            await store._flush()
+            assert [key for key in viewer.scan_iter() if AGENT in key or key.startswith("hive:vm:")] == []
+
+
+async def test_everything_the_proxy_says_and_asks_is_let_through(appliance: Path) -> None:
+    async with living(appliance, "daemon") as daemon:
+        daemon.put_agent(AGENT, paused=True, tier=Tier.HIGH, instance="machine-1", cid=7)
+        await daemon._flush()
+    async with living(appliance, "proxy") as store:
+        store.touch(AGENT, 1000.0)
+        store.count(AGENT, 3, 4)
+        await store._flush()
+        await store.add_usage([{"e": "p1", "n": 1, "d": b"{}"}])
+        assert await store.usage_length() == 1
+        with viewing(appliance) as viewer:
+            assert viewer.zscore(keys.AGENTS_ACTIVITY, AGENT) == 1000.0
+            assert viewer.hgetall(keys.agent_tokens(AGENT)) == {"input": "3", "output": "4", "requests": "1"}
+            store.forget_agent(AGENT)
+            await store._flush()
+            assert list(viewer.scan_iter()) == [keys.USAGE_STREAM]
+
+
+def test_a_viewer_looks_at_everything(appliance: Path) -> None:
+    with viewing(appliance) as viewer:
+        assert list(viewer.scan_iter()) == []
+        assert viewer.get("hive:agent:tier:x") is None
+        assert viewer.hgetall("hive:agent:tokens:x") == {}
+        assert viewer.xrange("hive:usage") == []
+        assert viewer.info("memory")["maxmemory_policy"] == "noeviction"
+        with viewer.pubsub() as listening:
+            listening.subscribe("hive:agent:status")
+            assert listening.get_message(timeout=5)["type"] == "subscribe"
+
+
+# --- what nobody may ---------------------------------------------------------------------------------------------
+
+NOBODY_MAY = (
+    "FLUSHALL",
+    "FLUSHDB",
+    "CONFIG GET *",
+    "CONFIG SET maxmemory 1",
+    "KEYS *",
+    "EVAL return(1) 0",
+    "SCRIPT FLUSH",
+    "FUNCTION LIST",
+    "ACL LIST",
+    "ACL WHOAMI",
+    "SHUTDOWN NOSAVE",
+    "MONITOR",
+    "SAVE",
+    "BGREWRITEAOF",
+    "REPLICAOF NO ONE",
+    "MODULE LIST",
+    "CLIENT LIST",
+    "CLIENT KILL TYPE normal",
+    "SWAPDB 0 0",
+    "MIGRATE h 1 k 0 1",
+    "SET other:key 1",
+    "SET hive:agent:tokens:x 1",
+    "SET hive:usage 1",
+    "GETDEL hive:agent:tier:x",
+    "RENAME hive:usage hive:agent:tier:x",
+    "PUBLISH other:channel x",
+    "XTRIM hive:usage MAXLEN 0",
+    "SORT hive:usage BY other:*",
+)
+EACH_MAY_NOT = {
+    "daemon": ("GET hive:agent:tier:x", "XADD hive:usage * a b", "SET hive:agent:activity:x 1", "SUBSCRIBE hive:x"),
+    "proxy": (
+        "SET hive:agent:tier:x high",
+        "SET hive:agent:paused:x 1",
+        "SET hive:models:available []",
+        "PUBLISH hive:agent:status x",
+        "XREADGROUP GROUP daemon daemon STREAMS hive:usage >",
+        "XDEL hive:usage 1-1",
+        "XRANGE hive:usage - +",
+        "DEL hive:usage",
+        "DEL hive:agents:activity",
+        "DEL hive:models:available",
+        "DEL hive:agent:tier:x other:key",
+        "MGET hive:agent:tier:x",
+        "HINCRBY hive:other a 1",
+        "MULTI",
+    ),
+    "viewer": (
+        "GET other:key",
+        "SET hive:agent:tier:x high",
+        "DEL hive:agent:tier:x",
+        "XADD hive:usage * a b",
+        "XREAD BLOCK 0 STREAMS hive:usage $",
+        "PUBLISH hive:agent:status x",
+        "SUBSCRIBE other",
+        "EXPIRE hive:agent:tier:x 1",
+    ),
+}
+REFUSED = [(user, words) for user, own in EACH_MAY_NOT.items() for words in (*NOBODY_MAY, *own)]
+
+
+@pytest.mark.parametrize(("user", "words"), REFUSED, ids=[f"{user}: {words}" for user, words in REFUSED])
+def test_what_is_not_its_business_is_refused(one_for_all: Path, user: str, words: str) -> None:
+    with viewing(one_for_all, user) as client, pytest.raises(redis.exceptions.NoPermissionError):
+        client.execute_command(*words.split())
+
+
+@pytest.mark.parametrize("arguments", [{}, {"username": "default", "password": "x"}, {"username": "daemon"}])
+def test_nobody_is_let_in_without_a_name_and_its_password(one_for_all: Path, arguments: dict[str, str]) -> None:
+    client = redis.Redis(unix_socket_path=str(one_for_all), **{"password": "wrong", **arguments} if arguments else {})
+    with contextlib.closing(client), pytest.raises(redis.exceptions.AuthenticationError):
+        client.ping()
+
+
+def test_it_listens_at_no_port_and_writes_everything_down(one_for_all: Path) -> None:
+    with viewing(one_for_all) as viewer:
+        found = viewer.info()
+    assert found["tcp_port"] == 0
+    assert found["aof_enabled"] == 1
+    assert one_for_all.stat().st_mode & 0o777 == 0o770
+
+
+# --- the file ----------------------------------------------------------------------------------------------------
+
+
+def test_the_file_holds_no_password() -> None:
+    text = acl_file(HASHES)
+    assert not [password for password in PASSWORDS.values() if password in text]
+    assert all(f"#{digest}" in text for digest in HASHES.values())
+
+
+def test_a_service_without_a_password_is_off() -> None:
+    found = re.findall(r"^user (\w+) (on|off)", acl_file({"proxy": "ab" * 32}), re.MULTILINE)
+    assert found == [("default", "off"), ("daemon", "off"), ("proxy", "on"), ("viewer", "on")]
+
+
+@given(st.text().filter(lambda text: not re.fullmatch(r"[0-9a-f]{64}", text)))
+def test_what_is_no_hash_gets_into_no_file(text: str) -> None:
+    with pytest.raises(ValueError, match="SHA-256"):
+        acl_file({"daemon": text})

@@ -1,0 +1,125 @@
+"""Agents that live elsewhere: with a helper that knows nothing of them, and where there is no helper at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from control.box import AWAKE, SLEEPY, Box, until
+
+from hive.agents.spec import check
+from hive.domain import AgentSpec, RestartPolicy, RuntimeKind, Tier
+from hive.errors import BadRequest, NotFound, NotSupported
+from hive.settings import Sandbox, Settings
+
+VISITOR = check(AgentSpec(name="visitor", runtime=RuntimeKind.EXTERNAL, tier=Tier.HIGH, tenant="acme"))
+NO_HELPER = msgspec.structs.replace(AWAKE, sandbox=Sandbox(enabled=False))
+
+
+async def start(box: Box, settings: Settings) -> str:
+    """A daemon and a proxy, and the visitor's id; where there is a helper it was started before."""
+    await box.start_daemon(settings)
+    await box.start_proxy()
+    view = await box.desk.create(VISITOR, "uid:0")
+    assert (view["status"], view["pid"], view["tier"]) == ("running", None, "high")
+    return str(view["id"])
+
+
+def gate(box: Box, agent: str) -> str:
+    return box.proxy.gates[agent]
+
+
+@pytest.mark.parametrize("settings", [SLEEPY, NO_HELPER], ids=["beside a helper", "without a helper"])
+async def test_it_may_ask_from_start_to_stop_and_again(box: Box, settings: Settings) -> None:
+    if settings.sandbox.enabled:
+        await box.start_helper()
+    agent = await start(box, settings)
+    await until(lambda: gate(box, agent) == "open")
+    assert box.proxy.rows[agent].model_digest
+    view = await box.desk.view("visitor")
+    assert view["why"] == "awake: this agent is never put to sleep (idle_s = 0)"
+    await box.desk.stop("visitor", "uid:0")
+    await until(lambda: gate(box, agent) == "refused")
+    await box.desk.start("visitor", "uid:0")
+    await until(lambda: gate(box, agent) == "open")
+    await box.desk.remove("visitor", "uid:0")
+    await until(lambda: agent not in box.proxy.rows)
+
+
+async def test_a_helper_that_comes_and_finds_nothing_of_it_changes_nothing(box: Box) -> None:
+    agent = await start(box, AWAKE)
+    await box.start_helper()
+    await until(lambda: box.daemon is not None and box.daemon._reconciled.is_set())
+    assert (await box.desk.view(agent))["status"] == "running"
+    await box.stop_helper()
+    await box.desk.stop(agent, "uid:0")
+    assert (await box.desk.view(agent))["status"] == "stopped"
+
+
+@pytest.mark.parametrize("settings", [AWAKE, NO_HELPER], ids=["beside a helper", "without a helper"])
+async def test_it_may_still_ask_after_the_daemon_began_anew(box: Box, settings: Settings) -> None:
+    if settings.sandbox.enabled:
+        await box.start_helper()
+    agent = await start(box, settings)
+    await box.stop_daemon()
+    await box.start_daemon(settings)
+    await until(lambda: gate(box, agent) == "open")
+    assert (await box.desk.view(agent))["status"] == "running"
+
+
+async def test_it_comes_back_after_hive_went_down_but_not_where_an_operator_stopped_it(box: Box) -> None:
+    await box.start_helper()
+    agent = await start(box, AWAKE)
+    for act, status in (
+        (lambda: box.desk.shutdown("hive"), "running"),
+        (lambda: box.desk.stop(agent, "uid:0"), "stopped"),
+    ):
+        await act()
+        await box.stop_daemon()
+        await box.start_daemon()
+        await box.until(agent, status)
+
+
+@pytest.mark.parametrize("settings", [AWAKE, NO_HELPER], ids=["beside a helper", "without a helper"])
+async def test_it_cannot_be_put_to_sleep_and_is_told_so_at_once(box: Box, settings: Settings) -> None:
+    if settings.sandbox.enabled:
+        await box.start_helper()
+    agent = await start(box, settings)
+    await until(lambda: box.desk.health()["helper"]["connected"])
+    with pytest.raises(NotSupported, match="lives elsewhere"):
+        await box.desk.pause(agent, timeout_s=30, now=False, actor="uid:0")
+    assert (await box.desk.view(agent))["status"] == "running"
+    await until(lambda: gate(box, agent) == "open")
+
+
+async def test_without_a_helper_nothing_is_missing_and_other_agents_are_refused(box: Box) -> None:
+    await start(box, NO_HELPER)
+    health = box.desk.health()
+    assert health["helper"] == {"connected": True, "enabled": False}
+    assert not [problem for problem in health["problems"] if "helper" in problem]
+    with pytest.raises(NotSupported, match=r"runs no agents itself: \[sandbox\] enabled = false"):
+        await box.create("bob")
+    with pytest.raises(NotFound):
+        await box.desk.view("bob")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("command", ["/bin/true"]),
+        ("port", 80),
+        ("idle_s", 5.0),
+        ("env", {"A": "1"}),
+        ("autostart", True),
+        ("egress", []),
+    ],
+)
+def test_what_only_a_runtime_could_do_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(BadRequest, match=f"^{field}: an external agent has none that Hive knows"):
+        check(msgspec.structs.replace(AgentSpec(name="a", runtime=RuntimeKind.EXTERNAL), **{field: value}))
+
+
+def test_what_is_left_out_is_what_fits_it() -> None:
+    assert (VISITOR.idle_s, VISITOR.restart) == (0.0, RestartPolicy.UNLESS_STOPPED)
+    assert check(VISITOR) == VISITOR

@@ -1,0 +1,107 @@
+"""What the daemon knows of the runtimes: from the helper that is there, and what an agent's view says of it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from control.box import Box, until
+
+from hive.control import runtimes
+from hive.domain import RuntimeKind
+from hive.errors import HiveError, NotPermitted
+from hive.link.messages import AskRuntimes, Capabilities, Runtimes
+from hive.sandbox.client import SandboxClient
+from hive.sandbox.docker import DockerRuntime
+from hive.sandbox.process import ProcessRuntime
+from hive.sandbox.server import Helper
+from hive.settings import Sandbox
+
+
+async def capabilities(box: Box) -> dict[str, str] | None:
+    found: dict[str, str] | None = (await box.desk.view("bob"))["capabilities"]
+    return found
+
+
+async def test_an_agent_says_what_its_runtime_is_good_for_here(box: Box) -> None:
+    await box.everything()
+    await box.create()
+    await until(lambda: box.desk._parts.runtimes.found)
+    found = await capabilities(box)
+    assert found is not None
+    assert (found["start"], found["pause"], found["exec"]) == ("", "", "only a container can be entered")
+    assert ("takes root" in found["egress"]) is (os.geteuid() != 0)
+
+
+async def test_nothing_is_said_of_it_before_a_helper_has_been_there(box: Box) -> None:
+    await box.everything()
+    await box.create()
+    await box.stop_daemon()
+    await box.stop_helper()
+    await box.start_daemon()
+    assert await capabilities(box) is None
+    await box.start_helper()
+    await until(lambda: box.desk._parts.runtimes.found)
+    assert await capabilities(box) is not None
+
+
+async def test_a_runtime_whose_engine_is_down_can_do_nothing_and_says_why(box: Box) -> None:
+    process = ProcessRuntime(box.paths, subtree=None, log_max_bytes=1_000_000)
+    nowhere = Sandbox(docker_socket=str(box.paths.runtime / "docker.sock"))
+    docker = DockerRuntime(box.paths, nowhere, log_max_bytes=1_000_000)
+    box.helper = Helper(box.paths, {RuntimeKind.PROCESS: process, RuntimeKind.DOCKER: docker})
+    await box.helper.open()
+    await box.start_daemon()
+    watch = box.desk._parts.runtimes
+    await until(lambda: watch.found)
+    assert repr(watch) == "<RuntimeWatch process, docker>"
+    assert "no Docker engine" in watch.found[RuntimeKind.DOCKER].why_not
+    assert watch.found[RuntimeKind.PROCESS].why_not == ""
+
+
+async def test_an_engine_that_comes_is_seen_at_the_next_look(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtimes, "LOOK_S", 0.01)
+    await box.everything()
+    runtime: Any = box.helper._runtimes[RuntimeKind.PROCESS]  # type: ignore[union-attr]
+    can = Capabilities(why_not_freeze="not today")
+
+    async def changed() -> Capabilities:
+        return can
+
+    monkeypatch.setattr(runtime, "capabilities", changed)
+    await until(lambda: box.desk._parts.runtimes.found == {RuntimeKind.PROCESS: can})
+    monkeypatch.setattr(runtimes, "LOOK_S", 1000.0)
+
+
+async def test_only_who_runs_agents_may_ask(box: Box) -> None:
+    await box.start_helper()
+    for role, answer in (("up", Runtimes), ("proxy", NotPermitted)):
+        client = SandboxClient(box.paths.sandbox_socket, role=role, epoch="e")
+        await until(lambda client=client: client.connected)
+        try:
+            got: object = await client._client.link.ask(AskRuntimes(), Runtimes, timeout_s=5)
+        except HiveError as error:
+            got = error
+        assert type(got) is answer
+        client.close()
+
+
+class JournalRuntime(ProcessRuntime):
+    """Says of its agents what units say: their output is in the journal."""
+
+    async def capabilities(self) -> Capabilities:
+        return Capabilities(journal="agent-{}.service")
+
+
+async def test_an_agents_output_is_where_its_runtime_says(box: Box) -> None:
+    await box.everything()
+    agent = (await box.create())["id"]
+    await until(lambda: box.desk._parts.runtimes.found)
+    assert box.desk.output("bob") == (box.paths.log(agent), "")
+    await box.stop_helper()
+    box.helper = Helper(
+        box.paths, {RuntimeKind.PROCESS: JournalRuntime(box.paths, subtree=None, log_max_bytes=1_000_000)}
+    )
+    await box.helper.open()
+    await until(lambda: box.desk.output("bob").unit == f"agent-{agent}.service")

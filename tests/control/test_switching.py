@@ -1,0 +1,460 @@
+"""Switches of services, killed anywhere: a real daemon, database and proxy process; systemd is played.
+
+The services are servers on unix sockets in this process, of which one runs at a time, as `Conflicts=` has it. With a
+real systemd the helper's verbs are tested in tests/host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from control.box import AWAKE, Box, until
+
+from hive.control import choices, switching
+from hive.control.choices import Choice, Services
+from hive.control.daemon import Daemon
+from hive.control.switching import CHOSEN, Chosen, Switcher
+from hive.domain import BackendKind
+from hive.errors import DependencyDown, HiveError, NotFound, WrongState
+from hive.inference.switch import Step, Switch, Target
+from hive.settings import Inference, Settings
+from hive.store import runtime_settings
+from hive.store.database import Database
+
+LLAMA, VLLM, OLLAMA = BackendKind.LLAMA, BackendKind.VLLM, BackendKind.OLLAMA
+QUICK = msgspec.structs.replace(
+    AWAKE, inference=Inference(switch_health_tries=3, switch_health_every_s=0.05, switch_drain_s=5)
+)
+MODELS = {"data": [{"id": "m", "owned_by": "vllm"}]}
+GETS: dict[str, Any] = {
+    "/health": {},
+    "/props": {"build_info": "b1", "total_slots": 4},
+    "/version": {"version": "0.32"},
+    "/v1/models": MODELS,
+}
+
+
+class Server:
+    """One service that runs: enough of llama-server and of vLLM."""
+
+    def __init__(self, kind: BackendKind, *, generates: bool) -> None:
+        self.kind = kind
+        self.generates = generates
+        self.served = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self, path: str) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, path)
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                target = head.split()[1]
+                sizes = [
+                    int(line.split(":")[1]) for line in head.splitlines() if line.lower().startswith("content-len")
+                ]
+                body = await reader.readexactly(sum(sizes))
+                status, answer = self._answer(target, body)
+                data = json.dumps(answer).encode()
+                head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+                writer.write(head.encode() + data)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    def _answer(self, target: str, body: bytes) -> tuple[int, Any]:
+        if not body:
+            return (200, GETS[target]) if target in GETS else (404, {})
+        if not self.generates:
+            return 500, {"error": "CUDA out of memory"}
+        self.served += target == "/v1/chat/completions"
+        message = {"role": "assistant", "content": str(self.kind)}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return 200, {"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}
+
+
+class Units(Services):
+    """systemd and the helper, played. `broken`: what is wrong with a service: `start`, `token`, `dead` or `stop`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.running: dict[BackendKind, Server] = {}
+        self.broken: dict[BackendKind, str] = {}
+        self.calls: list[str] = []
+
+    def target(self, kind: BackendKind) -> Target:
+        return Target(kind, str(self.folder / f"{kind}.sock"), f"{kind}.service")
+
+    async def find(self, asked: str) -> Target:
+        return self.target(choices.service(asked).kind)
+
+    async def listed(self, active: Target | None) -> list[Choice]:
+        return [Choice(target=self.target(kind), state="active", answers=True) for kind in self.running]
+
+    async def start(self, target: Target) -> None:
+        self.calls.append(f"start {target.kind}")
+        if self.broken.get(target.kind) == "start":
+            raise HiveError(f"systemd: Job for {target.unit} failed")
+        for kind in [kind for kind in self.running if kind is not target.kind]:
+            self.running.pop(kind).stop()
+        if target.kind not in self.running and self.broken.get(target.kind) != "dead":
+            server = Server(target.kind, generates=self.broken.get(target.kind) != "token")
+            self.running[target.kind] = server
+            await server.start(target.address)
+
+    async def stop(self, target: Target) -> None:
+        self.calls.append(f"stop {target.kind}")
+        if self.broken.get(target.kind) == "stop":
+            raise HiveError(f"{target.unit} lives 10 s after SIGKILL")
+        if target.kind in self.running:
+            self.running.pop(target.kind).stop()
+
+    async def why_dead(self, target: Target) -> str:
+        return f"{target.unit} failed (exit-code)" if self.broken.get(target.kind) == "dead" else ""
+
+    async def log(self, kind: BackendKind, lines: int, *, last_run: bool = False) -> str:
+        return f"the last line of {kind}\n"
+
+    async def first(self, inference: Inference) -> Target | None:
+        return None
+
+
+class ServicesBox(Box):
+    """A box whose daemon has services; `active` in SQLite says which one was chosen."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.units = Units(directory)
+
+    async def record(self, kind: BackendKind) -> None:
+        target = self.units.target(kind)
+        text = msgspec.json.encode(Chosen(kind, target.address, target.unit)).decode()
+        database = Database.open(self.paths.database)
+        await database.write(lambda conn: runtime_settings.put(conn, CHOSEN, text, actor="t", now=0.0))
+        database.close()
+
+    async def recorded(self) -> BackendKind | None:
+        database = Database.open(self.paths.database)
+        found = await database.read(lambda conn: switching.read_chosen(conn, ""))
+        database.close()
+        return None if found is None else found.kind
+
+    async def start_daemon(self, settings: Settings = QUICK, **options: Any) -> None:
+        units = self.units
+
+        class ServicesDaemon(Daemon):
+            _has_units = True  # type: ignore[assignment]
+
+            def _choices(self, known: list[str]) -> Units:
+                return units
+
+        self.daemon = ServicesDaemon(self.paths, settings, **options)
+        await self.daemon.open()
+        if self._proxy_process is not None:
+            await until(lambda: self.desk.health()["proxy"]["connected"])
+
+    async def begin(self, to: BackendKind) -> str:
+        job: str = (await self.desk.switch(to, "uid:0"))["id"]
+        return job
+
+    async def ended(self, job: str) -> dict[str, Any]:
+        """The job, however often it takes."""
+        await until(lambda: self.daemon is not None)
+        return await self.desk.job(job, wait_s=20)
+
+    async def ask(self) -> httpx.Response:
+        """A request of the operator's, through the proxy."""
+        access = self.desk.access()
+        head = {"authorization": f"Bearer {access['token']}"}
+        async with httpx.AsyncClient(base_url=access["openai_base_url"], headers=head, trust_env=False) as client:
+            return await client.post("/chat/completions", json={"model": "m", "messages": []}, timeout=30)
+
+    async def who_answers(self) -> str:
+        answer = await self.ask()
+        assert answer.status_code == 200, answer.text
+        return str(answer.json()["choices"][0]["message"]["content"])
+
+
+@pytest.fixture
+async def hive(short_path: Path) -> AsyncIterator[ServicesBox]:
+    """llama is chosen, and started by the daemon."""
+    box = ServicesBox(short_path)
+    box.paths.state.mkdir()
+    box.paths.runtime.mkdir()
+    await box.record(LLAMA)
+    await box.start_helper()
+    await box.start_daemon()
+    await box.start_real_proxy()
+    await until(lambda: box.desk.inference()["running"])
+    yield box
+    await box.end()
+    for server in box.units.running.values():
+        server.stop()
+
+
+async def test_the_service_that_was_chosen_is_started_with_the_daemon(hive: ServicesBox) -> None:
+    assert hive.units.calls == ["start llama"]
+    assert await hive.who_answers() == "llama"
+
+
+async def test_a_switch_stops_the_old_one_then_starts_the_new_one(hive: ServicesBox) -> None:
+    job = await hive.ended(await hive.begin(VLLM))
+    assert (job["state"], job["result"]["backend"], job["result"]["from"]) == ("done", "vllm", "llama")
+    assert hive.units.calls == ["start llama", "stop llama", "start vllm"]
+    assert await hive.who_answers() == "vllm"
+    await hive.stop_daemon()
+    assert await hive.recorded() is VLLM
+
+
+async def test_what_is_in_use_and_answers_is_done_at_once(hive: ServicesBox) -> None:
+    job = await hive.desk.switch("llama", "uid:0")
+    assert (job["state"], job["result"]["changed"]) == ("done", False)
+    assert hive.units.calls == ["start llama"]
+
+
+async def test_what_is_in_use_and_does_not_answer_is_started_again(hive: ServicesBox) -> None:
+    hive.units.running.pop(LLAMA).stop()
+    await until(lambda: not hive.desk.inference()["running"])
+    job = await hive.ended(await hive.begin(LLAMA))
+    assert (job["state"], job["result"]["changed"]) == ("done", True)
+    assert await hive.who_answers() == "llama"
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("start", "systemd: Job for vllm.service failed"),
+        ("dead", "vllm.service failed (exit-code)"),
+        ("token", 'it answers 500: {"error": "CUDA out of memory"}, looked at 3 times'),
+    ],
+)
+async def test_one_that_fails_is_rolled_back_with_its_last_lines(hive: ServicesBox, what: str, said: str) -> None:
+    hive.units.broken[VLLM] = what
+    job = await hive.ended(await hive.begin(VLLM))
+    assert (job["state"], job["error"]["code"]) == ("failed", "rolled_back")
+    assert said in job["error"]["message"]
+    assert job["error"]["message"].endswith("; llama is active again")
+    assert job["error"]["log"] == ["the last line of vllm"]
+    assert set(hive.units.running) == {LLAMA}
+    assert await hive.who_answers() == "llama"
+    assert hive.desk.health()["problems"] == [p for p in hive.desk.health()["problems"] if "Redis" in p]
+
+
+async def test_an_old_one_that_will_not_stop_is_kept(hive: ServicesBox) -> None:
+    hive.units.broken[LLAMA] = "stop"
+    job = await hive.ended(await hive.begin(VLLM))
+    assert job["error"]["message"] == "vllm: llama.service lives 10 s after SIGKILL; llama is active again"
+    assert await hive.who_answers() == "llama"
+
+
+async def test_where_neither_comes_up_it_is_degraded_and_says_so(hive: ServicesBox) -> None:
+    hive.units.broken[VLLM] = "dead"
+    job = await hive.begin(VLLM)
+    hive.units.broken[LLAMA] = "dead"
+    found = await hive.ended(job)
+    assert (found["state"], found["error"]["code"]) == ("failed", "dependency_down")
+    assert "and going back failed: llama: llama.service failed" in found["error"]["message"]
+    await until(lambda: "the backend does not answer" in hive.desk.health()["problems"])
+    assert (await hive.ask()).status_code == 502
+    hive.units.broken.clear()
+    assert (await hive.ended(await hive.begin(VLLM)))["state"] == "done"
+    assert await hive.who_answers() == "vllm"
+
+
+async def test_a_second_switch_is_refused_while_one_is_under_way(hive: ServicesBox) -> None:
+    job = await hive.begin(VLLM)
+    with pytest.raises(WrongState, match="a switch to vllm is under way"):
+        await hive.begin(OLLAMA)
+    assert hive.desk.inference()["switch"]["id"] == job
+    assert (await hive.ended(job))["state"] == "done"
+    assert hive.desk.inference()["switch"] is None
+
+
+def held_at(monkeypatch: pytest.MonkeyPatch, step: Step, *, back: bool, after: bool) -> asyncio.Event:
+    """Switches stand still at this step, before or after it was done; set once one does."""
+    reached, real = asyncio.Event(), Switcher._do
+
+    async def do(self: Switcher, switch: Switch) -> None:
+        here = (switch.step, switch.back) == (step, back)
+        if after or not here:
+            await real(self, switch)
+        if here:
+            reached.set()
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(Switcher, "_do", do)
+    return reached
+
+
+FORWARD = [Step.CLOSE, Step.STOP, Step.START, Step.HEALTH, Step.RECORD, Step.OPEN]
+BACK = [Step.STOP, Step.START, Step.HEALTH, Step.OPEN]
+MOMENTS = [(step, False, after) for step in FORWARD for after in (False, True)] + [(step, True, True) for step in BACK]
+
+
+@pytest.mark.parametrize(
+    ("step", "back", "after"),
+    MOMENTS,
+    ids=[f"{'back ' if back else ''}{step} {'done' if after else 'not done'}" for step, back, after in MOMENTS],
+)
+async def test_a_daemon_that_ends_at_any_step_leaves_it_to_the_next_one(
+    hive: ServicesBox, monkeypatch: pytest.MonkeyPatch, step: Step, back: bool, after: bool
+) -> None:
+    """Without a word written at its end, as with kill -9. Who asks meanwhile is answered by who is chosen."""
+    if back:
+        hive.units.broken[VLLM] = "token"
+    with monkeypatch.context() as patch:
+        reached = held_at(patch, step, back=back, after=after)
+        job = await hive.begin(VLLM)
+        await asyncio.wait_for(reached.wait(), 20)
+        waiting = asyncio.ensure_future(hive.ask())
+        await asyncio.sleep(0.05)
+        await hive.stop_daemon()
+    await hive.start_daemon()
+    found = await hive.ended(job)
+    assert found["state"] == ("failed" if back else "done")
+    chosen = LLAMA if back else VLLM
+    assert set(hive.units.running) == {chosen}
+    answer = await waiting
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"][0]["message"]["content"] in {str(chosen), "llama"}
+    assert await hive.who_answers() == chosen
+    assert not any("switching" in problem for problem in hive.desk.health()["problems"])
+    await hive.stop_daemon()
+    assert await hive.recorded() is chosen
+
+
+async def test_requests_wait_while_no_server_is_up(hive: ServicesBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        reached = held_at(patch, Step.STOP, back=False, after=True)
+        await hive.begin(VLLM)
+        await asyncio.wait_for(reached.wait(), 20)
+    assert hive.units.running == {}
+    assert any("switching to vllm" in problem for problem in hive.desk.health()["problems"])
+    waiting = [asyncio.ensure_future(hive.ask()) for _ in range(5)]
+    await asyncio.sleep(0.1)
+    assert not any(future.done() for future in waiting)
+    await hive.stop_daemon()
+    await hive.start_daemon()
+    assert [(await future).status_code for future in waiting] == [200] * 5
+    assert hive.units.running[VLLM].served == 5
+
+
+async def test_it_can_be_cancelled_and_the_old_one_is_back(hive: ServicesBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        reached = held_at(patch, Step.START, back=False, after=False)
+        job = await hive.begin(VLLM)
+        await asyncio.wait_for(reached.wait(), 20)
+        found = await hive.desk.cancel_job(job)
+    assert (found["state"], found["error"]["code"]) == ("cancelled", "rolled_back")
+    assert found["error"]["message"] == "vllm: it was cancelled; llama is active again"
+    assert await hive.who_answers() == "llama"
+    with pytest.raises(WrongState, match="is cancelled"):
+        await hive.desk.cancel_job(job)
+    with pytest.raises(NotFound):
+        await hive.desk.cancel_job("nonsense")
+
+
+async def test_a_proxy_that_comes_in_mid_switch_keeps_the_gate_closed(
+    hive: ServicesBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, real = asyncio.Event(), Switcher._do
+
+    async def do(self: Switcher, switch: Switch) -> None:
+        if switch.step is Step.START:
+            await go_on.wait()
+        await real(self, switch)
+
+    monkeypatch.setattr(Switcher, "_do", do)
+    job = await hive.begin(VLLM)
+    await until(lambda: "stop llama" in hive.units.calls)
+    await hive.kill_real_proxy()
+    await hive.start_real_proxy()
+    waiting = asyncio.ensure_future(hive.ask())
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    go_on.set()
+    assert (await waiting).status_code == 200
+    assert (await hive.ended(job))["state"] == "done"
+
+
+async def test_without_a_proxy_nothing_is_begun(hive: ServicesBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switching, "PROXY_WITHIN_S", 0.2)
+    await hive.kill_real_proxy()
+    job = await hive.ended(await hive.begin(VLLM))
+    assert job["error"]["message"] == "vllm: the proxy is not connected; llama is active as before"
+    assert hive.units.calls == ["start llama"]
+
+
+async def test_a_service_that_does_not_start_with_the_daemon_is_said(hive: ServicesBox) -> None:
+    await hive.stop_daemon()
+    hive.units.running.pop(LLAMA).stop()
+    hive.units.broken[LLAMA] = "start"
+    await hive.start_daemon()
+    await until(lambda: any("no inference server was started" in p for p in hive.desk.health()["problems"]))
+    assert any(event["kind"] == "backend.not_started" for event in await hive.desk.past_events(50))
+
+
+async def test_where_nothing_was_ever_chosen_the_first_one_is(
+    hive: ServicesBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await hive.stop_daemon()
+    database = Database.open(hive.paths.database)
+    await database.write(lambda conn: conn.execute("DELETE FROM runtime_settings"))
+    database.close()
+    await hive.start_daemon()
+    await until(lambda: any("no inference server is installed" in p for p in hive.desk.health()["problems"]))
+    job = await hive.ended(await hive.begin(VLLM))
+    assert (job["state"], job["result"]["from"]) == ("done", None)
+    assert await hive.who_answers() == "vllm"
+
+
+async def test_a_running_job_that_nobody_knows_has_failed(hive: ServicesBox) -> None:
+    job = await hive.begin(VLLM)
+    await hive.ended(job)
+    await hive.stop_daemon()
+    database = Database.open(hive.paths.database)
+    await database.write(lambda conn: conn.execute("UPDATE jobs SET state = 'running', kind = 'model.pull'"))
+    database.close()
+    await hive.start_daemon()
+    found = await hive.desk.job(job, wait_s=0)
+    assert (found["state"], found["error"]["message"]) == ("failed", "Hive ended before it did")
+
+
+async def test_the_next_hive_up_carries_nothing_on(hive: ServicesBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        reached = held_at(patch, Step.CLOSE, back=False, after=True)
+        job = await hive.begin(VLLM)
+        await asyncio.wait_for(reached.wait(), 20)
+        await hive.stop_daemon()
+    await hive.start_daemon(run="another")
+    assert (await hive.desk.job(job, wait_s=0))["error"]["message"] == "Hive ended before it did"
+    assert hive.units.calls == ["start llama"]
+    assert not any("switching" in problem for problem in hive.desk.health()["problems"])
+
+
+async def test_a_full_disk_ends_it_as_it_was(hive: ServicesBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be written down is not done: the choice could be lost with the next crash."""
+    real, calls = Database.write, 0
+
+    async def write(self: Database, work: Callable[..., Any]) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise DependencyDown("the disk is full")
+        return await real(self, work)
+
+    monkeypatch.setattr(Database, "write", write)
+    await hive.begin(VLLM)
+    await until(lambda: hive.desk.inference()["switch"] is None)
+    assert await hive.who_answers() == "llama"

@@ -1,0 +1,104 @@
+"""Files that are there whole or not at all. What a kill leaves is tested where they are used (tests/appliance)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from hive.errors import NotPermitted, StoreFull, WrongState
+from hive.host.files import beside, create_whole, give_tree, link_whole, remove, write_whole
+
+
+def test_a_file_is_replaced_with_its_mode_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.conf"
+    path.write_text("old")
+    beside(path).write_text("what a killed write left")
+    write_whole(path, b"new", mode=0o640)
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", 0o640)
+    assert os.listdir(tmp_path) == ["a.conf"]
+
+
+def test_a_link_in_the_place_of_the_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "a"
+    victim.write_text("kept")
+    path.symlink_to(victim)
+    beside(path).symlink_to(victim)
+    write_whole(path, b"new", mode=0o644)
+    assert (victim.read_text(), path.is_symlink(), path.read_bytes()) == ("kept", False, b"new")
+
+
+def test_what_is_there_is_not_created_again(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    assert create_whole(path, b"first", mode=0o600)
+    assert not create_whole(path, b"second", mode=0o600)
+    assert path.read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_link_is_replaced_at_once(tmp_path: Path) -> None:
+    link_whole(tmp_path / "current", "versions/1")
+    link_whole(tmp_path / "current", "versions/2")
+    assert os.readlink(tmp_path / "current") == "versions/2"
+    assert os.listdir(tmp_path) == ["current"]
+
+
+def test_removing_takes_what_was_left_beside_as_well_and_may_be_repeated(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("")
+    beside(path).write_text("")
+    remove(path)
+    remove(path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_disk_that_is_full_is_said_and_the_old_file_stays(small_disk: Path) -> None:
+    path = small_disk / "a"
+    path.write_text("old")
+    with pytest.raises(StoreFull):
+        write_whole(path, bytes(2 << 20), mode=0o644)
+    assert path.read_text() == "old"
+    beside(path).unlink()
+
+
+def test_a_directory_in_the_way_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(WrongState, match="cannot change"):
+        write_whole(tmp_path / "a", b"", mode=0o644)
+
+
+@pytest.mark.root
+def test_who_may_not_write_there_is_told(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setuid(65534)
+            write_whole(tmp_path / "a", b"", mode=0o644)
+        except NotPermitted:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.root
+def test_a_tree_is_given_without_its_links_and_second_names(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    outside, tree = tmp_path / "outside", tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True)
+    outside.write_text("")
+    for name in ("own", "deep/own", "others"):
+        (tree / name).write_text("")
+    (tree / "link").symlink_to(outside)
+    (tree / "second").hardlink_to(outside)
+    os.chown(tree / "others", 4321, 4321)
+    give_tree(tree, (1234, 1234), only=lambda found: found.st_uid == 0)
+    owners = {path.relative_to(tree).as_posix(): path.lstat().st_uid for path in tree.rglob("*")}
+    assert owners == {"own": 1234, "deep": 1234, "deep/own": 1234, "others": 4321, "link": 1234, "second": 0}
+    assert (outside.stat().st_uid, tree.stat().st_uid) == (0, 0)

@@ -1,0 +1,116 @@
+"""A Redis of somebody else's: found by its URL, entered with a password or as an ACL user, never named with either."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import subprocess
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import redis
+
+from hive.errors import ConfigError, DependencyDown
+from hive.store.live import Live
+from hive.store.redis_at import RedisAt, redis_at
+
+PASSWORD, WRONG = "p/a@s:s#word", "not-the-password"
+QUOTED = "p%2Fa%40s%3As%23word"
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Its socket. The default user has a password, `hive` the same, and `poor` may do nothing but log in."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed")
+    here = tmp_path_factory.mktemp("r")
+    acl = [f"user default on >{PASSWORD} ~* &* +@all", f"user hive on >{PASSWORD} ~* &* +@all"]
+    (here / "users.acl").write_text("\n".join([*acl, f"user poor on >{PASSWORD} -@all"]) + "\n")
+    command = ["redis-server", "--port", "0", "--unixsocket", f"{here}/s", "--save", "", "--dir", str(here)]
+    with subprocess.Popen([*command, "--aclfile", f"{here}/users.acl"], stdout=subprocess.DEVNULL) as process:
+        try:
+            while True:
+                with contextlib.suppress(redis.ConnectionError), redis.Redis(unix_socket_path=f"{here}/s") as client:
+                    with contextlib.suppress(redis.AuthenticationError):
+                        client.ping()
+                    break
+                assert process.poll() is None, "redis-server did not start"
+            yield here / "s"
+        finally:
+            process.kill()
+
+
+def found(url: str, password: str | None = None) -> RedisAt:
+    def credential(name: str, env: Mapping[str, str]) -> bytes | None:
+        return f"{password}\n".encode() if password is not None and name == "redis-password" else None
+
+    return redis_at(Path("/nonexistent/redis.sock"), "proxy", {"REDIS_URL": url}, credential)
+
+
+@contextlib.asynccontextmanager
+async def asked(at: RedisAt) -> AsyncIterator[Live]:
+    """One that was answered, whatever was said."""
+    live = Live(at)
+    with contextlib.suppress(DependencyDown):
+        await live.usage_length()
+    yield live
+    await live.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "password"),
+    [
+        (f"unix://:{QUOTED}@", None),
+        (f"unix://hive:{QUOTED}@", None),
+        ("unix://", PASSWORD),
+        ("unix://hive@", PASSWORD),
+        (f"unix://hive:{QUOTED}@", WRONG),
+    ],
+    ids=["password in the URL", "user in the URL", "password apart", "password of a user apart", "the URL's counts"],
+)
+async def test_a_password_or_an_acl_user_lets_in(
+    server: Path, url: str, password: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "hive"):
+        async with asked(found(f"{url}{server}", password)) as live:
+            assert live.up
+            assert live.why_down == ""
+    assert f"redis_up path={server}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("url", "password", "said"),
+    [
+        ("unix://", None, "Authentication required"),
+        ("unix://", WRONG, "invalid username-password pair"),
+        (f"unix://:{WRONG}@", None, "invalid username-password pair"),
+        (f"unix://poor:{QUOTED}@", None, "no permissions"),
+    ],
+)
+async def test_who_is_not_let_in_is_told_why_once_and_without_the_password(
+    server: Path, url: str, password: str | None, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "hive"):
+        async with asked(found(f"{url}{server}", password)) as live:
+            assert not live.up
+            assert said in live.why_down
+            for _ in range(3):
+                with pytest.raises(DependencyDown, match=said):
+                    await live.usage_length()
+    told = [record.getMessage() for record in caplog.records if "redis_down" in record.getMessage()]
+    assert len(told) == 1
+    assert said in told[0]
+    assert not any(secret in caplog.text + live.why_down for secret in (WRONG, PASSWORD, QUOTED))
+
+
+@pytest.mark.parametrize("url", ["redis://:pa/ss@redis:6379", "redis://u:s3cret@redis:port", "redis://:s3cret@[h"])
+def test_a_url_that_is_none_is_refused_without_a_word_of_it(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        found(url)
+    assert "REDIS_URL is not the address of a Redis" in caught.value.message
+    assert not any(part in caught.value.message + caught.value.hint for part in ("s3cret", "pa/ss", "'pa'"))
+    assert caught.value.__suppress_context__
