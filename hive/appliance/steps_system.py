@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hive.appliance import layout, secrets, share
+from hive.appliance.directory_list import Directory, parse_tmpfiles
 from hive.appliance.steps import SAVED, Box, Quiet
 from hive.errors import HiveError
 from hive.host import program
@@ -108,27 +109,6 @@ class Users(Quiet):
 
 
 # --- directories -------------------------------------------------------------------------------------------------
-
-
-class Directory(NamedTuple):
-    path: str
-    mode: int
-    user: str
-    group: str
-
-
-def parse_tmpfiles(text: str) -> list[Directory]:
-    """The directories a tmpfiles.d file makes.
-
-    >>> parse_tmpfiles("d /var/lib/hive/daemon 0700 hive hive -\\nz /etc/hive - - -\\n")
-    [Directory(path='/var/lib/hive/daemon', mode=448, user='hive', group='hive')]
-    """
-    words = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return [
-        Directory(word[1], int(word[2].lstrip("~:"), 8), *word[3:5])
-        for word in words
-        if word[0][0] in "dD" and len(word) >= 5 and word[2] != "-"
-    ]
 
 
 class Directories(Quiet):

@@ -37,7 +37,7 @@ class WithElsewhere:
         return Started(pid=0) if self._is_elsewhere(agent) else await self._asked().start(agent)
 
     async def stop(self, agent: str, *, grace_s: float) -> object:
-        return None if self._nothing_lives(agent) else await self._helper.stop(agent, grace_s=grace_s)
+        return None if self._nothing_is_known(agent) else await self._helper.stop(agent, grace_s=grace_s)
 
     async def freeze(self, agent: str, generation: int) -> object:
         if self._is_elsewhere(agent):
@@ -48,13 +48,13 @@ class WithElsewhere:
         await self._asked().confirm(agent, generation)
 
     async def thaw(self, agent: str) -> object:
-        return None if self._nothing_lives(agent) else await self._helper.thaw(agent)
+        return None if self._is_elsewhere(agent) else await self._asked().thaw(agent)
 
     async def page_out(self, agent: str, generation: int) -> PagedOut:
         return await self._asked().page_out(agent, generation)
 
     async def remove(self, agent: str) -> None:
-        if not self._nothing_lives(agent):
+        if not self._nothing_is_known(agent):
             await self._helper.remove(agent)
 
     async def stat(self, agents: list[str]) -> dict[str, Stat]:
@@ -77,8 +77,9 @@ class WithElsewhere:
         life = self._roster().get(agent)
         return life is not None and life.agent.spec.runtime is RuntimeKind.EXTERNAL
 
-    def _nothing_lives(self, agent: str) -> bool:
-        return not self._enabled or self._is_elsewhere(agent)
+    def _nothing_is_known(self, agent: str) -> bool:
+        """A helper that is there is asked all the same: it may have run the agent before its description changed."""
+        return not self._enabled or (self._is_elsewhere(agent) and not self._helper.connected)
 
     def _asked(self) -> Helper:
         if not self._enabled:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,7 +59,8 @@ def test_ctrl_c_ends_the_waiting_and_says_that_the_switch_goes_on(hive: Hive, mo
     def interrupted(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(backend.time, "sleep", interrupted)
+    # This module's only: the daemon beside it sleeps, too.
+    monkeypatch.setattr(backend, "time", SimpleNamespace(sleep=interrupted, monotonic=time.monotonic))
     said = hive("backend", "switch", "http://127.0.0.1:9")
     assert said.code == 130
     assert "the switch goes on" in said.err

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from control.box import AWAKE, SLEEPY, Box, until
+from control.box import AWAKE, SLEEPY, Box, is_alive, until
 
 from hive.agents.spec import check
 from hive.domain import AgentSpec, RestartPolicy, RuntimeKind, Tier
@@ -91,6 +91,14 @@ async def test_it_cannot_be_put_to_sleep_and_is_told_so_at_once(box: Box, settin
         await box.desk.pause(agent, timeout_s=30, now=False, actor="uid:0")
     assert (await box.desk.view(agent))["status"] == "running"
     await until(lambda: gate(box, agent) == "open")
+
+
+async def test_a_process_that_became_an_agent_elsewhere_does_not_outlive_its_stop(box: Box) -> None:
+    await box.everything()
+    view = await box.create("visitor")
+    await box.desk.apply(VISITOR, "uid:0")
+    await box.desk.stop("visitor", "uid:0")
+    await until(lambda: not is_alive(view["pid"]))
 
 
 async def test_without_a_helper_nothing_is_missing_and_other_agents_are_refused(box: Box) -> None:

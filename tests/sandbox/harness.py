@@ -89,13 +89,15 @@ class Daemon:
 
 
 class HelperProcess:
-    """`hive sandbox` as a process of its own, for what only a death shows."""
+    """`hive sandbox` as a process of its own, for what only a death shows. Its agents are never units of systemd."""
 
     PROGRAM = """
 import sys
 from pathlib import Path
+from hive.host import systemd
 from hive.sandbox import server
 from hive.settings import Paths, Sandbox, Settings
+systemd.BOOTED = Path("/nowhere")
 state, runtime, freezer, watch, policy = sys.argv[1:]
 if freezer == "signals":
     server.Subtree.find = lambda state: None

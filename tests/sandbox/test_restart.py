@@ -179,6 +179,7 @@ async def test_a_helper_killed_in_the_middle_of_a_freeze_leaves_nobody_half_froz
     child = int(await read_when_written(paths.log(A)))
     helper.end(signal.SIGKILL)
     os.kill(child, signal.SIGSTOP)
+    await until(lambda: state(child) == "T")  # a moment later than the signal
     await open_helper()
     await until(lambda: state(child) == "S" and state(pid) == "S")
 

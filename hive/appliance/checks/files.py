@@ -13,6 +13,7 @@ from typing import NamedTuple
 from hive.appliance import share
 from hive.appliance.checks.check import Check, Verdict, failed, passed, skipped, warned
 from hive.appliance.checks.subject import Subject
+from hive.appliance.directory_list import parse_tmpfiles
 from hive.appliance.layout import CONF_FILE, CONFIGURATION, POLICY_FILE, REDIS_ACL, RUNTIMES, STATE
 from hive.appliance.layout import SECRETS as SECRETS_PLACE
 from hive.appliance.secrets import SECRETS
@@ -71,20 +72,10 @@ def directory_rows(subject: Subject, *, below: Sequence[str]) -> list[Row]:
     """The directories systemd makes for an appliance, by the very file that tells it to."""
     text = (share.directory() / TMPFILES_SOURCE).read_text()
     return [
-        Row(subject.layout.at(path), user, group, mode, is_optional=False)
-        for path, mode, user, group in parse_tmpfiles(text)
-        if any(path == top or path.startswith(f"{top}/") for top in below)
+        Row(subject.layout.at(one.path), one.user, one.group, one.mode, is_optional=False)
+        for one in parse_tmpfiles(text)
+        if any(one.path == top or one.path.startswith(f"{top}/") for top in below)
     ]
-
-
-def parse_tmpfiles(text: str) -> list[tuple[str, int, str, str]]:
-    """(path, mode, user, group) of each directory in a tmpfiles.d(5).
-
-    >>> parse_tmpfiles("# x\\nd /run/hive/a 0711 root root\\nL /run/x - - - - /y\\n")
-    [('/run/hive/a', 457, 'root', 'root')]
-    """
-    rows = [line.split() for line in text.splitlines()]
-    return [(row[1], int(row[2], 8), row[3], row[4]) for row in rows if len(row) > 4 and row[0] == "d"]
 
 
 def secret_rows(subject: Subject) -> list[Row]:
