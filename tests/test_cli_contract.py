@@ -55,12 +55,12 @@ def flags(entry: Entry, name: str) -> list[str]:
 
 def test_every_command_of_the_issue_is_there() -> None:
     expected = (
-        "up status doctor run usage events ps version proxy daemon sandbox demo-backend run-backend sandbox-thaw "
+        "up status top doctor run usage events ps version proxy daemon sandbox demo-backend run-backend sandbox-thaw "
         "agent-create agent-apply agent-export agent-list agent-show agent-start agent-stop agent-restart agent-pause "
         "agent-resume agent-send agent-messages agent-wake-at agent-keep-awake agent-logs agent-usage agent-remove "
         "agent-ls agent-ps agent-rm backend-status backend-list backend-switch backend-logs bench-sleep "
         "config-show config-check config-path config-set config-unset logs backup restore "
-        "install uninstall secrets-list secrets-rotate secrets-generate"
+        "audit-list audit-verify install uninstall secrets-list secrets-rotate secrets-generate"
     )
     assert {"-".join(path) for path, _ in ALL} == set(expected.split())
 
@@ -172,6 +172,7 @@ CALLS: dict[str, list[str]] = {
     "restore": ["{root}/kept.tar", "--yes", "--state-dir", "{root}/state"],
     "install": ["--prefix", "{root}", "--dry-run"],
     "uninstall": ["--prefix", "{root}", "--dry-run"],
+    "audit verify": ["--state-dir", "{root}/state"],
     "secrets generate": ["--prefix", "{root}"],
     "secrets list": ["--prefix", "{root}"],
     "secrets rotate": ["--prefix", "{root}", "api-token"],
@@ -180,10 +181,12 @@ NEEDS_NONE = {"doctor"}
 """Takes the options that say which Hive is meant, and has an answer also where there is none."""
 WITHOUT_NAME = {
     "status",
+    "top",
     "usage",
     "events",
     "ps",
     "version",
+    "audit list",
     "agent list",
     "agent ls",
     "agent ps",
@@ -223,7 +226,7 @@ def test_json_is_one_object_with_schema_and_version(
     if path[0] == "secrets":
         assert main(["secrets", "generate", "--prefix", str(tmp_path)]) == 0
         capsys.readouterr()
-    if path[0] in ("backup", "restore"):
+    if path[0] in ("backup", "restore", "audit"):
         (tmp_path / "state").mkdir()
         Database.open(tmp_path / "state/hive.db").close()
         assert main(["backup", str(tmp_path / "kept.tar"), "--state-dir", str(tmp_path / "state")]) == 0

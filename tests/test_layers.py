@@ -13,6 +13,7 @@ HIVE = Path(__file__).parents[1] / "hive"
 LEAVES = {
     "errors",
     "domain",
+    "exposition",
     "policy",
     "settings",
     "settings_file",
@@ -55,9 +56,11 @@ COMPOSITION_ROOTS = {
     "tui",
 }
 STARTERS = {
+    "cli.audit",
     "cli.services",
     "cli.install",
     "cli.doctor",
+    "cli.top",
     "cli.run_backend",
     "cli.secrets",
     "cli.logs",

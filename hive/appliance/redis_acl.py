@@ -71,7 +71,7 @@ _RULES: dict[str, tuple[str, ...]] = {
         *_ANY_AGENTS,
         _may("hset", f"%W~{keys.agent_tokens('*')}"),
         _may("zrange zrem", f"~{keys.AGENTS_ACTIVITY}"),
-        _may("xreadgroup xack xdel xgroup|create", f"~{keys.USAGE_STREAM}"),
+        _may("xreadgroup xack xdel xlen xrange xgroup|create", f"~{keys.USAGE_STREAM}"),
     ),
     "proxy": (
         "+ping +info +scan",

@@ -71,6 +71,19 @@ Examples:
         "logs": Entry("backend:logs", "Prints what an inference server that Hive started wrote last."),
     },
 )
+AUDIT = Group(
+    "Who did what, and whether that record is whole.",
+    """Who did what, and whether that record is whole.
+
+Examples:
+  hive audit list --since 1d
+  sudo hive audit verify
+""",
+    {
+        "list": Entry("audit:list_rows", "Lists who did what, to whom, and how it ended."),
+        "verify": Entry("audit:verify", "Checks that no row of the audit table was changed, removed or moved.", "json"),
+    },
+)
 CONFIG = Group(
     "Settings: show, check, change.",
     """Settings: show, check, change.
@@ -117,15 +130,17 @@ Examples:
     {
         "up": Entry("services:up", "Starts a whole Hive in the foreground.", ""),
         "status": Entry("status:status", "Shows whether Hive is well, and which Hive that is."),
+        "top": Entry("top:top", "Shows every agent, the backend and the queue on one screen."),
         "doctor": Entry("doctor:doctor", "Checks this host and the Hive on it: what is wrong, why, what changes it."),
         "run": Entry("chat:run", "Asks a model, through Hive."),
         "agent": AGENT,
         "ps": Entry("agent:list_agents", "Lists the agents."),
-        "usage": Entry("status:usage", "Shows what every agent used."),
+        "usage": Entry("usage:usage", "Shows what was used, by agent, tenant, model, backend or hour."),
         "events": Entry("status:events", "Prints what happened to the agents, and why."),
         "logs": Entry("logs:logs", "Prints what the services of Hive say."),
         "backend": BACKEND,
         "bench": BENCH,
+        "audit": AUDIT,
         "config": CONFIG,
         "secrets": SECRETS,
         "install": Entry("install:install", "Installs this version of Hive as services.", "json"),

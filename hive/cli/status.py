@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import Answer, Call
-from hive.cli.text import fields, harmless, number, one_line, size, span, table
+from hive.cli.text import fields, harmless, one_line, size, span, table
 
 
 def status(call: Call) -> None:
@@ -27,20 +27,6 @@ def status(call: Call) -> None:
     counts = dict(Counter(agent["status"] for agent in agents))
     answer = {**_renamed(health, "hive_version"), "socket": str(client.path), "agents": counts}
     call.show("status", answer, lambda: _status(answer))
-
-
-def usage(
-    call: Call,
-    since: Annotated[str, typer.Option(metavar="N(s|m|h|d)", help="How far back.")] = "24h",
-) -> None:
-    """Shows what every agent used. What a backend did not report is counted as unknown, not as 0.
-
-    Examples:
-      hive usage
-      hive usage --since 7d --json
-    """
-    answer = call.client.get("/api/usage", since=since)
-    call.show("usage", answer, lambda: _usage(answer, since))
 
 
 def backend_status(call: Call) -> None:
@@ -115,17 +101,6 @@ def _backend_line(backend: Answer, version: str, *, up: bool) -> str:
     return ", ".join(
         part for part in (f"{label}{where}", f"version {version}" if version else "", "up" if up else "DOWN") if part
     )
-
-
-def _usage(answer: Answer, since: str) -> str:
-    if not answer["token_tracking"]:
-        return "nothing is metered: token_tracking = false"
-    columns = ("requests", "tokens_in", "tokens_out", "cached_tokens", "unknown", "cut")
-    rows = [
-        [agent["name"] or agent["agent_id"], *(number(agent[key]) for key in columns)] for agent in answer["agents"]
-    ]
-    rows.append([f"all in {since}", *(number(answer["totals"][key]) for key in columns)])
-    return table(["AGENT", "REQUESTS", "TOKENS IN", "TOKENS OUT", "CACHED", "UNKNOWN", "CUT"], rows)
 
 
 def _backend(answer: Answer) -> str:

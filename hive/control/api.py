@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -31,12 +32,16 @@ from hive.agents.spec import check
 from hive.control import clock
 from hive.control.auth import Peer, Person, need, person_of
 from hive.control.desk import Answer, Desk
+from hive.control.orders import NAME_MAX, Order, carried_out
 from hive.control.tail import follow, tail
 from hive.domain import AgentSpec, Role
 from hive.errors import BadRequest, HiveError, MethodNotAllowed, NotFound, TooLarge
+from hive.exposition import CONTENT_TYPE
 from hive.host import accounts
 from hive.host.accounts import Accounts
 from hive.link.server import bind_private, groups_of, peer_of
+from hive.store.audit import Filter
+from hive.store.usage import Asked, By
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.api")
@@ -49,6 +54,10 @@ KEEP_AWAKE_MAX_S = 30 * 86400.0
 WAIT_MAX_S = 600
 HEARTBEAT_S = 15.0
 """A comment this often keeps proxies and clients from taking a silent event stream for a dead one."""
+AUDIT_MAX = 1000
+MOST_ID = 999_999_999_999_999
+TOLD = frozenset({"tokens", "access"})
+"""Handlers that change nothing, and are in the audit table all the same: they hand out secrets."""
 STOP_S = 2.0
 """How long open answers may take to end when the server stops."""
 
@@ -125,6 +134,7 @@ class Endpoints:
             ("GET", "/api/usage", Role.VIEWER, self.usage),
             ("GET", "/api/system/inference", Role.VIEWER, self.inference),
             ("POST", "/api/system/inference", Role.ADMIN, self.switch),
+            ("GET", "/api/system/inference/stats", Role.VIEWER, self.inference_stats),
             ("GET", "/api/system/backends", Role.VIEWER, self.backends),
             ("GET", "/api/system/backends/logs", Role.OPERATOR, self.backend_log),
             ("GET", "/api/jobs", Role.VIEWER, self.jobs),
@@ -134,13 +144,15 @@ class Endpoints:
             ("GET", "/api/system/memory", Role.VIEWER, self.memory),
             ("POST", "/api/system/shutdown", Role.ADMIN, self.shutdown),
             ("GET", "/api/stats", Role.VIEWER, self.stats),
+            ("GET", "/metrics", Role.VIEWER, self.metrics),
             ("GET", "/api/events", Role.VIEWER, self.events),
+            ("GET", "/api/audit", Role.OPERATOR, self.audit),
         ]
         handlers: dict[str, dict[str, tuple[Role, Handler]]] = {}
         for method, path, role, handler in rows:
             handlers.setdefault(path, {})[method] = (role, handler)
         return [
-            Route(path, _answering(by_method), methods=["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+            Route(path, _answering(self._desk, by_method), methods=["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
             for path, by_method in handlers.items()
         ]
 
@@ -155,12 +167,14 @@ class Endpoints:
 
     async def create(self, request: Request) -> Response:
         spec = check(_body(request, AgentSpec))
+        request.scope[ABOUT]["name"] = spec.name
         return _json(await _carried_through(self._desk.create(spec, _actor(request))), status=201)
 
     async def apply(self, request: Request) -> Response:
         spec = check(_body(request, AgentSpec))
         if spec.name != _ref(request):
             raise BadRequest(f"name: the path says {_ref(request)!r}, the body {spec.name!r}")
+        request.scope[ABOUT] |= {"name": spec.name, "dry_run": _flag(request, "dry_run")}
         applying = self._desk.apply(spec, _actor(request), dry_run=_flag(request, "dry_run"))
         return _json(await _carried_through(applying))
 
@@ -249,13 +263,26 @@ class Endpoints:
         return _json(await self._desk.agent_usage(_ref(request), PERIODS_S[period], period, limit))
 
     async def usage(self, request: Request) -> Response:
-        return _json(await self._desk.usage(clock.seconds_of(request.query_params.get("since", "24h"), field="since")))
+        asked = request.query_params
+        by = asked.get("by", By.AGENT)
+        if by not in list(By):
+            raise BadRequest(f"by: expected one of {', '.join(By)}, found {by[:20]!r}")
+        of = Asked(agent=asked.get("agent"), tenant=asked.get("tenant"), model=asked.get("model"))
+        since_s = clock.seconds_of(asked.get("since", "24h"), field="since")
+        return _json(await self._desk.usage(since_s, By(by), of))
 
     async def inference(self, _: Request) -> Response:
         return _json(self._desk.inference())
 
+    async def inference_stats(self, _: Request) -> Response:
+        return _json(await self._desk.inference_stats())
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(await self._desk.metrics(), media_type=CONTENT_TYPE)
+
     async def switch(self, request: Request) -> Response:
         order = _body(request, SwitchOrder)
+        request.scope[ABOUT]["backend"] = order.backend[:NAME_MAX]
         job = await _carried_through(self._desk.switch(order.backend, _actor(request)))
         return _json(job, status=202 if job["state"] == "running" else 200)
 
@@ -276,6 +303,18 @@ class Endpoints:
 
     async def cancel_job(self, request: Request) -> Response:
         return _json(await _carried_through(self._desk.cancel_job(_ref(request, "id"))))
+
+    async def audit(self, request: Request) -> Response:
+        since, before = request.query_params.get("since"), _number(request, "before", default=0, most=MOST_ID)
+        agent = request.query_params.get("agent", "")[:NAME_MAX]
+        asked = Filter(
+            agent=(agent,) if agent else (),
+            actor=request.query_params.get("actor", "")[:NAME_MAX],
+            act=request.query_params.get("act", "")[:NAME_MAX],
+            since=None if since is None else time.time() - clock.seconds_of(since, field="since"),
+            before=before or None,
+        )
+        return _json(await self._desk.audit(asked, max(1, _number(request, "limit", default=100, most=AUDIT_MAX))))
 
     async def access(self, _: Request) -> Response:
         return _json(self._desk.access())
@@ -405,17 +444,25 @@ class _Protocol(HttpToolsProtocol):
         super().connection_made(transport)
 
 
-def _answering(by_method: dict[str, tuple[Role, Handler]]) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+def _answering(
+    desk: Desk, by_method: dict[str, tuple[Role, Handler]]
+) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     async def answer(request: Request) -> Response:
         try:
             person = _person(request)
             if request.method not in by_method:
                 raise MethodNotAllowed(allow=", ".join(sorted(by_method)))
             role, handler = by_method[request.method]
-            need(person, role, f"{request.method} {request.url.path}")
             # also where the handler has no use for it: closing a socket with unread bytes takes the answer away
             request.scope[BODY] = await _received(request)
-            return await handler(request)
+            about = request.scope[ABOUT] = {}
+            doing = _permitted(request, person, role, handler)
+            if request.method == "GET" and handler.__name__ not in TOLD:
+                return await doing
+            order = Order(
+                handler.__name__, person.name, {name: _ref(request, name) for name in request.path_params}, about
+            )
+            return await _carried_through(carried_out(desk, order, doing))
         except HiveError as error:
             return problem(error)
         except Exception:
@@ -423,6 +470,11 @@ def _answering(by_method: dict[str, tuple[Role, Handler]]) -> Callable[[Request]
             return problem(HiveError("Hive failed; its log says where"))
 
     return answer
+
+
+async def _permitted(request: Request, person: Person, role: Role, handler: Handler) -> Response:
+    need(person, role, f"{request.method} {request.url.path}")
+    return await handler(request)
 
 
 async def _not_routed(request: Request, _: Exception) -> Response:
@@ -445,7 +497,7 @@ def problem(error: HiveError) -> Response:
     return Response(_encoded(body), error.status, headers, "application/problem+json")
 
 
-async def _carried_through(work: Coroutine[Any, Any, Answer]) -> Answer:
+async def _carried_through(work: Coroutine[Any, Any, Result]) -> Result:
     """Awaits `work` in a task of its own: whoever asked for it may leave, it goes on."""
     outcome = await asyncio.shield(spawn(_outcome(work), name="api transition"))
     if isinstance(outcome, HiveError):
@@ -453,7 +505,7 @@ async def _carried_through(work: Coroutine[Any, Any, Answer]) -> Answer:
     return outcome
 
 
-async def _outcome(work: Coroutine[Any, Any, Answer]) -> Answer | HiveError:
+async def _outcome(work: Coroutine[Any, Any, Result]) -> Result | HiveError:
     """A refusal is an outcome here: raised, it would be logged as the failure of a task."""
     try:
         return await work
@@ -479,6 +531,8 @@ async def _unless(stopping: asyncio.Event, arrival: Coroutine[Any, Any, Result],
 Body = TypeVar("Body")
 BODY = "hive.body"
 """Where in the scope the request's whole body is."""
+ABOUT = "hive.about"
+"""Where in the scope a handler leaves what the audit table shall know of its body."""
 
 
 async def _received(request: Request) -> bytes:
@@ -516,7 +570,7 @@ def _ref(request: Request, of: str = "ref") -> str:
 
 def _number(request: Request, name: str, *, default: int, most: int) -> int:
     text = request.query_params.get(name, str(default))
-    if not re.fullmatch("[0-9]{1,9}", text) or int(text) > most:
+    if not re.fullmatch("[0-9]{1,15}", text) or int(text) > most:
         raise BadRequest(f"{name}: expected a whole number from 0 to {most}, found {text[:20]!r}")
     return int(text)
 

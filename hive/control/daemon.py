@@ -47,7 +47,7 @@ from hive.errors import ConfigError, HiveError
 from hive.host import accounts, parent
 from hive.host.cgroup import Subtree
 from hive.host.credentials import credential
-from hive.host.gpu_memory import Unread
+from hive.host.gpu_memory import Gpus
 from hive.host.notify import Notifier
 from hive.host.process import identify
 from hive.host.pulse import watched
@@ -89,7 +89,7 @@ class Recorded(NamedTuple):
 def read_recorded(conn: sqlite3.Connection, run: str) -> Recorded:
     """`run`: which `hive up` this is a part of, empty for a service."""
     port = runtime_settings.get(conn, PROXY_PORT)
-    used = usage.usage_since(conn, 0.0).totals
+    used = usage.usage_since(conn, usage.Asked()).totals
     return Recorded(
         agents.all(conn),
         used,
@@ -151,6 +151,7 @@ class Daemon:
             raise
         self._compose(recorded, key)
         try:
+            await self._journal.begin()
             await self._usage.load()
             await self._begin()
         except BaseException:
@@ -219,6 +220,7 @@ class Daemon:
         self._choose(recorded.chosen, given, known)
         here = [given.address, known] if given is not None else [known]
         self._jobs = Jobs(self._database, self._journal)
+        self._gpus = Gpus()
         self._switcher = Switcher(
             SwitcherParts(
                 settings=inference,
@@ -227,7 +229,7 @@ class Daemon:
                 active=self._active,
                 choices=self._choices(here),
                 gates=self._gates,
-                gpu=Unread(),
+                gpu=self._gpus,
                 run=self._run,
             )
         )
@@ -322,6 +324,7 @@ class Daemon:
                 active=self._active,
                 switcher=self._switcher,
                 jobs=self._jobs,
+                gpus=self._gpus,
             )
         )
 
@@ -344,7 +347,7 @@ class Daemon:
         self._gates.stop()
         self._helper.close()
         await self._usage.close()
-        await outcome_of(self._journal.flush())
+        await self._journal.close()
         await self._live.close()
         self._database.close()
         log.info("daemon_left")

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from hive.control.tail import Output
 from hive.domain import AgentSpec
+from hive.store.audit import AuditRow, Filter
+from hive.store.usage import Asked, By
 
 Answer = dict[str, Any]
 
@@ -103,8 +105,9 @@ class Desk(Protocol):
         """`{"agentId", "period", "totals", "byModel", "recent"}`, the shape of the original specification."""
         ...
 
-    async def usage(self, since_s: float) -> Answer:
-        """`{"token_tracking", "agents": [...], "totals"}` of the last `since_s` seconds."""
+    async def usage(self, since_s: float, by: By, of: Asked) -> Answer:
+        """`{"token_tracking", "by", "agents": [...], "totals"}` of the last `since_s` seconds; `tenants`, `models`,
+        `backends` or `hours` (Unix seconds) instead of `agents`. `of.agent` is a ref; the id of a removed one, too."""
         ...
 
     def inference(self) -> Answer:
@@ -140,6 +143,15 @@ class Desk(Protocol):
         """The host's: `{"total_bytes", "available_bytes", "swap_total_bytes", "swap_free_bytes", "zram": […], …}`."""
         ...
 
+    async def inference_stats(self) -> Answer:
+        """`{"backend", "tokensLastHour", "tokensLastDay", "topAgents", "vram", "activeAgents", "concurrentRequests"}`,
+        the shape of the original specification."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """For Prometheus (docs/metrics.md)."""
+        ...
+
     def stats(self) -> Answer:
         """`{"agents", "requests", "tokens_in", "tokens_out", "pauses", "wakes", "wake_ms", "errors"}`."""
         ...
@@ -150,6 +162,19 @@ class Desk(Protocol):
 
     async def shutdown(self, actor: str) -> Answer:
         """Ingress refuses from now on, every agent is stopped: `{"stopped": [name, …], "failed": [name, …]}`."""
+        ...
+
+    def meant(self, ref: str) -> tuple[str, str]:
+        """Id and name of the agent that is meant; `ref` itself and nothing where there is none."""
+        ...
+
+    async def ordered(self, row: AuditRow) -> None:
+        """What somebody ordered, and how it ended: in the audit table when this returns."""
+        ...
+
+    async def audit(self, asked: Filter, limit: int) -> Answer:
+        """`{"rows": [{"id", "at", "actor", "act", "target", …}], "next": id or None}`, the newest first. `next`: what
+        `before` is for the rows that follow."""
         ...
 
     async def past_events(self, limit: int) -> list[Answer]:

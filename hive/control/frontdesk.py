@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import secrets
 import sqlite3
 import time
@@ -30,6 +31,7 @@ from hive.control.gates import ProxyGates
 from hive.control.jobs import Jobs
 from hive.control.jobs import view as job_view
 from hive.control.journal import Journal
+from hive.control.metrics import Scraper
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
 from hive.control.stats import Counters
@@ -41,16 +43,21 @@ from hive.control.world import DaemonWorld
 from hive.domain import ALIVE, Agent, AgentSpec, Isolation
 from hive.errors import HiveError, LinkLost, WrongState
 from hive.host import memory
+from hive.host.gpu_memory import Gpus
 from hive.link.messages import Leaving, Stat
 from hive.settings import Paths, Settings
 from hive.store import agents as agents_store
 from hive.store import usage
+from hive.store.audit import AuditRow, Filter
 from hive.store.database import Database
 from hive.store.live import Live
+from hive.store.usage import By
 
 Answer = dict[str, Any]
 VIEWS_AT_ONCE = 200
 """Shown before others have their turn: some 5 ms."""
+EVERYBODY = usage.Asked()
+COSTS = usage.Cost.__struct_fields__
 FREEZERS = {"signals": "signal"}
 """What the helper calls it → what the API does."""
 
@@ -82,6 +89,7 @@ class Parts:
     active: Active
     switcher: Switcher
     jobs: Jobs
+    gpus: Gpus
 
 
 class Seen(NamedTuple):
@@ -401,10 +409,20 @@ class FrontDesk:
         )
         return [sentence for is_so, sentence in found if is_so]
 
-    async def usage(self, since_s: float) -> Answer:
-        since = time.time() - since_s
-        found: usage.UsageSince = await self._parts.database.read(lambda conn: usage.usage_since(conn, since))
-        return {"token_tracking": self._parts.settings.inference.token_tracking, **msgspec.to_builtins(found)}
+    async def usage(self, since_s: float, by: By = By.AGENT, of: usage.Asked = EVERYBODY) -> Answer:
+        agent = None if of.agent is None else self._once_known(of.agent)
+        asked = msgspec.structs.replace(of, since=time.time() - since_s, agent=agent)
+        answer: Answer = {"token_tracking": self._parts.settings.inference.token_tracking, "by": str(by)}
+        if by is By.AGENT:
+            found: usage.UsageSince = await self._parts.database.read(lambda conn: usage.usage_since(conn, asked))
+            return {**answer, **msgspec.to_builtins(found)}
+        costs: list[usage.GroupCost] = await self._parts.database.read(lambda conn: usage.usage_by(conn, by, asked))
+        shown = [{str(by): cost.key, **{name: getattr(cost, name) for name in COSTS}} for cost in costs]
+        return {**answer, f"{by}s": shown, "totals": msgspec.to_builtins(usage.total(costs))}
+
+    def _once_known(self, ref: str) -> str:
+        """An agent's id; one that was removed has no name any more. Raises NotFound."""
+        return ref if re.fullmatch("[0-9a-f]{32}", ref) else self._parts.roster.find(ref).agent.id
 
     # the inference server -----------------------------------------------------------------------------------------
 
@@ -438,6 +456,41 @@ class FrontDesk:
     def memory(self) -> Answer:
         return views.memory_view(memory.read_memory(), memory.read_pressure(), memory.read_zrams())
 
+    async def inference_stats(self) -> Answer:
+        parts, now = self._parts, time.time()
+        hour, day, gpus, _ = await asyncio.gather(
+            parts.database.read(lambda conn: usage.spent_since(conn, now - 3600)),
+            parts.database.read(lambda conn: usage.spent_since(conn, now - 86400)),
+            parts.gpus.seen(),
+            parts.sleeper.look(),
+        )
+        agents = [life.agent for life in parts.roster]
+        return views.inference_stats_view(
+            parts.world.backend,
+            hour,
+            day,
+            [(agent, parts.counters.used(agent.id)) for agent in agents],
+            gpus,
+            sum(parts.sleeper.activity(agent.id).in_flight for agent in agents),
+        )
+
+    async def metrics(self) -> bytes:
+        parts = self._parts
+        scraper = Scraper(
+            started_at=parts.started_at,
+            roster=parts.roster,
+            sleeper=parts.sleeper,
+            counters=parts.counters,
+            helper=parts.helper,
+            gates=parts.gates,
+            world=parts.world,
+            live=parts.live,
+            database=parts.database,
+            consumer=parts.consumer,
+            gpus=parts.gpus,
+        )
+        return await scraper.scrape()
+
     def stats(self) -> Answer:
         return self._parts.counters.answer(len(self._parts.roster))
 
@@ -453,6 +506,23 @@ class FrontDesk:
         if self._parts.gates.port is None:
             raise LinkLost("the proxy has not connected yet, so its port is not known")
         return self._parts.gates.port
+
+    # the audit table ----------------------------------------------------------------------------------------------
+
+    def meant(self, ref: str) -> tuple[str, str]:
+        known = [life.agent for life in self._parts.roster if ref in (life.agent.id, life.agent.name)]
+        return (known[0].id, known[0].name) if known else (ref, "")
+
+    async def ordered(self, row: AuditRow) -> None:
+        await self._parts.journal.record(row)
+
+    async def audit(self, asked: Filter, limit: int) -> Answer:
+        agent = tuple({word for ref in asked.agent for word in (ref, *self.meant(ref)) if word})
+        found = await self._parts.journal.page(msgspec.structs.replace(asked, agent=agent), limit)
+        return {
+            "rows": [views.audit_view(entry) for entry in found],
+            "next": found[-1].id if len(found) == limit else None,
+        }
 
     async def past_events(self, limit: int) -> list[Answer]:
         return await self._parts.journal.past(limit)

@@ -14,11 +14,14 @@ from hive.agents.turns import outcome_of
 from hive.control.feed import Event, Events, Feed
 from hive.domain import Agent, AgentStatus
 from hive.errors import HiveError
-from hive.store import audit
-from hive.store.audit import AuditRow
+from hive.store import anchors, audit
+from hive.store.anchors import anchors_of
+from hive.store.audit import AuditRow, Entry, Filter
+from hive.store.chain import START, Head
 from hive.store.channels import AgentChanged, SystemEvent
 from hive.store.database import Database
 from hive.store.live import Live
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
 
@@ -27,7 +30,19 @@ UNWRITTEN_MAX = 10_000
 
 PRUNE_S = 3600.0
 
-_ORIGINS = {"idle": "idle", "proxy": "wake", "helper": "helper", "hive": "daemon"}
+ANCHOR_EVERY = 100
+"""Rows between two heads of the chain that are noted outside the database."""
+
+
+def origin_of(actor: str) -> str:
+    """Where it came from: a person at the API's socket, the proxy, or Hive itself.
+
+    >>> origin_of("uid:0"), origin_of("proxy"), origin_of("idle")
+    ('socket', 'proxy', 'hive')
+    """
+    if actor.startswith("uid:"):
+        return "socket"
+    return "proxy" if actor == "proxy" else "hive"
 
 
 def event_of(row: AuditRow) -> Event:
@@ -48,7 +63,7 @@ def transition_of(before: Agent, after: Agent, actor: str) -> AuditRow:
         actor=actor,
         act=act,
         target=after.id,
-        origin=_ORIGINS.get(actor, "api"),
+        origin=origin_of(actor),
         detail={
             "name": after.name,
             "from": str(before.status),
@@ -60,13 +75,19 @@ def transition_of(before: Agent, after: Agent, actor: str) -> AuditRow:
 
 
 class Journal:
-    """`changed` and `note` never wait and never fail; rows are written by `write_with` or `flush`."""
+    """`changed` and `note` never wait and never fail; rows are written with a record (`take`), by `record` or `flush`.
+
+    The chain's head is noted in a file beside the database and in the log: every ANCHOR_EVERY rows, at the start and at
+    the end.
+    """
 
     def __init__(self, database: Database, live: Live) -> None:
         self._database = database
         self._live = live
         self._events = Events()
         self._unwritten: deque[AuditRow] = deque(maxlen=UNWRITTEN_MAX)
+        self._anchors = anchors_of(database.path)
+        self._anchored = START
 
     def __repr__(self) -> str:
         return f"<Journal {len(self._unwritten)} unwritten>"
@@ -96,7 +117,7 @@ class Journal:
             actor=actor,
             act=act,
             target=target,
-            origin=_ORIGINS.get(actor, "api"),
+            origin=origin_of(actor),
             detail=detail or {},
         )
         self._add(row)
@@ -116,19 +137,72 @@ class Journal:
         """They were not written."""
         self._unwritten = deque([*rows, *self._unwritten], maxlen=UNWRITTEN_MAX)
 
-    async def flush(self) -> None:
-        """Writes what no record took along, behind those that did. Raises as `Database.write`; then nothing is lost."""
+    def wrote(self, head: Head) -> None:
+        """The chain ends with `head` now, on the disk."""
+        if head.id - self._anchored.id >= ANCHOR_EVERY:
+            spawn(self._anchor(head), name="audit anchor")
+
+    async def record(self, row: AuditRow) -> None:
+        """Written when this returns; where it could not be, it is later, and the log says so."""
+        self._unwritten.append(row)
+        if isinstance(error := await outcome_of(self.flush()), HiveError):
+            log.error("audit_late act=%s actor=%s error=%s", row.act, row.actor, error.message)
+
+    async def flush(self) -> Head:
+        """Writes what no record took along, behind those that did; the last row. Raises as `Database.write`; then
+        nothing is lost."""
         rows = self.take()
 
-        def work(conn: sqlite3.Connection) -> None:
+        def work(conn: sqlite3.Connection) -> Head:
             for row in rows:
                 audit.append(conn, row)
+            return audit.head(conn)
 
         try:
-            await self._database.write(work)
+            head = await self._database.write(work)
         except BaseException:
             self.give_back(rows)
             raise
+        self.wrote(head)
+        return head
+
+    async def begin(self) -> None:
+        """Takes the rows of an older Hive into the chain, and notes where it stands. Raises as `Database.write`."""
+        head = await self._database.write(audit.head)
+        try:
+            noted = await asyncio.to_thread(anchors.read, self._anchors)
+        except OSError as error:
+            log.error("audit_heads_unreadable path=%s error=%s", self._anchors, error.strerror or error)
+            return
+        last = noted.heads[-1] if noted.heads else START
+        if not await self._database.read(lambda conn: audit.has(conn, last)):
+            log.error("audit_not_as_noted head=%d:%s: hive audit verify names the first row that is wrong", *last)
+        self._anchored = last
+        if head.id and head != last:
+            await self._anchor(head)
+
+    async def close(self) -> None:
+        """Writes what is unwritten, and notes the last row."""
+        head = await outcome_of(self.flush())
+        if isinstance(head, HiveError):
+            log.error("audit_lost rows=%d error=%s", len(self._unwritten), head.message)
+        elif head != self._anchored:
+            await self._anchor(head)
+
+    async def _anchor(self, head: Head) -> None:
+        self._anchored = head
+        log.info("audit_head head=%d:%s", *head)
+        try:
+            await asyncio.to_thread(anchors.append, self._anchors, head, now=time.time())
+        except OSError as error:
+            log.error("audit_head_not_noted path=%s error=%s", self._anchors, error.strerror or error)
+
+    async def page(self, asked: Filter, limit: int) -> list[Entry]:
+        """Rows, the newest first; also those that are just being written. Raises as `Database.read`."""
+        with contextlib.suppress(HiveError):
+            await self.flush()
+        found: list[Entry] = await self._database.read(lambda conn: audit.page(conn, asked, limit))
+        return found
 
     async def run(self) -> None:
         """Prunes the table now and every hour, until cancelled."""

@@ -9,7 +9,11 @@ import msgspec
 
 from hive.agents.wake import WakeTimes
 from hive.domain import Agent, SleepDepth, UsageEvent, WakeCause
+from hive.exposition import Histogram, Values
 from hive.store.usage import Cost
+
+WAKE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Buckets of a wake: light sleep ends in milliseconds, deep sleep in a second and more."""
 
 
 class Used(msgspec.Struct):
@@ -32,6 +36,8 @@ class Counters:
         self._tokens_in = all_time.tokens_in
         self._tokens_out = all_time.tokens_out
         self._wakes = WakeTimes()
+        self._wake_s = {cause: Histogram(WAKE_SECONDS) for cause in WakeCause}
+        self._woken = {(cause, depth): 0 for cause in WakeCause for depth in (SleepDepth.LIGHT, SleepDepth.DEEP)}
         self._wakes_from = {SleepDepth.LIGHT: WakeTimes(), SleepDepth.DEEP: WakeTimes()}
         self._pauses = 0
         self._deep_sleeps = 0
@@ -55,6 +61,8 @@ class Counters:
     def woke(self, cause: WakeCause, took_ms: float, depth: SleepDepth) -> None:
         """`depth`: where it slept."""
         self._wakes.add(cause, took_ms)
+        self._wake_s[cause].observe(took_ms / 1000)
+        self._woken[cause, depth] = self._woken.get((cause, depth), 0) + 1
         if (times := self._wakes_from.get(depth)) is not None:
             times.add(cause, took_ms)
 
@@ -88,6 +96,18 @@ class Counters:
             },
             "wake_causes": self._wakes.causes,
             "errors": self._errors,
+        }
+
+    def metrics(self) -> dict[str, Values | None]:
+        """The same for Prometheus (`hive.control.metrics.TABLE`)."""
+        return {
+            "requests": {(): self._requests},
+            "tokens": {("in",): self._tokens_in, ("out",): self._tokens_out},
+            "wakes": {(str(cause), str(depth)): count for (cause, depth), count in self._woken.items()},
+            "wake_duration_seconds": {(str(cause),): times for cause, times in self._wake_s.items()},
+            "pauses": {(): self._pauses},
+            "deep_sleeps": {(): self._deep_sleeps},
+            "agent_errors": {(): self._errors},
         }
 
 

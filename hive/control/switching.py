@@ -372,7 +372,8 @@ class Switcher:
         limit_s = self._parts.settings.switch_free_s
         while True:
             waited_s = time.monotonic() - begun_at
-            if not waits_for_memory(has_gpu=gpu.has_gpu, is_free=gpu.is_free(), waited_s=waited_s, limit_s=limit_s):
+            is_free = await gpu.is_free()
+            if not waits_for_memory(has_gpu=gpu.has_gpu, is_free=is_free, waited_s=waited_s, limit_s=limit_s):
                 return
             await asyncio.sleep(FREE_LOOK_S)
 

@@ -13,13 +13,16 @@ from hive.agents.tokens import TokenKind
 from hive.control import clock
 from hive.control.choices import Choice
 from hive.control.stats import Used
-from hive.domain import AgentSpec, BackendInfo, ModelInfo
+from hive.domain import Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo
 from hive.host.memory import Memory, Pressure, Zram
+from hive.host.nvml import MIB, GpuState, Seen
 from hive.inference.concurrency import prefix_cache
 from hive.link.messages import Activity, Capabilities, Stat
 from hive.settings import Settings
+from hive.store.audit import Entry
 from hive.store.messages import Message
 from hive.store.schedules import Schedule
+from hive.store.usage import Spent
 
 Answer = dict[str, Any]
 
@@ -189,6 +192,11 @@ def tokens_view(name: str, tokens: dict[TokenKind, str], *, port: int, ingress_p
     }
 
 
+def audit_view(entry: Entry) -> Answer:
+    """`{"id", "at", "actor", "act", "target", "origin", "outcome", "detail", "hash"}`."""
+    return {"id": entry.id, **msgspec.to_builtins(entry.row), "hash": entry.hash}
+
+
 def choice_view(choice: Choice, *, in_use: bool) -> Answer:
     """`state`: of a service in systemd's words, else `running` or `silent`; `answers`: whether it does, just now."""
     target = choice.target
@@ -218,3 +226,60 @@ def inference_view(backend: BackendInfo | None, models: list[ModelInfo], setting
         "warning": "" if backend is None else backend.warning,
         "models": [msgspec.to_builtins(model) for model in models],
     }
+
+
+TOP = 10
+
+
+def inference_stats_view(
+    backend: BackendInfo | None,
+    hour: Spent,
+    day: Spent,
+    agents: list[tuple[Agent, Used]],
+    gpus: Seen,
+    in_flight: int,
+) -> Answer:
+    """The shape of the original specification. `topAgents`: by what each used in all, those that are there now.
+
+    Memory in MiB, as nvidia-smi counts; None for what a GPU does not tell, and then it is in no sum.
+    """
+    used_most = sorted(agents, key=lambda pair: (-(pair[1].tokens_in + pair[1].tokens_out), pair[0].name))[:TOP]
+    statuses = [agent.status for agent, _ in agents]
+    shown = [_gpu_view(gpu) for gpu in gpus.gpus]
+    return {
+        "backend": None if backend is None else str(backend.kind),
+        "tokensLastHour": msgspec.to_builtins(hour),
+        "tokensLastDay": msgspec.to_builtins(day),
+        "topAgents": [
+            {
+                "id": agent.id,
+                "name": agent.name,
+                "tokensIn": used.tokens_in,
+                "tokensOut": used.tokens_out,
+                "tier": str(agent.spec.tier),
+                "status": str(agent.status),
+            }
+            for agent, used in used_most
+        ],
+        "vram": {
+            "gpus": shown,
+            "totalMB": sum(gpu["totalMB"] or 0 for gpu in shown),
+            "usedMB": sum(gpu["usedMB"] or 0 for gpu in shown),
+        },
+        "activeAgents": statuses.count(AgentStatus.RUNNING) + statuses.count(AgentStatus.PAUSED),
+        "concurrentRequests": in_flight,
+    }
+
+
+def _gpu_view(gpu: GpuState) -> Answer:
+    return {
+        "index": gpu.number,
+        "name": gpu.name or None,
+        "totalMB": _mib(gpu.total_bytes),
+        "usedMB": _mib(gpu.used_bytes),
+        "freeMB": _mib(gpu.free_bytes),
+    }
+
+
+def _mib(size_bytes: int | None) -> int | None:
+    return None if size_bytes is None else size_bytes // MIB

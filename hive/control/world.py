@@ -20,6 +20,7 @@ from hive.host.process import boot_id
 from hive.link.messages import AgentRow, SandboxSpec
 from hive.settings import Paths, Settings
 from hive.store import agents, audit, runtime_settings
+from hive.store.chain import Head
 from hive.store.database import Database
 from hive.store.live import Live
 
@@ -74,16 +75,18 @@ class DaemonWorld:
     async def save(self, agent: Agent) -> None:
         rows = self._journal.take()
 
-        def work(conn: sqlite3.Connection) -> None:
+        def work(conn: sqlite3.Connection) -> Head | None:
             agents.update(conn, agent)
-            for row in rows:
-                audit.append(conn, row)
+            heads = [audit.append(conn, row) for row in rows]
+            return heads[-1] if heads else None
 
         try:
-            await self._database.write(work)
+            head = await self._database.write(work)
         except BaseException:
             self._journal.give_back(rows)
             raise
+        if head is not None:
+            self._journal.wrote(head)
 
     async def forget(self, agent: Agent) -> None:
         await self._database.write(lambda conn: agents.remove(conn, agent.id, now=time.time()))

@@ -1,35 +1,65 @@
-"""Whether the GPU's memory that an ended server held has been given back."""
+"""What the GPUs are doing now, asked in a thread: a driver that hangs keeps nobody waiting but that thread."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from hive.host.gpu import PROC
+from hive.host.nvml import Nvml, Seen
+
+log = logging.getLogger("hive.gpu")
+
+ANSWER_S = 2.0
+"""A look takes milliseconds, and some 100 ms the first time."""
+FRESH_S = 1.0
+"""Who asks within this hears the same: `hive top`, a scrape and a switch may all look at once."""
+NO_DRIVER = "no NVIDIA driver is loaded"
+NO_ANSWER = "NVIDIA's driver does not answer"
 
 
 class GpuMemory(Protocol):
-    """One look at a time; nothing is remembered."""
+    """What a switch of the inference server asks."""
 
     @property
     def has_gpu(self) -> bool:
         """Whether there is memory to wait for."""
 
-    def is_free(self) -> bool | None:
+    async def is_free(self) -> bool | None:
         """Whether no process holds any of it; None where nobody can tell."""
 
 
-class Unread:
-    """What the kernel shows without NVIDIA's library: whether its driver drives a GPU, and nothing of its memory.
+class Gpus:
+    """All GPUs of this host. Without NVIDIA's driver nothing is imported, and no thread begun.
 
     Linux frees the memory of a process with its last reference to the device, a moment after systemd has seen it end.
     """
 
-    def __init__(self, proc: Path = PROC) -> None:
+    def __init__(
+        self,
+        proc: Path = PROC,
+        *,
+        look: Callable[[], Seen] | None = None,
+        answer_s: float = ANSWER_S,
+        fresh_s: float = FRESH_S,
+    ) -> None:
+        """`look` blocks; it is called in one thread at a time. Without one it is NVIDIA's library."""
         self._gpus = proc / "gpus"
+        self._look = look or Nvml().look
+        self._answer_s = answer_s
+        self._fresh_s = fresh_s
+        self._seen = Seen(why_not=NO_ANSWER)
+        self._seen_at = -float("inf")
+        self._asking: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Unread {'a GPU' if self.has_gpu else 'no GPU'}>"
+        return f"<Gpus {'a GPU' if self.has_gpu else 'no GPU'}>"
 
     @property
     def has_gpu(self) -> bool:
@@ -38,5 +68,37 @@ class Unread:
         except OSError:
             return False
 
-    def is_free(self) -> bool | None:
-        return None
+    async def is_free(self) -> bool | None:
+        """As it is now, whatever was seen a moment ago."""
+        return (await self._asked(fresh_s=0)).is_free()
+
+    async def seen(self) -> Seen:
+        """Every GPU, as it was at most `fresh_s` ago."""
+        return await self._asked(fresh_s=self._fresh_s)
+
+    async def _asked(self, *, fresh_s: float) -> Seen:
+        if not self.has_gpu:
+            return Seen(why_not=NO_DRIVER)
+        if time.monotonic() - self._seen_at < fresh_s:
+            return self._seen
+        loop = asyncio.get_running_loop()
+        if self._asking is None:
+            self._asking = asking = loop.create_future()
+            # A daemon: neither the loop's executor nor the interpreter waits for it at the end.
+            threading.Thread(target=self._ask, args=(loop, asking), name="hive-nvml", daemon=True).start()
+        done, _ = await asyncio.wait([self._asking], timeout=self._answer_s)
+        return self._seen if done else Seen(why_not=NO_ANSWER)
+
+    def _ask(self, loop: asyncio.AbstractEventLoop, asking: asyncio.Future[None]) -> None:
+        try:
+            seen = self._look()
+        except Exception as error:
+            log.exception("gpu_look_failed")
+            seen = Seen(why_not=str(error))
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(self._told, time.monotonic(), seen, asking)
+
+    def _told(self, at: float, seen: Seen, asking: asyncio.Future[None]) -> None:
+        self._seen, self._seen_at, self._asking = seen, at, None
+        if not asking.done():
+            asking.set_result(None)

@@ -7,21 +7,14 @@ and what is not in one of them (or is the 101st tenant) is counted as `other`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import StrEnum
-from itertools import accumulate
-from typing import NamedTuple
 
-from prometheus_client import Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-
-from hive import errors
+from hive import errors, exposition
 from hive.domain import WakeCause
+from hive.exposition import Histogram, Kind, Row, Values, written
 from hive.proxy.endpoints import ENDPOINTS, ONE_MODEL
 
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4.encode()
+CONTENT_TYPE = exposition.CONTENT_TYPE.encode()
 PREFIX = "hive_proxy_"
 OTHER = "other"
 TENANTS_MAX = 100
@@ -36,31 +29,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-class Kind(StrEnum):
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-class Row(NamedTuple):
-    """One metric: its name without `hive_proxy_` and `_total`, its labels, and what it says."""
-
-    name: str
-    kind: Kind
-    labels: tuple[str, ...]
-    sentence: str
-
-    @property
-    def full_name(self) -> str:
-        """As a scrape shows it.
-
-        >>> Row("requests", Kind.COUNTER, (), "").full_name
-        'hive_proxy_requests_total'
-        """
-        return PREFIX + self.name + ("_total" if self.kind == Kind.COUNTER else "")
-
-
-TABLE = (
+TABLE: tuple[Row, ...] = (
     Row("requests", Kind.COUNTER, ("endpoint", "status"), "Requests that ended, by the status of their answer."),
     Row("cut", Kind.COUNTER, ("endpoint",), "Of those, the ones whose client did not get a whole answer."),
     Row("tenant_requests", Kind.COUNTER, ("tenant",), "Requests that ended, by whose they were."),
@@ -93,35 +62,11 @@ TABLE = (
     Row("daemon_up", Kind.GAUGE, (), "Whether the daemon is connected."),
     Row("draining", Kind.GAUGE, (), "Whether the proxy is on its way out."),
 )
+TABLE = tuple(row._replace(prefix=PREFIX) for row in TABLE)
 ROWS = {row.name: row for row in TABLE}
 
 Reading = Callable[[], float | Mapping[str, float]]
 """What a metric is now: a number, or where its row has a label a number for each value of that."""
-
-
-class Histogram:
-    """How many observations fell into each bucket; a bound belongs to its own bucket.
-
-    >>> waits = Histogram((0.1, 1.0))
-    >>> [waits.observe(value) for value in (0.1, 0.5, 7.0)] and waits.cumulative()
-    [('0.1', 1.0), ('1.0', 2.0), ('+Inf', 3.0)]
-    """
-
-    __slots__ = ("_bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """(upper bound, observations not above it) of each bucket, as the format wants it."""
-        names = [*map(str, self._bounds), "+Inf"]
-        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
 
 
 class _Endpoint:
@@ -257,9 +202,9 @@ class Metrics:
             if found is None and (reading := self._readings.get(row.name)) is not None:
                 found = _read(row, reading())
             if found is not None:
-                yield generate_latest(_Just(_family(row, found)))
+                yield written(row, found)
 
-    def _counted(self) -> dict[str, _Values]:
+    def _counted(self) -> dict[str, Values]:
         endpoints, tenants = self._endpoints, self._tenants
         return {
             "requests": {
@@ -289,39 +234,7 @@ class Metrics:
         }
 
 
-_Values = Mapping[tuple[str, ...], float | Histogram]
-"""Values of a row's labels, in its order → what is so."""
-
-
-class _Just:
-    """A collector of one metric: `generate_latest` takes nothing else."""
-
-    def __init__(self, metric: Metric) -> None:
-        self._metric = metric
-
-    def collect(self) -> Iterable[Metric]:
-        return [self._metric]
-
-
-def _family(row: Row, values: _Values) -> Metric:
-    name = PREFIX + row.name
-    match row.kind:
-        case Kind.HISTOGRAM:
-            histograms = HistogramMetricFamily(name, row.sentence, labels=row.labels)
-            for labels, value in values.items():
-                assert isinstance(value, Histogram)
-                histograms.add_metric(labels, value.cumulative(), value.total)
-            return histograms
-        case Kind.COUNTER:
-            family: Metric = CounterMetricFamily(name, row.sentence, labels=row.labels)
-        case Kind.GAUGE:
-            family = GaugeMetricFamily(name, row.sentence, labels=row.labels)
-    for labels, value in values.items():
-        family.add_metric(labels, value)  # type: ignore[attr-defined]
-    return family
-
-
-def _read(row: Row, found: float | Mapping[str, float]) -> _Values:
+def _read(row: Row, found: float | Mapping[str, float]) -> Values:
     """What a reading says, by label; tenants beyond TENANTS_MAX are added up."""
     if not isinstance(found, Mapping):
         return {(): found}

@@ -30,7 +30,7 @@ VERBS: frozenset[type[Message]] = frozenset({BackendStart, BackendStop, AskBacke
 GRACE_MAX_S = 300.0
 LOG_LINES_MAX = 10_000
 BEGAN = "InactiveExitTimestampMonotonic"
-"""When somebody started it last; what systemd started again by itself since belongs to that."""
+"""When it was started last, by whomever."""
 CLOCKS_S = 0.001
 """Two clocks are read one after the other."""
 _SHOWN = ("LoadState", "ActiveState", "SubState", "Result", "MainPID", "NRestarts", "ActiveEnterTimestampMonotonic")
@@ -79,8 +79,9 @@ async def _look(unit: str) -> BackendIs:
 
 
 async def _log(unit: str, lines: int, *, last_run: bool) -> str:
-    began = (await systemd.show(unit, BEGAN)).get(BEGAN, "") if last_run else ""
-    ago_s = systemd.seconds_since(began)
+    """`last_run`: only of its last start. Where systemd has started it again by itself, why is in what was before."""
+    shown = await systemd.show(unit, BEGAN, "NRestarts") if last_run else {}
+    ago_s = systemd.seconds_since(shown.get(BEGAN, "")) if shown.get("NRestarts", "0") == "0" else None
     return await systemd.read_service(
         unit, lines=lines, since=None if ago_s is None else time.time() - ago_s - CLOCKS_S
     )

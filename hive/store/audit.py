@@ -1,24 +1,35 @@
-"""Who did what to which agent or setting, and how it ended: rows that are only added, until the oldest go."""
+"""Who did what to which agent or setting, and how it ended: a chain of rows, only added to, until the oldest go."""
 
 from __future__ import annotations
 
 import sqlite3
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+
+from hive.store.chain import GENESIS, PRUNED, START, TAKEN_IN, Head, Link, hash_of
 
 KEPT_S = 30 * 86400
 ROWS_MAX = 1_000_000
 """180 MB. A sleep with its wake takes four: a thousand agents that sleep every five minutes write as many in a day."""
 PRUNED_AT_ONCE = 5_000
 """Rows deleted in one transaction: some 15 ms that every other write waits for."""
+TAKEN_IN_AT_ONCE = 5_000
+"""Rows of an older Hive that are in memory at once while they are taken into the chain."""
+ORDER = "order."
+"""Before the name of an act that a person asked for, refused ones too; what came of it are rows of their own."""
+_COLUMNS = "id, at, actor, act, target, origin, outcome, detail, prev, hash"
+_NOT_TOLD = f"act NOT GLOB '{ORDER}*' AND act NOT GLOB 'audit.*'"
+"""What is no event: nothing happened to an agent by it."""
 
 
 class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One act. `at` Unix seconds; `act` as `agent.paused`; `target` an agent id, setting or `hive`.
+    """One act. `at` Unix seconds; `act` as `agent.paused` or `order.pause`; `target` an agent id, setting or `hive`.
 
-    `actor`: `uid:<n>`, `hive` where Hive acted by itself; `origin`: where it came from (`api`, `idle`, `wake`);
-    `outcome`: `ok` or the code of the error.
+    `actor`: `uid:<n>`, `idle`, `proxy`, `helper`, `hive` where Hive acted by itself; `origin`: where it came from
+    (`socket`, `proxy`, `hive`); `outcome`: `ok` or the code of the error.
     """
 
     at: float
@@ -30,34 +41,159 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     detail: dict[str, Any] = {}
 
 
-def append(conn: sqlite3.Connection, row: AuditRow) -> None:
-    conn.execute(
-        "INSERT INTO audit_log (at, actor, act, target, origin, outcome, detail) VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (row.at, row.actor, row.act, row.target, row.origin, row.outcome, msgspec.json.encode(row.detail).decode()),
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """A row with its number and its hash."""
+
+    id: int
+    hash: str | None
+    row: AuditRow
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which rows are asked for; what is empty or None asks for nothing. `agent`: ids or names. `act` may have `*`.
+
+    `since`: Unix seconds; `before`: an id.
+    """
+
+    agent: tuple[str, ...] = ()
+    actor: str = ""
+    act: str = ""
+    since: float | None = None
+    before: int | None = None
+
+
+def append(conn: sqlite3.Connection, row: AuditRow) -> Head:
+    """Adds it to the chain; inside the caller's transaction, so that no other row can take its place."""
+    return _add(conn, row, head(conn))
+
+
+def head(conn: sqlite3.Connection) -> Head:
+    """The last row. One that is not in the chain yet is taken in first, with those like it."""
+    last = conn.execute("SELECT id, hash FROM audit_log ORDER BY id DESC LIMIT 1").fetchone()
+    if last is None:
+        return begun_after(conn)
+    return Head(last[0], last[1]) if last[1] is not None else take_in(conn)
+
+
+def has(conn: sqlite3.Connection, noted: Head) -> bool:
+    """Whether the row is as it was noted, or older than all there are."""
+    if noted.id <= begun_after(conn).id:
+        return True
+    found = conn.execute("SELECT hash FROM audit_log WHERE id = ?", (noted.id,)).fetchone()
+    return found is not None and found[0] == noted.hash
+
+
+def begun_after(conn: sqlite3.Connection) -> Head:
+    """What was before the first row: the last one that was pruned."""
+    found = conn.execute("SELECT id, hash FROM audit_pruned").fetchone()
+    return START if found is None else Head(found[0], found[1])
+
+
+def numbered_to(conn: sqlite3.Connection) -> int:
+    """The last id that was given out; SQLite keeps it also where the row is gone."""
+    found = conn.execute("SELECT seq FROM sqlite_sequence WHERE name = 'audit_log'").fetchone()
+    return 0 if found is None else int(found[0])
+
+
+def links(conn: sqlite3.Connection) -> Iterator[Link]:
+    """Every row as it is stored, the oldest first."""
+    return (Link(*found) for found in conn.execute(f"SELECT {_COLUMNS} FROM audit_log ORDER BY id"))
+
+
+def take_in(conn: sqlite3.Connection) -> Head:
+    """Chains the rows at the end that an older Hive wrote without, and says so in a row; the last row."""
+    chained = conn.execute("SELECT id, hash FROM audit_log WHERE hash IS NOT NULL ORDER BY id DESC LIMIT 1").fetchone()
+    before = begun_after(conn) if chained is None else Head(chained[0], chained[1])
+    first = conn.execute("SELECT id FROM audit_log WHERE id > ? ORDER BY id LIMIT 1", (before.id,)).fetchone()[0]
+    if chained is None and first > before.id + 1:
+        before = Head(first - 1, GENESIS)
+        _begin_after(conn, before)
+    last, count = before, 0
+    while rows := _unchained(conn, last.id):
+        for link in rows:
+            digest = hash_of(link, last.hash)
+            conn.execute("UPDATE audit_log SET prev = ?, hash = ? WHERE id = ?", (last.hash, digest, link.id))
+            last = Head(link.id, digest)
+        count += len(rows)
+    detail = {"to": before.id, "hash": before.hash, "rows": count}
+    return _add(conn, _own(TAKEN_IN, time.time(), detail), last)
+
+
+def _unchained(conn: sqlite3.Connection, after: int) -> list[Link]:
+    found = conn.execute(
+        f"SELECT {_COLUMNS} FROM audit_log WHERE id > ? ORDER BY id LIMIT ?", (after, TAKEN_IN_AT_ONCE)
     )
+    return [Link(*row) for row in found]
+
+
+def _add(conn: sqlite3.Connection, row: AuditRow, before: Head) -> Head:
+    detail = msgspec.json.encode(row.detail).decode()
+    number = max(before.id, numbered_to(conn)) + 1
+    link = Link(number, row.at, row.actor, row.act, row.target, row.origin, row.outcome, detail, before.hash, None)
+    found = Head(number, hash_of(link, before.hash))
+    conn.execute(
+        f"INSERT INTO audit_log ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", link._replace(hash=found.hash)
+    )
+    return found
+
+
+def _own(act: str, at: float, detail: dict[str, Any]) -> AuditRow:
+    return AuditRow(at=at, actor="hive", act=act, target="hive", origin="hive", detail=detail)
+
+
+def _begin_after(conn: sqlite3.Connection, before: Head) -> None:
+    conn.execute("INSERT OR REPLACE INTO audit_pruned (one, id, hash) VALUES (1, ?, ?)", before)
 
 
 def tail(conn: sqlite3.Connection, limit: int) -> list[AuditRow]:
-    """The last `limit` rows, oldest first."""
-    rows = conn.execute("SELECT * FROM audit_log ORDER BY id DESC LIMIT ?", (limit,)).fetchall()
-    return [
-        AuditRow(
-            at=row["at"],
-            actor=row["actor"],
-            act=row["act"],
-            target=row["target"],
-            origin=row["origin"],
-            outcome=row["outcome"],
-            detail=msgspec.json.decode(row["detail"]),
-        )
-        for row in reversed(rows)
-    ]
+    """The last `limit` rows that are events, oldest first."""
+    rows = conn.execute(
+        f"SELECT {_COLUMNS} FROM audit_log WHERE {_NOT_TOLD} ORDER BY id DESC LIMIT ?", (limit,)
+    ).fetchall()
+    return [_entry(Link(*row)).row for row in reversed(rows)]
+
+
+def page(conn: sqlite3.Connection, asked: Filter, limit: int) -> list[Entry]:
+    """The last `limit` rows of those asked for, the newest first."""
+    conditions: list[tuple[str, tuple[Any, ...]]] = []
+    if asked.agent:
+        marks = ", ".join("?" * len(asked.agent))
+        named = f"(target IN ({marks}) OR json_extract(detail, '$.name') IN ({marks}))"
+        conditions.append((named, asked.agent * 2))
+    for condition, value in (
+        ("actor = ?", asked.actor or None),
+        ("act GLOB ?", asked.act or None),
+        ("at >= ?", asked.since),
+        ("id < ?", asked.before),
+    ):
+        if value is not None:
+            conditions.append((condition, (value,)))
+    where = " AND ".join(condition for condition, _ in conditions) or "TRUE"
+    values = [value for _, given in conditions for value in given]
+    rows = conn.execute(
+        f"SELECT {_COLUMNS} FROM audit_log WHERE {where} ORDER BY id DESC LIMIT ?", (*values, limit)
+    ).fetchall()
+    return [_entry(Link(*row)) for row in rows]
+
+
+def _entry(link: Link) -> Entry:
+    row = AuditRow(
+        at=link.at,
+        actor=link.actor,
+        act=link.act,
+        target=link.target,
+        origin=link.origin,
+        outcome=link.outcome,
+        detail=msgspec.json.decode(link.detail),
+    )
+    return Entry(id=link.id, hash=link.hash, row=row)
 
 
 def prune(conn: sqlite3.Connection, *, now: float) -> int:
     """Deletes the oldest rows, at most PRUNED_AT_ONCE: what is older than KEPT_S, and what is beyond ROWS_MAX.
 
-    Returns how many that were; 0 where nothing is left to prune. What stays has no gap.
+    Returns how many that were; 0 where nothing is left to prune. What stays has no gap, and begins after a row whose
+    number and hash are noted, also in a row of the chain: no other beginning can be put in its place.
     """
     first, last = conn.execute("SELECT (SELECT min(id) FROM audit_log), (SELECT max(id) FROM audit_log)").fetchone()
     if first is None:
@@ -66,5 +202,17 @@ def prune(conn: sqlite3.Connection, *, now: float) -> int:
     young = conn.execute(
         "SELECT id FROM audit_log WHERE id < ? AND at >= ? ORDER BY id LIMIT 1", (end, now - KEPT_S)
     ).fetchone()
-    kept_from = max(end if young is None else young["id"], last + 1 - ROWS_MAX)
-    return conn.execute("DELETE FROM audit_log WHERE id < ?", (min(end, kept_from),)).rowcount
+    kept_from = end if young is None else young[0]
+    if last + 1 - ROWS_MAX > first:
+        kept_from = max(kept_from, last + 2 - ROWS_MAX)  # and one for the row that says so
+    kept_from = min(end, kept_from)
+    if kept_from <= first:
+        return 0
+    before_it = head(conn)
+    gone = conn.execute("SELECT id, hash FROM audit_log WHERE id < ? ORDER BY id DESC LIMIT 1", (kept_from,)).fetchone()
+    before = Head(gone[0], gone[1] or GENESIS)
+    pruned = conn.execute("DELETE FROM audit_log WHERE id < ?", (kept_from,)).rowcount
+    _begin_after(conn, before)
+    detail = {"to": before.id, "hash": before.hash, "rows": pruned}
+    _add(conn, _own(PRUNED, now, detail), before_it)
+    return pruned

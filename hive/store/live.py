@@ -177,6 +177,11 @@ class Live:
         """Entries the daemon has not settled yet. Raises DependencyDown."""
         return int(await self._do(self._redis.xlen(keys.USAGE_STREAM)))
 
+    async def oldest_usage_at(self) -> float | None:
+        """When the oldest of them was added (Unix seconds, Redis's clock); None without any. Raises DependencyDown."""
+        found = await self._do(self._redis.xrange(keys.USAGE_STREAM, count=1))
+        return int(found[0][0].partition(b"-")[0]) / 1000 if found else None
+
     async def read_usage(self, *, pending: bool, count: int, block_ms: int = BLOCK_MS) -> list[StreamEntry]:
         """The next entries for the daemon; `pending`: those it was given before and has not settled.
 

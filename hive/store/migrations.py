@@ -153,7 +153,19 @@ CREATE TABLE jobs (
 CREATE INDEX jobs_time ON jobs (created_at);
 """
 
-STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP, _JOBS)
+_CHAIN = """
+ALTER TABLE audit_log ADD COLUMN prev TEXT;
+ALTER TABLE audit_log ADD COLUMN hash TEXT;
+
+CREATE TABLE audit_pruned (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    id INTEGER NOT NULL,
+    hash TEXT NOT NULL
+) STRICT;
+"""
+"""Rows without a hash are taken into the chain by `audit.take_in`; `audit_pruned` has the last one that was pruned."""
+
+STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP, _JOBS, _CHAIN)
 """A step that has been released is never changed; new ones are appended and only add: tables, columns that are NULL or
 have a default, indexes that refuse nothing (tests/store/test_migrations.py)."""
 

@@ -6,7 +6,8 @@ Every function takes the connection of one transaction (`Database.write`, `Datab
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -145,6 +146,24 @@ def agent_usage(
     return AgentUsage(agent_id, period, totals, by_model, recent)
 
 
+class Spent(msgspec.Struct, frozen=True, rename="camel"):
+    """Tokens of ended requests, as far as known, and how many ended."""
+
+    total_in: int = 0
+    total_out: int = 0
+    requests: int = 0
+
+
+def spent_since(conn: sqlite3.Connection, since: float) -> Spent:
+    """What all agents used since `since` (Unix seconds), removed ones too."""
+    row = conn.execute(
+        "SELECT coalesce(sum(tokens_in), 0), coalesce(sum(tokens_out), 0), count(*) FROM inference_usage"
+        " WHERE created_at >= ?",
+        (since,),
+    ).fetchone()
+    return Spent(*row)
+
+
 class Cost(msgspec.Struct, frozen=True):
     """Sums over requests. `unknown`: requests whose tokens nobody counted; `cut`: not answered to the end."""
 
@@ -163,6 +182,31 @@ class AgentCost(Cost, frozen=True, kw_only=True):
     name: str | None
 
 
+class GroupCost(Cost, frozen=True, kw_only=True):
+    """`key`: the tenant, model or backend; the Unix second at which the hour began."""
+
+    key: str | int
+
+
+class By(StrEnum):
+    """What usage is added up by."""
+
+    AGENT = "agent"
+    TENANT = "tenant"
+    MODEL = "model"
+    BACKEND = "backend"
+    HOUR = "hour"
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """Requests that ended since `since` (Unix seconds), of this agent (by id), tenant and model; None is of all."""
+
+    since: float = 0.0
+    agent: str | None = None
+    tenant: str | None = None
+    model: str | None = None
+
+
 class UsageSince(msgspec.Struct, frozen=True):
     """`{"agents","totals"}` of `GET /api/usage`."""
 
@@ -170,16 +214,53 @@ class UsageSince(msgspec.Struct, frozen=True):
     totals: Cost
 
 
-def usage_since(conn: sqlite3.Connection, since: float) -> UsageSince:
-    """What every agent used since `since` (Unix seconds), the most expensive first."""
+_COSTS = """count(*) AS requests, coalesce(sum(tokens_in), 0) AS tokens_in,
+    coalesce(sum(tokens_out), 0) AS tokens_out, coalesce(sum(cached_tokens), 0) AS cached_tokens,
+    sum(tokens_in IS NULL OR tokens_out IS NULL) AS unknown, sum(cut) AS cut"""
+_KEYS = {
+    By.TENANT: "u.tenant",
+    By.MODEL: "u.model",
+    By.BACKEND: "u.backend",
+    By.HOUR: "CAST(u.created_at AS INTEGER) / 3600 * 3600",
+}
+_MOST_FIRST = "sum(tokens_in) + sum(tokens_out) DESC"
+
+
+def usage_since(conn: sqlite3.Connection, asked: Asked) -> UsageSince:
+    """What every agent used, the most expensive first."""
+    where, values = _where(asked)
     rows = conn.execute(
-        "SELECT u.agent_id AS agent_id, a.name AS name, count(*) AS requests, coalesce(sum(tokens_in), 0) AS tokens_in,"
-        " coalesce(sum(tokens_out), 0) AS tokens_out, coalesce(sum(cached_tokens), 0) AS cached_tokens,"
-        " sum(tokens_in IS NULL OR tokens_out IS NULL) AS unknown, sum(cut) AS cut"
-        " FROM inference_usage u LEFT JOIN agents a ON a.id = u.agent_id WHERE u.created_at >= ?"
-        " GROUP BY u.agent_id ORDER BY sum(tokens_in) + sum(tokens_out) DESC, u.agent_id",
-        (since,),
+        f"SELECT u.agent_id AS agent_id, a.name AS name, {_COSTS}"
+        f" FROM inference_usage u LEFT JOIN agents a ON a.id = u.agent_id WHERE {where}"
+        f" GROUP BY u.agent_id ORDER BY {_MOST_FIRST}, u.agent_id",
+        values,
     )
     agents = [AgentCost(**dict(row)) for row in rows]
-    totals = {name: sum(getattr(agent, name) for agent in agents) for name in Cost.__struct_fields__}
-    return UsageSince(agents, Cost(**totals))
+    return UsageSince(agents, total(agents))
+
+
+def usage_by(conn: sqlite3.Connection, by: By, asked: Asked) -> list[GroupCost]:
+    """What every tenant, model or backend used, the most expensive first; hours in their order, those without a request
+    left out. KeyError for agents: `usage_since` has them."""
+    where, values = _where(asked)
+    order = "key" if by is By.HOUR else f"{_MOST_FIRST}, key"
+    rows = conn.execute(
+        f"SELECT {_KEYS[by]} AS key, {_COSTS} FROM inference_usage u WHERE {where} GROUP BY key ORDER BY {order}",
+        values,
+    )
+    return [GroupCost(**dict(row)) for row in rows]
+
+
+def total(costs: Sequence[Cost]) -> Cost:
+    return Cost(**{name: sum(getattr(cost, name) for cost in costs) for name in Cost.__struct_fields__})
+
+
+def _where(asked: Asked) -> tuple[str, list[object]]:
+    """A condition on `u`, and its values."""
+    parts: list[str] = ["u.created_at >= ?"]
+    values: list[object] = [asked.since]
+    for column, value in (("agent_id", asked.agent), ("tenant", asked.tenant), ("model", asked.model)):
+        if value is not None:
+            parts.append(f"u.{column} = ?")
+            values.append(value)
+    return " AND ".join(parts), values

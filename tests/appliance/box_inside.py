@@ -178,6 +178,8 @@ def boot_s() -> dict[str, float]:
 def first_day() -> dict[str, Any]:
     """After a boot: doctor, an agent's life, people, secrets, kill -9, fifty sleepers."""
     found: dict[str, Any] = {"boot": boot_s()}
+    # Without a choice it took Ollama, whose program is there, too.
+    found["chosen"] = [run("hive", "backend", "switch", "llama").returncode, active_units()]
     until("llama-server answers", lambda: hive("status")["status"] == "ok")
     doctor = run("hive", "doctor", "--json")
     found["doctor"] = json.loads(doctor.stdout)
@@ -293,6 +295,8 @@ def second_boot() -> dict[str, Any]:
     began = time.monotonic()
     until("all are up", lambda: sum(s == "running" for n, s in statuses().items() if n[1:].isdigit()) == SLEEPERS, 60)
     found["all_up_s"] = time.monotonic() - began
+    until("llama-server answers", lambda: hive("status")["status"] == "ok")
+    found["backend"] = active_units()
     found["statuses"] = {name: status for name, status in statuses().items() if not name[1:].isdigit()}
     pid = agents()["s0"]["pid"]
     os.kill(pid, 9)

@@ -69,7 +69,7 @@ class Box:
         )
         if not (models / "default").exists():
             with tempfile.TemporaryDirectory() as made:
-                shutil.copytree(vllm.model_for(venv, Path(made)), models / "default")
+                shutil.copytree(vllm.model_for(venv, Path(made)), models / "default", copy_function=shutil.copyfile)
         for path, text in (("opt/vllm/bin/vllm", VLLM), ("usr/local/bin/ollama", OLLAMA)):
             (self.root / path).parent.mkdir(parents=True, exist_ok=True)
             (self.root / path).write_text(text)
@@ -225,6 +225,11 @@ def test_fifty_that_slept_at_the_shutdown_are_back_after_the_boot(first_day: See
     assert second_boot["s7 answers"] == 200
 
 
+def test_the_inference_server_that_was_chosen_is_started_again(first_day: Seen, second_boot: Seen) -> None:
+    assert first_day["chosen"] == [0, ["hive-inference-llama"]]
+    assert second_boot["backend"] == ["hive-inference-llama"]
+
+
 def test_who_was_stopped_by_hand_stays_stopped(second_boot: Seen) -> None:
     assert second_boot["statuses"]["stopped-by-hand"] == "stopped"
 
@@ -272,7 +277,9 @@ def test_an_upgrade_that_does_not_come_up_is_taken_back(left: Seen) -> None:
 def test_without_purge_configuration_state_and_secrets_stay(left: Seen) -> None:
     assert left["uninstall"][0] == 0, left["uninstall"][1]
     assert left["kept"]
-    assert [path for path in left["kept"] if not path.startswith(("/etc/hive", "/var/lib/hive"))] == []
+    tests_own = ("/srv/hive", "/etc/systemd/system/hive-test", "/etc/systemd/system/multi-user.target.wants/hive-test")
+    elsewhere = [path for path in left["kept"] if not path.startswith(("/etc/hive", "/var/lib/hive", *tests_own))]
+    assert elsewhere == []
     assert left["kept users"] == []
     assert left["back"][0] == 0, left["back"][1]
     assert len(left["agents back"]) == 53

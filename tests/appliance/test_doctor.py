@@ -34,6 +34,7 @@ from hive.errors import NotPermitted, UsageError
 from hive.host.cgroup import Subtree
 from hive.host.gpu import read_gpus
 from hive.host.memory import read_swaps
+from hive.host.nvml import GpuState, Seen
 from hive.host.process import spawn
 from hive.host.zram import take_down
 from hive.settings import Paths, Settings
@@ -466,7 +467,7 @@ def test_gpus_are_read_from_the_files_of_the_kernel(tmp_path: Path) -> None:
     found = read_gpus(proc=proc, dev=dev, pci=pci)
     assert (found.on_bus, found.driver, found.models) == (1, "570.86.15", ("NVIDIA H200",))
     assert found.nodes == ("nvidia-uvm", "nvidia0", "nvidiactl")
-    assert backends.judge_gpu(found._replace(has_nvml=True)).status is PASS
+    assert backends.judge_gpu(found._replace(has_nvml=True), Seen((GpuState(0),))).status is PASS
 
 
 # --- units -------------------------------------------------------------------------------------------------------

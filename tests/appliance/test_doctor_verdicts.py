@@ -19,6 +19,7 @@ from hive.appliance.doctor import CHECKS
 from hive.domain import BackendInfo, BackendKind
 from hive.host.gpu import Gpus
 from hive.host.memory import Memory, Swap, Zram
+from hive.host.nvml import GpuState, Seen
 from hive.settings import Paths
 
 PASS, WARN, FAIL, SKIP = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP
@@ -363,7 +364,19 @@ H200 = Gpus(1, "570.86.15", ("NVIDIA H200",), NODES, (), True)
     ],
 )
 def test_gpus(gpus: Gpus, status: Status, word: str) -> None:
-    assert says(backends.judge_gpu(gpus), status, word)
+    assert says(backends.judge_gpu(gpus, Seen((GpuState(0),))), status, word)
+
+
+@pytest.mark.parametrize(
+    ("seen", "status", "word"),
+    [
+        (Seen((GpuState(0, total_bytes=140 * GIB, used_bytes=2 * GIB), GpuState(1))), PASS, "2 of 140 GiB in use"),
+        (Seen((GpuState(0), GpuState(1, fault="GPU is lost"))), WARN, "GPU 1 does not tell all: GPU is lost"),
+        (Seen(why_not="Driver/library version mismatch"), WARN, "version mismatch"),
+    ],
+)
+def test_what_a_gpu_tells(seen: Seen, status: Status, word: str) -> None:
+    assert says(backends.judge_gpu(H200, seen), status, word)
 
 
 OLLAMA = BackendInfo(kind=BackendKind.OLLAMA, address="a:1", label="Ollama at a:1", version="0.9")

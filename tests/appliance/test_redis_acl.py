@@ -113,7 +113,8 @@ async def test_everything_the_daemon_says_and_asks_is_let_through(appliance: Pat
         async with living(appliance, "proxy") as proxy:
             await proxy.add_usage([{"e": "p1", "n": 1, "d": b"{}"}])
         entries = await store.read_usage(pending=False, count=10, block_ms=1)
-        assert len(entries) == 1
+        assert len(entries) == await store.usage_length() == 1
+        assert await store.oldest_usage_at() is not None
         assert await store.read_usage(pending=True, count=10) == entries
         await store.settle_usage([entry.id for entry in entries])
         with viewing(appliance) as viewer:

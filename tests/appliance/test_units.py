@@ -359,11 +359,18 @@ def test_every_directory_is_there_and_its_owners_alone(system: Path) -> None:
     assert {path: look(path) for path in services} == services
 
 
+def test_of_the_gpus_the_daemon_has_what_tells_of_them_and_not_what_computes() -> None:
+    unit = read("hive-daemon.service")
+    assert unit.all("PrivateDevices") == ["yes"]
+    assert unit.all("BindPaths") == ["-/dev/nvidiactl", *(f"-/dev/nvidia{number}" for number in range(8))]
+
+
 @each_service
 def test_a_service_writes_only_where_a_directory_is_made_for_it(name: str) -> None:
     made = {line.split()[1] for line in (SYSTEMD / "tmpfiles.d/hive.conf").read_text().splitlines() if line[:2] == "d "}
     unit = read(name)
-    written = [path.lstrip("-") for key in ("ReadWritePaths", "BindPaths") for path in unit.all(key)]
+    named = [path.lstrip("-") for key in ("ReadWritePaths", "BindPaths") for path in unit.all(key)]
+    written = [path for path in named if not re.fullmatch(r"/dev/nvidia(ctl|\d)", path)]
     assert unit.all("ProtectSystem") == ["strict"]
     assert [path for path in written if path not in made | {"/etc/hive"}] == []
     assert all(name in ("hive-sandbox.service", "hive-thaw.service") or path != "/run/hive" for path in written)

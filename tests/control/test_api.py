@@ -234,6 +234,7 @@ async def test_unknown_paths_and_methods_say_so(client: Client, api: Server, tmp
         ("/api/agents/alice/usage", {"period": "2h"}),
         ("/api/agents/alice/usage", {"limit": "1000000"}),
         ("/api/usage", {"since": "yesterday"}),
+        ("/api/usage", {"by": "day"}),
         ("/api/events", {"tail": "1e3"}),
     ],
 )
@@ -255,6 +256,7 @@ async def test_a_pause_that_would_wait_for_ever_is_refused(client: Client, timeo
     [
         ("/api/health", "isolation"),
         ("/api/system/inference", "models"),
+        ("/api/system/inference/stats", "concurrentRequests"),
         ("/api/system/access", "token"),
         ("/api/system/memory", "zram"),
         ("/api/agents/alice/messages", "messages"),
@@ -268,6 +270,14 @@ async def test_a_pause_that_would_wait_for_ever_is_refused(client: Client, timeo
 async def test_each_reading_path_answers(client: Client, path: str, key: str) -> None:
     await to_thread(client.post, "/api/agents", SPEC)
     assert key in await to_thread(client.get, path)
+
+
+async def test_metrics_are_text_as_prometheus_wants_it(api: Server, tmp_path: Path) -> None:
+    request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    head, _, body = (await to_thread(raw, tmp_path / "hive.sock", request)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"content-type: text/plain; version=0.0.4; charset=utf-8" in head
+    assert body == b"hive_agents 1\n"
 
 
 async def test_a_fault_of_hive_is_500_without_its_inside(client: Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -464,4 +474,10 @@ async def test_people_may_what_their_groups_may(
             assert "PermissionError" in ran.stderr
         else:
             assert ran.stdout.startswith(f"HTTP/1.1 {status} ")
+    told = [(row.actor, row.act, row.outcome) for row in desk.orders]
+    acts = ("shutdown", "switch", "cancel_job")
+    if (look, act) == (200, 403):
+        assert told == [(f"uid:{user}", f"order.{name}", "not_permitted") for name in acts]
+    else:
+        assert len(told) == (3 if act == 200 else 0)
     await server.close()

@@ -12,7 +12,6 @@ import pytest
 from hive.control.choices import Running, service
 from hive.domain import BackendKind
 from hive.errors import DependencyDown, NotSupported, UsageError
-from hive.host.gpu_memory import Unread
 from hive.inference.switch import Target
 
 PROPS = {"/props": {"build_info": "b9"}}
@@ -78,9 +77,3 @@ def test_a_service_is_one_of_three() -> None:
     for asked in ("demo", "vlm", "../x", "hive-proxy"):
         with pytest.raises(UsageError):
             service(asked)
-
-
-def test_without_an_nvidia_driver_there_is_no_memory_to_wait_for(tmp_path: Path) -> None:
-    assert (Unread(tmp_path / "nvidia").has_gpu, Unread(tmp_path / "nvidia").is_free()) == (False, None)
-    (tmp_path / "gpus" / "0000:01:00.0").mkdir(parents=True)
-    assert Unread(tmp_path).has_gpu

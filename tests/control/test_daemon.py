@@ -508,6 +508,7 @@ async def test_usage_says_whether_tokens_are_tracked(box: Box) -> None:
     answer = await box.desk.usage(3600)
     assert answer == {
         "token_tracking": False,
+        "by": "agent",
         "agents": [],
         "totals": {"requests": 0, "tokens_in": 0, "tokens_out": 0, "cached_tokens": 0, "unknown": 0, "cut": 0},
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,8 @@ import pytest
 from hive.control.journal import Journal, event_of, transition_of
 from hive.domain import Agent, AgentSpec, AgentStatus
 from hive.errors import DependencyDown
-from hive.store import audit
+from hive.store import anchors, audit
+from hive.store.audit import AuditRow, Filter
 from hive.store.database import Database
 from hive.store.live import Live
 
@@ -56,6 +59,78 @@ async def test_a_database_that_is_gone_keeps_the_rows_for_later(database: Databa
     with pytest.raises(DependencyDown):
         await journal.flush()
     assert repr(journal) == "<Journal 1 unwritten>"
+
+
+def noted(database: Database) -> list[int]:
+    return [head.id for head in anchors.read(anchors.anchors_of(database.path)).heads]
+
+
+async def until_noted(database: Database, *expected: int) -> None:
+    while noted(database) != list(expected):  # noqa: ASYNC110 - it is written in a thread, for nobody to wait for
+        await asyncio.sleep(0.01)
+
+
+async def test_the_head_is_noted_every_hundred_rows_and_at_the_start_and_the_end(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hive.daemon")
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    await journal.begin()
+    assert noted(database) == []
+    for _ in range(99):
+        journal.note("backend.up")
+    await journal.flush()
+    journal.note("backend.up")
+    await journal.flush()
+    await until_noted(database, 100)
+    journal.note("backend.down")
+    await journal.close()
+    await until_noted(database, 100, 101)
+    await journal.close()
+    journal.note("backend.up")
+    await journal.flush()  # and here it was killed
+    later = Journal(database, Live(tmp_path / "redis.sock"))
+    await later.begin()
+    assert noted(database) == [100, 101, 102]
+    heads = anchors.read(anchors.anchors_of(database.path)).heads
+    assert [line for line in caplog.messages if line.startswith("audit_head ")] == [
+        f"audit_head head={head.id}:{head.hash}" for head in heads
+    ]
+
+
+async def test_a_start_on_a_table_that_is_not_as_it_was_noted_says_so_and_forgets_nothing(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal.note("backend.up")
+    journal.note("backend.down")
+    await journal.close()
+    await database.write(lambda conn: conn.execute("DELETE FROM audit_log WHERE id = 2"))
+    await Journal(database, Live(tmp_path / "redis.sock")).begin()
+    assert "audit_not_as_noted head=2:" in caplog.text
+    assert noted(database) == [2, 1]
+
+
+async def test_an_order_is_on_the_disk_when_it_was_recorded_and_is_no_event(database: Database, tmp_path: Path) -> None:
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    row = AuditRow(at=1.0, actor="uid:7", act="order.pause", target="a1", origin="socket", outcome="busy")
+    journal.note("backend.up")
+    await journal.record(row)
+    found = await database.read(lambda conn: audit.page(conn, Filter(), 10))
+    assert [entry.row.act for entry in found] == ["order.pause", "backend.up"]
+    assert [event["kind"] for event in await journal.past(10)] == ["backend.up"]
+
+
+async def test_an_order_that_cannot_be_written_is_kept_and_the_log_says_so(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    database.close()
+    await journal.record(AuditRow(at=1.0, actor="uid:7", act="order.stop", target="a1", origin="socket"))
+    assert repr(journal) == "<Journal 1 unwritten>"
+    assert "audit_late act=order.stop actor=uid:7" in caplog.text
+    await journal.close()
+    assert "audit_lost rows=1" in caplog.text
 
 
 async def test_rows_of_a_month_ago_are_pruned_in_as_many_slices_as_it_takes(

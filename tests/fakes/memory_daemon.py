@@ -24,6 +24,8 @@ from hive.control.feed import Events
 from hive.control.tail import Output
 from hive.domain import AgentSpec
 from hive.errors import BadRequest, NotFound, Saturated, TimedOut, WrongState
+from hive.store.audit import AuditRow, Entry, Filter
+from hive.store.usage import Asked, By
 
 Answer = dict[str, Any]
 
@@ -43,6 +45,8 @@ class MemoryDesk:
         self.past: list[Answer] = []
         self.busy: set[str] = set()
         self.actors: list[str] = []
+        self.orders: list[AuditRow] = []
+        self.asked: list[Filter] = []
         self.gate = asyncio.Event()
         self.gate.set()
         self.finished: list[str] = []
@@ -245,6 +249,20 @@ class MemoryDesk:
             raise NotFound(f"{name} has no schedule {schedule_id}")
         return {"cancelled": schedule_id, "name": name}
 
+    def meant(self, ref: str) -> tuple[str, str]:
+        name = ref.removeprefix("id-")
+        return (f"id-{name}", name) if name in self._specs else (ref, "")
+
+    async def ordered(self, row: AuditRow) -> None:
+        self.orders.append(row)
+
+    async def audit(self, asked: Filter, limit: int) -> Answer:
+        """Its orders, without any filter but `before`."""
+        rows = [views.audit_view(Entry(id=n, hash=f"{n:064}", row=row)) for n, row in enumerate(self.orders, 1)]
+        found = [row for row in reversed(rows) if asked.before is None or row["id"] < asked.before][:limit]
+        self.asked.append(asked)
+        return {"rows": found, "next": found[-1]["id"] if len(found) == limit else None}
+
     def memory(self) -> Answer:
         zram = {"device": "/dev/zram0", "algorithm": "lz4", "disksize_bytes": 1 << 30}
         return {
@@ -284,10 +302,16 @@ class MemoryDesk:
             "recent": [],
         }
 
-    async def usage(self, since_s: float) -> Answer:
+    async def usage(self, since_s: float, by: By, of: Asked) -> Answer:
         numbers = {"requests": 3, "tokens_in": 1200, "tokens_out": 34, "cached_tokens": 0, "unknown": 1, "cut": 0}
-        agents = [{"agent_id": f"id-{name}", "name": name, **numbers} for name in sorted(self._specs)]
-        return {"token_tracking": True, "agents": agents, "totals": numbers}
+        told: Answer = {"token_tracking": True, "by": str(by), "totals": numbers}
+        if by is By.AGENT:
+            return told | {
+                "agents": [{"agent_id": f"id-{name}", "name": name, **numbers} for name in sorted(self._specs)]
+            }
+        keys = [3600, 7200] if by is By.HOUR else [f"=a {by}\x1b[2J", f"of {of.agent} {of.tenant} {of.model}"]
+        small = {**numbers, "tokens_in": 10, "tokens_out": 0}
+        return told | {f"{by}s": [{str(by): key, **cost} for key, cost in zip(keys, (numbers, small), strict=True)]}
 
     def inference(self) -> Answer:
         models = [{"name": "demo", "size_bytes": 2_000_000_000, "owned_by": "hive", "created": 0}]
@@ -352,6 +376,12 @@ class MemoryDesk:
         error = {"code": "cancelled", "message": "vllm: it was cancelled; demo is active again", "hint": "", "log": []}
         job |= {"state": "cancelled", "error": error}
         return job
+
+    async def inference_stats(self) -> Answer:
+        return {"backend": "demo", "concurrentRequests": 2}
+
+    async def metrics(self) -> bytes:
+        return b"hive_agents 1\n"
 
     def stats(self) -> Answer:
         return {"agents": len(self._specs), "broken": 1 / len(self._specs)}

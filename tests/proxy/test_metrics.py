@@ -10,8 +10,9 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from hive.errors import HiveError, QueueFull
+from hive.exposition import Kind
 from hive.proxy.endpoints import ENDPOINTS
-from hive.proxy.metrics import CANCELLED_IN, LAG_SECONDS, OTHER, STATUSES_MAX, TABLE, TENANTS_MAX, Kind, Metrics
+from hive.proxy.metrics import CANCELLED_IN, LAG_SECONDS, OTHER, STATUSES_MAX, TABLE, TENANTS_MAX, Metrics
 
 CHAT = "/v1/chat/completions"
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
@@ -193,7 +194,7 @@ def test_a_name_with_quotes_and_newlines_stays_one_label() -> None:
 
 
 def test_scrape_and_document_have_the_same_metrics() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(hive_proxy_\w+)` \| (\w+) \| ([\w, ]*) \| (.+) \|$", DOCUMENT.read_text(), re.MULTILINE)
     metrics = Metrics()
     everything(metrics)
     text = b"".join(metrics.exposition()).decode()

@@ -1,28 +1,56 @@
-"""The audit table: the oldest rows go, and only they."""
+"""The audit table: a chain that stays one while rows come, the oldest go, and writers are killed."""
 
 from __future__ import annotations
 
+import sqlite3
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from hive.store import audit
-from hive.store.audit import KEPT_S, AuditRow
+from hive.store import anchors, audit, chain
+from hive.store.audit import KEPT_S, AuditRow, Filter
+from hive.store.chain import PRUNED, TAKEN_IN, Head, Verdict
 from hive.store.database import Database
 
 NOW = 2 * KEPT_S
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from hive.store import audit
+from hive.store.audit import AuditRow
+from hive.store.database import Database
+
+async def write():
+    database = Database.open(Path(sys.argv[1]))
+    row = AuditRow(at=1.0, actor="uid:0", act="agent.paused", target="a1", origin="socket")
+    while True:
+        heads = await asyncio.gather(*(database.write(lambda conn: audit.append(conn, row)) for _ in range(7)))
+        print(max(heads)[0], flush=True)
+
+asyncio.run(write())
+"""
+"""Says the number of a row once it is on the disk."""
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "ROWS_MAX", 8)
     monkeypatch.setattr(audit, "PRUNED_AT_ONCE", 3)
 
 
-async def add(database: Database, *ats: float) -> None:
-    for at in ats:
-        row = AuditRow(at=at, actor="uid:0", act="agent.created", target=str(at), origin="api")
-        await database.write(lambda conn, row=row: audit.append(conn, row))  # type: ignore[misc]
+def row_at(at: float, act: str = "agent.created") -> AuditRow:
+    return AuditRow(at=at, actor="uid:0", act=act, target=str(at), origin="socket")
+
+
+async def add(database: Database, *ats: float) -> Head:
+    def work(conn: sqlite3.Connection) -> Head:
+        return [audit.append(conn, row_at(at)) for at in ats][-1]
+
+    return await database.write(work)
 
 
 @pytest.fixture
@@ -31,15 +59,37 @@ def prune(database: Database) -> Callable[[], object]:
 
 
 async def left(database: Database) -> list[float]:
+    """Times of the rows that are events."""
     return [row.at for row in await database.read(lambda conn: audit.tail(conn, 100))]
 
 
+def looked_at(conn: sqlite3.Connection, *heads: Head) -> Verdict:
+    return chain.verify(
+        audit.links(conn), heads, begun_after=audit.begun_after(conn), numbered_to=audit.numbered_to(conn)
+    )
+
+
+async def verdict_of(database: Database, *heads: Head) -> Verdict:
+    return await database.read(lambda conn: looked_at(conn, *heads))
+
+
+async def do(database: Database, *statements: str) -> None:
+    """What a person with sqlite3 does."""
+    for statement in statements:
+        await database.write(lambda conn, statement=statement: conn.execute(statement))  # type: ignore[misc]
+
+
+# --- pruning -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small")
 async def test_what_is_too_old_goes_in_slices(database: Database, prune: Callable[..., object]) -> None:
     await add(database, 1.0, 2.0, 3.0, 4.0, NOW - KEPT_S - 0.1, NOW - KEPT_S, NOW)
     assert [await prune(), await prune(), await prune()] == [3, 2, 0]  # type: ignore[misc]
     assert await left(database) == [NOW - KEPT_S, NOW]
 
 
+@pytest.mark.usefixtures("small")
 async def test_an_old_row_behind_a_young_one_stays_until_that_goes(
     database: Database, prune: Callable[..., object]
 ) -> None:
@@ -49,14 +99,19 @@ async def test_an_old_row_behind_a_young_one_stays_until_that_goes(
     assert await left(database) == [NOW, 2.0]
 
 
+@pytest.mark.usefixtures("small")
 async def test_beyond_their_number_the_oldest_go_however_young(
     database: Database, prune: Callable[..., object]
 ) -> None:
     await add(database, *(NOW + number for number in range(13)))
-    assert [await prune(), await prune(), await prune()] == [3, 2, 0]  # type: ignore[misc]
-    assert await left(database) == [NOW + number for number in range(5, 13)]
+    """What says so is a row too."""
+    assert [await prune(), await prune(), await prune(), await prune()] == [3, 3, 2, 0]  # type: ignore[misc]
+    assert await left(database) == [NOW + number for number in range(8, 13)]
+    verdict = await verdict_of(database)
+    assert (verdict.rows, verdict.bad) == (8, None)
 
 
+@pytest.mark.usefixtures("small")
 async def test_an_empty_table_has_nothing_to_prune_and_numbers_are_not_used_again(
     database: Database, prune: Callable[..., object]
 ) -> None:
@@ -64,5 +119,178 @@ async def test_an_empty_table_has_nothing_to_prune_and_numbers_are_not_used_agai
     await add(database, 1.0)
     assert await prune() == 1  # type: ignore[misc]
     await add(database, NOW)
-    found = await database.read(lambda conn: conn.execute("SELECT id FROM audit_log").fetchall())
-    assert [row["id"] for row in found] == [2]
+    found = await database.read(lambda conn: conn.execute("SELECT id, act FROM audit_log").fetchall())
+    assert [tuple(row) for row in found] == [(2, PRUNED), (3, "agent.created")]
+
+
+@pytest.mark.usefixtures("small")
+async def test_what_is_left_after_pruning_is_a_whole_chain_and_no_other_beginning_is(
+    database: Database, prune: Callable[..., object]
+) -> None:
+    noted = await add(database, 1.0, 2.0)
+    await add(database, 3.0, 4.0, NOW, NOW + 1)
+    while await prune():  # type: ignore[misc]
+        assert (await verdict_of(database, noted)).bad is None
+    first = await database.read(lambda conn: next(audit.links(conn)))
+    assert first.id == 5
+    await do(
+        database,
+        "DELETE FROM audit_log WHERE id = 5",
+        f"UPDATE audit_pruned SET id = 5, hash = '{first.hash}'",
+    )
+    bad = (await verdict_of(database)).bad
+    assert bad is not None
+    assert (bad.id, "no row of the chain says so" in bad.why) == (6, True)
+
+
+# --- the chain -----------------------------------------------------------------------------------------------------
+
+
+async def test_rows_of_one_commit_are_chained_and_one_that_failed_leaves_no_gap(database: Database) -> None:
+    await add(database, 1.0)
+
+    def failing(conn: sqlite3.Connection) -> None:
+        audit.append(conn, row_at(9.0))
+        raise ValueError
+
+    with pytest.raises(ValueError, match=r"^$"):
+        await database.write(failing)
+    head = await add(database, 2.0, 3.0)
+    verdict = await verdict_of(database)
+    assert (verdict.rows, verdict.head, verdict.bad) == (3, head, None)
+
+
+@pytest.mark.parametrize(
+    ("statement", "first"),
+    [
+        ("UPDATE audit_log SET outcome = 'ok ' WHERE id = 2", 2),
+        ("UPDATE audit_log SET at = at + 0.001 WHERE id = 3", 3),
+        ("UPDATE audit_log SET hash = NULL, prev = NULL WHERE id >= 3", 3),
+        ("DELETE FROM audit_log WHERE id = 1", 1),
+        ("DELETE FROM audit_log WHERE id > 3", 4),
+        ("DELETE FROM audit_log", 1),
+        (
+            "INSERT INTO audit_log SELECT 5, 1.0, actor, act, target, origin, outcome, detail, hash, hash "
+            "FROM audit_log WHERE id = 4",
+            5,
+        ),
+        ("INSERT INTO audit_pruned VALUES (1, 9, '')", 10),
+    ],
+)
+async def test_what_a_person_with_sqlite3_does_is_found(database: Database, statement: str, first: int) -> None:
+    await add(database, 1.0, 2.0, 3.0, 4.0)
+    await do(database, statement)
+    bad = (await verdict_of(database)).bad
+    assert bad is not None
+    assert bad.id == first
+
+
+async def test_a_row_after_a_cut_off_end_does_not_take_the_number_of_one_that_is_gone(database: Database) -> None:
+    await add(database, 1.0, 2.0, 3.0)
+    await do(database, "DELETE FROM audit_log WHERE id > 1")
+    assert (await add(database, 4.0)).id == 4
+    bad = (await verdict_of(database)).bad
+    assert bad is not None
+    assert bad.id == 2
+
+
+async def test_rows_of_an_older_hive_are_taken_in_and_that_is_said(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had pruned some, and knew nothing of a chain."""
+    monkeypatch.setattr(audit, "TAKEN_IN_AT_ONCE", 2)
+    old = "INSERT INTO audit_log (at, actor, act, target, origin, outcome, detail)"
+    old += " VALUES (1.0, 'a', 'b', 'c', 'api', '', '{}')"
+    await do(database, *[old] * 7, "DELETE FROM audit_log WHERE id < 3")
+    head = await database.write(audit.head)
+    assert head.id == 8
+    verdict = await verdict_of(database)
+    assert (verdict.rows, verdict.bad, verdict.taken_in) == (6, None, 5)
+    # back to the older one, and here again
+    await do(database, old)
+    await add(database, 2.0)
+    acts = [link.act for link in await database.read(lambda conn: list(audit.links(conn)))]
+    assert acts == ["b"] * 5 + [TAKEN_IN, "b", TAKEN_IN, "agent.created"]
+    verdict = await verdict_of(database, head)
+    assert (verdict.bad, verdict.taken_in, verdict.unanchored) == (None, 6, 3)
+
+
+def test_after_a_killed_writer_every_row_it_said_was_written_is_in_a_whole_chain(tmp_path: Path) -> None:
+    path, said = tmp_path / "hive.db", 0
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            for _ in range(20):
+                said = int(writer.stdout.readline())
+            writer.kill()
+        database = Database.open(path)
+        database.close()
+        conn = sqlite3.connect(path)
+        verdict = looked_at(conn)
+        conn.close()
+        assert verdict.bad is None
+        assert verdict.rows >= said
+
+
+async def test_ten_thousand_rows_are_looked_at(database: Database) -> None:
+    await add(database, *(float(number) for number in range(10_000)))
+    began = time.perf_counter()
+    verdict = await verdict_of(database)
+    print(f"10,000 rows verified in {(time.perf_counter() - began) * 1000:.0f} ms")
+    assert (verdict.rows, verdict.bad) == (10_000, None)
+
+
+# --- what is asked for ---------------------------------------------------------------------------------------------
+
+
+async def test_rows_are_found_by_agent_actor_act_and_time_and_paged(database: Database) -> None:
+    def work(conn: sqlite3.Connection) -> None:
+        for number in range(6):
+            audit.append(
+                conn,
+                AuditRow(
+                    at=float(number),
+                    actor=f"uid:{number % 2}",
+                    act="order.pause" if number < 3 else "agent.paused",
+                    target=f"a{number}",
+                    origin="socket",
+                    detail={"name": "bob"} if number == 5 else {},
+                ),
+            )
+
+    await database.write(work)
+
+    async def ids(asked: Filter, limit: int = 10) -> list[int]:
+        return [entry.id for entry in await database.read(lambda conn: audit.page(conn, asked, limit))]
+
+    assert await ids(Filter()) == [6, 5, 4, 3, 2, 1]
+    assert await ids(Filter(before=4), 2) == [3, 2]
+    assert await ids(Filter(agent=("a1", "bob"))) == [6, 2]
+    assert await ids(Filter(actor="uid:1", act="order.*")) == [2]
+    assert await ids(Filter(act="order")) == []
+    assert await ids(Filter(since=4.0)) == [6, 5]
+    assert await left(database) == [3.0, 4.0, 5.0]
+
+
+# --- anchors -------------------------------------------------------------------------------------------------------
+
+
+def test_anchors_are_appended_and_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
+    path = anchors.anchors_of(tmp_path / "hive.db")
+    one, two = Head(100, "0a" * 32), Head(200, "0b" * 32)
+    assert anchors.read(path) == anchors.Anchors([], 0)
+    anchors.append(path, one, now=0.0)
+    with path.open("ab") as file:
+        file.write(b"200 0b0b")
+    anchors.append(path, two, now=0.0)
+    assert anchors.read(path) == anchors.Anchors([one, two], 1)
+    assert path.read_text().splitlines()[-1] == f"200 {'0b' * 32} 1970-01-01T00:00:00Z"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_in_the_place_of_the_anchors_is_not_followed(tmp_path: Path) -> None:
+    path = tmp_path / "audit.heads"
+    path.symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic"):
+        anchors.append(path, Head(1, "0a" * 32), now=0.0)
+    assert not (tmp_path / "other").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -249,6 +250,12 @@ async def test_a_stream_entry_is_given_again_until_it_is_settled(redis_server: R
     await store.settle_usage([entry.id for entry in given])
     assert await store.read_usage(pending=True, count=10) == []
     assert await store.usage_length() == 1
+    added_at = await store.oldest_usage_at()
+    assert added_at is not None
+    assert abs(time.time() - added_at) < 3600
+    (last,) = await store.read_usage(pending=False, count=2)
+    await store.settle_usage([last.id])
+    assert await store.oldest_usage_at() is None
     await store.close()
 
 

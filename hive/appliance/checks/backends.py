@@ -12,23 +12,28 @@ from typing import NamedTuple
 from hive.appliance.checks.check import Check, Verdict, failed, passed, skipped, warned
 from hive.appliance.checks.subject import Kind, Subject
 from hive.domain import BackendInfo, BackendKind
+from hive.host import gpu_memory
 from hive.host.gpu import Gpus, read_gpus
+from hive.host.nvml import Seen
 from hive.inference.recognise import CANDIDATES, find
 
 INFERENCE = "/run/hive-inference"
 CONNECT_S = 0.3
+GPU_S = 1.0
+GIB = 1024**3
 
 
 # --- the GPU -----------------------------------------------------------------------------------------------------
 
 
-def look_at_gpu(subject: Subject) -> Verdict:  # noqa: ARG001 - the same for all
-    return judge_gpu(read_gpus())
+async def look_at_gpu(subject: Subject) -> Verdict:  # noqa: ARG001 - the same for all
+    return judge_gpu(read_gpus(), await gpu_memory.Gpus(answer_s=GPU_S).seen())
 
 
-def judge_gpu(gpus: Gpus) -> Verdict:
-    """
-    >>> judge_gpu(Gpus(0, "", (), (), (), False)).reason
+def judge_gpu(gpus: Gpus, seen: Seen) -> Verdict:
+    """By the kernel's files, and by what NVIDIA's library says where they are well.
+
+    >>> judge_gpu(Gpus(0, "", (), (), (), False), Seen()).reason
     'no NVIDIA driver, and no NVIDIA GPU on the bus'
     """
     if not gpus.driver:
@@ -44,7 +49,12 @@ def judge_gpu(gpus: Gpus) -> Verdict:
         return warned(f"driver {gpus.driver}, but no /dev/nvidia-uvm: CUDA does not start", "nvidia-modprobe -c0 -u")
     if not gpus.has_nvml:
         return warned(f"driver {gpus.driver}, but no libnvidia-ml: free memory cannot be read before a switch")
-    return passed(f"driver {gpus.driver}: {', '.join(gpus.models)}")
+    if seen.why_not:
+        return warned(f"driver {gpus.driver}, but its library does not tell anything: {seen.why_not}")
+    if faults := [f"GPU {gpu.number} does not tell all: {gpu.fault}" for gpu in seen.gpus if gpu.fault]:
+        return warned(f"driver {gpus.driver}; {'; '.join(faults)}")
+    total, used = (sum(getattr(gpu, of) or 0 for gpu in seen.gpus) / GIB for of in ("total_bytes", "used_bytes"))
+    return passed(f"driver {gpus.driver}: {', '.join(gpus.models)}; {used:.0f} of {total:.0f} GiB in use")
 
 
 # --- does it answer ----------------------------------------------------------------------------------------------

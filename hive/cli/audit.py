@@ -1,0 +1,168 @@
+"""Who did what, and whether that record is whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hive.cli.call import Answer, Call, out
+from hive.cli.text import number, one_line, table
+from hive.errors import UsageError
+
+PAGE = 1000
+COLUMNS = ("id", "at", "actor", "origin", "act", "target", "name", "outcome", "detail")
+
+
+def list_rows(
+    call: Call,
+    agent: Annotated[str | None, typer.Option(metavar="NAME", help="What was done to this agent.")] = None,
+    actor: Annotated[str | None, typer.Option(metavar="WHO", help="What this one did: uid:1000, idle, hive.")] = None,
+    act: Annotated[str | None, typer.Option(metavar="ACT", help="Only this act; * stands for anything.")] = None,
+    since: Annotated[str | None, typer.Option(metavar="N(s|m|h|d)", help="How far back.")] = None,
+    tail: Annotated[int, typer.Option("--tail", "-n", metavar="N", min=1, help="So many rows, the last ones.")] = 50,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+) -> None:
+    """Lists who did what, to whom, and how it ended. It takes an operator.
+
+    An act that begins with order. is what a person asked for, refused or not; the others are what came of it.
+
+    Examples:
+      hive audit list --agent alice --since 1d
+      hive audit list --act 'order.*' --csv > orders.csv
+      hive audit list --json | jq -r '.rows[] | select(.outcome != "ok") | .act'
+    """
+    if as_csv and call.as_json:
+        raise UsageError("--csv or --json, not both", hint="hive audit list --help")
+    rows = _rows(call, tail, agent=agent, actor=actor, act=act, since=since)
+    if as_csv:
+        out(_csv(rows), end="")
+        return
+    call.show("audit.list", {"rows": rows}, lambda: _table(rows))
+
+
+def verify(
+    call: Call,
+    head: Annotated[
+        list[str] | None,
+        typer.Option("--head", metavar="ID:HASH", help="A row that was noted elsewhere (again and again)."),
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option("--state-dir", metavar="DIR", readable=False, help="The hive up that was started with it."),
+    ] = None,
+    prefix: Annotated[
+        Path, typer.Option("--prefix", metavar="DIR", help="The root of an image instead of this system.")
+    ] = Path("/"),
+) -> int:
+    """Checks that no row of the audit table was changed, removed or moved. Exit code 1 names the first that was.
+
+    It reads the file, whether or not Hive runs, so it takes the user Hive's daemon runs as, or root.
+
+    Examples:
+      hive audit verify --state-dir /srv/hive --json | jq .unanchored
+      sudo hive audit verify --head 100:27ad3ac6fb97c64b27ad3ac6fb97c64b27ad3ac6fb97c64b27ad3ac6fb97c64b
+    """
+    from hive.appliance import audit
+    from hive.appliance.parts import place_of
+
+    known = [audit.head_of(text) for text in head or []]
+    if None in known:
+        raise UsageError(
+            "--head: expected ID:HASH, a row's number and its 64 hex digits", hint="hive audit verify --help"
+        )
+    place = place_of(state_dir=state_dir, prefix=prefix.resolve(), uid=os.geteuid(), env=os.environ)
+    began = time.perf_counter()
+    checked = audit.verify(place, [one for one in known if one is not None])
+    answer = _answer(checked, time.perf_counter() - began)
+    call.show("audit.verify", answer, lambda: _said(answer))
+    return 0 if answer["ok"] else 1
+
+
+def _rows(call: Call, tail: int, **asked: Any) -> list[Answer]:
+    """The last `tail` of them, oldest first."""
+    client, before = call.client, None
+    rows: list[Answer] = []
+    while len(rows) < tail:
+        page = client.get("/api/audit", limit=min(PAGE, tail - len(rows)), before=before, **asked)
+        rows += page["rows"]
+        before = page["next"]
+        if before is None:
+            break
+    return rows[::-1]
+
+
+def _cells(row: Answer) -> list[str]:
+    detail = dict(row["detail"])
+    known = {
+        **row,
+        "at": time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(row["at"])),
+        "name": detail.pop("name", ""),
+    }
+    known["detail"] = json.dumps(detail) if detail else ""
+    return [one_line(str(known[column])) for column in COLUMNS]
+
+
+def _csv(rows: list[Answer]) -> str:
+    """With its header. What a spreadsheet would take for a formula gets a quote before it."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows([f"'{cell}" if cell[:1] in "=+-@" and cell else cell for cell in _cells(row)] for row in rows)
+    return file.getvalue()
+
+
+def _table(rows: list[Answer]) -> str:
+    headers = ["ID", "AT", "ACTOR", "ORIGIN", "ACT", "AGENT", "OUTCOME", "WHY"]
+    return table(headers, [_line(row) for row in rows])
+
+
+def _line(row: Answer) -> list[str]:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
+    detail = row["detail"]
+    why = str(detail.get("error") or detail.get("reason") or "")
+    whom = str(detail.get("name") or row["target"])
+    return [str(row["id"]), at, row["actor"], row["origin"], row["act"], whom, row["outcome"], why]
+
+
+def _answer(checked: Any, took_s: float) -> Answer:
+    verdict = checked.verdict
+    return {
+        "ok": verdict.bad is None,
+        "rows": verdict.rows,
+        "head": {"id": verdict.head.id, "hash": verdict.head.hash},
+        "first_bad": None if verdict.bad is None else {"id": verdict.bad.id, "why": verdict.bad.why},
+        "anchored_to": verdict.anchored,
+        "unanchored": verdict.unanchored,
+        "anchors": checked.noted,
+        "unreadable_anchors": checked.unreadable,
+        "taken_in": verdict.taken_in,
+        "database": str(checked.database),
+        "took_s": round(took_s, 3),
+    }
+
+
+def _said(answer: Answer) -> str:
+    if (bad := answer["first_bad"]) is not None:
+        return (
+            f"row {bad['id']} is the first that is not right: {bad['why']}\n"
+            f"{number(answer['rows'])} rows before it are, in {answer['database']}"
+        )
+    head = answer["head"]
+    lines = [f"{number(answer['rows'])} rows, each as it was written, up to {head['id']}:{head['hash']}"]
+    if answer["unanchored"]:
+        lines.append(
+            f"the last {number(answer['unanchored'])} are in no anchor yet: "
+            "nobody would see if they were replaced, or if more had followed them"
+        )
+    if answer["taken_in"]:
+        lines.append(f"{number(answer['taken_in'])} were taken in from an older Hive: before that nothing kept them")
+    if answer["unreadable_anchors"]:
+        lines.append(f"{answer['unreadable_anchors']} lines of the anchors cannot be read")
+    return "\n".join(lines)

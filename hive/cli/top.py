@@ -1,0 +1,47 @@
+"""`hive top`: the whole box, live or once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from typing import Annotated
+
+import typer
+
+from hive.cli.call import Call
+
+
+def top(
+    call: Call,
+    once: Annotated[bool, typer.Option("--once", "-1", help="Print it once; so it does where no terminal is.")] = False,
+    interval: Annotated[float, typer.Option("--interval", metavar="S", min=0.2, help="Seconds between looks.")] = 1.0,
+    readonly: Annotated[bool, typer.Option("--readonly", help="Without the keys that change something.")] = False,
+    no_unicode: Annotated[bool, typer.Option("--no-unicode", help="ASCII only.")] = False,
+) -> None:
+    """Shows every agent, the backend and the queue on one screen. Live, with keys that pause, resume, start and stop.
+
+    Where the daemon is down it shows what SQLite says, and that it does. NO_COLOR is honoured.
+
+    Examples:
+      hive top
+      hive top --readonly --interval 5
+      hive top --once
+      hive top --json | jq '.agents[] | select(.status == "paused") | .name'
+    """
+    import msgspec
+
+    from hive.places import api_sockets
+    from hive.tui.cells import plain
+    from hive.tui.source import Source
+
+    sockets = api_sockets(socket=call.socket, state_dir=call.state_dir, uid=os.geteuid(), env=os.environ)
+    source = Source(sockets, call.state_dir, uid=os.geteuid(), env=os.environ)
+    first = source.look()
+    if once or call.as_json or not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        width = shutil.get_terminal_size((120, 40)).columns
+        call.show("top", msgspec.to_builtins(first), lambda: plain(first, width, unicode=not no_unicode))
+        return
+    from hive.tui.app import Top  # 90 ms that `--once` does not pay
+
+    Top(source, first, interval_s=interval, readonly=readonly, unicode=not no_unicode).run()

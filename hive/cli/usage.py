@@ -1,0 +1,112 @@
+"""What was used, and by whom."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from hive.cli.call import Answer, Call, out
+from hive.cli.text import number, one_line, table
+from hive.errors import UsageError
+
+COSTS = ("requests", "tokens_in", "tokens_out", "cached_tokens", "unknown", "cut")
+HEADERS = ("REQUESTS", "TOKENS IN", "TOKENS OUT", "CACHED", "UNKNOWN", "CUT")
+GROUPS = ("agent", "tenant", "model", "backend", "hour")
+BAR = (8, 24)
+"""A bar has so many columns at least, or is left out, and at most."""
+
+
+def usage(
+    call: Call,
+    since: Annotated[str, typer.Option(metavar="N(s|m|h|d)", help="How far back.")] = "24h",
+    by: Annotated[str, typer.Option(metavar="WHAT", help=f"Add up by {', '.join(GROUPS[:-1])} or hour.")] = "agent",
+    agent: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Of this agent alone, or a removed one's id.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(metavar="NAME", help="Of this tenant alone.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Of this model alone.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+) -> None:
+    """Shows what was used, by agent, tenant, model, backend or hour.
+
+    What a backend did not report is counted as unknown, not as 0. A cut request is one whose client did not get a whole
+    answer. On a terminal a bar shows each line's tokens.
+
+    Examples:
+      hive usage
+      hive usage --by hour --since 7d --agent alice
+      hive usage --by model --csv > models.csv
+      hive usage --since 7d --json | jq .totals
+    """
+    if as_csv and call.as_json:
+        raise UsageError("--csv and --json: one of them", hint="hive usage --help")
+    answer = call.client.get("/api/usage", since=since, by=by, agent=agent, tenant=tenant, model=model)
+    if as_csv:
+        out(_csv(answer))
+    else:
+        call.show("usage", answer, lambda: _table(answer, since, columns=_columns()))
+
+
+def _columns() -> int:
+    """Of the terminal; 0 where nobody looks, or where it cannot show a bar."""
+    is_looked_at = sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower()
+    return shutil.get_terminal_size().columns if is_looked_at else 0
+
+
+def _table(answer: Answer, since: str, *, columns: int) -> str:
+    if not answer["token_tracking"]:
+        return "nothing is metered: token_tracking = false"
+    rows = answer[f"{answer['by']}s"]
+    lines = [[_name(answer["by"], row), *(number(row[cost]) for cost in COSTS)] for row in rows]
+    lines.append([f"all in {since}", *(number(answer["totals"][cost]) for cost in COSTS)])
+    text = table([answer["by"].upper(), *HEADERS], lines)
+    return with_bars(text, [row["tokens_in"] + row["tokens_out"] for row in rows], columns)
+
+
+def _name(by: str, row: Answer) -> str:
+    if by == "hour":
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(row["hour"]))
+    return str(row["name"] or row["agent_id"]) if by == "agent" else str(row[by])
+
+
+def with_bars(text: str, tokens: list[int], columns: int) -> str:
+    """The table with a bar behind each line that has tokens, as long as there is room on a terminal of `columns`.
+
+    >>> print(with_bars("NAME\\na\\nb\\nall", [8, 1], 80))
+    NAME
+    a     ████████████████████████
+    b     ███
+    all
+    >>> with_bars("NAME\\na\\nall", [8], 12)
+    'NAME\\na\\nall'
+    """
+    lines = text.split("\n")
+    begin = max(len(line) for line in lines) + 2
+    room, most = min(BAR[1], columns - begin), max(tokens, default=0)
+    if room < BAR[0] or not most:
+        return text
+    bars = ["", *("█" * max(1, round(room * count / most)) if count else "" for count in tokens), ""]
+    return "\n".join(f"{line:<{begin}}{bar}".rstrip() for line, bar in zip(lines, bars, strict=True))
+
+
+def _csv(answer: Answer) -> str:
+    """With its header; an hour as Unix seconds. What a spreadsheet would take for a formula gets a quote before it."""
+    by = answer["by"]
+    keys = ("agent_id", "name") if by == "agent" else (by,)
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*keys, *COSTS])
+    for row in answer[f"{by}s"]:
+        writer.writerow([*(_cell(row[key]) for key in keys), *(row[cost] for cost in COSTS)])
+    return file.getvalue().rstrip("\n")
+
+
+def _cell(value: str | int | None) -> str:
+    text = "" if value is None else one_line(str(value))
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

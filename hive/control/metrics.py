@@ -1,0 +1,209 @@
+"""What Prometheus reads at `GET /metrics` of the daemon: every metric is one row of TABLE.
+
+Nothing is counted for it: what a scrape tells is what the daemon knows anyway, and what it asks helper, proxy, Redis,
+SQLite and the GPUs' driver at that moment. What cannot be asked is left out, so that nobody takes it for a 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hive import __version__
+from hive.agents.roster import Roster
+from hive.agents.sleeper import Sleeper
+from hive.agents.turns import outcome_of
+from hive.control.elsewhere import WithElsewhere
+from hive.control.gates import ProxyGates
+from hive.control.stats import Counters
+from hive.control.usage import UsageConsumer
+from hive.control.world import DaemonWorld
+from hive.domain import AgentStatus, SleepDepth
+from hive.errors import HiveError
+from hive.exposition import Kind, Row, Values, written
+from hive.host import memory
+from hive.host.gpu_memory import Gpus
+from hive.host.memory import Zram
+from hive.host.nvml import GpuState, Seen
+from hive.store.database import Database
+from hive.store.live import Live
+
+TABLE = (
+    Row("build_info", Kind.GAUGE, ("version",), "1, for the version of this daemon."),
+    Row("start_time_seconds", Kind.GAUGE, (), "When this daemon started, Unix seconds."),
+    Row("agents", Kind.GAUGE, ("status", "depth"), "Agents by status and by how deep they sleep."),
+    Row("requests", Kind.COUNTER, (), "Requests that ended, of all time."),
+    Row("tokens", Kind.COUNTER, ("direction",), "Their tokens, `in` and `out`, as far as known."),
+    Row("requests_in_flight", Kind.GAUGE, (), "Requests begun and not ended."),
+    Row("requests_parked", Kind.GAUGE, (), "Requests that wait for their agent to wake."),
+    Row("wakes", Kind.COUNTER, ("cause", "depth"), "Wakes by what caused them and by where the agent slept."),
+    Row("wake_duration_seconds", Kind.HISTOGRAM, ("cause",), "From the first ask to the open gate."),
+    Row("pauses", Kind.COUNTER, (), "Times an agent was put to sleep."),
+    Row("deep_sleeps", Kind.COUNTER, (), "Times an agent's memory was paged out."),
+    Row("agent_errors", Kind.COUNTER, (), "Ends of agents nobody asked for, and failed starts."),
+    Row("agents_memory_bytes", Kind.GAUGE, ("status",), "RAM of agents' processes."),
+    Row("agents_swapped_bytes", Kind.GAUGE, (), "Memory of paused agents that is in swap."),
+    Row("sleep_saved_bytes", Kind.GAUGE, (), "Of that, what takes no RAM: less what zram keeps it in."),
+    Row("gpu_up", Kind.GAUGE, ("gpu", "name"), "Whether the GPU answers everything it is asked."),
+    Row("gpu_memory_total_bytes", Kind.GAUGE, ("gpu",), "Its memory."),
+    Row("gpu_memory_used_bytes", Kind.GAUGE, ("gpu",), "Of that in use, what the driver keeps for itself included."),
+    Row("gpu_utilization_ratio", Kind.GAUGE, ("gpu",), "Share of the last second in which it computed."),
+    Row("gpu_process_memory_bytes", Kind.GAUGE, ("gpu", "pid"), "Its memory that a process holds."),
+    Row("gpu_instance_memory_used_bytes", Kind.GAUGE, ("gpu", "instance"), "Memory in use of a MIG device."),
+    Row("backend_up", Kind.GAUGE, ("backend",), "Whether the inference server answers."),
+    Row("backend_slots", Kind.GAUGE, ("backend",), "Requests it works on at once, where it has a limit."),
+    Row("up", Kind.GAUGE, ("part",), "Whether a part does its work: `proxy`, `helper`, `redis`, `database`."),
+    Row("usage_waiting", Kind.GAUGE, (), "Entries of the usage stream that are not in SQLite yet."),
+    Row("usage_lag_seconds", Kind.GAUGE, (), "Age of the oldest of them, 0 without any."),
+    Row("usage_lost", Kind.COUNTER, (), "Usage events that are known to be lost."),
+)
+ROWS = {row.name: row for row in TABLE}
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Scraper:
+    """What the daemon's parts say of themselves, in one scrape."""
+
+    started_at: float
+    roster: Roster
+    sleeper: Sleeper
+    counters: Counters
+    helper: WithElsewhere
+    gates: ProxyGates
+    world: DaemonWorld
+    live: Live
+    database: Database
+    consumer: UsageConsumer
+    gpus: Gpus
+
+    async def scrape(self) -> bytes:
+        """The exposition: tens of milliseconds, seconds where a part hangs."""
+        paused = [life.agent.id for life in self.roster if life.status is AgentStatus.PAUSED]
+        gpus, stats, waiting, oldest_at, is_read, _ = await asyncio.gather(
+            self.gpus.seen(),
+            _told(self.helper.stat([])),
+            _told(self.live.usage_length()),
+            _told(self.live.oldest_usage_at()),
+            _told(self.database.read(lambda conn: conn.execute("SELECT 1").fetchone())),
+            self.sleeper.look(),
+        )
+        swapped = None if stats is None else sum(stats[agent].swap_bytes for agent in paused if agent in stats)
+        values: dict[str, Values | None] = {
+            **self._agents(),
+            **self.counters.metrics(),
+            **self._parts(is_read=is_read is not None),
+            **gpu_values(gpus),
+            "agents_memory_bytes": None if stats is None else self._memory({a: s.rss_bytes for a, s in stats.items()}),
+            "agents_swapped_bytes": _just(swapped),
+            "sleep_saved_bytes": _just(None if swapped is None else saved_bytes(swapped, memory.read_zrams())),
+            "usage_waiting": _just(waiting),
+            "usage_lag_seconds": _just(None if waiting is None else max(0.0, time.time() - (oldest_at or time.time()))),
+        }
+        return exposition(values)
+
+    def _agents(self) -> dict[str, Values | None]:
+        found: Counter[tuple[str, ...]] = Counter((str(life.status), str(life.agent.depth)) for life in self.roster)
+        seen = [self.sleeper.activity(life.agent.id) for life in self.roster]
+        return {
+            "agents": {**{(str(status), str(SleepDepth.AWAKE)): 0 for status in AgentStatus}, **found},
+            "requests_in_flight": _just(sum(activity.in_flight for activity in seen)),
+            "requests_parked": _just(sum(activity.parked for activity in seen)),
+        }
+
+    def _memory(self, rss_bytes: dict[str, int]) -> Values:
+        held: Counter[tuple[str, ...]] = Counter()
+        for life in self.roster:
+            held[(str(life.status),)] += rss_bytes.get(life.agent.id, 0)
+        return held
+
+    def _parts(self, *, is_read: bool) -> dict[str, Values | None]:
+        backend = self.world.backend
+        kind = "" if backend is None else str(backend.kind)
+        return {
+            "build_info": {(__version__,): 1},
+            "start_time_seconds": _just(self.started_at),
+            "backend_up": {(kind,): float(backend is not None and backend.up)},
+            "backend_slots": None if backend is None or backend.slots is None else {(kind,): backend.slots},
+            "up": {
+                ("proxy",): float(self.gates.session is not None),
+                ("helper",): float(self.helper.connected),
+                ("redis",): float(self.live.up),
+                ("database",): float(is_read and self.database.is_writing and not self.consumer.degraded),
+            },
+            "usage_lost": _just(self.consumer.lost),
+        }
+
+
+def exposition(values: dict[str, Values | None]) -> bytes:
+    """The lines of all rows that have values, in the order of TABLE. KeyError for a name that has no row."""
+    for name in values:
+        ROWS[name]
+    return b"".join(written(row, found) for row in TABLE if (found := values.get(row.name)))
+
+
+def saved_bytes(swapped_bytes: int, zrams: list[Zram]) -> int:
+    """What memory in swap saves of RAM: zram keeps it compressed, swap on a disk takes none.
+
+    Where there is any zram all is taken to be there, at the ratio of what is in it now.
+
+    >>> saved_bytes(900, []), saved_bytes(900, [Zram("zram0", "zstd", 4000, 3000, 1000)])
+    (900, 600)
+    """
+    original = sum(zram.original_bytes for zram in zrams)
+    taken = sum(zram.memory_bytes for zram in zrams)
+    return swapped_bytes if not original else max(0, round(swapped_bytes * (1 - taken / original)))
+
+
+def gpu_values(seen: Seen) -> dict[str, Values | None]:
+    """Of each GPU what it tells; nothing where it does not.
+
+    >>> told = gpu_values(Seen((GpuState(0, name="H200", total_bytes=5), GpuState(1, fault="GPU is lost"))))
+    >>> told["gpu_up"], told["gpu_memory_total_bytes"], told["gpu_memory_used_bytes"]
+    ({('0', 'H200'): 1.0, ('1', ''): 0.0}, {('0',): 5}, {})
+    """
+
+    def of(attribute: str) -> Values:
+        told = {(str(gpu.number),): getattr(gpu, attribute) for gpu in seen.gpus}
+        return {labels: value for labels, value in told.items() if value is not None}
+
+    return {
+        "gpu_up": {(str(gpu.number), gpu.name): float(not gpu.fault) for gpu in seen.gpus},
+        "gpu_memory_total_bytes": of("total_bytes"),
+        "gpu_memory_used_bytes": of("used_bytes"),
+        "gpu_utilization_ratio": {
+            (str(gpu.number),): gpu.busy_percent / 100 for gpu in seen.gpus if gpu.busy_percent is not None
+        },
+        "gpu_process_memory_bytes": _of_processes(seen.gpus),
+        "gpu_instance_memory_used_bytes": {
+            (str(gpu.number), str(part.number)): part.used_bytes
+            for gpu in seen.gpus
+            for part in gpu.instances
+            if part.used_bytes is not None
+        },
+    }
+
+
+def _of_processes(gpus: tuple[GpuState, ...]) -> Values:
+    """A process with several contexts on one GPU (several MIG devices) is told once."""
+    held: Counter[tuple[str, ...]] = Counter()
+    for gpu in gpus:
+        for process in gpu.processes or ():
+            if process.used_bytes is not None:
+                held[(str(gpu.number), str(process.pid))] += process.used_bytes
+    return held
+
+
+def _just(value: float | None) -> Values | None:
+    return None if value is None else {(): value}
+
+
+async def _told(asked: Coroutine[Any, Any, Found]) -> Found | None:
+    """None where whoever knows cannot be asked."""
+    found = await outcome_of(asked)
+    return None if isinstance(found, HiveError) else found

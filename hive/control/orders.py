@@ -1,0 +1,50 @@
+"""What people order, in the audit table: who, where from, what about, and how it ended, before they are answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from hive.control.desk import Desk
+from hive.errors import HiveError
+from hive.store.audit import ORDER, AuditRow
+
+Result = TypeVar("Result")
+
+NAME_MAX = 200
+"""Characters of what somebody named, and of what was wrong with it, that are kept."""
+
+
+class Order(NamedTuple):
+    """`act`: as `pause`. `path`: what the path names, `ref` an agent. `about`: what more is known once it has ended."""
+
+    act: str
+    actor: str
+    path: Mapping[str, str]
+    about: Mapping[str, Any]
+
+
+async def carried_out(desk: Desk, order: Order, work: Awaitable[Result]) -> Result:
+    """What `work` returns, or raises; the row is written first."""
+    named = {name: text[:NAME_MAX] for name, text in order.path.items()}
+    target, name = desk.meant(named.pop("ref")) if "ref" in named else ("hive", "")
+    detail: dict[str, Any] = {"name": name, **named} if name else {**named}
+    outcome = "ok"
+    try:
+        return await work
+    except Exception as error:
+        outcome = error.code if isinstance(error, HiveError) else HiveError.code
+        detail["error"] = str(error)[:NAME_MAX]
+        raise
+    finally:
+        row = AuditRow(
+            at=time.time(),
+            actor=order.actor,
+            act=ORDER + order.act,
+            target=target,
+            origin="socket",
+            outcome=outcome,
+            detail=detail | dict(order.about),
+        )
+        await desk.ordered(row)

@@ -1,0 +1,105 @@
+"""Prometheus's text format: a metric is one row of a table, its values are handed in when somebody scrapes.
+
+prometheus-client only writes the format; whoever counts does so with a dict look-up and an addition.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from itertools import accumulate
+from typing import NamedTuple
+
+from prometheus_client import Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Row(NamedTuple):
+    """One metric: its name without prefix and `_total`, its labels, and what it says."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    sentence: str
+    prefix: str = "hive_"
+
+    @property
+    def full_name(self) -> str:
+        """As a scrape shows it.
+
+        >>> Row("requests", Kind.COUNTER, (), "").full_name
+        'hive_requests_total'
+        """
+        return self.prefix + self.name + ("_total" if self.kind == Kind.COUNTER else "")
+
+
+class Histogram:
+    """How many observations fell into each bucket; a bound belongs to its own bucket.
+
+    >>> waits = Histogram((0.1, 1.0))
+    >>> [waits.observe(value) for value in (0.1, 0.5, 7.0)] and waits.cumulative()
+    [('0.1', 1.0), ('1.0', 2.0), ('+Inf', 3.0)]
+    """
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, observations not above it) of each bucket, as the format wants it."""
+        names = [*map(str, self._bounds), "+Inf"]
+        return list(zip(names, map(float, accumulate(self.counts)), strict=True))
+
+
+Values = Mapping[tuple[str, ...], float | Histogram]
+"""Values of a row's labels, in its order → what is so."""
+
+
+def written(row: Row, values: Values) -> bytes:
+    """The metric's lines in a scrape."""
+    return generate_latest(_Just(_family(row, values)))
+
+
+class _Just:
+    """A collector of one metric: `generate_latest` takes nothing else."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        return [self._metric]
+
+
+def _family(row: Row, values: Values) -> Metric:
+    name = row.prefix + row.name
+    match row.kind:
+        case Kind.HISTOGRAM:
+            histograms = HistogramMetricFamily(name, row.sentence, labels=row.labels)
+            for labels, value in values.items():
+                assert isinstance(value, Histogram)
+                histograms.add_metric(labels, value.cumulative(), value.total)
+            return histograms
+        case Kind.COUNTER:
+            family: Metric = CounterMetricFamily(name, row.sentence, labels=row.labels)
+        case Kind.GAUGE:
+            family = GaugeMetricFamily(name, row.sentence, labels=row.labels)
+    for labels, value in values.items():
+        family.add_metric(labels, value)  # type: ignore[attr-defined]
+    return family

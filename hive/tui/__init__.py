@@ -1,0 +1,1 @@
+"""`hive top`: the whole box on one screen. Only that command imports this room, and Textual with it."""

@@ -1,0 +1,359 @@
+"""What `hive top` shows, and what `hive top --json` prints: one Snapshot, made of what was answered or read. Pure.
+
+Times named `at` are Unix seconds; None is unknown, which is not 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from hive.domain import Agent, SleepDepth
+from hive.store.audit import AuditRow
+
+Answer = Mapping[str, Any]
+FROM_DAEMON, FROM_STORE = "daemon", "store"
+
+
+class AgentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One agent. `saved_bytes`: of its memory, in swap while it sleeps; `why`: why it is awake, asleep or down."""
+
+    id: str
+    name: str
+    status: str
+    depth: str
+    tier: str
+    tenant: str
+    model: str | None
+    runtime: str
+    in_flight: int | None
+    parked: int | None
+    requests: int
+    tokens_in: int
+    tokens_out: int
+    tokens_per_s: float | None
+    rss_bytes: int | None
+    saved_bytes: int | None
+    idle_s: float | None
+    since: float
+    why: str
+    last_wake_ms: float | None
+    last_wake_cause: str | None
+    wakes: int | None
+    pauses: int | None
+
+
+class BackendRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The inference server in use. `switching`: how far a switch is, empty where none is under way."""
+
+    kind: str
+    label: str
+    address: str
+    version: str
+    up: bool
+    slots: int | None
+    warning: str
+    models: list[str]
+    switching: str
+
+
+class TenantQueue(msgspec.Struct, frozen=True):
+    tenant: str
+    running: int
+    waiting: int
+
+
+class Queue(msgspec.Struct, frozen=True):
+    running: int
+    waiting: int
+    slots: int | None
+    tenants: list[TenantQueue]
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """The host's."""
+
+    total_bytes: int
+    available_bytes: int
+    swap_total_bytes: int
+    swap_free_bytes: int
+
+
+class Event(msgspec.Struct, frozen=True):
+    """`text`: who, from what to what, and why, on one line."""
+
+    at: float
+    kind: str
+    text: str
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything at one moment. `source`: `daemon`, or `store` where that is down and SQLite was read.
+
+    `problems`: what is wrong, in words, the worst first. `wake_ms`: median since the daemon started.
+    """
+
+    at: float
+    source: str
+    place: str
+    hive_version: str
+    isolation: str
+    problems: list[str]
+    backend: BackendRow | None
+    queue: Queue | None
+    memory: Memory | None
+    requests: int | None
+    tokens_out: int | None
+    wakes: int | None
+    wake_ms: float | None
+    agents: list[AgentRow]
+    events: list[Event]
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the daemon answered: only then can something be changed."""
+        return self.source == FROM_DAEMON
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What is used of an agent as the API shows it; whatever else it has is not even decoded."""
+
+    id: str
+    name: str
+    status: str
+    depth: str
+    tier: str
+    tenant: str
+    model: str | None
+    runtime: str
+    in_flight: int
+    parked: int
+    ingress_open: int
+    requests: int
+    tokens_in: int
+    tokens_out: int
+    rss_bytes: int | None
+    swap_bytes: int | None
+    last_active_at: float | None
+    since: float
+    brief: str
+    reason: str
+    last_wake_ms: float | None
+    last_wake_cause: str | None
+    wakes: int
+    pauses: int
+
+
+class Views(msgspec.Struct, frozen=True):
+    """The answer of `GET /api/agents`."""
+
+    agents: list[View]
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """What the API answered, as it came; `queue` is the proxy's, None where that could not be asked."""
+
+    health: Answer
+    agents: Sequence[View]
+    inference: Answer
+    memory: Answer
+    stats: Answer
+    events: Sequence[Answer]
+    queue: Answer | None
+
+
+def from_api(answers: Answers, *, place: str, now: float, before: Snapshot | None = None) -> Snapshot:
+    """The Snapshot of what the daemon said. `before` is what rates are measured against; without it they are None."""
+    health, stats = answers.health, answers.stats
+    elapsed_s = now - before.at if before is not None and before.is_live else 0.0
+    tokens = {row.id: row.tokens_out for row in before.agents} if before is not None and elapsed_s > 0 else {}
+    return Snapshot(
+        at=now,
+        source=FROM_DAEMON,
+        place=place,
+        hive_version=health["version"],
+        isolation=health["isolation"],
+        problems=list(health["problems"]),
+        backend=_backend(answers.inference),
+        queue=None if answers.queue is None else queue_of(answers.queue),
+        memory=_memory(answers.memory),
+        requests=stats.get("requests"),
+        tokens_out=stats.get("tokens_out"),
+        wakes=stats.get("wakes"),
+        wake_ms=(stats.get("wake_ms") or {}).get("p50"),
+        agents=[_agent(view, now, tokens.get(view.id), elapsed_s) for view in answers.agents],
+        events=[_event(event) for event in answers.events],
+    )
+
+
+def from_store(
+    agents: Sequence[Agent],
+    acts: Sequence[AuditRow],
+    *,
+    place: str,
+    now: float,
+    why: str,
+    activity: Mapping[str, float],
+    queue: Answer | None = None,
+) -> Snapshot:
+    """The Snapshot of what SQLite holds while the daemon is down; `why` says so in words.
+
+    `activity`: agent id → when it was last active, from Redis; empty where that was not to be had.
+    """
+    names = {agent.id: agent.name for agent in agents}
+    return Snapshot(
+        at=now,
+        source=FROM_STORE,
+        place=place,
+        hive_version="",
+        isolation="",
+        problems=[why],
+        backend=None,
+        queue=None if queue is None else queue_of(queue),
+        memory=None,
+        requests=sum(agent.requests for agent in agents),
+        tokens_out=sum(agent.tokens_out for agent in agents),
+        wakes=None,
+        wake_ms=None,
+        agents=[_stored(agent, now, activity.get(agent.id)) for agent in sorted(agents, key=lambda a: a.name)],
+        events=[_act(row, names) for row in acts],
+    )
+
+
+def queue_of(answer: Answer) -> Queue:
+    """
+    >>> queue_of({"running": 1, "waiting": 2, "slots": 4, "tenants": [{"name": "a", "running": 1, "waiting": 2}]})
+    Queue(running=1, waiting=2, slots=4, tenants=[TenantQueue(tenant='a', running=1, waiting=2)])
+    """
+    tenants = [TenantQueue(row["name"], row["running"], row["waiting"]) for row in answer.get("tenants", ())]
+    return Queue(answer["running"], answer["waiting"], answer.get("slots"), tenants)
+
+
+def rate(before: int | None, after: int, elapsed_s: float) -> float | None:
+    """Per second; a count that went down began again.
+
+    >>> rate(10, 30, 2.0), rate(None, 30, 2.0), rate(30, 10, 2.0)
+    (10.0, None, None)
+    """
+    if before is None or elapsed_s <= 0 or after < before:
+        return None
+    return round((after - before) / elapsed_s, 1)
+
+
+def idle_of(*, now: float, last_active_at: float | None, busy: int) -> float | None:
+    """Seconds since it was last active; 0 while a request of it is under way, also where the clock jumped.
+
+    >>> idle_of(now=10.0, last_active_at=4.0, busy=0), idle_of(now=10.0, last_active_at=40.0, busy=0)
+    (6.0, 0.0)
+    """
+    if busy:
+        return 0.0
+    return None if last_active_at is None else max(0.0, round(now - last_active_at, 1))
+
+
+def _agent(view: View, now: float, tokens_before: int | None, elapsed_s: float) -> AgentRow:
+    busy = view.in_flight + view.ingress_open
+    return AgentRow(
+        id=view.id,
+        name=view.name,
+        status=view.status,
+        depth=view.depth,
+        tier=view.tier,
+        tenant=view.tenant,
+        model=view.model,
+        runtime=view.runtime,
+        in_flight=view.in_flight,
+        parked=view.parked,
+        requests=view.requests,
+        tokens_in=view.tokens_in,
+        tokens_out=view.tokens_out,
+        tokens_per_s=rate(tokens_before, view.tokens_out, elapsed_s),
+        rss_bytes=view.rss_bytes,
+        saved_bytes=view.swap_bytes if view.depth != SleepDepth.AWAKE else 0,
+        idle_s=idle_of(now=now, last_active_at=view.last_active_at, busy=busy),
+        since=view.since,
+        why=view.brief or view.reason,
+        last_wake_ms=view.last_wake_ms,
+        last_wake_cause=view.last_wake_cause,
+        wakes=view.wakes,
+        pauses=view.pauses,
+    )
+
+
+def _stored(agent: Agent, now: float, active_at: float | None) -> AgentRow:
+    spec = agent.spec
+    last = max((at for at in (agent.last_active_at, active_at) if at is not None), default=None)
+    return AgentRow(
+        id=agent.id,
+        name=spec.name,
+        status=str(agent.status),
+        depth=str(agent.depth),
+        tier=str(spec.tier),
+        tenant=spec.tenant,
+        model=spec.model,
+        runtime=str(spec.runtime),
+        in_flight=None,
+        parked=None,
+        requests=agent.requests,
+        tokens_in=agent.tokens_in,
+        tokens_out=agent.tokens_out,
+        tokens_per_s=None,
+        rss_bytes=None,
+        saved_bytes=None,
+        idle_s=idle_of(now=now, last_active_at=last, busy=0),
+        since=agent.since,
+        why=agent.reason,
+        last_wake_ms=None,
+        last_wake_cause=None,
+        wakes=None,
+        pauses=None,
+    )
+
+
+def _backend(answer: Answer) -> BackendRow | None:
+    job = answer.get("switch")
+    switching = "" if job is None else str(job["progress"])
+    if answer["backend"] is None and not switching:
+        return None
+    return BackendRow(
+        kind=answer["backend"] or "",
+        label=answer["label"] or answer["backend"] or "",
+        address=answer["address"],
+        version=answer["version"],
+        up=answer["running"],
+        slots=answer["slots"],
+        warning=answer["warning"],
+        models=[model["name"] for model in answer["models"]],
+        switching=switching,
+    )
+
+
+def _memory(answer: Answer) -> Memory:
+    return Memory(*(answer[name] for name in Memory.__struct_fields__))
+
+
+def _event(event: Answer) -> Event:
+    text = told(
+        event.get("name") or event.get("agent") or "", event.get("from"), event.get("to"), event.get("reason") or ""
+    )
+    outcome = event.get("outcome")
+    return Event(event.get("at", 0.0), event["kind"], text if outcome in (None, "", "ok") else f"{text} [{outcome}]")
+
+
+def _act(row: AuditRow, names: Mapping[str, str]) -> Event:
+    detail = row.detail
+    text = told(
+        names.get(row.target, row.target), detail.get("from"), detail.get("to"), str(detail.get("reason") or "")
+    )
+    return Event(row.at, row.act, text if row.outcome == "ok" else f"{text} [{row.outcome}]")
+
+
+def told(who: str, before: str | None, after: str | None, reason: str) -> str:
+    """
+    >>> told("alice", "running", "paused", "idle for 3 s"), told("hive", None, None, "")
+    ('alice running → paused: idle for 3 s', 'hive')
+    """
+    change = f" {before} → {after}" if before and after else ""
+    return f"{who}{change}{f': {reason}' if reason else ''}"

@@ -1,0 +1,89 @@
+"""`hive usage`: tables with bars, values for spreadsheets, and the questions it asks."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import pty
+import subprocess
+import sys
+from datetime import datetime
+
+import pytest
+from cli.conftest import Hive
+
+from hive.cli.usage import with_bars
+
+
+def read(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+@pytest.mark.parametrize("by", ["tenant", "model", "backend"])
+def test_usage_has_a_line_for_each_of_what_it_is_added_up_by(hive: Hive, by: str) -> None:
+    said = hive("usage", "--by", by, "--agent", "alice", "--tenant", "t", "--model", "m", "--since", "1h")
+    head, first, second, last = said.out.splitlines()
+    assert head.split()[:2] == [by.upper(), "REQUESTS"]
+    assert first.startswith(f"=a {by}")
+    assert second.startswith("of alice t m ")
+    assert last.startswith("all in 1h")
+    assert "\x1b" not in said.out
+    assert "█" not in said.out
+
+
+def test_hours_are_told_in_local_time(hive: Hive) -> None:
+    told = [line[:16] for line in hive("usage", "--by", "hour").out.splitlines()[1:3]]
+    assert told == [f"{datetime.fromtimestamp(hour):%Y-%m-%d %H:%M}" for hour in (3600, 7200)]
+
+
+def test_a_spreadsheet_gets_numbers_and_no_formulas(hive: Hive) -> None:
+    (first, second) = read(hive("usage", "--by", "model", "--csv").out)
+    assert first["model"].startswith("'=a model")
+    assert (first["requests"], first["tokens_in"], second["tokens_out"]) == ("3", "1200", "0")
+    assert [row["name"] for row in read(hive("usage", "--csv").out)] == ["alice", "busy-bob"]
+    assert [row["hour"] for row in read(hive("usage", "--by", "hour", "--csv").out)] == ["3600", "7200"]
+
+
+def test_json_is_what_the_daemon_says(hive: Hive) -> None:
+    told = hive("usage", "--by", "hour", "--json").json
+    assert (told["schema"], told["by"], [row["hour"] for row in told["hours"]]) == ("usage", "hour", [3600, 7200])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(("--by", "day"), "by: expected one of agent, tenant"), (("--csv", "--json"), "one of them")]
+)
+def test_what_cannot_be_asked_is_a_usage_error(hive: Hive, words: tuple[str, ...], said: str) -> None:
+    found = hive("usage", *words)
+    assert found.code == 2
+    assert said in found.err
+
+
+def test_a_line_with_few_tokens_has_a_bar_and_one_without_has_none() -> None:
+    lines = with_bars("NAME\na\nb\nc\nall", [1_000_000, 1, 0], 80).split("\n")
+    assert [line.count("█") for line in lines] == [0, 24, 1, 0, 0]
+
+
+@pytest.mark.parametrize("columns", [0, 20, 79, 80, 200])
+def test_no_line_is_longer_than_the_terminal_because_of_its_bar(columns: int) -> None:
+    text = "NAME" + " " * 60 + "\nx\nall"
+    assert max(map(len, with_bars(text, [5], columns).split("\n"))) <= max(columns, 64)
+
+
+def test_on_a_terminal_of_80_columns_bars_are_there(hive: Hive) -> None:
+    """Through a real one, as the lines of the demo are narrow enough for a bar."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "hive", "usage", "--by", "hour"]
+    environment = {**os.environ, "COLUMNS": "90", "PYTHONIOENCODING": "utf-8", "HIVE_SOCKET": str(hive.socket)}
+    with subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environment):
+        os.close(follower)
+        said = b""
+        while True:
+            try:
+                said += os.read(leader, 65536)
+            except OSError:  # the other end is closed
+                break
+    os.close(leader)
+    lines = said.decode().split("\r\n")
+    assert [line.count("█") > 0 for line in lines[:3]] == [False, True, True]
+    assert max(map(len, lines)) <= 90

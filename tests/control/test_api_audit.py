@@ -1,0 +1,129 @@
+"""The audit table behind the API: what people order is in it before they are answered, and who may read it can."""
+
+from __future__ import annotations
+
+import os
+from asyncio import to_thread
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from control.box import Box
+
+from hive.control.api import Server, serve
+from hive.control.client import Client, path_of
+from hive.errors import BadRequest, HiveError, NotFound, WrongState
+from hive.store import audit, chain
+from hive.store.database import Database
+
+SPEC: dict[str, Any] = {"name": "alice", "command": ["/bin/sleep", "9"]}
+ME = f"uid:{os.geteuid()}"
+
+
+def told(desk: Any) -> list[tuple[str, str, str]]:
+    assert all((row.actor, row.origin) == (ME, "socket") for row in desk.orders)
+    return [(row.act, row.target, row.outcome) for row in desk.orders]
+
+
+async def test_an_order_is_told_with_its_target_and_its_outcome(client: Client, desk: Any) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    await to_thread(client.post, path_of("alice", "stop"))
+    await to_thread(client.delete, path_of("id-alice"))
+    assert told(desk) == [
+        ("order.create", "hive", "ok"),
+        ("order.stop", "id-alice", "ok"),
+        ("order.remove", "id-alice", "ok"),
+    ]
+    assert [row.detail for row in desk.orders] == [{"name": "alice"}] * 3
+
+
+Order = Callable[[Client], object]
+
+
+@pytest.mark.parametrize(
+    ("order", "error", "row"),
+    [
+        (lambda client: client.post(path_of("nobody", "pause")), NotFound, ("order.pause", "nobody", "not_found")),
+        (lambda client: client.post("/api/agents", {"name": "x"}), BadRequest, ("order.create", "hive", "bad_request")),
+        (lambda client: client.post("/api/agents", SPEC), WrongState, ("order.create", "hive", "wrong_state")),
+        (lambda client: client.delete("/api/jobs/j9"), NotFound, ("order.cancel_job", "hive", "not_found")),
+    ],
+)
+async def test_what_was_refused_is_told_with_the_reason(
+    client: Client, desk: Any, order: Order, error: type[HiveError], row: tuple[str, str, str]
+) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    with pytest.raises(error):
+        await to_thread(order, client)
+    assert told(desk)[1:] == [row]
+    assert desk.orders[1].detail["error"]
+
+
+async def test_looking_is_no_order_but_being_handed_a_secret_is(client: Client, desk: Any) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    for path in ("/api/agents", path_of("alice"), "/api/stats", "/api/audit", path_of("alice", "tokens")):
+        await to_thread(client.get, path)
+    assert told(desk)[1:] == [("order.tokens", "id-alice", "ok")]
+
+
+async def test_a_fault_of_hives_own_is_told_too(client: Client, desk: Any) -> None:
+    desk.remove = None
+    with pytest.raises(HiveError, match="its log says where"):
+        await to_thread(client.delete, path_of("alice"))
+    assert told(desk) == [("order.remove", "alice", "internal")]
+
+
+async def test_an_order_whose_caller_left_is_told_when_it_has_ended(api: Server, client: Client, desk: Any) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    desk.gate.clear()
+    with pytest.raises(HiveError):
+        await to_thread(lambda: client.post(path_of("alice", "stop"), timeout_s=0.3))
+    assert told(desk)[1:] == []
+    desk.gate.set()
+    await api.close()
+    assert told(desk)[1:] == [("order.stop", "id-alice", "ok")]
+
+
+async def test_rows_are_asked_for_by_filters_in_pages(client: Client, desk: Any) -> None:
+    await to_thread(client.post, "/api/agents", SPEC)
+    for _ in range(4):
+        await to_thread(client.post, path_of("alice", "start"))
+    page = await to_thread(
+        lambda: client.get("/api/audit", limit=2, agent="alice", actor=ME, act="order.*", since="1h")
+    )
+    assert ([row["id"] for row in page["rows"]], page["next"]) == ([5, 4], 4)
+    asked = desk.asked[0]
+    assert (asked.agent, asked.actor, asked.act, asked.before) == (("alice",), ME, "order.*", None)
+    assert (await to_thread(lambda: client.get("/api/audit", limit=9, before=4)))["next"] is None
+
+
+@pytest.mark.parametrize("query", [{"since": "yesterday"}, {"before": -1}, {"limit": 1001}, {"limit": "x"}])
+async def test_a_malformed_filter_is_refused(client: Client, query: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest):
+        await to_thread(lambda: client.get("/api/audit", **query))
+
+
+async def test_a_real_daemon_has_orders_and_what_came_of_them_in_one_whole_chain(box: Box) -> None:
+    await box.everything()
+    server = await serve(box.desk, box.paths.runtime / "again.sock")
+    client = Client(box.paths.runtime / "again.sock")
+    view = await to_thread(client.post, "/api/agents", {"name": "bob", "command": ["/bin/sleep", "1000"]})
+    await to_thread(client.post, path_of("bob", "pause"), {"now": True})
+    with pytest.raises(WrongState):
+        await to_thread(client.post, "/api/agents", {"name": "bob", "command": ["/bin/sleep", "1000"]})
+    await to_thread(client.delete, path_of("bob"))
+    found = (await to_thread(lambda: client.get("/api/audit", agent=view["id"])))["rows"]
+    by_name = (await to_thread(lambda: client.get("/api/audit", agent="bob", act="order.*")))["rows"]
+    await server.close()
+    assert [row["act"] for row in by_name] == ["order.remove", "order.create", "order.pause", "order.create"]
+    assert [row["outcome"] for row in by_name] == ["ok", "wrong_state", "ok", "ok"]
+    acts = [row["act"] for row in found]
+    assert {"agent.created", "agent.running", "order.pause", "agent.paused", "agent.removed"} <= set(acts)
+    assert {row["origin"] for row in found} == {"socket"}
+    assert box.daemon is not None
+    await box.stop_daemon()
+    database = Database.open(box.paths.database)
+    verdict = await database.read(lambda conn: chain.verify(audit.links(conn)))
+    database.close()
+    assert verdict.bad is None
+    assert verdict.rows >= len(acts)

@@ -1,0 +1,41 @@
+"""`hive sandbox` on asyncio's own loop, with a fuse: `killed_helper.py ORDER STATE RUNTIME FREEZER`, see fuse.py.
+
+Lit by the name of a message it takes: the composition is the helper's own, from the link to the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import uvloop
+from fakes.fuse import Fuse, bear
+
+from hive.link.link import Link, Reply
+from hive.link.messages import Message
+from hive.sandbox import server
+from hive.sandbox.held import Limits
+from hive.settings import Paths, Settings
+
+
+def main(order: str, state: str, runtime: str, freezer: str) -> None:
+    def program(fuse: Fuse, watch_fd: int) -> None:
+        take = server.Helper._on_message
+
+        def taken(self: server.Helper, link: Link, message: Message, reply: Reply | None) -> None:
+            fuse.meet(type(message).__name__)
+            take(self, link, message, reply)
+
+        server.Helper._on_message = taken  # type: ignore[method-assign]
+        server.Limits = lambda: Limits(report_s=0.02)  # type: ignore[misc,assignment] - no `hive up` reaps anybody here
+        uvloop.run = asyncio.run
+        if freezer == "signals":
+            server.Subtree.find = lambda state: None  # type: ignore[method-assign,assignment]
+        server.main(Paths(Path(state), Path(runtime)), Settings(), watch_fd)
+
+    bear(program, Path(order))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
