@@ -27,6 +27,7 @@ from hive.appliance.steps_system import (
     Leftovers,
     OldVersions,
     Secrets,
+    SwapOffer,
     Users,
     previous,
     remove_code,
@@ -94,7 +95,7 @@ def steps_of(box: Box) -> list[Step]:
     failed = OldVersions(box, "failed versions", kept=in_use)
     system: list[Step] = [Users(box), Directories(box), configuration]
     old = OldVersions(box, "old versions", kept=lambda: {box.version})
-    last: list[Step] = [Start(box), Leftovers(box, wanted), old]
+    last: list[Step] = [Start(box), Leftovers(box, wanted), old, SwapOffer(box)]
     return [failed, SelfCheck(box), Reload(box), first, *system, *later, Secrets(box), *links, *last]
 
 

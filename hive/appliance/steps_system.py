@@ -16,7 +16,12 @@ from hive.appliance.steps import SAVED, Box, Quiet
 from hive.errors import HiveError
 from hive.host import program
 from hive.host.files import give_tree, remove, translated
+from hive.host.memory import read_memory
 
+NO_SWAP = (
+    "this host has no swap, so sleeping agents keep all of their RAM; `sudo hive doctor memory.swap --fix` makes one "
+    "of compressed RAM, until the next boot; a swap file of yours works, too"
+)
 MANIFEST_NAME = os.path.basename(layout.MANIFEST)
 
 
@@ -283,6 +288,24 @@ class OldVersions(Quiet):
         top = self._box.at(layout.VERSIONS)
         kept = self._kept()
         return sorted(path.name for path in top.iterdir() if path.name not in kept) if top.is_dir() else []
+
+
+class SwapOffer(Quiet):
+    """Changes nothing: what memory of an agent that sleeps deep goes to is for a person to decide."""
+
+    name = "swap"
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+
+    def plan(self) -> list[str]:
+        return []
+
+    def do(self) -> None:
+        return
+
+    def notices(self) -> list[str]:
+        return [NO_SWAP] if self._box.layout.live and read_memory().swap_total_bytes == 0 else []
 
 
 def remove_code(box: Box) -> None:
