@@ -8,7 +8,8 @@ from hive.agents.roster import Roster
 from hive.agents.world import Helper
 from hive.domain import ALIVE, RuntimeKind
 from hive.errors import NotSupported
-from hive.link.messages import PagedOut, SandboxSpec, Started, Stat
+from hive.link.messages import PagedOut, Started, Stat
+from hive.link.specs import SandboxSpec
 
 
 class WithElsewhere:

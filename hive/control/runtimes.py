@@ -8,7 +8,7 @@ import contextlib
 from hive.agents.turns import outcome_of
 from hive.domain import RuntimeKind
 from hive.errors import HiveError
-from hive.link.messages import Capabilities
+from hive.link.specs import Capabilities
 from hive.sandbox.client import SandboxClient
 
 LOOK_S = 60.0

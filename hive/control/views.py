@@ -17,7 +17,8 @@ from hive.domain import Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo
 from hive.host.memory import Memory, Pressure, Zram
 from hive.host.nvml import MIB, GpuState, Seen
 from hive.inference.concurrency import prefix_cache
-from hive.link.messages import Activity, Capabilities, Stat
+from hive.link.messages import Activity, Stat
+from hive.link.specs import Capabilities
 from hive.settings import Settings
 from hive.store.audit import Entry
 from hive.store.messages import Message

@@ -17,7 +17,8 @@ from hive.control.stats import Counters
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo, SleepDepth, WakeCause
 from hive.host import memory
 from hive.host.process import boot_id
-from hive.link.messages import AgentRow, SandboxSpec
+from hive.link.messages import AgentRow
+from hive.link.specs import SandboxSpec
 from hive.settings import Paths, Settings
 from hive.store import agents, audit, runtime_settings
 from hive.store.chain import Head

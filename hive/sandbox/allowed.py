@@ -17,7 +17,7 @@ import msgspec
 from hive.domain import DockerSpec, FirecrackerSpec, Limits, RuntimeKind
 from hive.errors import NotPermitted
 from hive.host.policy_file import Policy, load
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 
 Resolve = Callable[[str], str]
 

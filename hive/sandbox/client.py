@@ -19,7 +19,6 @@ from hive.link.messages import (
     BackendLog,
     BackendStart,
     BackendStop,
-    Capabilities,
     Confirm,
     Define,
     Defined,
@@ -35,7 +34,6 @@ from hive.link.messages import (
     Reconcile,
     Remove,
     Runtimes,
-    SandboxSpec,
     Start,
     Started,
     Stat,
@@ -45,6 +43,7 @@ from hive.link.messages import (
     Thawed,
     ThawedAlone,
 )
+from hive.link.specs import Capabilities, SandboxSpec
 
 ANSWER_S = 5.0
 """Longest wait for what the helper does at once, or gives up after 2 s itself."""

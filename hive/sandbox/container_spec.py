@@ -16,7 +16,7 @@ from typing import Any
 
 from hive.domain import MOUNTED_SOCKET, Limits
 from hive.errors import BadRequest, NotPermitted, NotSupported
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 from hive.sandbox import home
 from hive.settings import Paths
 

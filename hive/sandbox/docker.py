@@ -18,7 +18,8 @@ from hive.errors import DependencyDown, HiveError, NotFound, NotPermitted, Satur
 from hive.host.cgroup import state_label
 from hive.host.engine import Engine, filters
 from hive.host.process import Identity, Snapshot, boot_id, identify
-from hive.link.messages import Capabilities, SandboxSpec, dialled
+from hive.link.messages import dialled
+from hive.link.specs import Capabilities, SandboxSpec
 from hive.sandbox import container_log, container_spec, home, pageout
 from hive.sandbox.container import RunningContainer
 from hive.sandbox.container_group import find_container

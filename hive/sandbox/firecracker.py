@@ -34,8 +34,9 @@ from hive.host.cgroup import Leaf, Subtree
 from hive.host.firecracker import ask_version, why_not_pause
 from hive.host.limits import Fence, Fences
 from hive.host.process import Identity, Snapshot, boot_id, identify, spawn
-from hive.link.messages import Capabilities, SandboxSpec, dialled
+from hive.link.messages import dialled
 from hive.link.server import PATH_MAX_BYTES
+from hive.link.specs import Capabilities, SandboxSpec
 from hive.sandbox import home, pageout, vmm
 from hive.sandbox.machine import ENDS_S, RunningMachine
 from hive.sandbox.machine_dir import DISK, KERNEL, ROOTFS, MachineDir, Note, Owner, all_in, check_image

@@ -16,7 +16,8 @@ from hive.domain import INNER_PORT, RuntimeKind
 from hive.errors import HiveError, NotFound, NotSupported, TimedOut, WrongState
 from hive.host import netns
 from hive.host.process import Snapshot
-from hive.link.messages import Done, Ended, Frozen, Message, PagedOut, SandboxSpec, Started, Stat, Thawed
+from hive.link.messages import Done, Ended, Frozen, Message, PagedOut, Started, Stat, Thawed
+from hive.link.specs import SandboxSpec
 from hive.sandbox.dialling import Dialler
 from hive.sandbox.listeners import Listeners
 from hive.sandbox.runtime import BringsInner, Place, Running, Runtime, SaysWhy

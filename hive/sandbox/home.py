@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 from hive.settings import Paths
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -22,7 +22,8 @@ from hive.host.cgroup import Leaf, Subtree
 from hive.host.limits import Fence, Fences
 from hive.host.packet_filter import Rules
 from hive.host.process import Identity, Snapshot, boot_id, exit_code, identify, spawn, wait_until_over
-from hive.link.messages import Capabilities, PagedOut, SandboxSpec, Stat, dialled
+from hive.link.messages import PagedOut, Stat, dialled
+from hive.link.specs import Capabilities, SandboxSpec
 from hive.sandbox import home, pageout
 from hive.sandbox.dialling import to_port
 from hive.sandbox.runtime import NO_EXEC, Place, Run, Running

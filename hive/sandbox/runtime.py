@@ -10,7 +10,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import msgspec
 
 from hive.host.process import Identity, Snapshot
-from hive.link.messages import Capabilities, PagedOut, SandboxSpec, Stat
+from hive.link.messages import PagedOut, Stat
+from hive.link.specs import Capabilities, SandboxSpec
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

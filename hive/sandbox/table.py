@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from hive.errors import ConfigError, HiveError, StoreFull
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 from hive.sandbox.runtime import Run
 
 VERSION = 1

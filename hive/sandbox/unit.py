@@ -37,7 +37,8 @@ from hive.host import netns, packet_filter, systemd
 from hive.host.cgroup import Leaf, find_mount, mount_of_v1, own_cgroup
 from hive.host.limits import ALL, CONTROLLERS, Fence, in_words, knobs
 from hive.host.process import Identity, Snapshot, boot_id, identify
-from hive.link.messages import Capabilities, PagedOut, SandboxSpec, dialled
+from hive.link.messages import PagedOut, dialled
+from hive.link.specs import Capabilities, SandboxSpec
 from hive.sandbox import home, pageout, unit_plan
 from hive.sandbox.process import RunningProcess, environment_of, look_again, make_home, make_network, rules_of
 from hive.sandbox.runtime import NO_EXEC, Place, Run, Running

@@ -26,7 +26,7 @@ import msgspec
 
 from hive.domain import PROGRAM_PATH, Limits
 from hive.host.systemd import Properties, quoted
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 
 SLICE = "hive-agents.slice"
 SLICE_PATH = "hive.slice/hive-agents.slice"

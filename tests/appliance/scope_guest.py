@@ -16,7 +16,7 @@ from hive.appliance import scope
 from hive.host import paging
 from hive.host.cgroup import Subtree
 from hive.host.memory import held_by
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 from hive.sandbox.process import ProcessRuntime
 from hive.settings import Paths
 

@@ -11,7 +11,8 @@ from control.box import Box, until
 from hive.control import runtimes
 from hive.domain import RuntimeKind
 from hive.errors import HiveError, NotPermitted
-from hive.link.messages import AskRuntimes, Capabilities, Runtimes
+from hive.link.messages import AskRuntimes, Runtimes
+from hive.link.specs import Capabilities
 from hive.sandbox.client import SandboxClient
 from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.process import ProcessRuntime

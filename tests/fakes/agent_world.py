@@ -17,7 +17,8 @@ from hive.agents.roster import Roster
 from hive.agents.world import Memory
 from hive.domain import Agent, AgentStatus, SleepDepth, WakeCause
 from hive.errors import HiveError, LinkLost, NotFound, StoreFull, TimedOut, WrongState
-from hive.link.messages import Activity, Busy, Closed, Open, PagedOut, Refused, SandboxSpec, Started, Stat
+from hive.link.messages import Activity, Busy, Closed, Open, PagedOut, Refused, Started, Stat
+from hive.link.specs import SandboxSpec
 from hive.settings import Settings
 
 Result = TypeVar("Result")

@@ -13,7 +13,8 @@ from hive.agents.lifecycle import Life
 from hive.agents.roster import Roster
 from hive.agents.world import Memory
 from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth, Tier, WakeCause
-from hive.link.messages import Activity, Busy, Closed, PagedOut, SandboxSpec, Started, Stat
+from hive.link.messages import Activity, Busy, Closed, PagedOut, Started, Stat
+from hive.link.specs import SandboxSpec
 from hive.settings import Settings
 
 MIB = 1 << 20

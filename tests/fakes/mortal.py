@@ -18,7 +18,7 @@ from hive.agents.turns import outcome_of
 from hive.agents.world import Gates, Helper, Memory
 from hive.domain import Agent, AgentStatus, SleepDepth, WakeCause
 from hive.errors import HiveError
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 from hive.settings import Agents, Settings, Sleep
 from hive.tasks import spawn
 

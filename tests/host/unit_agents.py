@@ -20,7 +20,7 @@ from sandbox.harness import Daemon, until
 
 from hive.domain import RuntimeKind
 from hive.host import systemd
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 from hive.sandbox.held import Limits as Waits
 from hive.sandbox.server import Helper
 from hive.sandbox.unit import UnitRuntime

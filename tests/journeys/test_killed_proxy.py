@@ -39,11 +39,11 @@ from hive.link.messages import (
     Message,
     PagedOut,
     ProxyTable,
-    SandboxSpec,
     Started,
     Stat,
 )
 from hive.link.server import LinkServer, bind_private
+from hive.link.specs import SandboxSpec
 from hive.settings import Paths
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from sandbox import harness
 from hive.domain import FirecrackerSpec, RuntimeKind
 from hive.host.cgroup import Subtree
 from hive.host.limits import Fences
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 from hive.sandbox.firecracker import FirecrackerRuntime
 from hive.sandbox.jail import bind_in
 from hive.sandbox.machine import RunningMachine

@@ -16,8 +16,8 @@ from sandbox import harness
 from sandbox.harness import A, B
 
 from hive.domain import DockerSpec, RuntimeKind
-from hive.link.messages import SandboxSpec
 from hive.link.server import bind_private
+from hive.link.specs import SandboxSpec
 from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.jail import bind_in
 from hive.sandbox.runtime import Running, Runtime

@@ -18,7 +18,8 @@ from hive.domain import RuntimeKind
 from hive.host.cgroup import Subtree
 from hive.host.limits import Fences
 from hive.host.process import Identity, Snapshot, identify
-from hive.link.messages import Ended, SandboxSpec
+from hive.link.messages import Ended
+from hive.link.specs import SandboxSpec
 from hive.sandbox.client import SandboxClient
 from hive.sandbox.process import ProcessRuntime
 from hive.sandbox.runtime import Runtime

@@ -17,7 +17,7 @@ from sandbox.harness import SLEEP, A, B, Daemon, HelperProcess, runtimes, spec, 
 from hive.domain import DockerSpec, FirecrackerSpec, Limits, RuntimeKind
 from hive.errors import ConfigError, NotPermitted
 from hive.host.policy_file import Networks, Policy, load, parse
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 from hive.sandbox.allowed import Allowed, check, limited, matches
 from hive.sandbox.server import Helper
 from hive.settings import Paths

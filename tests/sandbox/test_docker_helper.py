@@ -16,7 +16,7 @@ from sandbox.harness import A, B, Daemon, spec, until
 from hive.domain import RuntimeKind
 from hive.errors import DependencyDown, NotFound, NotSupported, WrongState
 from hive.host.process import spawn
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.held import Limits
 from hive.sandbox.process import ProcessRuntime

@@ -235,7 +235,7 @@ STARTER = """
 import asyncio, sys
 from pathlib import Path
 import msgspec
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 from hive.sandbox.firecracker import FirecrackerRuntime
 from hive.settings import Paths, Sandbox
 state, runtime, firecracker, jailer, base, kvm, agent, mark, spec = sys.argv[1:]

@@ -13,7 +13,8 @@ from sandbox.harness import SLEEP, A, B, Daemon, OpenHelper, alive, running, run
 
 from hive.domain import DockerSpec, RuntimeKind
 from hive.errors import DependencyDown, NotSupported, WrongState
-from hive.link.messages import PagedOut, SandboxSpec
+from hive.link.messages import PagedOut
+from hive.link.specs import SandboxSpec
 from hive.sandbox.process import ProcessRuntime, RunningProcess
 from hive.sandbox.runtime import Run, Running
 from hive.sandbox.server import Helper

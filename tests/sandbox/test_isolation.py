@@ -25,8 +25,8 @@ from sandbox.harness import PYTHON, SLEEP, A, B, Daemon, OpenHelper, runtimes, s
 from hive.control import keyfiles
 from hive.domain import INNER_PORT, RuntimeKind
 from hive.errors import NotSupported
-from hive.link.messages import SandboxSpec
 from hive.link.server import bind_private
+from hive.link.specs import SandboxSpec
 from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.runtime import Runtime
 from hive.sandbox.server import Helper

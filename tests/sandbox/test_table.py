@@ -12,7 +12,7 @@ import pytest
 
 from hive.errors import ConfigError
 from hive.host.process import Identity
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 from hive.sandbox import table as table_module
 from hive.sandbox.runtime import Run
 from hive.sandbox.table import Record, Table

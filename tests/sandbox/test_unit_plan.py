@@ -18,7 +18,7 @@ from hive.domain import Limits
 from hive.errors import BadRequest, DependencyDown, HiveError, NotFound, NotPermitted, WrongState
 from hive.host import systemd
 from hive.host.systemd import Ended
-from hive.link.messages import SandboxSpec
+from hive.link.specs import SandboxSpec
 from hive.sandbox import unit_plan
 from hive.sandbox.unit_plan import Network, Places
 
