@@ -49,7 +49,7 @@ FEWEST = {
     "spool write": 8,
     "redis connect": 1,
     "redis send": 7,
-    "redis receive": 7,
+    "redis receive": 5,
     "daemon connect": 1,
     "daemon send": 4,
     "daemon receive": 8,
@@ -57,7 +57,8 @@ FEWEST = {
     "helper send": 2,
     "helper receive": 1,
 }
-"""Calls of each kind the scenario made when this was written: a kind that is made less often is no longer tested."""
+"""Calls of each kind the scenario makes at least: a kind that is made less often is no longer tested. Redis' answers
+merge on a loaded host (7 on an idle one)."""
 MAY_COMPLAIN = ("usage_spool_refuses", "deep_reader_not_started")
 EVENTS = [
     b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n',
