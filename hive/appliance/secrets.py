@@ -84,7 +84,12 @@ SECRETS: dict[str, Secret] = {
             ("hive-redis.service", "hive-proxy.service"),
             redis_user="proxy",
         ),
-        Secret("api-token", "The first administrator's token at the API on TCP, which is not served yet.", _token, ("hive-daemon.service",)),
+        Secret(
+            "api-token",
+            "The first administrator's token at the API on TCP, which is not served yet.",
+            _token,
+            ("hive-daemon.service",),
+        ),
     )
 }
 
