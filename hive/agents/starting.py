@@ -135,8 +135,12 @@ class Starting:
             await self.start("hive", why)
 
     async def _start_again(self, wait_s: float, *, at_once: bool = False) -> None:
-        """Until it runs, or cannot, or is stopped; a helper or proxy that is away is waited for."""
+        """Until it runs, or cannot, or is stopped; a helper or proxy that is away is waited for.
+
+        A host on which fifty start at once may be too slow for one: that is tried again, `restart_limit` times.
+        """
         state = self._state
+        too_slow = 0
         retry_at = state.loop.time() + (0.0 if at_once else wait_s)
         while not state.leaving:
             if (left_s := retry_at - state.loop.time()) > 0:
@@ -145,11 +149,13 @@ class Starting:
             try:
                 await self._start_process("hive")
                 return
-            except DependencyDown:
-                retry_at = state.loop.time() + wait_s
             except HiveError as error:
-                await self.rest(AgentStatus.ERROR, error.message, "hive")
-                return
+                too_slow += isinstance(error, TimedOut)
+                may_go_away = isinstance(error, DependencyDown | TimedOut)
+                if not may_go_away or too_slow >= state.world.settings.agents.restart_limit:
+                    await self.rest(AgentStatus.ERROR, error.message, "hive")
+                    return
+                retry_at = state.loop.time() + wait_s
 
     async def rest(self, status: AgentStatus, reason: str, actor: str, *, stopped_by: str = "") -> None:
         """It is at rest: nothing of it lives, and nobody waits for it."""

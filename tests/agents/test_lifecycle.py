@@ -400,6 +400,22 @@ def test_a_failed_agent_is_started_again_with_growing_delay_then_is_an_error(loo
     assert world.life.agent.reason == "exited with 1, 5 failures in a row"
 
 
+@pytest.mark.parametrize(("slow", "status"), [(4, RUNNING), (5, AgentStatus.ERROR)])
+def test_a_start_that_takes_too_long_is_tried_again_where_the_policy_wants_one(
+    loop: VirtualLoop, slow: int, status: AgentStatus
+) -> None:
+    """Fifty starts at once after a boot: the last of them was an error for good, and its host was only busy."""
+    world = started(loop, restart=RestartPolicy.ON_FAILURE)
+    world.helper.slow_starts = slow
+    loop.do(world.helper.end, 1)
+    loop.spend(30)
+    assert world.life.status is status
+    if status is RUNNING:
+        agree(world, RUNNING, "running", "open")
+    else:
+        agree(world, AgentStatus.ERROR, "gone", "refused")
+
+
 def test_failures_far_apart_are_forgotten(loop: VirtualLoop) -> None:
     world = started(loop, restart=RestartPolicy.ON_FAILURE)
     for _ in range(12):

@@ -308,6 +308,7 @@ def second_boot() -> dict[str, Any]:
 def switches() -> dict[str, Any]:
     """Real llama-server and real vLLM, both with tiny models; Ollama by a stand-in. The last switch fails."""
     token = hive("agent", "show", "eve", "--tokens")["access"]["model"]
+    print({name: (agent["status"], agent["why"]) for name, agent in agents().items() if agent["status"] != "running"})
     found: dict[str, Any] = {}
     # Two cores that others use too: vLLM alone takes 25 s of them to come up.
     found["set"] = run("hive", "config", "set", "inference.switch_health_tries", "120").returncode

@@ -164,6 +164,7 @@ class Sandbox:
         self.confirmed = False
         self.epoch = 0
         self.fail_freeze = self.fail_start = self.fail_thaw = False
+        self.slow_starts = 0
         self.page_out_s = 0.0
         self.page_out_error: HiveError | None = None
         """Raised after the second slice."""
@@ -187,6 +188,9 @@ class Sandbox:
                 raise WrongState("it lives")
             if self.fail_start:
                 raise NotFound("no such command: nosuch")
+            if self.slow_starts:
+                self.slow_starts -= 1
+                raise TimedOut("the agent's program was not reached within 5 s")
             self.pid += 1
             self.state, self.swap_bytes = "running", 0
             return Started(pid=self.pid)
