@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -16,9 +15,7 @@ from typing import Any, NamedTuple
 
 from hive.appliance import log_file
 from hive.errors import DependencyDown, NotPermitted
-from hive.host import systemd
-from hive.host.process import spawn
-from hive.host.program import PLAIN
+from hive.host import program, systemd
 from hive.host.tail import Mark, added_since, last_lines
 from hive.log_lines import Entry, parse
 
@@ -98,14 +95,7 @@ def refuse_unreadable(directories: Sequence[str]) -> None:
 
 def _read_journal(words: Sequence[str]) -> Iterator[Said]:
     """What journalctl prints, entry by entry; it is ended with its reader."""
-    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-    try:
-        child = spawn(words, env=PLAIN, stdout_fd=write_fd, pdeathsig=signal.SIGKILL)
-    except BaseException:
-        os.close(read_fd)
-        raise
-    finally:
-        os.close(write_fd)
+    child, read_fd = program.begin(words)
     with open(read_fd, "rb") as output:
         try:
             other = b""

@@ -121,12 +121,6 @@ class Reload(Quiet):
     def __init__(self, box: Box) -> None:
         self._box = box
 
-    def plan(self) -> list[str]:
-        return []
-
-    def do(self) -> None:
-        return
-
     def plan_undo(self, *, purge: bool) -> list[str]:  # noqa: ARG002
         return ["systemctl daemon-reload"] if self._box.layout.live and systemd.is_booted() else []
 

@@ -107,7 +107,13 @@ class Step(Protocol):
 
 
 class Quiet:
-    """A step that has nothing more to say, and leaves nothing to be undone."""
+    """A step that has nothing to do, nothing to say, and leaves nothing to be undone, but for what it says itself."""
+
+    def plan(self) -> list[str]:
+        return []
+
+    def do(self) -> None:
+        return
 
     def notices(self) -> list[str]:
         return []

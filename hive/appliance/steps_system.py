@@ -298,12 +298,6 @@ class SwapOffer(Quiet):
     def __init__(self, box: Box) -> None:
         self._box = box
 
-    def plan(self) -> list[str]:
-        return []
-
-    def do(self) -> None:
-        return
-
     def notices(self) -> list[str]:
         return [NO_SWAP] if self._box.layout.live and read_memory().swap_total_bytes == 0 else []
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from collections.abc import AsyncGenerator, Sequence
 
-from hive.host.process import spawn
-from hive.host.program import PLAIN
+from hive.host import program
 from hive.host.systemd import journal_command
 
 POLL_S = 0.2
@@ -28,15 +26,8 @@ async def follow_output(command: Sequence[str], *, stopping: asyncio.Event) -> A
     Then the program is killed, as it is when this process ends. It is read no faster than its pieces are taken.
     Raises NotFound where there is no such program.
     """
-    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    child, read_fd = program.begin(command)
     os.set_blocking(read_fd, False)
-    try:
-        child = spawn(command, env=PLAIN, stdout_fd=write_fd, pdeathsig=signal.SIGKILL)
-    except BaseException:
-        os.close(read_fd)
-        raise
-    finally:
-        os.close(write_fd)
     try:
         while piece := await _next(read_fd, stopping):
             yield piece

@@ -1,9 +1,10 @@
-"""Programs of the system, run to their end by those who have nothing else to do meanwhile."""
+"""Programs of the system, run to their end by those who have nothing else to do meanwhile, or read as they go."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -48,6 +49,22 @@ def run(command: Sequence[str], *, env: Mapping[str, str] = PLAIN, limit_s: floa
     finally:
         os.close(output)
     return Ran(exit_code(child.returncode), text)
+
+
+def begin(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """Starts it with PLAIN as its environment; returns it and the descriptor to read what it prints from.
+
+    It is killed when this process ends. The caller closes the descriptor, ends it and reaps it. Raises NotFound,
+    NotPermitted.
+    """
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    try:
+        return spawn(command, env=PLAIN, stdout_fd=write_fd, pdeathsig=signal.SIGKILL), read_fd
+    except BaseException:
+        os.close(read_fd)
+        raise
+    finally:
+        os.close(write_fd)
 
 
 def is_there(program: str) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from hive.errors import ConfigError, HiveError, StoreFull
+from hive.host import files
 from hive.link.specs import SandboxSpec
 from hive.sandbox.runtime import Run
 
@@ -106,7 +107,7 @@ class Table:
                 if changes == self._changes:
                     break
             _translate(temporary.replace, self._path)
-            await asyncio.to_thread(_translate, _sync_directory, self._path.parent)
+            await asyncio.to_thread(_translate, files.sync, self._path.parent)
 
     def _encode(self) -> bytes:
         return msgspec.json.encode(_File(agents=self.records))
@@ -119,14 +120,6 @@ def _write(path: Path, content: bytes, sync: bool) -> None:
         file.flush()
         if sync:
             os.fsync(fd)
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _translate(work: Callable[..., object], *arguments: object) -> None:
