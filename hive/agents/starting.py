@@ -137,7 +137,8 @@ class Starting:
     async def _start_again(self, wait_s: float, *, at_once: bool = False) -> None:
         """Until it runs, or cannot, or is stopped; a helper or proxy that is away is waited for.
 
-        A host on which fifty start at once may be too slow for one: that is tried again, `restart_limit` times.
+        A host on which fifty start at once may be too slow for one: that is tried again, until `restart_limit` tries
+        took too long.
         """
         state = self._state
         too_slow = 0
@@ -151,8 +152,8 @@ class Starting:
                 return
             except HiveError as error:
                 too_slow += isinstance(error, TimedOut)
-                may_go_away = isinstance(error, DependencyDown | TimedOut)
-                if not may_go_away or too_slow >= state.world.settings.agents.restart_limit:
+                may_pass = isinstance(error, DependencyDown | TimedOut)
+                if not may_pass or too_slow >= state.world.settings.agents.restart_limit:
                     await self.rest(AgentStatus.ERROR, error.message, "hive")
                     return
                 retry_at = state.loop.time() + wait_s

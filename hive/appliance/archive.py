@@ -1,6 +1,6 @@
 """The file a backup is: a tar of plain files, first `manifest.json`, which names every other with size and SHA-256.
 
-Nothing in it says where a file goes: names are taken from a table of ours (`places.py` of a backup is `parts`), so no
+Nothing in it says where a file goes: names are taken from a table of ours (`parts.py`), so no
 path of an archive is ever used. Reading it trusts nothing: an unknown name, anything but a plain file, another size or
 sum, a second file of one name, and an end that comes too early are all refused before anything is touched.
 """
@@ -58,7 +58,7 @@ def write(target: Path, contents: Mapping[str, Path | bytes], describe: Callable
         raise WrongState(f"{target} is there already", hint="name another file: a backup is never written over one")
     manifest = describe([_measured(name, content) for name, content in contents.items()])
     with translated(target):
-        _remove(beside(target))
+        beside(target).unlink(missing_ok=True)
         fd = os.open(beside(target), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(fd, "wb") as file:
@@ -67,7 +67,7 @@ def write(target: Path, contents: Mapping[str, Path | bytes], describe: Callable
                 os.fsync(fd)
             os.link(beside(target), target)
         finally:
-            _remove(beside(target))
+            beside(target).unlink(missing_ok=True)
         sync(target.parent)
     return manifest
 
@@ -186,11 +186,6 @@ def _target(target: Path | None) -> IO[bytes]:
     with translated(target):
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.fdopen(os.open(target, flags, 0o600), "wb")
-
-
-def _remove(path: Path) -> None:
-    if os.path.lexists(path):
-        os.unlink(path)
 
 
 def _broken(why: str) -> BadRequest:

@@ -37,8 +37,6 @@ from hive.errors import DependencyDown, HiveError, NotPermitted, RolledBack, Usa
 from hive.host import program, systemd
 from hive.host.files import remove
 
-SYSTEMD = 252
-"""The oldest that has what the units ask for: Debian 12's."""
 NO_PAGES = "scdoc is not installed: there are no man pages (apt-get install scdoc, then run the installer again)"
 
 
@@ -227,9 +225,9 @@ def check_host(place: Layout) -> None:
         raise NotPermitted("installing takes root", hint="sudo")
     if not systemd.is_booted():
         raise DependencyDown("systemd is not PID 1 here", hint="`hive up` works without it; an image takes --prefix")
-    said = program.run(["systemctl", "--version"]).text.split()
-    if len(said) < 2 or not said[1].isdigit() or int(said[1]) < SYSTEMD:
-        raise DependencyDown(f"systemd {SYSTEMD} or newer is needed, here is {' '.join(said[:2])}")
+    said = program.run(["systemctl", "--version"]).text
+    if (systemd.parse_systemd_version(said) or 0) < systemd.OLDEST:
+        raise DependencyDown(f"systemd {systemd.OLDEST} or newer is needed, here is {' '.join(said.split()[:2])}")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hive.appliance.layout import CONF_FILE, POLICY_FILE, SECRETS, STATE, TARGET, UNITS, Layout
+from hive.appliance.layout import CONF_FILE, POLICY_FILE, RUNTIMES, SECRETS, STATE, TARGET, UNITS, Layout
 from hive.appliance.ports import Remembered
 from hive.errors import BadRequest, ConfigError, NotFound
 from hive.host import policy_file
@@ -21,7 +21,6 @@ DATABASE = "hive.db"
 PORTS = "ports.json"
 BOX_KEY_BYTES = 32
 SECRET_NAMES = ("box-key", "internal-token", "redis-daemon", "redis-proxy", "api-token")
-LIVE = Path("/")
 
 
 class Part(NamedTuple):
@@ -68,7 +67,7 @@ def place_of(*, state_dir: Path | None, prefix: Path, uid: int, env: Mapping[str
 
 
 def installed(layout: Layout) -> Place:
-    paths = Paths(layout.at(STATE), layout.at("/run/hive"), apart=True)
+    paths = Paths(layout.at(STATE), layout.at(RUNTIMES[0]), apart=True)
     found = [
         Part("hive.conf", layout.at(CONF_FILE), 0o644, _check_conf),
         Part("sandbox.toml", layout.at(POLICY_FILE), 0o644, _check_policy),

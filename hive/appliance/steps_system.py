@@ -216,7 +216,7 @@ class Secrets(Quiet):
     def plan(self) -> list[str]:
         if not self._box.layout.live:
             return []
-        missing = secrets.missing(self._box.layout) if secrets.directory(self._box.layout).exists() else secrets.SECRETS
+        missing = secrets.missing(self._box.layout)
         made = [f"generate {layout.SECRETS}/{name}" for name in missing]
         return made if secrets.acl_is_right(self._box.layout) else [*made, f"write {layout.REDIS_ACL}"]
 

@@ -8,7 +8,7 @@ from hive.control.backends import BackendWatch
 from hive.control.gates import ProxyGates
 from hive.control.journal import Journal
 from hive.control.world import DaemonWorld
-from hive.domain import BackendInfo, BackendKind, ModelInfo
+from hive.domain import BackendInfo, ModelInfo
 from hive.inference.switch import Target
 from hive.link.messages import Backend
 from hive.settings import Settings
@@ -125,12 +125,3 @@ class Active:
         if self._watch.up != was_up and world.backend is not None:
             detail = {"backend": world.backend.label, "models": len(world.models)}
             self._journal.note("backend.up" if self._watch.up else "backend.down", detail=detail)
-
-
-def kind_of(text: str) -> BackendKind | None:
-    """The kind a setting names, None for `auto`.
-
-    >>> kind_of("vllm"), kind_of("auto")
-    (<BackendKind.VLLM: 'vllm'>, None)
-    """
-    return None if text == "auto" else BackendKind(text)

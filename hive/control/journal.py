@@ -154,9 +154,8 @@ class Journal:
         rows = self.take()
 
         def work(conn: sqlite3.Connection) -> Head:
-            for row in rows:
-                audit.append(conn, row)
-            return audit.head(conn)
+            heads = [audit.append(conn, row) for row in rows]
+            return heads[-1] if heads else audit.head(conn)
 
         try:
             head = await self._database.write(work)

@@ -1,4 +1,5 @@
-"""Which networks an agent in the host's network may speak with, as a program for the kernel: pure, but for `put_on`.
+"""Which networks an agent in the host's network may speak with, as a program for the kernel: pure, but for `put_on`
+and `why_not`.
 
 Like systemd's IPAddressDeny=any with IPAddressAllow=, but it knows ports, and this host from others. A network is one
 of other hosts: whatever addresses this host has in it, of this host an agent has the proxy's port and its own to be

@@ -23,6 +23,8 @@ BOOTED = Path("/run/systemd/system")
 CALL_S = 10.0
 """Seconds one call may take; systemctl itself waits 25 s for PID 1, and for a job as long as the unit lets it."""
 START_S = 30.0
+OLDEST = 252
+"""An installed Hive's units ask for what this version has first: Debian 12's."""
 UNIT_START_S = 90.0
 """For a unit of systemd's own: those that conflict with it are stopped first, which their TimeoutStopSec= bounds."""
 KILLED_S = 10.0

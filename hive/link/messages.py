@@ -405,7 +405,8 @@ class BackendIs(Message, tag=True, frozen=True, kw_only=True):
 
 
 class AskBackendLog(Message, tag=True, frozen=True, kw_only=True):
-    """Ask. The last lines the service wrote to the journal, those of its last run where `last_run`.
+    """Ask. The last lines the service wrote to the journal, those since its last start where `last_run`,
+    unless systemd has restarted it by itself.
 
     Answer: `BackendLog`.
     """

@@ -1,7 +1,7 @@
 """The admin socket: is the proxy alive, is it ready, what does it count, who waits. Plain HTTP/1.1 over AF_UNIX.
 
-Only the proxy's own user (and root) may connect. It shares the parser of the data path and none of its limits, so it
-answers while those refuse.
+Who may connect says the socket's mode: the proxy's own user, of an installed Hive also the group hive. It shares the
+parser of the data path and none of its limits, so it answers while those refuse.
 """
 
 from __future__ import annotations

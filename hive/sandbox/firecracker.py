@@ -48,11 +48,10 @@ from hive.settings import Paths, Sandbox
 log = logging.getLogger("hive.sandbox")
 
 NAME = "firecracker"
-NO_FILTER = "what a tap device lets through is the host's firewall's to say"
 """What the VMM's file is called: a jailer names the directory of its jails after it."""
+NO_FILTER = "what a tap device lets through is the host's firewall's to say"
 UP_S = 5.0
 """From the fork to an API that answers."""
-VERSION_S = 2.0
 
 
 class FirecrackerRuntime:

@@ -89,7 +89,7 @@ MAY_ASK: dict[str, frozenset[type[Message]]] = {
     "proxy": frozenset({AskListeners, Dial}),
     "up": _AGENTS | frozenset({Reaped}),
 }
-"""What each role may ask for; every peer is root or Hive's own user already."""
+"""What each role may ask for; who may have which role says `Helper._may_be`."""
 
 Answer = Message | Coroutine[Any, Any, Message | socket.socket]
 """A socket goes with `Dialled`."""
@@ -400,19 +400,18 @@ async def _answer_later(work: Coroutine[Any, Any, Message | socket.socket], answ
 
 
 def make_directories(paths: Paths) -> None:
-    """The directories the helper uses: agents pass through 0711 ones to what is theirs, logs are Hive's alone.
+    """The directories the helper uses: agents pass through 0711 ones to what is theirs.
 
-    An installed one has its logs made before, for the daemon to read them.
-    Raises NotPermitted where one is a link, belongs to somebody else or cannot be made.
+    Logs are Hive's alone, or where it is installed also its daemon's to read: their directory was made before, with the
+    daemon's group (tmpfiles.d). Raises NotPermitted where one is a link, belongs to somebody else or cannot be made.
     """
-    logs = paths.log("any").parent
     for path, mode in (
         (paths.state, 0o711),
         (paths.runtime, 0o711),
         (paths.agent_socket("any").parent, 0o711),
         (paths.home("any").parent, 0o711),
-        (paths.sandbox_table.parent, 0o700 if paths.apart else 0o711),
-        (logs, 0o750 if paths.apart else 0o700),
+        (paths.sandbox_table.parent, 0o700),
+        (paths.log("any").parent, 0o750 if paths.apart else 0o700),
     ):
         try:
             path.mkdir(mode=mode, parents=True, exist_ok=True)

@@ -61,13 +61,13 @@ def _instead_of_a_helper(path: Path) -> Iterator[None]:
 
 def main(paths: Paths, settings: Settings) -> int:
     """Thaws everybody and says whom. Raises WrongState where a helper runs."""
-    lines, sandbox = settings.agents.log_max_bytes, settings.sandbox
+    log_max_bytes, sandbox = settings.agents.log_max_bytes, settings.sandbox
     with _instead_of_a_helper(paths.sandbox_table.with_suffix(".lock")):
         runtimes = (
-            UnitRuntime(paths, sandbox, log_max_bytes=lines),
-            ProcessRuntime(paths, subtree=Subtree.find(paths.state), log_max_bytes=lines),
-            DockerRuntime(paths, sandbox, log_max_bytes=lines),
-            FirecrackerRuntime(paths, sandbox, log_max_bytes=lines),
+            UnitRuntime(paths, sandbox, log_max_bytes=log_max_bytes),
+            ProcessRuntime(paths, subtree=Subtree.find(paths.state), log_max_bytes=log_max_bytes),
+            DockerRuntime(paths, sandbox, log_max_bytes=log_max_bytes),
+            FirecrackerRuntime(paths, sandbox, log_max_bytes=log_max_bytes),
         )
         thawed = asyncio.run(thaw_everybody(runtimes))
     log.info("everybody_thawed agents=%d %s", len(thawed), " ".join(thawed))

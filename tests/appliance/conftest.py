@@ -35,5 +35,5 @@ def up(short_path: Path) -> Subject:
 def appliance(short_path: Path) -> Subject:
     """An installed Hive in a root of its own."""
     layout = Layout(short_path)
-    paths = Paths(layout.at("/var/lib/hive"), layout.at("/run/hive"))
+    paths = Paths(layout.at("/var/lib/hive"), layout.at("/run/hive"), apart=True)
     return Subject(kind=Kind.APPLIANCE, paths=paths, layout=layout, uid=os.geteuid(), limit_s=5.0)

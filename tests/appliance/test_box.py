@@ -179,7 +179,7 @@ def test_doctor_finds_nothing_that_fails(first_day: Seen) -> None:
     assert warned <= {"memory.swap", "host.cgroup", "host.clock", "hive.answers"}
 
 
-def test_the_target_is_ready_within_five_seconds_of_the_system(first_day: Seen, second_boot: Seen) -> None:
+def test_the_target_is_reached_and_how_long_after_the_system_is_printed(first_day: Seen, second_boot: Seen) -> None:
     for name, seen in (("none", first_day), ("fifty", second_boot)):
         beyond = seen["boot"]["hive.target"] - seen["boot"]["basic.target"]
         print(f"hive.target {beyond:.1f} s after basic.target, {name} of the agents asleep at the shutdown before")

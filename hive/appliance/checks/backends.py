@@ -11,13 +11,14 @@ from typing import NamedTuple
 
 from hive.appliance.checks.check import Check, Verdict, failed, passed, skipped, warned
 from hive.appliance.checks.subject import Kind, Subject
+from hive.appliance.layout import RUNTIMES
 from hive.domain import BackendInfo, BackendKind
 from hive.host import gpu_memory
 from hive.host.gpu import Gpus, read_gpus
 from hive.host.nvml import Seen
 from hive.inference.recognise import CANDIDATES, find
 
-INFERENCE = "/run/hive-inference"
+_, INFERENCE = RUNTIMES
 CONNECT_S = 0.3
 GPU_S = 1.0
 GIB = 1024**3

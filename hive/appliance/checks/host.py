@@ -16,7 +16,6 @@ from hive.errors import HiveError
 from hive.host import clock, program, systemd
 from hive.host.cgroup import choose_parents, find_mount, mount_of_v1, own_cgroup
 
-SYSTEMD_OLDEST = 252
 """Debian 12 has it; what Hive asks of systemd is tested with it."""
 SYSTEMCTL_S = 5.0
 LIMITED = ("memory", "cpu", "pids")
@@ -52,8 +51,8 @@ def judge_systemd(version: int | None, first: str, *, is_booted: bool, is_needed
         return failed(f"{reason}: no service can be started") if is_needed else skipped(f"{reason}: hive up needs none")
     if version is None:
         return warned("systemd is PID 1, but systemctl does not say which version")
-    if version < SYSTEMD_OLDEST:
-        reason = f"systemd {version}; an installed Hive needs {SYSTEMD_OLDEST} or later"
+    if version < systemd.OLDEST:
+        reason = f"systemd {version}; an installed Hive needs {systemd.OLDEST} or later"
         return (failed if is_needed else warned)(reason)
     return passed(f"systemd {version} is PID 1")
 

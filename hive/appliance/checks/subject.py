@@ -70,17 +70,11 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def database(self) -> Path | None:
-        if self.paths is None:
-            return None
-        return self.paths.state / "daemon" / self.paths.database.name if self.is_appliance else self.paths.database
+        return None if self.paths is None else self.paths.database
 
     @property
     def redis_socket(self) -> Path | None:
-        """An appliance's is in a directory of its own, which gives it its group (conf/redis.conf)."""
-        if self.paths is None:
-            return None
-        own = self.paths.runtime / "redis" / self.paths.redis_socket.name
-        return own if self.is_appliance else self.paths.redis_socket
+        return None if self.paths is None else self.paths.redis_socket
 
     @property
     def may_fix(self) -> str:
@@ -148,8 +142,9 @@ def _place(path: Path, state: Path | None, layout: Layout, health: dict[str, Any
     `state`: where its state is as far as one can guess; None where that would be guesswork.
     """
     if path.is_relative_to(APPLIANCE_RUNTIME):
-        return {"kind": Kind.APPLIANCE, "paths": Paths(layout.at(STATE), layout.at(str(APPLIANCE_RUNTIME)))}
+        paths = Paths(layout.at(STATE), layout.at(str(APPLIANCE_RUNTIME)), apart=True)
+        return {"kind": Kind.APPLIANCE, "paths": paths}
     with contextlib.suppress(KeyError, TypeError):
         return {"kind": Kind.UP, "paths": Paths(Path((health or {})["state_dir"]), Path((health or {})["runtime_dir"]))}
-    paths = None if state is None else Paths(Path(os.path.realpath(state)), path.parent)
-    return {"kind": Kind.UP, "paths": paths}
+    guessed = None if state is None else Paths(Path(os.path.realpath(state)), path.parent)
+    return {"kind": Kind.UP, "paths": guessed}
