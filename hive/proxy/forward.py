@@ -245,7 +245,6 @@ class Exchange(Waiting):
         """A body that takes long to read is read in a process of its own: on the loop it would hold up everybody."""
         path = self._path
         plan = path.plan(entry, decided.endpoint, decided.tenant, decided.wishes, self.request_id)
-        self._for = path.backends
         pieces = request.body  # kept until it is sent: another backend may be there before its turn is
         is_large = self._body_bytes > body.LARGE_BYTES and path.readers is not None
         whole = b"" if is_large else b"".join(pieces)

@@ -350,3 +350,17 @@ async def test_over_tcp_it_waits_as_well(tmp_path: Path) -> None:
         await until(lambda: box.proxy.registry.queue.waiting == 1)
         box.open(box.new)
         assert (await client.answer())[2] == NEW
+
+
+async def test_a_request_whose_body_comes_after_the_switch_is_judged_by_the_new_backend(tmp_path: Path) -> None:
+    """Its endpoint was not judged at the closed gate, and then not at all: Ollama's went to a llama-server."""
+    async with two(tmp_path) as box:
+        box.close()
+        client = await box.client()
+        head, _, body = OLLAMA_ASK.partition(b"\r\n\r\n")
+        client.writer.write(head + b"\r\n\r\n" + body[:3])
+        await until(lambda: box.proxy.alice.gate.in_flight == 1)
+        box.open(box.new)
+        client.writer.write(body[3:])
+        status, _, _ = await client.answer()
+        assert (status, box.new.requests) == (501, [])
