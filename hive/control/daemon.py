@@ -27,16 +27,17 @@ from hive.agents.tokens import TokenKind, digest
 from hive.agents.turns import outcome_of
 from hive.control import keyfiles
 from hive.control.active import Active
-from hive.control.api import Server, serve
 from hive.control.choices import Choices, Running, Services, service
 from hive.control.courier import Courier
 from hive.control.elsewhere import WithElsewhere
-from hive.control.frontdesk import FrontDesk, Parts
+from hive.control.frontdesk import FrontDesk
 from hive.control.gates import ProxyGates
 from hive.control.jobs import Jobs
 from hive.control.journal import Journal
+from hive.control.parts import Parts
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
+from hive.control.serving import Server, serve
 from hive.control.stats import Counters
 from hive.control.switching import Parts as SwitcherParts
 from hive.control.switching import Switcher, is_carried_on, read_chosen

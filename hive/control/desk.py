@@ -143,6 +143,10 @@ class Desk(Protocol):
         """The host's: `{"total_bytes", "available_bytes", "swap_total_bytes", "swap_free_bytes", "zram": […], …}`."""
         ...
 
+    async def gpus(self) -> Answer:
+        """`{"why_not", "gpus": [{"number", "name", "total_bytes", "used_bytes", "busy_percent", "processes", …}]}`."""
+        ...
+
     async def inference_stats(self) -> Answer:
         """`{"backend", "tokensLastHour", "tokensLastDay", "topAgents", "vram", "activeAgents", "concurrentRequests"}`,
         the shape of the original specification."""

@@ -1,95 +1,35 @@
-"""The desk behind the API: every question and order, answered from the parts the daemon is made of."""
+"""The desk behind the API, the part about agents: every question and order, answered from the parts of the daemon."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import re
 import secrets
 import sqlite3
 import time
-from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 
-from hive import __version__
 from hive.agents.lifecycle import Life
-from hive.agents.roster import Roster
-from hive.agents.sleeper import Sleeper
 from hive.agents.spec import changed_fields
 from hive.agents.starting import HIVE
 from hive.agents.tokens import TokenKind
 from hive.agents.turns import outcome_of
 from hive.control import views
-from hive.control.active import Active
-from hive.control.courier import Courier
-from hive.control.elsewhere import WithElsewhere
-from hive.control.gates import ProxyGates
-from hive.control.jobs import Jobs
-from hive.control.jobs import view as job_view
-from hive.control.journal import Journal
-from hive.control.metrics import Scraper
-from hive.control.runtimes import RuntimeWatch
-from hive.control.scheduler import Scheduler
-from hive.control.stats import Counters
-from hive.control.switching import Switcher
+from hive.control.overview import Overview
 from hive.control.tail import Output
 from hive.control.uids import uids_in_use
-from hive.control.usage import UsageConsumer
-from hive.control.world import DaemonWorld
 from hive.domain import ALIVE, Agent, AgentSpec, Isolation
 from hive.errors import HiveError, LinkLost, WrongState
-from hive.host import memory
-from hive.host.gpu_memory import Gpus
 from hive.link.messages import Leaving, Stat
-from hive.settings import Paths, Settings
 from hive.store import agents as agents_store
 from hive.store import usage
-from hive.store.audit import AuditRow, Filter
-from hive.store.database import Database
-from hive.store.live import Live
-from hive.store.usage import By
 
 Answer = dict[str, Any]
 VIEWS_AT_ONCE = 200
 """Shown before others have their turn: some 5 ms."""
-EVERYBODY = usage.Asked()
-COSTS = usage.Cost.__struct_fields__
 FREEZERS = {"signals": "signal"}
 """What the helper calls it → what the API does."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What the daemon is made of. `freezer`: how agents will be frozen here, until one has been seen."""
-
-    epoch: str
-    started_at: float
-    paths: Paths
-    settings: Settings
-    isolation: Isolation
-    freezer: str
-    internal_token: str
-    database: Database
-    live: Live
-    journal: Journal
-    counters: Counters
-    consumer: UsageConsumer
-    gates: ProxyGates
-    helper: WithElsewhere
-    runtimes: RuntimeWatch
-    world: DaemonWorld
-    roster: Roster
-    sleeper: Sleeper
-    courier: Courier
-    scheduler: Scheduler
-    active: Active
-    switcher: Switcher
-    jobs: Jobs
-    gpus: Gpus
 
 
 class Seen(NamedTuple):
@@ -103,14 +43,8 @@ class Seen(NamedTuple):
     next_times: dict[str, float]
 
 
-class FrontDesk:
+class FrontDesk(Overview):
     """See `hive.control.desk.Desk`."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._freezer = parts.freezer
-        self._lacking: dict[str, str] = {}
-        """Agent → what of its limits is not enforced, as it was seen last."""
 
     # agents -------------------------------------------------------------------------------------------------------
 
@@ -359,184 +293,6 @@ class FrontDesk:
         )
         answer: Answer = msgspec.to_builtins(found)
         return answer
-
-    # the whole ----------------------------------------------------------------------------------------------------
-
-    def health(self) -> Answer:
-        parts, problems = self._parts, self._problems()
-        backend = parts.world.backend
-        return {
-            "status": "degraded" if problems else "ok",
-            "problems": problems,
-            "version": __version__,
-            "pid": os.getpid(),
-            "epoch": parts.epoch,
-            "started_at": parts.started_at,
-            "state_dir": str(parts.paths.state),
-            "runtime_dir": str(parts.paths.runtime),
-            "isolation": str(parts.isolation),
-            "freezer": self._freezer,
-            "limits": self._limits(),
-            "token_tracking": parts.settings.inference.token_tracking,
-            "proxy": {
-                "connected": parts.gates.session is not None,
-                "port": parts.gates.port,
-                "ingress_port": parts.gates.ingress_port,
-            },
-            "helper": {"connected": parts.helper.connected, "enabled": parts.settings.sandbox.enabled},
-            "redis": {"up": parts.live.up, "at": str(parts.live.at), "why": parts.live.why_down},
-            "usage": {"degraded": parts.consumer.degraded, "lost": parts.consumer.lost},
-            "backend": None if backend is None else msgspec.to_builtins(backend),
-        }
-
-    def _limits(self) -> str:
-        """Whether agents' limits hold, in words."""
-        lacking = {self._lacking[life.agent.id] for life in self._parts.roster if self._lacking.get(life.agent.id)}
-        return "; ".join(sorted(lacking)) or "as far as this host enforces them; hive agent show says what is not"
-
-    def _problems(self) -> list[str]:
-        """One sentence for each thing that is not as it should be, and what it means."""
-        parts, backend = self._parts, self._parts.world.backend
-        is_up, not_started = backend is not None and backend.up, parts.switcher.why_none
-        found = (
-            (parts.gates.session is None, "the proxy is not connected: no request is served, nobody is put to sleep"),
-            (not parts.helper.connected, "the helper is not connected: no agent can be started, paused or woken"),
-            (not parts.live.up, _redis_down(str(parts.live.at), parts.live.why_down)),
-            (bool(parts.consumer.degraded), f"usage waits, it cannot be written: {parts.consumer.degraded}"),
-            (bool(parts.switcher.towards), f"switching to {parts.switcher.towards}: requests for the model wait"),
-            (bool(not_started) and not is_up, f"no inference server was started: {not_started}"),
-            (backend is not None and not is_up and not parts.switcher.towards, "the backend does not answer"),
-        )
-        return [sentence for is_so, sentence in found if is_so]
-
-    async def usage(self, since_s: float, by: By = By.AGENT, of: usage.Asked = EVERYBODY) -> Answer:
-        agent = None if of.agent is None else self._once_known(of.agent)
-        asked = msgspec.structs.replace(of, since=time.time() - since_s, agent=agent)
-        answer: Answer = {"token_tracking": self._parts.settings.inference.token_tracking, "by": str(by)}
-        if by is By.AGENT:
-            found: usage.UsageSince = await self._parts.database.read(lambda conn: usage.usage_since(conn, asked))
-            return {**answer, **msgspec.to_builtins(found)}
-        costs: list[usage.GroupCost] = await self._parts.database.read(lambda conn: usage.usage_by(conn, by, asked))
-        shown = [{str(by): cost.key, **{name: getattr(cost, name) for name in COSTS}} for cost in costs]
-        return {**answer, f"{by}s": shown, "totals": msgspec.to_builtins(usage.total(costs))}
-
-    def _once_known(self, ref: str) -> str:
-        """An agent's id; one that was removed has no name any more. Raises NotFound."""
-        return ref if re.fullmatch("[0-9a-f]{32}", ref) else self._parts.roster.find(ref).agent.id
-
-    # the inference server -----------------------------------------------------------------------------------------
-
-    def inference(self) -> Answer:
-        shown = views.inference_view(self._parts.world.backend, self._parts.world.models, self._parts.settings)
-        job = self._parts.switcher.job
-        return {**shown, "switch": None if job is None else job_view(job, time.time())}
-
-    async def backends(self) -> Answer:
-        active = self._parts.active.target
-        found = await self._parts.switcher.listed()
-        return {"backends": [views.choice_view(choice, in_use=choice.target == active) for choice in found]}
-
-    async def backend_log(self, kind: str, lines: int) -> str:
-        return await self._parts.switcher.log(kind, lines)
-
-    async def switch(self, backend: str, actor: str) -> Answer:
-        return job_view(await self._parts.switcher.begin(backend, actor), time.time())
-
-    async def job(self, job_id: str, *, wait_s: float) -> Answer:
-        return job_view(await self._parts.jobs.get(job_id, wait_s=wait_s), time.time())
-
-    async def jobs(self, limit: int) -> list[Answer]:
-        return [job_view(job, time.time()) for job in await self._parts.jobs.recent(limit)]
-
-    async def cancel_job(self, job_id: str) -> Answer:
-        return job_view(await self._parts.switcher.cancel(job_id), time.time())
-
-    # the host -----------------------------------------------------------------------------------------------------
-
-    def memory(self) -> Answer:
-        return views.memory_view(memory.read_memory(), memory.read_pressure(), memory.read_zrams())
-
-    async def inference_stats(self) -> Answer:
-        parts, now = self._parts, time.time()
-        hour, day, gpus, _ = await asyncio.gather(
-            parts.database.read(lambda conn: usage.spent_since(conn, now - 3600)),
-            parts.database.read(lambda conn: usage.spent_since(conn, now - 86400)),
-            parts.gpus.seen(),
-            parts.sleeper.look(),
-        )
-        agents = [life.agent for life in parts.roster]
-        return views.inference_stats_view(
-            parts.world.backend,
-            hour,
-            day,
-            [(agent, parts.counters.used(agent.id)) for agent in agents],
-            gpus,
-            sum(parts.sleeper.activity(agent.id).in_flight for agent in agents),
-        )
-
-    async def metrics(self) -> bytes:
-        parts = self._parts
-        scraper = Scraper(
-            started_at=parts.started_at,
-            roster=parts.roster,
-            sleeper=parts.sleeper,
-            counters=parts.counters,
-            helper=parts.helper,
-            gates=parts.gates,
-            world=parts.world,
-            live=parts.live,
-            database=parts.database,
-            consumer=parts.consumer,
-            gpus=parts.gpus,
-        )
-        return await scraper.scrape()
-
-    def stats(self) -> Answer:
-        return self._parts.counters.answer(len(self._parts.roster))
-
-    def access(self) -> Answer:
-        port, token = self._port(), self._parts.internal_token
-        return {
-            "openai_base_url": f"http://127.0.0.1:{port}/v1",
-            "ollama_host": f"http://127.0.0.1:{port}/a/{token}",
-            "token": token,
-        }
-
-    def _port(self) -> int:
-        if self._parts.gates.port is None:
-            raise LinkLost("the proxy has not connected yet, so its port is not known")
-        return self._parts.gates.port
-
-    # the audit table ----------------------------------------------------------------------------------------------
-
-    def meant(self, ref: str) -> tuple[str, str]:
-        known = [life.agent for life in self._parts.roster if ref in (life.agent.id, life.agent.name)]
-        return (known[0].id, known[0].name) if known else (ref, "")
-
-    async def ordered(self, row: AuditRow) -> None:
-        await self._parts.journal.record(row)
-
-    async def audit(self, asked: Filter, limit: int) -> Answer:
-        agent = tuple({word for ref in asked.agent for word in (ref, *self.meant(ref)) if word})
-        found = await self._parts.journal.page(msgspec.structs.replace(asked, agent=agent), limit)
-        return {
-            "rows": [views.audit_view(entry) for entry in found],
-            "next": found[-1].id if len(found) == limit else None,
-        }
-
-    async def past_events(self, limit: int) -> list[Answer]:
-        return await self._parts.journal.past(limit)
-
-    def subscribe(self) -> AbstractContextManager[AsyncIterator[Answer]]:
-        return self._parts.journal.subscribe()
-
-
-def _redis_down(at: str, why: str) -> str:
-    """
-    >>> _redis_down("redis:6379", "Authentication required.")
-    'Redis at redis:6379 is down (Authentication required.): requests are served, their usage waits'
-    """
-    return f"Redis at {at} is down{f' ({why})' if why else ''}: requests are served, their usage waits"
 
 
 def _of(life: Life) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import tzinfo
 from typing import Any
 
@@ -15,7 +16,7 @@ from hive.control.choices import Choice
 from hive.control.stats import Used
 from hive.domain import Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo
 from hive.host.memory import Memory, Pressure, Zram
-from hive.host.nvml import MIB, GpuState, Seen
+from hive.host.nvml import MIB, GpuProcess, GpuState, Instance, Seen
 from hive.inference.concurrency import prefix_cache
 from hive.link.messages import Activity, Stat
 from hive.link.specs import Capabilities
@@ -227,6 +228,26 @@ def inference_view(backend: BackendInfo | None, models: list[ModelInfo], setting
         "warning": "" if backend is None else backend.warning,
         "models": [msgspec.to_builtins(model) for model in models],
     }
+
+
+def gpus_view(seen: Seen, program_of: Callable[[int], str]) -> Answer:
+    """Every GPU as it was seen; None is unknown. `program_of`: the name of a process, empty where it has ended.
+
+    >>> gpus_view(Seen(why_not="no NVIDIA driver is loaded"), lambda pid: "")
+    {'why_not': 'no NVIDIA driver is loaded', 'gpus': []}
+    """
+
+    def processes(found: tuple[GpuProcess, ...] | None) -> list[Answer] | None:
+        return None if found is None else [{**one._asdict(), "program": program_of(one.pid)} for one in found]
+
+    def instance_view(instance: Instance) -> Answer:
+        return {**instance._asdict(), "processes": processes(instance.processes)}
+
+    def gpu_view(gpu: GpuState) -> Answer:
+        instances = [instance_view(instance) for instance in gpu.instances]
+        return {**gpu._asdict(), "processes": processes(gpu.processes), "instances": instances}
+
+    return {"why_not": seen.why_not, "gpus": [gpu_view(gpu) for gpu in seen.gpus]}
 
 
 TOP = 10

@@ -241,6 +241,15 @@ def read_stat(pid: int) -> ProcessStat | None:
     return parse_stat(pid, content) if content else None
 
 
+def program_of(pid: int) -> str:
+    """The name a process shows: of its program, or what it calls itself; empty where it has ended.
+
+    >>> program_of(2**22 + 1)
+    ''
+    """
+    return _read_proc(f"/proc/{pid}/comm").decode(errors="replace").strip()
+
+
 def _read_proc(path: str) -> bytes:
     """The content, empty where the process is gone or may not be looked at."""
     try:

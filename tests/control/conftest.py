@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from control.box import Box
 
-from hive.control.api import Server, serve
 from hive.control.client import Client
+from hive.control.serving import Server, serve
 
 FAKE = Path(__file__).parents[1] / "fakes" / "memory_daemon.py"
 

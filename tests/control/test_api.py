@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from hive.control.api import Server, serve
 from hive.control.client import Client, path_of
+from hive.control.serving import Server, serve
 from hive.errors import BadRequest, HiveError, MethodNotAllowed, NotFound, TimedOut, TooLarge, WrongState
 from hive.host.accounts import Accounts
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from control.box import Box
 
-from hive.control.api import Server, serve
 from hive.control.client import Client, path_of
+from hive.control.serving import Server, serve
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
 from hive.store import audit, chain
 from hive.store.database import Database

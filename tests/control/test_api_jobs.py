@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hive.control.api import Server
 from hive.control.client import Client
+from hive.control.serving import Server
 from hive.errors import BadRequest, NotFound, WrongState
 
 INFERENCE = "/api/system/inference"

@@ -19,11 +19,13 @@ import msgspec
 
 from hive.agents.spec import changed_fields
 from hive.control import clock, views
-from hive.control.api import serve
 from hive.control.feed import Events
+from hive.control.serving import serve
 from hive.control.tail import Output
 from hive.domain import AgentSpec
 from hive.errors import BadRequest, NotFound, Saturated, TimedOut, WrongState
+from hive.host.nvml import Seen
+from hive.host.process import program_of
 from hive.store.audit import AuditRow, Entry, Filter
 from hive.store.usage import Asked, By
 
@@ -379,6 +381,9 @@ class MemoryDesk:
 
     async def inference_stats(self) -> Answer:
         return {"backend": "demo", "concurrentRequests": 2}
+
+    async def gpus(self) -> Answer:
+        return views.gpus_view(Seen(why_not="no NVIDIA driver is loaded"), program_of)
 
     async def metrics(self) -> bytes:
         return b"hive_agents 1\n"

@@ -16,8 +16,8 @@ import pytest
 from host.unit_agents import PATHS, new_id, started
 from sandbox.harness import Daemon, until
 
-from hive.control.api import serve
 from hive.control.client import Client, path_of
+from hive.control.serving import serve
 from hive.control.tail import Output, tail
 from hive.errors import NotPermitted
 from hive.host import systemd

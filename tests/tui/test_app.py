@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 from textual.screen import Screen
 from textual.widgets import Button, Input, RichLog, Static
 
-from hive.control.api import serve
+from hive.control.serving import serve
 from hive.domain import AgentSpec
 from hive.tui.app import Top
 from hive.tui.screens.agent import AgentPage

@@ -1,0 +1,162 @@
+"""What a request asks for: its body, what its path names, and its query. Each parameter is one object, which reads it
+and says in the API's description what it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+from urllib.parse import unquote
+
+import msgspec
+from starlette.requests import Request
+
+from hive.control import clock
+from hive.errors import BadRequest, TooLarge, did_you_mean
+
+Schema = dict[str, Any]
+Body = TypeVar("Body")
+
+BODY_MAX_BYTES = 1024 * 1024
+BODY = "hive.body"
+"""Where in the scope the request's whole body is."""
+LENGTH = "^([0-9]+[smhd])+$"
+
+
+class Param(Protocol):
+    """One parameter of a query."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def says(self) -> str:
+        """What it does, one sentence."""
+
+    def of(self, request: Request) -> Any:
+        """Its value. Raises BadRequest that names it."""
+
+    def schema(self) -> Schema:
+        """What it may be, as JSON Schema."""
+
+
+class Number(NamedTuple):
+    """A whole number from `least` to `most`."""
+
+    name: str
+    says: str
+    default: int
+    most: int
+    least: int = 0
+
+    def of(self, request: Request) -> int:
+        text = request.query_params.get(self.name, str(self.default))
+        if not re.fullmatch("[0-9]{1,15}", text) or not self.least <= int(text) <= self.most:
+            raise BadRequest(
+                f"{self.name}: expected a whole number from {self.least} to {self.most}, found {text[:20]!r}"
+            )
+        return int(text)
+
+    def schema(self) -> Schema:
+        return {"type": "integer", "minimum": self.least, "maximum": self.most, "default": self.default}
+
+
+class Flag(NamedTuple):
+    """0 or 1."""
+
+    name: str
+    says: str
+
+    def of(self, request: Request) -> bool:
+        text = request.query_params.get(self.name, "0")
+        if text not in ("0", "1"):
+            raise BadRequest(f"{self.name}: expected 0 or 1, found {text[:20]!r}")
+        return text == "1"
+
+    def schema(self) -> Schema:
+        return {"type": "integer", "enum": [0, 1], "default": 0}
+
+
+class Choice(NamedTuple):
+    """One of some words."""
+
+    name: str
+    says: str
+    words: Sequence[str]
+    default: str
+
+    def of(self, request: Request) -> str:
+        text = request.query_params.get(self.name, self.default)
+        if text not in self.words:
+            raise BadRequest(f"{self.name}: expected one of {', '.join(self.words)}, found {text[:20]!r}")
+        return text
+
+    def schema(self) -> Schema:
+        return {"type": "string", "enum": [*self.words], "default": self.default}
+
+
+class Text(NamedTuple):
+    """A name of something; None where it is not given."""
+
+    name: str
+    says: str
+
+    def of(self, request: Request) -> str | None:
+        return request.query_params.get(self.name)
+
+    def schema(self) -> Schema:
+        return {"type": "string"}
+
+
+class Span(NamedTuple):
+    """Seconds, given as a length of time: `90s`, `1h30m`. None where it is not given and has no default."""
+
+    name: str
+    says: str
+    default: str | None = None
+
+    def of(self, request: Request) -> float | None:
+        text = request.query_params.get(self.name, self.default)
+        return None if text is None else clock.seconds_of(text, field=self.name)
+
+    def schema(self) -> Schema:
+        known = {"type": "string", "pattern": LENGTH}
+        return known if self.default is None else {**known, "default": self.default}
+
+
+def check_query(request: Request, known: Sequence[Param]) -> None:
+    """Raises BadRequest for a parameter that is none of these, or is given twice: a typo would else go unnoticed."""
+    names = [param.name for param in known]
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in names:
+            says = f"there are {', '.join(names)}" if names else "there is none here"
+            raise BadRequest(f"{name[:40]!r} is no parameter: {says}", hint=did_you_mean(name, names))
+        if given.count(name) > 1:
+            raise BadRequest(f"{name}: given {given.count(name)} times")
+
+
+async def received(request: Request) -> bytes:
+    """The whole body. Raises TooLarge."""
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > BODY_MAX_BYTES:
+            raise TooLarge(f"the body is larger than {BODY_MAX_BYTES} bytes")
+    return bytes(data)
+
+
+def body_of(request: Request, shape: type[Body], *, empty: Body | None = None) -> Body:
+    """The body as this shape; `empty` where there is none. Raises BadRequest."""
+    data = request.scope[BODY]
+    if not data and empty is not None:
+        return empty
+    try:
+        return msgspec.json.decode(data, type=shape)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"the body is not what is expected here: {error}") from None
+
+
+def named(request: Request, of: str = "ref") -> str:
+    """What the path names; quoted once more by our client, so that a slash in it is no part of the path."""
+    return unquote(request.path_params[of])

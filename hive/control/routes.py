@@ -1,0 +1,42 @@
+"""One row per path and method: who may ask, what answers, what it takes and gives. The server and the API's description
+are both made from these rows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hive.control.asked import Param
+from hive.domain import Role
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+TEXT, EVENTS, METRICS = "text/plain", "text/event-stream", "text/plain; version=0.0.4"
+
+
+class Row(NamedTuple):
+    """`answer`: the type of what is answered as JSON, or a media type. `statuses`: those of success.
+
+    `body`: the type of the body, None where none is read; `may_be_empty`: it has defaults for everything.
+    `is_secret`: it changes nothing, and is in the audit table all the same, because it hands out secrets.
+    """
+
+    method: str
+    path: str
+    role: Role
+    handler: Handler
+    says: str
+    answer: Any
+    body: Any = None
+    query: tuple[Param, ...] = ()
+    statuses: tuple[int, ...] = (200,)
+    may_be_empty: bool = False
+    is_secret: bool = False
+
+    @property
+    def is_order(self) -> bool:
+        """Whether it is in the audit table who asked, and what came of it."""
+        return self.method != "GET" or self.is_secret

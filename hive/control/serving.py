@@ -1,0 +1,109 @@
+"""The API, listening: uvicorn on sockets of the daemon's, which knows who is at their other end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from hive.control.api import build
+from hive.control.desk import Desk
+from hive.host import accounts
+from hive.host.accounts import Accounts
+from hive.link.server import bind_private, groups_of, peer_of
+from hive.tasks import spawn
+
+STOP_S = 2.0
+"""How long open answers may take to end when the server stops."""
+
+
+class Server:
+    """`close` ends it: streams end, answers under way get `STOP_S`."""
+
+    def __init__(self, desk: Desk, path: Path, people: Accounts, *, pause_timeout_s: float) -> None:
+        self._stopping = asyncio.Event()
+        self._path = path
+        sock = bind_private(path, group=people.operators)
+        self._inode = os.stat(path).st_ino
+        app = build(desk, people, pause_timeout_s=pause_timeout_s, stopping=self._stopping)
+        self._uvicorn = _Uvicorn(
+            uvicorn.Config(
+                app,
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=logging.ERROR,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                timeout_graceful_shutdown=int(STOP_S),
+            )
+        )
+        self._serving = spawn(self._uvicorn.serve(sockets=[sock]), name="api")
+
+    @property
+    def is_serving(self) -> bool:
+        return not self._serving.done()
+
+    async def ready(self) -> None:
+        """Returns when connections are accepted."""
+        await self._uvicorn.listening.wait()
+
+    async def close(self) -> None:
+        """Stops listening, removes the socket file if it is still ours, ends every answer."""
+        with contextlib.suppress(OSError):
+            if os.stat(self._path).st_ino == self._inode:
+                self._path.unlink()
+        self._stopping.set()
+        self._uvicorn.leave.set()
+        await self._serving
+
+
+async def serve(desk: Desk, path: Path, people: Accounts | None = None, *, pause_timeout_s: float = 30.0) -> Server:
+    """Serves the API on a unix socket at `path` in the running loop; returns when it accepts.
+
+    Without `people` only root and this process's own user are answered (mode 0600), with it their groups too (0660);
+    everyone else gets 403. Raises OSError where it cannot bind.
+    """
+    server = Server(desk, path, people or accounts.own(), pause_timeout_s=pause_timeout_s)
+    await server.ready()
+    return server
+
+
+class _Uvicorn(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+        self.leave = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    async def main_loop(self) -> None:
+        """uvicorn's own wakes up ten times a second, for a date we do not send and a signal we do not use."""
+        await self.on_tick(0)
+        await self.leave.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the daemon."""
+        yield
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's scope shows no peer on unix sockets (seen with 0.54), so each connection notes its own."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        sock = transport.get_extra_info("socket")
+        _, uid, _ = peer_of(sock)
+        self.app_state = {**self.app_state, "peer_uid": uid, "peer_groups": groups_of(sock)}
+        super().connection_made(transport)
