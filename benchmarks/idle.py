@@ -41,7 +41,17 @@ from hive.appliance.services import redis_command
 from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth
 from hive.host.memory import held_by
 from hive.link.link import Link, Reply
-from hive.link.messages import Activities, Activity, AskStat, Done, Hello, Message, Reconcile, Stat, Stats
+from hive.link.message import Message
+from hive.link.messages import (
+    Activities,
+    Activity,
+    AskStat,
+    Done,
+    Hello,
+    Reconcile,
+    Stat,
+    Stats,
+)
 from hive.link.server import LinkServer
 from hive.settings import Inference, Paths, Settings
 from hive.store import agents as agents_store

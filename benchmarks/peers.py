@@ -24,7 +24,14 @@ import redis
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
 from hive.link.link import Link, Reply
-from hive.link.messages import AgentRow, DaemonTable, Hello, Marks, Message, ProxyTable
+from hive.link.message import Message
+from hive.link.messages import (
+    AgentRow,
+    DaemonTable,
+    Hello,
+    Marks,
+    ProxyTable,
+)
 from hive.link.server import LinkServer
 from hive.settings import Paths
 

@@ -262,14 +262,17 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallerKind(StrEnum):
+    """`operator`: who has the internal token, at the proxy. `person`: whoever asks the API."""
+
     AGENT = "agent"
     OPERATOR = "operator"
+    PERSON = "person"
 
 
 class Caller(msgspec.Struct, frozen=True):
     """Who asks: the *listener* decided, never a header the client could choose.
 
-    `models`: the names its tenant is limited to, None for all.
+    `models`: the names its tenant is limited to, None for all. `role`: a person's, None for everybody else.
     """
 
     kind: CallerKind
@@ -277,6 +280,7 @@ class Caller(msgspec.Struct, frozen=True):
     tenant: str = "default"
     tier: Tier = Tier.MEDIUM
     models: frozenset[str] | None = None
+    role: Role | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):

@@ -46,6 +46,12 @@ class Refusal(HiveError):
     exit_code = 4
 
 
+class Cancelled(Refusal):
+    """An operator ended this request."""
+
+    code = "cancelled"
+
+
 class BadRequest(Refusal):
     """The request is malformed."""
 

@@ -13,14 +13,23 @@ import msgspec
 from msgspec import Meta
 
 
-def _s(sentence: str, *, unit: str = "", env: str = "", effect: bool = True, expected: str = "", **bounds: Any) -> Meta:
+def _s(
+    sentence: str,
+    *,
+    unit: str = "",
+    env: str = "",
+    effect: bool = True,
+    runtime: bool = False,
+    expected: str = "",
+    **bounds: Any,
+) -> Meta:
     """One row: `env` is the environment name of the seed, `effect` is False for a key that only is checked so far.
 
-    `expected` says in words what the bounds (or a pattern) mean, where they do not say it themselves.
+    `runtime`: it may be changed while Hive runs (`PUT /api/config`). `expected` says in words what the bounds (or a
+    pattern) mean, where they do not say it themselves.
     """
-    return Meta(
-        description=sentence, extra={"unit": unit, "env": env, "effect": effect, "expected": expected}, **bounds
-    )
+    extra = {"unit": unit, "env": env, "effect": effect, "runtime": runtime, "expected": expected}
+    return Meta(description=sentence, extra=extra, **bounds)
 
 
 class Inference(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +44,12 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     host: Annotated[str, _s("Where the backend listens.", env="INFERENCE_HOST")] = "127.0.0.1"
     port: Annotated[int, _s("Port of the backend.", unit="port", env="INFERENCE_PORT", ge=1, le=65535)] = 11434
     vsock_port: Annotated[int, _s("AF_VSOCK port guests dial.", unit="port", env="VSOCK_PORT", ge=1)] = 11434
-    default_model: Annotated[str, _s("Used where agent and request name no model.")] = ""
-    auto_sleep_enabled: Annotated[bool, _s("Put idle agents to sleep.", env="AUTO_SLEEP_ENABLED")] = True
+    default_model: Annotated[str, _s("Used where agent and request name no model.", runtime=True)] = ""
+    auto_sleep_enabled: Annotated[bool, _s("Put idle agents to sleep.", runtime=True, env="AUTO_SLEEP_ENABLED")] = True
     auto_sleep_idle_seconds: Annotated[
-        float, _s("Quiet for this long is idle.", unit="s", env="AUTO_SLEEP_IDLE_SECONDS", gt=0)
+        float, _s("Quiet for this long is idle.", runtime=True, unit="s", env="AUTO_SLEEP_IDLE_SECONDS", gt=0)
     ] = 300
-    token_tracking: Annotated[bool, _s("Meter requests; without it nothing is recorded.")] = True
+    token_tracking: Annotated[bool, _s("Meter requests; without it nothing is recorded.", runtime=True)] = True
     quantization_routing: Annotated[bool, _s("Choose a variant by tier.", effect=False)] = False
     tier_low_models: Annotated[str, _s("Models of tier low, by preference.", effect=False)] = ""
     tier_medium_models: Annotated[str, _s("Models of tier medium, by preference.", effect=False)] = ""
@@ -99,85 +108,112 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
             expected="an IP address",
         ),
     ] = "127.0.0.1"
-    window_requests: Annotated[int, _s("Requests an agent may make per window.", ge=1)] = 120
-    window_s: Annotated[float, _s("Length of the sliding window.", unit="s", gt=0)] = 60
-    tier_low_concurrency: Annotated[int, _s("Requests of a low-tier agent at the backend at once.", ge=1)] = 2
-    tier_medium_concurrency: Annotated[int, _s("The same for tier medium.", ge=1)] = 5
-    tier_high_concurrency: Annotated[int, _s("The same for tier high.", ge=1)] = 10
-    queue_depth: Annotated[int, _s("Requests of one tenant that may wait for their turn.", ge=0)] = 16
-    queue_wait_s: Annotated[float, _s("Longest wait for a turn, then 503.", unit="s", gt=0)] = 30
+    window_requests: Annotated[int, _s("Requests an agent may make per window.", runtime=True, ge=1)] = 120
+    window_s: Annotated[float, _s("Length of the sliding window.", runtime=True, unit="s", gt=0)] = 60
+    tier_low_concurrency: Annotated[
+        int, _s("Requests of a low-tier agent at the backend at once.", runtime=True, ge=1)
+    ] = 2
+    tier_medium_concurrency: Annotated[int, _s("The same for tier medium.", runtime=True, ge=1)] = 5
+    tier_high_concurrency: Annotated[int, _s("The same for tier high.", runtime=True, ge=1)] = 10
+    queue_depth: Annotated[int, _s("Requests of one tenant that may wait for their turn.", runtime=True, ge=0)] = 16
+    queue_wait_s: Annotated[float, _s("Longest wait for a turn, then 503.", runtime=True, unit="s", gt=0)] = 30
     backend_concurrency: Annotated[
-        int, _s("Requests at the backend at once; 0: what the backend says of itself.", ge=0)
+        int, _s("Requests at the backend at once; 0: what the backend says of itself.", runtime=True, ge=0)
     ] = 0
     unknown_fields: Annotated[
         str,
         _s(
             "A body field that is in no table: `auto` passes it for tier high and drops it for the others.",
+            runtime=True,
             pattern="^(auto|pass|drop|refuse)$",
         ),
     ] = "auto"
-    tier_low_max_tokens: Annotated[int, _s("`max_tokens` of tier low is cut to this; 0: as asked.", ge=0)] = 4096
-    tier_medium_max_tokens: Annotated[int, _s("The same for tier medium.", ge=0)] = 16384
-    tier_high_max_tokens: Annotated[int, _s("The same for tier high.", ge=0)] = 0
-    parked_max: Annotated[int, _s("Requests of one sleeping agent that may wait for its wake.", ge=1)] = 64
-    gate_wait_s: Annotated[float, _s("Longest wait for a wake, then 503.", unit="s", gt=0)] = 5
-    body_max_bytes: Annotated[int, _s("Largest request body, decoded.", unit="bytes", ge=1)] = 16 * 1024 * 1024
-    body_budget_bytes: Annotated[int, _s("All request bodies together, beyond it 503.", unit="bytes", ge=1)] = (
-        256 * 1024 * 1024
+    tier_low_max_tokens: Annotated[
+        int, _s("`max_tokens` of tier low is cut to this; 0: as asked.", runtime=True, ge=0)
+    ] = 4096
+    tier_medium_max_tokens: Annotated[int, _s("The same for tier medium.", runtime=True, ge=0)] = 16384
+    tier_high_max_tokens: Annotated[int, _s("The same for tier high.", runtime=True, ge=0)] = 0
+    parked_max: Annotated[int, _s("Requests of one sleeping agent that may wait for its wake.", runtime=True, ge=1)] = (
+        64
     )
-    head_s: Annotated[float, _s("A request head must be complete within this.", unit="s", gt=0)] = 10
-    body_idle_s: Annotated[float, _s("A request body may stand still for this long.", unit="s", gt=0)] = 30
+    gate_wait_s: Annotated[float, _s("Longest wait for a wake, then 503.", runtime=True, unit="s", gt=0)] = 5
+    body_max_bytes: Annotated[int, _s("Largest request body, decoded.", runtime=True, unit="bytes", ge=1)] = (
+        16 * 1024 * 1024
+    )
+    body_budget_bytes: Annotated[
+        int, _s("All request bodies together, beyond it 503.", runtime=True, unit="bytes", ge=1)
+    ] = 256 * 1024 * 1024
+    head_s: Annotated[float, _s("A request head must be complete within this.", runtime=True, unit="s", gt=0)] = 10
+    body_idle_s: Annotated[float, _s("A request body may stand still for this long.", runtime=True, unit="s", gt=0)] = (
+        30
+    )
     keepalive_s: Annotated[
-        float, _s("Idle agents' connections are kept for this long, sleeping agents' for ever.", unit="s", gt=0)
+        float,
+        _s("Idle agents' connections are kept for this long, sleeping agents' for ever.", runtime=True, unit="s", gt=0),
     ] = 75
-    connect_s: Annotated[float, _s("Connect to the backend.", unit="s", gt=0)] = 2
+    connect_s: Annotated[float, _s("Connect to the backend.", runtime=True, unit="s", gt=0)] = 2
     first_byte_s: Annotated[float, _s("First body byte of the answer.", unit="s", gt=0)] = 300
-    between_bytes_s: Annotated[float, _s("Silence inside an answer.", unit="s", gt=0)] = 60
-    request_s: Annotated[float, _s("Longest time from a turn to the answer's end; 0: no limit.", unit="s", ge=0)] = 0
-    heartbeat_s: Annotated[
-        float, _s("A waiting stream gets a sign of life this often; 0: none is sent.", unit="s", ge=0)
+    between_bytes_s: Annotated[float, _s("Silence inside an answer.", runtime=True, unit="s", gt=0)] = 60
+    request_s: Annotated[
+        float, _s("Longest time from a turn to the answer's end; 0: no limit.", runtime=True, unit="s", ge=0)
     ] = 0
-    drain_s: Annotated[float, _s("Requests in flight may go on for so long at shutdown.", unit="s", ge=0)] = 10
-    connections_max: Annotated[int, _s("Connections at once; 0: what the limit of open files allows.", ge=0)] = 0
-    agent_connections_max: Annotated[int, _s("Connections of one agent at once.", ge=1)] = 64
+    heartbeat_s: Annotated[
+        float, _s("A waiting stream gets a sign of life this often; 0: none is sent.", runtime=True, unit="s", ge=0)
+    ] = 0
+    drain_s: Annotated[
+        float, _s("Requests in flight may go on for so long at shutdown.", runtime=True, unit="s", ge=0)
+    ] = 10
+    connections_max: Annotated[
+        int, _s("Connections at once; 0: what the limit of open files allows.", runtime=True, ge=0)
+    ] = 0
+    agent_connections_max: Annotated[int, _s("Connections of one agent at once.", runtime=True, ge=1)] = 64
     cache_isolation: Annotated[bool, _s("Keep tenants' prompts apart in the backend's prefix cache.")] = True
     vsock: Annotated[bool, _s("Listen on AF_VSOCK for guests that are agents with a `cid`.")] = False
     upstream_idle_s: Annotated[
-        float, _s("Idle backend connections are kept for this long (vLLM closes at 5 s).", unit="s", gt=0)
+        float, _s("Idle backend connections are kept for this long (vLLM closes at 5 s).", runtime=True, unit="s", gt=0)
     ] = 3
     websocket_idle_s: Annotated[
         float,
         _s(
             "A WebSocket without a byte for this long no longer keeps its agent awake; 0: an open one always does.",
+            runtime=True,
             unit="s",
             ge=0,
         ),
     ] = 0
-    ingress_open_max: Annotated[int, _s("Requests open to one agent through ingress.", ge=1)] = 64
+    ingress_open_max: Annotated[int, _s("Requests open to one agent through ingress.", runtime=True, ge=1)] = 64
 
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True):
     """`[sleep]`: when idle agents are put to sleep."""
 
-    check_s: Annotated[float, _s("How often idleness is checked.", unit="s", gt=0)] = 30
-    minimum_awake_s: Annotated[float, _s("Nobody sleeps sooner after a wake.", unit="s", ge=0)] = 10
+    check_s: Annotated[float, _s("How often idleness is checked.", runtime=True, unit="s", gt=0)] = 30
+    minimum_awake_s: Annotated[float, _s("Nobody sleeps sooner after a wake.", runtime=True, unit="s", ge=0)] = 10
     cpu_quiet_percent: Annotated[
-        float, _s("Less of one core than this over the last check is quiet.", unit="%", ge=0)
+        float, _s("Less of one core than this over the last check is quiet.", runtime=True, unit="%", ge=0)
     ] = 2
     deep_after_s: Annotated[
-        float, _s("Asleep for this long, memory is paged out (deep sleep); 0: only under pressure.", unit="s", ge=0)
+        float,
+        _s(
+            "Asleep for this long, memory is paged out (deep sleep); 0: only under pressure.",
+            runtime=True,
+            unit="s",
+            ge=0,
+        ),
     ] = 30
     pressure_some_avg10: Annotated[
         float,
         _s(
             "From this memory pressure (PSI `some avg10`) on, sleepers go deep at once; 0: never.",
+            runtime=True,
             unit="%",
             ge=0,
             le=100,
         ),
     ] = 10
     wake_reserve_mb: Annotated[
-        int, _s("A wake from deep sleep waits while less memory than this would be left.", unit="MiB", ge=0)
+        int,
+        _s("A wake from deep sleep waits while less memory than this would be left.", runtime=True, unit="MiB", ge=0),
     ] = 256
     pause_timeout_s: Annotated[float, _s("How long `hive agent pause` waits for a busy agent.", unit="s", gt=0)] = 30
 
@@ -185,9 +221,11 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True):
 class Agents(msgspec.Struct, frozen=True, kw_only=True):
     """`[agents]`: running them."""
 
-    stop_grace_s: Annotated[float, _s("From SIGTERM to SIGKILL.", unit="s", ge=0)] = 10
-    restart_limit: Annotated[int, _s("This many failures in `restart_window_s` end in state error.", ge=1)] = 5
-    restart_window_s: Annotated[float, _s("See restart_limit.", unit="s", gt=0)] = 60
+    stop_grace_s: Annotated[float, _s("From SIGTERM to SIGKILL.", runtime=True, unit="s", ge=0)] = 10
+    restart_limit: Annotated[
+        int, _s("This many failures in `restart_window_s` end in state error.", runtime=True, ge=1)
+    ] = 5
+    restart_window_s: Annotated[float, _s("See restart_limit.", runtime=True, unit="s", gt=0)] = 60
     log_max_bytes: Annotated[int, _s("An agent's log is cut back beyond this.", unit="bytes", ge=4096)] = (
         8 * 1024 * 1024
     )
@@ -228,6 +266,36 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
 
     models_refresh_s: Annotated[float, _s("How often the backend's model list is read.", unit="s", gt=0)] = 300
     backend_check_s: Annotated[float, _s("How often the backend is asked whether it is up.", unit="s", gt=0)] = 5
+    usage_retention_days: Annotated[
+        int, _s("Usage is kept request by request for this long, then as sums; 0: for ever.", unit="days", ge=0)
+    ] = 30
+    usage_rollup_days: Annotated[
+        int, _s("Sums of usage by hour and by day are kept for this long; 0: for ever.", unit="days", ge=0)
+    ] = 400
+
+
+class Api(msgspec.Struct, frozen=True, kw_only=True):
+    """`[api]`: the REST API on TCP, for whoever has a token."""
+
+    port: Annotated[int, _s("TCP port of the REST API; 0: on its unix socket only.", unit="port", ge=0, le=65535)] = (
+        3000
+    )
+    listen: Annotated[
+        str,
+        _s(
+            "Address of that port; it is HTTP without TLS, so beyond the loopback put something before it.",
+            pattern=r"^(\d{1,3}(\.\d{1,3}){3}|[0-9a-fA-F:]*:[0-9a-fA-F:.]*)$",
+            expected="an IP address",
+        ),
+    ] = "127.0.0.1"
+    hosts: Annotated[
+        str,
+        _s(
+            "Further names it is asked by, separated by commas: other Host fields are refused.",
+            pattern=r"^(([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])( *, *([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]))*)?$",
+            expected="names without ports, separated by commas",
+        ),
+    ] = ""
 
 
 class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,6 +323,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     agents: Agents = Agents()
     sandbox: Sandbox = Sandbox()
     daemon: Daemon = Daemon()
+    api: Api = Api()
     tenants: dict[str, TenantRow] = {}
     fields: dict[str, dict[str, str]] = {}
     """`[fields TARGET]`: field → its line (field_rules.py)."""
@@ -267,6 +336,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "agents": Agents,
     "sandbox": Sandbox,
     "daemon": Daemon,
+    "api": Api,
 }
 
 
@@ -281,6 +351,7 @@ class Row(msgspec.Struct, frozen=True):
     unit: str
     env: str
     in_effect: bool
+    at_runtime: bool
     sentence: str
     expected: str
 
@@ -319,6 +390,7 @@ def rows_of(section: str, struct: type[msgspec.Struct]) -> dict[str, Row]:
             extra["unit"],
             extra["env"],
             extra["effect"],
+            extra["runtime"],
             meta.description or "",
             extra["expected"] or _expected(kind, meta),
         )
@@ -357,7 +429,13 @@ VARIABLES = (
         "Redis to use instead of Hive's own.",
         in_effect=True,
     ),
-    Variable("HIVE_API_URL", r"https?://\S+", "http://HOST:PORT", "Where the REST API listens on TCP."),
+    Variable(
+        "HIVE_API_URL",
+        r"https?://\S+",
+        "http://HOST:PORT",
+        "Where the proxy asks for a wake, by HTTP, while its link to the daemon is down.",
+        in_effect=True,
+    ),
     Variable(
         "HIVE_INTERNAL_TOKEN",
         r"[!-~]+",
@@ -367,8 +445,8 @@ VARIABLES = (
     ),
 )
 """Each may hold a secret: `hive config show` masks them."""
-NO_SETTINGS = frozenset({"HIVE_PROXY_SOCKET"})
-"""Environment names that look like a setting's and are none: this one is an agent's."""
+NO_SETTINGS = frozenset({"HIVE_PROXY_SOCKET", "HIVE_API_URL"})
+"""Environment names that look like a setting's and are none: the first is an agent's, the other one of VARIABLES."""
 
 
 class Paths(msgspec.Struct, frozen=True):

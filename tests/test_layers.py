@@ -18,6 +18,7 @@ LEAVES = {
     "settings",
     "settings_file",
     "settings_edit",
+    "settings_runtime",
     "field_rules",
     "places",
     "tasks",
@@ -58,6 +59,7 @@ COMPOSITION_ROOTS = {
 STARTERS = {
     "cli.audit",
     "cli.services",
+    "cli.status",
     "cli.install",
     "cli.doctor",
     "cli.top",

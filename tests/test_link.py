@@ -23,13 +23,13 @@ from hive.errors import HiveError, LinkLost, TimedOut, WrongState
 from hive.link.client import LinkClient
 from hive.link.framing import MAX_FRAME, Envelope, FrameError, Unpacker, pack
 from hive.link.link import Link, Reply, failed
+from hive.link.message import Message
 from hive.link.messages import (
     AnyMessage,
     AskStat,
     Done,
     Ended,
     Listener,
-    Message,
     Quiet,
     Reconcile,
     Stat,

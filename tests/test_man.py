@@ -265,7 +265,7 @@ def test_lives_of_keys_are_those_they_are_written_with() -> None:
     lives = dict(re.findall(r"^\*(hive:[a-z:]+)\*\S*\n\t[^;]*?(24 h|300 s|no end|channel)", after, re.MULTILINE))
     assert (keys.DAY_S, keys.MODELS_S) == (24 * 3600, 300)
     assert lives.pop(keys.MODELS_AVAILABLE) == "300 s"
-    endless = {keys.USAGE_STREAM, keys.INFERENCE_BACKEND, keys.agent_tokens("")}
+    endless = {keys.USAGE_STREAM, keys.INFERENCE_BACKEND, keys.CONFIG_RUNTIME, keys.agent_tokens("")}
     assert {name for name, life in lives.items() if life == "no end"} == endless
     assert {name for name, life in lives.items() if life == "channel"} == set(channels.CHANNELS.values())
     assert {life for name, life in lives.items() if name not in endless} == {"24 h", "channel"}

@@ -322,3 +322,15 @@ def test_whatever_a_tenant_may_have_comes_from_the_environment_too() -> None:
 def test_a_tenants_rate_limit_that_means_nothing_is_said(name: str, value: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load_text("", env={name: value})
+
+
+def test_the_apis_address_for_the_proxy_is_not_taken_for_a_setting_of_the_api() -> None:
+    """It begins as the names of [api] do."""
+    env = {"HIVE_API_URL": "http://127.0.0.1:3000", "HIVE_API_PORT": "3001", "HIVE_API_HOSTS": "a.lan, [fd00::1]"}
+    assert load_text("", env=env).settings.api.port == 3001
+    assert refused("", HIVE_API_PROT="1") == "HIVE_API_PROT: no such setting; did you mean `HIVE_API_PORT`?"
+
+
+@pytest.mark.parametrize("text", ["hive.lan:443", "http://hive.lan", "a b", ",", "[::1", "*"])
+def test_hosts_of_the_api_are_names_without_ports(text: str) -> None:
+    assert "names without ports, separated by commas" in refused(f"[api]\nhosts = {text}\n")

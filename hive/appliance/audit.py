@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 from hive.appliance.parts import Place
 from hive.errors import HiveError, NotFound, NotPermitted, WrongState
-from hive.store import anchors, audit, chain, explain
+from hive.store import acts, anchors, audit, chain, explain, reading
 from hive.store.chain import Head, Verdict
 from hive.store.migrations import schema_of
 
@@ -21,13 +20,24 @@ CHAIN_STEP = 5
 
 
 class Checked(NamedTuple):
-    """`anchors`: where they were read; `unreadable`: lines of it that are none."""
+    """`anchors`: the file they are in, None where there is none; `noted`: how many are known, those from elsewhere
+    too; `unreadable`: lines that are none. `waiting`: acts of the `hive` command that are no rows yet.
+    """
 
     verdict: Verdict
     database: Path
-    anchors: Path
+    anchors: Path | None
     noted: int
     unreadable: int
+    waiting: int
+
+
+class _Known(NamedTuple):
+    """`told`: heads from elsewhere, like the journal; `beside`: the file of the anchors, and what was in it."""
+
+    told: Sequence[Head]
+    beside: Path
+    noted: anchors.Anchors
 
 
 def verify(place: Place, known: Sequence[Head] = ()) -> Checked:
@@ -37,21 +47,24 @@ def verify(place: Place, known: Sequence[Head] = ()) -> Checked:
 
     Raises NotFound (no database), WrongState (an older Hive wrote it), NotPermitted, HiveError (it is damaged).
     """
-    path, beside = place.database, anchors.anchors_of(place.database)
+    path = place.database
+    beside, waiting = anchors.anchors_of(path), acts.acts_of(path)
     with _reading(beside):
         noted = anchors.read(beside)
     with _reading(path):
         os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-    heads = [*noted.heads, *known]
-    wal = path.with_name(path.name + "-wal")
-    had_wal = wal.exists()
+    with _reading(waiting):
+        acts_waiting = len(acts.read(waiting).acts)
+    heads = _Known(known, beside, noted)
+    had_log = reading.has_log(path)
     try:
-        verdict = _verdict(path, heads, "" if had_wal else "&immutable=1")
-        if not had_wal and wal.exists():  # a daemon came up meanwhile, and what was seen may be half of a change
-            verdict = _verdict(path, heads, "")
+        verdict = _verdict(path, heads)
+        if not had_log and reading.has_log(path):  # a daemon came up meanwhile, and this may be half of a change
+            verdict = _verdict(path, heads)
     except sqlite3.Error as error:
         raise explain.sqlite_error(error, path) from error
-    return Checked(verdict, path, beside, len(heads), noted.unreadable)
+    count = len(noted.heads) + len(known)
+    return Checked(verdict, path, beside if noted.is_there else None, count, noted.unreadable, acts_waiting)
 
 
 @contextmanager
@@ -66,17 +79,27 @@ def _reading(path: Path) -> Iterator[None]:
         raise HiveError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _verdict(path: Path, heads: Sequence[Head], options: str) -> Verdict:
-    """Of one moment. `options`: `immutable` only where there is no write-ahead log, which it would not look at."""
-    with closing(sqlite3.connect(f"file:{quote(os.fspath(path))}?mode=ro{options}", uri=True)) as conn:
+def _verdict(path: Path, known: _Known) -> Verdict:
+    """Of one moment."""
+    with reading.opened(path) as conn:
         # What is no UTF-8 was changed by hand: it is to be found, not to be stumbled over.
         conn.text_factory = lambda text: text.decode(errors="replace")
         conn.isolation_level = None
         conn.execute("BEGIN")
         if schema_of(conn).taken < CHAIN_STEP:
+            if known.noted.heads:
+                raise HiveError(f"{path} says that its audit table has no chain, and {known.beside} has heads of one")
             raise WrongState(f"an older Hive wrote {path}: its audit table has no chain", hint="start this Hive once")
+        begun_after = audit.begun_after(conn)
+        # Once more: rows may have been pruned since they were read, and what says so is noted before they go.
+        with _reading(known.beside):
+            now = anchors.read(known.beside)
         return chain.verify(
-            audit.links(conn), heads, begun_after=audit.begun_after(conn), numbered_to=audit.numbered_to(conn)
+            audit.links(conn),
+            [*known.noted.heads, *known.told],
+            begun_after=begun_after,
+            begins_as_noted=known.noted.vouch_for(begun_after) or now.vouch_for(begun_after),
+            numbered_to=audit.numbered_to(conn),
         )
 
 

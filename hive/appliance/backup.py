@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from hive import __version__
 from hive.appliance import archive
+from hive.appliance.acts import noted
 from hive.appliance.archive import Manifest, Packed
 from hive.appliance.parts import DATABASE, Place
 from hive.errors import HiveError, NotFound
@@ -31,6 +32,11 @@ def backup(place: Place, target: Path, *, with_secrets: bool) -> Manifest:
     Raises NotFound (no database), WrongState (there is something at `target`), NotPermitted, StoreFull, HiveError (the
     database is damaged).
     """
+    with noted(place.database, "backup", file=str(target), secrets=with_secrets):
+        return _backup(place, target, with_secrets=with_secrets)
+
+
+def _backup(place: Place, target: Path, *, with_secrets: bool) -> Manifest:
     contents: dict[str, Path | bytes] = {}
     for part in place.parts.values():
         if part.name == DATABASE or (part.is_secret and not with_secrets):

@@ -44,6 +44,7 @@ def banner(
         "sockets": f"{paths.api_socket} (control), {paths.runtime}/a/ (one per agent)",
         "ports": f"127.0.0.1:{proxy.get('port')} agents to the model, "
         f"127.0.0.1:{proxy.get('ingress_port')} callers to the agents",
+        "api": _at(_table(health.get("api"))),
         "isolation": f"{isolation}: {ISOLATES[isolation]}",
         "limits": str(health.get("limits", "not enforced")),
         "sleep": FREEZERS.get(str(health.get("freezer")), str(health.get("freezer"))),
@@ -94,6 +95,18 @@ def _backend(backend: Mapping[str, object]) -> str:
     if backend.get("kind") == BackendKind.DEMO:
         return f"DEMO: {label}. With an Ollama, vLLM or llama-server on loopback, the next `hive up` uses that"
     return f"{label} {backend.get('version') or ''}".rstrip()
+
+
+def _at(api: Mapping[str, object]) -> str:
+    """
+    >>> _at({"listen": "127.0.0.1", "port": 3000}), _at({"listen": "127.0.0.1", "port": None})
+    ('http://127.0.0.1:3000, for whoever has a token (hive token create)', 'on its socket only')
+    """
+    if api.get("port") is None:
+        return "on its socket only"
+    listen = str(api.get("listen"))
+    address = f"[{listen}]" if ":" in listen else listen
+    return f"http://{address}:{api['port']}, for whoever has a token (hive token create)"
 
 
 def _table(value: object) -> Mapping[str, object]:

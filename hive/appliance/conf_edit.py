@@ -7,10 +7,11 @@ import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from hive.appliance.acts import database_of, noted
 from hive.errors import ConfigError, NotFound, NotPermitted, UsageError, did_you_mean
 from hive.host.files import KEEP, write_whole
 from hive.settings_edit import Name, known_names, name_of, row_of, value_in, with_value, without_value
@@ -42,16 +43,28 @@ def set_value(file: Path, text: str, value: str, *, dry_run: bool) -> Change:
     Raises UsageError (no such setting), ConfigError (the file would be wrong), NotPermitted, NotFound (its directory),
     StoreFull.
     """
-    name = _known(text)
-    if not value.replace("\t", " ").isprintable():
-        raise UsageError(f"{name}: a value is one line without control characters")
-    return _change(file, name, lambda before: with_value(before, name, value.strip()), dry_run=dry_run)
+    with _noted(file, "set_config", text, dry_run=dry_run) as about:
+        name = _known(text)
+        if not value.replace("\t", " ").isprintable():
+            raise UsageError(f"{name}: a value is one line without control characters")
+        change = _change(file, name, lambda before: with_value(before, name, value.strip()), dry_run=dry_run)
+        about |= {"before": change.before, "after": change.after}
+    return change
 
 
 def unset_value(file: Path, text: str, *, dry_run: bool) -> Change:
     """Takes `SECTION.KEY` out of `file`: its default is in force again. Raises as `set_value` does."""
-    name = _known(text)
-    return _change(file, name, lambda before: without_value(before, name), dry_run=dry_run)
+    with _noted(file, "unset_config", text, dry_run=dry_run) as about:
+        name = _known(text)
+        change = _change(file, name, lambda before: without_value(before, name), dry_run=dry_run)
+        about |= {"before": change.before, "after": change.after}
+    return change
+
+
+def _noted(file: Path, act: str, setting: str, *, dry_run: bool) -> AbstractContextManager[dict[str, Any]]:
+    """Of the file that a Hive reads without being told to: whose another one is nobody knows here."""
+    database = None if dry_run else database_of(file, uid=os.geteuid(), env=os.environ)
+    return noted(database, act, target=setting, file=str(file))
 
 
 def _change(file: Path, name: Name, edit: Callable[[str], str], *, dry_run: bool) -> Change:
@@ -85,7 +98,7 @@ def applied_by(name: Name) -> list[str]:
         (
             DAEMON,
             full in ALSO_DAEMON | {"sandbox.enabled"}
-            or (section in ("inference", "sleep", "agents", "daemon") and full not in BOUND),
+            or (section in ("inference", "sleep", "agents", "daemon", "api") and full not in BOUND),
         ),
         ("hive-inference" if server == "ollama" else f"hive-inference-{server}", bool(server)),
     ]

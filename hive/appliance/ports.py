@@ -10,10 +10,12 @@ import msgspec
 
 
 class Ports(msgspec.Struct, frozen=True):
-    """`proxy`: where agents reach the model by TCP; `ingress`: where callers reach agents."""
+    """`proxy`: where agents reach the model by TCP; `ingress`: where callers reach agents; `api`: where the API is on
+    TCP, 0 for nowhere."""
 
     proxy: int
     ingress: int
+    api: int = 0
 
     def is_elsewhere(self, wanted: Ports) -> bool:
         """Whether a port that was wanted is not the one there is; 0 wants none in particular.
@@ -21,11 +23,11 @@ class Ports(msgspec.Struct, frozen=True):
         >>> Ports(11436, 8480).is_elsewhere(Ports(11435, 0)), Ports(11436, 8480).is_elsewhere(Ports(0, 0))
         (True, False)
         """
-        pairs = ((wanted.proxy, self.proxy), (wanted.ingress, self.ingress))
+        pairs = ((wanted.proxy, self.proxy), (wanted.ingress, self.ingress), (wanted.api, self.api))
         return any(asked not in (0, got) for asked, got in pairs)
 
     def __str__(self) -> str:
-        return f"{self.proxy} and {self.ingress}"
+        return f"{self.proxy}, {self.ingress} and {self.api or 'none'}"
 
 
 class Remembered(msgspec.Struct, frozen=True):
@@ -36,13 +38,19 @@ class Remembered(msgspec.Struct, frozen=True):
 
 
 def choose_ports(asked: Ports, remembered: Remembered | None) -> Ports:
-    """The ports to try: those of last time, unless something else is asked for now.
+    """The ports to try: those of last time, unless something else is asked for now. No agent knows the API's.
 
-    >>> before = Remembered(asked=Ports(11435, 8480), got=Ports(11436, 8480))
-    >>> choose_ports(Ports(11435, 8480), before), choose_ports(Ports(12000, 8480), before)
-    (Ports(proxy=11436, ingress=8480), Ports(proxy=12000, ingress=8480))
+    >>> before = Remembered(asked=Ports(11435, 8480, 3000), got=Ports(11436, 8480, 3001))
+    >>> choose_ports(Ports(11435, 8480, 3000), before), choose_ports(Ports(12000, 8480, 3000), before)
+    (Ports(proxy=11436, ingress=8480, api=3001), Ports(proxy=12000, ingress=8480, api=3001))
+    >>> choose_ports(Ports(11435, 8480, 4000), before)
+    Ports(proxy=11436, ingress=8480, api=4000)
     """
-    return remembered.got if remembered is not None and remembered.asked == asked else asked
+    if remembered is None:
+        return asked
+    before, got = remembered.asked, remembered.got
+    chosen = got if (before.proxy, before.ingress) == (asked.proxy, asked.ingress) else asked
+    return Ports(chosen.proxy, chosen.ingress, got.api if before.api == asked.api else asked.api)
 
 
 def recall(path: Path) -> Remembered | None:

@@ -66,7 +66,7 @@ _RULES: dict[str, tuple[str, ...]] = {
             "set",
             *(f"%W~{keys.agent_paused('*')}", f"%W~{keys.agent_tier('*')}"),
             *(f"%W~{keys.VM_INSTANCES}", f"%W~{keys.VM_CIDS}"),
-            *(f"%W~{keys.MODELS_AVAILABLE}", f"%W~{keys.INFERENCE_BACKEND}"),
+            *(f"%W~{keys.MODELS_AVAILABLE}", f"%W~{keys.INFERENCE_BACKEND}", f"%W~{keys.CONFIG_RUNTIME}"),
         ),
         *_ANY_AGENTS,
         _may("hset", f"%W~{keys.agent_tokens('*')}"),

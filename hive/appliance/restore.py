@@ -7,17 +7,20 @@ What a kill -9 leaves:
     no daemon opens the database, and the next `hive restore` (with `--finish` where it has no other file to restore)
     brings it to its end.
 
-So no Hive ever runs on a mixture. What was there before stays beside: `NAME.before-restore-TIME`.
+So no Hive ever runs on a mixture. What was there before stays beside: `NAME.before-restore-TIME`. With the database go
+the heads of its audit table (`audit.heads`): of another table they would say that it was tampered with.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import sqlite3
 import stat
 import tempfile
 import time
+from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -27,16 +30,20 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from hive.appliance import archive, secrets
+from hive.appliance.acts import noted
 from hive.appliance.archive import Manifest
 from hive.appliance.parts import DATABASE, Part, Place
-from hive.errors import BadRequest, ConfigError, NotFound
+from hive.errors import BadRequest, ConfigError, NotFound, WrongState
 from hive.host.files import Owner, sync, translated, write_whole
 from hive.places import make_private
+from hive.store.anchors import anchors_of
 from hive.store.database import plan_of
 from hive.store.lock import Lock
 from hive.store.migrations import refuse_newer, schema_of
 
 SIDES = ("-wal", "-shm", "-journal")
+FS_IOC_GETFLAGS, FS_APPEND_FL = 0x80086601, 0x20
+"""linux/fs.h, of 64 bits; what `lsattr` reads, and its `a`."""
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +84,19 @@ def restore(place: Place, source: Path | None) -> Done:
     if source is not None and not source.exists():
         raise NotFound(f"there is no {source}")
     _make_directories(place)
+    with noted(place.database, "restore", file=str(source or "")) as about:
+        done = _restore(place, source)
+        about |= {
+            "made_at": None if done.manifest is None else done.manifest.made_at,
+            "replaced": sorted(done.replaced),
+            "finished": len(done.finished),
+        }
+    return done
+
+
+def _restore(place: Place, source: Path | None) -> Done:
     with _held(place):
+        _refuse_append_only(anchors_of(place.database))
         finished = finish(place)
         _remove_staged(place)
         if source is None:
@@ -94,6 +113,7 @@ def restore(place: Place, source: Path | None) -> Done:
         _write_plan(place, plan)
         finish(place)
         kept = [path for part in parts if os.path.lexists(path := _kept(part, plan.stamp))]
+        kept += [heads] if os.path.lexists(heads := _kept_heads(place.database, plan.stamp)) else []
         if place.layout is not None and any(part.is_secret for part in parts):
             secrets.write_acl(place.layout)
     return Done(manifest, {part.name: part.path for part in parts}, _left_out(manifest, parts), kept, finished)
@@ -125,10 +145,13 @@ def _carry_out(part: Part, stamp: str) -> None:
     path, staged, kept = part.path, _staging(part), _kept(part, stamp)
     if not staged.exists():
         return
-    for side in SIDES if part.name == DATABASE else ():
-        # Of a database that could not be folded: SQLite would play these into the new one.
+    if part.name == DATABASE:
         with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{path}{side}", f"{kept}{side}")
+            os.rename(anchors_of(path), _kept_heads(path, stamp))
+        for side in SIDES:
+            # Of a database that could not be folded: SQLite would play these into the new one.
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(f"{path}{side}", f"{kept}{side}")
     with contextlib.suppress(FileNotFoundError, FileExistsError):
         os.link(path, kept, follow_symlinks=False)
     os.rename(staged, path)
@@ -211,6 +234,21 @@ def _held(place: Place) -> Iterator[None]:
         yield
 
 
+def _refuse_append_only(heads: Path) -> None:
+    """Once the plan is written it must be possible to move them. Raises WrongState."""
+    flags = array("i", [0])
+    try:
+        fd = os.open(heads, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.ioctl(fd, FS_IOC_GETFLAGS, flags)
+        finally:
+            os.close(fd)
+    except OSError:  # it is not there, or this file system knows no such attributes
+        return
+    if flags[0] & FS_APPEND_FL:
+        raise WrongState(f"{heads} can only be appended to, and has to be moved away", hint=f"chattr -a {heads}")
+
+
 def _write_plan(place: Place, plan: Plan) -> None:
     """From here on it is carried out, whatever happens."""
     for directory in {place.parts[name].path.parent for name in plan.names}:
@@ -255,14 +293,24 @@ def _staging(part: Part) -> Path:
 
 
 def _kept(part: Part, stamp: str) -> Path:
-    return part.path.with_name(f"{part.path.name}.before-restore-{stamp}")
+    return _stamped(part.path, stamp)
+
+
+def _kept_heads(database: Path, stamp: str) -> Path:
+    return _stamped(anchors_of(database), stamp)
+
+
+def _stamped(path: Path, stamp: str) -> Path:
+    return path.with_name(f"{path.name}.before-restore-{stamp}")
 
 
 def _free_stamp(parts: list[Part]) -> str:
     """The time, and a number where somebody restored within the same second."""
     now = time.strftime("%Y%m%dT%H%M%S")
     stamps = (now if number == 0 else f"{now}-{number}" for number in count())
-    return next(stamp for stamp in stamps if not any(os.path.lexists(_kept(part, stamp)) for part in parts))
+    old = [part.path for part in parts]
+    old += [anchors_of(part.path) for part in parts if part.name == DATABASE]
+    return next(stamp for stamp in stamps if not any(os.path.lexists(_stamped(path, stamp)) for path in old))
 
 
 def _left_out(manifest: Manifest, parts: list[Part]) -> list[str]:

@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hive.appliance import layout as places
+from hive.appliance.acts import noted
 from hive.appliance.layout import Layout
+from hive.appliance.parts import installed
 from hive.appliance.redis_acl import acl_file
 from hive.errors import ConfigError, DependencyDown, HiveError, NotFound
 from hive.host import program, systemd
@@ -86,7 +88,7 @@ SECRETS: dict[str, Secret] = {
         ),
         Secret(
             "api-token",
-            "The first administrator's token at the API on TCP, which is not served yet.",
+            "The first administrator's token at the API on TCP.",
             _token,
             ("hive-daemon.service",),
         ),
@@ -155,6 +157,11 @@ def rotate(layout: Layout, name: str) -> list[str]:
     Raises NotFound (no such secret), NotPermitted, StoreFull, DependencyDown (a reader did not come back; the new value
     is in force).
     """
+    with noted(installed(layout).database, "rotate_secret", target=name):
+        return _rotate(layout, name)
+
+
+def _rotate(layout: Layout, name: str) -> list[str]:
     secret = SECRETS.get(name)
     if secret is None:
         raise NotFound(f"there is no secret {name}", hint=f"known are {', '.join(SECRETS)}")

@@ -75,9 +75,11 @@ def sandbox_command(plan: Plan) -> list[str]:
     return hive_command(plan, "sandbox", *_common(plan))
 
 
-def daemon_command(plan: Plan) -> list[str]:
+def daemon_command(plan: Plan, *, api_port: int) -> list[str]:
+    """A taken port of the API moves up by one, at every start: no agent knows it."""
     backend = ("--backend", plan.backend_argument) if plan.serves else ()
-    return hive_command(plan, "daemon", *_common(plan), *backend, "--isolation", str(plan.isolation))
+    api = ("--api-port", str(api_port))
+    return hive_command(plan, "daemon", *_common(plan), *backend, "--isolation", str(plan.isolation), *api)
 
 
 def proxy_command(plan: Plan, ports: Ports, *, move: bool) -> list[str]:

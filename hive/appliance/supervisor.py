@@ -97,11 +97,11 @@ class Supervisor:
         if redis is not None:
             await readiness.answers(redis, lambda: readiness.redis_answers(plan.paths.redis_socket))
         await readiness.answers(helper, lambda: readiness.helper_answers(self._helper))
-        daemon = self._start("daemon", lambda: services.daemon_command(plan))
+        daemon = self._start("daemon", lambda: services.daemon_command(plan, api_port=self._ports.api))
         proxy = self._start("proxy", lambda: services.proxy_command(plan, self._ports, move=self._may_move))
         await readiness.answers(daemon, lambda: readiness.daemon_answers(self._daemon))
         health: Answer = await readiness.answers(proxy, lambda: readiness.proxy_answers(self._daemon))
-        await self._settle_ports(Ports(health["proxy"]["port"], health["proxy"]["ingress_port"]))
+        await self._settle_ports(ports_of(health))
         self._before = await self._daemon.get("/api/stats")
         return health
 
@@ -200,6 +200,14 @@ class Supervisor:
         await self._daemon.close()
         self._reaper.close()
         self._interrupts.close()
+
+
+def ports_of(health: Answer) -> Ports:
+    """
+    >>> ports_of({"proxy": {"port": 11435, "ingress_port": 8480}, "api": {"listen": "127.0.0.1", "port": None}})
+    Ports(proxy=11435, ingress=8480, api=0)
+    """
+    return Ports(health["proxy"]["port"], health["proxy"]["ingress_port"], health["api"]["port"] or 0)
 
 
 def summary(stats: Answer, before: Answer, health: Answer, *, demo_errors: int) -> dict[str, object]:

@@ -49,6 +49,7 @@ class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
     json: bool = False
     port: int | None = None
     ingress_port: int | None = None
+    api_port: int | None = None
 
 
 def main(options: UpOptions) -> int:
@@ -101,7 +102,7 @@ def main(options: UpOptions) -> int:
 
 
 async def _run(options: UpOptions, loaded: Loaded, plan: Plan, lock_fd: int, screen: Screen) -> int:
-    asked = Ports(loaded.settings.proxy.port, loaded.settings.proxy.ingress_port)
+    asked = Ports(loaded.settings.proxy.port, loaded.settings.proxy.ingress_port, loaded.settings.api.port)
     remembered = recall(plan.paths.state / "ports.json")
     supervisor = Supervisor(
         plan,
@@ -116,7 +117,11 @@ async def _run(options: UpOptions, loaded: Loaded, plan: Plan, lock_fd: int, scr
 
 
 def _flags(options: UpOptions) -> dict[str, object]:
-    return {"proxy.port": options.port, "proxy.ingress_port": options.ingress_port}
+    return {
+        "proxy.port": options.port,
+        "proxy.ingress_port": options.ingress_port,
+        "api.port": options.api_port,
+    }
 
 
 def _other_redis() -> str:

@@ -141,8 +141,10 @@ def _answer(checked: Any, took_s: float) -> Answer:
         "anchored_to": verdict.anchored,
         "unanchored": verdict.unanchored,
         "anchors": checked.noted,
+        "anchors_file": None if checked.anchors is None else str(checked.anchors),
         "unreadable_anchors": checked.unreadable,
         "taken_in": verdict.taken_in,
+        "acts_waiting": checked.waiting,
         "database": str(checked.database),
         "took_s": round(took_s, 3),
     }
@@ -152,7 +154,7 @@ def _said(answer: Answer) -> str:
     if (bad := answer["first_bad"]) is not None:
         return (
             f"row {bad['id']} is the first that is not right: {bad['why']}\n"
-            f"{number(answer['rows'])} rows before it are, in {answer['database']}"
+            f"right before it: {number(answer['rows'])}, in {answer['database']}"
         )
     head = answer["head"]
     lines = [f"{number(answer['rows'])} rows, each as it was written, up to {head['id']}:{head['hash']}"]
@@ -161,8 +163,12 @@ def _said(answer: Answer) -> str:
             f"the last {number(answer['unanchored'])} are in no anchor yet: "
             "nobody would see if they were replaced, or if more had followed them"
         )
+    if answer["anchors_file"] is None:
+        lines.append("there is no audit.heads beside it: it is new, was restored, or somebody removed that file")
+    if answer["acts_waiting"]:
+        lines.append(f"acts of the hive command that a daemon is still to take in: {number(answer['acts_waiting'])}")
     if answer["taken_in"]:
         lines.append(f"{number(answer['taken_in'])} were taken in from an older Hive: before that nothing kept them")
     if answer["unreadable_anchors"]:
-        lines.append(f"{answer['unreadable_anchors']} lines of the anchors cannot be read")
+        lines.append(f"lines of the anchors that cannot be read: {number(answer['unreadable_anchors'])}")
     return "\n".join(lines)

@@ -42,9 +42,11 @@ def install(call: Call, dry_run: DryRun = False, prefix: Prefix = Path("/"), yes
       hive install --dry-run
       hive install --yes
     """
+    from hive.appliance.acts import noted
     from hive.appliance.install import install as do
     from hive.appliance.install import open_box, plan
     from hive.appliance.layout import Layout
+    from hive.appliance.parts import installed
 
     place = Layout(prefix.resolve())
     box = open_box(place, say=call.say, anywhere=dry_run)
@@ -54,7 +56,8 @@ def install(call: Call, dry_run: DryRun = False, prefix: Prefix = Path("/"), yes
     if not yes:
         call.say(_text(planned) or "nothing is left to do")
     call.confirm(f"Install Hive {box.version} into {place.root}?", yes=yes)
-    done = do(box)
+    with noted(installed(place).database, "install", version=box.version):
+        done = do(box)
     _show(call, "install", done, version=box.version, dry_run=False)
     if place.live and not call.as_json:
         _show_status(call)
@@ -77,9 +80,11 @@ def uninstall(
       hive uninstall --dry-run
       hive uninstall --purge --yes
     """
+    from hive.appliance.acts import noted
     from hive.appliance.install import open_box, plan_removal
     from hive.appliance.install import uninstall as do
     from hive.appliance.layout import Layout
+    from hive.appliance.parts import installed
 
     place = Layout(prefix.resolve())
     box = open_box(place, say=call.say, anywhere=True)
@@ -88,7 +93,9 @@ def uninstall(
         return _show(call, "uninstall", planned, version=box.version, dry_run=True)
     lost = " with its configuration, its secrets and everything the agents have" if purge else ""
     call.confirm(f"Remove Hive from {place.root}{lost}?", yes=yes)
-    _show(call, "uninstall", do(box, purge=purge), version=box.version, dry_run=False)
+    with noted(installed(place).database, "uninstall", version=box.version, purge=purge):
+        done = do(box, purge=purge)
+    _show(call, "uninstall", done, version=box.version, dry_run=False)
     return None
 
 

@@ -38,12 +38,13 @@ class Entry(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Commands under one word."""
+    """Commands under one word. `default`: the one that is meant where none is named, empty for the help."""
 
     sentence: str
     help: str
     entries: Mapping[str, Entry | Group]
     hidden: bool = False
+    default: str = ""
 
 
 class HiveCommand(TyperCommand):
@@ -72,6 +73,12 @@ class LazyGroup(TyperGroup):
 
     def get_params(self, ctx: Context) -> list[Parameter]:
         return _lightly(super().get_params(ctx))
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        is_named = bool(args) and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
+        if self._group.default and not is_named:
+            args = [self._group.default, *args]
+        return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: Context) -> list[str]:  # noqa: ARG002
         return list(self._group.entries)

@@ -71,6 +71,21 @@ Examples:
         "logs": Entry("backend:logs", "Prints what an inference server that Hive started wrote last."),
     },
 )
+QUEUE = Group(
+    "Requests under way: who waits for the model, who runs.",
+    """Requests under way: who waits for the model, who runs. Without a command: list.
+
+Examples:
+  hive queue
+  hive queue cancel 69214ae1c0ffee-42
+""",
+    {
+        "list": Entry("queue:list_requests", "Lists the requests to the model that are under way."),
+        "show": Entry("queue:show", "Shows one request, under way or ended."),
+        "cancel": Entry("queue:cancel", "Ends a request that is under way."),
+    },
+    default="list",
+)
 AUDIT = Group(
     "Who did what, and whether that record is whole.",
     """Who did what, and whether that record is whole.
@@ -82,6 +97,20 @@ Examples:
     {
         "list": Entry("audit:list_rows", "Lists who did what, to whom, and how it ended."),
         "verify": Entry("audit:verify", "Checks that no row of the audit table was changed, removed or moved.", "json"),
+    },
+)
+TOKEN = Group(
+    "Tokens of the REST API on TCP: create, list, revoke.",
+    """Tokens of the REST API on TCP: create, list, revoke.
+
+Examples:
+  hive token create grafana --role viewer
+  hive token list
+""",
+    {
+        "create": Entry("token:create", "Makes a token and prints it."),
+        "list": Entry("token:list_tokens", "Lists the tokens: who made them, what they may, when they were used last."),
+        "revoke": Entry("token:revoke", "Makes a token good for nothing, at once: what is open to it ends."),
     },
 )
 CONFIG = Group(
@@ -98,6 +127,9 @@ Examples:
         "path": Entry("config:path", "Prints which file is read.", "json"),
         "set": Entry("config:set_", "Changes a setting in the file.", "json"),
         "unset": Entry("config:unset", "Takes a setting out of the file.", "json"),
+        "runtime": Entry(
+            "config_runtime:runtime", "Shows the settings in force in the running Hive, or changes some of them there."
+        ),
     },
 )
 SECRETS = Group(
@@ -138,9 +170,11 @@ Examples:
         "usage": Entry("usage:usage", "Shows what was used, by agent, tenant, model, backend or hour."),
         "events": Entry("status:events", "Prints what happened to the agents, and why."),
         "logs": Entry("logs:logs", "Prints what the services of Hive say."),
+        "queue": QUEUE,
         "backend": BACKEND,
         "bench": BENCH,
         "audit": AUDIT,
+        "token": TOKEN,
         "config": CONFIG,
         "secrets": SECRETS,
         "install": Entry("install:install", "Installs this version of Hive as services.", "json"),

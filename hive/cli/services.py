@@ -22,6 +22,9 @@ StateDir = Annotated[Path, typer.Option(metavar="DIR", help="What survives a res
 RuntimeDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the sockets are.")]
 Config = Annotated[Path | None, typer.Option(metavar="FILE", help="Instead of /etc/hive/hive.conf.")]
 Appliance = Annotated[bool, typer.Option("--appliance", help="Each service is a user of its own, as installed.")]
+ApiPort = Annotated[
+    int | None, typer.Option(metavar="N", min=0, max=65535, help="Where the API is on TCP; 0: nowhere.")
+]
 WatchFd = Annotated[int | None, typer.Option(metavar="FD", help="Ends when this pipe does: its parent is gone.")]
 
 
@@ -40,6 +43,7 @@ def up(
     ingress_port: Annotated[
         int | None, typer.Option(metavar="N", min=0, max=65535, help="Where callers reach agents.")
     ] = None,
+    api_port: ApiPort = None,
     exit_after: Annotated[float | None, typer.Option(metavar="S", help="End after this many seconds.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end.")] = False,
 ) -> int:
@@ -66,6 +70,7 @@ def up(
             json=as_json,
             port=port,
             ingress_port=ingress_port,
+            api_port=api_port,
         )
     )
 
@@ -112,15 +117,18 @@ def daemon(
     config: Config = None,
     backend: Annotated[str | None, typer.Option(metavar="KIND=ADDRESS", help="The inference server.")] = None,
     isolation: Annotated[Isolation, typer.Option(help="What keeps agents apart.")] = Isolation.NONE,
+    api_port: ApiPort = None,
     appliance: Appliance = False,
     watch_fd: WatchFd = None,
 ) -> int:
     """Runs the control plane, a service: agents' states, sleep and wake, usage, the REST API.
 
+    A taken port of the API moves up by one, except with --appliance: there the daemon does not start.
+
     Examples:
       hive daemon --state-dir /var/lib/hive --runtime-dir /run/hive --backend ollama=127.0.0.1:11434
     """
-    settings = _loaded(config).settings
+    loaded = _loaded(config, {"api.port": api_port})
     chosen = None if backend is None else backend_of(backend)
     _log_events(as_json=appliance)
     _warn_of_secrets("REDIS_URL", "HIVE_INTERNAL_TOKEN")
@@ -128,9 +136,11 @@ def daemon(
 
     return main(
         Paths(state_dir, runtime_dir, apart=appliance),
-        settings,
+        loaded.settings,
+        move_api=not appliance,
         backend=chosen,
         isolation=isolation,
+        origins=loaded.origins,
         watch_fd=watch_fd,
     )
 

@@ -2,31 +2,79 @@
 
 from __future__ import annotations
 
+import os
+import textwrap
 import time
 from collections import Counter
-from typing import Annotated
+from shlex import quote
+from typing import Annotated, Any
 
 import typer
 
+from hive.cli import next_command
 from hive.cli.call import Answer, Call
-from hive.cli.text import fields, harmless, one_line, size, span, table
+from hive.cli.next_command import Where
+from hive.cli.text import ago, fields, harmless, one_line, size, span, table
+from hive.errors import HiveError
+from hive.places import APPLIANCE_RUNTIME
+
+ANSWER_S = 5.0
+"""A daemon that says nothing of itself within this hangs."""
+LIST_S = 30.0
+WIDTH = 80
+SYSTEMD = "/run/systemd/system"
+"""There if and only if systemd is PID 1 (sd_booted(3))."""
 
 
-def status(call: Call) -> None:
+def status(call: Call) -> int:
     """Shows whether Hive is well, and which Hive that is.
 
-    The exit code is 0 also where something is degraded: it could be asked.
+    Under each thing that is wrong stands what to type next. The exit code is 0 also where something is degraded: the
+    daemon could be asked. Where it could not, the screen says what can be seen from outside, and the exit code why: 5
+    where no daemon answers, 4 where this user may not ask it, 7 where it hangs.
 
     Examples:
       hive status
       hive status --json | jq -e '.status == "ok"'
+      hive status --json | jq -r '.next[].command'
     """
-    client = call.client
-    health = client.get("/api/health")
-    agents = client.get("/api/agents")["agents"]
+    try:
+        client = call.client
+        health = client.get("/api/health", timeout_s=ANSWER_S)
+        agents = client.get("/api/agents", timeout_s=LIST_S)["agents"]
+    except HiveError as error:
+        return _silent(call, error)
     counts = dict(Counter(agent["status"] for agent in agents))
-    answer = {**_renamed(health, "hive_version"), "socket": str(client.path), "agents": counts}
+    where = _where(call, str(health["runtime_dir"]))
+    found = [next_command.Problem(text, next_command.about(text, health, where)) for text in health["problems"]]
+    found += next_command.of_disk(health["state_dir"], _free_bytes(health["state_dir"]))
+    answer = {
+        **_renamed(health, "hive_version"),
+        "status": "degraded" if found else health["status"],
+        "problems": [problem.problem for problem in found],
+        "socket": str(client.path),
+        "agents": counts,
+        "next": [problem._asdict() for problem in found],
+    }
     call.show("status", answer, lambda: _status(answer))
+    return 0
+
+
+def _free_bytes(directory: str) -> int | None:
+    """None where this user may not look, or the daemon sees other directories than this command."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def _where(call: Call, runtime_dir: str) -> Where:
+    state, socket = call.state_dir, call.socket
+    files = "" if state is None else f" --state-dir {quote(str(state))}"
+    option = files or ("" if socket is None else f" --socket {quote(str(socket))}")
+    is_apart, has_systemd = runtime_dir == str(APPLIANCE_RUNTIME), os.path.isdir(SYSTEMD)
+    return Where(installed=is_apart and has_systemd, composed=is_apart and not has_systemd, option=option, files=files)
 
 
 def backend_status(call: Call) -> None:
@@ -62,23 +110,107 @@ def _renamed(answer: Answer, name: str) -> Answer:
 
 def _status(answer: Answer) -> str:
     proxy, backend = answer["proxy"], answer["backend"]
-    agents = ", ".join(f"{count} {status}" for status, count in sorted(answer["agents"].items()))
     ports = f"agents on 127.0.0.1:{proxy['port']}, callers on 127.0.0.1:{proxy['ingress_port']}"
     pairs = [
-        ("Status", ": ".join([answer["status"], "; ".join(answer["problems"])]) if answer["problems"] else "ok"),
+        ("Status", answer["status"]),
         ("Socket", answer["socket"]),
         ("Daemon", f"{answer['hive_version']}, pid {answer['pid']}, up {span(time.time() - answer['started_at'])}"),
         ("Proxy", ports if proxy["connected"] else "not connected"),
+        ("API", _api(answer.get("api"))),
         ("Helper", _helper(answer)),
         ("Redis", _redis(answer["redis"])),
         ("Backend", "none" if backend is None else _backend_line(backend, backend["version"], up=backend["up"])),
-        ("Agents", agents or "none"),
+        ("Agents", _counted(answer["agents"])),
         ("Isolation", answer["isolation"]),
         ("Limits", answer["limits"]),
         ("Metering", "on" if answer["token_tracking"] else "off (token_tracking = false)"),
         ("State", answer["state_dir"]),
     ]
-    return fields(pairs)
+    return "\n".join([fields(pairs), *_todo(answer["next"])])
+
+
+def _counted(agents: dict[str, int]) -> str:
+    return ", ".join(f"{count} {status}" for status, count in sorted(agents.items())) or "none"
+
+
+def _todo(found: list[Answer]) -> list[str]:
+    """Each problem, and under it what to type."""
+    lines = [""] if found else []
+    for one in found:
+        lines += textwrap.wrap(one_line(one["problem"]), WIDTH, break_long_words=False, break_on_hyphens=False)
+        lines.append(f"    {one_line(one['command'])}")
+    return lines
+
+
+# --- where no daemon answers --------------------------------------------------------------------------------------
+
+
+def _silent(call: Call, error: HiveError) -> int:
+    """What can be seen all the same; the exit code."""
+    from hive.appliance.standing import look
+
+    seen = look(socket=call.socket, state_dir=call.state_dir, uid=os.geteuid(), env=dict(os.environ))
+    where = _where(call, str(APPLIANCE_RUNTIME) if seen.kind == "appliance" else "")
+    found = next_command.of_silence(seen, code=error.code, where=where)
+    answer: Answer = {
+        "status": "down" if error.code != "not_permitted" else "unknown",
+        "problems": [one.problem for one in found],
+        "next": [one._asdict() for one in found],
+        "why": error.message,
+        "code": error.code,
+        "kind": str(seen.kind),
+        "tried": seen.tried,
+        "parts": {part.name: {"state": part.state, "why": part.why} for part in seen.parts},
+        "units": None if seen.units is None else {unit.name: unit.active for unit in seen.units},
+        "hive_up_pid": seen.held_by,
+        "agents": None if seen.recorded is None else seen.recorded.agents,
+        "database": None if seen.recorded is None else str(seen.recorded.path),
+        "last_event_at": seen.recorded.last[0] if seen.recorded is not None and seen.recorded.last else None,
+        "state_dir": None if seen.state is None else str(seen.state),
+    }
+    call.show("status", answer, lambda: _silence(answer, seen, time.time()))
+    return error.exit_code
+
+
+def _silence(answer: Answer, seen: Any, now: float) -> str:
+    pairs = [
+        ("Status", answer["status"]),
+        *[("Socket", f"{path}: {why}") for path, why in seen.tried.items()],
+        ("Daemon", {"timeout": "hangs", "not_permitted": "may not be asked"}.get(answer["code"], "does not answer")),
+        *[(part.name.capitalize(), f"{part.state}: {part.why}" if part.why else part.state) for part in seen.parts],
+        ("Units", ", ".join(f"{unit.name.removesuffix('.service')} {unit.active}" for unit in seen.units or ())),
+        ("Agents", _recorded(seen.recorded, now)),
+        ("State", answer["state_dir"] or ""),
+    ]
+    return "\n".join([fields(pairs), *_todo(answer["next"])])
+
+
+def _recorded(recorded: Any, now: float) -> str:
+    if recorded is None:
+        return ""
+    if recorded.agents is None:
+        return f"unknown: {recorded.why}"
+    if recorded.last is None:
+        return f"{_counted(recorded.agents)}, as the database has them"
+    at, act, name = recorded.last
+    return f"{_counted(recorded.agents)}, as the database has them; last {ago(at, now)}: {act} {name}"
+
+
+# --- what is shown of a Hive that answers --------------------------------------------------------------------------
+
+
+def _api(api: Answer | None) -> str:
+    """Where it is on TCP; empty where the daemon is older than that.
+
+    >>> _api({"listen": "127.0.0.1", "port": 3000}), _api({"listen": "::1", "port": None}), _api(None)
+    ('http://127.0.0.1:3000, with a token', 'on its socket only', '')
+    """
+    if api is None:
+        return ""
+    if api["port"] is None:
+        return "on its socket only"
+    address = f"[{api['listen']}]" if ":" in api["listen"] else api["listen"]
+    return f"http://{address}:{api['port']}, with a token"
 
 
 def _helper(answer: Answer) -> str:

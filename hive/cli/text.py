@@ -8,7 +8,8 @@ from collections.abc import Sequence
 UNKNOWN = "-"
 AT_REST = frozenset({"created", "stopped", "error"})
 """`hive.domain.AT_REST`, whose import would cost every command 20 ms."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+"""What steers a terminal, and what hides or turns around the letters beside it (Unicode TR 36)."""
 _COLOUR = re.compile(r"(\x1b\[[0-9;]{0,32}m)")
 
 
@@ -120,11 +121,13 @@ def one_line(text: str) -> str:
 def harmless(text: str, *, colours: bool = False) -> str:
     r"""Text an agent chose, without what would steer the terminal; with `colours` those are kept.
 
-    >>> harmless("a\x1b]0;title\x07b\nc"), harmless("\x1b[31mred\x1b[2J", colours=True)
-    ('a\\x1b]0;title\\x07b\nc', '\x1b[31mred\\x1b[2J')
+    >>> harmless("a\x1b]0;title\x07b\nc"), harmless("\x1b[31mred\x1b[2J", colours=True), harmless("\u202eevil")
+    ('a\\x1b]0;title\\x07b\nc', '\x1b[31mred\\x1b[2J', '\\u202eevil')
     """
     pieces = _COLOUR.split(text) if colours else [text]
-    return "".join(
-        piece if colours and _COLOUR.fullmatch(piece) else _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", piece)
-        for piece in pieces
-    )
+    return "".join(piece if colours and _COLOUR.fullmatch(piece) else _CONTROL.sub(_escaped, piece) for piece in pieces)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

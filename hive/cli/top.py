@@ -32,7 +32,7 @@ def top(
     import msgspec
 
     from hive.places import api_sockets
-    from hive.tui.cells import plain
+    from hive.tui.panes import plain
     from hive.tui.source import Source
 
     sockets = api_sockets(socket=call.socket, state_dir=call.state_dir, uid=os.geteuid(), env=os.environ)

@@ -11,7 +11,6 @@ from hive.control.world import DaemonWorld
 from hive.domain import BackendInfo, ModelInfo
 from hive.inference.switch import Target
 from hive.link.messages import Backend
-from hive.settings import Settings
 from hive.store.live import Live
 from hive.tasks import spawn
 
@@ -22,10 +21,7 @@ class Active:
     `enabled` False: the settings want none at all.
     """
 
-    def __init__(
-        self, settings: Settings, *, world: DaemonWorld, live: Live, gates: ProxyGates, journal: Journal
-    ) -> None:
-        self._settings = settings
+    def __init__(self, *, world: DaemonWorld, live: Live, gates: ProxyGates, journal: Journal) -> None:
         self._world = world
         self._live = live
         self._gates = gates
@@ -57,13 +53,15 @@ class Active:
 
     def choose(self, target: Target) -> None:
         """This one, before anything is watched."""
-        self._take(BackendWatch(target.kind, target.address, settings=self._settings, on_checked=self._checked))
+        self._take(
+            BackendWatch(target.kind, target.address, settings=lambda: self._world.settings, on_checked=self._checked)
+        )
         self._unit = target.unit
 
     def choose_whatever_answers(self, address: str) -> None:
         """Whatever kind it turns out to be; also what is gone back to where nothing is in use."""
         self._address = address
-        self._take(BackendWatch(None, address, settings=self._settings, on_checked=self._checked))
+        self._take(BackendWatch(None, address, settings=lambda: self._world.settings, on_checked=self._checked))
         self._unit = ""
 
     def choose_none(self) -> None:

@@ -38,6 +38,13 @@ def problem(error: HiveError) -> Response:
     return Response(msgspec.json.encode(body), error.status, headers, PROBLEM)
 
 
+def head_of(response: Response) -> Response:
+    """The same without a body, which an answer to HEAD has not; a stream that would follow something ends."""
+    bare = Response(status_code=response.status_code)
+    bare.raw_headers = response.raw_headers
+    return bare
+
+
 def as_event(event: dict[str, Any]) -> bytes:
     """One server-sent event, named after its kind."""
     return f"event: {event['kind']}\ndata: {json.dumps(event)}\n\n".encode()

@@ -7,68 +7,110 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
-from hive.control.answers import problem
+from hive.control.admission import Admission, Door
+from hive.control.answers import head_of, problem
 from hive.control.api_agents import AgentApi
 from hive.control.api_box import BoxApi
+from hive.control.api_description import DescriptionApi
+from hive.control.api_events import EventApi
+from hive.control.api_steering import SteeringApi
+from hive.control.api_tokens import TokenApi
 from hive.control.asked import BODY, check_query, named, received
-from hive.control.auth import Peer, Person, need, person_of
-from hive.control.caller import ABOUT, PERSON, person
+from hive.control.auth import need
+from hive.control.caller import ABOUT, origin, person
 from hive.control.carrying import carried_through
 from hive.control.desk import Desk
 from hive.control.orders import Order, carried_out
 from hive.control.routes import Row
-from hive.errors import HiveError, MethodNotAllowed, NotFound
+from hive.errors import HiveError, MethodNotAllowed, NotFound, RequestTimeout
 from hive.host.accounts import Accounts
 
 log = logging.getLogger("hive.api")
 
-METHODS = ["GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"]
 Answering = Callable[[Request], Coroutine[Any, Any, Response]]
+
+BODY_S = 30.0
+"""A request's body, which is 1 MiB at most, has to be here within this."""
 
 
 def rows(desk: Desk, *, pause_timeout_s: float, stopping: asyncio.Event) -> list[Row]:
     """Everything the API answers."""
-    return [
-        *BoxApi(desk, stopping=stopping).rows(),
+    table = [
+        *BoxApi(desk).rows(),
+        *EventApi(desk, stopping=stopping).rows(),
+        *SteeringApi(desk).rows(),
         *AgentApi(desk, pause_timeout_s=pause_timeout_s, stopping=stopping).rows(),
+        *TokenApi(desk).rows(),
     ]
+    table += DescriptionApi(table).rows()
+    return table
 
 
 def build(
-    desk: Desk, people: Accounts, *, pause_timeout_s: float = 30.0, stopping: asyncio.Event | None = None
+    desk: Desk,
+    people: Accounts,
+    door: Door | None = None,
+    *,
+    pause_timeout_s: float = 30.0,
+    stopping: asyncio.Event | None = None,
 ) -> Starlette:
-    """The application. Setting `stopping` ends the streams that follow something."""
+    """The application. Setting `stopping` ends the streams that follow something; `door`: who is let in on TCP."""
     handlers: dict[str, dict[str, Row]] = {}
     for row in rows(desk, pause_timeout_s=pause_timeout_s, stopping=stopping or asyncio.Event()):
         handlers.setdefault(row.path, {})[row.method] = row
-    routes = [Route(path, _answering(desk, by_method), methods=METHODS) for path, by_method in handlers.items()]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _not_routed})
-    app.state.accounts = people
+    routes = [Route(path, _Endpoint(_answering(desk, by_method))) for path, by_method in handlers.items()]
+    app = Starlette(
+        routes=routes,
+        exception_handlers={HTTPException: _not_routed},
+        middleware=[Middleware(Admission, people=people, door=door)],
+    )
+    app.router.redirect_slashes = False
     return app
+
+
+class _Endpoint:
+    """An ASGI application: of a function Starlette would answer the methods it does not know by itself."""
+
+    def __init__(self, answer: Answering) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await self._answer(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
+def allowed(methods: Collection[str]) -> str:
+    """What `Allow` says of a path that has these.
+
+    >>> allowed({"POST", "GET"})
+    'GET, HEAD, POST'
+    """
+    return ", ".join(sorted({*methods, "HEAD"} if "GET" in methods else methods))
 
 
 def _answering(desk: Desk, by_method: dict[str, Row]) -> Answering:
     async def answer(request: Request) -> Response:
         try:
-            request.scope[PERSON] = _person(request)
-            if request.method not in by_method:
-                raise MethodNotAllowed(allow=", ".join(sorted(by_method)))
-            row = by_method[request.method]
+            row = by_method.get("GET" if request.method == "HEAD" else request.method)
+            if row is None:
+                raise MethodNotAllowed(allow=allowed(by_method))
             # also where the handler has no use for it: closing a socket with unread bytes takes the answer away
-            request.scope[BODY] = await received(request)
+            request.scope[BODY] = await _body(request)
             request.scope[ABOUT] = {}
             doing = _permitted(request, row)
-            return await (carried_through(_ordered(desk, request, row, doing)) if row.is_order else doing)
+            response = await (carried_through(_ordered(desk, request, row, doing)) if row.is_order else doing)
+            return head_of(response) if request.method == "HEAD" else response
         except HiveError as error:
             return problem(error)
         except Exception:
@@ -76,6 +118,14 @@ def _answering(desk: Desk, by_method: dict[str, Row]) -> Answering:
             return problem(HiveError("Hive failed; its log says where"))
 
     return answer
+
+
+async def _body(request: Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await received(request)
+    except TimeoutError:
+        raise RequestTimeout(f"the body was not here within {BODY_S:g} s") from None
 
 
 async def _permitted(request: Request, row: Row) -> Response:
@@ -86,14 +136,9 @@ async def _permitted(request: Request, row: Row) -> Response:
 
 async def _ordered(desk: Desk, request: Request, row: Row, doing: Coroutine[Any, Any, Response]) -> Response:
     path = {name: named(request, name) for name in request.path_params}
-    order = Order(row.handler.__name__, person(request).name, path, request.scope[ABOUT])
+    order = Order(row.handler.__name__, person(request).name, path, request.scope[ABOUT], origin(request))
     return await carried_out(desk, order, doing)
 
 
 async def _not_routed(request: Request, _: Exception) -> Response:
     return problem(NotFound(f"there is no {request.url.path}"))
-
-
-def _person(request: Request) -> Person:
-    peer = Peer(request.state.peer_uid, request.state.peer_groups) if hasattr(request.state, "peer_uid") else None
-    return person_of(peer, os.geteuid(), request.app.state.accounts)

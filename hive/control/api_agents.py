@@ -5,30 +5,53 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Coroutine
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from hive.agents.spec import check
 from hive.control import clock
 from hive.control.answers import as_json, as_text
-from hive.control.asked import Choice, Flag, Number, body_of, named
+from hive.control.asked import LENGTH, Choice, Flag, Number, Text, body_of, named
 from hive.control.caller import actor, note
 from hive.control.carrying import carried_through
-from hive.control.desk import Answer, Desk
-from hive.control.routes import TEXT, Row
+from hive.control.desk import Desk
+from hive.control.routes import TEXT, LeadsTo, Row
+from hive.control.shapes_agents import (
+    AgentChanges,
+    AgentList,
+    AgentUsage,
+    AgentView,
+    Applied,
+    MessageDropped,
+    MessageList,
+    MessageOf,
+    Removed,
+    ScheduleCancelled,
+    ScheduleList,
+    ScheduleOf,
+    Tokens,
+)
 from hive.control.tail import follow, tail
-from hive.domain import AgentSpec, Role
-from hive.errors import BadRequest
+from hive.domain import MESSAGE_MAX_BYTES, AgentSpec, Role
+from hive.errors import BadRequest, NotFound
+from hive.store.schedules import NOTE_MAX_BYTES
 
 PERIODS_S = {"1h": 3600.0, "6h": 6 * 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "30d": 30 * 86400.0}
 TAIL_MAX = 100_000
 KEEP_AWAKE_MAX_S = 30 * 86400.0
+PAUSE_MAX_S = 86400
 WAIT_MAX_S = 600
 VIEWER, OPERATOR = Role.VIEWER, Role.OPERATOR
 
+FRESH_MAX = 250
+"""More lines than a terminal has."""
+
+SINCE = Text("since", "Only those who changed since the answer that had this `cursor`; empty: all, and a cursor.")
+FRESH = Text("fresh", "With `since`: also these, ids with commas between them.")
 DRY_RUN = Flag("dry_run", "1: say what would change, and change nothing.")
 WAIT = Number("wait_s", "Answer once it is over, or after so many seconds.", default=0, most=WAIT_MAX_S)
 TAIL = Number("tail", "So many of the last lines.", default=100, most=TAIL_MAX)
@@ -41,7 +64,7 @@ class PauseOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`timeout_s` None is the setting `pause_timeout_s`. `now`: a busy agent is refused at once. `deep`: with its
     memory paged out."""
 
-    timeout_s: float | None = None
+    timeout_s: Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": PAUSE_MAX_S})] | None = None
     now: bool = False
     deep: bool = False
 
@@ -49,21 +72,24 @@ class PauseOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KeepAwakeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From now on for so many seconds, or a length like `10m`; 0 ends it."""
 
-    for_s: float | str
+    for_s: (
+        Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": KEEP_AWAKE_MAX_S})]
+        | Annotated[str, Meta(extra_json_schema={"pattern": LENGTH})]
+    )
 
 
 class MessageOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message to an agent."""
 
-    text: str
+    text: Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MESSAGE_MAX_BYTES})]
 
 
 class ScheduleOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`when`: 07:30, 2026-11-21T07:30 or +10m; `every`: 1h, 1d."""
+    """`when`: 07:30, 2026-11-21T07:30 or +10m, ten years from now at most; `every`: 1h, 1d."""
 
-    when: str
-    every: str | None = None
-    note: str = ""
+    when: Annotated[str, Meta(examples=["+10m", "07:30"])]
+    every: Annotated[str, Meta(extra_json_schema={"pattern": LENGTH})] | None = None
+    note: Annotated[str, Meta(extra_json_schema={"maxLength": NOTE_MAX_BYTES})] = ""
 
 
 class AgentApi:
@@ -76,55 +102,81 @@ class AgentApi:
 
     def rows(self) -> list[Row]:
         one = "/api/agents/{ref}"
+        message, schedule = f"{one}/messages/{{id}}", f"{one}/schedules/{{id}}"
         return [
-            Row("GET", "/api/agents", VIEWER, self.list_agents, "Every agent, by name.", Answer),
             Row(
-                *("POST", "/api/agents", OPERATOR, self.create, "Make an agent and start it.", Answer),
+                *("GET", "/api/agents", VIEWER, self.list_agents, "Every agent, by name.", AgentList | AgentChanges),
+                query=(SINCE, FRESH),
+            ),
+            Row(
+                *("POST", "/api/agents", OPERATOR, self.create, "Make an agent and start it.", AgentView),
                 body=AgentSpec,
                 statuses=(201,),
+                errors=(501,),
+                leads_to=LeadsTo(one, {"ref": "/name"}),
             ),
-            Row("GET", one, VIEWER, self.show, "One agent.", Answer),
+            Row("GET", one, VIEWER, self.show, "One agent.", AgentView, leads_to=LeadsTo(one, {"ref": "/name"})),
             Row(
-                *("PUT", one, OPERATOR, self.apply, "Make an agent, or change it.", Answer),
+                *("PUT", one, OPERATOR, self.apply, "Make an agent, or change it.", Applied),
                 body=AgentSpec,
                 query=(DRY_RUN,),
             ),
-            Row("DELETE", one, OPERATOR, self.remove, "Stop an agent and forget it.", Answer),
-            Row("POST", f"{one}/start", OPERATOR, self.start, "Start an agent.", Answer),
-            Row("POST", f"{one}/stop", OPERATOR, self.stop, "Stop an agent.", Answer),
-            Row("POST", f"{one}/restart", OPERATOR, self.restart, "Stop an agent and start it.", Answer),
-            Row("POST", f"{one}/resume", OPERATOR, self.resume, "Wake an agent.", Answer),
+            Row("DELETE", one, OPERATOR, self.remove, "Stop an agent and forget it.", Removed),
+            Row("POST", f"{one}/start", OPERATOR, self.start, "Start an agent.", AgentView, errors=(501,)),
+            Row("POST", f"{one}/stop", OPERATOR, self.stop, "Stop an agent.", AgentView),
             Row(
-                *("POST", f"{one}/pause", OPERATOR, self.pause, "Put an agent to sleep.", Answer),
+                "POST",
+                f"{one}/restart",
+                OPERATOR,
+                self.restart,
+                "Stop an agent and start it.",
+                AgentView,
+                errors=(501,),
+            ),
+            Row("POST", f"{one}/resume", OPERATOR, self.resume, "Wake an agent.", AgentView),
+            Row(
+                *("POST", f"{one}/pause", OPERATOR, self.pause, "Put an agent to sleep.", AgentView),
                 body=PauseOrder,
                 may_be_empty=True,
+                errors=(501,),
             ),
             Row(
-                *("POST", f"{one}/keep-awake", OPERATOR, self.keep_awake, "Keep an agent awake.", Answer),
+                *("POST", f"{one}/keep-awake", OPERATOR, self.keep_awake, "Keep an agent awake.", AgentView),
                 body=KeepAwakeOrder,
             ),
-            Row("GET", f"{one}/messages", VIEWER, self.messages, "Messages it has not accepted.", Answer),
+            Row("GET", f"{one}/messages", VIEWER, self.messages, "Messages it has not accepted.", MessageList),
             Row(
-                *("POST", f"{one}/messages", OPERATOR, self.send, "Send it a message, which wakes it.", Answer),
+                *("POST", f"{one}/messages", OPERATOR, self.send, "Send it a message, which wakes it.", MessageOf),
                 body=MessageOrder,
                 statuses=(202,),
+                leads_to=LeadsTo(message, {"ref": "/name", "id": "/id"}),
             ),
-            Row("GET", f"{one}/messages/{{id}}", VIEWER, self.message, "One message.", Answer, query=(WAIT,)),
-            Row("DELETE", f"{one}/messages/{{id}}", OPERATOR, self.drop_message, "Take a message back.", Answer),
-            Row("GET", f"{one}/schedules", VIEWER, self.schedules, "When it will be woken.", Answer),
+            Row("GET", message, VIEWER, self.message, "One message.", MessageOf, query=(WAIT,)),
+            Row("DELETE", message, OPERATOR, self.drop_message, "Take a message back.", MessageDropped),
+            Row("GET", f"{one}/schedules", VIEWER, self.schedules, "When it will be woken.", ScheduleList),
             Row(
-                *("POST", f"{one}/schedules", OPERATOR, self.schedule, "Wake it at a time.", Answer),
+                *("POST", f"{one}/schedules", OPERATOR, self.schedule, "Wake it at a time.", ScheduleOf),
                 body=ScheduleOrder,
                 statuses=(201,),
+                leads_to=LeadsTo(schedule, {"ref": "/name", "id": "/id"}),
             ),
-            Row("DELETE", f"{one}/schedules/{{id}}", OPERATOR, self.cancel_schedule, "Not wake it then.", Answer),
-            Row("GET", f"{one}/logs", VIEWER, self.logs, "What it wrote.", TEXT, query=(TAIL, FOLLOW)),
-            Row("GET", f"{one}/tokens", OPERATOR, self.tokens, "Its tokens and addresses.", Answer, is_secret=True),
-            Row("GET", f"{one}/usage", VIEWER, self.usage, "What it used.", Answer, query=(PERIOD, LIMIT)),
+            Row("DELETE", schedule, OPERATOR, self.cancel_schedule, "Not wake it then.", ScheduleCancelled),
+            Row("GET", f"{one}/logs", VIEWER, self.logs, "What it wrote.", TEXT, query=(TAIL, FOLLOW), errors=(504,)),
+            Row("GET", f"{one}/tokens", OPERATOR, self.tokens, "Its tokens and addresses.", Tokens, is_secret=True),
+            Row(
+                *("GET", f"{one}/usage", VIEWER, self.agent_usage, "What it used.", AgentUsage),
+                query=(PERIOD, LIMIT),
+            ),
         ]
 
-    async def list_agents(self, _: Request) -> Response:
-        return as_json({"agents": await self._desk.views()})
+    async def list_agents(self, request: Request) -> Response:
+        """With `since` only who changed meanwhile. What changes with time alone, messages and schedules are none."""
+        since, fresh = SINCE.of(request), [agent for agent in (FRESH.of(request) or "").split(",") if agent]
+        if len(fresh) > FRESH_MAX:
+            raise BadRequest(f"{FRESH.name}: {len(fresh)} agents are named, {FRESH_MAX} is the limit")
+        if since is None:
+            return as_json({"agents": await self._desk.views()})
+        return as_json(await self._desk.changes(since, fresh))
 
     async def show(self, request: Request) -> Response:
         return as_json(await self._desk.view(named(request)))
@@ -159,8 +211,8 @@ class AgentApi:
     async def pause(self, request: Request) -> Response:
         order = body_of(request, PauseOrder, empty=PauseOrder())
         timeout_s = self._pause_timeout_s if order.timeout_s is None else order.timeout_s
-        if not 0 <= timeout_s <= 86400:
-            raise BadRequest(f"timeout_s: {timeout_s:g} is not from 0 to 86400 seconds")
+        if not 0 <= timeout_s <= PAUSE_MAX_S:
+            raise BadRequest(f"timeout_s: {timeout_s:g} is not from 0 to {PAUSE_MAX_S} seconds")
         pausing = self._desk.pause(
             named(request), timeout_s=timeout_s, now=order.now, deep=order.deep, actor=actor(request)
         )
@@ -197,7 +249,7 @@ class AgentApi:
     async def cancel_schedule(self, request: Request) -> Response:
         text = named(request, "id")
         if not re.fullmatch("[0-9]{1,15}", text):
-            raise BadRequest(f"a schedule has a number, not {text[:20]!r}")
+            raise NotFound(f"there is no schedule {text[:20]!r}: it has a number")
         return await self._done(self._desk.cancel_schedule(named(request), int(text), actor(request)))
 
     async def logs(self, request: Request) -> Response:
@@ -210,9 +262,9 @@ class AgentApi:
     async def tokens(self, request: Request) -> Response:
         return as_json(self._desk.tokens(named(request)))
 
-    async def usage(self, request: Request) -> Response:
+    async def agent_usage(self, request: Request) -> Response:
         period = PERIOD.of(request)
         return as_json(await self._desk.agent_usage(named(request), PERIODS_S[period], period, LIMIT.of(request)))
 
-    async def _done(self, work: Coroutine[Any, Any, Answer], *, status: int = 200) -> Response:
+    async def _done(self, work: Coroutine[Any, Any, object], *, status: int = 200) -> Response:
         return as_json(await carried_through(work), status=status)

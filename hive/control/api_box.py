@@ -1,30 +1,41 @@
-"""The part of the API that is about the whole: the inference server, usage, jobs, events, the audit table, the host."""
+"""The part of the API that is about the whole: the inference server, usage, jobs, the audit table, the host."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from hive.control.answers import as_event, as_json, as_text
-from hive.control.api_agents import TAIL_MAX, WAIT
-from hive.control.asked import Choice, Flag, Number, Span, Text, body_of, named
+from hive.control.answers import as_json, as_text
+from hive.control.api_agents import WAIT
+from hive.control.asked import Choice, Number, Span, Text, body_of, named
 from hive.control.caller import actor, note
-from hive.control.carrying import carried_through, unless
-from hive.control.desk import Answer, Desk
+from hive.control.carrying import carried_through
+from hive.control.desk import Desk
 from hive.control.orders import NAME_MAX
-from hive.control.routes import EVENTS, METRICS, TEXT, Row
+from hive.control.routes import METRICS, TEXT, LeadsTo, Row
+from hive.control.shapes import (
+    Access,
+    AuditPage,
+    Backends,
+    Gpus,
+    Health,
+    Inference,
+    InferenceStats,
+    Job,
+    JobList,
+    Memory,
+    Shutdown,
+    Stats,
+    Usage,
+)
 from hive.domain import Role
 from hive.exposition import CONTENT_TYPE
 from hive.store.audit import Filter
 from hive.store.usage import Asked, By
 
-HEARTBEAT_S = 15.0
-"""A comment this often keeps proxies and clients from taking a silent event stream for a dead one."""
 MOST_ID = 999_999_999_999_999
 VIEWER, OPERATOR, ADMIN = Role.VIEWER, Role.OPERATOR, Role.ADMIN
 
@@ -36,8 +47,6 @@ MODEL = Text("model", "Of this model alone.")
 BACKEND = Text("backend", "Of this kind; else of the one in use.")
 LOG_LINES = Number("tail", "So many of the last lines.", default=100, most=10_000)
 JOBS = Number("limit", "So many of the last ones.", default=20, most=1000)
-PAST = Number("tail", "So many past events first.", default=20, most=TAIL_MAX)
-FOLLOW = Flag("follow", "1: go on as things happen, until the daemon ends.")
 AUDIT_LIMIT = Number("limit", "So many rows.", default=100, least=1, most=1000)
 AUDIT_SINCE = Span("since", "How far back; without it from the beginning.")
 BEFORE = Number("before", "Rows older than the one with this id; 0: the newest.", default=0, most=MOST_ID)
@@ -54,49 +63,52 @@ class SwitchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BoxApi:
     """The handlers."""
 
-    def __init__(self, desk: Desk, *, stopping: asyncio.Event) -> None:
+    def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._stopping = stopping
 
     def rows(self) -> list[Row]:
+        system = "/api/system"
         return [
-            Row("GET", "/api/health", VIEWER, self.health, "How Hive is, and what is wrong.", Answer),
+            Row("GET", "/api/health", VIEWER, self.health, "How Hive is, and what is wrong.", Health),
             Row(
-                *("GET", "/api/usage", VIEWER, self.usage, "What was used, added up.", Answer),
+                *("GET", "/api/usage", VIEWER, self.usage, "What was used, added up.", Usage),
                 query=(SINCE, BY, AGENT, TENANT, MODEL),
+                errors=(404,),
             ),
-            Row("GET", "/api/stats", VIEWER, self.stats, "Counts since the daemon started.", Answer),
+            Row("GET", "/api/stats", VIEWER, self.stats, "Counts since the daemon started.", Stats),
             Row("GET", "/metrics", VIEWER, self.metrics, "For Prometheus.", METRICS),
             Row(
-                *("GET", "/api/events", VIEWER, self.events, "What happened, and what happens.", EVENTS),
-                query=(PAST, FOLLOW),
-            ),
-            Row(
-                *("GET", "/api/audit", OPERATOR, self.audit, "Who did what.", Answer),
+                *("GET", "/api/audit", OPERATOR, self.audit, "Who did what.", AuditPage),
                 query=(AGENT, ACTOR, ACT, AUDIT_SINCE, BEFORE, AUDIT_LIMIT),
             ),
-            Row("GET", "/api/system/inference", VIEWER, self.inference, "The inference server in use.", Answer),
+            Row("GET", f"{system}/inference", VIEWER, self.inference, "The inference server in use.", Inference),
             Row(
-                *("POST", "/api/system/inference", ADMIN, self.switch, "Change to another one.", Answer),
+                *("POST", f"{system}/inference", ADMIN, self.switch, "Change to another inference server.", Job),
                 body=SwitchOrder,
                 statuses=(200, 202),
+                errors=(501,),
+                leads_to=LeadsTo("/api/jobs/{id}", {"id": "/id"}),
             ),
-            Row("GET", "/api/system/inference/stats", VIEWER, self.inference_stats, "What it does.", Answer),
-            Row("GET", "/api/system/backends", VIEWER, self.backends, "Inference servers there are.", Answer),
+            Row("GET", f"{system}/inference/stats", VIEWER, self.inference_stats, "What it does.", InferenceStats),
+            Row("GET", f"{system}/backends", VIEWER, self.backends, "Inference servers there are.", Backends),
             Row(
-                *("GET", "/api/system/backends/logs", OPERATOR, self.backend_log, "What one wrote.", TEXT),
+                *("GET", f"{system}/backends/logs", OPERATOR, self.backend_log, "What one wrote.", TEXT),
                 query=(BACKEND, LOG_LINES),
+                errors=(404, 501, 504),
             ),
-            Row("GET", "/api/jobs", VIEWER, self.jobs, "What takes long, the newest first.", Answer, query=(JOBS,)),
-            Row("GET", "/api/jobs/{id}", VIEWER, self.job, "One job.", Answer, query=(WAIT,)),
-            Row("DELETE", "/api/jobs/{id}", ADMIN, self.cancel_job, "End a job.", Answer),
             Row(
-                *("GET", "/api/system/access", OPERATOR, self.access, "How an operator reaches the model.", Answer),
+                *("GET", "/api/jobs", VIEWER, self.jobs, "What takes long, the newest first.", JobList),
+                query=(JOBS,),
+            ),
+            Row("GET", "/api/jobs/{id}", VIEWER, self.job, "One job.", Job, query=(WAIT,)),
+            Row("DELETE", "/api/jobs/{id}", ADMIN, self.cancel_job, "End a job.", Job),
+            Row(
+                *("GET", f"{system}/access", OPERATOR, self.access, "How an operator reaches the model.", Access),
                 is_secret=True,
             ),
-            Row("GET", "/api/system/memory", VIEWER, self.memory, "The host's memory.", Answer),
-            Row("GET", "/api/system/gpus", VIEWER, self.gpus, "The host's GPUs.", Answer),
-            Row("POST", "/api/system/shutdown", ADMIN, self.shutdown, "Stop every agent.", Answer),
+            Row("GET", f"{system}/memory", VIEWER, self.memory, "The host's memory.", Memory),
+            Row("GET", f"{system}/gpus", VIEWER, self.gpus, "The host's GPUs.", Gpus),
+            Row("POST", f"{system}/shutdown", ADMIN, self.shutdown, "Stop every agent.", Shutdown),
         ]
 
     async def health(self, _: Request) -> Response:
@@ -110,6 +122,7 @@ class BoxApi:
         return as_json(self._desk.stats())
 
     async def metrics(self, _: Request) -> Response:
+        """docs/metrics.md says what they are."""
         return Response(await self._desk.metrics(), media_type=CONTENT_TYPE)
 
     async def inference(self, _: Request) -> Response:
@@ -119,6 +132,8 @@ class BoxApi:
         return as_json(await self._desk.inference_stats())
 
     async def switch(self, request: Request) -> Response:
+        """A job, 202 while it runs. Requests for the model wait meanwhile; where the new server does not come up, the
+        old one is back in force when the job has failed."""
         order = body_of(request, SwitchOrder)
         note(request, backend=order.backend[:NAME_MAX])
         job = await carried_through(self._desk.switch(order.backend, actor(request)))
@@ -149,6 +164,7 @@ class BoxApi:
         return as_json(await self._desk.gpus())
 
     async def shutdown(self, request: Request) -> Response:
+        """As `hive up` and the service do it before they end: callers are refused from now on."""
         return as_json(await carried_through(self._desk.shutdown(actor(request))))
 
     async def audit(self, request: Request) -> Response:
@@ -161,29 +177,3 @@ class BoxApi:
             before=BEFORE.of(request) or None,
         )
         return as_json(await self._desk.audit(asked, AUDIT_LIMIT.of(request)))
-
-    async def events(self, request: Request) -> Response:
-        return StreamingResponse(
-            self._event_stream(PAST.of(request), live=FOLLOW.of(request)),
-            media_type="text/event-stream",
-            headers={"cache-control": "no-store"},
-        )
-
-    async def _event_stream(self, tail: int, *, live: bool) -> AsyncIterator[bytes]:
-        """Past events, then live ones: listening begins before the past is read, so that none falls between."""
-        with self._desk.subscribe() as feed:
-            past = await self._desk.past_events(tail)
-            for event in past:
-                yield as_event(event)
-            while live:
-                arrival = await unless(self._stopping, _next(feed), timeout_s=HEARTBEAT_S)
-                if arrival is None and self._stopping.is_set():
-                    return
-                if arrival is None:
-                    yield b": still here\n\n"
-                elif arrival not in past:
-                    yield as_event(arrival)
-
-
-async def _next(feed: AsyncIterator[Answer]) -> Answer:
-    return await anext(feed)

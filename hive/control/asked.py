@@ -3,8 +3,9 @@ and says in the API's description what it is."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import unquote
 
@@ -12,15 +13,16 @@ import msgspec
 from starlette.requests import Request
 
 from hive.control import clock
-from hive.errors import BadRequest, TooLarge, did_you_mean
+from hive.errors import BadRequest, TooLarge, WrongMediaType, did_you_mean
 
 Schema = dict[str, Any]
 Body = TypeVar("Body")
 
+JSON = "application/json"
 BODY_MAX_BYTES = 1024 * 1024
 BODY = "hive.body"
 """Where in the scope the request's whole body is."""
-LENGTH = "^([0-9]+[smhd])+$"
+LENGTH = "^([0-9]{1,6}[smhd])+$"
 
 
 class Param(Protocol):
@@ -146,13 +148,36 @@ async def received(request: Request) -> bytes:
     return bytes(data)
 
 
+def is_json(headers: Mapping[str, str]) -> bool:
+    """Whether they say that the body is JSON as it stands, or nothing of it: a form of a page of the web says else.
+
+    >>> [is_json({"content-type": kind}) for kind in ("application/json; charset=utf-8", "text/plain")], is_json({})
+    ([True, False], True)
+    """
+    kind = headers.get("content-type", JSON).partition(";")[0].strip().lower()
+    return kind == JSON and headers.get("content-encoding", "identity").lower() == "identity"
+
+
+def _check_once(pairs: list[tuple[str, Any]]) -> None:
+    """msgspec takes the last of two members of one name, as most do; who wrote both meant one of them."""
+    seen: set[str] = set()
+    for name, _ in pairs:
+        if name in seen:
+            raise BadRequest(f"{name[:40]!r} is there more than once")
+        seen.add(name)
+
+
 def body_of(request: Request, shape: type[Body], *, empty: Body | None = None) -> Body:
     """The body as this shape; `empty` where there is none. Raises BadRequest."""
     data = request.scope[BODY]
     if not data and empty is not None:
         return empty
+    if not is_json(request.headers):
+        raise WrongMediaType
     try:
-        return msgspec.json.decode(data, type=shape)
+        decoded = msgspec.json.decode(data, type=shape)
+        json.loads(data, object_pairs_hook=_check_once)
+        return decoded
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BadRequest(f"the body is not what is expected here: {error}") from None
 

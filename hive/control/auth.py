@@ -1,12 +1,22 @@
-"""Who is at the other end of the API's socket, and what they may do to Hive."""
+"""Who asks the API, and what they may do to Hive."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from hive.domain import Role
-from hive.errors import NotPermitted
+from hive.domain import Caller, CallerKind, Role
+from hive.errors import NotPermitted, Unauthorized
 from hive.host.accounts import Accounts
+from hive.policy import Act, may
+
+ACTS = {Role.VIEWER: Act.LOOK, Role.OPERATOR: Act.STEER, Role.ADMIN: Act.ADMINISTER}
+"""What a row that is for this role lets one do."""
+MAKE_ONE = "an admin makes one: hive token create NAME --role viewer"
+_BEARER = re.compile(rb"(?i:bearer) +([!-~]+)")
+"""RFC 6750, section 2.1, but for the characters: HIVE_INTERNAL_TOKEN may have any. The scheme is in any case (RFC 9110,
+section 11.1)."""
 
 
 class Peer(NamedTuple):
@@ -44,13 +54,26 @@ def person_of(peer: Peer | None, own_uid: int, accounts: Accounts) -> Person:
     raise NotPermitted(f"uid {peer.uid} may not steer this Hive", hint=_hint(own_uid, accounts))
 
 
+def bearer_of(fields: Sequence[bytes]) -> str:
+    """The token in the values of a request's Authorization fields. Raises Unauthorized.
+
+    >>> bearer_of([b"Bearer hive_abc"])
+    'hive_abc'
+    """
+    if not fields:
+        raise Unauthorized("the API on TCP wants a token", hint=f"Authorization: Bearer TOKEN; {MAKE_ONE}")
+    found = _BEARER.fullmatch(fields[0])
+    if len(fields) > 1 or found is None:
+        raise Unauthorized("there is no token in this Authorization field", hint="Authorization: Bearer TOKEN")
+    return found[1].decode()
+
+
 def need(person: Person, role: Role, act: str) -> None:
-    """Raises NotPermitted where `person` has not at least this role."""
-    if person.role.rank < role.rank:
-        raise NotPermitted(
-            f"{person.name} is {person.role}, and {act} is for {role}s",
-            hint=f"ask as root, or as a member of the group hive-{role}" if role is Role.ADMIN else "",
-        )
+    """Raises NotPermitted where `person` may not do what takes this role."""
+    caller = Caller(CallerKind.PERSON, person.name, role=person.role)
+    if reason := may(caller, ACTS[role], act):
+        hint = "ask as root, or as a member of the group hive-admin, or with a token of that role"
+        raise NotPermitted(reason, hint=hint if role is Role.ADMIN else f"a token of the role {role} may")
 
 
 def _hint(own_uid: int, accounts: Accounts) -> str:

@@ -21,12 +21,18 @@ log = logging.getLogger("hive.daemon")
 class BackendWatch:
     """One backend at one address; `found` is None while nobody knows what it is.
 
-    `kind` None: whatever answers at `address` is recognised first. `on_checked(changed)` is called after each check;
-    `changed`: `info` or `models` are not what they were. A backend that is down is a state, no failure.
+    `settings()`: those in force at that moment. `kind` None: whatever answers at `address` is recognised first.
+    `on_checked(changed)` is called after each check; `changed`: `info` or `models` are not what they were. A backend
+    that is down is a state, no failure.
     """
 
     def __init__(
-        self, kind: BackendKind | None, address: str, *, settings: Settings, on_checked: Callable[[bool], None]
+        self,
+        kind: BackendKind | None,
+        address: str,
+        *,
+        settings: Callable[[], Settings],
+        on_checked: Callable[[bool], None],
     ) -> None:
         self._address = address
         self._settings = settings
@@ -54,7 +60,7 @@ class BackendWatch:
         while True:
             await self.check()
             self.checked.set()
-            await asyncio.sleep(self._settings.daemon.backend_check_s)
+            await asyncio.sleep(self._settings().daemon.backend_check_s)
 
     async def check(self) -> None:
         """Is it up, and does its own queue fill?
@@ -68,7 +74,7 @@ class BackendWatch:
             return
         up = await self._backend.health()
         now = asyncio.get_running_loop().time()
-        if up and (not self.info.up or now - self._models_at >= self._settings.daemon.models_refresh_s):
+        if up and (not self.info.up or now - self._models_at >= self._settings().daemon.models_refresh_s):
             up = await self._refresh(self._backend, now)
         self.info = msgspec.structs.replace(self.info, up=up)
         if up:
@@ -97,7 +103,7 @@ class BackendWatch:
         busy = await backend.busy()
         if busy.slots is not None:  # a question that was not answered takes no limit away
             self._told_slots = busy.slots
-        slots, slots_from = choose_slots(backend.kind, self._told_slots, self._settings)
+        slots, slots_from = choose_slots(backend.kind, self._told_slots, self._settings())
         warning = self._own_queue.see(busy.waiting, slots=slots)
         if warning and not self.info.warning:
             log.warning("backend_queues address=%s waiting=%s slots=%s", self._address, busy.waiting, slots)
@@ -105,12 +111,12 @@ class BackendWatch:
 
     def _take(self, kind: BackendKind) -> None:
         self._backend = open_backend(kind, self._address)
-        slots, slots_from = choose_slots(kind, None, self._settings)
+        slots, slots_from = choose_slots(kind, None, self._settings())
         self.info = BackendInfo(
             kind=kind,
             address=self._address,
             label=f"{NAMES[kind]} at {self._address}",
             slots=slots,
             slots_from=slots_from,
-            priority=takes_priority(kind, self._settings),
+            priority=takes_priority(kind, self._settings()),
         )

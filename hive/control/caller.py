@@ -6,7 +6,8 @@ from starlette.requests import Request
 
 from hive.control.auth import Person
 
-PERSON = "hive.person"
+PERSON, ORIGIN = "hive.person", "hive.origin"
+"""Where in the scope the admission leaves who asks, and from where."""
 ABOUT = "hive.about"
 """Where in the scope a handler leaves what the audit table shall know of its body."""
 
@@ -20,6 +21,11 @@ def person(request: Request) -> Person:
 def actor(request: Request) -> str:
     """Its name, for the audit table."""
     return person(request).name
+
+
+def origin(request: Request) -> str:
+    """Where it came from, for the audit table."""
+    return str(request.scope[ORIGIN])
 
 
 def note(request: Request, **about: object) -> None:

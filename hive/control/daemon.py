@@ -15,7 +15,7 @@ import signal
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
 import uvloop
@@ -27,21 +27,28 @@ from hive.agents.tokens import TokenKind, digest
 from hive.agents.turns import outcome_of
 from hive.control import keyfiles
 from hive.control.active import Active
+from hive.control.admission import Door
 from hive.control.choices import Choices, Running, Services, service
 from hive.control.courier import Courier
 from hive.control.elsewhere import WithElsewhere
+from hive.control.failures import Failures
 from hive.control.frontdesk import FrontDesk
 from hive.control.gates import ProxyGates
+from hive.control.hosts import hosts_of
 from hive.control.jobs import Jobs
 from hive.control.journal import Journal
+from hive.control.keyring import Keyring
+from hive.control.listening import Place, Wanted, listen
 from hive.control.parts import Parts
+from hive.control.runtime_config import RuntimeConfig, read_values
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
-from hive.control.serving import Server, serve
+from hive.control.serving import Server, Tcp, serve
 from hive.control.stats import Counters
 from hive.control.switching import Parts as SwitcherParts
 from hive.control.switching import Switcher, is_carried_on, read_chosen
 from hive.control.usage import UsageConsumer
+from hive.control.usage_history import UsageHistory
 from hive.control.world import DaemonWorld
 from hive.domain import ALIVE, Agent, BackendKind, Isolation
 from hive.errors import ConfigError, HiveError
@@ -56,6 +63,7 @@ from hive.inference.switch import Target
 from hive.link.messages import AgentRow, DaemonTable, Ended, Marks, Open, ProxyTable, Refused
 from hive.sandbox.client import SandboxClient
 from hive.settings import Paths, Settings
+from hive.settings_file import Origin
 from hive.store import agents, jobs, messages, runtime_settings, schedules, usage
 from hive.store.database import Database
 from hive.store.jobs import Job
@@ -85,12 +93,13 @@ class Recorded(NamedTuple):
     schedules: list[Schedule]
     chosen: Target | None
     jobs: list[Job]
+    runtime_settings: dict[str, str]
 
 
 def read_recorded(conn: sqlite3.Connection, run: str) -> Recorded:
     """`run`: which `hive up` this is a part of, empty for a service."""
     port = runtime_settings.get(conn, PROXY_PORT)
-    used = usage.usage_since(conn, usage.Asked()).totals
+    used = usage.used_in_all(conn)
     return Recorded(
         agents.all(conn),
         used,
@@ -99,6 +108,7 @@ def read_recorded(conn: sqlite3.Connection, run: str) -> Recorded:
         schedules.all(conn),
         read_chosen(conn, run),
         jobs.running(conn),
+        read_values(conn),
     )
 
 
@@ -114,8 +124,12 @@ class Daemon:
         isolation: Isolation = Isolation.NONE,
         freezer: str = "",
         run: str = "",
+        origins: Mapping[str, Origin] | None = None,
+        api: Wanted | None = None,
     ) -> None:
-        """`freezer`: how agents are frozen on this host, as far as the daemon can tell before it has seen one.
+        """`origins`: where each of the settings comes from, by `section.key`. `api`: where the API is on TCP too.
+
+        `freezer`: how agents are frozen on this host, as far as the daemon can tell before it has seen one.
 
         `run`: which `hive up` this is a part of; what it was switched to is forgotten with it.
         """
@@ -125,12 +139,15 @@ class Daemon:
         self._isolation = isolation
         self._freezer = freezer
         self._run = run
+        self._origins = origins or {}
         self._accounts = accounts.appliance() if paths.apart else accounts.own()
         self._redis_at = redis_at(paths.redis_socket, "daemon", os.environ, credential)
         self.epoch = f"{int(time.time()):x}{secrets.token_hex(3)}"
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconciled = asyncio.Event()
         self._api: Server | None = None
+        self._api_wanted = api
+        self._api_at = Place(settings.api.listen, None)
 
     def __repr__(self) -> str:
         return f"<Daemon {self.epoch} of {self._paths.state}>"
@@ -144,6 +161,7 @@ class Daemon:
         """
         key = keyfiles.box_key(self._paths.box_key, os.environ)
         self._internal_token = keyfiles.internal_token(self._paths.internal_token, os.environ)
+        self._api_token = keyfiles.api_token(os.environ)
         self._database = Database.open(self._paths.database)
         try:
             recorded: Recorded = await self._database.read(lambda conn: read_recorded(conn, self._run))
@@ -152,6 +170,7 @@ class Daemon:
             raise
         self._compose(recorded, key)
         try:
+            await self._keyring.load()
             await self._journal.begin()
             await self._usage.load()
             await self._begin()
@@ -163,6 +182,7 @@ class Daemon:
         self._counters = Counters(recorded.agents, recorded.used)
         self._live = Live(self._redis_at, on_new_run=self._say_to_redis)
         self._journal = Journal(self._database, self._live)
+        self._keyring = Keyring(self._database, internal=self._internal_token, api_token=self._api_token)
         self._usage = UsageConsumer(
             self._live,
             self._database,
@@ -192,6 +212,15 @@ class Daemon:
             gates=self._gates,
             own_networks=self._isolation is Isolation.FULL,
         )
+        self._config = RuntimeConfig(
+            self._settings,
+            self._origins,
+            recorded.runtime_settings,
+            database=self._database,
+            world=self.world,
+            gates=self._gates,
+            live=self._live,
+        )
         self.roster = Roster(self.world)
         for agent in recorded.agents:
             self.roster.add(agent)
@@ -213,9 +242,7 @@ class Daemon:
 
     def _compose_inference(self, recorded: Recorded) -> None:
         inference = self._settings.inference
-        self._active = Active(
-            self._settings, world=self.world, live=self._live, gates=self._gates, journal=self._journal
-        )
+        self._active = Active(world=self.world, live=self._live, gates=self._gates, journal=self._journal)
         known = f"{inference.host}:{inference.port}"
         given = None if self._backend is None else Target(*self._backend)
         self._choose(recorded.chosen, given, known)
@@ -277,6 +304,18 @@ class Daemon:
         self._spawn(self._switcher.run(), "switch")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._known(), RECONCILED_WITHIN_S)
+        await self._listen()
+        spawn(self._usage.run(), name="usage")
+        self._spawn(self.sleeper.run(), "idle")
+        self._spawn(self._journal.run(), "audit")
+        self._spawn(UsageHistory(self._database, lambda: self._settings.daemon).run(), "usage history")
+        self._spawn(self._courier.run(), "messages")
+        self._spawn(self._keyring.run(), "tokens")
+        self._spawn(self._scheduler.run(), "schedules")
+        log.info("daemon_ready agents=%d reconciled=%s", len(self.roster), self._reconciled.is_set())
+
+    async def _listen(self) -> None:
+        tcp = None if self._api_wanted is None else self._tcp(self._api_wanted)
         try:
             self._gates.listen(self._paths.link_socket, self._accounts)
             self._api = await serve(
@@ -284,15 +323,20 @@ class Daemon:
                 self._paths.api_socket,
                 self._accounts,
                 pause_timeout_s=self._settings.sleep.pause_timeout_s,
+                tcp=tcp,
             )
         except OSError as error:
+            if tcp is not None:
+                tcp.sock.close()
             raise ConfigError(f"cannot listen in {self._paths.runtime}: {error.strerror}") from error
-        spawn(self._usage.run(), name="usage")
-        self._spawn(self.sleeper.run(), "idle")
-        self._spawn(self._journal.run(), "audit")
-        self._spawn(self._courier.run(), "messages")
-        self._spawn(self._scheduler.run(), "schedules")
-        log.info("daemon_ready agents=%d reconciled=%s", len(self.roster), self._reconciled.is_set())
+
+    def _tcp(self, wanted: Wanted) -> Tcp:
+        sock = listen(wanted)
+        self._api_at = Place(wanted.address, sock.getsockname()[1])
+        if self._api_at.port != wanted.port:
+            log.warning("api_port_taken wanted=%d got=%d", wanted.port, self._api_at.port)
+        hosts = hosts_of(self._settings.api.hosts)
+        return Tcp(sock, Door(self._keyring, wanted.address, hosts, Failures()))
 
     async def _known(self) -> None:
         """Returns when agents and backend have been looked at: who asks from then on hears what is so."""
@@ -326,6 +370,9 @@ class Daemon:
                 switcher=self._switcher,
                 jobs=self._jobs,
                 gpus=self._gpus,
+                config=self._config,
+                keyring=self._keyring,
+                api=self._api_at,
             )
         )
 
@@ -348,6 +395,7 @@ class Daemon:
         self._gates.stop()
         self._helper.close()
         await self._usage.close()
+        await self._keyring.write_used()
         await self._journal.close()
         await self._live.close()
         self._database.close()
@@ -403,6 +451,7 @@ class Daemon:
             internal_digest=digest(self._internal_token),
             switching_to=self._switcher.towards,
             backend_wait_s=self._switcher.wait_s,
+            runtime_settings=self._config.values,
         )
 
     def row(self, agent: Agent) -> AgentRow:
@@ -458,6 +507,7 @@ class Daemon:
             )
         self._live.set_backend(self.world.backend)
         self._live.set_models(self.world.models)
+        self._config.say_to_redis()
 
 
 # The program ----------------------------------------------------------------------------------------------------------
@@ -491,14 +541,23 @@ def main(
     *,
     backend: tuple[BackendKind, str] | None = None,
     isolation: Isolation = Isolation.NONE,
+    origins: Mapping[str, Origin] | None = None,
+    move_api: bool = False,
     watch_fd: int | None = None,
 ) -> int:
-    """Runs the daemon until SIGTERM, SIGINT, or the end of whoever holds the other end of `watch_fd`. The exit code."""
+    """Runs the daemon until SIGTERM, SIGINT, or the end of whoever holds the other end of `watch_fd`. The exit code.
+
+    `move_api`: a taken port of the API on TCP moves up by one.
+    """
+    wanted = settings.api
+    api = Wanted(wanted.listen, wanted.port, move_api) if wanted.port else None
 
     async def run() -> None:
         freezer = "cgroup" if paths.apart or Subtree.find(paths.state) is not None else "signal"
         run = "" if watch_fd is None else run_of(os.getppid())
-        daemon = Daemon(paths, settings, backend=backend, isolation=isolation, freezer=freezer, run=run)
+        daemon = Daemon(
+            paths, settings, backend=backend, isolation=isolation, freezer=freezer, run=run, origins=origins, api=api
+        )
         await _run(daemon, notifier, watch_fd)
 
     notifier = Notifier(os.environ, pid=os.getpid())

@@ -1,171 +1,204 @@
 """What the API needs of the daemon: one protocol, so that the API is tested without one.
 
-{ref} is an agent's id or name. Every answer is what goes out as JSON; its shape is written at each method. Every
+{ref} is an agent's id or name. Every answer is what goes out as JSON; its type says what is in it (shapes.py). Every
 method raises a `HiveError` that says what is wrong: NotFound for an unknown ref, WrongState naming the state, …
 `actor` is who asked (`uid:0`), for the audit table.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from hive.control import shapes, shapes_tokens
+from hive.control.feed import Event
+from hive.control.shapes_agents import (
+    AgentChanges,
+    AgentUsage,
+    AgentView,
+    Applied,
+    MessageDropped,
+    MessageList,
+    MessageOf,
+    Removed,
+    ScheduleCancelled,
+    ScheduleList,
+    ScheduleOf,
+    Tokens,
+)
 from hive.control.tail import Output
-from hive.domain import AgentSpec
+from hive.domain import AgentSpec, Role
 from hive.store.audit import AuditRow, Filter
 from hive.store.usage import Asked, By
-
-Answer = dict[str, Any]
 
 
 class Desk(Protocol):
     """The daemon as the API sees it. A transition that is called is carried through even if its caller leaves."""
 
-    def health(self) -> Answer:
-        """`{"status", "problems", "version", "pid", "isolation", "proxy", "helper", "redis", "backend", …}`."""
+    def health(self) -> shapes.Health:
+        """How Hive is, and what is wrong."""
         ...
 
-    async def views(self) -> list[Answer]:
+    async def views(self) -> list[AgentView]:
         """Every agent, by name."""
         ...
 
-    async def view(self, ref: str) -> Answer:
-        """One agent."""
-        ...
+    async def changes(self, since: str, fresh: Collection[str]) -> AgentChanges:
+        """Who changed since the answer with that cursor.
 
-    async def create(self, spec: AgentSpec, actor: str) -> Answer:
-        """Its view. WrongState where the name is taken."""
-        ...
-
-    async def apply(self, spec: AgentSpec, actor: str, *, dry_run: bool = False) -> Answer:
-        """`{"agent": view, "created": bool, "changed": [field, …], "changes": […], "restart_needed", "dry_run"}`.
-
-        A change is `{"field", "from", "to", "at_restart"}`. `dry_run`: what would be; `agent` is None for a new one.
+        All there are, and `is_whole`, where `since` is empty or too old. What changes with time alone (`why`, `cpu_us`
+        …), and messages and schedules, are no change; who is named in `fresh`, by id, is among `agents` in any case.
         """
         ...
 
-    async def start(self, ref: str, actor: str) -> Answer: ...
+    async def view(self, ref: str) -> AgentView:
+        """One agent."""
+        ...
 
-    async def stop(self, ref: str, actor: str) -> Answer: ...
+    async def create(self, spec: AgentSpec, actor: str) -> AgentView:
+        """Its view. WrongState where the name is taken."""
+        ...
 
-    async def restart(self, ref: str, actor: str) -> Answer: ...
+    async def apply(self, spec: AgentSpec, actor: str, *, dry_run: bool = False) -> Applied:
+        """What was changed, or with `dry_run` would be. Raises WrongState where it is another's cid."""
+        ...
 
-    async def resume(self, ref: str, actor: str) -> Answer: ...
+    async def start(self, ref: str, actor: str) -> AgentView: ...
 
-    async def pause(self, ref: str, *, timeout_s: float, now: bool, deep: bool, actor: str) -> Answer:
+    async def stop(self, ref: str, actor: str) -> AgentView: ...
+
+    async def restart(self, ref: str, actor: str) -> AgentView: ...
+
+    async def resume(self, ref: str, actor: str) -> AgentView: ...
+
+    async def pause(self, ref: str, *, timeout_s: float, now: bool, deep: bool, actor: str) -> AgentView:
         """Its view, asleep. TimedOut after `timeout_s`; with `now` a busy agent is refused at once, code `busy`.
 
         `deep`: once its memory is paged out; NotSupported and Saturated leave it asleep, but not deep.
         """
         ...
 
-    async def keep_awake(self, ref: str, for_s: float, actor: str) -> Answer:
+    async def keep_awake(self, ref: str, for_s: float, actor: str) -> AgentView:
         """Its view; for so many seconds from now it is not put to sleep, 0 ends that."""
         ...
 
-    async def remove(self, ref: str, actor: str) -> Answer:
-        """`{"removed": id, "name": name}`."""
+    async def remove(self, ref: str, actor: str) -> Removed:
+        """Stopped and forgotten, with its messages and schedules; its usage stays."""
         ...
 
-    async def send(self, ref: str, text: str, actor: str) -> Answer:
-        """`{"id", "state", …}`, kept until the agent accepts it. BadRequest where it has no port, Saturated."""
+    async def send(self, ref: str, text: str, actor: str) -> MessageOf:
+        """It is kept until the agent accepts it. BadRequest where it has no port, Saturated."""
         ...
 
-    async def messages(self, ref: str) -> Answer:
-        """`{"agent", "name", "status", "why", "messages": [{"id", "text", "from", "sent_at", "state", …}]}`: all that
-        were not accepted, oldest first; `why` the first one waits. `state`: `waiting`, `refused`, `delivered`."""
+    async def messages(self, ref: str) -> MessageList:
+        """All that were not accepted, the oldest first."""
         ...
 
-    async def message(self, ref: str, message_id: str, *, wait_s: float) -> Answer:
+    async def message(self, ref: str, message_id: str, *, wait_s: float) -> MessageOf:
         """One of them; where it waits, once that is over, or after `wait_s`."""
         ...
 
-    async def drop_message(self, ref: str, message_id: str, actor: str) -> Answer: ...
+    async def drop_message(self, ref: str, message_id: str, actor: str) -> MessageDropped: ...
 
-    async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> Answer:
-        """`{"agent", "name", "status", "id", "at", "spoken", "every_s", "clock", "note", "actor", …}`."""
+    async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> ScheduleOf:
+        """A new one: `when` and `every` as a person writes them (clock.py). BadRequest, Saturated."""
         ...
 
-    def schedules(self, ref: str) -> Answer:
-        """`{"agent", "name", "status", "schedules": […]}`, the next one first."""
+    def schedules(self, ref: str) -> ScheduleList:
+        """The next one first."""
         ...
 
-    async def cancel_schedule(self, ref: str, schedule_id: int, actor: str) -> Answer: ...
+    async def cancel_schedule(self, ref: str, schedule_id: int, actor: str) -> ScheduleCancelled: ...
 
-    def tokens(self, ref: str) -> Answer:
-        """`{"model", "ingress", "openai_base_url", "ollama_host", "ingress_url", "socket"}`."""
+    def tokens(self, ref: str) -> Tokens:
+        """LinkLost before the proxy has said its ports."""
         ...
 
     def output(self, ref: str) -> Output:
         """Where the agent's output is; there may be none yet. LinkLost where only the helper knows and is not there."""
         ...
 
-    async def agent_usage(self, ref: str, period_s: float, period: str, limit: int) -> Answer:
-        """`{"agentId", "period", "totals", "byModel", "recent"}`, the shape of the original specification."""
+    async def agent_usage(self, ref: str, period_s: float, period: str, limit: int) -> AgentUsage:
+        """The shape of the original specification; `recent` has at most `limit` requests."""
         ...
 
-    async def usage(self, since_s: float, by: By, of: Asked) -> Answer:
-        """`{"token_tracking", "by", "agents": [...], "totals"}` of the last `since_s` seconds; `tenants`, `models`,
-        `backends` or `hours` (Unix seconds) instead of `agents`. `of.agent` is a ref; the id of a removed one, too."""
+    async def usage(self, since_s: float, by: By, of: Asked) -> shapes.Usage:
+        """Of the last `since_s` seconds. `of.agent` is a ref; the id of a removed one, too."""
         ...
 
-    def inference(self) -> Answer:
-        """`{"backend", "label", "address", "running", "version", "models", "switch": job or None, …}`."""
+    def inference(self) -> shapes.Inference:
+        """The one in use, and the job that changes to another one."""
         ...
 
-    async def backends(self) -> Answer:
-        """`{"backends": [{"backend", "address", "unit", "in_use", "state", "answers", "version"}]}`: what there is."""
+    async def backends(self) -> shapes.Backends:
+        """What there is to choose from, as it is just now."""
         ...
 
     async def backend_log(self, kind: str, lines: int) -> str:
         """What the server of this kind wrote last, or the one in use for an empty `kind`. NotFound, NotSupported."""
         ...
 
-    async def switch(self, backend: str, actor: str) -> Answer:
+    async def switch(self, backend: str, actor: str) -> shapes.Job:
         """A job: to the server of this kind, or at this address. WrongState where a switch is under way."""
         ...
 
-    async def job(self, job_id: str, *, wait_s: float) -> Answer:
-        """`{"id", "kind", "state", "step", "progress", "eta_s", "result", "error", "actor", …}`; where it runs, once it
-        has ended, or after `wait_s`. `state`: `running`, `done`, `failed`, `cancelled`."""
+    async def job(self, job_id: str, *, wait_s: float) -> shapes.Job:
+        """Where it runs, once it has ended, or after `wait_s`. Raises NotFound."""
         ...
 
-    async def jobs(self, limit: int) -> list[Answer]:
+    async def jobs(self, limit: int) -> list[shapes.Job]:
         """The last ones, the newest first."""
         ...
 
-    async def cancel_job(self, job_id: str) -> Answer:
+    async def cancel_job(self, job_id: str) -> shapes.Job:
         """The job, when it has ended. WrongState where it is too late for that."""
         ...
 
-    def memory(self) -> Answer:
-        """The host's: `{"total_bytes", "available_bytes", "swap_total_bytes", "swap_free_bytes", "zram": […], …}`."""
+    def memory(self) -> shapes.Memory:
+        """The host's."""
         ...
 
-    async def gpus(self) -> Answer:
-        """`{"why_not", "gpus": [{"number", "name", "total_bytes", "used_bytes", "busy_percent", "processes", …}]}`."""
+    async def gpus(self) -> shapes.Gpus:
+        """The host's, as they were seen at most a second ago."""
         ...
 
-    async def inference_stats(self) -> Answer:
-        """`{"backend", "tokensLastHour", "tokensLastDay", "topAgents", "vram", "activeAgents", "concurrentRequests"}`,
-        the shape of the original specification."""
+    async def inference_stats(self) -> shapes.InferenceStats:
+        """The shape of the original specification."""
         ...
 
     async def metrics(self) -> bytes:
         """For Prometheus (docs/metrics.md)."""
         ...
 
-    def stats(self) -> Answer:
-        """`{"agents", "requests", "tokens_in", "tokens_out", "pauses", "wakes", "wake_ms", "errors"}`."""
+    def stats(self) -> shapes.Stats:
+        """Counts of all time, and since this daemon started."""
         ...
 
-    def access(self) -> Answer:
-        """How an operator reaches the model through Hive: `{"openai_base_url", "ollama_host", "token"}`."""
+    def access(self) -> shapes.Access:
+        """How an operator reaches the model through Hive. LinkLost before the proxy has said its ports."""
         ...
 
-    async def shutdown(self, actor: str) -> Answer:
-        """Ingress refuses from now on, every agent is stopped: `{"stopped": [name, …], "failed": [name, …]}`."""
+    async def queue(self) -> shapes.Queue:
+        """Raises LinkLost without a proxy."""
+        ...
+
+    async def request(self, request_id: str) -> shapes.RequestView:
+        """One request, under way or ended. Raises NotFound."""
+        ...
+
+    async def cancel_request(self, request_id: str) -> shapes.CancelledRequest:
+        """Its client gets an error, or a stream that is cut. Raises NotFound where it is not under way, LinkLost."""
+        ...
+
+    def config(self) -> shapes.Config: ...
+
+    async def change_config(self, changes: Mapping[str, Any], actor: str) -> shapes.Config:
+        """All of them or none, text or value by `section.key`, None takes one back. Raises BadRequest, WrongState."""
+        ...
+
+    async def shutdown(self, actor: str) -> shapes.Shutdown:
+        """Ingress refuses from now on, every agent is stopped."""
         ...
 
     def meant(self, ref: str) -> tuple[str, str]:
@@ -176,15 +209,35 @@ class Desk(Protocol):
         """What somebody ordered, and how it ended: in the audit table when this returns."""
         ...
 
-    async def audit(self, asked: Filter, limit: int) -> Answer:
-        """`{"rows": [{"id", "at", "actor", "act", "target", …}], "next": id or None}`, the newest first. `next`: what
-        `before` is for the rows that follow."""
+    async def audit(self, asked: Filter, limit: int) -> shapes.AuditPage:
+        """The newest first, at most `limit`."""
         ...
 
-    async def past_events(self, limit: int) -> list[Answer]:
-        """The last `limit` events, oldest first: `{"at", "kind", "agent", "name", "from", "to", "reason", …}`."""
+    def once_known(self, ref: str) -> str:
+        """An agent's id; one that was removed has no name any more. Raises NotFound."""
         ...
 
-    def subscribe(self) -> AbstractContextManager[AsyncIterator[Answer]]:
+    async def past_events(self, limit: int, agent: str = "") -> list[Event]:
+        """The last `limit` events, oldest first, of the agent with this id alone where one is named.
+
+        `{"at", "kind", "agent", "name", "from", "to", "reason", …}`.
+        """
+        ...
+
+    def subscribe(self) -> AbstractContextManager[AsyncIterator[Event]]:
         """Events from now on (`feed.Events.subscribe` is one)."""
+        ...
+
+    async def api_tokens(self, *, also_dead: bool) -> shapes_tokens.ApiTokens:
+        """`{"tokens": [{"id", "name", "role", "state", "created_by", …}]}`, without what they are."""
+        ...
+
+    async def create_api_token(
+        self, name: str, role: Role, expires_in_s: float | None, actor: str
+    ) -> shapes_tokens.NewApiToken:
+        """One of these, and `token`, which nobody can be told again. WrongState where the name is taken."""
+        ...
+
+    async def revoke_api_token(self, ref: str, actor: str) -> shapes_tokens.ApiToken:
+        """By id or name; it is good no longer, and answers that are open to it end. NotFound, WrongState."""
         ...

@@ -6,7 +6,8 @@ import asyncio
 import secrets
 import sqlite3
 import time
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,9 +16,27 @@ from hive.agents.spec import changed_fields
 from hive.agents.starting import HIVE
 from hive.agents.tokens import TokenKind
 from hive.agents.turns import outcome_of
-from hive.control import views
+from hive.control import shapes, views
+from hive.control.lookout import Lookout
 from hive.control.overview import Overview
+from hive.control.parts import Parts
+from hive.control.shapes_agents import (
+    AgentChanges,
+    AgentUsage,
+    AgentView,
+    Applied,
+    MessageDropped,
+    MessageList,
+    MessageOf,
+    OfAgent,
+    Removed,
+    ScheduleCancelled,
+    ScheduleList,
+    ScheduleOf,
+    Tokens,
+)
 from hive.control.tail import Output
+from hive.control.token_desk import TokenDesk
 from hive.control.uids import uids_in_use
 from hive.domain import ALIVE, Agent, AgentSpec, Isolation
 from hive.errors import HiveError, LinkLost, WrongState
@@ -25,7 +44,6 @@ from hive.link.messages import Leaving, Stat
 from hive.store import agents as agents_store
 from hive.store import usage
 
-Answer = dict[str, Any]
 VIEWS_AT_ONCE = 200
 """Shown before others have their turn: some 5 ms."""
 FREEZERS = {"signals": "signal"}
@@ -43,14 +61,34 @@ class Seen(NamedTuple):
     next_times: dict[str, float]
 
 
-class FrontDesk(Overview):
+class FrontDesk(TokenDesk, Overview):
     """See `hive.control.desk.Desk`."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._lookout = Lookout(parts, self._stats)
 
     # agents -------------------------------------------------------------------------------------------------------
 
-    async def views(self) -> list[Answer]:
+    async def views(self) -> list[AgentView]:
         lives = sorted(self._parts.roster, key=lambda life: life.agent.name)
-        seen = await self._look([])
+        return await self._all_shown(lives, await self._look([]))
+
+    async def changes(self, since: str, fresh: Collection[str]) -> AgentChanges:
+        changed, stats = await self._lookout.look(since, fresh)
+        named = {*changed.there, *fresh}
+        waiting = await outcome_of(self._parts.courier.waiting([] if changed.is_whole else named)) if named else {}
+        seen = Seen(stats, None if isinstance(waiting, HiveError) else waiting, self._parts.scheduler.next_times())
+        found = [life for agent in named if (life := self._parts.roster.get(agent)) is not None]
+        found.sort(key=lambda life: life.agent.name)
+        return {
+            "agents": await self._all_shown(found, seen),
+            "gone": changed.gone,
+            "cursor": changed.cursor,
+            "is_whole": changed.is_whole,
+        }
+
+    async def _all_shown(self, lives: Iterable[Life], seen: Seen) -> list[AgentView]:
         shown = []
         for life in lives:
             shown.append(self._view(life, seen))
@@ -58,10 +96,10 @@ class FrontDesk(Overview):
                 await asyncio.sleep(0)
         return shown
 
-    async def view(self, ref: str) -> Answer:
+    async def view(self, ref: str) -> AgentView:
         return await self._shown(self._parts.roster.find(ref))
 
-    async def create(self, spec: AgentSpec, actor: str) -> Answer:
+    async def create(self, spec: AgentSpec, actor: str) -> AgentView:
         """Recorded and started. What cannot be started is not left behind."""
         life = await self._register(spec, actor)
         try:
@@ -71,11 +109,11 @@ class FrontDesk(Overview):
             raise
         return await self._shown(life)
 
-    async def apply(self, spec: AgentSpec, actor: str, *, dry_run: bool = False) -> Answer:
+    async def apply(self, spec: AgentSpec, actor: str, *, dry_run: bool = False) -> Applied:
         """Recorded; a new agent is not started, one that lives goes on as it was started."""
         life = self._parts.roster.named(spec.name)
         before = None if life is None else life.agent.spec
-        answer: Answer = {
+        answer: Applied = {
             "agent": None,
             "created": life is None,
             "changed": [] if before is None else changed_fields(before, spec),
@@ -99,50 +137,47 @@ class FrontDesk(Overview):
         detail = {"name": spec.name, "changed": changed}
         self._parts.journal.note("agent.changed", target=life.agent.id, actor=actor, detail=detail)
 
-    async def start(self, ref: str, actor: str) -> Answer:
+    async def start(self, ref: str, actor: str) -> AgentView:
         life = self._parts.roster.find(ref)
         await life.start(actor)
         return await self._shown(life)
 
-    async def stop(self, ref: str, actor: str) -> Answer:
+    async def stop(self, ref: str, actor: str) -> AgentView:
         life = self._parts.roster.find(ref)
         await life.stop(actor)
         return await self._shown(life)
 
-    async def restart(self, ref: str, actor: str) -> Answer:
+    async def restart(self, ref: str, actor: str) -> AgentView:
         life = self._parts.roster.find(ref)
         await life.restart(actor)
         return await self._shown(life)
 
-    async def resume(self, ref: str, actor: str) -> Answer:
+    async def resume(self, ref: str, actor: str) -> AgentView:
         life = self._parts.roster.find(ref)
         await life.resume(actor)
         return await self._shown(life)
 
-    async def pause(self, ref: str, *, timeout_s: float, now: bool, deep: bool = False, actor: str) -> Answer:
+    async def pause(self, ref: str, *, timeout_s: float, now: bool, deep: bool = False, actor: str) -> AgentView:
         life = self._parts.roster.find(ref)
         await life.pause(timeout_s=timeout_s, now=now, deep=deep, actor=actor)
         return await self._shown(life)
 
-    async def keep_awake(self, ref: str, for_s: float, actor: str) -> Answer:
+    async def keep_awake(self, ref: str, for_s: float, actor: str) -> AgentView:
         life = self._parts.roster.find(ref)
         await life.keep_awake(time.time() + for_s if for_s else None, actor)
         return await self._shown(life)
 
-    async def remove(self, ref: str, actor: str) -> Answer:
+    async def remove(self, ref: str, actor: str) -> Removed:
         life = self._parts.roster.find(ref)
         await self._remove(life, actor)
         return {"removed": life.agent.id, "name": life.agent.name}
 
-    async def shutdown(self, actor: str) -> Answer:
-        """Hive is going down: ingress refuses, every agent is stopped, and comes back with Hive if its spec says so.
-
-        `{"stopped": [name, …], "failed": [name, …]}`
-        """
+    async def shutdown(self, actor: str) -> shapes.Shutdown:
+        """Hive is going down: ingress refuses, every agent is stopped, and comes back with Hive if its spec says so."""
         self._parts.gates.say(Leaving())
         lives = list(self._parts.roster)
         ends = await asyncio.gather(*(outcome_of(life.stop(actor, by=HIVE)) for life in lives))
-        told: Answer = {"stopped": [], "failed": []}
+        told: shapes.Shutdown = {"stopped": [], "failed": []}
         for life, end in zip(lives, ends, strict=True):
             told["failed" if isinstance(end, HiveError) else "stopped"].append(life.agent.name)
         return told
@@ -191,7 +226,7 @@ class FrontDesk(Overview):
         detail = {"name": life.agent.name}
         self._parts.journal.note("agent.removed", target=life.agent.id, actor=actor, detail=detail)
 
-    async def _shown(self, life: Life) -> Answer:
+    async def _shown(self, life: Life) -> AgentView:
         return self._view(life, await self._look([life.agent.id]))
 
     async def _look(self, agents: list[str]) -> Seen:
@@ -211,7 +246,7 @@ class FrontDesk(Overview):
             self._freezer = FREEZERS.get(stat.freezer, stat.freezer) or self._freezer
         return stats
 
-    def _view(self, life: Life, seen: Seen) -> Answer:
+    def _view(self, life: Life, seen: Seen) -> AgentView:
         agent = life.agent.id
         stat = None if seen.stats is None else seen.stats.get(agent, Stat(state="gone"))
         verdict = self._parts.sleeper.verdict(life)
@@ -230,44 +265,44 @@ class FrontDesk(Overview):
 
     # messages and schedules ---------------------------------------------------------------------------------------
 
-    async def send(self, ref: str, text: str, actor: str) -> Answer:
+    async def send(self, ref: str, text: str, actor: str) -> MessageOf:
         life = self._parts.roster.find(ref)
         message = await self._parts.courier.send(life, text, actor)
         return {**_of(life), **views.message_view(message)}
 
-    async def messages(self, ref: str) -> Answer:
+    async def messages(self, ref: str) -> MessageList:
         life = self._parts.roster.find(ref)
         found, why = await self._parts.courier.undelivered(life)
         return {**_of(life), "why": why, "messages": [views.message_view(message) for message in found]}
 
-    async def message(self, ref: str, message_id: str, *, wait_s: float) -> Answer:
+    async def message(self, ref: str, message_id: str, *, wait_s: float) -> MessageOf:
         life = self._parts.roster.find(ref)
         found = await self._parts.courier.get(life, message_id, within_s=wait_s)
         return {**_of(life), **views.message_view(found)}
 
-    async def drop_message(self, ref: str, message_id: str, actor: str) -> Answer:
+    async def drop_message(self, ref: str, message_id: str, actor: str) -> MessageDropped:
         life = self._parts.roster.find(ref)
         dropped = await self._parts.courier.drop(life, message_id, actor)
         return {"dropped": dropped.id, "name": life.agent.name}
 
-    async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> Answer:
+    async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> ScheduleOf:
         life, zone = self._parts.roster.find(ref), self._parts.scheduler.zone()
         added = await self._parts.scheduler.add(life, when, every, note, actor)
         return {**_of(life), **views.schedule_view(added, zone)}
 
-    def schedules(self, ref: str) -> Answer:
+    def schedules(self, ref: str) -> ScheduleList:
         life, zone = self._parts.roster.find(ref), self._parts.scheduler.zone()
         found = self._parts.scheduler.of(life.agent.id)
         return {**_of(life), "schedules": [views.schedule_view(schedule, zone) for schedule in found]}
 
-    async def cancel_schedule(self, ref: str, schedule_id: int, actor: str) -> Answer:
+    async def cancel_schedule(self, ref: str, schedule_id: int, actor: str) -> ScheduleCancelled:
         life = self._parts.roster.find(ref)
         cancelled = await self._parts.scheduler.cancel(life, schedule_id, actor)
         return {"cancelled": cancelled.id, "name": life.agent.name}
 
     # what belongs to an agent -------------------------------------------------------------------------------------
 
-    def tokens(self, ref: str) -> Answer:
+    def tokens(self, ref: str) -> Tokens:
         agent = self._parts.roster.find(ref).agent
         return views.tokens_view(
             agent.name,
@@ -286,14 +321,14 @@ class FrontDesk(Overview):
         unit = "" if can is None else can.journal.format(agent.id)
         return Output(self._parts.paths.log(agent.id), unit)
 
-    async def agent_usage(self, ref: str, period_s: float, period: str, limit: int) -> Answer:
+    async def agent_usage(self, ref: str, period_s: float, period: str, limit: int) -> AgentUsage:
         agent, since = self._parts.roster.find(ref).agent.id, time.time() - period_s
         found: usage.AgentUsage = await self._parts.database.read(
             lambda conn: usage.agent_usage(conn, agent, since=since, period=period, limit=limit)
         )
-        answer: Answer = msgspec.to_builtins(found)
+        answer: AgentUsage = msgspec.to_builtins(found)
         return answer
 
 
-def _of(life: Life) -> Answer:
-    return {"agent": life.agent.id, "name": life.agent.name, "status": str(life.status)}
+def _of(life: Life) -> OfAgent:
+    return {"agent": life.agent.id, "name": life.agent.name, "status": life.status}

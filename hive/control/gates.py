@@ -13,6 +13,7 @@ from hive.domain import Agent
 from hive.errors import HiveError, LinkLost
 from hive.host.accounts import Accounts
 from hive.link.link import Link, Reply, failed
+from hive.link.message import Message
 from hive.link.messages import (
     PROTOCOL,
     Activities,
@@ -29,7 +30,6 @@ from hive.link.messages import (
     DaemonTable,
     Drained,
     Hello,
-    Message,
     Open,
     ProxyTable,
     Quiet,
@@ -37,6 +37,7 @@ from hive.link.messages import (
     StillClosed,
     Wake,
 )
+from hive.link.requests import AskQueue, CancelRequest, QueueIs
 from hive.link.server import LinkServer
 
 log = logging.getLogger("hive.daemon")
@@ -155,6 +156,17 @@ class ProxyGates:
         message = CloseBackend(towards=towards, drain_s=drain_s, wait_s=wait_s)
         answer = await self._ask(message, timeout_s=drain_s + ANSWER_S)
         return answer.cut if isinstance(answer, Drained) else 0
+
+    async def queue(self) -> QueueIs:
+        """Who waits for the model and who runs. Raises LinkLost, TimedOut."""
+        answer = await self._ask(AskQueue())
+        if not isinstance(answer, QueueIs):
+            raise HiveError(f"the proxy answered {type(answer).__name__}")
+        return answer
+
+    async def cancel(self, request_id: str) -> None:
+        """Ends a request that is under way. Raises NotFound, LinkLost, TimedOut."""
+        await self._ask(CancelRequest(id=request_id))
 
     async def _ask(self, message: Message, *, timeout_s: float = ANSWER_S) -> Message:
         if self._link is None:

@@ -8,10 +8,11 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
+from hive.control import shapes
 from hive.control.journal import Journal
 from hive.store import jobs
 from hive.store.database import Database
@@ -122,22 +123,22 @@ class Jobs:
         self._journal.note(act, target=job.id, actor=job.actor, detail=detail)
 
 
-def view(job: Job, now: float) -> dict[str, Any]:
+def view(job: Job, now: float) -> shapes.Job:
     """A job as the API shows it. `eta_s`: seconds until it will probably end; `step`: what is being done, in a word.
 
     >>> job = Job(id="j", kind="k", plan={"step": "stop"}, eta_s=30.0, actor="a", created_at=100.0, updated_at=101.0)
-    >>> [view(job, 110.0)[key] for key in ("id", "state", "step", "eta_s", "error")]
-    ['j', 'running', 'stop', 20.0, None]
+    >>> [view(job, 110.0)[key] for key in ("id", "step", "eta_s", "error")]
+    ['j', 'stop', 20.0, None]
     """
     return {
         "id": job.id,
         "kind": job.kind,
-        "state": str(job.state),
+        "state": job.state,
         "step": job.plan.get("step", ""),
         "progress": job.progress,
         "eta_s": None if job.eta_s is None or job.ended else max(0.0, job.created_at + job.eta_s - now),
         "result": job.result,
-        "error": job.error,
+        "error": cast(shapes.JobError | None, job.error),
         "actor": job.actor,
         "created_at": job.created_at,
         "updated_at": job.updated_at,

@@ -14,7 +14,8 @@ from hive.agents.turns import outcome_of
 from hive.control.feed import Event, Events, Feed
 from hive.domain import Agent, AgentStatus
 from hive.errors import HiveError
-from hive.store import anchors, audit
+from hive.store import acts, anchors, audit, explain
+from hive.store.acts import acts_of
 from hive.store.anchors import anchors_of
 from hive.store.audit import AuditRow, Entry, Filter
 from hive.store.chain import START, Head
@@ -29,6 +30,8 @@ UNWRITTEN_MAX = 10_000
 """Rows kept while the disk is full; beyond it the oldest are gone."""
 
 PRUNE_S = 3600.0
+WRITE_S = 5.0
+"""So long a row that nothing else takes along may wait, and so long an act of the `hive` command."""
 
 ANCHOR_EVERY = 100
 """Rows between two heads of the chain that are noted outside the database."""
@@ -78,7 +81,7 @@ class Journal:
     """`changed` and `note` never wait and never fail; rows are written with a record (`take`), by `record` or `flush`.
 
     The chain's head is noted in a file beside the database and in the log: every ANCHOR_EVERY rows, at the start and at
-    the end.
+    the end, and before the oldest rows go. What the `hive` command did without a daemon is taken in (hive.store.acts).
     """
 
     def __init__(self, database: Database, live: Live) -> None:
@@ -86,8 +89,14 @@ class Journal:
         self._live = live
         self._events = Events()
         self._unwritten: deque[AuditRow] = deque(maxlen=UNWRITTEN_MAX)
+        self._acts = acts_of(database.path)
         self._anchors = anchors_of(database.path)
         self._anchored = START
+        self._noting = asyncio.Lock()
+        """Held by who writes to the file of the anchors."""
+        self._taking_in = asyncio.Lock()
+        self._not_taken_in = ""
+        """Why, as the log has it."""
 
     def __repr__(self) -> str:
         return f"<Journal {len(self._unwritten)} unwritten>"
@@ -173,12 +182,25 @@ class Journal:
         except OSError as error:
             log.error("audit_heads_unreadable path=%s error=%s", self._anchors, error.strerror or error)
             return
-        last = noted.heads[-1] if noted.heads else START
+        last = max(noted.heads, default=START)
         if not await self._database.read(lambda conn: audit.has(conn, last)):
             log.error("audit_not_as_noted head=%d:%s: hive audit verify names the first row that is wrong", *last)
+        if not noted.heads:
+            await self._begin_noting(head)
         self._anchored = last
         if head.id and head != last:
             await self._anchor(head)
+        await self._take_in()
+
+    async def _begin_noting(self, head: Head) -> None:
+        """Nothing vouches for the rows there are: they are new, restored, an older Hive's, or the file was removed."""
+        begun_after = await self._database.read(audit.begun_after)
+        if head.id:
+            log.warning(
+                "audit_heads_begun path=%s head=%d: nothing vouches for the rows before", self._anchors, head.id
+            )
+        if begun_after != START:
+            await self._anchor(begun_after, is_beginning=True)
 
     async def close(self) -> None:
         """Writes what is unwritten, and notes the last row."""
@@ -188,23 +210,32 @@ class Journal:
         elif head != self._anchored:
             await self._anchor(head)
 
-    async def _anchor(self, head: Head) -> None:
+    async def _anchor(self, head: Head, *, is_beginning: bool = False) -> None:
         self._anchored = head
-        log.info("audit_head head=%d:%s", *head)
         try:
-            await asyncio.to_thread(anchors.append, self._anchors, head, now=time.time())
+            await self._note(head, is_beginning=is_beginning)
         except OSError as error:
             log.error("audit_head_not_noted path=%s error=%s", self._anchors, error.strerror or error)
 
+    async def _note(self, head: Head, *, is_beginning: bool) -> None:
+        """Raises OSError where the file does not take it; the log has it."""
+        log.info("audit_head head=%d:%s%s", *head, " pruned=yes" if is_beginning else "")
+        async with self._noting:
+            await asyncio.to_thread(anchors.append, self._anchors, head, now=time.time(), is_beginning=is_beginning)
+
     async def page(self, asked: Filter, limit: int) -> list[Entry]:
         """Rows, the newest first; also those that are just being written. Raises as `Database.read`."""
+        await self._take_in()
         with contextlib.suppress(HiveError):
             await self.flush()
         found: list[Entry] = await self._database.read(lambda conn: audit.page(conn, asked, limit))
         return found
 
     async def run(self) -> None:
-        """Prunes the table now and every hour, until cancelled."""
+        """Writes what waits every few seconds, and prunes the table now and every hour, until cancelled."""
+        await asyncio.gather(self._prune_always(), self._write_always())
+
+    async def _prune_always(self) -> None:
         while True:
             if isinstance(pruned := await outcome_of(self.prune()), HiveError):
                 log.warning("audit_not_pruned error=%s", pruned.message)
@@ -212,18 +243,60 @@ class Journal:
                 log.info("audit_pruned rows=%d", pruned)
             await asyncio.sleep(PRUNE_S)
 
+    async def _write_always(self) -> None:
+        while True:
+            await asyncio.sleep(WRITE_S)
+            if self._unwritten:
+                await outcome_of(self.flush())  # where it fails, all else that is written fails too, and says so
+            await self._take_in()
+
+    async def _take_in(self) -> None:
+        """What the `hive` command noted becomes rows; where that fails, it waits on."""
+        if not self._acts.exists():
+            return
+        async with self._taking_in:
+            try:
+                found = await asyncio.to_thread(acts.read, self._acts)
+                head = await self._database.write(lambda conn: acts.take_in(conn, found, now=time.time()))
+                await asyncio.to_thread(acts.remove, self._acts, found)
+            except (OSError, HiveError) as error:
+                if str(error) != self._not_taken_in:
+                    log.warning("acts_not_taken_in path=%s error=%s", self._acts, error)
+                self._not_taken_in = str(error)
+                return
+        self._not_taken_in = ""
+        if head is not None:
+            self.wrote(head)
+
     async def prune(self) -> int:
-        """How many of its oldest rows were deleted (audit.py says which). Raises as `Database.write`."""
+        """How many of its oldest rows were deleted (audit.py says which). Raises as `Database.write`, StoreFull."""
         now, pruned = time.time(), 0
-        while rows := await self._database.write(lambda conn: audit.prune(conn, now=now)):
-            pruned += rows
+        before: Head = await self._database.read(audit.begun_after)
+        while (to := await self._database.write(lambda conn: audit.prunable(conn, now=now))) is not None:
+            try:
+                # Before they go: a beginning that nobody noted is taken for a forged one.
+                await self._note(to, is_beginning=True)
+            except OSError as error:
+                raise explain.os_error(error, self._anchors) from error
+            pruned += await self._database.write(lambda conn, to=to: audit.prune(conn, to, now=now))  # type: ignore[misc]
+        if pruned:
+            await self._forget_heads(before)
         return pruned
 
-    async def past(self, limit: int) -> list[Event]:
-        """The last `limit` events, oldest first; also those that are just being written. Raises as `Database.read`."""
+    async def _forget_heads(self, before: Head) -> None:
+        """Those of rows that were gone before this round: who verifies meanwhile may look for those that go now."""
+        try:
+            async with self._noting:
+                await asyncio.to_thread(anchors.keep_from, self._anchors, before.id)
+        except OSError as error:
+            log.info("audit_heads_kept path=%s error=%s", self._anchors, error.strerror or error)
+
+    async def past(self, limit: int, agent: str = "") -> list[Event]:
+        """The last `limit` events, oldest first, of this agent alone where one is named (by id); also those that are
+        just being written. Raises as `Database.read`."""
         with contextlib.suppress(HiveError):  # a full disk hides what it could not take, and nothing else
             await self.flush()
-        rows: list[AuditRow] = await self._database.read(lambda conn: audit.tail(conn, limit))
+        rows: list[AuditRow] = await self._database.read(lambda conn: audit.tail(conn, limit, agent))
         return [event_of(row) for row in rows]
 
     def subscribe(self) -> Feed:

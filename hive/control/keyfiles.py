@@ -1,4 +1,4 @@
-"""The two secrets of a box, each in a file of its own: made once, 0600, never overwritten, never logged."""
+"""The secrets of a box: two in a file of their own each, made once, 0600, never overwritten; none is ever logged."""
 
 from __future__ import annotations
 
@@ -42,12 +42,27 @@ def internal_token(path: Path, env: Mapping[str, str]) -> str:
     given = credential("internal-token", env)
     if given is None:
         given = env.get(INTERNAL_TOKEN, "").encode() or _kept(path, _new_token)
+    is_set = bool(env.get(INTERNAL_TOKEN))
+    return _checked(
+        given,
+        where=INTERNAL_TOKEN if is_set else str(path),
+        hint="set another, or unset it" if is_set else "remove it: a new one is made",
+    )
+
+
+def api_token(env: Mapping[str, str]) -> str | None:
+    """The first administrator's token at the API on TCP, which an installed Hive is handed. Raises ConfigError."""
+    given = credential("api-token", env)
+    if given is None:
+        return None
+    return _checked(given, where="the credential api-token", hint="sudo hive secrets rotate api-token")
+
+
+def _checked(given: bytes, *, where: str, hint: str) -> str:
     token = given.decode("ascii", "replace").strip()
     if len(token) < TOKEN_MIN or not token.isascii() or not token.isprintable() or " " in token:
-        where = INTERNAL_TOKEN if env.get(INTERNAL_TOKEN) else str(path)
         raise ConfigError(
-            f"{where} is no token: at least {TOKEN_MIN} printable ASCII characters without spaces",
-            hint="set another, or unset it" if env.get(INTERNAL_TOKEN) else "remove it: a new one is made",
+            f"{where} is no token: at least {TOKEN_MIN} printable ASCII characters without spaces", hint=hint
         )
     return token
 

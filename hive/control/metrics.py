@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from hive import __version__
 from hive.agents.roster import Roster
-from hive.agents.sleeper import Sleeper
 from hive.agents.turns import outcome_of
 from hive.control.elsewhere import WithElsewhere
 from hive.control.gates import ProxyGates
@@ -29,6 +28,7 @@ from hive.host import memory
 from hive.host.gpu_memory import Gpus
 from hive.host.memory import Zram
 from hive.host.nvml import GpuState, Seen
+from hive.link.messages import Activity
 from hive.store.database import Database
 from hive.store.live import Live
 
@@ -38,8 +38,10 @@ TABLE = (
     Row("agents", Kind.GAUGE, ("status", "depth"), "Agents by status and by how deep they sleep."),
     Row("requests", Kind.COUNTER, (), "Requests that ended, of all time."),
     Row("tokens", Kind.COUNTER, ("direction",), "Their tokens, `in` and `out`, as far as known."),
-    Row("requests_in_flight", Kind.GAUGE, (), "Requests begun and not ended."),
+    Row("requests_in_flight", Kind.GAUGE, (), "Requests of agents that began and have not ended."),
     Row("requests_parked", Kind.GAUGE, (), "Requests that wait for their agent to wake."),
+    Row("queue_waiting", Kind.GAUGE, (), "Requests that wait for their turn at the inference server."),
+    Row("queue_running", Kind.GAUGE, (), "Requests whose turn it is."),
     Row("wakes", Kind.COUNTER, ("cause", "depth"), "Wakes by what caused them and by where the agent slept."),
     Row("wake_duration_seconds", Kind.HISTOGRAM, ("cause",), "From the first ask to the open gate."),
     Row("pauses", Kind.COUNTER, (), "Times an agent was put to sleep."),
@@ -62,6 +64,16 @@ TABLE = (
     Row("usage_lost", Kind.COUNTER, (), "Usage events that are known to be lost."),
 )
 ROWS = {row.name: row for row in TABLE}
+ANSWER_S = 4.0
+"""Prometheus waits 10 s for a scrape (scrape_timeout): one part that hangs must not take away all the rest."""
+WRITTEN_S = 2.0
+"""A database that takes no write within this is none that anybody can use."""
+ALWAYS_TOLD = (
+    *((status, SleepDepth.AWAKE) for status in AgentStatus if status is not AgentStatus.PAUSED),
+    (AgentStatus.PAUSED, SleepDepth.LIGHT),
+    (AgentStatus.PAUSED, SleepDepth.DEEP),
+)
+"""Told as 0 where no agent is so: a series that comes and goes cannot be added up."""
 
 Found = TypeVar("Found")
 
@@ -72,7 +84,6 @@ class Scraper:
 
     started_at: float
     roster: Roster
-    sleeper: Sleeper
     counters: Counters
     helper: WithElsewhere
     gates: ProxyGates
@@ -85,44 +96,70 @@ class Scraper:
     async def scrape(self) -> bytes:
         """The exposition: tens of milliseconds, seconds where a part hangs."""
         paused = [life.agent.id for life in self.roster if life.status is AgentStatus.PAUSED]
-        gpus, stats, waiting, oldest_at, is_read, _ = await asyncio.gather(
-            self.gpus.seen(),
-            _told(self.helper.stat([])),
-            _told(self.live.usage_length()),
-            _told(self.live.oldest_usage_at()),
-            _told(self.database.read(lambda conn: conn.execute("SELECT 1").fetchone())),
-            self.sleeper.look(),
+        (gpus, stats, queue, activity), (waiting, oldest_at, is_sound) = await asyncio.gather(
+            asyncio.gather(
+                self.gpus.seen(), _told(self.helper.stat([])), _told(self.gates.queue()), _told(self.gates.activity())
+            ),
+            asyncio.gather(
+                _told(self.live.usage_length()), _told(self.live.oldest_usage_at()), self._is_database_sound()
+            ),
         )
         swapped = None if stats is None else sum(stats[agent].swap_bytes for agent in paused if agent in stats)
         values: dict[str, Values | None] = {
-            **self._agents(),
+            "agents": self._agents(),
+            **self._requests(activity),
             **self.counters.metrics(),
-            **self._parts(is_read=is_read is not None),
+            **self._parts(),
+            "up": {
+                ("proxy",): float(activity is not None),
+                ("helper",): float(stats is not None and self.helper.connected),
+                ("redis",): float(self.live.up),
+                ("database",): float(is_sound),
+            },
             **gpu_values(gpus),
             "agents_memory_bytes": None if stats is None else self._memory({a: s.rss_bytes for a, s in stats.items()}),
             "agents_swapped_bytes": _just(swapped),
             "sleep_saved_bytes": _just(None if swapped is None else saved_bytes(swapped, memory.read_zrams())),
+            "queue_waiting": _just(None if queue is None else queue.queue.waiting),
+            "queue_running": _just(None if queue is None else queue.queue.running),
             "usage_waiting": _just(waiting),
             "usage_lag_seconds": _just(None if waiting is None else max(0.0, time.time() - (oldest_at or time.time()))),
         }
         return exposition(values)
 
-    def _agents(self) -> dict[str, Values | None]:
+    def _agents(self) -> Values:
         found: Counter[tuple[str, ...]] = Counter((str(life.status), str(life.agent.depth)) for life in self.roster)
-        seen = [self.sleeper.activity(life.agent.id) for life in self.roster]
+        return {**{(str(status), str(depth)): 0 for status, depth in ALWAYS_TOLD}, **found}
+
+    def _requests(self, activity: dict[str, Activity] | None) -> dict[str, Values | None]:
+        """`activity`: what the proxy sees, None where it cannot be asked."""
+        if activity is None:
+            return {"requests_in_flight": None, "requests_parked": None}
+        seen = [activity.get(life.agent.id, Activity()) for life in self.roster]
         return {
-            "agents": {**{(str(status), str(SleepDepth.AWAKE)): 0 for status in AgentStatus}, **found},
-            "requests_in_flight": _just(sum(activity.in_flight for activity in seen)),
-            "requests_parked": _just(sum(activity.parked for activity in seen)),
+            "requests_in_flight": _just(sum(one.in_flight for one in seen)),
+            "requests_parked": _just(sum(one.parked for one in seen)),
         }
 
     def _memory(self, rss_bytes: dict[str, int]) -> Values:
-        held: Counter[tuple[str, ...]] = Counter()
+        held: Counter[tuple[str, ...]] = Counter(
+            {(str(status),): 0 for status in (AgentStatus.RUNNING, AgentStatus.PAUSED)}
+        )
         for life in self.roster:
             held[(str(life.status),)] += rss_bytes.get(life.agent.id, 0)
         return held
 
-    def _parts(self, *, is_read: bool) -> dict[str, Values | None]:
+    async def _is_database_sound(self) -> bool:
+        """Whether it can be read, and written: a transaction without a change, which touches no disk."""
+        try:
+            async with asyncio.timeout(WRITTEN_S):
+                await self.database.read(lambda conn: conn.execute("SELECT 1").fetchone())
+                await self.database.write(lambda _: None)
+        except (HiveError, TimeoutError):
+            return False
+        return not self.consumer.degraded
+
+    def _parts(self) -> dict[str, Values | None]:
         backend = self.world.backend
         kind = "" if backend is None else str(backend.kind)
         return {
@@ -130,12 +167,6 @@ class Scraper:
             "start_time_seconds": _just(self.started_at),
             "backend_up": {(kind,): float(backend is not None and backend.up)},
             "backend_slots": None if backend is None or backend.slots is None else {(kind,): backend.slots},
-            "up": {
-                ("proxy",): float(self.gates.session is not None),
-                ("helper",): float(self.helper.connected),
-                ("redis",): float(self.live.up),
-                ("database",): float(is_read and self.database.is_writing and not self.consumer.degraded),
-            },
             "usage_lost": _just(self.consumer.lost),
         }
 
@@ -204,6 +235,10 @@ def _just(value: float | None) -> Values | None:
 
 
 async def _told(asked: Coroutine[Any, Any, Found]) -> Found | None:
-    """None where whoever knows cannot be asked."""
-    found = await outcome_of(asked)
+    """None where whoever knows cannot be asked, or does not answer in time."""
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            found = await outcome_of(asked)
+    except TimeoutError:
+        return None
     return None if isinstance(found, HiveError) else found

@@ -14,15 +14,21 @@ Result = TypeVar("Result")
 
 NAME_MAX = 200
 """Characters of what somebody named, and of what was wrong with it, that are kept."""
+CUT_SHORT = "cut_short"
+"""The outcome of an order that ended without an answer: the daemon left meanwhile."""
 
 
 class Order(NamedTuple):
-    """`act`: as `pause`. `path`: what the path names, `ref` an agent. `about`: what more is known once it has ended."""
+    """`act`: as `pause`. `path`: what the path names, `ref` an agent. `about`: what more is known once it has ended.
+
+    `origin`: `socket`, or `tcp:` and the address it came from.
+    """
 
     act: str
     actor: str
     path: Mapping[str, str]
     about: Mapping[str, Any]
+    origin: str = "socket"
 
 
 async def carried_out(desk: Desk, order: Order, work: Awaitable[Result]) -> Result:
@@ -30,9 +36,11 @@ async def carried_out(desk: Desk, order: Order, work: Awaitable[Result]) -> Resu
     named = {name: text[:NAME_MAX] for name, text in order.path.items()}
     target, name = desk.meant(named.pop("ref")) if "ref" in named else ("hive", "")
     detail: dict[str, Any] = {"name": name, **named} if name else {**named}
-    outcome = "ok"
+    outcome = CUT_SHORT
     try:
-        return await work
+        result = await work
+        outcome = "ok"
+        return result
     except Exception as error:
         outcome = error.code if isinstance(error, HiveError) else HiveError.code
         detail["error"] = str(error)[:NAME_MAX]
@@ -43,7 +51,7 @@ async def carried_out(desk: Desk, order: Order, work: Awaitable[Result]) -> Resu
             actor=order.actor,
             act=ORDER + order.act,
             target=target,
-            origin="socket",
+            origin=order.origin,
             outcome=outcome,
             detail=detail | dict(order.about),
         )

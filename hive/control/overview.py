@@ -8,15 +8,16 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager
-from typing import Any
 
 import msgspec
 
 from hive import __version__
-from hive.control import views
+from hive.control import shapes, views
+from hive.control.feed import Event
 from hive.control.jobs import view as job_view
 from hive.control.metrics import Scraper
 from hive.control.parts import Parts
+from hive.control.steering import Steering
 from hive.errors import LinkLost
 from hive.host import memory
 from hive.host.process import program_of
@@ -24,12 +25,10 @@ from hive.store import usage
 from hive.store.audit import AuditRow, Filter
 from hive.store.usage import By
 
-Answer = dict[str, Any]
 EVERYBODY = usage.Asked()
-COSTS = usage.Cost.__struct_fields__
 
 
-class Overview:
+class Overview(Steering):
     """See `hive.control.desk.Desk`."""
 
     def __init__(self, parts: Parts) -> None:
@@ -38,7 +37,7 @@ class Overview:
         self._lacking: dict[str, str] = {}
         """Agent → what of its limits is not enforced, as it was seen last."""
 
-    def health(self) -> Answer:
+    def health(self) -> shapes.Health:
         parts, problems = self._parts, self._problems()
         backend = parts.world.backend
         return {
@@ -50,15 +49,16 @@ class Overview:
             "started_at": parts.started_at,
             "state_dir": str(parts.paths.state),
             "runtime_dir": str(parts.paths.runtime),
-            "isolation": str(parts.isolation),
+            "isolation": parts.isolation,
             "freezer": self._freezer,
             "limits": self._limits(),
-            "token_tracking": parts.settings.inference.token_tracking,
+            "token_tracking": parts.world.settings.inference.token_tracking,
             "proxy": {
                 "connected": parts.gates.session is not None,
                 "port": parts.gates.port,
                 "ingress_port": parts.gates.ingress_port,
             },
+            "api": {"listen": parts.api.address, "port": parts.api.port},
             "helper": {"connected": parts.helper.connected, "enabled": parts.settings.sandbox.enabled},
             "redis": {"up": parts.live.up, "at": str(parts.live.at), "why": parts.live.why_down},
             "usage": {"degraded": parts.consumer.degraded, "lost": parts.consumer.lost},
@@ -85,29 +85,28 @@ class Overview:
         )
         return [sentence for is_so, sentence in found if is_so]
 
-    async def usage(self, since_s: float, by: By = By.AGENT, of: usage.Asked = EVERYBODY) -> Answer:
-        agent = None if of.agent is None else self._once_known(of.agent)
+    async def usage(self, since_s: float, by: By = By.AGENT, of: usage.Asked = EVERYBODY) -> shapes.Usage:
+        agent = None if of.agent is None else self.once_known(of.agent)
         asked = msgspec.structs.replace(of, since=time.time() - since_s, agent=agent)
-        answer: Answer = {"token_tracking": self._parts.settings.inference.token_tracking, "by": str(by)}
+        tracked = self._parts.world.settings.inference.token_tracking
         if by is By.AGENT:
             found: usage.UsageSince = await self._parts.database.read(lambda conn: usage.usage_since(conn, asked))
-            return {**answer, **msgspec.to_builtins(found)}
+            return views.usage_view(tracked, found)
         costs: list[usage.GroupCost] = await self._parts.database.read(lambda conn: usage.usage_by(conn, by, asked))
-        shown = [{str(by): cost.key, **{name: getattr(cost, name) for name in COSTS}} for cost in costs]
-        return {**answer, f"{by}s": shown, "totals": msgspec.to_builtins(usage.total(costs))}
+        return views.grouped_usage_view(tracked, by, costs)
 
-    def _once_known(self, ref: str) -> str:
+    def once_known(self, ref: str) -> str:
         """An agent's id; one that was removed has no name any more. Raises NotFound."""
         return ref if re.fullmatch("[0-9a-f]{32}", ref) else self._parts.roster.find(ref).agent.id
 
     # the inference server -----------------------------------------------------------------------------------------
 
-    def inference(self) -> Answer:
+    def inference(self) -> shapes.Inference:
         shown = views.inference_view(self._parts.world.backend, self._parts.world.models, self._parts.settings)
         job = self._parts.switcher.job
         return {**shown, "switch": None if job is None else job_view(job, time.time())}
 
-    async def backends(self) -> Answer:
+    async def backends(self) -> shapes.Backends:
         active = self._parts.active.target
         found = await self._parts.switcher.listed()
         return {"backends": [views.choice_view(choice, in_use=choice.target == active) for choice in found]}
@@ -115,27 +114,27 @@ class Overview:
     async def backend_log(self, kind: str, lines: int) -> str:
         return await self._parts.switcher.log(kind, lines)
 
-    async def switch(self, backend: str, actor: str) -> Answer:
+    async def switch(self, backend: str, actor: str) -> shapes.Job:
         return job_view(await self._parts.switcher.begin(backend, actor), time.time())
 
-    async def job(self, job_id: str, *, wait_s: float) -> Answer:
+    async def job(self, job_id: str, *, wait_s: float) -> shapes.Job:
         return job_view(await self._parts.jobs.get(job_id, wait_s=wait_s), time.time())
 
-    async def jobs(self, limit: int) -> list[Answer]:
+    async def jobs(self, limit: int) -> list[shapes.Job]:
         return [job_view(job, time.time()) for job in await self._parts.jobs.recent(limit)]
 
-    async def cancel_job(self, job_id: str) -> Answer:
+    async def cancel_job(self, job_id: str) -> shapes.Job:
         return job_view(await self._parts.switcher.cancel(job_id), time.time())
 
     # the host -----------------------------------------------------------------------------------------------------
 
-    def memory(self) -> Answer:
+    def memory(self) -> shapes.Memory:
         return views.memory_view(memory.read_memory(), memory.read_pressure(), memory.read_zrams())
 
-    async def gpus(self) -> Answer:
+    async def gpus(self) -> shapes.Gpus:
         return views.gpus_view(await self._parts.gpus.seen(), program_of)
 
-    async def inference_stats(self) -> Answer:
+    async def inference_stats(self) -> shapes.InferenceStats:
         parts, now = self._parts, time.time()
         hour, day, gpus, _ = await asyncio.gather(
             parts.database.read(lambda conn: usage.spent_since(conn, now - 3600)),
@@ -158,7 +157,6 @@ class Overview:
         scraper = Scraper(
             started_at=parts.started_at,
             roster=parts.roster,
-            sleeper=parts.sleeper,
             counters=parts.counters,
             helper=parts.helper,
             gates=parts.gates,
@@ -170,10 +168,10 @@ class Overview:
         )
         return await scraper.scrape()
 
-    def stats(self) -> Answer:
+    def stats(self) -> shapes.Stats:
         return self._parts.counters.answer(len(self._parts.roster))
 
-    def access(self) -> Answer:
+    def access(self) -> shapes.Access:
         port, token = self._port(), self._parts.internal_token
         return {
             "openai_base_url": f"http://127.0.0.1:{port}/v1",
@@ -195,7 +193,7 @@ class Overview:
     async def ordered(self, row: AuditRow) -> None:
         await self._parts.journal.record(row)
 
-    async def audit(self, asked: Filter, limit: int) -> Answer:
+    async def audit(self, asked: Filter, limit: int) -> shapes.AuditPage:
         agent = tuple({word for ref in asked.agent for word in (ref, *self.meant(ref)) if word})
         found = await self._parts.journal.page(msgspec.structs.replace(asked, agent=agent), limit)
         return {
@@ -203,10 +201,10 @@ class Overview:
             "next": found[-1].id if len(found) == limit else None,
         }
 
-    async def past_events(self, limit: int) -> list[Answer]:
-        return await self._parts.journal.past(limit)
+    async def past_events(self, limit: int, agent: str = "") -> list[Event]:
+        return await self._parts.journal.past(limit, agent)
 
-    def subscribe(self) -> AbstractContextManager[AsyncIterator[Answer]]:
+    def subscribe(self) -> AbstractContextManager[AsyncIterator[Event]]:
         return self._parts.journal.subscribe()
 
 

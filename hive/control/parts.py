@@ -12,6 +12,9 @@ from hive.control.elsewhere import WithElsewhere
 from hive.control.gates import ProxyGates
 from hive.control.jobs import Jobs
 from hive.control.journal import Journal
+from hive.control.keyring import Keyring
+from hive.control.listening import Place
+from hive.control.runtime_config import RuntimeConfig
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
 from hive.control.stats import Counters
@@ -53,3 +56,6 @@ class Parts:
     switcher: Switcher
     jobs: Jobs
     gpus: Gpus
+    config: RuntimeConfig
+    keyring: Keyring
+    api: Place

@@ -3,7 +3,7 @@ are both made from these rows."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -17,10 +17,20 @@ Handler = Callable[[Request], Awaitable[Response]]
 TEXT, EVENTS, METRICS = "text/plain", "text/event-stream", "text/plain; version=0.0.4"
 
 
+class LeadsTo(NamedTuple):
+    """What can be asked next: the rows at `path` and below it. `by`: parameter of that path → where it stands in every
+    answer of success, as a JSON pointer."""
+
+    path: str
+    by: Mapping[str, str]
+
+
 class Row(NamedTuple):
     """`answer`: the type of what is answered as JSON, or a media type. `statuses`: those of success.
 
+    `says`: one sentence; what more there is to say is the docstring of the handler, whose name no other row has.
     `body`: the type of the body, None where none is read; `may_be_empty`: it has defaults for everything.
+    `errors`: statuses beyond those that follow from what kind of row it is (openapi.py).
     `is_secret`: it changes nothing, and is in the audit table all the same, because it hands out secrets.
     """
 
@@ -33,6 +43,8 @@ class Row(NamedTuple):
     body: Any = None
     query: tuple[Param, ...] = ()
     statuses: tuple[int, ...] = (200,)
+    errors: tuple[int, ...] = ()
+    leads_to: LeadsTo | None = None
     may_be_empty: bool = False
     is_secret: bool = False
 

@@ -1,4 +1,4 @@
-"""The API, listening: uvicorn on sockets of the daemon's, which knows who is at their other end."""
+"""The API, listening: one uvicorn on the daemon's unix socket and, where it is to, on TCP."""
 
 from __future__ import annotations
 
@@ -8,35 +8,48 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from hive.control.admission import Door
 from hive.control.api import build
+from hive.control.connections import Connection, Crowd
 from hive.control.desk import Desk
 from hive.host import accounts
 from hive.host.accounts import Accounts
-from hive.link.server import bind_private, groups_of, peer_of
+from hive.link.server import bind_private
 from hive.tasks import spawn
 
 STOP_S = 2.0
 """How long open answers may take to end when the server stops."""
 
 
+class Tcp(NamedTuple):
+    """A socket that listens (the server's from now on), and who is let in there."""
+
+    sock: socket.socket
+    door: Door
+
+
 class Server:
     """`close` ends it: streams end, answers under way get `STOP_S`."""
 
-    def __init__(self, desk: Desk, path: Path, people: Accounts, *, pause_timeout_s: float) -> None:
+    def __init__(self, desk: Desk, path: Path, people: Accounts, *, pause_timeout_s: float, tcp: Tcp | None) -> None:
         self._stopping = asyncio.Event()
         self._path = path
-        sock = bind_private(path, group=people.operators)
+        socks = [bind_private(path, group=people.operators)]
         self._inode = os.stat(path).st_ino
-        app = build(desk, people, pause_timeout_s=pause_timeout_s, stopping=self._stopping)
+        if tcp is not None:
+            socks.append(tcp.sock)
+        door = None if tcp is None else tcp.door
+        app = build(desk, people, door, pause_timeout_s=pause_timeout_s, stopping=self._stopping)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
-                http=_Protocol,
+                http=cast(Any, partial(Connection, crowd=Crowd())),
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -47,7 +60,7 @@ class Server:
                 timeout_graceful_shutdown=int(STOP_S),
             )
         )
-        self._serving = spawn(self._uvicorn.serve(sockets=[sock]), name="api")
+        self._serving = spawn(self._uvicorn.serve(sockets=socks), name="api")
 
     @property
     def is_serving(self) -> bool:
@@ -67,13 +80,20 @@ class Server:
         await self._serving
 
 
-async def serve(desk: Desk, path: Path, people: Accounts | None = None, *, pause_timeout_s: float = 30.0) -> Server:
-    """Serves the API on a unix socket at `path` in the running loop; returns when it accepts.
+async def serve(
+    desk: Desk,
+    path: Path,
+    people: Accounts | None = None,
+    *,
+    pause_timeout_s: float = 30.0,
+    tcp: Tcp | None = None,
+) -> Server:
+    """Serves the API on a unix socket at `path`, and on `tcp`, in the running loop; returns when it accepts.
 
     Without `people` only root and this process's own user are answered (mode 0600), with it their groups too (0660);
     everyone else gets 403. Raises OSError where it cannot bind.
     """
-    server = Server(desk, path, people or accounts.own(), pause_timeout_s=pause_timeout_s)
+    server = Server(desk, path, people or accounts.own(), pause_timeout_s=pause_timeout_s, tcp=tcp)
     await server.ready()
     return server
 
@@ -97,13 +117,3 @@ class _Uvicorn(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals belong to the daemon."""
         yield
-
-
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's scope shows no peer on unix sockets (seen with 0.54), so each connection notes its own."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        sock = transport.get_extra_info("socket")
-        _, uid, _ = peer_of(sock)
-        self.app_state = {**self.app_state, "peer_uid": uid, "peer_groups": groups_of(sock)}
-        super().connection_made(transport)

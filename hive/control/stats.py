@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
 from hive.agents.wake import WakeTimes
+from hive.control import shapes
 from hive.domain import Agent, SleepDepth, UsageEvent, WakeCause
 from hive.exposition import Histogram, Values
 from hive.store.usage import Cost
@@ -78,7 +78,7 @@ class Counters:
     def forget(self, agent: str) -> None:
         self._used.pop(agent, None)
 
-    def answer(self, agents: int) -> dict[str, Any]:
+    def answer(self, agents: int) -> shapes.Stats:
         """`GET /api/stats`. Requests and tokens of all time; pauses, wakes and errors (ends nobody asked for, failed
         starts) since the daemon started. Wake times are milliseconds from the first ask to the open gate, waiting for
         memory included; `wake_ms_from` has them by the depth the agent slept at."""
@@ -92,7 +92,8 @@ class Counters:
             "deep_sleeps": self._deep_sleeps,
             "wake_ms": _percentiles(self._wakes),
             "wake_ms_from": {
-                str(depth): {**_percentiles(times), "wakes": times.count} for depth, times in self._wakes_from.items()
+                "light": _from(self._wakes_from[SleepDepth.LIGHT]),
+                "deep": _from(self._wakes_from[SleepDepth.DEEP]),
             },
             "wake_causes": self._wakes.causes,
             "errors": self._errors,
@@ -111,5 +112,9 @@ class Counters:
         }
 
 
-def _percentiles(times: WakeTimes) -> dict[str, float | None]:
+def _from(times: WakeTimes) -> shapes.WakesFrom:
+    return {**_percentiles(times), "wakes": times.count}
+
+
+def _percentiles(times: WakeTimes) -> shapes.Percentiles:
     return {"p50": times.percentile(50), "p99": times.percentile(99)}

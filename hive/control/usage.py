@@ -16,9 +16,9 @@ import msgspec
 
 from hive.domain import UsageEvent
 from hive.errors import DependencyDown, HiveError
-from hive.store import usage
+from hive.store import rollups, usage
 from hive.store.database import Database
-from hive.store.live import Live, StreamEntry
+from hive.store.live import BLOCK_MS, Live, StreamEntry
 from hive.store.stream import Told, read_all
 from hive.store.usage import Mark
 
@@ -60,6 +60,21 @@ class Settled(msgspec.Struct, frozen=True):
         """How many numbers are settled."""
         return self.mark + sum(high - low + 1 for low, high in self.ahead)
 
+    def has(self, number: int) -> bool:
+        return number <= self.mark or any(low <= number <= high for low, high in self.ahead)
+
+    @staticmethod
+    def of(mark: Mark) -> Settled:
+        """What a mark tells; an older Hive may have moved it over ranges that were ahead of it.
+
+        >>> Settled.of(Mark(4, ahead=((3, 3), (5, 6), (9, 9))))
+        Settled(mark=6, ahead=((9, 9),))
+        """
+        settled = Settled(mark.committed_to)
+        for first, last in mark.ahead:
+            settled = settled.plus(first, last)
+        return settled
+
 
 class UsageConsumer:
     """The one reader of `hive:usage`; the owner spawns `run` once, after `load`.
@@ -88,6 +103,7 @@ class UsageConsumer:
         self._added: list[UsageEvent] = []
         self._moved: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
+        self._caught_up = asyncio.Event()
         self.degraded = ""
         self.foreign = 0
         """Entries that were none of Hive's."""
@@ -108,15 +124,17 @@ class UsageConsumer:
     async def load(self) -> None:
         """Reads the marks. Raises as `Database.read`."""
         self._marks = await self._database.read(usage.marks)
-        self._settled = {epoch: Settled(mark.committed_to) for epoch, mark in self._marks.items()}
+        self._settled = {epoch: Settled.of(mark) for epoch, mark in self._marks.items()}
 
     async def run(self) -> None:
         """Reads and commits for ever; what this daemon was given in an earlier life comes first."""
         self._task = asyncio.current_task()
         pending, delay = True, RETRY_S[0]
         while True:
+            was_pending = pending
             try:
-                entries = await self._live.read_usage(pending=pending, count=BATCH)
+                block_ms = BLOCK_MS if self._caught_up.is_set() else 1
+                entries = await self._live.read_usage(pending=pending, count=BATCH, block_ms=block_ms)
                 if entries:
                     await self._commit(entries)
                     await self._live.settle_usage([entry.id for entry in entries])
@@ -129,6 +147,8 @@ class UsageConsumer:
                 delay = min(2 * delay, RETRY_S[1])
                 continue
             if len(entries) < BATCH:
+                if not was_pending:
+                    self._caught_up.set()
                 await asyncio.sleep(self._gather_s)
 
     async def close(self) -> None:
@@ -140,7 +160,11 @@ class UsageConsumer:
                 await asyncio.wait([self._task], timeout=1)
 
     async def prune(self, spooled: Collection[str]) -> None:
-        """Forgets marks nobody needs any more; `spooled`: epochs whose spool the proxy still has."""
+        """Forgets marks nobody needs any more; `spooled`: epochs whose spool the proxy still has.
+
+        Waits until all that was in the stream is read: it may hold again what is settled, and its row pruned.
+        """
+        await self._caught_up.wait()
         now = time.time()
         for epoch in await self._database.write(lambda conn: usage.prune_marks(conn, spooled=spooled, now=now)):
             self._marks.pop(epoch, None)
@@ -203,7 +227,7 @@ class UsageConsumer:
 
         def work(conn: sqlite3.Connection) -> list[UsageEvent]:
             usage.set_marks(conn, changed, now=now)
-            return usage.insert(conn, events)
+            return usage.insert(conn, self._not_pruned(events, rollups.kept(conn).requests_from))
 
         self._added += await self._database.write(work)
         for epoch, mark in changed.items():
@@ -211,6 +235,14 @@ class UsageConsumer:
                 self._moved[epoch] = mark.committed_to
         self._settled.update(settled)
         self._marks.update(changed)
+
+    def _not_pruned(self, events: list[UsageEvent], requests_from: float) -> list[UsageEvent]:
+        """Without those that come again, and whose rows, which would tell, may be gone: they are in the sums."""
+        return [
+            event
+            for event in events
+            if event.created_at >= requests_from or not self._settled.get(event.epoch, Settled()).has(event.event_no)
+        ]
 
     def _after(self, told: list[Told]) -> tuple[dict[str, Settled], dict[str, Mark]]:
         """What is settled once `told` is committed, and the marks that changes."""
@@ -223,7 +255,7 @@ class UsageConsumer:
                 # Only numbers heard of for the first time: a range may be told twice, or beside its events.
                 lost[one.epoch] = lost.get(one.epoch, 0) + after.size() - before.size()
         marks = {
-            epoch: Mark(after.mark, self._marks.get(epoch, Mark(0)).lost + lost.get(epoch, 0))
+            epoch: Mark(after.mark, self._marks.get(epoch, Mark(0)).lost + lost.get(epoch, 0), after.ahead)
             for epoch, after in settled.items()
         }
         return settled, {epoch: mark for epoch, mark in marks.items() if mark != self._marks.get(epoch)}

@@ -11,8 +11,12 @@ import msgspec
 from hive.agents.lifecycle import Life
 from hive.agents.spec import changed_fields
 from hive.agents.tokens import TokenKind
-from hive.control import clock
+from hive.control import clock, shapes
 from hive.control.choices import Choice
+from hive.control.shapes_agents import AgentView, Change, Spec, Tokens
+from hive.control.shapes_agents import Capabilities as CapabilitiesView
+from hive.control.shapes_agents import Message as MessageView
+from hive.control.shapes_agents import Schedule as ScheduleView
 from hive.control.stats import Used
 from hive.domain import Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo
 from hive.host.memory import Memory, Pressure, Zram
@@ -24,9 +28,7 @@ from hive.settings import Settings
 from hive.store.audit import Entry
 from hive.store.messages import Message
 from hive.store.schedules import Schedule
-from hive.store.usage import Spent
-
-Answer = dict[str, Any]
+from hive.store.usage import By, Cost, GroupCost, Spent, UsageSince, total
 
 OF_THE_PROCESS = ("command", "env", "runtime", "port", "model", "egress", "limits", "docker", "firecracker")
 """Fields of a spec that take effect at the next start; all others do at once."""
@@ -44,7 +46,7 @@ def agent_view(
     messages_waiting: int | None,
     next_wake_at: float | None,
     can: Capabilities | None,
-) -> Answer:
+) -> AgentView:
     """The `View` of one agent. `stat` None: the helper could not be asked; `messages_waiting` None: SQLite could not.
 
     `why`: the verdict of the decider that puts it to sleep; `brief`: without what `status` and `since` say already;
@@ -54,12 +56,13 @@ def agent_view(
     """
     agent = life.agent
     took_ms, cause = life.last_wake or (None, None)
+    spec: Spec = msgspec.to_builtins(agent.spec)
     return {
-        **msgspec.to_builtins(agent.spec),
+        **spec,
         "id": agent.id,
-        "status": str(agent.status),
-        "depth": str(agent.depth),
-        "depth_goal": str(agent.depth_goal),
+        "status": agent.status,
+        "depth": agent.depth,
+        "depth_goal": agent.depth_goal,
         "generation": agent.generation,
         "since": agent.since,
         "reason": agent.reason,
@@ -87,13 +90,13 @@ def agent_view(
         "last_active_at": used.last_active_at,
         "created_at": agent.created_at,
         "last_wake_ms": took_ms,
-        "last_wake_cause": None if cause is None else str(cause),
+        "last_wake_cause": cause,
         "wakes": life.wakes,
         "pauses": life.pauses,
     }
 
 
-def capabilities_view(can: Capabilities) -> Answer:
+def capabilities_view(can: Capabilities) -> CapabilitiesView:
     """What a runtime is good for → why it is not, or what of it is missing; empty where it has it.
 
     >>> capabilities_view(Capabilities(why_not_page_out="deep sleep: not permitted here"))
@@ -115,7 +118,7 @@ def restart_needed(life: Life, before: AgentSpec, after: AgentSpec) -> bool:
     return any(getattr(running, field) != getattr(after, field) for field in OF_THE_PROCESS)
 
 
-def changes(before: AgentSpec | None, after: AgentSpec) -> list[Answer]:
+def changes(before: AgentSpec | None, after: AgentSpec) -> list[Change]:
     """What applying `after` changes: `{"field", "from", "to", "at_restart"}`, in the order of the spec.
 
     `before` None: it would be new, and what is no default is listed. The values of `env` stay out of it.
@@ -144,10 +147,10 @@ def _told(field: str, spec: AgentSpec) -> Any:
     return sorted(value) if field == "env" else msgspec.to_builtins(value)
 
 
-def message_view(message: Message) -> Answer:
+def message_view(message: Message) -> MessageView:
     return {
         "id": message.id,
-        "state": str(message.state),
+        "state": message.state,
         "text": message.text,
         "from": message.sender,
         "sent_at": message.sent_at,
@@ -158,7 +161,7 @@ def message_view(message: Message) -> Answer:
     }
 
 
-def schedule_view(schedule: Schedule, zone: tzinfo) -> Answer:
+def schedule_view(schedule: Schedule, zone: tzinfo) -> ScheduleView:
     """`spoken`: the next time for people, in the host's `zone`."""
     return {
         "id": schedule.id,
@@ -174,15 +177,28 @@ def schedule_view(schedule: Schedule, zone: tzinfo) -> Answer:
     }
 
 
-def memory_view(memory: Memory, pressure: Pressure, zrams: list[Zram]) -> Answer:
+def memory_view(memory: Memory, pressure: Pressure, zrams: list[Zram]) -> shapes.Memory:
     return {
-        **memory._asdict(),
+        "total_bytes": memory.total_bytes,
+        "available_bytes": memory.available_bytes,
+        "swap_total_bytes": memory.swap_total_bytes,
+        "swap_free_bytes": memory.swap_free_bytes,
         "pressure_some_avg10": pressure.some_avg10,
-        "zram": [zram._asdict() for zram in zrams],
+        "zram": [zram_view(zram) for zram in zrams],
     }
 
 
-def tokens_view(name: str, tokens: dict[TokenKind, str], *, port: int, ingress_port: int | None, socket: str) -> Answer:
+def zram_view(zram: Zram) -> shapes.Zram:
+    return {
+        "device": zram.device,
+        "algorithm": zram.algorithm,
+        "disksize_bytes": zram.disksize_bytes,
+        "original_bytes": zram.original_bytes,
+        "memory_bytes": zram.memory_bytes,
+    }
+
+
+def tokens_view(name: str, tokens: dict[TokenKind, str], *, port: int, ingress_port: int | None, socket: str) -> Tokens:
     model, ingress = tokens[TokenKind.MODEL], tokens[TokenKind.INGRESS]
     return {
         "model": model,
@@ -194,16 +210,65 @@ def tokens_view(name: str, tokens: dict[TokenKind, str], *, port: int, ingress_p
     }
 
 
-def audit_view(entry: Entry) -> Answer:
-    """`{"id", "at", "actor", "act", "target", "origin", "outcome", "detail", "hash"}`."""
-    return {"id": entry.id, **msgspec.to_builtins(entry.row), "hash": entry.hash}
+def audit_view(entry: Entry) -> shapes.AuditRow:
+    row = entry.row
+    return {
+        "id": entry.id,
+        "at": row.at,
+        "actor": row.actor,
+        "act": row.act,
+        "target": row.target,
+        "origin": row.origin,
+        "outcome": row.outcome,
+        "detail": row.detail,
+        "hash": entry.hash,
+    }
 
 
-def choice_view(choice: Choice, *, in_use: bool) -> Answer:
+def usage_view(token_tracking: bool, found: UsageSince) -> shapes.Usage:
+    return {
+        "token_tracking": token_tracking,
+        "by": By.AGENT,
+        "agents": [{"agent_id": cost.agent_id, "name": cost.name, **_cost_view(cost)} for cost in found.agents],
+        "totals": _cost_view(found.totals),
+    }
+
+
+def grouped_usage_view(token_tracking: bool, by: By, costs: list[GroupCost]) -> shapes.Usage:
+    """
+    >>> shown = grouped_usage_view(True, By.HOUR, [GroupCost(key=3600, requests=2)])
+    >>> shown["hours"][0]["hour"], shown["totals"]["requests"]
+    (3600, 2)
+    """
+    shown: shapes.Usage = {"token_tracking": token_tracking, "by": by, "totals": _cost_view(total(costs))}
+    match by:
+        case By.TENANT:
+            shown["tenants"] = [{"tenant": str(cost.key), **_cost_view(cost)} for cost in costs]
+        case By.MODEL:
+            shown["models"] = [{"model": str(cost.key), **_cost_view(cost)} for cost in costs]
+        case By.BACKEND:
+            shown["backends"] = [{"backend": str(cost.key), **_cost_view(cost)} for cost in costs]
+        case By.HOUR:
+            shown["hours"] = [{"hour": int(cost.key), **_cost_view(cost)} for cost in costs]
+    return shown
+
+
+def _cost_view(cost: Cost) -> shapes.Cost:
+    return {
+        "requests": cost.requests,
+        "tokens_in": cost.tokens_in,
+        "tokens_out": cost.tokens_out,
+        "cached_tokens": cost.cached_tokens,
+        "unknown": cost.unknown,
+        "cut": cost.cut,
+    }
+
+
+def choice_view(choice: Choice, *, in_use: bool) -> shapes.Choice:
     """`state`: of a service in systemd's words, else `running` or `silent`; `answers`: whether it does, just now."""
     target = choice.target
     return {
-        "backend": str(target.kind),
+        "backend": target.kind,
         "address": target.address,
         "unit": target.unit,
         "in_use": in_use,
@@ -213,10 +278,10 @@ def choice_view(choice: Choice, *, in_use: bool) -> Answer:
     }
 
 
-def inference_view(backend: BackendInfo | None, models: list[ModelInfo], settings: Settings) -> Answer:
+def inference_view(backend: BackendInfo | None, models: list[ModelInfo], settings: Settings) -> shapes.InferenceServer:
     """`slots`: requests it works on at once, None for no limit; `slots_from` and `prefix_cache` say things in words."""
     return {
-        "backend": None if backend is None else str(backend.kind),
+        "backend": None if backend is None else backend.kind,
         "label": "" if backend is None else backend.label,
         "address": "" if backend is None else backend.address,
         "running": backend is not None and backend.up,
@@ -230,22 +295,41 @@ def inference_view(backend: BackendInfo | None, models: list[ModelInfo], setting
     }
 
 
-def gpus_view(seen: Seen, program_of: Callable[[int], str]) -> Answer:
+def gpus_view(seen: Seen, program_of: Callable[[int], str]) -> shapes.Gpus:
     """Every GPU as it was seen; None is unknown. `program_of`: the name of a process, empty where it has ended.
 
     >>> gpus_view(Seen(why_not="no NVIDIA driver is loaded"), lambda pid: "")
     {'why_not': 'no NVIDIA driver is loaded', 'gpus': []}
     """
 
-    def processes(found: tuple[GpuProcess, ...] | None) -> list[Answer] | None:
-        return None if found is None else [{**one._asdict(), "program": program_of(one.pid)} for one in found]
+    def processes(found: tuple[GpuProcess, ...] | None) -> list[shapes.GpuProcess] | None:
+        if found is None:
+            return None
+        return [{"pid": one.pid, "used_bytes": one.used_bytes, "program": program_of(one.pid)} for one in found]
 
-    def instance_view(instance: Instance) -> Answer:
-        return {**instance._asdict(), "processes": processes(instance.processes)}
+    def instance_view(instance: Instance) -> shapes.GpuInstance:
+        return {
+            "number": instance.number,
+            "name": instance.name,
+            "total_bytes": instance.total_bytes,
+            "used_bytes": instance.used_bytes,
+            "free_bytes": instance.free_bytes,
+            "processes": processes(instance.processes),
+        }
 
-    def gpu_view(gpu: GpuState) -> Answer:
-        instances = [instance_view(instance) for instance in gpu.instances]
-        return {**gpu._asdict(), "processes": processes(gpu.processes), "instances": instances}
+    def gpu_view(gpu: GpuState) -> shapes.Gpu:
+        return {
+            "number": gpu.number,
+            "name": gpu.name,
+            "uuid": gpu.uuid,
+            "total_bytes": gpu.total_bytes,
+            "used_bytes": gpu.used_bytes,
+            "free_bytes": gpu.free_bytes,
+            "busy_percent": gpu.busy_percent,
+            "processes": processes(gpu.processes),
+            "instances": [instance_view(instance) for instance in gpu.instances],
+            "fault": gpu.fault,
+        }
 
     return {"why_not": seen.why_not, "gpus": [gpu_view(gpu) for gpu in seen.gpus]}
 
@@ -260,7 +344,7 @@ def inference_stats_view(
     agents: list[tuple[Agent, Used]],
     gpus: Seen,
     in_flight: int,
-) -> Answer:
+) -> shapes.InferenceStats:
     """The shape of the original specification. `topAgents`: by what each used in all, those that are there now.
 
     Memory in MiB, as nvidia-smi counts; None for what a GPU does not tell, and then it is in no sum.
@@ -269,7 +353,7 @@ def inference_stats_view(
     statuses = [agent.status for agent, _ in agents]
     shown = [_gpu_view(gpu) for gpu in gpus.gpus]
     return {
-        "backend": None if backend is None else str(backend.kind),
+        "backend": None if backend is None else backend.kind,
         "tokensLastHour": msgspec.to_builtins(hour),
         "tokensLastDay": msgspec.to_builtins(day),
         "topAgents": [
@@ -278,8 +362,8 @@ def inference_stats_view(
                 "name": agent.name,
                 "tokensIn": used.tokens_in,
                 "tokensOut": used.tokens_out,
-                "tier": str(agent.spec.tier),
-                "status": str(agent.status),
+                "tier": agent.spec.tier,
+                "status": agent.status,
             }
             for agent, used in used_most
         ],
@@ -293,7 +377,7 @@ def inference_stats_view(
     }
 
 
-def _gpu_view(gpu: GpuState) -> Answer:
+def _gpu_view(gpu: GpuState) -> shapes.VramGpu:
     return {
         "index": gpu.number,
         "name": gpu.name or None,

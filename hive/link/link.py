@@ -16,7 +16,11 @@ from typing import Protocol, TypeVar, cast
 
 from hive.errors import HiveError, LinkLost, TimedOut, by_code
 from hive.link.framing import Envelope, FrameError, Unpacker, pack
-from hive.link.messages import AnyMessage, Failed, Message
+from hive.link.message import Message
+from hive.link.messages import (
+    AnyMessage,
+    Failed,
+)
 
 Answer = TypeVar("Answer", bound=Message)
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 import msgspec
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, RuntimeKind, Tier
+from hive.link.message import Message
+from hive.link.requests import AskQueue, CancelRequest, QueueIs
 from hive.link.specs import Capabilities, SandboxSpec
 
 PROTOCOL = 1
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """Base of all messages; the tag is the class name."""
 
 
 # --- both ways ---------------------------------------------------------------------------------------------------
@@ -61,7 +59,7 @@ class ProxyTable(Message, tag=True, frozen=True, kw_only=True):
     agents: dict[str, Activity]
     port: int
     ingress_port: int
-    spooled: dict[str, int] = {}
+    spooled: dict[str, int] = msgspec.field(default_factory=dict)
     """epoch → highest event_no in that epoch's spool, this epoch and those of killed proxies."""
 
 
@@ -132,6 +130,7 @@ class DaemonTable(Message, tag=True, frozen=True, kw_only=True):
     """Sent on every (re)connect, after Hello: every agent, the backend, its models, the marks of usage.
 
     `switching_to`: the backend's gate is closed, requests wait for at most `backend_wait_s`; empty: it is open.
+    `runtime_settings`: as `RuntimeSettings` has them.
     """
 
     agents: list[AgentRow]
@@ -141,6 +140,7 @@ class DaemonTable(Message, tag=True, frozen=True, kw_only=True):
     internal_digest: str = ""
     switching_to: str = ""
     backend_wait_s: float = 0.0
+    runtime_settings: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class AgentIs(Message, tag=True, frozen=True, kw_only=True):
@@ -228,6 +228,12 @@ class OpenBackend(Message, tag=True, frozen=True, kw_only=True):
 
     backend: BackendInfo | None
     models: list[ModelInfo]
+
+
+class RuntimeSettings(Message, tag=True, frozen=True, kw_only=True):
+    """Settings changed while Hive runs, all of them: `section.key` → text."""
+
+    values: dict[str, str]
 
 
 class Marks(Message, tag=True, frozen=True, kw_only=True):
@@ -338,7 +344,7 @@ class PagedOut(Message, tag=True, frozen=True, kw_only=True):
 class AskStat(Message, tag=True, frozen=True, kw_only=True):
     """Ask. Answer: `Stats` of the agents named, of all where none is."""
 
-    agents: list[str] = []
+    agents: list[str] = msgspec.field(default_factory=list)
 
 
 class Stat(Message, tag=True, frozen=True, kw_only=True):
@@ -535,6 +541,10 @@ AnyMessage = (
     | CloseBackend
     | Drained
     | OpenBackend
+    | AskQueue
+    | QueueIs
+    | CancelRequest
+    | RuntimeSettings
     | Marks
     | Leaving
     | AskRuntimes

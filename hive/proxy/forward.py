@@ -23,6 +23,7 @@ from hive.errors import (
     StreamIncomplete,
     Unauthorized,
 )
+from hive.link.requests import UnderWay
 from hive.policy import Act, may
 from hive.proxy import body, endpoints, lists
 from hive.proxy.answer import Answer, without_end_marker
@@ -36,6 +37,7 @@ from hive.proxy.limits import SlidingWindow
 from hive.proxy.queue import Verdict
 from hive.proxy.refusals import no_slot, queue_full, too_many
 from hive.proxy.registry import OPERATOR, Entry
+from hive.proxy.told import told_of
 from hive.proxy.waiting import Waiting
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER
@@ -89,6 +91,11 @@ class Exchange(Waiting):
         if self._first_at is None:
             return "waiting"
         return "streaming" if self._asked is not None and self._asked.stream else "answering"
+
+    def told(self, now: float) -> UnderWay | None:
+        age_s, queue_s = now - self._begun_at, (self._sent_at or now) - self._queued_at if self._queued_at else None
+        found = (self._entry, self._decided, self._asked)
+        return told_of(*found, id=self.request_id, state=self.state, age_s=age_s, queue_s=queue_s)
 
     # the request comes in -----------------------------------------------------------------------------------------
 

@@ -238,6 +238,13 @@ class Gate:
         """The ask got no answer; the next request, or the next table, asks again."""
         self._waking = False
 
+    def not_woken(self, status: str) -> None:
+        """It is not to be woken as it is now; whether that is so still the next request asks again."""
+        self._waking = False
+        self._outside.wake_ended(self.agent, awake=False)
+        for request in self._flush():
+            request.on_gate_refused(Asleep(f"the agent is {status}", retry_after_s=5))
+
     def link_lost(self) -> None:
         """The daemon is gone: a gate closed for a pause that never was committed opens; who sleeps parks on."""
         self._waking = False

@@ -39,7 +39,8 @@ Load = Callable[[], Settings]
 class Server(Protocol):
     """What is kept alive here."""
 
-    settings: Settings
+    configured: Settings
+    """Of flags, environment and file."""
     metrics: Metrics
 
     def start(self, on_ready: Callable[[], None]) -> None:
@@ -104,8 +105,8 @@ def reload(server: Server, notifier: Notifier, load: Load | None) -> None:
     status = "serving"
     try:
         found = load()
-        changes = changed(server.settings, found)
-        server.use_settings(with_bound_keys_of(server.settings, found))
+        changes = changed(server.configured, found)
+        server.use_settings(with_bound_keys_of(server.configured, found))
     except HiveError as error:
         server.metrics.reload_failed()
         status = "serving with the old configuration: the new one is wrong"

@@ -8,13 +8,15 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Protocol
 
-from hive.domain import WakeCause
-from hive.errors import DependencyDown, HiveError
+from hive.domain import AgentStatus, WakeCause
+from hive.errors import DependencyDown, HiveError, NotFound
 from hive.link.client import LinkClient
-from hive.link.link import Link, Reply
+from hive.link.link import Link, Reply, failed
+from hive.link.message import Message
 from hive.link.messages import (
     Activities,
     AgentGone,
@@ -35,22 +37,24 @@ from hive.link.messages import (
     Leaving,
     ListenerGone,
     Marks,
-    Message,
     Open,
     OpenBackend,
     ProxyTable,
     Quiet,
     Refused,
+    RuntimeSettings,
     StillClosed,
     Wake,
 )
 from hive.link.messages import Listener as ListenerIs
+from hive.link.requests import AskQueue, CancelRequest
 from hive.proxy.datapath import DataPath
 from hive.proxy.doors import Seldom
 from hive.proxy.ingress import IngressPath
 from hive.proxy.registry import UNHEARD_S, Entry, Registry
 from hive.proxy.spool import UsageLog
 from hive.proxy.switching import Switching
+from hive.proxy.under_way import end_request, not_there, queue_now
 from hive.settings import Paths, Settings
 from hive.store.live import Live
 from hive.tasks import spawn
@@ -65,18 +69,45 @@ SETTLE_S = 0.01
 """How often an agent whose answer is unread, or that had one over TCP, is looked at again while `Quiet` is owed."""
 
 
+class WakesByHttp(Protocol):
+    """api_wake.ApiWake, which is loaded only where it is wanted."""
+
+    async def wake(self, agent: str, *, within_s: float) -> Told: ...
+
+    async def close(self) -> None: ...
+
+
+class Told(Protocol):
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def generation(self) -> int: ...
+
+
 class Links:
     """The two links of one proxy. `start` dials, `close` hangs up.
 
     It is the Daemon of every gate: a wake goes out here, its answer comes back here.
     """
 
-    def __init__(self, paths: Paths, epoch: str, settings: Settings, *, live: Live, usage: UsageLog) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        epoch: str,
+        settings: Settings,
+        *,
+        live: Live,
+        usage: UsageLog,
+        api: WakesByHttp | None = None,
+    ) -> None:
+        """`api`: who is asked for a wake while the link to the daemon is down."""
         self.registry = Registry(self, settings.proxy, settings.tenants)
         self._paths = paths
         self._epoch = epoch
         self._live = live
         self._usage = usage
+        self._api = api
         self._loop = asyncio.get_running_loop()
         self._settling: set[str] = set()
         self._seldom = Seldom()
@@ -89,15 +120,17 @@ class Links:
         ports: tuple[int, int],
         serve: Callable[[Entry, socket.socket], Connection | None],
         on_heard: Callable[[], None],
+        on_settings: Callable[[Mapping[str, str]], None],
     ) -> None:
         """`ports`: where the model and ingress are; `serve(entry, sock)`: who connected to an agent's own listener;
-        `on_heard` is called whenever the daemon has told its whole table."""
+        `on_heard` is called whenever the daemon has told its whole table, `on_settings` with the runtime settings."""
         self._path = path
         self._switching = Switching(path)
         self._ingress = ingress
         self._ports = ports
         self._serve = serve
         self._on_heard = on_heard
+        self._on_settings = on_settings
         self._daemon = LinkClient(
             self._paths.link_socket,
             name="daemon",
@@ -137,6 +170,8 @@ class Links:
         self._switching.daemon_lost()
         for entry in list(self.registry.by_id.values()):
             entry.gate.link_lost()
+            if self._api is not None:
+                entry.gate.wake_again()
 
     def _from_daemon(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002
         now = time.monotonic()
@@ -160,6 +195,12 @@ class Links:
                 self._learn_all(message)
             case Backend(backend=backend, models=models):
                 self._path.use_backend(backend, models)
+            case RuntimeSettings(values=values):
+                self._on_settings(values)
+            case AskQueue() if reply is not None:
+                reply(queue_now(self.registry, now))
+            case CancelRequest(id=request_id) if reply is not None:
+                reply(Done() if end_request(self.registry, request_id) else failed(NotFound(not_there(request_id))))
             case CloseBackend() if reply is not None:
                 self._switching.close(message, reply)
             case OpenBackend():
@@ -170,6 +211,7 @@ class Links:
                 self._ingress.leave()
 
     def _learn_all(self, table: DaemonTable) -> None:
+        self._on_settings(table.runtime_settings)
         self._switching.heard(table)  # before the gates open for those who wait at them
         for entry in self.registry.replace_all(table.agents, table.internal_digest):
             self._live.forget_agent(entry.row.id)
@@ -226,17 +268,28 @@ class Links:
 
     async def _wake(self, agent: str, cause: WakeCause) -> None:
         """Asks the daemon once; what is parked has its own deadline, so a lost answer only frees the next ask."""
+        within_s = self._path.settings.proxy.gate_wait_s
         try:
-            answer = await self._daemon.link.ask_any(
-                Wake(agent=agent, cause=cause), timeout_s=self._path.settings.proxy.gate_wait_s
-            )
-            self._open_or_refuse(answer)
+            if self._api is not None and not self._daemon.connected:
+                self._answered(agent, await self._api.wake(agent, within_s=within_s))
+            else:
+                answer = await self._daemon.link.ask_any(Wake(agent=agent, cause=cause), timeout_s=within_s)
+                self._open_or_refuse(answer)
         except HiveError as error:
             more = self._seldom.left_out("wake_failed", time.monotonic())
             if more is not None:
                 log.warning("wake_failed agent=%s cause=%s error=%s more=%d", agent, cause, error.message, more)
             if (entry := self.registry.by_id.get(agent)) is not None:
                 entry.gate.wake_failed()
+
+    def _answered(self, agent: str, told: Told) -> None:
+        """By the API. Where the link is back meanwhile, what came over it is newer than a refusal."""
+        if (entry := self.registry.by_id.get(agent)) is None:
+            return
+        if told.status == AgentStatus.RUNNING:
+            entry.gate.open(told.generation)
+        elif not self._daemon.connected:
+            entry.gate.not_woken(told.status)
 
     def tell_quiet(self, agent: str) -> None:
         with contextlib.suppress(HiveError):

@@ -13,9 +13,8 @@ import math
 from enum import Enum
 from typing import Generic, TypeVar
 
-import msgspec
-
 from hive.domain import Band
+from hive.link.requests import QueueView, TenantView
 from hive.proxy.flows import RANKS, REBASE_TOKENS, Flow, Flows, Place, floor_of, least_served, who_yields
 from hive.proxy.pace import Pace
 
@@ -39,30 +38,6 @@ class Verdict(Enum):
 
 _GO = Verdict.GO  # a look-up on an Enum class costs as much as all the sums of `ask`
 _NORMAL = Band.NORMAL
-
-
-class TenantView(msgspec.Struct, frozen=True):
-    """One tenant as `hive queue` and the metrics show it.
-
-    `tokens_ahead`: what it has had or is having of the normal band, by weight, beyond the least served tenant.
-    """
-
-    name: str
-    weight: float
-    running: int
-    waiting: int
-    tokens_ahead: float
-
-
-class QueueView(msgspec.Struct, frozen=True):
-    """The queue at one moment. `slots`: None for no limit; `drain_per_s`: slots given back per second while somebody
-    waited, None where nobody has yet."""
-
-    running: int
-    waiting: int
-    slots: int | None
-    drain_per_s: float | None
-    tenants: list[TenantView]
 
 
 class FairQueue(Generic[Waiter]):

@@ -31,12 +31,13 @@ from hive.proxy.doors import Seldom, connections_allowed, turn_away
 from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
 from hive.proxy.life import Load, live
-from hive.proxy.links import Links
+from hive.proxy.links import Links, WakesByHttp
 from hive.proxy.metrics import Metrics
 from hive.proxy.queue import QueueView
 from hive.proxy.registry import UNHEARD_S, Entry
 from hive.proxy.spool import UsageLog
 from hive.settings import Paths, Settings
+from hive.settings_runtime import with_runtime
 from hive.store.live import Live
 from hive.store.redis_at import redis_at
 from hive.tasks import spawn
@@ -77,7 +78,8 @@ class ProxyServer:
         self, paths: Paths, settings: Settings, *, handed: Handed, ports: tuple[int, int], move: bool, descriptors: int
     ) -> None:
         self._paths = paths
-        self.settings = settings
+        self.configured = self.settings = settings
+        self._runtime: Mapping[str, str] = {}
         self.metrics = Metrics()
         self._handed = handed
         self._ports = ports
@@ -88,7 +90,8 @@ class ProxyServer:
         self._deadlines = Deadlines()
         self._live = Live(redis_at(paths.redis_socket, "proxy", os.environ, credential))
         self._usage = UsageLog(paths.spool, self.epoch, self._live)
-        self._links = Links(paths, self.epoch, settings, live=self._live, usage=self._usage)
+        self._api = _api_wake()
+        self._links = Links(paths, self.epoch, settings, live=self._live, usage=self._usage, api=self._api)
         self.registry = self._links.registry
         self._readers = DeepReaders()
         self.path = DataPath(
@@ -145,6 +148,7 @@ class ProxyServer:
             ports=(self.port, self.ingress_port),
             serve=self._agent_connection,
             on_heard=self._ready,
+            on_settings=self._use_runtime,
         )
         self._loop.call_later(UNHEARD_S, self._ready)
 
@@ -159,6 +163,8 @@ class ProxyServer:
         await self._cut()
         self._readers.close()
         self._links.close()
+        if self._api is not None:
+            await self._api.close()
         await self._usage.close()
         await self._live.close()
         self._close_admin()
@@ -203,7 +209,17 @@ class ProxyServer:
                 connection.exchange.refuse(Saturated("Hive's proxy is restarting", retry_after_s=1))
 
     def use_settings(self, settings: Settings) -> None:
-        """The configuration was read again: what is asked from now on is held to these."""
+        """The configuration was read again: what is asked from now on is held to it, and to the runtime settings."""
+        self.configured = settings
+        self._use(with_runtime(settings, self._runtime, os.environ))
+
+    def _use_runtime(self, values: Mapping[str, str]) -> None:
+        if values != self._runtime:
+            self._runtime = values
+            self._use(with_runtime(self.configured, values, os.environ))
+            log.info("runtime_settings keys=%s", ",".join(sorted(values)))
+
+    def _use(self, settings: Settings) -> None:
         self.settings = settings
         self.path.use_settings(settings)
         self.ingress.settings = settings.proxy
@@ -388,6 +404,15 @@ class ProxyServer:
 
     def _touch(self, agent: str) -> None:
         self._live.touch(agent, time.time())
+
+
+def _api_wake() -> WakesByHttp | None:
+    """Raises ConfigError."""
+    if not os.environ.get("HIVE_API_URL"):
+        return None
+    from hive.proxy.api_wake import api_wake  # httpx: 0.1 s and 5.6 MiB that hardly any proxy needs
+
+    return api_wake(os.environ)
 
 
 def _agent_sleeps(connection: wire.Connection) -> bool:

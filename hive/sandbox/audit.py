@@ -15,6 +15,7 @@ from typing import NamedTuple, TextIO
 
 from hive.domain import is_name
 from hive.link.link import Link, Reply
+from hive.link.message import Message
 from hive.link.messages import (
     AskListeners,
     BackendStart,
@@ -23,7 +24,6 @@ from hive.link.messages import (
     Define,
     Failed,
     Freeze,
-    Message,
     PageOut,
     Reconcile,
     Remove,

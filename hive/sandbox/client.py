@@ -10,6 +10,7 @@ from pathlib import Path
 from hive.domain import BackendKind, RuntimeKind
 from hive.link.client import LinkClient
 from hive.link.link import Link, Reply
+from hive.link.message import Message
 from hive.link.messages import (
     AskBackend,
     AskBackendLog,
@@ -27,7 +28,6 @@ from hive.link.messages import (
     Freeze,
     Frozen,
     Hello,
-    Message,
     PagedOut,
     PageOut,
     Reaped,

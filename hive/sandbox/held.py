@@ -16,7 +16,16 @@ from hive.domain import INNER_PORT, RuntimeKind
 from hive.errors import HiveError, NotFound, NotSupported, TimedOut, WrongState
 from hive.host import netns
 from hive.host.process import Snapshot
-from hive.link.messages import Done, Ended, Frozen, Message, PagedOut, Started, Stat, Thawed
+from hive.link.message import Message
+from hive.link.messages import (
+    Done,
+    Ended,
+    Frozen,
+    PagedOut,
+    Started,
+    Stat,
+    Thawed,
+)
 from hive.link.specs import SandboxSpec
 from hive.sandbox.dialling import Dialler
 from hive.sandbox.listeners import Listeners

@@ -10,6 +10,7 @@ import time
 from hive.domain import BackendKind
 from hive.errors import BadRequest, DependencyDown
 from hive.host import systemd
+from hive.link.message import Message
 from hive.link.messages import (
     AskBackend,
     AskBackendLog,
@@ -18,7 +19,6 @@ from hive.link.messages import (
     BackendStart,
     BackendStop,
     Done,
-    Message,
 )
 
 UNITS: dict[BackendKind, str] = {

@@ -29,6 +29,7 @@ from hive.host.notify import Notifier
 from hive.host.process import Snapshot, raise_descriptor_limit
 from hive.host.pulse import watched
 from hive.link.link import Link, Reply, failed
+from hive.link.message import Message
 from hive.link.messages import (
     PROTOCOL,
     AskListeners,
@@ -45,7 +46,6 @@ from hive.link.messages import (
     Ended,
     Freeze,
     Hello,
-    Message,
     PageOut,
     Reaped,
     Reconcile,

@@ -29,7 +29,8 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     """One act. `at` Unix seconds; `act` as `agent.paused` or `order.pause`; `target` an agent id, setting or `hive`.
 
     `actor`: `uid:<n>`, `idle`, `proxy`, `helper`, `hive` where Hive acted by itself; `origin`: where it came from
-    (`socket`, `proxy`, `hive`); `outcome`: `ok` or the code of the error.
+    (`socket`, `cli` for a `hive` command that asks no daemon, `proxy`, `hive`); `outcome`: `ok` or the code of the
+    error.
     """
 
     at: float
@@ -92,7 +93,7 @@ def begun_after(conn: sqlite3.Connection) -> Head:
 def numbered_to(conn: sqlite3.Connection) -> int:
     """The last id that was given out; SQLite keeps it also where the row is gone."""
     found = conn.execute("SELECT seq FROM sqlite_sequence WHERE name = 'audit_log'").fetchone()
-    return 0 if found is None else int(found[0])
+    return found[0] if found is not None and isinstance(found[0], int) else 0
 
 
 def links(conn: sqlite3.Connection) -> Iterator[Link]:
@@ -116,7 +117,7 @@ def take_in(conn: sqlite3.Connection) -> Head:
             last = Head(link.id, digest)
         count += len(rows)
     detail = {"to": before.id, "hash": before.hash, "rows": count}
-    return _add(conn, _own(TAKEN_IN, time.time(), detail), last)
+    return _add(conn, own(TAKEN_IN, time.time(), detail), last)
 
 
 def _unchained(conn: sqlite3.Connection, after: int) -> list[Link]:
@@ -137,7 +138,8 @@ def _add(conn: sqlite3.Connection, row: AuditRow, before: Head) -> Head:
     return found
 
 
-def _own(act: str, at: float, detail: dict[str, Any]) -> AuditRow:
+def own(act: str, at: float, detail: dict[str, Any]) -> AuditRow:
+    """A row about the table itself."""
     return AuditRow(at=at, actor="hive", act=act, target="hive", origin="hive", detail=detail)
 
 
@@ -145,10 +147,11 @@ def _begin_after(conn: sqlite3.Connection, before: Head) -> None:
     conn.execute("INSERT OR REPLACE INTO audit_pruned (one, id, hash) VALUES (1, ?, ?)", before)
 
 
-def tail(conn: sqlite3.Connection, limit: int) -> list[AuditRow]:
-    """The last `limit` rows that are events, oldest first."""
+def tail(conn: sqlite3.Connection, limit: int, target: str = "") -> list[AuditRow]:
+    """The last `limit` rows that are events, of this target alone where one is named, oldest first."""
     rows = conn.execute(
-        f"SELECT {_COLUMNS} FROM audit_log WHERE {_NOT_TOLD} ORDER BY id DESC LIMIT ?", (limit,)
+        f"SELECT {_COLUMNS} FROM audit_log WHERE {_NOT_TOLD} AND (? = '' OR target = ?) ORDER BY id DESC LIMIT ?",
+        (target, target, limit),
     ).fetchall()
     return [_entry(Link(*row)).row for row in reversed(rows)]
 
@@ -189,15 +192,15 @@ def _entry(link: Link) -> Entry:
     return Entry(id=link.id, hash=link.hash, row=row)
 
 
-def prune(conn: sqlite3.Connection, *, now: float) -> int:
-    """Deletes the oldest rows, at most PRUNED_AT_ONCE: what is older than KEPT_S, and what is beyond ROWS_MAX.
+def prunable(conn: sqlite3.Connection, *, now: float) -> Head | None:
+    """The last of the oldest rows that may go, at most PRUNED_AT_ONCE of them: what is older than KEPT_S, and what is
+    beyond ROWS_MAX. None where nothing is left to prune.
 
-    Returns how many that were; 0 where nothing is left to prune. What stays has no gap, and begins after a row whose
-    number and hash are noted, also in a row of the chain: no other beginning can be put in its place.
+    Whoever prunes notes it outside the database first (anchors.py).
     """
     first, last = conn.execute("SELECT (SELECT min(id) FROM audit_log), (SELECT max(id) FROM audit_log)").fetchone()
     if first is None:
-        return 0
+        return None
     end = first + PRUNED_AT_ONCE
     young = conn.execute(
         "SELECT id FROM audit_log WHERE id < ? AND at >= ? ORDER BY id LIMIT 1", (end, now - KEPT_S)
@@ -207,12 +210,20 @@ def prune(conn: sqlite3.Connection, *, now: float) -> int:
         kept_from = max(kept_from, last + 2 - ROWS_MAX)  # and one for the row that says so
     kept_from = min(end, kept_from)
     if kept_from <= first:
-        return 0
-    before_it = head(conn)
+        return None
+    head(conn)  # takes in what is not in the chain yet
     gone = conn.execute("SELECT id, hash FROM audit_log WHERE id < ? ORDER BY id DESC LIMIT 1", (kept_from,)).fetchone()
-    before = Head(gone[0], gone[1] or GENESIS)
-    pruned = conn.execute("DELETE FROM audit_log WHERE id < ?", (kept_from,)).rowcount
-    _begin_after(conn, before)
-    detail = {"to": before.id, "hash": before.hash, "rows": pruned}
-    _add(conn, _own(PRUNED, now, detail), before_it)
+    return Head(gone[0], gone[1] or GENESIS)
+
+
+def prune(conn: sqlite3.Connection, to: Head, *, now: float) -> int:
+    """Deletes all rows up to `to`, which `prunable` named; how many that were.
+
+    What stays has no gap, and begins after a row whose number and hash are noted, also in a row of the chain: no other
+    beginning can be put in its place.
+    """
+    before_it = head(conn)
+    pruned = conn.execute("DELETE FROM audit_log WHERE id <= ?", (to.id,)).rowcount
+    _begin_after(conn, to)
+    _add(conn, own(PRUNED, now, {"to": to.id, "hash": to.hash, "rows": pruned}), before_it)
     return pruned

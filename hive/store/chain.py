@@ -94,17 +94,22 @@ def _told(detail: str) -> _Told:
 
 
 def verify(
-    links: Iterable[Link], heads: Iterable[Head] = (), *, begun_after: Head = START, numbered_to: int = 0
+    links: Iterable[Link],
+    heads: Iterable[Head] = (),
+    *,
+    begun_after: Head = START,
+    begins_as_noted: bool = True,
+    numbered_to: int = 0,
 ) -> Verdict:
     """Looks at every row, in the order of their ids, until one is wrong.
 
-    `heads`: anchors. `begun_after`: what is said to have been before the first row. `numbered_to`: the last id the
-    table has given out.
+    `heads`: anchors. `begun_after`: what is said to have been before the first row; `begins_as_noted`: whether an
+    anchor says so too, or there are none. `numbered_to`: the last id the table has given out.
     """
     anchors = _by_id(heads)
     last, rows, anchored, taken_in, is_told = begun_after, 0, 0, 0, begun_after == START
     for link in links:
-        if bad := _wrong(link, last) or _unlike(link.id, str(link.hash), anchors):
+        if bad := _wrong(link, last) or _unlike(link.id, str(link.hash), anchors, after=anchored):
             return Verdict(rows, last, bad, anchored, taken_in)
         last, rows = Head(link.id, str(link.hash)), rows + 1
         anchored = link.id if link.id in anchors else anchored
@@ -113,8 +118,9 @@ def verify(
             is_told = is_told or (told.to, told.hash) == begun_after
             taken_in += told.rows if link.act == TAKEN_IN else 0
     bad = _unlike(begun_after.id, begun_after.hash, anchors) if begun_after.id else None
-    if bad is None and not is_told:
-        bad = Bad(begun_after.id + 1, "it is said to be the first that was not pruned, and no row of the chain says so")
+    if bad is None and not (is_told and begins_as_noted):
+        who = "row of the chain" if not is_told else "anchor"
+        bad = Bad(begun_after.id + 1, f"it is said to be the first that was not pruned, and no {who} says so")
     if bad is None and (there_was := max(numbered_to, *anchors, 0)) > last.id:
         bad = Bad(last.id + 1, f"it is gone, and so is all behind it: there was a row {there_was}")
     return Verdict(rows, last, bad, anchored, taken_in)
@@ -140,5 +146,9 @@ def _wrong(link: Link, last: Head) -> Bad | None:
     return None
 
 
-def _unlike(row: int, found: str, anchors: dict[int, set[str]]) -> Bad | None:
-    return Bad(row, "it is not the row whose hash was noted") if anchors.get(row, {found}) != {found} else None
+def _unlike(row: int, found: str, anchors: dict[int, set[str]], *, after: int | None = None) -> Bad | None:
+    """`after`: the anchor before it. Whoever changed a row between them and hashed anew those behind it shows here."""
+    if anchors.get(row, {found}) == {found}:
+        return None
+    since = "" if after is None or after + 1 >= row else f": it, or one from {after + 1} on, was replaced"
+    return Bad(row, f"it is not the row whose hash was noted{since}")

@@ -151,6 +151,11 @@ class Live:
         self._waiting.set_value(keys.INFERENCE_BACKEND, kind.encode(), None)
         self._something.set()
 
+    def set_config(self, values: Mapping[str, str]) -> None:
+        """Daemon: `hive:config:runtime`, a JSON object: what was set at runtime, by `section.key`."""
+        self._waiting.set_value(keys.CONFIG_RUNTIME, msgspec.json.encode(values), None)
+        self._something.set()
+
     def publish(self, event: msgspec.Struct) -> None:
         """Publishes one of the structs of `store/channels.py` on its channel. While Redis is away it is dropped."""
         self._waiting.publish(CHANNELS[type(event)], msgspec.json.encode(event))

@@ -165,7 +165,91 @@ CREATE TABLE audit_pruned (
 """
 """Rows without a hash are taken into the chain by `audit.take_in`; `audit_pruned` has the last one that was pruned."""
 
-STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP, _JOBS, _CHAIN)
+_ROLLUPS = """
+ALTER TABLE inference_usage ADD COLUMN rolled_up INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX inference_usage_unrolled ON inference_usage (created_at) WHERE rolled_up = 0;
+
+ALTER TABLE usage_marks ADD COLUMN ahead TEXT NOT NULL DEFAULT '[]';
+
+CREATE TABLE usage_names (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    last_day INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE usage_hours (
+    scope INTEGER NOT NULL,
+    begins INTEGER NOT NULL,
+    model INTEGER NOT NULL,
+    agent INTEGER NOT NULL,
+    tenant INTEGER NOT NULL,
+    backend INTEGER NOT NULL,
+    requests INTEGER NOT NULL,
+    tokens_in INTEGER NOT NULL,
+    tokens_out INTEGER NOT NULL,
+    cached_tokens INTEGER NOT NULL,
+    unknown INTEGER NOT NULL,
+    cut INTEGER NOT NULL,
+    PRIMARY KEY (scope, begins, model, agent, tenant, backend)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE usage_days (
+    scope INTEGER NOT NULL,
+    begins INTEGER NOT NULL,
+    model INTEGER NOT NULL,
+    agent INTEGER NOT NULL,
+    tenant INTEGER NOT NULL,
+    backend INTEGER NOT NULL,
+    requests INTEGER NOT NULL,
+    tokens_in INTEGER NOT NULL,
+    tokens_out INTEGER NOT NULL,
+    cached_tokens INTEGER NOT NULL,
+    unknown INTEGER NOT NULL,
+    cut INTEGER NOT NULL,
+    PRIMARY KEY (scope, begins, model, agent, tenant, backend)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE usage_weeks (
+    scope INTEGER NOT NULL,
+    begins INTEGER NOT NULL,
+    model INTEGER NOT NULL,
+    agent INTEGER NOT NULL,
+    tenant INTEGER NOT NULL,
+    backend INTEGER NOT NULL,
+    requests INTEGER NOT NULL,
+    tokens_in INTEGER NOT NULL,
+    tokens_out INTEGER NOT NULL,
+    cached_tokens INTEGER NOT NULL,
+    unknown INTEGER NOT NULL,
+    cut INTEGER NOT NULL,
+    PRIMARY KEY (scope, begins, model, agent, tenant, backend)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE usage_kept (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    requests_from INTEGER NOT NULL,
+    sums_from INTEGER NOT NULL
+) STRICT;
+"""
+"""What rollups.py keeps. Rows of an older Hive, written before this step or after it, have `rolled_up` 0: by that the
+next one knows which of them are in no sum yet."""
+
+_TOKENS = """
+CREATE TABLE api_tokens (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    digest TEXT NOT NULL UNIQUE,
+    role TEXT NOT NULL,
+    created_by TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    expires_at REAL,
+    revoked_at REAL,
+    last_used_at REAL
+) STRICT;
+CREATE INDEX api_tokens_name ON api_tokens (name);
+"""
+
+STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP, _JOBS, _CHAIN, _ROLLUPS, _TOKENS)
 """A step that has been released is never changed; new ones are appended and only add: tables, columns that are NULL or
 have a default, indexes that refuse nothing (tests/store/test_migrations.py)."""
 

@@ -17,3 +17,13 @@ def put(conn: sqlite3.Connection, key: str, value: str, *, actor: str, now: floa
         " updated_at = excluded.updated_at",
         (key, value, actor, now),
     )
+
+
+def drop(conn: sqlite3.Connection, key: str) -> None:
+    conn.execute("DELETE FROM runtime_settings WHERE key = ?", (key,))
+
+
+def below(conn: sqlite3.Connection, prefix: str) -> dict[str, str]:
+    """All whose key begins so → text, by the rest of their key."""
+    rows = conn.execute("SELECT key, value FROM runtime_settings WHERE substr(key, 1, ?) = ?", (len(prefix), prefix))
+    return {row["key"].removeprefix(prefix): row["value"] for row in rows}

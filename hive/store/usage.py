@@ -1,17 +1,24 @@
-"""What requests cost: rows, agents' totals and the marks that say how far each proxy's events are committed.
+"""What requests cost: rows, agents' totals, marks that say how far each proxy's events are committed, and questions.
 
+A question is answered from the sums of rollups.py, and from single rows at its edge; so it means exactly the requests
+since its `since`, but where rows were pruned: there since the beginning of that hour.
 Every function takes the connection of one transaction (`Database.write`, `Database.read`).
 """
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import msgspec
 
 from hive.domain import UsageEvent
+from hive.store import rollups
+from hive.store.rollups import ALL, Counted, Piece, Scope, Table
 
 _COLUMNS = (
     *("id", "agent_id", "tenant", "model", "backend", "endpoint", "unit", "tokens_in", "tokens_out", "cached_tokens"),
@@ -19,7 +26,7 @@ _COLUMNS = (
 )
 # DO NOTHING on the key alone: OR IGNORE would also swallow a broken row.
 _INSERT = (
-    f"INSERT INTO inference_usage ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+    f"INSERT INTO inference_usage ({', '.join(_COLUMNS)}, rolled_up) VALUES ({', '.join('?' * len(_COLUMNS))}, 1)"
     " ON CONFLICT (id) DO NOTHING"
 )
 _ADD_TO_AGENT = """
@@ -33,15 +40,16 @@ MARK_KEPT_S = 30 * 86400
 class Mark(msgspec.Struct, frozen=True):
     """How far one proxy epoch is settled: every event up to `committed_to` is a row here or lost for ever.
 
-    `lost` counts the latter: told by the proxy as dropped, or unreadable.
+    `lost` counts the latter: told by the proxy as dropped, or unreadable. `ahead`: ranges beyond, settled as well.
     """
 
     committed_to: int
     lost: int = 0
+    ahead: tuple[tuple[int, int], ...] = ()
 
 
 def insert(conn: sqlite3.Connection, events: Iterable[UsageEvent]) -> list[UsageEvent]:
-    """Adds the events that are not there yet, and them alone to their agents' totals; returns those."""
+    """Adds the events that are not there yet, and them alone to the sums and their agents' totals; returns those."""
     added = [event for event in events if conn.execute(_INSERT, _values(event)).rowcount == 1]
     totals: dict[str, list[float]] = {}
     for event in added:
@@ -51,6 +59,7 @@ def insert(conn: sqlite3.Connection, events: Iterable[UsageEvent]) -> list[Usage
         total[2] += event.tokens_out or 0
         total[3] = max(total[3], event.created_at)
     conn.executemany(_ADD_TO_AGENT, [(*total, agent_id) for agent_id, total in totals.items()])
+    rollups.add(conn, map(_counted, added))
     return added
 
 
@@ -58,19 +67,39 @@ def _values(event: UsageEvent) -> tuple[object, ...]:
     return tuple(getattr(event, column) for column in _COLUMNS)
 
 
+def _counted(event: UsageEvent) -> Counted:
+    return Counted(
+        event.agent_id,
+        event.tenant,
+        event.model,
+        event.backend,
+        event.created_at,
+        event.tokens_in,
+        event.tokens_out,
+        event.cached_tokens,
+        event.cut,
+    )
+
+
+_ranges = msgspec.json.Decoder(tuple[tuple[int, int], ...]).decode
+
+
 def marks(conn: sqlite3.Connection) -> dict[str, Mark]:
     """Proxy epoch → its mark."""
-    rows = conn.execute("SELECT proxy_epoch, committed_to, lost FROM usage_marks")
-    return {row["proxy_epoch"]: Mark(row["committed_to"], row["lost"]) for row in rows}
+    rows = conn.execute("SELECT proxy_epoch, committed_to, lost, ahead FROM usage_marks")
+    return {row["proxy_epoch"]: Mark(row["committed_to"], row["lost"], _ranges(row["ahead"])) for row in rows}
 
 
 def set_marks(conn: sqlite3.Connection, changed: Mapping[str, Mark], *, now: float) -> None:
     """Records marks; call it in the transaction that inserts their rows."""
     conn.executemany(
-        "INSERT INTO usage_marks (proxy_epoch, committed_to, lost, updated_at) VALUES (?, ?, ?, ?)"
+        "INSERT INTO usage_marks (proxy_epoch, committed_to, lost, ahead, updated_at) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (proxy_epoch) DO UPDATE SET committed_to = excluded.committed_to, lost = excluded.lost,"
-        " updated_at = excluded.updated_at",
-        [(epoch, mark.committed_to, mark.lost, now) for epoch, mark in changed.items()],
+        " ahead = excluded.ahead, updated_at = excluded.updated_at",
+        [
+            (epoch, mark.committed_to, mark.lost, msgspec.json.encode(mark.ahead).decode(), now)
+            for epoch, mark in changed.items()
+        ],
     )
 
 
@@ -100,6 +129,43 @@ class ModelTotals(msgspec.Struct, frozen=True, rename="camel"):
     count: int
 
 
+class EndedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is known of one request, as UsageEvent has it: None is unknown, `cut` means not answered to the end.
+
+    Durations in milliseconds, `created_at` (when it ended) Unix seconds. `agent` is an id.
+    """
+
+    id: str
+    agent: str
+    tenant: str
+    model: str
+    backend: str
+    endpoint: str
+    unit: str
+    tokens_in: int | None
+    tokens_out: int | None
+    cached_tokens: int | None
+    estimated: bool
+    cut: bool
+    queue_ms: float
+    ttft_ms: float | None
+    duration_ms: float
+    status: int
+    client_request_id: str | None
+    created_at: float
+
+
+def request(conn: sqlite3.Connection, id: str) -> EndedRequest | None:
+    """One ended request by its id; None where there is none, or where it was pruned."""
+    row = conn.execute(f"SELECT {', '.join(_COLUMNS)} FROM inference_usage WHERE id = ?", (id,)).fetchone()
+    if row is None:
+        return None
+    found = dict(zip(_COLUMNS, row, strict=True))
+    return EndedRequest(
+        agent=found.pop("agent_id"), **found | {name: bool(found[name]) for name in ("estimated", "cut")}
+    )
+
+
 class Recent(msgspec.Struct, frozen=True, rename="camel"):
     """One request; None is unknown, `created_at` Unix seconds."""
 
@@ -124,16 +190,14 @@ class AgentUsage(msgspec.Struct, frozen=True, rename="camel"):
 def agent_usage(
     conn: sqlite3.Connection, agent_id: str, *, since: float, period: str = "", limit: int = 100
 ) -> AgentUsage:
-    """What one agent used since `since` (Unix seconds); `recent` holds at most `limit` requests, newest first."""
+    """What one agent used since `since` (Unix seconds); `recent` holds at most `limit` requests that are still kept one
+    by one, newest first."""
+    sums = _sums(conn, By.MODEL, Asked(since, agent=agent_id))
     by_model = [
-        ModelTotals(row["model"], row["total_in"], row["total_out"], row["count"])
-        for row in conn.execute(
-            "SELECT model, coalesce(sum(tokens_in), 0) AS total_in, coalesce(sum(tokens_out), 0) AS total_out,"
-            " count(*) AS count FROM inference_usage WHERE agent_id = ? AND created_at >= ?"
-            " GROUP BY model ORDER BY total_in + total_out DESC, model",
-            (agent_id, since),
-        )
+        ModelTotals(str(model), tokens_in, tokens_out, requests)
+        for model, (requests, tokens_in, tokens_out, *_) in sums.items()
     ]
+    by_model.sort(key=lambda row: (-row.total_in - row.total_out, row.model))
     recent = [
         Recent(*row)
         for row in conn.execute(
@@ -156,12 +220,8 @@ class Spent(msgspec.Struct, frozen=True, rename="camel"):
 
 def spent_since(conn: sqlite3.Connection, since: float) -> Spent:
     """What all agents used since `since` (Unix seconds), removed ones too."""
-    row = conn.execute(
-        "SELECT coalesce(sum(tokens_in), 0), coalesce(sum(tokens_out), 0), count(*) FROM inference_usage"
-        " WHERE created_at >= ?",
-        (since,),
-    ).fetchone()
-    return Spent(*row)
+    found = total(usage_by(conn, By.BACKEND, Asked(since)))
+    return Spent(found.tokens_in, found.tokens_out, found.requests)
 
 
 class Cost(msgspec.Struct, frozen=True):
@@ -214,53 +274,122 @@ class UsageSince(msgspec.Struct, frozen=True):
     totals: Cost
 
 
-_COSTS = """count(*) AS requests, coalesce(sum(tokens_in), 0) AS tokens_in,
-    coalesce(sum(tokens_out), 0) AS tokens_out, coalesce(sum(cached_tokens), 0) AS cached_tokens,
-    sum(tokens_in IS NULL OR tokens_out IS NULL) AS unknown, sum(cut) AS cut"""
-_KEYS = {
-    By.TENANT: "u.tenant",
-    By.MODEL: "u.model",
-    By.BACKEND: "u.backend",
-    By.HOUR: "CAST(u.created_at AS INTEGER) / 3600 * 3600",
-}
-_MOST_FIRST = "sum(tokens_in) + sum(tokens_out) DESC"
-
-
 def usage_since(conn: sqlite3.Connection, asked: Asked) -> UsageSince:
     """What every agent used, the most expensive first."""
-    where, values = _where(asked)
-    rows = conn.execute(
-        f"SELECT u.agent_id AS agent_id, a.name AS name, {_COSTS}"
-        f" FROM inference_usage u LEFT JOIN agents a ON a.id = u.agent_id WHERE {where}"
-        f" GROUP BY u.agent_id ORDER BY {_MOST_FIRST}, u.agent_id",
-        values,
-    )
-    agents = [AgentCost(**dict(row)) for row in rows]
+    known = dict(conn.execute("SELECT id, name FROM agents").fetchall())
+    sums = _sums(conn, By.AGENT, asked)
+    agents = [AgentCost(*cost, agent_id=str(agent), name=known.get(agent)) for agent, cost in sums.items()]
+    agents.sort(key=lambda cost: (-cost.tokens_in - cost.tokens_out, cost.agent_id))
     return UsageSince(agents, total(agents))
 
 
 def usage_by(conn: sqlite3.Connection, by: By, asked: Asked) -> list[GroupCost]:
     """What every tenant, model or backend used, the most expensive first; hours in their order, those without a request
     left out. KeyError for agents: `usage_since` has them."""
-    where, values = _where(asked)
-    order = "key" if by is By.HOUR else f"{_MOST_FIRST}, key"
-    rows = conn.execute(
-        f"SELECT {_KEYS[by]} AS key, {_COSTS} FROM inference_usage u WHERE {where} GROUP BY key ORDER BY {order}",
-        values,
-    )
-    return [GroupCost(**dict(row)) for row in rows]
+    if by is By.AGENT:
+        raise KeyError(by)
+    costs = [GroupCost(*cost, key=key) for key, cost in _sums(conn, by, asked).items()]
+    if by is By.HOUR:
+        return sorted(costs, key=lambda cost: cost.key)
+    return sorted(costs, key=lambda cost: (-cost.tokens_in - cost.tokens_out, cost.key))
 
 
-def total(costs: Sequence[Cost]) -> Cost:
-    return Cost(**{name: sum(getattr(cost, name) for cost in costs) for name in Cost.__struct_fields__})
+def used_in_all(conn: sqlite3.Connection) -> Cost:
+    """What was ever used, also what is pruned."""
+    found: dict[int, list[int]] = {}
+    _add_up(found, conn.execute(f"SELECT 0, {_SUMS} FROM {Table.WEEKS} WHERE scope = {Scope.BOX:d} AND model = {ALL}"))
+    _add_up(found, conn.execute(f"SELECT 0, {_COSTS} FROM {_IN_NO_SUM} WHERE rolled_up = 0"))
+    return Cost(*found[0])
 
 
-def _where(asked: Asked) -> tuple[str, list[object]]:
-    """A condition on `u`, and its values."""
-    parts: list[str] = ["u.created_at >= ?"]
-    values: list[object] = [asked.since]
+def total(costs: Iterable[Cost]) -> Cost:
+    return Cost(*map(sum, zip(*map(_fields, costs), strict=True)))
+
+
+# --- sums --------------------------------------------------------------------------------------------------------
+
+_COSTS = """count(*), coalesce(sum(tokens_in), 0), coalesce(sum(tokens_out), 0), coalesce(sum(cached_tokens), 0),
+    coalesce(sum(tokens_in IS NULL OR tokens_out IS NULL), 0), coalesce(sum(cut), 0)"""
+_SUMS = ", ".join(f"coalesce(sum({name}), 0)" for name in Cost.__struct_fields__)
+_COLUMN = {By.AGENT: "agent_id", By.TENANT: "tenant", By.MODEL: "model", By.BACKEND: "backend"}
+_HOUR = f"CAST(created_at AS INTEGER) / {rollups.HOUR_S} * {rollups.HOUR_S}"
+_IN_NO_SUM = f"{Table.REQUESTS} INDEXED BY inference_usage_unrolled"
+"""SQLite 3.40 would take the index of an agent's requests, thousands, where there is none of these."""
+_fields = attrgetter(*Cost.__struct_fields__)
+_Key = TypeVar("_Key", str | int, int)
+
+
+def _sums(conn: sqlite3.Connection, by: By, asked: Asked) -> dict[str | int, list[int]]:
+    """What is asked for, as the fields of a Cost; in no order."""
+    begin = rollups.begin_of(asked.since, rollups.kept(conn))
+    found: dict[str | int, list[int]] = {}
+    numbered: dict[int, list[int]] = {}
+    for piece in rollups.cover(begin, rollups.newest(conn), by_hour=by is By.HOUR):
+        if piece.table is Table.REQUESTS:
+            _add_up(found, _of_requests(conn, by, asked, piece, rolled_up=True), piece.sign)
+        else:
+            _add_up(numbered, _of_sums(conn, by, asked, piece), piece.sign)
+    in_no_sum = Piece(Table.REQUESTS, begin, math.inf, 1)
+    _add_up(found, _of_requests(conn, by, asked, in_no_sum, rolled_up=False))
+    names = {} if by is By.HOUR else rollups.names(conn, numbered)
+    _add_up(found, ((names.get(number, number), *sums) for number, sums in numbered.items()))
+    return {key: sums for key, sums in found.items() if sums[0]}
+
+
+def _add_up(found: dict[_Key, list[int]], rows: Iterable[Sequence[Any]], sign: int = 1) -> None:
+    """A row is a key and the fields of its Cost."""
+    for key, *sums in rows:
+        signed = sums if sign > 0 else [-one for one in sums]
+        so_far = found.get(key)
+        found[key] = signed if so_far is None else [one + other for one, other in zip(so_far, signed, strict=True)]
+
+
+def _of_requests(
+    conn: sqlite3.Connection, by: By, asked: Asked, piece: Piece, *, rolled_up: bool
+) -> Iterable[sqlite3.Row]:
+    conditions = [f"rolled_up = {rolled_up:d}", "created_at >= ?", "created_at < ?"]
+    values: list[object] = [piece.first, piece.last]
     for column, value in (("agent_id", asked.agent), ("tenant", asked.tenant), ("model", asked.model)):
         if value is not None:
-            parts.append(f"u.{column} = ?")
+            conditions.append(f"{column} = ?")
             values.append(value)
-    return " AND ".join(parts), values
+    key = _HOUR if by is By.HOUR else _COLUMN[by]
+    table, where = piece.table if rolled_up else _IN_NO_SUM, " AND ".join(conditions)
+    return conn.execute(f"SELECT {key} AS key, {_COSTS} FROM {table} WHERE {where} GROUP BY key", values)
+
+
+def _of_sums(conn: sqlite3.Connection, by: By, asked: Asked, piece: Piece) -> Iterable[sqlite3.Row]:
+    """By the numbers of their names. Which hours (days, weeks) there are, with which models, the box's own sums tell:
+    so each is one look-up."""
+    scope = _scope(by, asked)
+    conditions = [f"u.scope = {scope:d}", "u.begins = filled.begins", "u.model = filled.model"]
+    values: list[object] = [piece.first, piece.last]
+    if asked.model is not None:
+        values.append(rollups.id_of(conn, asked.model))
+    if scope is Scope.AGENT and asked.agent is not None:
+        conditions.append("u.agent = ?")
+        values.append(rollups.id_of(conn, asked.agent))
+    elif scope is Scope.TENANT:
+        conditions.append(f"u.agent = {ALL}")
+    if asked.tenant is not None:
+        conditions.append("u.tenant = ?")
+        values.append(rollups.id_of(conn, asked.tenant))
+    of_models = "= ?" if asked.model is not None else "> 0" if by is By.MODEL else f"= {ALL}"
+    key = "begins" if by is By.HOUR else by.value
+    return conn.execute(
+        f"SELECT u.{key}, {_SUMS} FROM (SELECT DISTINCT begins, model FROM {piece.table}"
+        f" WHERE scope = {Scope.BOX:d} AND begins >= ? AND begins < ? AND model {of_models}) AS filled"
+        f" CROSS JOIN {piece.table} AS u ON {' AND '.join(conditions)} GROUP BY u.{key}",
+        values,
+    )
+
+
+def _scope(by: By, asked: Asked) -> Scope:
+    """Whose sums answer it: the fewest rows that still tell apart what is asked for.
+
+    >>> _scope(By.MODEL, Asked()).name, _scope(By.HOUR, Asked(tenant="acme")).name, _scope(By.AGENT, Asked()).name
+    ('BOX', 'TENANT', 'AGENT')
+    """
+    if by is By.AGENT or asked.agent is not None:
+        return Scope.AGENT
+    return Scope.TENANT if by is By.TENANT or asked.tenant is not None else Scope.BOX

@@ -4,34 +4,60 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
+from functools import partial
 from typing import Any, ClassVar
 
 from textual import work
-from textual.app import App, ComposeResult
+from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.command import CommandPalette
+from textual.containers import Container
 from textual.events import Resize
-from textual.widgets import Footer, Input, Static
+from textual.geometry import Size
+from textual.screen import Screen
+from textual.widgets import Footer, Input
 
 from hive.control.client import path_of
 from hive.errors import HiveError
-from hive.tui.cells import event_line, head_lines, one_line
+from hive.tui import panes
+from hive.tui.cells import COLUMNS
+from hive.tui.gpus import Drawing, gpu_lines
+from hive.tui.history import History
+from hive.tui.lines import Line
 from hive.tui.screens.agent import AgentPage
 from hive.tui.screens.backend import Backends
 from hive.tui.screens.confirm import Confirm
-from hive.tui.screens.keys import Keys
+from hive.tui.screens.keys import Keys, told
 from hive.tui.snapshot import AgentRow, Snapshot
 from hive.tui.source import Source
 from hive.tui.widgets.agent_table import AgentTable
+from hive.tui.widgets.pane import Pane
 
 ACT_S = 600.0
 """A pause waits for a busy agent as long as the daemon's `pause_timeout_s` says."""
-EVENT_LINES = 4
-TINY_ROWS = 14
-"""A terminal with fewer lines shows the table alone."""
+JUMP_SHOWN_S = 60.0
+"""How long it is said that the clock was set."""
+TINY_ROWS, LOW_ROWS, SHORT_ROWS, TALL_ROWS = 14, 20, 30, 46
+"""A terminal with fewer lines shows the table alone, or not all of what is around it, or less of each."""
+WIDE_COLUMNS, SLIM_COLUMNS = 150, 64
+"""From so many columns on the panes stand beside each other; with fewer than these the curve of tokens has no room."""
 QUESTIONS = {
     "stop": "Stop {name}? What it has in memory is lost.",
     "remove": "Remove {name} and its files?",
 }
+
+
+class Room:
+    """Lines each pane may have on a terminal of `rows` lines.
+
+    >>> [(room.gpus, room.flow, room.events) for room in (Room(24), Room(40), Room(60))]
+    [(3, 2, 3), (8, 4, 4), (16, 6, 6)]
+    """
+
+    def __init__(self, rows: int) -> None:
+        few, some, many = (3, 2, 3), (8, 4, 4), (16, 6, 6)
+        self.gpus, self.flow, self.events = few if rows < SHORT_ROWS else some if rows < TALL_ROWS else many
 
 
 class Top(App[int]):
@@ -40,23 +66,33 @@ class Top(App[int]):
     TITLE = "hive top"
     CSS = """
     Screen { layers: base; }
-    #head { height: auto; padding: 0 0 1 0; text-wrap: nowrap; text-overflow: ellipsis; }
-    #problems { height: auto; max-height: 3; color: #EF4444; text-style: bold; display: none; }
-    #events { text-wrap: nowrap; text-overflow: ellipsis; height: 5; border-top: solid $foreground 30%; }
+    * { scrollbar-color: $foreground 40%; scrollbar-color-hover: $foreground 60%; scrollbar-color-active: $foreground;
+        scrollbar-background: $background; scrollbar-background-hover: $background;
+        scrollbar-background-active: $background; scrollbar-size-vertical: 1; }
+    #problems { max-height: 4; }
+    #panes { height: auto; margin: 0 0 1 0; } .short #panes { margin: 0; }
+    #flow { height: auto; layout: horizontal; }
+    #tokens { width: 1fr; margin: 0 1 0 0; } #queue { width: 44; }
+    .wide #panes { layout: horizontal; }
+    .wide #gpus { width: 1fr; margin: 0 1 0 0; } .wide #flow { width: 1fr; }
+    .wide.gpus #flow { width: 68; }
+    .slim #tokens { display: none; } .slim #queue { width: 1fr; }
+    .low #events, .low #flow { display: none; }
+    .tiny #events, .tiny #head, .tiny #panes { display: none; }
+    .tiny #problems { max-height: 1; }
     #filter { display: none; height: 1; border: none; padding: 0; }
-    .tiny #events, .tiny #head { display: none; }
-    .tiny #problems { max-height: 1; text-wrap: nowrap; text-overflow: ellipsis; }
     Confirm, Keys, Backends { align: center middle; }
     .box { width: 64; max-width: 95%; height: auto; max-height: 90%; border: solid $foreground 50%; padding: 0 1;
            background: $surface; }
+    .ascii .box { border: ascii $foreground 50%; }
     .row { height: auto; padding: 1 0; }
-    .row Button { margin: 0 2 0 0; }
+    Button { min-width: 12; margin: 0 2 0 0; background: $foreground 10%; }
     Button.yellow { color: #EAB308; } Button.red { color: #EF4444; } Button.green { color: #22C55E; }
-    #title { text-style: bold reverse; height: 1; }
-    #facts { height: auto; }
-    #rates { height: 1; margin: 1 0; color: #22C55E; }
-    #log { height: 1fr; border-top: solid $foreground 30%; }
-    #which { height: auto; max-height: 10; }
+    Button:nocolor { color: $foreground; }
+    #which { height: auto; max-height: 10; border: none; padding: 0; }
+    .ascii Toast, .ascii CommandPalette #--input, .ascii CommandPalette CommandList { border: none; }
+    .ascii CommandPalette SearchIcon { display: none; }
+    Keys .box { width: 78; } #keys { layout: horizontal; height: auto; } #keys Static { width: 1fr; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter"),
@@ -66,9 +102,10 @@ class Top(App[int]):
         Binding("S", "verb('stop')", "Stop"),
         Binding("x", "verb('remove')", "Remove"),
         Binding("b", "backend", "Switch"),
-        Binding("space", "hold", "Hold", show=False),
+        Binding("y", "copy_id", "Copy the agent's id", show=False),
+        Binding("space", "hold", "Hold what is shown", show=False),
         Binding("question_mark", "keys", "Keys"),
-        Binding("escape", "end_filter", "End the filter", show=False),
+        Binding("escape", "end_filter", "End the filter"),
         Binding("q", "quit", "Quit"),
     ]
 
@@ -78,34 +115,56 @@ class Top(App[int]):
         super().__init__()
         self._source = source
         self.snapshot = first
+        self.history = History()
         self._interval_s = interval_s
         self._readonly = readonly
         self._unicode = unicode
         self._looking = self._held = False
+        self._said: list[str] = []
+        self._looked_at = time.monotonic()
+        self._jump = (0.0, "")
+        # Kept by name: a look that ends while the application does finds them without their screen.
+        names = ("head", "problems", "gpus", "tokens", "queue", "events")
+        self._panes = {name: Pane(unicode=unicode, id=name) for name in names}
+        self._table = AgentTable(unicode=unicode, id="agents")
+        self._filter = Input(id="filter", placeholder="part of a name, state, tenant or model; ! before it: all others")
+        self._main: Screen[Any] | None = None
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head", markup=False)
-        yield Static(id="problems", markup=False)
-        yield AgentTable(unicode=self._unicode, id="agents")
-        yield Input(id="filter", placeholder="part of a name, state, tenant or model; ! before it: all others")
-        yield Static(id="events", markup=False)
+        yield self._panes["head"]
+        yield self._panes["problems"]
+        with Container(id="panes"):
+            yield self._panes["gpus"]
+            with Container(id="flow"):
+                yield self._panes["tokens"]
+                yield self._panes["queue"]
+        yield self._table
+        yield self._filter
+        yield self._panes["events"]
         yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
+        self._main = self.screen
+        self.set_class(not self._unicode, "ascii")
         self._table.focus()
         self._show(self.snapshot)
         self.set_interval(self._interval_s, self._tick)
 
-    @property
-    def _main(self) -> Any:
-        return self.screen_stack[0]
-
-    @property
-    def _table(self) -> AgentTable:
-        return self._main.query_one("#agents", AgentTable)  # type: ignore[no-any-return]
-
     def on_resize(self, event: Resize) -> None:
-        self._main.set_class(event.size.height < TINY_ROWS, "tiny")
+        self._fit(event.size)
+        self._draw()
+
+    def _fit(self, size: Size) -> None:
+        """What the style sheet needs to know of the terminal."""
+        if self._main is None:
+            return
+        width, height = size
+        self._main.set_class(height < TINY_ROWS, "tiny")
+        self._main.set_class(height < LOW_ROWS, "low")
+        self._main.set_class(height < SHORT_ROWS, "short")
+        self._main.set_class(width >= WIDE_COLUMNS, "wide")
+        self._main.set_class(width < SLIM_COLUMNS, "slim")
+        self._main.set_class(bool(self.snapshot.gpus), "gpus")
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -120,40 +179,92 @@ class Top(App[int]):
             return
         self._looking = True
         try:
-            self._show(await asyncio.to_thread(self._source.look))
+            self._show(await asyncio.to_thread(self._source.look, self._looked_for()))
         except HiveError as error:
-            since = time.strftime("%H:%M:%S", time.localtime(self.snapshot.at))
-            self._complain([f"{error.message}; this is how it was at {since}", error.hint])
+            self._complain(error.message, error.hint)
+        except Exception as error:  # an answer of another version, a broken record: the view stays up
+            self._complain(f"what was found cannot be understood ({type(error).__name__}: {error})", "")
         finally:
             self._looking = False
 
+    def _looked_for(self) -> set[str]:
+        """The agents somebody sees now: of these everything is asked anew."""
+        pages = {screen.row.id for screen in self.screen_stack if isinstance(screen, AgentPage)}
+        return pages | {row.id for row in self._table.in_sight}
+
+    def _complain(self, what: str, hint: str) -> None:
+        since = time.strftime("%H:%M:%S", time.localtime(self.snapshot.at))
+        self._said = [f"{what}; this is how it was at {since}", hint]
+        self._draw()
+
     def _show(self, snapshot: Snapshot) -> None:
+        """The next look, everywhere."""
+        now = time.monotonic()
+        if jump_s := panes.jumped_s(self.snapshot.at, snapshot.at, now - self._looked_at):
+            self._jump = (now, panes.jump_text(jump_s))
+        self._looked_at = now
         self.snapshot = snapshot
-        lines = [one_line(line, unicode=self._unicode) for line in head_lines(snapshot)]
-        self._main.query_one("#head", Static).update("\n".join(lines))
-        warning = "" if snapshot.backend is None else snapshot.backend.warning
-        self._complain([*snapshot.problems, warning])
+        self.history.add(snapshot)
+        self._said = list(snapshot.problems)
+        if snapshot.backend is not None:
+            self._said.append(snapshot.backend.warning)
+        if now < self._jump[0] + JUMP_SHOWN_S:
+            self._said.append(self._jump[1])
         self._table.show(snapshot.agents)
-        events = [event_line(event.at, event.kind, event.text) for event in snapshot.events[-EVENT_LINES:]]
-        self._main.query_one("#events", Static).update(
-            "\n".join(one_line(line, unicode=self._unicode) for line in reversed(events))
-        )
+        self._draw()
         for screen in self.screen_stack:
-            if isinstance(screen, AgentPage) and screen.is_mounted:
+            if isinstance(screen, AgentPage):
                 screen.show(snapshot)
 
-    def _complain(self, problems: list[str]) -> None:
-        said = self._main.query_one("#problems", Static)
-        lines = [one_line(problem, unicode=self._unicode) for problem in problems if problem]
-        said.display = bool(lines)
-        said.update("\n".join(lines))
+    def _draw(self) -> None:
+        """Everything but the table, as it was seen last and as the terminal is now."""
+        snapshot, room, unicode = self.snapshot, Room(self.size.height), self._unicode
+        rates = self.history.tokens_per_s()
+        self._fit(self.size)
+        self._panes["head"].show(panes.head_lines(snapshot, is_held=self._held))
+        said = self._said
+        self._panes["problems"].show(lambda width: panes.problem_lines(said, width))
+
+        def gpus(width: int) -> list[Line]:
+            drawing = Drawing(width, snapshot.backend, self.history.busy_percent_of, unicode)
+            return gpu_lines(snapshot.gpus, room.gpus, drawing)
+
+        self._panes["gpus"].show(gpus, title="GPUs")
+        self._panes["tokens"].show(
+            lambda width: panes.tokens_lines(rates, width, room.flow, unicode=unicode), title=panes.tokens_title(rates)
+        )
+        self._panes["queue"].show(
+            lambda width: panes.queue_lines(snapshot.queue, width, room.flow, unicode=unicode),
+            title=panes.queue_title(snapshot.queue),
+        )
+        self._panes["events"].show(panes.event_lines(snapshot.events, room.events), title="events")
 
     # --- keys ----------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        if action == "filter" and self.is_running and self.screen is not self._main:
+        if action in ("filter", "end_filter") and self.is_running and self.screen is not self._main:
             return False
+        if action == "end_filter" and self.is_running:
+            return bool(self._filter.display)
         return not (self._readonly and action in ("verb", "backend"))
+
+    def get_key_display(self, binding: Binding) -> str:
+        """In the footer."""
+        said = super().get_key_display(binding)
+        return said if self._unicode or said.isascii() else binding.key
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """What the palette offers: all that a key does here, and the order of the table by each column."""
+        for what, keys, found in told(screen.active_bindings):
+            if found.binding.action.partition("(")[0] not in ("command_palette", "move", "move_page"):
+                yield SystemCommand(what, f"key {keys}", partial(self.run_action, found.binding.action, found.node))
+        if screen is self._main:
+            for column in COLUMNS:
+                yield SystemCommand(f"Sort by {column.head}", "keys < and >", partial(self._table.sort_by, column.head))
+
+    def action_command_palette(self) -> None:
+        if not CommandPalette.is_open(self):  # type: ignore[arg-type]
+            self.push_screen(CommandPalette(placeholder="part of what to do", id="--command-palette"))
 
     def action_keys(self) -> None:
         self.push_screen(Keys(self.screen.active_bindings))
@@ -161,30 +272,46 @@ class Top(App[int]):
     def action_hold(self) -> None:
         """What is shown stays, until the next press."""
         self._held = not self._held
-        self.notify("held: space goes on" if self._held else "going on")
+        self._draw()
+
+    def action_copy_id(self) -> None:
+        """Into the clipboard, where the terminal lets a program do that."""
+        if (row := self._row) is not None:
+            self.copy_to_clipboard(row.id)
+            self.notify(f"copied: {row.id}", markup=False)
 
     def action_filter(self) -> None:
         if self.screen is self._main:
-            box = self._main.query_one("#filter", Input)
-            box.display = True
-            box.focus()
+            self._filter.display = True
+            self._filter.focus()
+            self.refresh_bindings()
 
     def action_end_filter(self) -> None:
-        box = self._main.query_one("#filter", Input)
-        if self.screen is self._main and box.display:
-            box.value = ""
-            box.display = False
-            self._table.focus()
+        self._filter.value = ""
+        self._filter.display = False
+        self._table.focus()
+        self.refresh_bindings()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self._table.filter(event.value)
+        if event.input is self._filter:
+            self._table.filter(event.value)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
+        if event.input is not self._filter:
+            return
         event.input.display = bool(event.value)
         self._table.focus()
+        self.refresh_bindings()
 
     def on_agent_table_opened(self, event: AgentTable.Opened) -> None:
-        page = AgentPage(event.row, self._source, unicode=self._unicode, may_act=not self._readonly)
+        page = AgentPage(
+            event.row,
+            self.snapshot,
+            self.history,
+            self._source,
+            unicode=self._unicode,
+            may_act=not self._readonly,
+        )
         self.push_screen(page)
 
     def on_agent_page_wanted(self, event: AgentPage.Wanted) -> None:
@@ -194,9 +321,14 @@ class Top(App[int]):
         if not self._refused():
             self.push_screen(Backends(self._source, unicode=self._unicode))
 
+    @property
+    def _row(self) -> AgentRow | None:
+        """The agent whose page is open, else the selected one."""
+        return self.screen.row if isinstance(self.screen, AgentPage) else self._table.selected
+
     def action_verb(self, verb: str) -> None:
-        """Of the agent whose page is open, else of the selected one; asked about first where something is lost."""
-        row = self.screen.row if isinstance(self.screen, AgentPage) else self._table.selected
+        """Asks first where something is lost."""
+        row = self._row
         if row is None or self._refused():
             return
         if verb in QUESTIONS:

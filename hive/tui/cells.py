@@ -1,22 +1,28 @@
-"""What of a Snapshot stands where, in how many columns. Pure; colours are the widgets' business."""
+"""The table of agents as text: its columns, what stands in them, how wide they are. Pure; colours are the widgets'."""
 
 from __future__ import annotations
 
 import re
-import time
+import unicodedata
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from hive.tui.snapshot import AgentRow, BackendRow, Queue, Snapshot
+from hive.tui.snapshot import AgentRow
 
 UNKNOWN = "-"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-_ASCII = str.maketrans({"→": ">", "●": "*", "–": "-", "·": "|", "…": "~"})
+_ASCII = str.maketrans({"→": ">", "●": "*", "○": "o", "◌": "~", "–": "-", "·": "|", "…": "~", "×": "x"})
+SIGNS = {"running": "●", "paused": "●", "stopped": "○", "created": "○", "error": "!"}
+"""Before a state; all others are on their way from one of these to another: `◌`."""
 
 
 class Column(NamedTuple):
-    """`from_width`: columns a terminal has to have for it to be shown; a width of 0 takes what is left."""
+    """`from_width`: columns a terminal has to have for it to be shown; a width of 0 takes what is left.
+
+    `wide`: its width where a terminal has 160.
+    """
 
     head: str
     width: int
@@ -24,6 +30,7 @@ class Column(NamedTuple):
     key: Callable[[AgentRow], float | str]
     is_number: bool = False
     from_width: int = 0
+    wide: int = 0
 
 
 def size(count: int | None) -> str:
@@ -71,61 +78,120 @@ def one_line(text: str, *, unicode: bool = True) -> str:
     return text if unicode else text.translate(_ASCII).encode("ascii", "replace").decode()
 
 
+def fit(text: str, room: int, *, unicode: bool = True) -> str:
+    """As much of a line as has room, with a sign where something is left out; each character one column wide.
+
+    >>> fit("librarian", 5), fit("librarian", 5, unicode=False), fit("bob", 5), fit("模型", 5)
+    ('libr…', 'libr~', 'bob', '??')
+    """
+    if not text.isascii():
+        text = "".join(sign if _is_narrow(sign) else "?" for sign in text)
+    if len(text) <= room:
+        return text
+    return text[: max(0, room - 1)] + ("…" if unicode else "~")[:room]
+
+
+@lru_cache(1024)
+def _is_narrow(sign: str) -> bool:
+    return unicodedata.east_asian_width(sign) not in "WF" and unicodedata.category(sign) not in ("Mn", "Me", "Cf")
+
+
 def _known(value: float | None) -> float:
     return -1.0 if value is None else value
 
 
+def state(status: str) -> str:
+    """
+    >>> state("paused"), state("stopped"), state("error"), state("pausing")
+    ('● paused', '○ stopped', '! error', '◌ pausing')
+    """
+    return f"{SIGNS.get(status, '◌')} {status}"
+
+
 COLUMNS: tuple[Column, ...] = (
-    Column("AGENT", 14, lambda row: row.name, lambda row: row.name),
-    Column("STATE", 10, lambda row: f"● {row.status}", lambda row: row.status),
-    Column("DEPTH", 5, lambda row: row.depth, lambda row: row.depth),
-    Column("TIER", 6, lambda row: row.tier, lambda row: row.tier, from_width=120),
-    Column("TENANT", 10, lambda row: row.tenant, lambda row: row.tenant, from_width=120),
-    Column("MODEL", 14, lambda row: row.model or UNKNOWN, lambda row: row.model or "", from_width=120),
-    Column("REQ", 3, lambda row: _count(row.in_flight), lambda row: _known(row.in_flight), is_number=True),
-    Column("TOK/S", 5, lambda row: _count(row.tokens_per_s), lambda row: _known(row.tokens_per_s), is_number=True),
-    Column("RAM", 5, lambda row: size(row.rss_bytes), lambda row: _known(row.rss_bytes), is_number=True),
-    Column("SAVED", 5, lambda row: size(row.saved_bytes), lambda row: _known(row.saved_bytes), is_number=True),
-    Column("IDLE", 5, lambda row: span(row.idle_s), lambda row: _known(row.idle_s), is_number=True),
+    Column("AGENT", 14, lambda row: row.name, lambda row: row.name, wide=24),
+    Column("STATE", 10, lambda row: state(row.status), lambda row: row.status),
+    Column("DEPTH", 5, lambda row: row.depth, lambda row: row.depth, from_width=56),
+    Column("TIER", 6, lambda row: row.tier, lambda row: row.tier, from_width=100),
+    Column("TENANT", 10, lambda row: row.tenant, lambda row: row.tenant, from_width=100, wide=16),
+    Column("MODEL", 14, lambda row: row.model or UNKNOWN, lambda row: row.model or "", from_width=120, wide=28),
+    Column("REQ", 3, lambda row: count(row.in_flight), lambda row: _known(row.in_flight), True, 50),
+    Column("TOK/S", 5, lambda row: count(row.tokens_per_s), lambda row: _known(row.tokens_per_s), True, 64),
+    Column("RAM", 5, lambda row: size(row.rss_bytes), lambda row: _known(row.rss_bytes), True, 40),
+    Column("SAVED", 5, lambda row: size(row.saved_bytes), lambda row: _known(row.saved_bytes), True, 72),
+    Column("IDLE", 5, lambda row: span(row.idle_s), lambda row: _known(row.idle_s), True, 44),
     Column("WHY", 0, lambda row: row.why, lambda row: row.why),
 )
 """REQ counts the requests in flight."""
+NARROW, WIDE = 28, 160
 
 
-def _count(count: float | None) -> str:
+def count(number: float | None) -> str:
     """
-    >>> _count(None), _count(3), _count(12.5), _count(1234.5)
-    ('-', '3', '12.5', '1234')
+    >>> count(None), count(3), count(0.0), count(12.5), count(1234.5)
+    ('-', '3', '0', '12.5', '1234')
     """
-    if count is None:
+    if number is None:
         return UNKNOWN
-    return f"{count:.1f}" if isinstance(count, float) and count < 100 else f"{count:.0f}"
+    return f"{number:.1f}" if isinstance(number, float) and 0 < number < 100 else f"{number:.0f}"
 
 
-def shown(width: int) -> list[Column]:
+def some(number: int, what: str) -> str:
+    """
+    >>> some(1, "wake"), some(0, "wake")
+    ('1 wake', '0 wakes')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+@lru_cache(64)
+def shown(width: int) -> tuple[Column, ...]:
     """The columns a terminal of this width has.
 
-    >>> len(shown(80)), len(shown(120))
-    (9, 12)
+    >>> [len(shown(width)) for width in (20, 80, 100, 120)]
+    [3, 9, 11, 12]
+    >>> [column.width for column in shown(200) if column.head in ("AGENT", "MODEL")]
+    [24, 28]
     """
-    return [column for column in COLUMNS if width >= column.from_width]
+    columns = [column for column in COLUMNS if width >= column.from_width]
+    if width >= WIDE:
+        columns = [column._replace(width=column.wide or column.width) for column in columns]
+    elif width < NARROW:
+        columns[0] = columns[0]._replace(width=8)
+    return tuple(columns)
 
 
-def line_of(texts: Sequence[str], columns: Sequence[Column], width: int) -> str:
+def line_of(texts: Sequence[str], columns: Sequence[Column], width: int, *, unicode: bool = True) -> str:
     """Cells beside each other, cut to their columns, one space apart, `width` columns in all.
 
     >>> line_of(["alice", "deep"], [Column("A", 4, str, str), Column("B", 0, str, str)], 12)
-    'alic deep   '
+    'ali… deep   '
     """
     cells = []
     for text, column in zip(texts, columns, strict=True):
         room = column.width or max(3, width - sum(other.width + 1 for other in columns if other.width))
-        cells.append(f"{text[:room]:>{room}}" if column.is_number else f"{text[:room]:<{room}}")
+        text = fit(text, room, unicode=unicode)
+        cells.append(f"{text:>{room}}" if column.is_number else f"{text:<{room}}")
     return f"{' '.join(cells)[:width]:<{width}}"
 
 
 def row_line(row: AgentRow, columns: Sequence[Column], width: int, *, unicode: bool) -> str:
-    return line_of([one_line(column.cell(row), unicode=unicode) for column in columns], columns, width)
+    texts = [one_line(column.cell(row), unicode=unicode) for column in columns]
+    return line_of(texts, columns, width, unicode=unicode)
+
+
+def column_at(x: int, width: int) -> Column | None:
+    """The column a terminal of this width has at `x`; a blank behind a column is its own.
+
+    >>> [(found := column_at(x, 80)) and found.head for x in (0, 14, 15, 79, 80)]
+    ['AGENT', 'AGENT', 'STATE', 'WHY', None]
+    """
+    end = 0
+    for column in shown(width):
+        end = end + column.width + 1 if column.width else width
+        if x < end:
+            return column
+    return None
 
 
 def matches(row: AgentRow, wanted: str) -> bool:
@@ -139,71 +205,3 @@ def ordered(rows: Sequence[AgentRow], column: Column, *, descending: bool) -> li
     """By this column; rows alike in it by name, whichever way it goes."""
     by_name = sorted(rows, key=lambda row: row.name)
     return sorted(by_name, key=column.key, reverse=descending)
-
-
-# --- the lines above ---------------------------------------------------------------------------------------------
-
-
-def head_lines(snapshot: Snapshot) -> list[str]:
-    """The backend, the queue and what it all costs: two lines."""
-    states: dict[str, int] = {}
-    for row in snapshot.agents:
-        states[row.status] = states.get(row.status, 0) + 1
-    counts = " ".join(f"{count} {status}" for status, count in sorted(states.items()))
-    first = [f"Hive {snapshot.hive_version}".strip(), counts or "no agents", backend_text(snapshot.backend)]
-    second = [queue_text(snapshot.queue), *_memory_texts(snapshot)]
-    if snapshot.wakes is not None:
-        p50 = "" if snapshot.wake_ms is None else f", p50 {snapshot.wake_ms:.1f} ms"
-        second.append(f"{snapshot.wakes} wakes{p50}")
-    return [" · ".join(filter(None, first)), " · ".join(filter(None, second))]
-
-
-def backend_text(backend: BackendRow | None) -> str:
-    if backend is None:
-        return "backend unknown"
-    if backend.switching:
-        return f"switching: {backend.switching}"
-    slots = "" if backend.slots is None else f", {backend.slots} at once"
-    name = backend.label.partition(" at ")[0]
-    return f"backend {'up' if backend.up else 'DOWN'}: {name}{slots}"
-
-
-def queue_text(queue: Queue | None) -> str:
-    """
-    >>> from hive.tui.snapshot import TenantQueue
-    >>> queue_text(Queue(2, 3, 4, [TenantQueue("a", 1, 3), TenantQueue("b", 1, 0)]))
-    'queue 3 waiting (a 3), 2 running'
-    """
-    if queue is None:
-        return "queue unknown"
-    tenants = ", ".join(f"{row.tenant} {row.waiting}" for row in queue.tenants if row.waiting)
-    return f"queue {queue.waiting} waiting{f' ({tenants})' if tenants else ''}, {queue.running} running"
-
-
-def _memory_texts(snapshot: Snapshot) -> list[str]:
-    memory = snapshot.memory
-    if memory is None:
-        return []
-    used, swap = memory.total_bytes - memory.available_bytes, memory.swap_total_bytes - memory.swap_free_bytes
-    saved = sum(row.saved_bytes or 0 for row in snapshot.agents)
-    texts = [f"RAM {size(used)}/{size(memory.total_bytes)}"]
-    if memory.swap_total_bytes:
-        texts.append(f"swap {size(swap)}/{size(memory.swap_total_bytes)}")
-    return [*texts, f"saved {size(saved)}"]
-
-
-def event_line(at: float, kind: str, text: str) -> str:
-    """In local time."""
-    return f"{time.strftime('%H:%M:%S', time.localtime(at))} {kind:<16} {text}"
-
-
-def plain(snapshot: Snapshot, width: int, *, unicode: bool) -> str:
-    """The whole screen as text: what `--once` prints."""
-    columns = shown(width)
-    lines = [one_line(line, unicode=unicode) for line in (*head_lines(snapshot), *snapshot.problems)]
-    lines += ["", line_of([column.head for column in columns], columns, width).rstrip()]
-    lines += [
-        row_line(row, columns, width, unicode=unicode).rstrip()
-        for row in ordered(snapshot.agents, COLUMNS[0], descending=False)
-    ]
-    return "\n".join(lines)

@@ -5,6 +5,7 @@ Times named `at` are Unix seconds; None is unknown, which is not 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,10 @@ from hive.store.audit import AuditRow
 
 Answer = Mapping[str, Any]
 FROM_DAEMON, FROM_STORE = "daemon", "store"
+RATE_OVER_S = 10.0
+"""What a rate is a mean of, about: a request's tokens are counted when it ends, so that one look's are all or none."""
+LOWEST_RATE = 0.05
+"""A mean below it is nothing any more."""
 
 
 class AgentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -81,6 +86,40 @@ class Memory(msgspec.Struct, frozen=True):
     swap_free_bytes: int
 
 
+class GpuProcess(msgspec.Struct, frozen=True):
+    """`program`: the name it shows, empty where that is not known."""
+
+    pid: int
+    used_bytes: int | None
+    program: str
+
+
+class GpuInstance(msgspec.Struct, frozen=True):
+    """One MIG device of a GPU."""
+
+    number: int
+    name: str
+    total_bytes: int | None
+    used_bytes: int | None
+    free_bytes: int | None
+    processes: list[GpuProcess] | None
+
+
+class GpuRow(msgspec.Struct, frozen=True):
+    """One GPU, as host/nvml.py says; `processes` None: they are not told. `fault`: what is wrong with it, in words."""
+
+    number: int
+    name: str
+    uuid: str
+    total_bytes: int | None
+    used_bytes: int | None
+    free_bytes: int | None
+    busy_percent: int | None
+    processes: list[GpuProcess] | None
+    instances: list[GpuInstance]
+    fault: str
+
+
 class Event(msgspec.Struct, frozen=True):
     """`text`: who, from what to what, and why, on one line."""
 
@@ -92,7 +131,8 @@ class Event(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything at one moment. `source`: `daemon`, or `store` where that is down and SQLite was read.
 
-    `problems`: what is wrong, in words, the worst first. `wake_ms`: median since the daemon started.
+    `problems`: what is wrong, in words, the worst first. `wake_ms`: median since the daemon started. `gpus_why_not`:
+    why nothing is known of GPUs, empty where something is.
     """
 
     at: float
@@ -104,6 +144,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     backend: BackendRow | None
     queue: Queue | None
     memory: Memory | None
+    gpus: list[GpuRow]
+    gpus_why_not: str
     requests: int | None
     tokens_out: int | None
     wakes: int | None
@@ -146,14 +188,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pauses: int
 
 
-class Views(msgspec.Struct, frozen=True):
-    """The answer of `GET /api/agents`."""
-
-    agents: list[View]
-
-
 class Answers(msgspec.Struct, frozen=True):
-    """What the API answered, as it came; `queue` is the proxy's, None where that could not be asked."""
+    """What the API answered, as it came; `queue` is the proxy's, None where that could not be asked.
+
+    `gpus`: empty where the daemon is older than that question.
+    """
 
     health: Answer
     agents: Sequence[View]
@@ -162,13 +201,14 @@ class Answers(msgspec.Struct, frozen=True):
     stats: Answer
     events: Sequence[Answer]
     queue: Answer | None
+    gpus: Answer = msgspec.field(default_factory=dict)
 
 
 def from_api(answers: Answers, *, place: str, now: float, before: Snapshot | None = None) -> Snapshot:
     """The Snapshot of what the daemon said. `before` is what rates are measured against; without it they are None."""
-    health, stats = answers.health, answers.stats
+    health, stats, gpus = answers.health, answers.stats, answers.gpus
     elapsed_s = now - before.at if before is not None and before.is_live else 0.0
-    tokens = {row.id: row.tokens_out for row in before.agents} if before is not None and elapsed_s > 0 else {}
+    earlier = {row.id: row for row in before.agents} if before is not None and elapsed_s > 0 else {}
     return Snapshot(
         at=now,
         source=FROM_DAEMON,
@@ -179,11 +219,13 @@ def from_api(answers: Answers, *, place: str, now: float, before: Snapshot | Non
         backend=_backend(answers.inference),
         queue=None if answers.queue is None else queue_of(answers.queue),
         memory=_memory(answers.memory),
+        gpus=msgspec.convert(gpus.get("gpus", []), list[GpuRow]),
+        gpus_why_not=gpus.get("why_not", "this daemon does not tell"),
         requests=stats.get("requests"),
         tokens_out=stats.get("tokens_out"),
         wakes=stats.get("wakes"),
         wake_ms=(stats.get("wake_ms") or {}).get("p50"),
-        agents=[_agent(view, now, tokens.get(view.id), elapsed_s) for view in answers.agents],
+        agents=[_agent(view, now, earlier.get(view.id), elapsed_s) for view in answers.agents],
         events=[_event(event) for event in answers.events],
     )
 
@@ -213,6 +255,8 @@ def from_store(
         backend=None,
         queue=None if queue is None else queue_of(queue),
         memory=None,
+        gpus=[],
+        gpus_why_not="the daemon is down",
         requests=sum(agent.requests for agent in agents),
         tokens_out=sum(agent.tokens_out for agent in agents),
         wakes=None,
@@ -231,15 +275,19 @@ def queue_of(answer: Answer) -> Queue:
     return Queue(answer["running"], answer["waiting"], answer.get("slots"), tenants)
 
 
-def rate(before: int | None, after: int, elapsed_s: float) -> float | None:
-    """Per second; a count that went down began again.
+def rate(before: int, after: int, elapsed_s: float, mean: float | None = None) -> float | None:
+    """Per second, as a mean over about the last RATE_OVER_S in which what is newer counts more. `mean`: what it was.
 
-    >>> rate(10, 30, 2.0), rate(None, 30, 2.0), rate(30, 10, 2.0)
-    (10.0, None, None)
+    A count that went down began again.
+
+    >>> rate(10, 30, 2.0, 10.0), rate(30, 10, 2.0), rate(30, 30, 1.0, 20.0), rate(30, 30, 90.0, 20.0)
+    (10.0, None, 18.097, 0.0)
     """
-    if before is None or elapsed_s <= 0 or after < before:
+    if elapsed_s <= 0 or after < before:
         return None
-    return round((after - before) / elapsed_s, 1)
+    kept = math.exp(-elapsed_s / RATE_OVER_S)
+    found = (after - before) / elapsed_s * (1 - kept) + (mean or 0.0) * kept
+    return round(found, 3) if found >= LOWEST_RATE else 0.0
 
 
 def idle_of(*, now: float, last_active_at: float | None, busy: int) -> float | None:
@@ -253,7 +301,7 @@ def idle_of(*, now: float, last_active_at: float | None, busy: int) -> float | N
     return None if last_active_at is None else max(0.0, round(now - last_active_at, 1))
 
 
-def _agent(view: View, now: float, tokens_before: int | None, elapsed_s: float) -> AgentRow:
+def _agent(view: View, now: float, before: AgentRow | None, elapsed_s: float) -> AgentRow:
     busy = view.in_flight + view.ingress_open
     return AgentRow(
         id=view.id,
@@ -269,7 +317,9 @@ def _agent(view: View, now: float, tokens_before: int | None, elapsed_s: float) 
         requests=view.requests,
         tokens_in=view.tokens_in,
         tokens_out=view.tokens_out,
-        tokens_per_s=rate(tokens_before, view.tokens_out, elapsed_s),
+        tokens_per_s=None
+        if before is None
+        else rate(before.tokens_out, view.tokens_out, elapsed_s, before.tokens_per_s),
         rss_bytes=view.rss_bytes,
         saved_bytes=view.swap_bytes if view.depth != SleepDepth.AWAKE else 0,
         idle_s=idle_of(now=now, last_active_at=view.last_active_at, busy=busy),

@@ -1,32 +1,34 @@
-"""Where a Snapshot comes from: the daemon, or SQLite and Redis where that is down. Blocking; only reads."""
+"""Where a Snapshot comes from: the daemon, or SQLite and Redis where that is down. Blocking; only reads.
+
+A daemon that answers is asked for everything: it alone knows how an agent is at this moment, and tells also those who
+may not read its files. That this costs next to nothing is the business of Watch and of control/lookout.py.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
-import sqlite3
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from hive.control.client import Client, find
 from hive.domain import Agent
-from hive.errors import DependencyDown, HiveError
+from hive.errors import DependencyDown, HiveError, NotPermitted, TimedOut, WrongState
 from hive.places import APPLIANCE_RUNTIME, default_state_dir, runtime_dir
 from hive.settings import Paths
-from hive.store import agents, audit
 from hive.store.audit import AuditRow
-from hive.tui.snapshot import Answer, Answers, Snapshot, View, Views, from_api, from_store
+from hive.tui.snapshot import Answer, Answers, Snapshot, from_api, from_store
+from hive.tui.stored import read, stamp
+from hive.tui.watch import ANSWER_S, Watch
 
-ANSWER_S = 5.0
-EVENTS = 50
+if TYPE_CHECKING:
+    from hive.store.viewer import Seen, Viewer
+
 APPLIANCE_STATE = Path("/var/lib/hive")
 """`StateDirectory=` of the installed services."""
-VIEWER = "viewer"
-"""Of the ACL: it may read, and any password is right; the mode of the socket says who gets that far."""
 
 
 class Source:
@@ -36,7 +38,8 @@ class Source:
         self._sockets = sockets
         self._places = places_of(sockets, state_dir, uid=uid, env=env)
         self._before: Snapshot | None = None
-        self._client: Client | None = None
+        self._watch: Watch | None = None
+        self._stored = Stored()
 
     def __repr__(self) -> str:
         return f"<Source {' or '.join(map(str, self._sockets))}>"
@@ -44,55 +47,112 @@ class Source:
     @property
     def client(self) -> Client:
         """Of the daemon that answered last. Raises DependencyDown where none does."""
-        if self._client is None:
-            self._client = Client(find(self._sockets).path, timeout_s=ANSWER_S)
-        return self._client
+        return self._watched().client
 
-    def look(self) -> Snapshot:
-        """Raises DependencyDown where neither the daemon answers nor its database can be read, else what came up."""
+    def _watched(self) -> Watch:
+        if self._watch is None:
+            self._watch = Watch(Client(find(self._sockets).path, timeout_s=ANSWER_S))
+        return self._watch
+
+    def look(self, shown: Collection[str] | None = None) -> Snapshot:
+        """Everything as it is. `shown`: ids of the agents somebody looks at, None for all (see `Watch.ask`).
+
+        Raises DependencyDown where neither the daemon answers nor its database can be read, WrongState where what
+        answers is another version, NotPermitted.
+        """
         try:
-            snapshot = self._ask()
-        except DependencyDown as down:
-            self._client = None
+            snapshot = self._ask(shown)
+        except (DependencyDown, TimedOut) as down:
+            self._watch = None
             snapshot = self._read(down)
         self._before = snapshot
         return snapshot
 
-    def _ask(self) -> Snapshot:
-        client = self.client
-        health = client.get("/api/health")
-        paths = Paths(
-            Path(health["state_dir"]),
-            Path(health["runtime_dir"]),
-            apart=health["runtime_dir"] == str(APPLIANCE_RUNTIME),
-        )
+    def _ask(self, shown: Collection[str] | None) -> Snapshot:
+        watch = self._watched()
+        try:
+            snapshot, paths = self._snapshot_of(watch.ask(shown), place=str(watch.client.path))
+        except (msgspec.MsgspecError, LookupError, TypeError, ValueError, AttributeError) as error:
+            hint = "`hive status` names its version, `hive version` that of this command"
+            told = f"what answers at {watch.client.path} is no Hive of this version: {error!r}"
+            raise WrongState(told, hint=hint) from error
         self._places = [paths]  # as it says itself: where it goes down, its database is found
-        answers = Answers(
-            health=health,
-            agents=_agents(client),
-            inference=client.get("/api/system/inference"),
-            memory=client.get("/api/system/memory"),
-            stats=client.get("/api/stats"),
-            events=list(client.events(tail=EVENTS)),
-            queue=_queue(paths),
-        )
-        return from_api(answers, place=str(client.path), now=time.time(), before=self._before)
+        return snapshot
 
-    def _read(self, down: DependencyDown) -> Snapshot:
+    def _snapshot_of(self, answers: Answers, *, place: str) -> tuple[Snapshot, Paths]:
+        state, runtime = Path(answers.health["state_dir"]), Path(answers.health["runtime_dir"])
+        paths = Paths(state, runtime, apart=runtime == APPLIANCE_RUNTIME)
+        asked = msgspec.structs.replace(answers, queue=_queue(paths))
+        return from_api(asked, place=place, now=time.time(), before=self._before), paths
+
+    def _read(self, down: HiveError) -> Snapshot:
+        """`down`: why the daemon was not to be had."""
         paths = next((paths for paths in self._places if os.path.exists(paths.database)), None)
         if paths is None:
-            raise down
-        found, acts = read(paths.database)
-        why = f"the daemon is down: this is what {paths.database} says, and nothing can be changed"
+            closed = next((paths.database for paths in self._places if _is_closed(paths.database)), None)
+            if closed is None:
+                raise down
+            raise NotPermitted(f"{down.message}, and this user may not read {closed}", hint="root may")
+        found, acts = self._stored.look(paths)
+        how = "does not answer" if isinstance(down, TimedOut) else "is down"
         return from_store(
             found,
             acts,
             place=str(paths.database),
             now=time.time(),
-            why=why,
-            activity=_activity(paths),
+            why=f"the daemon {how}: this is what {paths.database} says, and nothing can be changed",
+            activity={},
             queue=_queue(paths),
         )
+
+
+class Stored:
+    """SQLite, read again only once it was written to, and what Redis has seen since."""
+
+    def __init__(self) -> None:
+        self._as_of: Hashable = None
+        self._found: tuple[list[Agent], list[AuditRow]] = ([], [])
+        self._viewer: Viewer | None = None
+
+    def look(self, paths: Paths) -> tuple[list[Agent], list[AuditRow]]:
+        """All agents, and the last acts. Raises DependencyDown."""
+        as_of = (paths, stamp(paths.database))
+        if as_of != self._as_of:
+            self._found, self._as_of = read(paths.database), as_of
+        agents, acts = self._found
+        seen = self._seen(paths)
+        return agents if seen is None else [with_seen(agent, seen) for agent in agents], acts
+
+    def _seen(self, paths: Paths) -> Seen | None:
+        """None where Redis does not say, or is not to be asked by this user."""
+        socket = str(paths.redis_socket)
+        if not os.path.exists(socket):
+            return None
+        from hive.store.viewer import VIEWER, Viewer  # redis: 85 ms that only a daemon that is down costs
+
+        if self._viewer is None or self._viewer.socket != socket:
+            self._viewer = Viewer(socket, user=VIEWER if paths.apart else "")
+        try:
+            return self._viewer.look()
+        except DependencyDown:
+            return None
+
+
+def with_seen(agent: Agent, seen: Seen) -> Agent:
+    """The agent as the proxy, which serves on without the daemon, has seen it since.
+
+    A count in Redis is for display, and a Redis that began anew begins at 0: the higher one is nearer to the truth.
+    """
+    active_at, counted = seen.active_at.get(agent.id), seen.counted.get(agent.id)
+    if active_at is None or counted is None:
+        return agent
+    return msgspec.structs.replace(
+        agent,
+        last_active_at=max(agent.last_active_at or 0.0, active_at),
+        tokens_in=max(agent.tokens_in, counted.tokens_in),
+        tokens_out=max(agent.tokens_out, counted.tokens_out),
+        requests=max(agent.requests, counted.requests),
+    )
 
 
 def places_of(sockets: list[Path], state_dir: Path | None, *, uid: int, env: Mapping[str, str]) -> list[Paths]:
@@ -115,41 +175,10 @@ def places_of(sockets: list[Path], state_dir: Path | None, *, uid: int, env: Map
     return found
 
 
-def read(path: Path) -> tuple[list[Agent], list[AuditRow]]:
-    """All agents and the last acts. Raises DependencyDown where it cannot be read, and says why."""
-    try:
-        with _opened(path) as conn:
-            return agents.all(conn), audit.tail(conn, EVENTS)
-    except (sqlite3.Error, msgspec.MsgspecError, ValueError, LookupError, OSError) as error:
-        hint = "`hive status` says how the daemon is; root may read every Hive's database"
-        raise DependencyDown(f"the daemon is down, and {path} cannot be read: {error}", hint=hint) from error
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """Read-only. A WAL whose last writer closed cleanly is gone, and only then nothing is missed with `immutable`:
-    without it such a file cannot be opened by a user who may not write, and leaves files behind for one who may."""
-    wal = path.with_name(f"{path.name}-wal")
-    is_whole = not wal.exists() or wal.stat().st_size == 0
-    conn = sqlite3.connect(f"{path.as_uri()}?mode=ro{'&immutable=1' if is_whole else ''}", uri=True, timeout=1.0)
-    try:
-        conn.row_factory = sqlite3.Row
-        yield conn
-    finally:
-        conn.close()
-
-
-def _agents(client: Client) -> list[View]:
-    """As `client.get`, in a fifth of its time: with a thousand agents this answer is a megabyte, once a second."""
-    data = b"".join(client.lines("/api/agents", silence_s=ANSWER_S))
-    try:
-        return _decode_views(data).agents
-    except msgspec.MsgspecError as error:
-        hint = "`hive status` names its version, `hive version` that of this command"
-        raise DependencyDown(f"what answers at {client.path} is no Hive of this version: {error}", hint=hint) from error
-
-
-_decode_views = msgspec.json.Decoder(Views).decode
+def _is_closed(path: Path) -> bool:
+    """Whether it cannot be seen from here because a directory above it lets this user not in."""
+    there = next((above for above in path.parents if os.path.isdir(above)), path)
+    return not os.access(there, os.X_OK)
 
 
 def _queue(paths: Paths) -> Answer | None:
@@ -158,24 +187,3 @@ def _queue(paths: Paths) -> Answer | None:
         return Client(paths.admin_socket, timeout_s=1.0).get("/queue")
     except HiveError:
         return None
-
-
-def _activity(paths: Paths) -> dict[str, float]:
-    """Agent id → when it was last active, empty where Redis does not say."""
-    socket = paths.redis_socket
-    if not os.path.exists(socket):
-        return {}
-    return asyncio.run(_asked(socket, user=VIEWER if paths.apart else ""))
-
-
-async def _asked(socket: Path, *, user: str) -> dict[str, float]:
-    from hive.store.live import Live  # redis: 85 ms that only a daemon that is down costs
-    from hive.store.redis_at import RedisAt
-
-    live = Live(RedisAt(str(socket), user, user), op_timeout_s=0.5)
-    try:
-        return await live.activity()
-    except DependencyDown:
-        return {}
-    finally:
-        await live.close()

@@ -32,7 +32,9 @@ from hive.cli.main import main
 from hive.domain import Agent, AgentSpec
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
 from hive.settings import Paths
-from hive.store import agents
+from hive.store import acts, agents
+from hive.store.acts import acts_of
+from hive.store.anchors import anchors_of
 from hive.store.database import Database, plan_of
 from hive.store.migrations import STEPS, migrate, schema_of
 
@@ -169,7 +171,9 @@ WRITES = """
 import asyncio, sys
 from pathlib import Path
 from hive.domain import Agent, AgentSpec
-from hive.store import agents
+from hive.store import acts, agents
+from hive.store.acts import acts_of
+from hive.store.anchors import anchors_of
 from hive.store.database import Database
 async def main():
     database = Database.open(Path(sys.argv[1]))
@@ -313,7 +317,9 @@ def test_what_is_wrong_is_refused_before_anything_is_touched(case: str, kept: Pa
         with pytest.raises(error, match=says):
             act(up, changed)
     after = {path.name: path.read_bytes() for path in up.paths.state.iterdir() if not path.name.endswith(".lock")}
-    assert after == before
+    own = acts_of(up.database)
+    assert [(act.act, act.outcome) for act in acts.read(own).acts] == [("backup", "ok"), ("restore", error.code)]
+    assert after | {own.name: before[own.name]} == before
 
 
 @pytest.mark.parametrize(
@@ -438,6 +444,23 @@ def test_two_restores_within_a_second_keep_both(up: Place, kept: Path) -> None:
     assert sorted(kept_names) == [["ann"], ["ann", "bob"]]
 
 
+def test_heads_that_cannot_be_moved_away_are_told_before_anything_is_touched(up: Place, kept: Path) -> None:
+    heads = anchors_of(up.database)
+    heads.write_text("")
+    if subprocess.run(["chattr", "+a", str(heads)], capture_output=True).returncode:
+        pytest.skip("no file here can be made append-only")
+    put_agent(up.database, "bob")
+    try:
+        with pytest.raises(WrongState, match="only be appended to"):
+            restore(up, kept)
+        assert names_in(up.database) == ["ann", "bob"]
+        assert leftovers(up) == []
+    finally:
+        subprocess.run(["chattr", "-a", str(heads)], check=True)
+    restore(up, kept)
+    assert not heads.exists()
+
+
 # --- kill -9 -------------------------------------------------------------------------------------------------------
 
 CRASHES = """
@@ -461,7 +484,9 @@ sys.exit(code)
 
 @pytest.mark.timeout(300)
 def test_killed_at_any_point_it_is_the_old_state_or_the_new_one_once_finished(box: Place, tmp_path: Path) -> None:
-    """Each call to the system that changes something is the last one once."""
+    """Each call to the system that changes something is the last one once. The heads go with their database."""
+    heads = anchors_of(box.database)
+    heads.write_text(f"1 {'0a' * 32} 2026-11-20T18:00:00Z\n")
     root = str(box.layout.root) if box.layout else ""
     backup(box, tmp_path / "b.tar", with_secrets=True)
     new = tree_of(box)
@@ -484,10 +509,12 @@ def test_killed_at_any_point_it_is_the_old_state_or_the_new_one_once_finished(bo
                 Database.open(box.database)
             assert restore(box, None).finished
             assert tree_of(box) == new, at
+            assert not heads.exists(), at
             ends["to finish"] += 1
         else:
             found = tree_of(box)
             assert found in (old, new), at
+            assert heads.exists() is (found == old), at
             Database.open(box.database).close()
             ends["old" if found == old else "new"] += 1
         assert plan_of(box.database).exists() is False

@@ -27,6 +27,7 @@ HEALTH = {
     "freezer": "signal",
     "limits": "not enforced",
     "proxy": {"connected": True, "port": 11436, "ingress_port": 8480},
+    "api": {"listen": "127.0.0.1", "port": 3001},
     "backend": {"kind": "demo", "label": "demo backend (canned text, no model)", "version": "1"},
 }
 
@@ -63,7 +64,7 @@ def test_redis_listens_on_no_port_keeps_nothing_and_evicts_nothing() -> None:
     ],
 )
 def test_the_daemon_is_told_the_backend(backend: BackendInfo | None, argument: str) -> None:
-    command = services.daemon_command(plan(backend))
+    command = services.daemon_command(plan(backend), api_port=3000)
     assert command[command.index("--backend") + 1] == argument
 
 
@@ -75,7 +76,7 @@ def test_ports_move_only_the_first_time() -> None:
 def test_every_service_watches_the_pipe() -> None:
     commands = [
         services.sandbox_command(plan(None)),
-        services.daemon_command(plan(None)),
+        services.daemon_command(plan(None), api_port=3000),
         services.proxy_command(plan(None), Ports(1, 2), move=True),
         services.demo_backend_command(plan(None)),
     ]
@@ -92,6 +93,20 @@ def test_ports_are_remembered_until_others_are_asked_for(tmp_path: Path) -> None
     assert choose_ports(Ports(11435, 9000), recall(path)) == Ports(11435, 9000)
     path.write_text("{broken")
     assert recall(path) is None
+
+
+def test_what_another_version_remembered_is_taken_and_the_api_is_where_it_is_asked_for(tmp_path: Path) -> None:
+    """ports.json had no port of the API before there was one on TCP; agents must find the proxy all the same."""
+    path = tmp_path / "ports.json"
+    path.write_text('{"asked":{"proxy":11435,"ingress":8480},"got":{"proxy":11436,"ingress":8480}}')
+    assert choose_ports(Ports(11435, 8480, 3000), recall(path)) == Ports(11436, 8480, 3000)
+    assert choose_ports(Ports(11435, 8480, 0), recall(path)) == Ports(11436, 8480, 0)
+
+
+def test_the_banner_says_where_the_api_is() -> None:
+    assert "http://127.0.0.1:3001" in banner(HEALTH, PATHS, command="hive", default_state=True)
+    alone = {**HEALTH, "api": {"listen": "127.0.0.1", "port": None}}
+    assert "on its socket only" in banner(alone, PATHS, command="hive", default_state=True)
 
 
 def test_the_banner_says_what_is_isolated_what_is_not_and_what_to_type() -> None:
@@ -225,5 +240,5 @@ def test_the_banner_fits_its_terminal() -> None:
 def test_with_inference_disabled_there_is_no_backend_and_no_demo_in_its_place() -> None:
     disabled = msgspec.structs.replace(plan(None), serves=False)
     assert not disabled.starts_demo
-    assert "--backend" not in services.daemon_command(disabled)
+    assert "--backend" not in services.daemon_command(disabled, api_port=0)
     assert plan(None).starts_demo

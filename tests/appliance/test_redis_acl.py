@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.appliance.redis_acl import acl_file
-from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
-from hive.store import keys, live
+from hive.domain import Agent, AgentSpec, BackendInfo, BackendKind, ModelInfo, Tier
+from hive.errors import DependencyDown
+from hive.settings import Paths
+from hive.store import agents, keys, live
 from hive.store.channels import SystemEvent
+from hive.store.database import Database
 from hive.store.live import Live
 from hive.store.redis_at import RedisAt
+from hive.store.viewer import Viewer
 from hive.tasks import spawn
+from hive.tui import source
+from hive.tui.source import Source
 
 pytestmark = pytest.mark.redis
 
@@ -106,6 +114,7 @@ async def test_everything_the_daemon_says_and_asks_is_let_through(appliance: Pat
         store.set_totals(AGENT, tokens_in=1, tokens_out=2, requests=3)
         store.set_models([ModelInfo(name="tiny")])
         store.set_backend(BackendInfo(kind=BackendKind.LLAMA, address="/x.sock", label="x"))
+        store.set_config({"proxy.queue_depth": "3"})
         store.publish(SystemEvent(at=1.0, kind="backend.up"))
         await store._flush()
         assert await store.activity() == {}
@@ -120,6 +129,7 @@ async def test_everything_the_daemon_says_and_asks_is_let_through(appliance: Pat
         with viewing(appliance) as viewer:
             assert viewer.xlen(keys.USAGE_STREAM) == 0
             assert viewer.get(keys.vm_cid(7)) == AGENT
+            assert viewer.get(keys.CONFIG_RUNTIME) == '{"proxy.queue_depth":"3"}'
             assert viewer.get(keys.INFERENCE_BACKEND) == "llama"
             store.put_agent(AGENT, paused=False, tier=Tier.HIGH, instance="machine-2", cid=8)
             await store._flush()
@@ -157,6 +167,36 @@ def test_a_viewer_looks_at_everything(appliance: Path) -> None:
         with viewer.pubsub() as listening:
             listening.subscribe("hive:agent:status")
             assert listening.get_message(timeout=5)["type"] == "subscribe"
+
+
+async def test_hive_top_reads_as_the_viewer_what_the_proxy_has_seen(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon of an installed Hive is down, and its proxy serves on."""
+    monkeypatch.setattr(source, "APPLIANCE_RUNTIME", short_path)
+    monkeypatch.setattr(source, "APPLIANCE_STATE", short_path)
+    (paths := Paths(short_path, short_path, apart=True)).redis_socket.parent.mkdir()
+    paths.database.parent.mkdir()
+    database = Database.open(paths.database)
+    await database.write(lambda conn: agents.insert(conn, Agent(id=AGENT, spec=AgentSpec(name="ann"))))
+    database.close()
+    top = Source([short_path / "hive.sock"], None, uid=0, env={})
+    with serving(paths.redis_socket.parent) as socket:
+        assert socket == paths.redis_socket
+        async with living(socket, "proxy") as proxy:
+            proxy.touch(AGENT, time.time() - 60)
+            proxy.count(AGENT, 3, 4)
+            await proxy._flush()
+            row = (await asyncio.to_thread(top.look)).agents[0]
+            assert (row.tokens_in, row.tokens_out, row.requests) == (3, 4, 1)
+            assert 55 < (row.idle_s or 0) < 120
+            proxy.touch(AGENT, time.time())
+            proxy.count(AGENT, 10, 10)
+            await proxy._flush()
+            assert (await asyncio.to_thread(top.look)).agents[0].tokens_out == 14
+        with contextlib.closing(Viewer(str(socket), user="")) as nameless, pytest.raises(DependencyDown):
+            nameless.look()
+    assert (await asyncio.to_thread(top.look)).agents[0].tokens_out == 0
 
 
 # --- what nobody may ---------------------------------------------------------------------------------------------
@@ -218,6 +258,15 @@ EACH_MAY_NOT = {
         "PUBLISH hive:agent:status x",
         "SUBSCRIBE other",
         "EXPIRE hive:agent:tier:x 1",
+        "HSET hive:agent:tokens:x input 1",
+        "HINCRBY hive:agent:tokens:x input 1",
+        "ZADD hive:agents:activity 1 x",
+        "SORT hive:usage STORE hive:other",
+        "BLPOP hive:usage 0",
+        "BZPOPMIN hive:agents:activity 0",
+        "XREADGROUP GROUP daemon daemon BLOCK 0 STREAMS hive:usage >",
+        "WAIT 1 0",
+        "CLIENT PAUSE 1000",
     ),
 }
 REFUSED = [(user, words) for user, own in EACH_MAY_NOT.items() for words in (*NOBODY_MAY, *own)]

@@ -229,18 +229,20 @@ def test_a_second_interrupt_does_not_wait_for_a_deaf_agent(hive: HiveUp) -> None
 
 
 def test_taken_ports_move_up_are_said_and_asked_for_again(hive: HiveUp) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        hive.start(ports=(port, 0)).until_up()
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as api_taken:
+        port, api = taken.getsockname()[1], ("--api-port", str(api_taken.getsockname()[1]))
+        hive.start(*api, ports=(port, 0)).until_up()
         health = hive.health()
         assert health is not None
         assert health["proxy"]["port"] > port
+        assert health["api"]["port"] > int(api[1])
         until(lambda: "ports_taken" in hive.said(), hive.said)
         assert hive.end() == 0
-    hive.start(ports=(port, 0)).until_up()
+    hive.start(*api, ports=(port, 0)).until_up()
     again = hive.health()
     assert again is not None
     assert again["proxy"]["port"] == health["proxy"]["port"], "an agent that lived on would look there"
+    assert again["api"]["port"] == health["api"]["port"], "so would whoever has written it down"
     assert hive.end() == 0
 
 

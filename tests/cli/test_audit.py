@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hive.cli import audit as cli
-from hive.store import anchors, audit
+from hive.store import acts, anchors, audit
 from hive.store.audit import AuditRow
 from hive.store.chain import Head
 from hive.store.database import Database
@@ -105,6 +105,7 @@ def test_a_whole_table_is_exit_0_and_says_how_much_of_its_end_is_in_no_anchor(no
         ("UPDATE audit_log SET actor = CAST(x'ff' AS TEXT) WHERE id = 2", 2),
         ("DELETE FROM audit_log WHERE id = 2", 2),
         ("DELETE FROM audit_log WHERE id > 2", 3),
+        ("DELETE FROM audit_log", 1),
     ],
 )
 def test_a_tampered_table_is_exit_1_and_the_first_bad_row_is_named(
@@ -150,8 +151,74 @@ def test_where_there_is_nothing_to_look_at_it_says_why(no_daemon: Hive, state: P
     assert "damaged" in said.err
 
 
+def test_without_its_anchors_it_says_that_there_are_none(no_daemon: Hive, state: Path) -> None:
+    anchors.anchors_of(state / "hive.db").unlink()
+    said = verify(no_daemon, state)
+    assert said.code == 0
+    assert "the last 5 are in no anchor yet" in said.out
+    assert "there is no audit.heads beside it: it is new, was restored, or somebody removed that file" in said.out
+    answer = verify(no_daemon, state, "--json").json
+    assert (answer["anchors_file"], answer["anchors"], answer["unanchored"]) == (None, 0, 5)
+
+
+def test_after_a_restore_nothing_is_taken_for_tampered_and_what_was_done_is_told(
+    no_daemon: Hive, state: Path, tmp_path: Path
+) -> None:
+    """The heads of the state that was replaced named rows the restored table never had."""
+    where = ("--state-dir", str(state))
+    assert no_daemon("backup", str(tmp_path / "b.tar"), *where).code == 0
+    more = [AuditRow(at=2.0, actor="uid:0", act="agent.paused", target="b", origin="socket") for _ in range(5)]
+    with sqlite3.connect(state / "hive.db") as conn:
+        head = [audit.append(conn, row) for row in more][-1]
+    conn.close()
+    anchors.append(anchors.anchors_of(state / "hive.db"), head, now=2.0)
+    assert verify(no_daemon, state, "--json").json["anchored_to"] == 10
+    restored = no_daemon("restore", str(tmp_path / "b.tar"), "--yes", "--json", *where)
+    assert restored.code == 0
+    assert [Path(path).name.partition(".before")[0] for path in restored.json["kept"]] == ["hive.db", "audit.heads"]
+    said = verify(no_daemon, state)
+    assert said.code == 0
+    assert "was restored" in said.out
+    assert "acts of the hive command that a daemon is still to take in: 1" in said.out
+    (act,) = acts.read(acts.acts_of(state / "hive.db")).acts
+    assert (act.act, act.outcome, act.detail["file"]) == ("restore", "ok", str(tmp_path / "b.tar"))
+
+
+def test_an_old_copy_of_the_database_in_place_of_the_new_one_is_found(
+    no_daemon: Hive, state: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.db"
+    copy.write_bytes((state / "hive.db").read_bytes())
+    more = [AuditRow(at=2.0, actor="uid:0", act="agent.paused", target="b", origin="socket") for _ in range(5)]
+    with sqlite3.connect(state / "hive.db") as conn:
+        head = [audit.append(conn, row) for row in more][-1]
+    conn.close()
+    anchors.append(anchors.anchors_of(state / "hive.db"), head, now=2.0)
+    (state / "hive.db").write_bytes(copy.read_bytes())
+    said = verify(no_daemon, state)
+    assert said.code == 1
+    assert said.out.startswith("row 6 is the first that is not right: it is gone")
+
+
+def test_rows_that_somebody_removed_and_called_pruned_are_found(no_daemon: Hive, state: Path) -> None:
+    with sqlite3.connect(state / "hive.db") as conn:
+        conn.row_factory = sqlite3.Row
+        found = conn.execute("SELECT id, hash FROM audit_log WHERE id = 3").fetchone()
+        audit.prune(conn, Head(*found), now=1.0)
+    conn.close()
+    said = verify(no_daemon, state)
+    assert said.code == 1
+    assert said.out.startswith("row 4 is the first that is not right: it is said to be the first that was not pruned")
+    anchors.append(anchors.anchors_of(state / "hive.db"), Head(*found), now=1.0, is_beginning=True)
+    assert verify(no_daemon, state).code == 0
+
+
 def test_the_table_of_an_older_hive_has_no_chain(no_daemon: Hive, state: Path) -> None:
     changed(state, "DELETE FROM schema_steps WHERE number > 4")
+    said = verify(no_daemon, state)
+    assert said.code == 1
+    assert "has heads of one" in said.err
+    anchors.anchors_of(state / "hive.db").unlink()
     said = verify(no_daemon, state)
     assert said.code == 1
     assert "its audit table has no chain" in said.err

@@ -18,7 +18,8 @@ def test_status_names_the_hive_and_what_is_down(hive: Hive) -> None:
     said = hive("status")
     assert f"Socket: {hive.socket}" in said.out
     assert "Redis: redis:6379, DOWN: WRONGPASS (requests flow, their usage waits)\n" in said.out
-    assert "Status: degraded: Redis is down: requests are served, their usage waits\n" in said.out
+    assert "   Status: degraded\n" in said.out
+    assert said.out.endswith("\n\nRedis is down: requests are served, their usage waits\n    hive doctor redis\n")
     assert "Agents: 2 running" in said.out
     assert "not enforced" in said.out
 
@@ -66,7 +67,6 @@ def test_no_daemon_is_exit_5_with_the_socket_and_the_next_command(no_daemon: Hiv
         f"hive: no Hive answers at {no_daemon.socket}",
         "hint: start one with `hive up`, or name its socket with --socket",
     ]
-    assert no_daemon("status", "--json").error["exit_code"] == 5
 
 
 def test_the_socket_on_the_command_line_goes_before_the_environment(

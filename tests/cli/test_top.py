@@ -67,6 +67,8 @@ def test_json_has_the_whole_of_it_in_this_shape(hive: Hive) -> None:
         "problems": ["Redis is down: requests are served, their usage waits"],
         "backend": BACKEND,
         "queue": None,
+        "gpus": [],
+        "gpus_why_not": "no NVIDIA driver is loaded",
         "requests": None,
         "tokens_out": None,
         "wakes": None,
@@ -79,9 +81,10 @@ def test_once_is_the_screen_as_text(hive: Hive, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("COLUMNS", "80")
     lines = hive("top", "--once", "--no-unicode").out.splitlines()
     assert lines == [
-        "Hive 0.1.0 | 2 running | backend up: demo backend (canned text), 4 at once",
-        "queue unknown | RAM 4.0G/8.0G | swap 81M/1.0G | saved 0",
+        "Hive 0.1.0 | backend up: demo backend (canned text), 4 at once | 2 running",
+        "RAM 4.0G/8.0G | swap 81M/1.0G | saved 0 | isolation none",
         "Redis is down: requests are served, their usage waits",
+        "queue: unknown",
         "",
         "AGENT          STATE      DEPTH REQ TOK/S   RAM SAVED  IDLE WHY",
         "alice          * running  awake   1     -   90M     0    0s 1 request in flight",

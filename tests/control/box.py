@@ -184,7 +184,7 @@ def daemon_process(box: Box, **options: Any) -> subprocess.Popen[str]:
         "import sys; from pathlib import Path; from hive.settings import Paths, Settings, Inference;"
         "from hive.control.daemon import main;"
         "sys.exit(main(Paths(Path(sys.argv[1]), Path(sys.argv[2])), Settings(inference=Inference(enabled='false')),"
-        " watch_fd=int(sys.argv[3]) if len(sys.argv) > 3 else None))"
+        " move_api=True, watch_fd=int(sys.argv[3]) if len(sys.argv) > 3 else None))"
     )
     arguments = [str(box.paths.state), str(box.paths.runtime), *map(str, options.get("pass_fds", ()))]
     return subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True, **options)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from control.box import Box
 
 from hive.control.client import Client
 from hive.control.serving import Server, serve
+
+ON_UVLOOP = ("test_api_tcp.py",)
+"""As in the daemon: connections end, stall and are cut in ways of their own there."""
+OwnLoop = Callable[[], asyncio.AbstractEventLoop]
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, OwnLoop]:
+    if item.path.name in ON_UVLOOP:
+        return {"uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
+
 
 FAKE = Path(__file__).parents[1] / "fakes" / "memory_daemon.py"
 

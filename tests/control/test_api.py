@@ -222,7 +222,7 @@ async def test_unknown_paths_and_methods_say_so(client: Client, api: Server, tmp
         raw, tmp_path / "hive.sock", b"PUT /api/agents HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     )
     assert answer.startswith(b"HTTP/1.1 405 ")
-    assert b"allow: GET, POST\r\n" in answer
+    assert b"allow: GET, HEAD, POST\r\n" in answer
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ async def serving(path: Path, answers: Answers) -> AsyncIterator[str]:
 
 def watching(kind: BackendKind, address: str, settings: Settings | None = None) -> tuple[BackendWatch, list[bool]]:
     told: list[bool] = []
-    return BackendWatch(kind, address, settings=settings or Settings(), on_checked=told.append), told
+    return BackendWatch(kind, address, settings=lambda: settings or Settings(), on_checked=told.append), told
 
 
 async def test_a_change_of_the_slots_is_told_and_a_silent_backend_keeps_them(short_path: Path) -> None:

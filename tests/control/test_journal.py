@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from pathlib import Path
 
 import pytest
 
 from hive.control.journal import Journal, event_of, transition_of
 from hive.domain import Agent, AgentSpec, AgentStatus
-from hive.errors import DependencyDown
-from hive.store import anchors, audit
+from hive.errors import DependencyDown, HiveError
+from hive.store import acts, anchors, audit, chain
+from hive.store.acts import acts_of
+from hive.store.anchors import anchors_of
 from hive.store.audit import AuditRow, Filter
+from hive.store.chain import Bad
 from hive.store.database import Database
 from hive.store.live import Live
 
@@ -144,3 +148,149 @@ async def test_rows_of_a_month_ago_are_pruned_in_as_many_slices_as_it_takes(
     await journal.flush()
     assert await journal.prune() == 5
     assert [event["kind"] for event in await journal.past(10)] == ["backend.up"]
+
+
+async def bad_of(database: Database) -> Bad | None:
+    """As `hive audit verify` looks at it."""
+    known = anchors.read(anchors_of(database.path))
+
+    def work(conn: sqlite3.Connection) -> Bad | None:
+        after = audit.begun_after(conn)
+        return chain.verify(
+            audit.links(conn),
+            known.heads,
+            begun_after=after,
+            begins_as_noted=known.vouch_for(after),
+            numbered_to=audit.numbered_to(conn),
+        ).bad
+
+    return await database.read(work)
+
+
+async def fill(journal: Journal, rows: int) -> None:
+    for _ in range(rows):
+        journal.note("backend.up")
+    await journal.flush()
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "ROWS_MAX", 50)
+    monkeypatch.setattr(audit, "PRUNED_AT_ONCE", 20)
+    monkeypatch.setattr("hive.control.journal.ANCHOR_EVERY", 10)
+
+
+@pytest.mark.usefixtures("small")
+async def test_heads_go_with_the_rows_they_are_of_and_what_was_pruned_last_stays_noted(
+    database: Database, tmp_path: Path
+) -> None:
+    """The file grew for ever: 100 bytes for every 100 rows."""
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    for _ in range(6):
+        for _ in range(10):
+            await fill(journal, 10)
+            await asyncio.sleep(0)
+        begun = await database.read(audit.begun_after)
+        assert await journal.prune() > 0
+        assert min(noted(database)) >= begun.id
+        assert (await database.read(audit.begun_after)).id in noted(database)
+        assert await bad_of(database) is None
+    await journal.close()
+    assert len(noted(database)) < 40
+    assert await bad_of(database) is None
+
+
+@pytest.mark.usefixtures("small")
+async def test_rows_that_somebody_removed_and_called_pruned_are_missed(database: Database, tmp_path: Path) -> None:
+    """Whoever wrote the chain anew behind the last head, with a row that says all before was pruned, was believed."""
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    await fill(journal, 45)
+    await journal.close()
+
+    def forge(conn: sqlite3.Connection) -> None:
+        """What `prune` does, and nothing noted."""
+        audit.prune(conn, audit.head(conn), now=1.0)
+
+    await database.write(forge)
+    bad = await bad_of(database)
+    assert bad is not None
+    assert (bad.id, "no anchor says so" in bad.why) == (46, True)
+
+
+@pytest.mark.usefixtures("small")
+async def test_where_no_head_can_be_noted_nothing_is_pruned(database: Database, tmp_path: Path) -> None:
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    await fill(journal, 70)
+    anchors_of(database.path).unlink(missing_ok=True)
+    anchors_of(database.path).mkdir()
+    with pytest.raises(HiveError, match=r"audit\.heads"):
+        await journal.prune()
+    assert (await database.read(audit.begun_after)).id == 0
+
+
+async def test_a_file_of_heads_that_is_gone_is_begun_anew_with_where_the_chain_begins(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restore, which moves it away."""
+    monkeypatch.setattr(audit, "ROWS_MAX", 20)
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    await fill(journal, 30)
+    await journal.prune()
+    await journal.close()
+    begun = await database.read(audit.begun_after)
+    anchors_of(database.path).unlink()
+    assert await bad_of(database) is None
+    later = Journal(database, Live(tmp_path / "redis.sock"))
+    await later.begin()
+    assert f"audit_heads_begun path={anchors_of(database.path)} head=31: nothing vouches" in caplog.text
+    assert noted(database) == [begun.id, 31]
+    assert await bad_of(database) is None
+
+
+async def test_what_the_hive_command_did_is_taken_in_at_the_start_and_when_somebody_asks(
+    database: Database, tmp_path: Path
+) -> None:
+    path = acts_of(database.path)
+
+    def tell(target: str) -> None:
+        told = acts.new(at=1.0, actor="uid:0", act="set_config", target=target, outcome="ok", detail={})
+        acts.append(path, told)
+
+    tell("a")
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    await journal.begin()
+    tell("b")
+    found = await journal.page(Filter(act="order.*"), 10)
+    assert [(entry.row.target, entry.row.origin) for entry in found] == [("b", "cli"), ("a", "cli")]
+    assert not path.exists()
+    assert await bad_of(database) is None
+
+
+async def test_rows_that_nothing_takes_along_and_acts_are_written_soon(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What only Hive did, like `proxy.lost`, waited in memory for the next change of an agent, and a kill lost it."""
+    monkeypatch.setattr("hive.control.journal.WRITE_S", 0.01)
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    running = asyncio.ensure_future(journal.run())
+    journal.note("proxy.lost")
+    told = acts.new(at=1.0, actor="uid:0", act="restore", target="hive", outcome="ok", detail={})
+    acts.append(acts_of(database.path), told)
+    while len(await database.read(lambda conn: audit.page(conn, Filter(), 10))) < 2:  # noqa: ASYNC110 - it is not told
+        await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_acts_that_cannot_be_taken_in_wait_and_that_is_said_once(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = acts_of(database.path)
+    path.mkdir()
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    for _ in range(3):
+        await journal.page(Filter(), 10)
+    assert caplog.text.count("acts_not_taken_in") == 1
+    path.rmdir()
+    acts.append(path, acts.new(at=1.0, actor="uid:0", act="x", target="hive", outcome="ok", detail={}))
+    assert len(await journal.page(Filter(), 10)) == 1

@@ -13,6 +13,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,12 +29,13 @@ from hive.domain import Agent, AgentSpec, UsageEvent
 from hive.errors import DependencyDown
 from hive.proxy import spool
 from hive.proxy.spool import Backlog, UsageLog
-from hive.store import agents, live, usage
+from hive.store import agents, live, rollups, usage
 from hive.store.database import Database
 from hive.store.live import Live
 from hive.store.migrations import migrate
+from hive.store.rollups import Kept
 from hive.store.stream import MOST_TOKENS, event_entry, events_entry, lost_entry, read_all, read_entry
-from hive.store.usage import Mark
+from hive.store.usage import Asked, By, Mark
 from hive.tasks import spawn
 
 if TYPE_CHECKING:
@@ -215,6 +217,11 @@ class Story:
     def rows(self) -> dict[str, int]:
         return {row["id"]: row["tokens_in"] for row in self.base.execute("SELECT id, tokens_in FROM inference_usage")}
 
+    def sums(self) -> tuple[int, int]:
+        """How many requests and tokens are in the sums of their hours."""
+        found = usage.usage_by(self.base, By.HOUR, Asked())
+        return sum(cost.requests for cost in found), sum(cost.tokens_in for cost in found)
+
 
 STEPS = st.one_of(
     st.tuples(st.just("record"), st.integers(1, 3)),
@@ -266,6 +273,7 @@ def test_after_any_sequence_of_crashes_every_event_is_one_row(steps: Sequence[tu
                 story.new_proxy()
     story.finish()
     assert story.rows() == story.recorded
+    assert story.sums() == (len(story.recorded), sum(story.recorded.values()))
     assert (story.own.done, story.old) == (True, [])
     story.base.close()
 
@@ -456,10 +464,47 @@ async def _added(store: Live, one: dict[str, Any]) -> bool:
 
 async def test_marks_of_epochs_long_gone_are_pruned(store: Live, database: Database) -> None:
     await database.write(lambda conn: usage.set_marks(conn, {"old": Mark(5), "spooled": Mark(6)}, now=0.0))
+    async with consuming(store, database, Heard()) as consumer:
+        await consumer.prune({"spooled"})
+        assert consumer.marks == {"spooled": 6}
+
+
+async def test_no_mark_is_pruned_before_the_stream_is_read(store: Live, database: Database) -> None:
+    """A daemon that was off for a month may find there what it had committed and not acknowledged."""
+    await database.write(lambda conn: usage.set_marks(conn, {"p1": Mark(1)}, now=0.0))
     consumer = Heard().consumer(store, database)
     await consumer.load()
-    await consumer.prune({"spooled"})
-    assert consumer.marks == {"spooled": 6}
+    pruning = asyncio.create_task(consumer.prune(set()))
+    await asyncio.sleep(0.1)
+    assert (consumer.marks, pruning.done()) == ({"p1": 1}, False)
+    spawn(consumer.run(), name="usage")
+    await pruning
+    assert consumer.marks == {}
+    await consumer.close()
+
+
+def spent(conn: sqlite3.Connection) -> tuple[int, int]:
+    found = usage.used_in_all(conn)
+    return found.requests, found.tokens_in
+
+
+async def test_what_comes_again_after_its_row_was_pruned_counts_once(store: Live, database: Database) -> None:
+    """Number 5 is ahead of the mark while 4 is not there, also for the next daemon. Late as it is, 4 is counted."""
+    heard = Heard()
+    await store.add_usage([entry(no) for no in (1, 2, 3, 5)])
+    async with consuming(store, database, heard):
+        await until(lambda: settled(store))
+    now = time.time()
+    await database.write(lambda conn: rollups.let_go(conn, Kept(7200), now=now))
+    assert await database.write(rollups.prune_requests) == 4
+    for again in ([entry(2), entry(5)], [entry(no) for no in range(1, 6)]):
+        await store.add_usage(again)
+        async with consuming(store, database, heard):
+            await until(lambda: settled(store))
+    assert await database.read(spent) == (5, 15)
+    assert [one.event_no for one in heard.events] == [1, 2, 3, 5, 4]
+    assert heard.marks == {"p1": 5}
+    assert await database.read(usage.marks) == {"p1": Mark(5)}
 
 
 async def test_a_replaced_database_does_not_stop_the_marks(

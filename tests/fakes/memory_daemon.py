@@ -7,32 +7,75 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sqlite3
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractContextManager
 from datetime import UTC
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 
+from hive import settings_runtime
 from hive.agents.spec import changed_fields
-from hive.control import clock, views
+from hive.control import clock, request_views, views
 from hive.control.feed import Events
+from hive.control.keyring import Keyring
 from hive.control.serving import serve
 from hive.control.tail import Output
+from hive.control.token_desk import TokenDesk
 from hive.domain import AgentSpec
 from hive.errors import BadRequest, NotFound, Saturated, TimedOut, WrongState
 from hive.host.nvml import Seen
 from hive.host.process import program_of
+from hive.link.requests import QueueIs, QueueView, TenantView, UnderWay
+from hive.settings_file import parse
 from hive.store.audit import AuditRow, Entry, Filter
-from hive.store.usage import Asked, By
+from hive.store.migrations import migrate
+from hive.store.usage import Asked, By, EndedRequest
 
 Answer = dict[str, Any]
+WHOSE = {"agent": "id-alice", "name": "alice", "tenant": "acme", "endpoint": "/v1/chat/completions"}
+ENDED = EndedRequest(
+    id="p1-0",
+    agent="id-gone",
+    tenant="acme",
+    model="tiny",
+    backend="vllm",
+    endpoint="/v1/chat/completions",
+    unit="tokens",
+    tokens_in=1200,
+    tokens_out=8,
+    cached_tokens=None,
+    estimated=True,
+    cut=True,
+    queue_ms=3.0,
+    ttft_ms=40.0,
+    duration_ms=900.0,
+    status=200,
+    client_request_id="mine\x1b[2J",
+    created_at=1.7e9,
+)
 
 
-class MemoryDesk:
+class MemoryDatabase:
+    """A real one, in memory: what is asked of `hive.store.database.Database` here."""
+
+    def __init__(self) -> None:
+        self._conn = sqlite3.connect(":memory:", isolation_level=None)
+        self._conn.row_factory = sqlite3.Row
+        migrate(self._conn)
+
+    async def read(self, work: Any) -> Any:
+        return work(self._conn)
+
+    write = read
+
+
+class MemoryDesk(TokenDesk):
     """What the daemon answers, without one. An agent named `crasher` fails when it is started.
 
     `busy`: names that never become quiet; `gate` holds transitions up.
@@ -58,6 +101,13 @@ class MemoryDesk:
         self._messages: dict[str, Answer] = {}
         self._schedules: dict[int, Answer] = {}
         self._jobs: dict[str, Answer] = {}
+        self.requests = [
+            UnderWay(id="p1-1", state="streaming", age_ms=1234.0, queue_ms=2.5, model="x\x1b[2J", **WHOSE),
+            UnderWay(id="p1-2", state="queued", age_ms=90.0, queue_ms=80.0, model="tiny", **WHOSE),
+        ]
+        self.keyring = Keyring(MemoryDatabase(), internal="secret-token-of-this-fake")  # type: ignore[arg-type]
+        self._parts: Any = SimpleNamespace(keyring=self.keyring)
+        self.runtime_settings: dict[str, Any] = {}
         self.no_swap = False
         """Else memory can be paged out."""
 
@@ -76,6 +126,7 @@ class MemoryDesk:
             "limits": "not enforced",
             "token_tracking": True,
             "proxy": {"connected": True, "port": 11435, "ingress_port": 8480},
+            "api": {"listen": "127.0.0.1", "port": 3000},
             "helper": {"connected": True, "enabled": True},
             "redis": {"up": False, "at": "redis:6379", "why": "WRONGPASS"},
             "backend": {"kind": "demo", "label": "demo backend", "address": "/r/demo.sock", "version": "1", "up": True},
@@ -83,6 +134,10 @@ class MemoryDesk:
 
     async def views(self) -> list[Answer]:
         return [await self.view(name) for name in sorted(self._specs)]
+
+    async def changes(self, since: str, fresh: Collection[str]) -> Answer:
+        """Everybody, always: it remembers no cursor."""
+        return {"agents": await self.views(), "gone": [], "cursor": "", "is_whole": True}
 
     async def view(self, ref: str) -> Answer:
         spec = self._known(ref)
@@ -398,14 +453,62 @@ class MemoryDesk:
             "token": "secret-token",
         }
 
+    async def queue(self) -> Answer:
+        tenants = [TenantView("acme", 2.0, 1, 1, 1234.5), TenantView("idle", 1.0, 0, 0, 0.0)]
+        queue = QueueView(running=1, waiting=1, slots=4, drain_per_s=0.25, tenants=tenants)
+        return request_views.queue_view(QueueIs(queue=queue, requests=self.requests, left_out=3))
+
+    async def request(self, request_id: str) -> Answer:
+        if request_id == ENDED.id:
+            return request_views.ended_request_view(ENDED, None)
+        for told in self.requests:
+            if told.id == request_id:
+                return request_views.request_view(told)
+        raise NotFound(f"there is no request {request_id!r}")
+
+    async def cancel_request(self, request_id: str) -> Answer:
+        await self.request(request_id)
+        self.requests = [told for told in self.requests if told.id != request_id]
+        return {"cancelled": request_id}
+
+    def config(self) -> Answer:
+        return {
+            "settings": [
+                {
+                    "name": name,
+                    "value": self.runtime_settings.get(name, row.default),
+                    "default": row.default,
+                    "unit": row.unit,
+                    "source": "runtime" if name in self.runtime_settings else "default",
+                    "where": "",
+                    "at_runtime": True,
+                    "expected": row.expected,
+                    "sentence": row.sentence,
+                }
+                for name, row in settings_runtime.rows().items()
+            ]
+        }
+
+    async def change_config(self, changes: Mapping[str, Any], actor: str) -> Answer:
+        for name, text in settings_runtime.checked(changes, {}).items():
+            self.actors.append(actor)
+            self.runtime_settings.pop(name, None)
+            if text is not None:
+                self.runtime_settings[name] = parse(settings_runtime.rows()[name], text)
+        return self.config()
+
     async def shutdown(self, actor: str) -> Answer:
         names = [name for name, status in self._status.items() if status == "running"]
         for name in names:
             await self._become(name, "stopped", actor)
         return {"stopped": names, "failed": []}
 
-    async def past_events(self, limit: int) -> list[Answer]:
-        return self.past[-limit:] if limit else []
+    def once_known(self, ref: str) -> str:
+        return f"id-{self._known(ref).name}"
+
+    async def past_events(self, limit: int, agent: str = "") -> list[Answer]:
+        found = [event for event in self.past if not agent or event["agent"] == agent]
+        return found[-limit:] if limit else []
 
     def subscribe(self) -> AbstractContextManager[AsyncIterator[Answer]]:
         return self.feed.subscribe()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hive.link.client import LinkClient
 from hive.link.link import Link, Reply
+from hive.link.message import Message
 from hive.link.messages import (
     Activities,
     Activity,
@@ -20,7 +21,6 @@ from hive.link.messages import (
     Closed,
     DaemonTable,
     Hello,
-    Message,
     Open,
     ProxyTable,
     Quiet,

@@ -23,7 +23,15 @@ from typing import Any
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
 from hive.link.link import Link, Reply
-from hive.link.messages import AgentGone, AgentIs, AgentRow, DaemonTable, Hello, Message, ProxyTable
+from hive.link.message import Message
+from hive.link.messages import (
+    AgentGone,
+    AgentIs,
+    AgentRow,
+    DaemonTable,
+    Hello,
+    ProxyTable,
+)
 from hive.link.server import LinkServer
 from hive.settings import Paths
 

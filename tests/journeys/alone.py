@@ -22,6 +22,7 @@ import redis.exceptions
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier, UsageEvent
 from hive.link.link import Link, Reply
+from hive.link.message import Message
 from hive.link.messages import (
     Activities,
     AgentRow,
@@ -36,7 +37,6 @@ from hive.link.messages import (
     Hello,
     Listener,
     Marks,
-    Message,
     Open,
     ProxyTable,
     Wake,

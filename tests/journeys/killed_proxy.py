@@ -15,7 +15,7 @@ from fakes.fuse import Fuse, bear
 
 from hive.domain import WakeCause
 from hive.link.link import Link, Reply
-from hive.link.messages import Message
+from hive.link.message import Message
 from hive.proxy import server
 from hive.proxy.links import Links
 from hive.settings import Paths, Proxy, Settings

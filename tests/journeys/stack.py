@@ -121,6 +121,10 @@ class Stack:
     def post(self, target: str, body: dict[str, Any] | None = None) -> Any:
         return self.client().post(target, body or {})
 
+    def put_config(self, changes: dict[str, Any]) -> Any:
+        """Changes settings while it runs."""
+        return self.client().put("/api/config", changes)
+
     def health(self) -> Any:
         return self.get("/api/health")
 

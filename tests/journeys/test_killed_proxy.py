@@ -29,6 +29,7 @@ from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, Backe
 from hive.errors import DependencyDown, HiveError, TimedOut, WrongState
 from hive.host import accounts
 from hive.link.link import Link, Reply
+from hive.link.message import Message
 from hive.link.messages import (
     Activity,
     AgentRow,
@@ -36,7 +37,6 @@ from hive.link.messages import (
     DaemonTable,
     Done,
     Listener,
-    Message,
     PagedOut,
     ProxyTable,
     Started,

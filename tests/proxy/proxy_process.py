@@ -19,7 +19,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
 from hive.link.link import Link, Reply
-from hive.link.messages import AgentRow, AskListeners, DaemonTable, Done, Hello, Message, ProxyTable
+from hive.link.message import Message
+from hive.link.messages import (
+    AgentRow,
+    AskListeners,
+    DaemonTable,
+    Done,
+    Hello,
+    ProxyTable,
+)
 from hive.link.messages import Listener as ListenerIs
 from hive.link.server import LinkServer, bind_private
 from hive.settings import Paths

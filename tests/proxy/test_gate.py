@@ -58,6 +58,18 @@ def closed_gate(notes: Notes, *, asleep: bool = False) -> Gate:
     return gate
 
 
+def test_who_is_not_woken_refuses_those_who_wait_and_the_next_one_asks_again() -> None:
+    """The answer of the API: whether that is still so when another asks nobody tells the gate."""
+    notes, waiter, next_one = Notes(), Waiter(), Waiter()
+    gate = closed_gate(notes, asleep=True)
+    assert gate.begin(waiter, now=0.0) is False
+    gate.not_woken("stopped")
+    assert [error.message for error in waiter.refused] == ["the agent is stopped"]
+    assert (gate.state, gate.parked) == (State.ASLEEP, 0)
+    assert gate.begin(next_one, now=1.0) is False
+    assert len(notes.wakes) == 2
+
+
 def test_the_first_request_before_a_closed_gate_wakes_and_the_second_only_parks() -> None:
     notes = Notes()
     gate = closed_gate(notes)

@@ -28,7 +28,13 @@ from harness import (
 )
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo
-from hive.link.messages import CloseBackend, DaemonTable, Drained, Message, OpenBackend
+from hive.link.message import Message
+from hive.link.messages import (
+    CloseBackend,
+    DaemonTable,
+    Drained,
+    OpenBackend,
+)
 from hive.proxy import switching
 from hive.proxy.switching import Switching
 

@@ -13,7 +13,7 @@ import uvloop
 from fakes.fuse import Fuse, bear
 
 from hive.link.link import Link, Reply
-from hive.link.messages import Message
+from hive.link.message import Message
 from hive.sandbox import server
 from hive.sandbox.held import Limits
 from hive.settings import Paths, Settings

@@ -13,7 +13,15 @@ import pytest
 from sandbox.harness import SLEEP, A, Daemon, HelperProcess, OpenHelper, running, spec, until
 
 from hive.errors import HiveError
-from hive.link.messages import AskStat, Done, Failed, Message, Start, Stats, Thaw
+from hive.link.message import Message
+from hive.link.messages import (
+    AskStat,
+    Done,
+    Failed,
+    Start,
+    Stats,
+    Thaw,
+)
 from hive.sandbox import audit
 from hive.sandbox.audit import Audit, Peer
 from hive.settings import Paths

@@ -25,7 +25,14 @@ from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, NotSuppor
 from hive.host.process import Snapshot
 from hive.link.client import LinkClient
 from hive.link.link import Link, Reply
-from hive.link.messages import AskListeners, Done, Hello, Listener, Message, dialled
+from hive.link.message import Message
+from hive.link.messages import (
+    AskListeners,
+    Done,
+    Hello,
+    Listener,
+    dialled,
+)
 from hive.link.specs import SandboxSpec
 from hive.sandbox.machine_dir import MachineDir
 from hive.sandbox.server import Helper

@@ -24,7 +24,11 @@ from sandbox.harness import until
 
 from hive.errors import BadRequest, WrongState
 from hive.link.link import Link
-from hive.link.messages import Listener, ListenerGone, Message
+from hive.link.message import Message
+from hive.link.messages import (
+    Listener,
+    ListenerGone,
+)
 from hive.sandbox.jail import bind_in, unlink_in
 from hive.sandbox.listeners import Listeners
 

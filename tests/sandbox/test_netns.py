@@ -30,7 +30,14 @@ from hive.host import netns
 from hive.host.process import spawn
 from hive.link.client import LinkClient
 from hive.link.link import Link, Reply
-from hive.link.messages import AskListeners, Done, Hello, Listener, ListenerGone, Message
+from hive.link.message import Message
+from hive.link.messages import (
+    AskListeners,
+    Done,
+    Hello,
+    Listener,
+    ListenerGone,
+)
 from hive.sandbox.listeners import INNER_PATH
 from hive.settings import Paths
 from hive.tasks import spawn as spawn_task

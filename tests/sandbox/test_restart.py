@@ -32,7 +32,13 @@ from hive.errors import ConfigError, WrongState
 from hive.host.process import identify
 from hive.link.client import LinkClient
 from hive.link.link import Link, Reply
-from hive.link.messages import AskListeners, Done, Hello, Listener, Message
+from hive.link.message import Message
+from hive.link.messages import (
+    AskListeners,
+    Done,
+    Hello,
+    Listener,
+)
 from hive.settings import Paths
 
 Connect = Callable[..., Awaitable[Daemon]]

@@ -55,7 +55,11 @@ async def add(database: Database, *ats: float) -> Head:
 
 @pytest.fixture
 def prune(database: Database) -> Callable[[], object]:
-    return lambda: database.write(lambda conn: audit.prune(conn, now=float(NOW)))
+    def work(conn: sqlite3.Connection) -> int:
+        to = audit.prunable(conn, now=float(NOW))
+        return 0 if to is None else audit.prune(conn, to, now=float(NOW))
+
+    return lambda: database.write(work)
 
 
 async def left(database: Database) -> list[float]:
@@ -278,13 +282,13 @@ async def test_rows_are_found_by_agent_actor_act_and_time_and_paged(database: Da
 def test_anchors_are_appended_and_a_torn_line_spoils_no_other(tmp_path: Path) -> None:
     path = anchors.anchors_of(tmp_path / "hive.db")
     one, two = Head(100, "0a" * 32), Head(200, "0b" * 32)
-    assert anchors.read(path) == anchors.Anchors([], 0)
+    assert anchors.read(path) == anchors.Anchors([], frozenset(), 0, is_there=False)
     anchors.append(path, one, now=0.0)
     with path.open("ab") as file:
         file.write(b"200 0b0b")
-    anchors.append(path, two, now=0.0)
-    assert anchors.read(path) == anchors.Anchors([one, two], 1)
-    assert path.read_text().splitlines()[-1] == f"200 {'0b' * 32} 1970-01-01T00:00:00Z"
+    anchors.append(path, two, now=0.0, is_beginning=True)
+    assert anchors.read(path) == anchors.Anchors([one, two], frozenset([two]), 1)
+    assert path.read_text().splitlines()[-1] == f"200 {'0b' * 32} 1970-01-01T00:00:00Z pruned"
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -294,3 +298,57 @@ def test_a_link_in_the_place_of_the_anchors_is_not_followed(tmp_path: Path) -> N
     with pytest.raises(OSError, match="symbolic"):
         anchors.append(path, Head(1, "0a" * 32), now=0.0)
     assert not (tmp_path / "other").exists()
+
+
+def noted_to(path: Path) -> list[int]:
+    return [head.id for head in anchors.read(path).heads]
+
+
+def test_heads_of_rows_that_are_gone_go_and_nothing_else(tmp_path: Path) -> None:
+    path = anchors.anchors_of(tmp_path / "hive.db")
+    assert anchors.keep_from(path, 9) == 0
+    for number in (100, 200, 150, 300):
+        anchors.append(path, Head(number, "0a" * 32), now=0.0)
+    with path.open("ab") as file:
+        file.write(b"who knows\n")
+    before = path.read_bytes().splitlines()
+    assert anchors.keep_from(path, 200) == 2
+    assert path.read_bytes().splitlines() == [before[1], *before[3:]]
+    inode = path.stat().st_ino
+    assert anchors.keep_from(path, 200) == 0
+    assert path.stat().st_ino == inode, "it is not written for nothing"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+TRIMMER = """
+import os, signal, sys
+from pathlib import Path
+from hive.store import anchors
+at, done = int(sys.argv[2]), [0]
+for name in ("open", "unlink", "fsync", "rename"):
+    def wrap(real):
+        def call(*args, **more):
+            done[0] += 1
+            if done[0] == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **more)
+        return call
+    setattr(os, name, wrap(getattr(os, name)))
+anchors.keep_from(Path(sys.argv[1]), 50)
+"""
+
+
+def test_who_is_killed_while_heads_go_leaves_all_of_them_or_those_that_stay(tmp_path: Path) -> None:
+    path, at, ends = anchors.anchors_of(tmp_path / "hive.db"), 0, set()
+    while True:
+        at += 1
+        path.unlink(missing_ok=True)
+        for number in range(100):
+            anchors.append(path, Head(number, "0a" * 32), now=0.0)
+        code = subprocess.run([sys.executable, "-c", TRIMMER, str(path), str(at)]).returncode
+        assert noted_to(path) in (list(range(100)), list(range(50, 100)))
+        ends.add(len(noted_to(path)))
+        if code == 0:
+            break
+    assert ends == {100, 50}

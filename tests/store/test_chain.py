@@ -131,6 +131,9 @@ def test_the_beginning_is_right_only_if_a_row_of_the_chain_says_so(act: str) -> 
     another = verify(rest[1:], begun_after=head_of(whole[2])).bad
     assert another is not None
     assert another.id == 4
+    unnoted = verify(rest, begun_after=before, begins_as_noted=False).bad
+    assert unnoted is not None
+    assert (unnoted.id, "no anchor says so" in unnoted.why) == (3, True)
     unlike = verify(rest, [Head(2, GENESIS)], begun_after=before).bad
     assert unlike is not None
     assert unlike.id == 2

@@ -11,14 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hive.control.client import Client
-from hive.domain import Agent, AgentSpec
+from hive.domain import Agent, AgentSpec, UsageEvent
 from hive.errors import WrongState
-from hive.store import agents, messages
+from hive.store import agents, messages, rollups, usage
 from hive.store.database import Database
 from hive.store.migrations import READABLE_FROM, STEPS, migrate, refuse_newer, schema_of
+from hive.store.usage import Asked, By, Cost, Mark
 
 ROOT = Path(__file__).parents[2]
 PREVIOUS = "6251809"
@@ -209,6 +211,52 @@ async def test_the_previous_code_reads_and_writes_a_database_of_this_one(previou
     assert {(a.spec.name, a.reason) for a in await again.read(agents.all)} == {("alice", "changed"), ("bob", "")}
     assert await again.read(schema_of) == (len(STEPS), READABLE_FROM)
     assert await again.read(lambda conn: messages.waiting(conn, [])) == {}
+    again.close()
+
+
+METERS = """
+import asyncio, msgspec, sys
+from pathlib import Path
+from hive.domain import UsageEvent
+from hive.store import usage
+from hive.store.database import Database
+async def main():
+    database = Database.open(Path(sys.argv[1]))
+    events = msgspec.json.decode(sys.argv[2], type=list[UsageEvent])
+    def work(conn):
+        usage.set_marks(conn, {"p1": usage.Mark(len(events))}, now=2.0)
+        return usage.insert(conn, events)
+    print(len(await database.write(work)))
+    database.close()
+asyncio.run(main())
+"""
+
+
+def usage_event(no: int) -> UsageEvent:
+    of = {"agent_id": "a1", "tenant": "default", "model": f"m{no % 2}", "backend": "vllm", "endpoint": "/api/chat"}
+    return UsageEvent(id=f"p1-{no}", epoch="p1", event_no=no, tokens_in=no, tokens_out=1, created_at=2000.0 * no, **of)
+
+
+async def test_what_the_previous_code_meters_on_it_is_in_this_ones_sums(previous: Path, tmp_path: Path) -> None:
+    """It knows of no sums: its rows are counted one by one, until this one has added them."""
+    path = tmp_path / "hive.db"
+    database = Database.open(path)
+    await database.write(lambda conn: usage.insert(conn, [usage_event(no) for no in (1, 2, 3)]))
+    await database.write(lambda conn: usage.set_marks(conn, {"p1": Mark(3, ahead=((5, 5),))}, now=1.0))
+    database.close()
+    events = msgspec.json.encode([usage_event(no) for no in (1, 2, 3, 4, 5)]).decode()
+    command = python("-c", METERS, str(path), events)
+    ran = subprocess.run(command, env=environment(previous), capture_output=True, text=True, check=False)  # noqa: ASYNC221
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "2\n"
+    again = Database.open(path)
+    by_model = {"m1": (3, 9), "m0": (2, 6)}
+    for rolled_up in (2, 0):
+        found = await again.read(lambda conn: usage.usage_by(conn, By.MODEL, Asked()))
+        assert {cost.key: (cost.requests, cost.tokens_in) for cost in found} == by_model
+        assert await again.write(rollups.roll_up) == rolled_up
+    assert await again.read(usage.used_in_all) == Cost(requests=5, tokens_in=15, tokens_out=5)
+    assert await again.read(usage.marks) == {"p1": Mark(5, ahead=((5, 5),))}
     again.close()
 
 

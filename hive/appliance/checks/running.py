@@ -122,14 +122,17 @@ class Port(NamedTuple):
 
 
 def look_at_ports(subject: Subject) -> Verdict:
-    proxy: dict[str, Any] = (subject.health or {}).get("proxy") or {}
-    settings = subject.settings.proxy
-    listening = _listening()
+    health = subject.health or {}
+    found: dict[str, Any] = health.get("proxy") or {}
+    proxy = found if found.get("connected") else {}
+    api: dict[str, Any] = health.get("api") or {}
+    settings, listening = subject.settings, _listening()
     ports = [
-        Port(what, wanted, proxy.get(key) if proxy.get("connected") else None, _owner(listening.get(wanted, ())))
-        for what, wanted, key in (
-            ("agents", settings.port, "port"),
-            ("callers", settings.ingress_port, "ingress_port"),
+        Port(what, wanted, ours, _owner(listening.get(wanted, ())))
+        for what, wanted, ours in (
+            ("agents", settings.proxy.port, proxy.get("port")),
+            ("callers", settings.proxy.ingress_port, proxy.get("ingress_port")),
+            *([("the API", settings.api.port, api.get("port"))] if settings.api.port else []),
         )
     ]
     return judge_ports(ports, is_appliance=subject.is_appliance)
@@ -187,16 +190,17 @@ def judge_ports(ports: Sequence[Port], *, is_appliance: bool) -> Verdict:
     for port in ports:
         look = f"ss -ltnp 'sport = :{port.wanted}'"
         if port.ours not in (None, port.wanted) and port.owner:
-            return warned(f"{port.what} find Hive at {port.ours}: {port.owner} has {port.wanted}", look)
+            return warned(f"{port.ours} is for {port.what}: {port.owner} has {port.wanted}", look)
         if port.ours is None and port.owner and not (is_appliance and port.owner == SYSTEMD):
             reason = f"{port.wanted} for {port.what} is taken by {port.owner}"
             if is_appliance:
-                return failed(f"{reason}: the proxy cannot listen there", look)
+                return failed(f"{reason}: Hive cannot listen there", look)
             return warned(f"{reason}: hive up takes the next free one", look)
-    said = " and ".join(f"{port.ours or port.wanted} for {port.what}" for port in ports)
+    *others, last = (f"{port.ours or port.wanted} for {port.what}" for port in ports)
+    said = " and ".join(part for part in (", ".join(others), last) if part)
     if all(port.ours is not None for port in ports):
         return passed(f"{said} are Hive's")
-    return passed(f"{said} are {'held by systemd for Hive' if any(port.owner for port in ports) else 'free'}")
+    return passed(f"{said} are {'free, or held by systemd for Hive' if any(port.owner for port in ports) else 'free'}")
 
 
 CHECKS = (

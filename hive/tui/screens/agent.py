@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import math
+import time
 from typing import ClassVar
 
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal
+from textual.containers import Container, Horizontal
+from textual.events import Resize
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Button, Footer, RichLog, Sparkline, Static
+from textual.widgets import Button, Footer, RichLog
 
 from hive.control.client import path_of
 from hive.domain import AT_REST, AgentStatus
 from hive.errors import HiveError
-from hive.tui.cells import one_line, size, span
-from hive.tui.snapshot import AgentRow, Snapshot
+from hive.tui.cells import count, one_line, size, some, span, state
+from hive.tui.history import History
+from hive.tui.lines import Line, Part, joined, line, rule, wrapped
+from hive.tui.panes import ROLES, tokens_lines, tokens_title
+from hive.tui.snapshot import AgentRow, Answer, Snapshot
 from hive.tui.source import Source
+from hive.tui.usage import Use, hours_lines, hours_title, model_lines, use_of
+from hive.tui.widgets.bars import use_whole_cells
+from hive.tui.widgets.pane import Pane
 
 LOG_LINES = 200
-RATES = 120
+LOW_ROWS = 18
+"""A terminal with fewer lines shows no charts."""
+USE_EVERY_S = 10.0
 
 _BUTTONS = {"pause": ("Pause", "yellow"), "resume": ("Resume", "green"), "stop": ("Stop", "red")}
 _START = {"start": ("Start", "green")}
@@ -42,25 +52,75 @@ def verbs_of(status: str) -> tuple[str, ...]:
     return ("start",) if status in AT_REST else ()
 
 
-def facts_of(row: AgentRow, *, unicode: bool) -> str:
-    """Its figures and why, a few lines."""
-    state = row.status if row.depth == "awake" else f"{row.status}, {row.depth}"
-    wake = "" if row.last_wake_ms is None else f", last in {row.last_wake_ms:.1f} ms by {row.last_wake_cause}"
+def facts_of(row: AgentRow, view: Answer, *, now: float) -> list[Line]:
+    """Its figures. `view`: what the API says of it beside; empty where it was not asked, or of another state."""
+    in_state = span(max(0.0, now - row.since))
+    depth = "" if row.depth == "awake" else f", {row.depth}"
     lines = [
-        f"{state} · {row.runtime} · tenant {row.tenant} · tier {row.tier} · model {row.model or 'any'}",
-        f"why: {row.why or '-'}",
-        f"RAM {size(row.rss_bytes)}, saved {size(row.saved_bytes)} · idle {span(row.idle_s)}"
-        f" · {row.in_flight if row.in_flight is not None else '-'} in flight",
-        f"{row.requests} requests, tokens {row.tokens_in} in, {row.tokens_out} out"
-        + ("" if row.wakes is None else f" · {row.wakes} wakes, {row.pauses} sleeps{wake}"),
+        joined(
+            [
+                line(Part(state(row.status), ROLES.get(row.status, "going")), f"{depth} for {in_state}"),
+                line(row.runtime),
+                line(f"tenant {row.tenant}"),
+                line(f"tier {row.tier}"),
+                line(f"model {row.model or 'any'}"),
+            ]
+        ),
+        line(
+            f"RAM {size(row.rss_bytes)}, saved {size(row.saved_bytes)} · idle {span(row.idle_s)} · "
+            f"{count(row.in_flight)} in flight, {count(row.parked)} parked · {count(row.tokens_per_s)} tokens/s"
+        ),
+        line(f"{some(row.requests, 'request')}, tokens {row.tokens_in} in, {row.tokens_out} out"),
     ]
-    return "\n".join(one_line(line, unicode=unicode) for line in lines)
+    more = [*_wakes(row), *beside(view)]
+    return [*lines, joined(line(said) for said in more)] if more else lines
+
+
+def _wakes(row: AgentRow) -> list[str]:
+    if row.wakes is None:
+        return []
+    last = "" if row.last_wake_ms is None else f", the last in {row.last_wake_ms:.1f} ms by {row.last_wake_cause}"
+    return [f"{some(row.wakes, 'wake')}{last}", some(row.pauses or 0, "sleep")]
+
+
+def why_of(row: AgentRow, view: Answer) -> str:
+    return f"why: {view.get('why') or row.why or '-'}"
+
+
+def beside(view: Answer) -> list[str]:
+    """What is worth a word only where it is so.
+
+    >>> beside({"messages_waiting": 2, "next_wake_at": None, "limits_not_enforced": "no memory controller"})
+    ['messages waiting: 2', 'limits do not hold: no memory controller']
+    """
+    said = []
+    if view.get("messages_waiting"):
+        said.append(f"messages waiting: {view['messages_waiting']}")
+    if view.get("next_wake_at"):
+        said.append(f"next wake {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(view['next_wake_at']))}")
+    if view.get("kept_awake_until"):
+        said.append(f"kept awake until {time.strftime('%H:%M:%S', time.localtime(view['kept_awake_until']))}")
+    if view.get("limits_not_enforced"):
+        said.append(f"limits do not hold: {view['limits_not_enforced']}")
+    return said
 
 
 class AgentPage(Screen[None]):
     """Of the agent with this id, for as long as it is there."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.pop_screen", "Back")]
+    DEFAULT_CSS = """
+    AgentPage #verbs { height: auto; padding: 1 0; }
+    AgentPage #charts { height: auto; layout: horizontal; margin: 1 0 0 0; }
+    AgentPage #rates { width: 1fr; margin: 0 1 0 0; }
+    AgentPage #hours { width: 1fr; }
+    AgentPage #log { height: 1fr; background: $background; overflow-y: auto; }
+    AgentPage.low #verbs { padding: 0; }
+    AgentPage.low #charts, AgentPage.low #models { display: none; }
+    """
+
+    AUTO_FOCUS = "#log"
+    """No button: who holds Enter down a moment too long has opened a page, and not put an agent to sleep."""
 
     class Wanted(Message):
         """A button was pressed."""
@@ -69,83 +129,139 @@ class AgentPage(Screen[None]):
             super().__init__()
             self.verb = verb
 
-    def __init__(self, row: AgentRow, source: Source, *, unicode: bool, may_act: bool) -> None:
+    def __init__(
+        self, row: AgentRow, snapshot: Snapshot, history: History, source: Source, *, unicode: bool, may_act: bool
+    ) -> None:
+        """`snapshot`: the look `row` is of."""
         super().__init__()
         self.row = row
         self._source = source
+        self._history = history
         self._unicode = unicode
         self._may_act = may_act
-        self._rates: deque[float] = deque(maxlen=RATES)
+        self._at, self._is_live, self._is_there = snapshot.at, snapshot.is_live, True
+        self._view: Answer = {}
+        self._use: Use | None = None
+        self._use_at = -math.inf
         self._said: list[str] = []
         self._reading = False
+        # Kept by name: a look may come before they are mounted, or after.
+        names = ("title", "facts", "rates", "hours", "models", "logs")
+        self._panes = {name: Pane(unicode=unicode, id=name) for name in names}
+        self._buttons = {
+            verb: Button(label, id=verb, classes=colour, compact=True)
+            for verb, (label, colour) in (_BUTTONS | _START).items()
+        }
+        self._verbs = Horizontal(id="verbs")
+        self._log = RichLog(id="log", wrap=False, max_lines=LOG_LINES)
 
     def compose(self) -> ComposeResult:
-        yield Static(self.row.name, id="title", markup=False)
-        with Horizontal(id="verbs", classes="row"):
-            for verb, (label, colour) in (_BUTTONS | _START).items():
-                yield Button(label, id=verb, classes=colour, compact=True)
-        yield Static(id="facts", markup=False)
-        if self._unicode:
-            yield Sparkline(id="rates")
-        yield RichLog(id="log", wrap=False, max_lines=LOG_LINES)
+        yield self._panes["title"]
+        with self._verbs:
+            yield from self._buttons.values()
+        yield self._panes["facts"]
+        with Container(id="charts"):
+            yield self._panes["rates"]
+            yield self._panes["hours"]
+        yield self._panes["models"]
+        yield self._panes["logs"]
+        yield self._log
         yield Footer(show_command_palette=False, compact=True)
 
     def on_mount(self) -> None:
-        self._draw(is_live=True)
-        self._read_log()
+        if not self._unicode:
+            use_whole_cells(self._log)
+        self._draw()
+        self._read()
+
+    def on_resize(self, event: Resize) -> None:
+        self.set_class(event.size.height < LOW_ROWS, "low")
+        self._draw()
 
     def show(self, snapshot: Snapshot) -> None:
         """The next look; an agent that is gone leaves its page as it was, and it says so."""
         row = next((row for row in snapshot.agents if row.id == self.row.id), None)
-        if row is None:
-            self.query_one("#title", Static).update(f"{self.row.name} (removed)")
-            self._may_act = False
-        else:
+        self._at, self._is_live, self._is_there = snapshot.at, snapshot.is_live, row is not None
+        if row is not None:
             self.row = row
-        self._rates.append(self.row.tokens_per_s or 0.0)
-        self._draw(is_live=snapshot.is_live)
-        if row is not None and snapshot.is_live:
-            self._read_log()
+        self._draw()
+        if self._is_there and self._is_live:
+            self._read()
 
-    def _draw(self, *, is_live: bool) -> None:
-        can = verbs_of(self.row.status) if self._may_act and is_live else ()
-        for verb in (*_BUTTONS, *_START):
-            self.query_one(f"#{verb}", Button).display = verb in can
-        self.query_one("#facts", Static).update(facts_of(self.row, unicode=self._unicode))
-        if self._unicode:
-            self.query_one("#rates", Sparkline).data = list(self._rates)
+    def _draw(self) -> None:
+        row, unicode = self.row, self._unicode
+        can = verbs_of(row.status) if self._may_act and self._is_live and self._is_there else ()
+        for verb, button in self._buttons.items():
+            button.display = verb in can
+        self._verbs.display = bool(can)
+        gone = "" if self._is_there else " (removed)"
+        self._panes["title"].show(lambda width: [line(Part(f"{f' {row.name}{gone}':<{width}}", "mark"))])
+        # What the API said of another state explains the present one wrongly.
+        view = self._view if self._view.get("status") == row.status and self._is_live else {}
+
+        def facts(width: int) -> list[Line]:
+            why = wrapped(one_line(why_of(row, view)), width, role="", most=2)
+            return [*facts_of(row, view, now=self._at), *why]
+
+        self._panes["facts"].show(facts)
+        rates = self._history.tokens_per_s_of(row.id)
+        height = 2 if self.app.size.height < 30 else 4
+        self._panes["rates"].show(
+            lambda width: tokens_lines(rates, width, height, unicode=unicode), title=tokens_title(rates)
+        )
+        use = self._use
+        self._panes["hours"].show(
+            lambda width: hours_lines(use, width, height, unicode=unicode), title=hours_title(use)
+        )
+        self._panes["models"].show(
+            lambda width: model_lines(use, width, height, unicode=unicode), title="by model, 24 h"
+        )
+        self._panes["logs"].show(lambda width: [rule("log", width, unicode=unicode)])
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         event.stop()
         self.post_message(self.Wanted(str(event.button.id)))
 
     @work
-    async def _read_log(self) -> None:
+    async def _read(self) -> None:
+        """Its log, what the API says of it, and now and then what it used. What cannot be had now is so next time."""
         if self._reading:
             return
         self._reading = True
         try:
             lines = await asyncio.to_thread(self._lines)
+            self._view = await asyncio.to_thread(self._source.client.get, path_of(self.row.id))
+            if time.monotonic() > self._use_at + USE_EVERY_S:
+                self._use = await asyncio.to_thread(self._used)
+                self._use_at = time.monotonic()
         except HiveError as error:
-            lines = [f"(its log cannot be read: {error.message})"]
+            lines = self._said or [f"(its log cannot be read: {error.message})"]
         finally:
             self._reading = False
-        self._write(lines)
+        if self.is_mounted:
+            self._write(lines)
+            self._draw()
 
     def _lines(self) -> list[str]:
         found = self._source.client.lines(path_of(self.row.id, "logs"), silence_s=5.0, tail=LOG_LINES)
         return [raw.decode(errors="replace").rstrip("\r\n") for raw in found]
 
+    def _used(self) -> Use:
+        hours, models = (
+            self._source.client.get("/api/usage", by=by, agent=self.row.id, since="24h") for by in ("hour", "model")
+        )
+        return use_of(hours, models, self._at)
+
     def _write(self, lines: list[str]) -> None:
         """Adds what is new, so that who has scrolled up stays there; another beginning is another log."""
         if lines == self._said:
             return
-        log = self.query_one("#log", RichLog)
+        log = self._log
         known = new_from(self._said, lines)
         if known == 0:
             log.clear()
-        for line in lines[known:]:
-            log.write(Text(one_line(line, unicode=self._unicode)), scroll_end=log.is_vertical_scroll_end)
+        for text in lines[known:]:
+            log.write(Text(one_line(text, unicode=self._unicode)), scroll_end=log.is_vertical_scroll_end)
         self._said = lines
 
 

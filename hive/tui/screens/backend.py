@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from hive.errors import HiveError
+from hive.errors import DependencyDown, HiveError
 from hive.tui.cells import one_line, span
 from hive.tui.screens.confirm import Confirm
 from hive.tui.source import Source
@@ -54,9 +54,13 @@ class Backends(ModalScreen[None]):
     async def _list(self) -> None:
         try:
             client = self._source.client
+            under_way = (await asyncio.to_thread(client.get, "/api/system/inference"))["switch"]
+            if under_way is not None:
+                await self._follow(under_way)
+                return
             self._found = (await asyncio.to_thread(client.get, "/api/system/backends"))["backends"]
         except HiveError as error:
-            self._say(f"{error.message}. {error.hint}")
+            self._fail(error)
             return
         which = self.query_one("#which", OptionList)
         for number, row in enumerate(self._found):
@@ -66,12 +70,16 @@ class Backends(ModalScreen[None]):
             which.add_option(Option(one_line(text, unicode=self._unicode).replace("[", r"\["), id=str(number)))
         if not self._found:
             self._say("no other inference server is there; `hive backend switch URL` names one")
+        which.highlighted = next((number for number, row in enumerate(self._found) if not row["in_use"]), None)
         which.focus()
+
+    def _fail(self, error: HiveError) -> None:
+        self._say(f"{error.message}. {error.hint}".rstrip(". "))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         row = self._found[event.option_index]
-        to = row["backend"] if row["unit"] or row["address"].startswith("/") else f"http://{row['address']}"
+        to = row["backend"] if row["unit"] else row["address"]  # of two of a kind the kind names either
         question = (
             f"Switch to {row['backend']} at {row['unit'] or row['address']}? What is under way at the old one"
             " finishes or is cut, others wait."
@@ -85,21 +93,28 @@ class Backends(ModalScreen[None]):
 
     @work
     async def _switch(self, to: str) -> None:
-        self.query_one("#which").display = False
         try:
-            client = self._source.client
-            job = await asyncio.to_thread(client.post, "/api/system/inference", {"backend": to}, timeout_s=SWITCH_S)
-            self._job = job["id"]
-            while job["state"] == "running":
-                left = f" (about {span(job['eta_s'])} left)" if job["eta_s"] else ""
-                self._say(f"{job['progress']}{left}. esc leaves it alone, c goes back.")
-                await asyncio.sleep(LOOK_S)
-                job = await asyncio.to_thread(client.get, f"/api/jobs/{quote(self._job)}")
+            post = self._source.client.post
+            await self._follow(
+                await asyncio.to_thread(post, "/api/system/inference", {"backend": to}, timeout_s=SWITCH_S)
+            )
         except HiveError as error:
-            self._say(f"{error.message}. {error.hint}")
-            return
-        finally:
-            self._job = ""
+            self._fail(error)
+
+    async def _follow(self, job: dict[str, Any]) -> None:
+        """Says how far a switch is until it has ended, and how. A daemon that is away meanwhile carries it on."""
+        self.query_one("#which").display = False
+        self._job = job["id"]
+        while job["state"] == "running":
+            left = f" (about {span(job['eta_s'])} left)" if job["eta_s"] else ""
+            self._say(f"{job['progress']}{left}. esc leaves it alone, c goes back.")
+            await asyncio.sleep(LOOK_S)
+            try:
+                job = await asyncio.to_thread(self._source.client.get, f"/api/jobs/{quote(self._job)}")
+            except DependencyDown as down:
+                self._fail(down)
+                await asyncio.sleep(LOOK_S)
+        self._job = ""
         self._say(ended(job))
 
     @work
@@ -109,7 +124,7 @@ class Backends(ModalScreen[None]):
                 path = f"/api/jobs/{quote(self._job)}"
                 await asyncio.to_thread(self._source.client.delete, path, timeout_s=CANCEL_S)
             except HiveError as error:
-                self._say(f"{error.message}. {error.hint}")
+                self._fail(error)
 
 
 def ended(job: dict[str, Any]) -> str:

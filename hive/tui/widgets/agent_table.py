@@ -6,7 +6,7 @@ every row once a second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -14,7 +14,7 @@ from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.color import Color
-from textual.geometry import Size
+from textual.geometry import Region, Size
 from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
@@ -22,18 +22,9 @@ from textual.strip import Strip
 from hive.tui import cells
 from hive.tui.cells import COLUMNS, Column
 from hive.tui.snapshot import AgentRow
+from hive.tui.widgets.bars import use_whole_cells
+from hive.tui.widgets.colours import CYAN, PAUSED_BEHIND, STATUS_COLOURS
 
-YELLOW, RED, GREEN, GREY, CYAN = "#EAB308", "#EF4444", "#22C55E", "#9CA3AF", "#22D3EE"
-PAUSED_BEHIND = "#EAB3081A"
-"""The paused badge: this yellow, a tenth of it behind."""
-STATUS_COLOURS: Mapping[str, str] = {
-    "running": GREEN,
-    "paused": YELLOW,
-    "error": RED,
-    "stopped": GREY,
-    "created": GREY,
-}
-"""All others are on their way from one of these to another: CYAN."""
 HEAD_LINES = 1
 
 
@@ -49,9 +40,9 @@ class AgentTable(ScrollView, can_focus=True):
         Binding("home,g", "move(-1000000)", "First", show=False),
         Binding("end,G", "move(1000000)", "Last", show=False),
         Binding("enter", "open", "Agent"),
-        Binding("less_than_sign", "sort(-1)", "Sort left", show=False),
-        Binding("greater_than_sign", "sort(1)", "Sort right", show=False),
-        Binding("o", "turn", "Order", show=False),
+        Binding("less_than_sign", "sort(-1)", "Sort by left column", show=False),
+        Binding("greater_than_sign", "sort(1)", "Sort by right column", show=False),
+        Binding("o", "turn", "Turn the order round", show=False),
     ]
     DEFAULT_CSS = "AgentTable { height: 1fr; overflow-x: hidden; }"
 
@@ -71,6 +62,11 @@ class AgentTable(ScrollView, can_focus=True):
         self._column: Column = COLUMNS[0]
         self._descending = False
         self._wanted = ""
+        self._plain: Style | None = None
+
+    def on_mount(self) -> None:
+        if not self._unicode:
+            use_whole_cells(self)
 
     def __repr__(self) -> str:
         selected = self.selected.name if self.selected else None
@@ -86,6 +82,11 @@ class AgentTable(ScrollView, can_focus=True):
         return self._rows
 
     @property
+    def in_sight(self) -> Sequence[AgentRow]:
+        """Those on the screen."""
+        return self._rows[self.scroll_offset.y : self.scroll_offset.y + self._room]
+
+    @property
     def screen_line(self) -> int:
         """Where on the screen the selected row is: 0 is the first line below the heads."""
         return self._index - self.scroll_offset.y
@@ -93,6 +94,10 @@ class AgentTable(ScrollView, can_focus=True):
     @property
     def sorted_by(self) -> str:
         return self._column.head
+
+    @property
+    def is_descending(self) -> bool:
+        return self._descending
 
     def show(self, rows: Sequence[AgentRow]) -> None:
         self._all = rows
@@ -112,6 +117,11 @@ class AgentTable(ScrollView, can_focus=True):
         if 0 <= line < self._room:
             self._scroll_to_line(self._index - line)
         self.refresh()
+
+    @property
+    def _width(self) -> int:
+        """Without the scroll bar."""
+        return self.scrollable_content_region.width
 
     @property
     def _room(self) -> int:
@@ -140,8 +150,8 @@ class AgentTable(ScrollView, can_focus=True):
 
     def action_sort(self, by: int) -> None:
         """The next column that is shown; numbers begin with the highest."""
-        columns = cells.shown(self.size.width)
-        here = next((n for n, column in enumerate(columns) if column is self._column), 0)
+        columns = cells.shown(self._width)
+        here = next((n for n, column in enumerate(columns) if column.head == self._column.head), 0)
         self.sort_by(columns[(here + by) % len(columns)].head)
 
     def action_turn(self) -> None:
@@ -159,15 +169,11 @@ class AgentTable(ScrollView, can_focus=True):
             if event.chain == 2:
                 self.action_open()
             return
-        at, columns = 0, cells.shown(self.size.width)
-        for column in columns:
-            at += (column.width or self.size.width) + 1
-            if event.x < at:
-                if column is self._column:
-                    self.action_turn()
-                else:
-                    self.sort_by(column.head)
-                return
+        column = cells.column_at(event.x, self._width)
+        if column is not None and column.head == self._column.head:
+            self.action_turn()
+        elif column is not None:
+            self.sort_by(column.head)
 
     def on_resize(self) -> None:
         self.virtual_size = Size(self.size.width, len(self._rows) + HEAD_LINES)
@@ -176,16 +182,20 @@ class AgentTable(ScrollView, can_focus=True):
 
     # --- drawing -------------------------------------------------------------------------------------------------
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        self._plain = self.rich_style  # as many microseconds as a line, and the same for all of them
+        return super().render_lines(crop)
+
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
+        width = self._width
         columns = cells.shown(width)
-        plain = self.rich_style
+        plain = self._plain or self.rich_style
         if y < HEAD_LINES:
             return Strip([Segment(self._heads(columns, width), plain + Style(bold=True, underline=True))], width)
         index = self.scroll_offset.y + y - HEAD_LINES
         if index >= len(self._rows):
-            empty = "no agents" if not self._all else f"none matches {self._wanted}" if index == 0 else ""
-            return Strip([Segment(f"{empty if index == 0 else '':<{width}}", plain)], width)
+            said = cells.fit(self._empty() if index == 0 else "", width, unicode=self._unicode)
+            return Strip([Segment(f"{said:<{width}}", plain)], width)
         row = self._rows[index]
         line = cells.row_line(row, columns, width, unicode=self._unicode)
         if index == self._index:
@@ -195,15 +205,22 @@ class AgentTable(ScrollView, can_focus=True):
         badge = plain + self._badge(row.status)
         return Strip([Segment(line[:start], plain), Segment(line[start:end], badge), Segment(line[end:], plain)], width)
 
+    def _empty(self) -> str:
+        if not self._all:
+            return "no agents: hive agent create starts one"
+        return f"none of {len(self._all)} matches {cells.one_line(self._wanted, unicode=self._unicode)}"
+
     def _heads(self, columns: Sequence[Column], width: int) -> str:
         sign = ("▼" if self._descending else "▲") if self._unicode else ("v" if self._descending else "^")
         heads = [f"{column.head[: column.width or None]}" for column in columns]
         for number, column in enumerate(columns):
-            if column is self._column:
+            if column.head == self._column.head:
                 heads[number] = f"{column.head[: column.width - 1 if column.width else None]}{sign}"
-        return cells.line_of(heads, columns, width)
+        return cells.line_of(heads, columns, width, unicode=self._unicode)
 
     def _badge(self, status: str) -> Style:
+        if self.app.no_color:
+            return Style(bold=status == "error")
         colour = STATUS_COLOURS.get(status, CYAN)
         if status != "paused":
             return Style(color=colour)

@@ -1,0 +1,86 @@
+"""What a `hive` command does to a Hive without its daemon is noted for the audit table (hive.store.acts)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hive.appliance.layout import CONF_FILE
+from hive.appliance.parts import place_of
+from hive.errors import HiveError, NotFound
+from hive.store import acts
+
+log = logging.getLogger("hive.acts")
+
+TEXT_MAX = 200
+"""Characters of what was named, and of what went wrong, that are kept."""
+LOGIN_UID = Path("/proc/self/loginuid")
+NOBODY = 2**32 - 1
+"""`loginuid` of a process that no login began (audit_setloginuid in the kernel)."""
+
+
+@contextmanager
+def noted(database: Path | None, act: str, *, target: str = "hive", **detail: Any) -> Iterator[dict[str, Any]]:
+    """Around an act: who, what, and how it ended, an error or a Ctrl-C too. What is put into the dict is kept as well.
+
+    `database`: of the Hive that is meant; nothing is noted where there is none, or its directory is not there. What
+    cannot be noted is said in the log, and is no failure: what was asked for is done.
+    """
+    about = dict(detail)
+    outcome = "cut_short"
+    try:
+        yield about
+        outcome = "ok"
+    except Exception as error:
+        outcome = error.code if isinstance(error, HiveError) else HiveError.code
+        about["error"] = str(error)[:TEXT_MAX]
+        raise
+    finally:
+        if database is not None and os.path.isdir(database.parent):
+            _note(database, act, target[:TEXT_MAX], outcome, about)
+
+
+def database_of(conf: Path, *, uid: int, env: Mapping[str, str]) -> Path | None:
+    """Of the Hive that reads this hive.conf without being told to; None where nobody knows one.
+
+    >>> database_of(Path("/home/ann/hive.conf"), uid=1000, env={})
+    >>> database_of(Path("/srv/image/etc/hive/hive.conf"), uid=1000, env={})  # nothing is installed there
+    """
+    path = Path(os.path.abspath(conf))
+    if not path.as_posix().endswith(CONF_FILE):
+        return None
+    try:
+        return place_of(state_dir=None, prefix=path.parents[2], uid=uid, env=env).database
+    except NotFound:
+        return None
+
+
+def _note(database: Path, act: str, target: str, outcome: str, detail: dict[str, Any]) -> None:
+    euid, login = os.geteuid(), login_uid()
+    if login not in (None, euid):
+        detail = {**detail, "login": f"uid:{login}"}
+    detail = {name: value[:TEXT_MAX] if isinstance(value, str) else value for name, value in detail.items()}
+    found = acts.new(at=time.time(), actor=f"uid:{euid}", act=act, target=target, outcome=outcome, detail=detail)
+    try:
+        acts.append(acts.acts_of(database), found)
+    except OSError as error:
+        # Who may not write there could not do it either, and was told so.
+        if outcome == "ok":
+            log.warning("this will not be in the audit table: %s", error.strerror or error)
+
+
+def login_uid() -> int | None:
+    """Who logged in, whatever sudo or su made of him since; None where nobody did.
+
+    Only root may change it once it is set, so it says more than SUDO_UID.
+    """
+    try:
+        found = int(LOGIN_UID.read_text())
+    except (OSError, ValueError):
+        return None
+    return None if found == NOBODY else found

@@ -1,0 +1,117 @@
+"""Requests under way: who waits for the model, who runs, and ending one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from hive.cli.call import Answer, Call
+from hive.cli.text import fields, milliseconds, number, one_line, table
+from hive.errors import UsageError
+
+COUNTS = ("tokens_in", "tokens_out", "cached_tokens")
+
+RequestId = Annotated[
+    str, typer.Argument(metavar="ID", help="Of the request, as X-Request-Id says it.", show_default=False)
+]
+
+
+def list_requests(call: Call) -> None:
+    """Lists the requests to the model that are under way, the oldest first, and how the queue stands.
+
+    A request waits in line for a turn while it is queued; parked is one whose agent is just being woken.
+
+    Examples:
+      hive queue
+      hive queue --json | jq '.requests[] | select(.state == "queued") | .name'
+    """
+    answer = call.client.get("/api/queue")
+    call.show("queue.list", answer, lambda: _listed(answer))
+
+
+def show(call: Call, request: RequestId) -> None:
+    """Shows one request, under way or ended: whose it was, how long it waited, what it cost.
+
+    Examples:
+      hive queue show 69214ae1c0ffee-42
+    """
+    answer = call.client.get(_path(request))
+    call.show("queue.show", answer, lambda: _shown(answer))
+
+
+def cancel(call: Call, request: RequestId) -> None:
+    """Ends a request that is under way. Its client gets an error, or a stream that is cut.
+
+    Examples:
+      hive queue cancel 69214ae1c0ffee-42
+    """
+    answer = call.client.delete(_path(request))
+    call.show("queue.cancel", answer, lambda: f"{answer['cancelled']} is ended")
+
+
+def _path(request: str) -> str:
+    if not request:
+        raise UsageError("an empty id names no request", hint="hive queue lists those under way")
+    return f"/api/requests/{quote(request, safe='')}"
+
+
+def _listed(answer: Answer) -> str:
+    limit = "" if answer["slots"] is None else f" of {answer['slots']}"
+    pace = "" if answer["drain_per_s"] is None else f", {answer['drain_per_s']:.2g} turns a second"
+    lines = [f"{answer['running']}{limit} running, {answer['waiting']} waiting{pace}"]
+    if tenants := [tenant for tenant in answer["tenants"] if tenant["running"] or tenant["waiting"]]:
+        headers = ["TENANT", "WEIGHT", "RUNNING", "WAITING", "TOKENS AHEAD"]
+        lines += ["", table(headers, [_tenant_row(tenant) for tenant in tenants])]
+    if answer["requests"]:
+        headers = ["REQUEST", "AGENT", "TENANT", "MODEL", "ENDPOINT", "STATE", "AGE", "IN LINE"]
+        lines += ["", table(headers, [_row(request) for request in answer["requests"]])]
+    if answer["left_out"]:
+        lines.append(f"and {answer['left_out']} more")
+    return "\n".join(lines)
+
+
+def _tenant_row(tenant: dict[str, Any]) -> list[str]:
+    return [
+        tenant["name"],
+        f"{tenant['weight']:g}",
+        str(tenant["running"]),
+        str(tenant["waiting"]),
+        number(round(tenant["tokens_ahead"])),
+    ]
+
+
+def _row(request: dict[str, Any]) -> list[str]:
+    return [
+        request["id"],
+        one_line(request["name"]),
+        one_line(request["tenant"]),
+        one_line(request["model"]) or "-",
+        request["endpoint"] or "-",
+        request["state"],
+        milliseconds(request["duration_ms"]),
+        milliseconds(request["queue_ms"]),
+    ]
+
+
+def _shown(answer: Answer) -> str:
+    tokens = [f"{number(answer[count])} {count.replace('_', ' ')}" for count in COUNTS if answer[count] is not None]
+    state = answer["state"]
+    if state == "ended":
+        state = f"ended with {answer['status']}" + (", its client did not get a whole answer" if answer["cut"] else "")
+    pairs = [
+        ("Request", answer["id"]),
+        ("State", state),
+        ("Agent", one_line(answer["name"] or f"{answer['agent']} (removed)")),
+        ("Tenant", one_line(answer["tenant"])),
+        ("Model", one_line(answer["model"])),
+        ("Asked", answer["endpoint"]),
+        ("Backend", answer["backend"] or ""),
+        ("Took", milliseconds(answer["duration_ms"])),
+        ("In line", milliseconds(answer["queue_ms"])),
+        ("First byte", milliseconds(answer["ttft_ms"])),
+        ("Tokens", ", ".join(tokens) + (" (estimated)" if answer["estimated"] else "")),
+        ("Its own id", one_line(answer["client_request_id"] or "")),
+    ]
+    return fields(pairs)

@@ -1,0 +1,130 @@
+"""What stands before the API: who asks is known before anything of what they ask is read.
+
+On a unix socket the kernel says who it is; on TCP a token does, once the request is seen to be meant for this Hive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from typing import NamedTuple
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hive.control.answers import problem
+from hive.control.auth import Person, bearer_of, person_of
+from hive.control.caller import ORIGIN, PERSON
+from hive.control.connections import OverTcp
+from hive.control.failures import Failures
+from hive.control.hosts import Reached, check_host
+from hive.control.keyring import Key, Keyring
+from hive.errors import HiveError, NotPermitted, TooManyRequests, Unauthorized
+from hive.host.accounts import Accounts
+
+log = logging.getLogger("hive.api")
+
+LEFT_S = 1.0
+LEFT_MAX_BYTES = 1024 * 1024
+"""Of the body of a refused request so much is read and forgotten: a socket closed with unread bytes takes the answer
+with it."""
+
+
+class Door(NamedTuple):
+    """What is let in on TCP. `listen`: the address it listens at, `hosts`: further names it has."""
+
+    keyring: Keyring
+    listen: str
+    hosts: frozenset[str]
+    failures: Failures
+
+
+class Admission:
+    """An ASGI middleware. `door` None: nobody is let in on TCP.
+
+    Whom it lets in, it leaves in the scope (caller.py).
+    """
+
+    def __init__(self, app: ASGIApp, people: Accounts, door: Door | None) -> None:
+        self._app = app
+        self._people = people
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        tcp: OverTcp | None = scope["state"].get("tcp")
+        try:
+            key = None if tcp is None else self._key(Headers(scope=scope), tcp)
+            person = self._by_socket(scope) if key is None else key.person
+        except HiveError as error:
+            await self._refuse(error, scope, receive, send)
+            return
+        scope[PERSON], scope[ORIGIN] = person, "socket" if tcp is None else f"tcp:{tcp.peer}"
+        if tcp is None or key is None or self._door is None:
+            await self._app(scope, receive, send)
+            return
+        tcp.trust()
+        # what one orders is carried through and answered, also where it is the end of its own token
+        meanwhile = self._door.keyring.held(key, tcp.hang_up) if scope["method"] == "GET" else contextlib.nullcontext()
+        with meanwhile:
+            await self._app(scope, receive, send)
+
+    def _by_socket(self, scope: Scope) -> Person:
+        return person_of(scope["state"].get("peer"), os.geteuid(), self._people)
+
+    def _key(self, headers: Headers, tcp: OverTcp) -> Key:
+        door = self._door
+        if door is None:
+            raise NotPermitted("this Hive lets nobody in on TCP")
+        fields = {name: [value.encode("latin-1") for value in headers.getlist(name)] for name in FIELDS}
+        check_host(fields["host"], fields["origin"], Reached(tcp.address, tcp.port, door.listen, door.hosts))
+        try:
+            return door.keyring.find(bearer_of(fields["authorization"]), time.time())
+        except Unauthorized as error:
+            raise self._counted(error, tcp.peer, door.failures) from None
+
+    def _counted(self, error: Unauthorized, peer: str, failures: Failures) -> HiveError:
+        """What such a failure is answered with: that it was one too many, after too many."""
+        failed = failures.count(peer, time.monotonic())
+        if failed.tell is not None:
+            log.warning("api_refused peer=%s count=%d error=%s", peer, failed.tell, error.message)
+        if failed.wait_s is None:
+            return error
+        return TooManyRequests(
+            f"{failures.limit} requests without a good token came from {peer} within {failures.span_s:g} s",
+            hint="one with a good token is answered all the same",
+            retry_after_s=failed.wait_s,
+        )
+
+    async def _refuse(self, error: HiveError, scope: Scope, receive: Receive, send: Send) -> None:
+        answer: Response = problem(error)
+        if error.status == Unauthorized.status:
+            answer.headers["www-authenticate"] = "Bearer"
+        if not await _all_read(receive, expected=b"expect" in dict(scope["headers"])):
+            answer.headers["connection"] = "close"
+        await answer(scope, receive, send)
+
+
+FIELDS = ("host", "origin", "authorization")
+
+
+async def _all_read(receive: Receive, *, expected: bool) -> bool:
+    """Reads what is left of the body, if that is little and comes soon, and keeps none of it. Whether it has ended.
+
+    `expected`: its sender waits to be told to go on, and is not.
+    """
+    seen = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LEFT_S):
+            while not expected and seen <= LEFT_MAX_BYTES:
+                message = await receive()
+                if not message.get("more_body", False):
+                    return bool(message["type"] != "http.disconnect")
+                seen += len(message.get("body", b""))
+    return False

@@ -1,0 +1,85 @@
+"""The part of the API that is about what happens: streams of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from hive.control.answers import as_event
+from hive.control.api_agents import TAIL_MAX
+from hive.control.asked import Flag, Number, named
+from hive.control.carrying import unless
+from hive.control.desk import Desk
+from hive.control.feed import Event
+from hive.control.routes import EVENTS, Row
+from hive.domain import Role
+
+HEARTBEAT_S = 15.0
+"""A comment this often keeps proxies and clients from taking a silent event stream for a dead one."""
+
+PAST = Number("tail", "So many past events first.", default=20, most=TAIL_MAX)
+FOLLOW = Flag("follow", "1: go on as things happen, until the daemon ends.")
+
+
+class EventApi:
+    """The handlers. The `event` of each is its kind, its `data` an `Event` as JSON. With `follow` a comment comes every
+    15 s where nothing happens, and `events.dropped` where a reader was too slow for all of them."""
+
+    def __init__(self, desk: Desk, *, stopping: asyncio.Event) -> None:
+        self._desk = desk
+        self._stopping = stopping
+
+    def rows(self) -> list[Row]:
+        one = "/api/agents/{ref}/events"
+        return [
+            Row(
+                *("GET", "/api/events", Role.VIEWER, self.events, "What happened, and what happens.", EVENTS),
+                query=(PAST, FOLLOW),
+            ),
+            Row(
+                *("GET", one, Role.VIEWER, self.agent_events, "What happened, and happens, to one agent.", EVENTS),
+                query=(PAST, FOLLOW),
+            ),
+        ]
+
+    async def events(self, request: Request) -> Response:
+        """Of the whole Hive."""
+        return self._streamed(request, "")
+
+    async def agent_events(self, request: Request) -> Response:
+        """Of an agent there is: by its id those of a removed one, too."""
+        return self._streamed(request, self._desk.once_known(named(request)))
+
+    def _streamed(self, request: Request, agent: str) -> Response:
+        return StreamingResponse(
+            self._event_stream(PAST.of(request), agent, live=FOLLOW.of(request)),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store"},
+        )
+
+    async def _event_stream(self, tail: int, agent: str, *, live: bool) -> AsyncIterator[bytes]:
+        """Past events, then live ones: listening begins before the past is read, so that none falls between."""
+        with self._desk.subscribe() as feed:
+            past = await self._desk.past_events(tail, agent)
+            for event in past:
+                yield as_event(event)
+            while live:
+                arrival = await unless(self._stopping, _next(feed), timeout_s=HEARTBEAT_S)
+                if arrival is None and self._stopping.is_set():
+                    return
+                if arrival is None:
+                    yield b": still here\n\n"
+                elif arrival not in past and _is_of(arrival, agent):
+                    yield as_event(arrival)
+
+
+def _is_of(event: Event, agent: str) -> bool:
+    """Whether it is for who follows this agent; `events.dropped` is for everybody."""
+    return not agent or event.get("agent", agent) == agent
+
+
+async def _next(feed: AsyncIterator[Event]) -> Event:
+    return await anext(feed)

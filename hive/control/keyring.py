@@ -1,0 +1,160 @@
+"""The tokens that are good on TCP, in memory as digests: nobody who asks waits for the database."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from hive.agents.turns import outcome_of
+from hive.control.auth import MAKE_ONE, Person
+from hive.domain import Role
+from hive.errors import HiveError, Unauthorized
+from hive.store import tokens
+from hive.store.database import Database
+from hive.store.tokens import ApiToken
+
+log = logging.getLogger("hive.api")
+
+TOKEN_BYTES = 32
+WRITTEN_EVERY_S = 60.0
+"""When a token was used last is written so often."""
+INTERNAL, API_TOKEN = "internal", "api-token"
+"""What those are called that are no rows of the table."""
+HangUp = Callable[[], None]
+
+
+class Key(NamedTuple):
+    """A token that is good. `id`: empty for one that is no row of the table."""
+
+    digest: str
+    person: Person
+    id: str = ""
+    expires_at: float | None = None
+
+
+class Keyring:
+    """`internal` is an operator, `api_token` (None where there is none) an admin; the rest is in the table.
+
+    `load` reads it; `run` writes again and again when they were used, until it is cancelled.
+    """
+
+    def __init__(self, database: Database, *, internal: str, api_token: str | None = None) -> None:
+        self._database = database
+        self._keys: dict[str, Key] = {}
+        self._last_used: dict[str, float] = {}
+        self._unwritten: dict[str, float] = {}
+        self._held: dict[str, set[HangUp]] = {}
+        self._put(Key(digest_of(internal), Person(INTERNAL, Role.OPERATOR)))
+        if api_token is not None:
+            self._put(Key(digest_of(api_token), Person(API_TOKEN, Role.ADMIN)))
+
+    def __repr__(self) -> str:
+        return f"<Keyring {len(self._keys)} tokens, {sum(map(len, self._held.values()))} held>"
+
+    async def load(self) -> None:
+        found: list[ApiToken] = await self._database.read(tokens.all)
+        for token in found:
+            if token.revoked_at is None:
+                self._put(_key_of(token))
+
+    def find(self, token: str, now: float) -> Key:
+        """Whose it is. Raises Unauthorized."""
+        digest = digest_of(token)
+        key = self._keys.get(digest)
+        if key is None or not hmac.compare_digest(key.digest, digest):
+            raise Unauthorized("this token is not known here, or was revoked", hint=MAKE_ONE)
+        if key.expires_at is not None and key.expires_at <= now:
+            raise Unauthorized(f"{key.person.name} has expired", hint=MAKE_ONE)
+        if key.id:
+            self._last_used[key.id] = self._unwritten[key.id] = now
+        return key
+
+    @contextmanager
+    def held(self, key: Key, hang_up: HangUp) -> Iterator[None]:
+        """Meanwhile `hang_up` is called where the token is revoked, or expires."""
+        if not key.id:
+            yield
+            return
+        held = self._held.setdefault(key.id, set())
+        held.add(hang_up)
+        timer = None
+        if key.expires_at is not None:
+            left_s = max(0.0, key.expires_at - time.time())
+            timer = asyncio.get_running_loop().call_later(left_s, hang_up)
+        try:
+            yield
+        finally:
+            held.discard(hang_up)
+            if not held:
+                self._held.pop(key.id, None)
+            if timer is not None:
+                timer.cancel()
+
+    async def create(
+        self, name: str, role: Role, *, expires_at: float | None, actor: str, now: float
+    ) -> tuple[ApiToken, str]:
+        """A new one, and the token itself, which is kept nowhere. Raises WrongState where the name is taken."""
+        secret = f"hive_{secrets.token_urlsafe(TOKEN_BYTES)}"
+        token = ApiToken(
+            id=f"t_{secrets.token_hex(6)}",
+            name=name,
+            digest=digest_of(secret),
+            role=role,
+            created_by=actor,
+            created_at=now,
+            expires_at=expires_at,
+        )
+        await self._database.write(lambda conn: tokens.add(conn, token, now=now))
+        self._put(_key_of(token))
+        return token, secret
+
+    async def revoke(self, ref: str, *, now: float) -> ApiToken:
+        """It is good no longer, and what is being answered to it ends. Raises NotFound, WrongState."""
+        token: ApiToken = await self._database.write(lambda conn: tokens.revoke(conn, ref, now=now))
+        self._keys.pop(token.digest, None)
+        for hang_up in [*self._held.get(token.id, ())]:
+            hang_up()
+        return self._as_used(msgspec.structs.replace(token, revoked_at=now))
+
+    async def tokens(self) -> list[ApiToken]:
+        """Every one that is kept, by name."""
+        found: list[ApiToken] = await self._database.read(tokens.all)
+        return [self._as_used(token) for token in found]
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(WRITTEN_EVERY_S)
+            await self.write_used()
+
+    async def write_used(self) -> None:
+        """When tokens were used last; where that cannot be written it is next time."""
+        used, self._unwritten = self._unwritten, {}
+        if not used:
+            return
+        if isinstance(error := await outcome_of(self._database.write(lambda c: tokens.used(c, used))), HiveError):
+            log.warning("token_use_not_written error=%s", error.message)
+            self._unwritten = used | self._unwritten
+
+    def _put(self, key: Key) -> None:
+        self._keys[key.digest] = key
+
+    def _as_used(self, token: ApiToken) -> ApiToken:
+        at = self._last_used.get(token.id, token.last_used_at)
+        return msgspec.structs.replace(token, last_used_at=at)
+
+
+def digest_of(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _key_of(token: ApiToken) -> Key:
+    return Key(token.digest, Person(f"token:{token.name}", token.role), token.id, token.expires_at)

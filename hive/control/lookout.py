@@ -1,0 +1,101 @@
+"""Looks at every agent for those who ask again and again, as often as it pays, and says what changed meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Hashable
+
+from hive.agents.lifecycle import Life
+from hive.control.changed import Changed, ChangeLog, Ration
+from hive.control.parts import Parts
+from hive.link.messages import Stat
+
+Stats = dict[str, Stat]
+AskStats = Callable[[list[str]], Awaitable[Stats | None]]
+
+LOOKED_AT_ONCE = 1000
+"""Before others have their turn: a millisecond."""
+FAILED_S = 0.05
+"""As if it had taken so long: asked again in 10 s."""
+
+
+class Lookout:
+    """One per desk. To look at everybody takes one two-hundredth of the time at most, whoever asks and how often.
+
+    `stat` asks the helper, as `FrontDesk` does: of those named, of all where none is; None where it cannot be asked.
+    """
+
+    def __init__(self, parts: Parts, stat: AskStats) -> None:
+        self._parts = parts
+        self._stat = stat
+        self._log = ChangeLog(secrets.token_hex(4))
+        self._stats: Stats | None = {}
+        self._figures: dict[str, Hashable] = {}
+        """What counts as a change of what the helper said when all were asked for."""
+        self._everybody = Ration(share=0.005, least_s=0.5, most_s=10.0)
+        self._truth_of_all = Ration(share=0.005, least_s=0.5, most_s=120.0)
+        self._truth_of_some = Ration(share=0.005, least_s=0.5, most_s=10.0)
+        self._turn = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        return f"<Lookout {self._log!r}>"
+
+    async def look(self, cursor: str, fresh: Collection[str]) -> tuple[Changed, Stats | None]:
+        """What changed since `cursor` (`ChangeLog.since`), and ground truth.
+
+        It is asked of the helper anew for those who changed or are named in `fresh`; of the others it may be old.
+        """
+        async with self._turn:
+            await self._look_at_everybody()
+            changed = self._log.since(cursor)
+            if not changed.is_whole:
+                await self._ask_of({*changed.there, *fresh})
+            return changed, self._stats
+
+    async def _look_at_everybody(self) -> None:
+        if self._truth_of_all.is_due(began := self._now()):
+            self._stats = await self._stat([])
+            self._figures = {agent: _figures(stat) for agent, stat in (self._stats or {}).items()}
+            self._took(self._truth_of_all, began, self._stats)
+        if self._everybody.is_due(began := self._now()):
+            await self._parts.sleeper.look()
+            facts = {}
+            for count, life in enumerate(self._parts.roster, 1):
+                facts[life.agent.id] = self._facts(life)
+                if count % LOOKED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            self._log.note(facts)
+            self._everybody.took(self._now() - began, now=self._now())
+
+    async def _ask_of(self, agents: Collection[str]) -> None:
+        if not agents or not self._truth_of_some.is_due(began := self._now()):
+            return
+        stats = await self._stat([*agents])
+        self._took(self._truth_of_some, began, stats)
+        kept = {agent: stat for agent, stat in (self._stats or {}).items() if agent not in agents}
+        self._stats = None if stats is None else kept | stats
+
+    def _took(self, ration: Ration, began: float, stats: Stats | None) -> None:
+        """A helper that hangs is no reason to ask it as seldom as one with much to do."""
+        now = self._now()
+        ration.took(now - began if stats is not None else min(now - began, FAILED_S), now=now)
+
+    def _facts(self, life: Life) -> Hashable:
+        """All of its view that changes otherwise than with time alone."""
+        agent = life.agent
+        seen, used = self._parts.sleeper.activity(agent.id), self._parts.counters.used(agent.id)
+        return (
+            agent,
+            *(life.pid, life.wakes, life.pauses, life.last_wake, life.deep_failure),
+            *(used.requests, used.tokens_in, used.tokens_out, used.last_active_at),
+            *(seen.in_flight, seen.parked, seen.ingress),
+            self._figures.get(agent.id),
+        )
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _figures(stat: Stat) -> Hashable:
+    return stat.state, stat.pid, stat.rss_bytes, stat.swap_bytes, stat.processes, stat.limits

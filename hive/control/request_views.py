@@ -1,0 +1,79 @@
+"""Requests to the model as the API shows them, under way and ended. Pure."""
+
+from __future__ import annotations
+
+from hive.control.shapes import Queue, RequestView
+from hive.link.requests import QueueIs, UnderWay
+from hive.store.usage import EndedRequest
+
+
+def queue_view(told: QueueIs) -> Queue:
+    queue = told.queue
+    return {
+        "running": queue.running,
+        "waiting": queue.waiting,
+        "slots": queue.slots,
+        "drain_per_s": queue.drain_per_s,
+        "tenants": [
+            {
+                "name": tenant.name,
+                "weight": tenant.weight,
+                "running": tenant.running,
+                "waiting": tenant.waiting,
+                "tokens_ahead": tenant.tokens_ahead,
+            }
+            for tenant in queue.tenants
+        ],
+        "requests": [request_view(request) for request in told.requests],
+        "left_out": told.left_out,
+    }
+
+
+def request_view(told: UnderWay) -> RequestView:
+    """One that has not ended: nobody knows yet what it costs."""
+    return {
+        "id": told.id,
+        "state": told.state,
+        "agent": told.agent,
+        "name": told.name,
+        "tenant": told.tenant,
+        "model": told.model,
+        "endpoint": told.endpoint,
+        "backend": None,
+        "status": None,
+        "tokens_in": None,
+        "tokens_out": None,
+        "cached_tokens": None,
+        "estimated": None,
+        "cut": None,
+        "queue_ms": told.queue_ms,
+        "ttft_ms": None,
+        "duration_ms": told.age_ms,
+        "client_request_id": None,
+        "ended_at": None,
+    }
+
+
+def ended_request_view(ended: EndedRequest, name: str | None) -> RequestView:
+    """`name`: its agent's, None where that was removed."""
+    return {
+        "id": ended.id,
+        "state": "ended",
+        "agent": ended.agent,
+        "name": name,
+        "tenant": ended.tenant,
+        "model": ended.model,
+        "endpoint": ended.endpoint,
+        "backend": ended.backend,
+        "status": ended.status,
+        "tokens_in": ended.tokens_in,
+        "tokens_out": ended.tokens_out,
+        "cached_tokens": ended.cached_tokens,
+        "estimated": ended.estimated,
+        "cut": ended.cut,
+        "queue_ms": ended.queue_ms,
+        "ttft_ms": ended.ttft_ms,
+        "duration_ms": ended.duration_ms,
+        "client_request_id": ended.client_request_id,
+        "ended_at": ended.created_at,
+    }

@@ -1,0 +1,110 @@
+"""The settings in force, and changing them while Hive runs: recorded, taken over here, told to the proxy and Redis."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hive.control.gates import ProxyGates
+from hive.control.shapes import Setting
+from hive.control.world import DaemonWorld
+from hive.link.messages import RuntimeSettings
+from hive.settings import SECTIONS, Row, Settings, rows_of
+from hive.settings_file import DEFAULT, Origin
+from hive.settings_runtime import checked, variable_of, with_runtime
+from hive.store import runtime_settings
+from hive.store.database import Database
+from hive.store.live import Live
+
+PREFIX = "setting "
+"""Of its keys among the runtime settings: others keep what Hive has learned."""
+
+
+def read_values(conn: sqlite3.Connection) -> dict[str, str]:
+    """What was set at runtime and is recorded: text by `section.key`."""
+    return runtime_settings.below(conn, PREFIX)
+
+
+class RuntimeConfig:
+    """`configured`: by flags, environment and file, with where each value comes from; `values`: set at runtime."""
+
+    def __init__(
+        self,
+        configured: Settings,
+        origins: Mapping[str, Origin],
+        values: Mapping[str, str],
+        *,
+        database: Database,
+        world: DaemonWorld,
+        gates: ProxyGates,
+        live: Live,
+    ) -> None:
+        self._configured = configured
+        self._origins = origins
+        self.values = dict(values)
+        self._database = database
+        self._world = world
+        self._gates = gates
+        self._live = live
+        self._take_over()
+
+    def __repr__(self) -> str:
+        return f"<RuntimeConfig {self.values}>"
+
+    def view(self) -> list[Setting]:
+        """Every setting of every section, as it is in force here."""
+        return [
+            _view(row, getattr(getattr(self._world.settings, section), row.key), self._origin(row))
+            for section, struct in SECTIONS.items()
+            for row in rows_of(section, struct).values()
+        ]
+
+    async def change(self, changes: Mapping[str, Any], actor: str) -> None:
+        """All of them or none; None takes one back. Raises BadRequest, WrongState, StoreFull."""
+        texts, now = checked(changes, os.environ), time.time()
+
+        def work(conn: sqlite3.Connection) -> None:
+            for name, text in texts.items():
+                if text is None:
+                    runtime_settings.drop(conn, PREFIX + name)
+                else:
+                    runtime_settings.put(conn, PREFIX + name, text, actor=actor, now=now)
+
+        await self._database.write(work)
+        for name, text in texts.items():
+            if text is None:
+                self.values.pop(name, None)
+            else:
+                self.values[name] = text
+        self._take_over()
+        self._gates.say(RuntimeSettings(values=self.values))
+        self.say_to_redis()
+
+    def say_to_redis(self) -> None:
+        self._live.set_config(self.values)
+
+    def _take_over(self) -> None:
+        self._world.settings = with_runtime(self._configured, self.values, os.environ)
+
+    def _origin(self, row: Row) -> Origin:
+        name = f"{row.section}.{row.key}"
+        if name in self.values and row.at_runtime and not variable_of(row, os.environ):
+            return Origin("runtime")
+        return self._origins.get(name, DEFAULT)
+
+
+def _view(row: Row, value: Any, origin: Origin) -> Setting:
+    return {
+        "name": f"{row.section}.{row.key}",
+        "value": value,
+        "default": row.default,
+        "unit": row.unit,
+        "source": origin.source,
+        "where": origin.where,
+        "at_runtime": row.at_runtime,
+        "expected": row.expected,
+        "sentence": row.sentence,
+    }

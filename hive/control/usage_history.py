@@ -1,0 +1,60 @@
+"""What becomes of usage with time: requests an older Hive wrote get into the sums, and what is old is pruned."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+
+from hive.agents.turns import outcome_of
+from hive.errors import HiveError
+from hive.settings import Daemon
+from hive.store import rollups
+from hive.store.database import Database
+
+log = logging.getLogger("hive.usage")
+
+EVERY_S = 3600.0
+PAUSE_S = 0.02
+"""Between two transactions of some 10 ms each, so that it has the disk for a third of the time at most."""
+
+Step = Callable[[sqlite3.Connection], int]
+
+
+class UsageHistory:
+    """The owner spawns `run` once. `settings`: asked each time, how long is what kept."""
+
+    def __init__(self, database: Database, settings: Callable[[], Daemon]) -> None:
+        self._database = database
+        self._settings = settings
+
+    async def run(self) -> None:
+        """Sees to it now and every hour, until cancelled."""
+        while True:
+            if isinstance(error := await outcome_of(self.see_to()), HiveError):
+                log.warning("usage_not_pruned error=%s", error.message)
+            await asyncio.sleep(EVERY_S)
+
+    async def see_to(self) -> None:
+        """Brings every request into the sums, then prunes. Raises as `Database.write`; what was done is done."""
+        if rolled_up := await self._until_done(rollups.roll_up):
+            log.info("usage_rolled_up requests=%d", rolled_up)
+        settings, now = self._settings(), time.time()
+        wanted = rollups.keep_from(
+            now, requests_days=settings.usage_retention_days, sums_days=settings.usage_rollup_days
+        )
+        await self._database.write(lambda conn: rollups.let_go(conn, wanted, now=now))
+        requests = await self._until_done(rollups.prune_requests)
+        sums = await self._until_done(rollups.prune_sums)
+        if requests or sums:
+            log.info("usage_pruned requests=%d sums=%d", requests, sums)
+
+    async def _until_done(self, step: Step) -> int:
+        """Takes the step, a transaction each, until it finds nothing more to do; how many rows that were."""
+        rows = 0
+        while done := await self._database.write(step):
+            rows += done
+            await asyncio.sleep(PAUSE_S)
+        return rows

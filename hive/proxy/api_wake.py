@@ -1,0 +1,130 @@
+"""A wake asked of the daemon's REST API: where HIVE_API_URL is set, while the link to the daemon is down."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import httpx
+import msgspec
+
+from hive.domain import AgentStatus
+from hive.errors import ConfigError, DependencyDown, NotFound, TimedOut, by_code
+from hive.host.credentials import credential
+
+log = logging.getLogger("hive.proxy")
+
+URL, TOKEN = "HIVE_API_URL", "HIVE_INTERNAL_TOKEN"
+ANSWER_MAX_BYTES = 1024 * 1024
+AT_ONCE = 16
+GONE = "removed"
+
+
+class Told(NamedTuple):
+    """What the daemon says of an agent. `generation` is 0 where there is no such agent."""
+
+    status: str
+    generation: int
+
+
+class _Agent(msgspec.Struct, frozen=True):
+    """What is read of an agent's view; the rest of it is left alone."""
+
+    id: str
+    status: AgentStatus
+    generation: int
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    code: str
+    detail: str
+
+
+class ApiWake:
+    """Asks at `url` as whoever has `token`. At most AT_ONCE ask at once, the others wait for their turn."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._url = url.rstrip("/")
+        # What it trusts is what the host trusts (SSL_CERT_FILE too); no other variable of a proxy leads it elsewhere.
+        verify = ssl.create_default_context() if url.lower().startswith("https:") else False
+        self._client = httpx.AsyncClient(
+            headers={"authorization": f"Bearer {token}", "accept-encoding": "identity"},
+            limits=httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=0),
+            follow_redirects=False,
+            trust_env=False,
+            verify=verify,
+        )
+
+    def __repr__(self) -> str:
+        return f"<ApiWake {httpx.URL(self._url).host}>"
+
+    async def wake(self, agent: str, *, within_s: float) -> Told:
+        """Resumes the agent; what it is then. One that is not to be woken is told as what it is.
+
+        Raises TimedOut, DependencyDown, and the error the daemon answered with.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                status, body = await self._ask("POST", f"/api/agents/{agent}/resume", within_s)
+                if status == 409:  # not as it is: then how?
+                    status, body = await self._ask("GET", f"/api/agents/{agent}", within_s)
+        except (TimeoutError, httpx.TimeoutException):
+            raise TimedOut(f"{self!r} did not answer within {within_s:g} s") from None
+        except (httpx.HTTPError, OSError, ValueError) as error:
+            raise DependencyDown(f"{self!r} cannot be asked: {error or type(error).__name__}") from None
+        return _told(agent, status, body)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def _ask(self, method: str, path: str, within_s: float) -> tuple[int, bytes]:
+        body = bytearray()
+        async with self._client.stream(method, self._url + path, timeout=within_s) as response:
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > ANSWER_MAX_BYTES:
+                    raise ValueError(f"the answer is larger than {ANSWER_MAX_BYTES} bytes")
+        return response.status_code, bytes(body)
+
+
+def _told(agent: str, status: int, body: bytes) -> Told:
+    """Raises the error that is in it; DependencyDown where it is no answer of Hive's.
+
+    >>> _told("a1", 200, b'{"id":"a1","status":"running","generation":4,"name":"alice"}')
+    Told(status='running', generation=4)
+    """
+    try:
+        if status == 200:
+            found = msgspec.json.decode(body, type=_Agent)
+            if found.id != agent:
+                raise DependencyDown("another agent was told of than the one that was asked for")
+            return Told(str(found.status), found.generation)
+        problem = msgspec.json.decode(body, type=_Problem)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise DependencyDown(f"what answers with {status} there is no Hive") from None
+    if status == NotFound.status and problem.code == NotFound.code:
+        return Told(GONE, 0)
+    raise by_code(problem.code)(f"the API answers {status}: {problem.detail}")
+
+
+def api_wake(env: Mapping[str, str]) -> ApiWake | None:
+    """None where HIVE_API_URL is not set, or there is no token to ask with. Raises ConfigError."""
+    url = env.get(URL, "")
+    if not url:
+        return None
+    given = credential("internal-token", env) or env.get(TOKEN, "").encode()
+    token = given.decode("ascii", "replace").strip()
+    if not token:
+        log.warning("api_url_unused name=%s why='there is no %s, and no credential internal-token'", URL, TOKEN)
+        return None
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ConfigError(f"{TOKEN} is no token: printable ASCII characters without spaces", hint="set another")
+    try:
+        if not httpx.URL(url).host:
+            raise ConfigError(f"{URL} names no host", hint=f"{URL}=http://127.0.0.1:3000")
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{URL} is no address: {error}", hint=f"{URL}=http://127.0.0.1:3000") from None
+    return ApiWake(url, token)

@@ -1,0 +1,40 @@
+"""The requests to the model that have begun and not ended: which there are, and ending one for an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hive.errors import Cancelled
+from hive.link.requests import QueueIs
+from hive.proxy.forward import Exchange
+from hive.proxy.registry import Registry
+
+TOLD_MAX = 1000
+"""Requests told of at once: some 300 KB, and nobody reads more."""
+
+
+def queue_now(registry: Registry, now: float) -> QueueIs:
+    """Who waits and who runs, `now` being monotonic seconds."""
+    found = [told for exchange in _exchanges(registry) if (told := exchange.told(now)) is not None]
+    found.sort(key=lambda told: -told.age_ms)
+    return QueueIs(queue=registry.queue.view(now), requests=found[:TOLD_MAX], left_out=max(0, len(found) - TOLD_MAX))
+
+
+def end_request(registry: Registry, request_id: str) -> bool:
+    """Whether there is such a request; its client gets `Cancelled`, or a stream that is cut with it."""
+    for exchange in _exchanges(registry):
+        if exchange.request_id == request_id:
+            exchange.refuse(Cancelled())
+            return True
+    return False
+
+
+def not_there(request_id: str) -> str:
+    return f"no request {request_id[:80]!r} is under way: it has ended, or was never begun here"
+
+
+def _exchanges(registry: Registry) -> Iterator[Exchange]:
+    for entry in [*registry.by_id.values(), registry.operator]:
+        for connection in list(entry.connections):
+            if isinstance(connection.exchange, Exchange):
+                yield connection.exchange

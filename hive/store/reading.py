@@ -1,0 +1,33 @@
+"""Looking into a database that a daemon may hold, or none: nothing is written, nobody is kept waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+WAIT_S = 1.0
+
+
+def has_log(path: Path) -> bool:
+    """Whether there is a write-ahead log. One that comes while somebody reads with `opened` was not looked at."""
+    return path.with_name(f"{path.name}-wal").exists()
+
+
+@contextlib.contextmanager
+def opened(path: Path, *, wait_s: float = WAIT_S) -> Iterator[sqlite3.Connection]:
+    """A connection that only reads. Raises sqlite3.Error, OSError.
+
+    A write-ahead log whose last writer closed cleanly is gone. Only then nothing is missed with `immutable`, and
+    without it such a database could not be opened by who may not write, and would get new files by who may.
+    """
+    options = "mode=ro" if has_log(path) else "mode=ro&immutable=1"
+    conn = sqlite3.connect(f"file:{quote(os.fspath(path))}?{options}", uri=True, timeout=wait_s)
+    try:
+        conn.row_factory = sqlite3.Row
+        yield conn
+    finally:
+        conn.close()

@@ -1,0 +1,226 @@
+"""What stands above and below the table of agents, and the whole of it as text. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from hive.domain import AgentStatus
+from hive.tui.cells import COLUMNS, count, fit, line_of, one_line, ordered, row_line, shown, size, some, span
+from hive.tui.charts import shares, with_scale
+from hive.tui.gpus import Drawing, gpu_lines
+from hive.tui.lines import Line, Part, Role, joined, line, text_of, wrapped
+from hive.tui.snapshot import BackendRow, Event, Queue, Snapshot, TenantQueue
+
+ROLES: dict[str, Role] = {
+    "running": "good",
+    "paused": "warn",
+    "error": "bad",
+    "stopped": "dim",
+    "created": "dim",
+}
+"""Of a state; all others are `going`."""
+NOBODY_SAYS = "the proxy does not tell this user"
+JUMP_S = 5.0
+"""A clock that is set may be this far off before it is worth a word."""
+_GOING = {AgentStatus.STARTING, AgentStatus.PAUSING, AgentStatus.RESUMING, AgentStatus.STOPPING}
+
+
+def head_lines(snapshot: Snapshot, *, is_held: bool = False) -> list[Line]:
+    """The backend, the agents and what it all costs: at most two lines, what matters most first."""
+    first = [line(Part(f"Hive {snapshot.hive_version}".strip(), "bold")), backend_line(snapshot.backend)]
+    if is_held:
+        first.insert(0, line(Part("held: space goes on", "mark")))
+    second = [line(text) for text in _memory(snapshot)]
+    if snapshot.wakes is not None:
+        p50 = "" if snapshot.wake_ms is None else f", p50 {snapshot.wake_ms:.1f} ms"
+        second.append(line(f"{some(snapshot.wakes, 'wake')}{p50}"))
+    if snapshot.isolation:
+        second.append(line(Part(f"isolation {snapshot.isolation}", "dim")))
+    return [found for found in (joined([*first, _agents(snapshot)]), joined(second)) if found]
+
+
+def _agents(snapshot: Snapshot) -> Line:
+    states: dict[str, int] = {}
+    for row in snapshot.agents:
+        states[row.status] = states.get(row.status, 0) + 1
+    counts = sorted(states.items(), key=lambda found: (_rank(found[0]), found[0]))
+    parts = [line(Part(f"{number} {status}", ROLES.get(status, "going"))) for status, number in counts]
+    return joined(parts, " ") or line("no agents")
+
+
+def _rank(status: str) -> int:
+    """
+    >>> sorted(["stopped", "running", "error", "pausing"], key=_rank)
+    ['error', 'running', 'pausing', 'stopped']
+    """
+    known = ("error", "running", "paused")
+    return known.index(status) if status in known else 4 if status in ("stopped", "created") else 3
+
+
+def _memory(snapshot: Snapshot) -> list[str]:
+    memory = snapshot.memory
+    if memory is None:
+        return []
+    used, swap = memory.total_bytes - memory.available_bytes, memory.swap_total_bytes - memory.swap_free_bytes
+    saved = sum(row.saved_bytes or 0 for row in snapshot.agents)
+    texts = [f"RAM {size(used)}/{size(memory.total_bytes)}"]
+    if memory.swap_total_bytes:
+        texts.append(f"swap {size(swap)}/{size(memory.swap_total_bytes)}")
+    return [*texts, f"saved {size(saved)}"]
+
+
+def backend_line(backend: BackendRow | None) -> Line:
+    if backend is None:
+        return line(Part("backend unknown", "dim"))
+    if backend.switching:
+        return line(Part(f"switching: {backend.switching}", "going"))
+    slots = "" if backend.slots is None else f", {backend.slots} at once"
+    name = backend.label.partition(" at ")[0]
+    return line("backend ", Part("up", "good") if backend.up else Part("DOWN", "bad"), f": {name}{slots}")
+
+
+def problem_lines(problems: Sequence[str], width: int, *, most: int = 4) -> list[Line]:
+    """What is wrong, the worst first: in full where there is room, else each on one line.
+
+    >>> text_of(problem_lines(["the daemon is down", "", "swap is full"], 14))
+    '! the daemon\\n  is down\\n! swap is full'
+    >>> text_of(problem_lines(["the daemon is down", "swap is full"], 14, most=2))
+    '! the daemon is down\\n! swap is full'
+    """
+    told = [one_line(problem) for problem in problems if problem]
+    lines = [
+        line(Part("  " if n else "! ", "bad"), *parts)
+        for problem in told
+        for n, parts in enumerate(wrapped(problem, width - 2, role="bad", most=most))
+    ]
+    if len(lines) > most:
+        lines = [line(Part(f"! {problem}", "bad")) for problem in told]
+    if len(lines) > most:
+        lines[most - 1 :] = [line(Part(f"! and {len(lines) - most + 1} more: hive status", "bad"))]
+    return lines
+
+
+def queue_title(queue: Queue | None) -> str:
+    """
+    >>> queue_title(None), queue_title(Queue(2, 3, None, [])), queue_title(Queue(4, 3, 4, []))
+    ('queue: unknown', 'queue: 3 waiting, 2 running', 'queue: 3 waiting, 4 of 4 running')
+    """
+    if queue is None:
+        return "queue: unknown"
+    of = "" if queue.slots is None else f" of {queue.slots}"
+    return f"queue: {queue.waiting} waiting, {queue.running}{of} running"
+
+
+def queue_lines(queue: Queue | None, width: int, room: int, *, unicode: bool) -> list[Line]:
+    """Each tenant that has something in the queue, who waits most first; what has no room is counted.
+
+    >>> busy = Queue(3, 2, 4, [TenantQueue("a", 1, 2), TenantQueue("b", 2, 0), TenantQueue("idle", 0, 0)])
+    >>> print(text_of(queue_lines(busy, 44, 2, unicode=True)))
+    a          ███▒▒▒▒▒▒▒   1 running  2 waiting
+    b          ███████      2 running  0 waiting
+    >>> print(text_of(queue_lines(busy, 44, 1, unicode=True)))
+    2 tenants: 3 running, 2 waiting
+    """
+    if queue is None:
+        return [line(Part(NOBODY_SAYS, "dim"))]
+    busy = [row for row in queue.tenants if row.running or row.waiting]
+    busy.sort(key=lambda row: (-row.waiting, -row.running, row.tenant))
+    if not busy:
+        return [line(Part("nobody waits", "dim"))]
+    shown_, left = (busy, []) if len(busy) <= room else (busy[: room - 1], busy[room - 1 :])
+    most = max(row.running + row.waiting for row in busy)
+    lines = [_tenant(row, most, width, unicode=unicode) for row in shown_]
+    if left:
+        tenants = f"and {len(left)} more" if shown_ else f"{len(left)} tenants"
+        running, waiting = sum(row.running for row in left), sum(row.waiting for row in left)
+        lines.append(line(Part(f"{tenants}: {running} running, {waiting} waiting", "dim")))
+    return lines
+
+
+def _tenant(row: TenantQueue, most: int, width: int, *, unicode: bool) -> Line:
+    figures = f" {row.running:>3} running {row.waiting:>2} waiting"
+    name = 10
+    wide = max(0, min(40, width - name - 1 - len(figures)))
+    running, waiting = shares([row.running, row.waiting], most, wide)
+    full, part = ("█", "▒") if unicode else ("#", "+")
+    tenant = fit(one_line(row.tenant, unicode=unicode), name, unicode=unicode)
+    return line(
+        f"{tenant:<{name}} ",
+        Part(full * running, "good"),
+        Part(part * waiting, "warn"),
+        " " * (wide - running - waiting),
+        f" {row.running:>3} running ",
+        Part(f"{row.waiting:>2} waiting", "warn" if row.waiting else ""),
+    )
+
+
+def tokens_title(rates: Sequence[float | None]) -> str:
+    """
+    >>> tokens_title([]), tokens_title([None, 98.0, 41.3]), tokens_title([3.0, None])
+    ('tokens/s', 'tokens/s: 41.3', 'tokens/s: unknown')
+    """
+    if not rates:
+        return "tokens/s"
+    return f"tokens/s: {'unknown' if rates[-1] is None else count(rates[-1])}"
+
+
+def tokens_lines(rates: Sequence[float | None], width: int, height: int, *, unicode: bool) -> list[Line]:
+    return [line(Part(text, "good")) for text in with_scale(rates, width, height, unicode=unicode)]
+
+
+def event_lines(events: Sequence[Event], most: int) -> list[Line]:
+    """The last ones, the newest first, in local time; a change on its way is left out where its end is told as well."""
+    lines: list[Line] = []
+    ended: set[str] = set()
+    for event in reversed(events):
+        state = event.kind.rpartition(".")[2]
+        who = event.text.partition(" ")[0]
+        if state in _GOING and who in ended:
+            continue
+        if event.kind.startswith("agent."):
+            ended.add(who)
+        at = time.strftime("%H:%M:%S ", time.localtime(event.at))
+        role = ROLES.get(state, "going" if state in _GOING else "")
+        lines.append(line(Part(at, "dim"), Part(f"{event.kind:<16} ", role), event.text))
+        if len(lines) == most:
+            break
+    return lines
+
+
+def jumped_s(before: float, now: float, elapsed_s: float) -> float:
+    """By how much the clock was set between two looks, `elapsed_s` by one that cannot be set; 0 where it was not.
+
+    >>> jumped_s(100.0, 3701.0, 1.0), jumped_s(100.0, 40.0, 1.0), jumped_s(100.0, 101.2, 1.0)
+    (3600.0, -61.0, 0.0)
+    """
+    jump = now - before - elapsed_s
+    return round(jump, 1) if abs(jump) > JUMP_S else 0.0
+
+
+def jump_text(jump_s: float) -> str:
+    """
+    >>> jump_text(-3600.0)
+    'the clock of this machine was set back by 1h: times of rest and rates are off for a while'
+    """
+    way = "on" if jump_s > 0 else "back"
+    return (
+        f"the clock of this machine was set {way} by {span(abs(jump_s))}: times of rest and rates are off for a while"
+    )
+
+
+def plain(snapshot: Snapshot, width: int, *, unicode: bool) -> str:
+    """The whole screen as text: what `--once` prints. One look has no curves."""
+    columns = shown(width)
+    drawing = Drawing(width, backend=snapshot.backend, busy=None, unicode=unicode)
+    lines = [one_line(text_of([parts]), unicode=unicode) for parts in head_lines(snapshot)]
+    lines += [one_line(problem, unicode=unicode) for problem in snapshot.problems]
+    lines += [text_of([parts]) for parts in gpu_lines(snapshot.gpus, 1000, drawing)]
+    lines.append(queue_title(snapshot.queue))
+    if snapshot.queue is not None and (snapshot.queue.running or snapshot.queue.waiting):
+        lines += [text_of([parts]) for parts in queue_lines(snapshot.queue, width, 1000, unicode=unicode)]
+    lines += ["", line_of([column.head for column in columns], columns, width, unicode=unicode)]
+    lines += [
+        row_line(row, columns, width, unicode=unicode) for row in ordered(snapshot.agents, COLUMNS[0], descending=False)
+    ]
+    return "\n".join(text.rstrip() for text in lines)

@@ -1,0 +1,87 @@
+"""What SQLite says while the daemon is down, whatever it left behind: only reads, and leaves nothing beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Hashable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from hive.domain import Agent
+from hive.errors import DependencyDown, HiveError
+from hive.store import agents, audit, migrations
+from hive.store.audit import AuditRow
+from hive.store.database import plan_of
+
+EVENTS = 50
+BUSY_S = 1.0
+"""How long a lock is waited for."""
+HINT = "`hive status` says how the daemon is; root may read every Hive's database"
+_SUFFIXES = ("", "-wal", "-shm")
+
+
+def read(path: Path) -> tuple[list[Agent], list[AuditRow]]:
+    """All agents and the last acts. Raises DependencyDown where it cannot be read, and says why."""
+    try:
+        if plan_of(path).exists():
+            raise _unreadable(path, "a restore of it was cut short", hint="hive restore --finish brings it to its end")
+        was_whole = _is_whole(path)
+        found = _read(path, is_whole=was_whole)
+        # A daemon that began meanwhile: what was read may be a mixture.
+        return found if not was_whole or _is_whole(path) else _read(path, is_whole=False)
+    except (sqlite3.Error, msgspec.MsgspecError, ValueError, LookupError, OSError) as error:
+        raise _unreadable(path, str(error)) from error
+
+
+def stamp(path: Path) -> Hashable:
+    """Another one once anything was written. Raises OSError."""
+    found = [os.stat(f"{path}{suffix}") if os.path.exists(f"{path}{suffix}") else None for suffix in _SUFFIXES[:2]]
+    return tuple(None if file is None else (file.st_ino, file.st_size, file.st_mtime_ns) for file in found)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether no part of it is elsewhere: a WAL whose last writer closed cleanly is gone."""
+    wal, shm = (path.with_name(path.name + suffix) for suffix in _SUFFIXES[1:])
+    return not wal.exists() or (wal.stat().st_size == 0 and not shm.exists())
+
+
+def _read(path: Path, *, is_whole: bool) -> tuple[list[Agent], list[AuditRow]]:
+    with _opened(path, is_whole=is_whole) as conn:
+        _refuse_other_version(conn, path)
+        return agents.all(conn), audit.tail(conn, EVENTS)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, *, is_whole: bool) -> Iterator[sqlite3.Connection]:
+    """Read-only, in one transaction. A whole one, and only such a one, with `immutable`: without it a user who may not
+    write could not open it, and one who may would leave files beside it.
+    """
+    uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if is_whole else ''}"
+    conn = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
+    try:
+        conn.row_factory = sqlite3.Row
+        conn.execute("BEGIN")
+        yield conn
+    finally:
+        conn.close()
+
+
+def _refuse_other_version(conn: sqlite3.Connection, path: Path) -> None:
+    """A newer Hive may have added what this one need not know; an older one lacks what this one asks for."""
+    schema, known = migrations.schema_of(conn), len(migrations.STEPS)
+    try:
+        migrations.refuse_newer(schema)
+    except HiveError as error:
+        raise _unreadable(path, error.message, hint="use the `hive` of that version") from error
+    if schema.taken == 0:
+        raise _unreadable(path, "it is no database of Hive, or an empty one")
+    if schema.taken < known:
+        why = f"it was written by an older Hive (its version {schema.taken}, known here {known})"
+        raise _unreadable(path, why, hint="its daemon brings it up to date when it starts")
+
+
+def _unreadable(path: Path, why: str, *, hint: str = HINT) -> DependencyDown:
+    return DependencyDown(f"the daemon is down, and {path} cannot be read: {why}", hint=hint)

@@ -1,0 +1,301 @@
+"""A real daemon with much in its database, to be asked from outside: `python populated.py DIRECTORY [PORT]`.
+
+Says in one line of JSON where it is (`url`, `token` of an admin, `socket`), and lives until its standard input ends.
+Redis is whatever answers at DIRECTORY/r/redis.sock. Whoever asks it may be a fuzzer, so that nothing it is told can
+reach beyond DIRECTORY:
+
+- the helper's policy permits one program, `sleep`, and no container, machine, mount or network;
+- messages go to an inbox here, whatever port or path their agent names;
+- the only inference servers that are ever asked are the two demo ones here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import uvloop
+from control.box import AWAKE, Box
+from fakes.proxy_peer import ProxyPeer
+
+from hive.control.choices import Choices, Running
+from hive.control.daemon import Daemon
+from hive.control.failures import Failures
+from hive.control.listening import Wanted
+from hive.control.serving import Tcp
+from hive.domain import AgentSpec, BackendKind, Role, RuntimeKind, UsageEvent
+from hive.errors import DependencyDown, HiveError, NotFound
+from hive.inference import demo
+from hive.inference.switch import Target
+from hive.link.link import Link, Reply, failed
+from hive.link.message import Message
+from hive.link.messages import CloseBackend, Done, Drained, Hello, ProxyTable
+from hive.link.requests import AskQueue, CancelRequest, QueueIs, QueueView, TenantView, UnderWay
+from hive.sandbox.allowed import Allowed
+from hive.sandbox.process import ProcessRuntime
+from hive.sandbox.server import Helper
+from hive.settings import Settings
+from hive.store import jobs, usage
+from hive.store.database import Database
+from hive.store.jobs import Job, JobState
+from hive.tasks import spawn
+
+POLICY = """
+runtimes = ["process"]
+programs = ["/usr/bin/sleep"]
+
+[networks]
+host = true
+
+[limits]
+memory_mb = 256
+pids = 8
+files = 256
+"""
+SLEEP = ["/usr/bin/sleep", "100000"]
+ACTOR = "uid:0"
+DAY_S = 86400.0
+UNDER_WAY = ["e1-1", "e1-2"]
+
+
+class Where(NamedTuple):
+    """Where one of these is, and the token of an admin."""
+
+    url: str
+    token: str
+    socket: str
+
+
+@contextmanager
+def running(directory: Path) -> Iterator[Where]:
+    """One of these as a process of its own; what it says is in `err` of the directory. It ends with the block."""
+    tests = Path(__file__).parents[1]
+    environment = {**os.environ, "PYTHONPATH": f"{tests}:{tests.parent}"}
+    with (directory / "err").open("ab") as err:
+        process = subprocess.Popen(
+            [sys.executable, __file__, str(directory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=err,
+            env=environment,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, (directory / "err").read_text()
+        yield Where(**json.loads(line))
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+class OwnBackends(Running):
+    """The demo servers of this program, and no other address."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        super().__init__([])
+        self._known = list(addresses)
+
+    async def find(self, asked: str) -> Target:
+        if asked in self._known or asked in list(BackendKind):
+            return await super().find(asked)
+        raise DependencyDown(f"nothing is asked at {asked[:80]!r}: it is none of this program's servers")
+
+
+class OwnDaemon(Daemon):
+    """It counts no failures: a fuzzer has many, and 429 instead of 401 would hide what else there is."""
+
+    def _tcp(self, wanted: Wanted) -> Tcp:
+        tcp = super()._tcp(wanted)
+        return tcp._replace(door=tcp.door._replace(failures=Failures(limit=1_000_000)))
+
+    def _choices(self, known: list[str]) -> Choices:
+        return OwnBackends([*known[:-1], str(self._paths.runtime / "other.sock")])
+
+
+class OwnProxy(ProxyPeer):
+    """The proxy's end of the link, with an ingress that leads to `inbox` and two requests under way."""
+
+    def __init__(self, path: Path, *, inbox: int) -> None:
+        self._inbox = inbox
+        super().__init__(path)
+
+    def _greet(self, link: Link) -> None:
+        link.tell(Hello(role=self.role, epoch=self._epoch))
+        link.tell(ProxyTable(agents=self.seen, port=self._port, ingress_port=self._inbox))
+
+    def _heard(self, link: Link, message: Message, reply: Reply | None) -> None:
+        match message:
+            case AskQueue() if reply is not None:
+                reply(queue())
+            case CancelRequest(id=request) if reply is not None:
+                reply(Done() if request in UNDER_WAY else failed(NotFound(f"there is no request {request[:40]!r}")))
+            case CloseBackend() if reply is not None:
+                reply(Drained(cut=1))
+            case _:
+                super()._heard(link, message, reply)
+
+
+def queue() -> QueueIs:
+    tenants = [TenantView("default", 1.0, 1, 1, 0.0)]
+    common: dict[str, Any] = {"agent": "a" * 32, "name": "awake", "tenant": "default", "model": "demo"}
+    running, waiting = UNDER_WAY
+    return QueueIs(
+        queue=QueueView(1, 1, 4, None, tenants),
+        requests=[
+            UnderWay(id=running, endpoint="/api/chat", state="streaming", age_ms=900.5, queue_ms=0.0, **common),
+            UnderWay(id=waiting, endpoint="", state="reading", age_ms=1.0, queue_ms=None, **common),
+        ],
+    )
+
+
+class Contained(Box):
+    def __init__(self, directory: Path, port: int) -> None:
+        super().__init__(directory)
+        self._port = port
+        self.policy = directory / "sandbox.toml"
+        self.policy.write_text(POLICY)
+        self.policy.chmod(0o600)
+
+    async def start_helper(self) -> None:
+        runtime = ProcessRuntime(self.paths, subtree=None, log_max_bytes=100_000)
+        self.helper = Helper(self.paths, {RuntimeKind.PROCESS: runtime}, allowed=Allowed(self.policy))
+        await self.helper.open()
+
+    async def start_daemon(self, settings: Settings = AWAKE, **options: Any) -> None:
+        backend = (BackendKind.DEMO, str(self.paths.runtime / "demo.sock"))
+        api = Wanted("127.0.0.1", self._port, False)
+        self.daemon = OwnDaemon(self.paths, settings, backend=backend, api=api)
+        await self.daemon.open()
+        for proxy in self.proxies:
+            await proxy.until_table()
+
+    @property
+    def url(self) -> str:
+        assert self.daemon is not None
+        return f"http://127.0.0.1:{self.daemon._api_at.port}"
+
+
+async def inbox(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Accepts every message, but refuses those of an agent whose inbox is called so."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), b":0")
+    await reader.readexactly(int(length.partition(b":")[2]))
+    status = b"404 Not Found" if b"/refuses" in head.partition(b"\r\n")[0] else b"202 Accepted"
+    writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    writer.close()
+
+
+async def populate(box: Box) -> None:
+    """Agents in every state that lasts, messages, schedules, jobs, tokens and a changed setting."""
+    desk = box.desk
+    for name in ("awake", "asleep", "stopped", "kept", "gone"):
+        await box.create(name, SLEEP, port=9000, tenant="acme" if name == "kept" else "default")
+    await box.create("refusing", SLEEP, port=9001, inbox="/refuses", env={"KEY": "\u2713"}, model="demo")
+    await box.create("dying", ["/usr/bin/sleep", "0.01"])
+    await box.create("elsewhere", [], runtime=RuntimeKind.EXTERNAL)
+    await desk.apply(AgentSpec(name="made", command=SLEEP), ACTOR)
+    for name in ("awake", "refusing", "stopped"):
+        await desk.schedule(name, "+1d", "1d", f"wake {name}", ACTOR)
+        await desk.schedule(name, "+2h", None, "", ACTOR)
+    await desk.stop("stopped", ACTOR)
+    for name in ("awake", "refusing", "stopped"):
+        await desk.send(name, f"to {name}", ACTOR)
+    await desk.keep_awake("kept", 3600.0, ACTOR)
+    await desk.pause("asleep", timeout_s=5, now=False, actor=ACTOR)
+    await desk.switch("demo", ACTOR)
+    await desk.create_api_token("reader", Role.VIEWER, 3600.0, ACTOR)
+    await desk.change_config({"sleep.minimum_awake_s": 1}, ACTOR)
+    gone = (await desk.view("gone"))["id"]
+    await desk.remove("gone", ACTOR)
+    await box.stop_daemon()
+    database = Database.open(box.paths.database)
+    ids = await database.read(lambda conn: [row[0] for row in conn.execute("SELECT id FROM agents")])
+    await database.write(lambda conn: usage.insert(conn, [event(no, [*ids, gone]) for no in range(400)]))
+    await database.write(lambda conn: [jobs.add(conn, job) for job in old_jobs()])
+    database.close()
+    await box.start_daemon()
+
+
+def event(no: int, agents: list[str]) -> UsageEvent:
+    """One of the last 25 days."""
+    known = no % 7 > 0
+    return UsageEvent(
+        id=f"e0-{no}",
+        epoch="e0",
+        event_no=no,
+        agent_id=agents[no % len(agents)],
+        tenant=("default", "acme")[no % 2],
+        model=("demo", "llama3.2:q4_0", "meta/llama-3 x")[no % 3],
+        backend=("demo", "vllm")[no % 2],
+        endpoint="/api/chat",
+        tokens_in=10 + no if known else None,
+        tokens_out=no if known else None,
+        cached_tokens=no // 2 if known else None,
+        estimated=no % 11 == 0,
+        cut=no % 13 == 0,
+        queue_ms=no / 3,
+        ttft_ms=None if no % 5 == 0 else 2.5,
+        duration_ms=100.0 + no,
+        status=200,
+        client_request_id=None if no % 2 else f"client {no}",
+        created_at=time.time() - no * DAY_S / 16,
+    )
+
+
+def old_jobs() -> list[Job]:
+    now = time.time()
+    plan = {"step": "health"}
+    error = {"code": "backend_unavailable", "message": "it does not answer", "hint": "", "log": ["one", "two"]}
+    common: dict[str, Any] = {"kind": "backend.switch", "plan": plan, "actor": ACTOR, "updated_at": now}
+    return [
+        Job(id="b" * 12, state=JobState.FAILED, error=error, created_at=now - 60, **common),
+        Job(id="c" * 12, state=JobState.CANCELLED, error=error, created_at=now - 90, **common),
+    ]
+
+
+def credentials(directory: Path) -> str:
+    """The token of an admin, which is no row that anybody could revoke."""
+    token = "hive_" + os.urandom(16).hex()
+    directory.mkdir(mode=0o700)
+    (directory / "api-token").write_text(token)
+    (directory / "api-token").chmod(0o600)
+    os.environ["CREDENTIALS_DIRECTORY"] = str(directory)
+    return token
+
+
+async def main(directory: Path, port: int) -> None:
+    token = credentials(directory / "credentials")
+    box = Contained(directory, port)
+    for path in (box.paths.state, box.paths.runtime):
+        path.mkdir(exist_ok=True)
+    for name in ("demo.sock", "other.sock"):
+        spawn(demo.serve(demo.listen(socket=box.paths.runtime / name), handle_signals=False), name=name)
+    messages = await asyncio.start_server(inbox, "127.0.0.1", 0)
+    await box.start_helper()
+    await box.start_daemon()
+    box.proxies.append(OwnProxy(box.paths.link_socket, inbox=messages.sockets[0].getsockname()[1]))
+    await box.proxy.until_table()
+    try:
+        await populate(box)
+        print(json.dumps({"url": box.url, "token": token, "socket": str(box.paths.api_socket)}), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+    finally:
+        try:
+            await box.end()
+        except HiveError as error:
+            print(error, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0))

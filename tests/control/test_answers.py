@@ -1,0 +1,200 @@
+"""Every route of a live daemon with much to tell: its answers are as they are described, not a field more or less."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import httpx
+import jsonschema_rs
+import pytest
+from control.described import ROWS, WHOLE, strict
+from control.populated import running
+
+from hive.control.routes import EVENTS, Row
+
+AGENTS = ("awake", "asleep", "stopped", "kept", "refusing", "dying", "elsewhere", "made")
+GOLDEN = Path(__file__).parent / "golden"
+OLD_JOB = "b" * 12
+SPEC = {"name": "new", "command": ["/usr/bin/sleep", "100"], "env": {"KEY": "value"}, "limits": {"pids": 4}}
+
+
+class Asked(NamedTuple):
+    """One request: which row, what its path names, its query and body, what comes of it."""
+
+    handler: str
+    path: Mapping[str, str] = MappingProxyType({})
+    query: Mapping[str, str | int] = MappingProxyType({})
+    body: Any = None
+    status: int = 200
+
+
+AWAKE = {"ref": "awake"}
+IN_ORDER = [
+    Asked("health"),
+    Asked("list_agents"),
+    Asked("list_agents", query={"since": ""}),
+    *(
+        Asked("show", {"ref": name})
+        for name in ("awake", "asleep", "stopped", "refusing", "dying", "elsewhere", "made")
+    ),
+    Asked("create", body=SPEC, status=201),
+    Asked("apply", {"ref": "new"}, {"dry_run": 1}, {**SPEC, "idle_s": 60, "port": 9002}),
+    Asked("apply", {"ref": "new"}, body={**SPEC, "idle_s": 60, "port": 9002}),
+    Asked("apply", {"ref": "newer"}, {"dry_run": 1}, {**SPEC, "name": "newer"}),
+    Asked("restart", {"ref": "new"}),
+    Asked("pause", {"ref": "new"}, body={"timeout_s": 5, "now": True}),
+    Asked("resume", {"ref": "new"}),
+    Asked("keep_awake", {"ref": "new"}, body={"for_s": "10m"}),
+    Asked("stop", {"ref": "new"}),
+    Asked("start", {"ref": "new"}),
+    Asked("logs", {"ref": "new"}),
+    Asked("tokens", {"ref": "new"}),
+    Asked("agent_events", {"ref": "new"}),
+    Asked("remove", {"ref": "new"}),
+    *(Asked("agent_usage", AWAKE, {"period": period}) for period in ("1h", "30d")),
+    Asked("messages", {"ref": "refusing"}),
+    Asked("messages", {"ref": "stopped"}),
+    Asked("send", {"ref": "stopped"}, body={"text": "later"}, status=202),
+    Asked("message", {"ref": "stopped", "id": "messages"}),
+    Asked("drop_message", {"ref": "stopped", "id": "messages"}),
+    Asked("schedules", AWAKE),
+    Asked("schedule", AWAKE, body={"when": "07:30", "every": "1d", "note": "breakfast"}, status=201),
+    Asked("schedule", AWAKE, body={"when": "+10m"}, status=201),
+    Asked("cancel_schedule", {**AWAKE, "id": "schedules"}),
+    Asked("usage"),
+    *(Asked("usage", query={"by": by, "since": "30d"}) for by in ("agent", "tenant", "model", "backend", "hour")),
+    Asked("stats"),
+    Asked("metrics"),
+    Asked("events", query={"tail": 1000}),
+    Asked("audit", query={"limit": 1000}),
+    Asked("audit", query={"limit": 1, "agent": "awake", "act": "agent"}),
+    Asked("openapi"),
+    Asked("inference"),
+    Asked("inference_stats"),
+    Asked("backends"),
+    Asked("backend_log", status=501),  # the demo server is none of its services
+    Asked("switch", body={"backend": "demo"}),
+    Asked("jobs"),
+    Asked("job", {"id": OLD_JOB}),
+    Asked("cancel_job", {"id": OLD_JOB}, status=409),  # whether one under way is still to be had depends on the moment
+    Asked("access"),
+    Asked("memory"),
+    Asked("gpus"),
+    Asked("queue"),
+    Asked("request", {"id": "e0-7"}),
+    Asked("request", {"id": "e0-9"}),
+    Asked("request", {"id": "e1-2"}),
+    Asked("cancel_request", {"id": "e1-2"}),
+    Asked("config"),
+    Asked("change_config", body={"sleep.minimum_awake_s": None}),
+    Asked("create_token", body={"name": "ci", "role": "operator", "expires_in": "30d"}, status=201),
+    Asked("list_tokens", query={"all": 1}),
+    Asked("revoke_token", {"id": "ci"}),
+    Asked("list_tokens", query={"all": 1}),
+    Asked("shutdown"),
+]
+"""An id that is the name of a list stands for that of its first member."""
+
+
+def test_every_row_is_asked() -> None:
+    assert {asked.handler for asked in IN_ORDER} == {row.handler.__name__ for row in ROWS}
+
+
+STRICT = strict(WHOLE)
+
+
+def check(schema: Any, answer: Any) -> None:
+    jsonschema_rs.validate({**schema, "components": STRICT["components"]}, answer)
+
+
+def check_answer(row: Row, answer: httpx.Response) -> None:
+    described = STRICT["paths"][row.path][row.method.lower()]["responses"][str(answer.status_code)]
+    if "$ref" in described:
+        described = STRICT["components"]["responses"][str(answer.status_code)]
+    ((kind, content),) = described["content"].items()
+    assert answer.headers["content-type"].partition(";")[0] == kind.partition(";")[0]
+    if kind == EVENTS:
+        for event in events_of(answer.text):
+            check(content["schema"], event)
+            check({"$ref": "#/components/schemas/Event"}, json.loads(event["data"]))
+    elif kind.endswith("json"):
+        check(content["schema"], answer.json())
+
+
+def events_of(text: str) -> list[dict[str, str]]:
+    """The events of a stream, each its fields by name."""
+    blocks = [block for block in text.split("\n\n") if block]
+    assert blocks
+    return [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]  # type: ignore[misc]
+
+
+class Live:
+    """A daemon, asked one thing after the other."""
+
+    def __init__(self, socket: str) -> None:
+        transport = httpx.HTTPTransport(uds=socket, verify=False, trust_env=False)
+        self._client = httpx.Client(transport=transport, base_url="http://hive", trust_env=False, timeout=60)
+        self._rows = {row.handler.__name__: row for row in ROWS}
+
+    def close(self) -> None:
+        self._client.close()
+
+    def ask(self, asked: Asked) -> None:
+        answer = self.answer(asked)
+        assert answer.status_code == asked.status, (asked, answer.text)
+        check_answer(self._rows[asked.handler], answer)
+
+    def answer(self, asked: Asked) -> httpx.Response:
+        row, path = self._rows[asked.handler], dict(asked.path)
+        if path.get("id") in ("messages", "schedules"):
+            listed = self._client.get(f"/api/agents/{path['ref']}/{path['id']}").json()
+            path["id"] = str(listed[path["id"]][0]["id"])
+        body = {} if asked.body is None else {"json": asked.body}
+        return self._client.request(row.method, row.path.format(**path), params=dict(asked.query), **body)
+
+
+@pytest.fixture
+def live(short_path: Path) -> Iterator[Live]:
+    for name in ("s", "r"):
+        (short_path / name).mkdir()
+    with running(short_path) as where:
+        live = Live(where.socket)
+        yield live
+        live.close()
+
+
+def test_every_answer_is_what_its_description_says(live: Live) -> None:
+    for asked in IN_ORDER:
+        live.ask(asked)
+
+
+@pytest.mark.parametrize(
+    ("golden", "shape"), [("agent_usage.json", "AgentUsage"), ("inference_stats.json", "InferenceStats")]
+)
+def test_the_published_shapes_are_those_that_are_described(golden: str, shape: str) -> None:
+    check({"$ref": f"#/components/schemas/{shape}"}, json.loads((GOLDEN / golden).read_text()))
+
+
+REACHES_FURTHER = [
+    ("create", {"name": "x", "command": ["/usr/bin/touch", "/tmp/x"]}, 403, "program /usr/bin/touch is not permitted"),
+    ("create", {"name": "x", "runtime": "docker", "docker": {"image": "debian:12"}}, 403, "runtime docker"),
+    (
+        "create",
+        {"name": "x", "runtime": "firecracker", "firecracker": {"kernel": "/k", "rootfs": "/r"}},
+        *(403, "runtime firecracker"),
+    ),
+    ("create", {"name": "x", "command": ["/usr/bin/sleep", "1"], "egress": ["192.0.2.0/24"]}, 403, "egress to"),
+    ("switch", {"backend": "http://192.0.2.1:8000"}, 503, "none of this program's servers"),
+    ("switch", {"backend": "/run/systemd/private"}, 503, "none of this program's servers"),
+]
+
+
+def test_what_a_fuzzer_makes_up_cannot_be_run_opened_or_reached(live: Live) -> None:
+    """What test_schemathesis.py relies on: not the fuzzer, the daemon it asks is bounded."""
+    for handler, body, status, said in REACHES_FURTHER:
+        answer = live.answer(Asked(handler, body=body))
+        assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text

@@ -1,0 +1,119 @@
+"""Every row of the API × every role × every way to come: made from the table, so that no new row is forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from asyncio import to_thread
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from control.over_tcp import TcpApi
+
+from hive.control.api import rows
+from hive.control.client import Client
+from hive.control.routes import Row
+from hive.control.serving import serve
+from hive.domain import Role
+from hive.errors import HiveError
+
+ROWS: list[Row] = rows(None, pause_timeout_s=1.0, stopping=asyncio.Event())  # type: ignore[arg-type]
+
+
+class Box(NamedTuple):
+    api: TcpApi
+    tokens: dict[str, str | None]
+    """What no token is any good as, by why."""
+    good: dict[Role, str]
+    socket: Path
+
+
+@pytest.fixture
+async def box(desk: Any, tmp_path: Path) -> AsyncIterator[Box]:
+    api = TcpApi(desk.keyring)
+    server = await serve(desk, tmp_path / "hive.sock", tcp=api.tcp)
+    revoked = await api.token("revoked", Role.ADMIN)
+    await api.keyring.revoke("revoked", now=time.time())
+    bad = {
+        "none": None,
+        "wrong": "hive_" + "x" * 43,
+        "revoked": revoked,
+        "expired": await api.token("expired", Role.ADMIN, expires_in_s=-0.5),
+    }
+    good = {role: await api.token(role, role) for role in Role}
+    yield Box(api, bad, good, tmp_path / "hive.sock")
+    await server.close()
+
+
+def path_of(row: Row) -> str:
+    return re.sub(r"{[a-z]+}", "none", row.path)
+
+
+async def ask(api: TcpApi, row: Row, token: str | None) -> int:
+    answered = await api.ask(row.method, path_of(row), token=token, body=b"")
+    if answered.status in (401, 403):
+        assert answered.headers["content-type"] == "application/problem+json"
+        assert answered.json["code"] in ("unauthorized", "not_permitted")
+        assert answered.json["hint"]
+    assert ("www-authenticate" in answered.headers) is (answered.status == 401)
+    assert not [name for name in answered.headers if name.startswith("access-control-")]
+    return answered.status
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.method} {row.path}")
+async def test_a_row_is_for_its_role_and_those_above(box: Box, desk: Any, row: Row) -> None:
+    for why, token in box.tokens.items():
+        assert await ask(box.api, row, token) == 401, why
+    assert (desk.actors, desk.orders) == ([], [])
+    for role, token in box.good.items():
+        status = await ask(box.api, row, token)
+        assert (status == 403) is (role.rank < row.role.rank), (role, status)
+        assert status != 401, role
+
+
+async def test_whoever_hive_runs_as_may_everything_at_the_socket(box: Box) -> None:
+    client = Client(box.socket, timeout_s=20)
+    for row in ROWS:
+        assert await to_thread(_status, client, row) not in (401, 403), row.path
+
+
+def _status(client: Client, row: Row) -> int:
+    try:
+        if row.method == "GET":
+            list(client.lines(path_of(row)))
+        else:
+            client._ask(row.method, path_of(row), None, {}, 20)
+    except HiveError as error:
+        return error.status
+    return 200
+
+
+async def test_refused_orders_are_in_the_audit_table_with_the_token_and_where_it_came_from(box: Box, desk: Any) -> None:
+    ordered = [row for row in ROWS if row.is_order and row.role is not Role.VIEWER]
+    for row in ordered:
+        await ask(box.api, row, box.good[Role.VIEWER])
+    told = {(row.actor, row.origin, row.outcome) for row in desk.orders}
+    assert told == {("token:viewer", "tcp:127.0.0.1", "not_permitted")}
+    assert len(desk.orders) == len(ordered)
+
+
+async def test_who_is_nobody_learns_not_even_which_paths_there_are(box: Box) -> None:
+    for token in (None, "hive_wrong"):
+        assert (await box.api.ask("GET", "/api/nonsense", token=token)).status == 401
+        assert (await box.api.ask("PATCH", "/api/agents", token=token)).status == 401
+    assert (await box.api.ask("GET", "/api/nonsense", token=box.good[Role.VIEWER])).status == 404
+
+
+async def test_at_the_socket_a_token_changes_nothing(box: Box, desk: Any) -> None:
+    """Neither for the better nor for the worse: the kernel says who it is."""
+    for token in (box.good[Role.VIEWER], "wrong"):
+        request = f"POST /api/system/shutdown HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
+        reader, writer = await asyncio.open_unix_connection(str(box.socket))
+        writer.write(f"{request}Connection: close\r\nContent-Length: 0\r\n\r\n".encode())
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+    assert {row.actor for row in desk.orders} == {f"uid:{os.geteuid()}"}

@@ -1,0 +1,104 @@
+"""With time requests become sums, and old ones go: in small steps, on a real database."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from typing import Any
+
+import pytest
+
+from hive.control import usage_history
+from hive.control.usage_history import UsageHistory
+from hive.domain import UsageEvent
+from hive.settings import Daemon as DaemonSettings
+from hive.store import rollups, usage
+from hive.store.database import Database
+
+DAY_S = 86400.0
+
+
+def event(no: int, **fields: Any) -> UsageEvent:
+    row = {
+        "id": f"p1-{no}",
+        "epoch": "p1",
+        "event_no": no,
+        "agent_id": "a1",
+        "tenant": "default",
+        "model": "small",
+        "backend": "ollama",
+        "endpoint": "/api/chat",
+        "tokens_in": no,
+        "tokens_out": 1,
+        "created_at": 1000.0 + no,
+    }
+    return UsageEvent(**{**row, **fields})
+
+
+def spent(conn: sqlite3.Connection) -> tuple[int, int]:
+    found = usage.used_in_all(conn)
+    return found.requests, found.tokens_in
+
+
+async def rows_of(database: Database) -> list[tuple[str, int]]:
+    found = await database.read(
+        lambda conn: conn.execute("SELECT id, rolled_up FROM inference_usage ORDER BY created_at DESC").fetchall()
+    )
+    return [tuple(row) for row in found]
+
+
+async def test_requests_of_an_older_hive_get_into_the_sums_and_old_ones_go(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(usage_history, "PAUSE_S", 0.0)
+    for name in ("ROLLED_UP_AT_ONCE", "PRUNED_AT_ONCE"):
+        monkeypatch.setattr(rollups, name, 3)
+    now = time.time()
+    events = [event(no, created_at=now - no * DAY_S) for no in range(20)]
+    await database.write(lambda conn: usage.insert(conn, events))
+    await database.write(lambda conn: conn.execute("DELETE FROM usage_hours").rowcount)
+    for statement in ("DELETE FROM usage_days", "DELETE FROM usage_weeks", "UPDATE inference_usage SET rolled_up = 0"):
+        await database.write(lambda conn, text=statement: conn.execute(text).rowcount)
+    history = UsageHistory(database, lambda: DaemonSettings(usage_retention_days=4, usage_rollup_days=7))
+    with caplog.at_level(logging.INFO):
+        await history.see_to()
+    assert await rows_of(database) == [(f"p1-{no}", 1) for no in range(5)]
+    assert "usage_rolled_up requests=20" in caplog.text
+    assert "usage_pruned requests=15 sums=" in caplog.text
+    assert await database.read(spent) == (20, 190)
+    found = await database.read(lambda conn: usage.spent_since(conn, 0.0))
+    whole_weeks = (now - 7 * DAY_S) // (7 * DAY_S) * 7 * DAY_S
+    assert found.requests == sum(one.created_at >= whole_weeks for one in events) < 16
+    caplog.clear()
+    await history.see_to()
+    assert caplog.text == ""
+
+
+async def test_usage_is_kept_for_ever_where_the_settings_say_so(database: Database) -> None:
+    await database.write(lambda conn: usage.insert(conn, [event(1)]))
+    await UsageHistory(database, lambda: DaemonSettings(usage_retention_days=0, usage_rollup_days=1)).see_to()
+    assert await rows_of(database) == [("p1-1", 1)]
+    assert (await database.read(lambda conn: usage.spent_since(conn, 0.0))).requests == 1
+
+
+async def test_other_writes_come_between_while_much_is_rolled_up(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_history, "PAUSE_S", 0.001)
+    monkeypatch.setattr(rollups, "ROLLED_UP_AT_ONCE", 2)
+    events = [event(no, created_at=time.time()) for no in range(40)]
+    await database.write(lambda conn: usage.insert(conn, events))
+    await database.write(lambda conn: conn.execute("UPDATE inference_usage SET rolled_up = 0").rowcount)
+    left = []
+    seeing = asyncio.create_task(UsageHistory(database, DaemonSettings).see_to())
+    while not seeing.done():
+        left.append(
+            await database.write(
+                lambda conn: conn.execute("SELECT count(*) FROM inference_usage WHERE rolled_up = 0").fetchone()[0]
+            )
+        )
+        await asyncio.sleep(0)
+    await seeing
+    assert len(set(left)) > 5

@@ -1,0 +1,247 @@
+"""One look that never changes, and a Source that gives it: what the pictures of `hive top` are taken of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from fakes.fake_nvml import GIB, NOT_AVAILABLE, Gpu, Library, in_place_of, with_mig
+
+from hive.control.client import Client
+from hive.control.views import gpus_view
+from hive.errors import DependencyDown, HiveError
+from hive.host.nvml import Nvml
+from hive.tui.snapshot import AgentRow, BackendRow, Event, GpuRow, Memory, Queue, Snapshot, TenantQueue
+from hive.tui.source import Source
+
+AT = 1_800_000_000.0
+"""2027-01-15 08:00:00 UTC."""
+PROGRAMS = {4711: "VLLM::EngineCor", 4712: "VLLM::Worker_TP", 5000: "python3"}
+VLLM = BackendRow(
+    kind="vllm",
+    label="vLLM 0.32 at 127.0.0.1:8000",
+    address="127.0.0.1:8000",
+    version="0.32",
+    up=True,
+    slots=64,
+    warning="",
+    models=["llama-3.1-70b"],
+    switching="",
+)
+QUEUE = Queue(
+    running=10,
+    waiting=4,
+    slots=64,
+    tenants=[TenantQueue("acme", 7, 3), TenantQueue("beta", 3, 1), TenantQueue("default", 0, 0)],
+)
+
+
+def row(name: str, status: str = "running", **fields: Any) -> AgentRow:
+    given: dict[str, Any] = {
+        "id": f"{name}-0123456789abcdef",
+        "name": name,
+        "status": status,
+        "depth": "awake",
+        "tier": "medium",
+        "tenant": "default",
+        "model": None,
+        "runtime": "process",
+        **dict.fromkeys(("in_flight", "parked", "requests", "tokens_in", "tokens_out", "wakes", "pauses"), 0),
+        "tokens_per_s": 0.0,
+        "last_wake_ms": None,
+        "last_wake_cause": None,
+        "rss_bytes": 90 << 20,
+        "saved_bytes": 0,
+        "idle_s": 1.0,
+        "since": AT - 65,
+        "why": "1 s until idle",
+    }
+    return AgentRow(**given | fields)
+
+
+AGENTS = [
+    row(
+        "alice",
+        tier="high",
+        tenant="acme",
+        model="llama-3.1-70b",
+        runtime="docker",
+        in_flight=3,
+        requests=212,
+        tokens_in=81_200,
+        tokens_out=40_310,
+        tokens_per_s=83.4,
+        rss_bytes=812 << 20,
+        idle_s=0.0,
+        why="3 requests in flight",
+        wakes=12,
+        pauses=12,
+        last_wake_ms=1.4,
+        last_wake_cause="ingress",
+    ),
+    row(
+        "bob",
+        "paused",
+        depth="deep",
+        tenant="beta",
+        tokens_out=900,
+        rss_bytes=9 << 20,
+        saved_bytes=164 << 20,
+        idle_s=3_700.0,
+        since=AT - 3_400,
+        why="deep sleep; 90 % of its memory is in swap",
+    ),
+    row("carol", "paused", depth="light", idle_s=42.0, why="light sleep, deep in 18 s", tokens_out=12),
+    row("dave", "error", rss_bytes=None, idle_s=None, why="exited with 1 after 3 s: no such file config.json"),
+    row("erin", "stopped", tier="low", rss_bytes=None, idle_s=90_000.0, why="stopped by operator"),
+    row("frank", "created", rss_bytes=None, idle_s=None, why=""),
+    row("grace", "resuming", depth="deep", tenant="beta", idle_s=600.0, why="woken by ingress"),
+    row("a-name-that-is-longer-than-its-column", runtime="firecracker", tenant="a-tenant-with-a-name"),
+]
+EVENTS = [
+    Event(AT - 64, "agent.paused", "carol pausing → paused: idle: quiet for 30 s"),
+    Event(AT - 40, "agent.error", "dave running → error: exited with 1 after 3 s"),
+    Event(AT - 30, "agent.pausing", "bob running → pausing: idle: quiet for 300 s"),
+    Event(AT - 29, "agent.paused", "bob pausing → paused: idle: quiet for 300 s"),
+    Event(AT - 10, "backend.switched", "uid:0 llama → vllm"),
+    Event(AT - 1, "agent.resuming", "grace paused → resuming: woken by ingress"),
+]
+
+
+def gpus_of(library: Library) -> list[GpuRow]:
+    """What the daemon says over this driver: NVIDIA's own wrapper is asked."""
+    with in_place_of(library):
+        seen = Nvml(load=lambda: __import__("pynvml")).look()
+    return msgspec.convert(gpus_view(seen, lambda pid: PROGRAMS.get(pid, ""))["gpus"], list[GpuRow])
+
+
+def one_gpu() -> list[GpuRow]:
+    processes = [(4711, 92 * GIB), (4712, 1 * GIB), (5000, 12 * GIB), (6000, NOT_AVAILABLE)]
+    return gpus_of(Library(Gpu(used=107 * GIB, busy=87, processes=processes)))
+
+
+def eight_gpus() -> list[GpuRow]:
+    """One is lost, one is nobody's."""
+    gpus = [
+        Gpu(used=(10 + 15 * number) * GIB, busy=12 * number, processes=[(4712, (8 + 15 * number) * GIB)])
+        for number in range(8)
+    ]
+    gpus[3].is_lost = True
+    gpus[5] = Gpu(used=GIB // 2)
+    return gpus_of(Library(*gpus))
+
+
+def mig() -> list[GpuRow]:
+    def part(name: bytes, total: int, used: int, pid: int | None = None) -> Gpu:
+        processes = [] if pid is None else [(pid, (used - 1) * GIB)]
+        return Gpu(name=b"NVIDIA H200 MIG " + name, total=total * GIB, used=used * GIB, processes=processes)
+
+    parts = {"_0": part(b"3g.71gb", 70, 61, 4711), "_2": part(b"1g.18gb", 17, 4, 5000), "_3": part(b"1g.18gb", 17, 0)}
+    return gpus_of(Library(with_mig(privileged=False, **parts)))
+
+
+def lost() -> list[GpuRow]:
+    """One of two; the other does not say who uses it."""
+    secretive = Gpu(used=20 * GIB, refuses={"GetComputeRunningProcesses": 4, "GetUtilizationRates": 3})
+    return gpus_of(Library(secretive, Gpu(is_lost=True)))
+
+
+def look(**fields: Any) -> Snapshot:
+    given: dict[str, Any] = {
+        "at": AT,
+        "source": "daemon",
+        "place": "/run/hive/hive.sock",
+        "hive_version": "0.1.0",
+        "isolation": "full",
+        "problems": [],
+        "backend": VLLM,
+        "queue": QUEUE,
+        "memory": Memory(64 << 30, 41 << 30, 16 << 30, 9 << 30),
+        "gpus": [],
+        "gpus_why_not": "no NVIDIA driver is loaded",
+        "requests": 1_200,
+        "tokens_out": 99_000,
+        "wakes": 214,
+        "wake_ms": 1.4,
+        "agents": AGENTS,
+        "events": EVENTS,
+    }
+    return Snapshot(**given | fields)
+
+
+def down() -> Snapshot:
+    """What SQLite says: nothing that only a daemon knows."""
+    unknown = dict.fromkeys(("in_flight", "parked", "tokens_per_s", "rss_bytes", "saved_bytes", "wakes", "pauses"))
+    return look(
+        source="store",
+        place="/var/lib/hive/daemon/hive.db",
+        hive_version="",
+        isolation="",
+        problems=[
+            "the daemon is down: this is what /var/lib/hive/daemon/hive.db says, and nothing can be changed",
+        ],
+        backend=None,
+        memory=None,
+        wakes=None,
+        wake_ms=None,
+        agents=[msgspec.structs.replace(agent, **unknown) for agent in AGENTS],
+    )
+
+
+class FrozenClient(Client):
+    """Answers what an agent's page asks."""
+
+    def lines(self, path: str, **query: Any) -> Iterator[bytes]:
+        yield from (b"listening on 9000\n", b"asked: what is in the news?\n", b"answered in 812 ms\n")
+
+    def get(self, path: str, **query: Any) -> dict[str, Any]:
+        if path == "/api/usage":
+            return USAGE[query["by"]]
+        found = next(agent for agent in AGENTS if path == f"/api/agents/{agent.id}")
+        return {"status": found.status, "why": f"awake: {found.why}", "messages_waiting": 2}
+
+
+_SPENT = {"requests": 9, "cached_tokens": 0, "unknown": 0, "cut": 0}
+USAGE: dict[str, dict[str, Any]] = {
+    "hour": {
+        "token_tracking": True,
+        "hours": [
+            {"hour": AT - 3600 * ago, "tokens_in": 4_000 + 3_000 * (ago % 5), "tokens_out": 1_000, **_SPENT}
+            for ago in range(0, 20, 1)
+        ],
+    },
+    "model": {
+        "models": [
+            {"model": "llama-3.1-70b", "tokens_in": 81_200, "tokens_out": 40_310, **_SPENT},
+            {"model": "qwen3-32b", "tokens_in": 9_000, "tokens_out": 12_000, **_SPENT},
+            {"model": "模型-7b", "tokens_in": 500, "tokens_out": 100, **_SPENT},
+        ],
+    },
+}
+
+
+class Frozen(Source):
+    """Gives these looks one after the other, and the last one again and again; an error among them is raised."""
+
+    def __init__(self, *looks: Snapshot | HiveError) -> None:
+        super().__init__([Path("/nowhere")], None, uid=0, env={})
+        self._looks: Sequence[Snapshot | HiveError] = looks
+        self.taken = 0
+        self.shown: Collection[str] | None = None
+
+    @property
+    def client(self) -> Client:
+        found = self._looks[max(0, min(self.taken, len(self._looks)) - 1)]
+        if isinstance(found, HiveError) or not found.is_live:
+            raise DependencyDown("no Hive answers at /nowhere")
+        return FrozenClient(Path("/nowhere"))
+
+    def look(self, shown: Collection[str] | None = None) -> Snapshot:
+        found = self._looks[min(self.taken, len(self._looks) - 1)]
+        self.taken += 1
+        self.shown = shown
+        if isinstance(found, HiveError):
+            raise found
+        return found
