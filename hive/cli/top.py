@@ -21,6 +21,7 @@ def top(
 ) -> None:
     """Shows every agent, the backend and the queue on one screen. Live, with keys that pause, resume, start and stop.
 
+    Above the agents: GPUs by who holds their memory, tokens a second, the queue of each tenant.
     Where the daemon is down it shows what SQLite says, and that it does. NO_COLOR is honoured.
 
     Examples:

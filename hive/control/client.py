@@ -70,14 +70,16 @@ class Client:
         Raises DependencyDown where the daemon is gone before it has ended its answer.
         """
         with self._sent("GET", path, None, query, self._timeout_s, silence_s) as response:
-            pending = b""
+            pending: list[bytes] = []
             # Not `readline`: it takes an answer that broke off for one that ended.
             while piece := response.read1(PIECE_BYTES):
-                *whole, pending = (pending + piece).split(b"\n")
-                for line in whole:
-                    yield line + b"\n"
-            if pending:
-                yield pending
+                first, *rest = piece.split(b"\n")
+                pending.append(first)
+                for line in rest:
+                    yield b"".join(pending) + b"\n"
+                    pending = [line]
+            if last := b"".join(pending):
+                yield last
 
     def events(self, *, tail: int = 20, follow: bool = False) -> Iterator[Answer]:
         """Events, oldest first; with `follow` also those to come, until the daemon ends."""

@@ -67,7 +67,7 @@ class Overview(Steering):
 
     def _limits(self) -> str:
         """Whether agents' limits hold, in words."""
-        lacking = {self._lacking[life.agent.id] for life in self._parts.roster if self._lacking.get(life.agent.id)}
+        lacking = {text for text in self._lacking.values() if text}
         return "; ".join(sorted(lacking)) or "as far as this host enforces them; hive agent show says what is not"
 
     def _problems(self) -> list[str]:

@@ -18,7 +18,7 @@ log = logging.getLogger("hive.usage")
 
 EVERY_S = 3600.0
 PAUSE_S = 0.02
-"""Between two transactions of some 10 ms each, so that it has the disk for a third of the time at most."""
+"""Between two transactions of about that length, so that others get their turn."""
 
 Step = Callable[[sqlite3.Connection], int]
 

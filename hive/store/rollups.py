@@ -25,7 +25,7 @@ ALL = 0
 """Instead of a name's number."""
 ROLLED_UP_AT_ONCE = 200
 PRUNED_AT_ONCE = 300
-"""Rows in one transaction: some 10 ms that every other write waits for."""
+"""Rows in one transaction, for which every other write waits: 20 to 50 ms, measured on two busy cores."""
 
 
 class Table(StrEnum):

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from textual import work
 from textual.app import App, ComposeResult, SystemCommand
@@ -48,16 +48,23 @@ QUESTIONS = {
 }
 
 
-class Room:
-    """Lines each pane may have on a terminal of `rows` lines.
+class Room(NamedTuple):
+    """Lines each pane may have."""
 
-    >>> [(room.gpus, room.flow, room.events) for room in (Room(24), Room(40), Room(60))]
-    [(3, 2, 3), (8, 4, 4), (16, 6, 6)]
+    gpus: int
+    flow: int
+    events: int
+
+
+def room_of(rows: int) -> Room:
+    """On a terminal of so many lines.
+
+    >>> room_of(24), room_of(40).gpus
+    (Room(gpus=3, flow=2, events=3), 8)
     """
-
-    def __init__(self, rows: int) -> None:
-        few, some, many = (3, 2, 3), (8, 4, 4), (16, 6, 6)
-        self.gpus, self.flow, self.events = few if rows < SHORT_ROWS else some if rows < TALL_ROWS else many
+    if rows < SHORT_ROWS:
+        return Room(gpus=3, flow=2, events=3)
+    return Room(gpus=8, flow=4, events=4) if rows < TALL_ROWS else Room(gpus=16, flow=6, events=6)
 
 
 class Top(App[int]):
@@ -218,7 +225,7 @@ class Top(App[int]):
 
     def _draw(self) -> None:
         """Everything but the table, as it was seen last and as the terminal is now."""
-        snapshot, room, unicode = self.snapshot, Room(self.size.height), self._unicode
+        snapshot, room, unicode = self.snapshot, room_of(self.size.height), self._unicode
         rates = self.history.tokens_per_s()
         self._fit(self.size)
         self._panes["head"].show(panes.head_lines(snapshot, is_held=self._held))

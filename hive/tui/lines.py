@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from hive.tui.cells import fit, one_line
 
 Role = Literal["", "dim", "bold", "mark", "good", "warn", "bad", "going", "rule"]
 """`going`: on its way from one state to another; `mark`: not to be overlooked, without any colour either."""
+
+
+ROLES: Mapping[str, Role] = {
+    "running": "good",
+    "paused": "warn",
+    "error": "bad",
+    "stopped": "dim",
+    "created": "dim",
+}
+"""Of an agent's state; all others are `going`."""
 
 
 class Part(NamedTuple):

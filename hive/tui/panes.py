@@ -9,18 +9,10 @@ from hive.domain import AgentStatus
 from hive.tui.cells import COLUMNS, count, fit, line_of, one_line, ordered, row_line, shown, size, some, span
 from hive.tui.charts import shares, with_scale
 from hive.tui.gpus import Drawing, gpu_lines
-from hive.tui.lines import Line, Part, Role, joined, line, text_of, wrapped
+from hive.tui.lines import ROLES, Line, Part, joined, line, text_of, wrapped
 from hive.tui.snapshot import BackendRow, Event, Queue, Snapshot, TenantQueue
 
-ROLES: dict[str, Role] = {
-    "running": "good",
-    "paused": "warn",
-    "error": "bad",
-    "stopped": "dim",
-    "created": "dim",
-}
-"""Of a state; all others are `going`."""
-NOBODY_SAYS = "the proxy does not tell this user"
+NOBODY_SAYS = "the proxy does not answer this user"
 JUMP_S = 5.0
 """A clock that is set may be this far off before it is worth a word."""
 _GOING = {AgentStatus.STARTING, AgentStatus.PAUSING, AgentStatus.RESUMING, AgentStatus.STOPPING}

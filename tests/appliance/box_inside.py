@@ -196,6 +196,7 @@ def first_day() -> dict[str, Any]:
     found["after the call"] = statuses()["eve"]
     found["logs"] = run("hive", "agent", "logs", "eve").stdout
     found["people"] = people()
+    found["api"] = api_on_tcp()
     found["unkillable"] = kill_each()
     for number in range(SLEEPERS):
         hive(*create(f"s{number}", "--autostart", restart="unless-stopped"))
@@ -245,6 +246,18 @@ def people() -> dict[str, Any]:
         "ben administers": run("hive", "backend", "switch", "llama", user="ben").returncode,
         "cid operates": run("hive", "ps", user="cid").returncode,
     }
+
+
+def api_on_tcp() -> dict[str, Any]:
+    """What each token there is, and one made by hand, is answered for a look and for what takes an admin."""
+    tokens = {name: Path("/etc/hive/secrets", name).read_text().strip() for name in ("api-token", "internal-token")}
+    tokens["made"] = hive("token", "create", "ci", "--role", "viewer", user="cid")["token"]
+    paths = ("3000/api/health", "3000/api/tokens")
+    found = {name: [answers(path, token)[0] for path in paths] for name, token in tokens.items()}
+    hive("token", "revoke", "ci", user="cid")
+    found["revoked"] = [answers(path, tokens["made"])[0] for path in paths]
+    made_by_ben = run("hive", "token", "create", "ben", "--role", "viewer", user="ben").returncode
+    return {**found, "ben makes one": made_by_ben, "where": hive("status")["api"]}
 
 
 def kill_each() -> dict[str, Any]:

@@ -206,6 +206,18 @@ def test_operators_operate_and_admins_administer(first_day: Seen) -> None:
     assert people["cid operates"] == 0
 
 
+def test_the_api_on_tcp_lets_in_who_has_a_token(first_day: Seen) -> None:
+    """Under what the daemon's unit permits it."""
+    assert first_day["api"] == {
+        "api-token": [200, 200],
+        "internal-token": [200, 403],
+        "made": [200, 403],
+        "revoked": [401, 401],
+        "ben makes one": 4,
+        "where": {"listen": "127.0.0.1", "port": 3000},
+    }
+
+
 def test_secrets_are_read_by_nobody_and_stand_nowhere_else(first_day: Seen) -> None:
     assert first_day["people"]["read secrets"] == []
     assert first_day["leaks"] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -78,17 +79,17 @@ async def test_without_the_right_token_it_is_asked_for_and_not_woken(
 
 # --- strictly ------------------------------------------------------------------------------------------------------
 
-Answering = Callable[[bytes], AsyncIterator[str]]
-
 
 @pytest.fixture
 async def answering() -> AsyncIterator[Callable[[bytes], Any]]:
     """`await answering(answer)` is the address of a server that says this to whoever asks."""
     servers: list[asyncio.Server] = []
+    writers: list[asyncio.StreamWriter] = []
 
     async def start(answer: bytes) -> str:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
+            writers.append(writer)
             writer.write(answer)
             if answer:
                 writer.close()
@@ -98,8 +99,10 @@ async def answering() -> AsyncIterator[Callable[[bytes], Any]]:
         return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     yield start
-    for server in servers:
-        server.close()
+    for open_one in (*servers, *writers):
+        open_one.close()
+        with contextlib.suppress(OSError):
+            await open_one.wait_closed()
 
 
 def answer(status: str, body: bytes, more: str = "") -> bytes:

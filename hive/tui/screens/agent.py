@@ -22,8 +22,8 @@ from hive.domain import AT_REST, AgentStatus
 from hive.errors import HiveError
 from hive.tui.cells import count, one_line, size, some, span, state
 from hive.tui.history import History
-from hive.tui.lines import Line, Part, joined, line, rule, wrapped
-from hive.tui.panes import ROLES, tokens_lines, tokens_title
+from hive.tui.lines import ROLES, Line, Part, joined, line, rule, wrapped
+from hive.tui.panes import tokens_lines, tokens_title
 from hive.tui.snapshot import AgentRow, Answer, Snapshot
 from hive.tui.source import Source
 from hive.tui.usage import Use, hours_lines, hours_title, model_lines, use_of
@@ -234,8 +234,8 @@ class AgentPage(Screen[None]):
             if time.monotonic() > self._use_at + USE_EVERY_S:
                 self._use = await asyncio.to_thread(self._used)
                 self._use_at = time.monotonic()
-        except HiveError as error:
-            lines = self._said or [f"(its log cannot be read: {error.message})"]
+        except (HiveError, LookupError, TypeError, ValueError) as error:  # the last three: a daemon of another version
+            lines = self._said or [f"(its log cannot be read: {error})"]
         finally:
             self._reading = False
         if self.is_mounted:

@@ -68,8 +68,8 @@ class Backends(ModalScreen[None]):
             used = ", in use" if row["in_use"] else ""
             text = f"{row['backend']} at {row['unit'] or row['address']} ({answers}{used})"
             which.add_option(Option(one_line(text, unicode=self._unicode).replace("[", r"\["), id=str(number)))
-        if not self._found:
-            self._say("no other inference server is there; `hive backend switch URL` names one")
+        if all(row["in_use"] for row in self._found):
+            self._say("no other inference server answers; `hive backend switch URL` names one")
         which.highlighted = next((number for number, row in enumerate(self._found) if not row["in_use"]), None)
         which.focus()
 

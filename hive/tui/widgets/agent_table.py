@@ -21,9 +21,10 @@ from textual.strip import Strip
 
 from hive.tui import cells
 from hive.tui.cells import COLUMNS, Column
+from hive.tui.lines import ROLES
 from hive.tui.snapshot import AgentRow
 from hive.tui.widgets.bars import use_whole_cells
-from hive.tui.widgets.colours import CYAN, PAUSED_BEHIND, STATUS_COLOURS
+from hive.tui.widgets.colours import PAUSED_BEHIND, styles
 
 HEAD_LINES = 1
 
@@ -219,10 +220,8 @@ class AgentTable(ScrollView, can_focus=True):
         return cells.line_of(heads, columns, width, unicode=self._unicode)
 
     def _badge(self, status: str) -> Style:
-        if self.app.no_color:
-            return Style(bold=status == "error")
-        colour = STATUS_COLOURS.get(status, CYAN)
-        if status != "paused":
-            return Style(color=colour)
+        style = styles(with_colours=not self.app.no_color)[ROLES.get(status, "going")]
+        if status != "paused" or self.app.no_color:
+            return style
         behind = self.background_colors[1] + Color.parse(PAUSED_BEHIND)
-        return Style(color=colour, bgcolor=behind.rich_color)
+        return style + Style(bgcolor=behind.rich_color)

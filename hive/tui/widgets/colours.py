@@ -15,14 +15,6 @@ from hive.tui.lines import Role
 YELLOW, RED, GREEN, GREY, CYAN = "#EAB308", "#EF4444", "#22C55E", "#9CA3AF", "#22D3EE"
 PAUSED_BEHIND = "#EAB3081A"
 """The paused badge: this yellow, a tenth of it behind."""
-STATUS_COLOURS: Mapping[str, str] = {
-    "running": GREEN,
-    "paused": YELLOW,
-    "error": RED,
-    "stopped": GREY,
-    "created": GREY,
-}
-"""All others are on their way from one of these to another: CYAN."""
 _STYLES: Mapping[Role, Style] = {
     "": Style(),
     "dim": Style(color=GREY),
