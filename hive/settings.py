@@ -187,7 +187,7 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
 class Sleep(msgspec.Struct, frozen=True, kw_only=True):
     """`[sleep]`: when idle agents are put to sleep."""
 
-    check_s: Annotated[float, _s("How often idleness is checked.", runtime=True, unit="s", gt=0)] = 30
+    check_s: Annotated[float, _s("How often idleness is checked.", runtime=True, unit="s", ge=0.1, le=3600)] = 30
     minimum_awake_s: Annotated[float, _s("Nobody sleeps sooner after a wake.", runtime=True, unit="s", ge=0)] = 10
     cpu_quiet_percent: Annotated[
         float, _s("Less of one core than this over the last check is quiet.", runtime=True, unit="%", ge=0)

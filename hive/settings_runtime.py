@@ -91,6 +91,10 @@ def _text(row: Row, value: Any) -> str:
     """As hive.conf would have it. Raises ValueError."""
     if isinstance(value, bool) is not (row.kind is bool) and not isinstance(value, str):
         raise ValueError(row.expected)
+    if row.kind is str and not isinstance(value, str):
+        raise ValueError(row.expected)
+    if row.kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
     text = str(value).lower() if isinstance(value, bool) else str(value)
     if not text.replace("\t", " ").isprintable():
         raise ValueError(row.expected)

@@ -28,9 +28,9 @@ _NOT_TOLD = f"act NOT GLOB '{ORDER}*' AND act NOT GLOB 'audit.*'"
 class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     """One act. `at` Unix seconds; `act` as `agent.paused` or `order.pause`; `target` an agent id, setting or `hive`.
 
-    `actor`: `uid:<n>`, `idle`, `proxy`, `helper`, `hive` where Hive acted by itself; `origin`: where it came from
-    (`socket`, `cli` for a `hive` command that asks no daemon, `proxy`, `hive`); `outcome`: `ok` or the code of the
-    error.
+    `actor`: `uid:<n>`, `token:<name>`, `internal`, `api-token`, `idle`, `proxy`, `helper`, `hive` where Hive acted by
+    itself; `origin`: where it came from (`socket`, `tcp:<address>`, `cli` for a `hive` command that asks no daemon,
+    `proxy`, `hive`); `outcome`: `ok` or the code of the error.
     """
 
     at: float

@@ -39,6 +39,7 @@ class Table(StrEnum):
 
 SUMS = ((Table.HOURS, HOUR_S), (Table.DAYS, DAY_S), (Table.WEEKS, WEEK_S))
 """What there are sums of, the shortest first."""
+_LONGER_S = {Table.HOURS: DAY_S, Table.DAYS: WEEK_S}
 
 
 class Scope(IntEnum):
@@ -110,8 +111,9 @@ def cover(begin: float, newest: float, *, by_hour: bool = False) -> list[Piece]:
     """
     at = _start(begin + HOUR_S / 2, HOUR_S)
     pieces = [_between(Table.REQUESTS, begin, at)]
-    for (table, _), (_, longer_s) in itertools.pairwise((*SUMS, SUMS[-1])):
-        if by_hour or table is SUMS[-1][0] or newest - at < longer_s / 2:
+    for table, _ in SUMS:
+        longer_s = _LONGER_S.get(table)
+        if by_hour or longer_s is None or newest - at < longer_s / 2:
             pieces.append(Piece(table, at, math.inf, 1))
             break
         nearest = _start(at + longer_s / 2, longer_s)

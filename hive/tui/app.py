@@ -73,7 +73,8 @@ class Top(App[int]):
     TITLE = "hive top"
     CSS = """
     Screen { layers: base; }
-    * { scrollbar-color: $foreground 40%; scrollbar-color-hover: $foreground 60%; scrollbar-color-active: $foreground;
+    AgentTable, RichLog, OptionList, VerticalScroll {
+        scrollbar-color: $foreground 40%; scrollbar-color-hover: $foreground 60%; scrollbar-color-active: $foreground;
         scrollbar-background: $background; scrollbar-background-hover: $background;
         scrollbar-background-active: $background; scrollbar-size-vertical: 1; }
     #problems { max-height: 4; }

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hive.domain import Agent, SleepDepth
-from hive.store.audit import AuditRow
+from hive.domain import SleepDepth
+
+if TYPE_CHECKING:
+    from hive.domain import Agent
+    from hive.store.audit import AuditRow
 
 Answer = Mapping[str, Any]
 FROM_DAEMON, FROM_STORE = "daemon", "store"

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sqlite3
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,3 +103,18 @@ async def test_other_writes_come_between_while_much_is_rolled_up(
         await asyncio.sleep(0)
     await seeing
     assert len(set(left)) > 5
+
+
+async def test_a_database_that_takes_nothing_now_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(usage_history, "EVERY_S", 0.001)
+    database = Database.open(tmp_path / "closed.db")
+    database.close()
+    running = asyncio.create_task(UsageHistory(database, DaemonSettings).run())
+    while caplog.text.count("usage_not_pruned error=the database is closed") < 2:
+        assert not running.done()
+        await asyncio.sleep(0.001)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
