@@ -62,9 +62,9 @@ class Database:
     def open(cls, path: Path) -> Database:
         """Opens, checks and migrates; a damaged file is moved aside and a new one begun, which the log says loudly.
 
-        Blocks. A file above `CHECKED_BYTES` is not looked through: `hive doctor sqlite.integrity` does. Raises WrongState
-        where another process holds it (naming its pid), a newer Hive wrote it, or a restore was cut short; ConfigError
-        where the directory is missing, NotPermitted, StoreFull.
+        Blocks. A file above `CHECKED_BYTES` is not looked through: `hive doctor sqlite.integrity` does. Raises
+        WrongState where another process holds it (naming its pid), a newer Hive wrote it, or a restore was cut short;
+        ConfigError where the directory is missing, NotPermitted, StoreFull.
         """
         lock = Lock(path.with_name(path.name + ".lock"), what="the database")
         try:

@@ -179,7 +179,7 @@ def test_after_a_restore_nothing_is_taken_for_tampered_and_what_was_done_is_told
     said = verify(no_daemon, state)
     assert said.code == 0
     assert "was restored" in said.out
-    assert "acts of the hive command that a daemon is still to take in: 1" in said.out
+    assert "acts of the hive command that a daemon is still to take in: 2" in said.out
     (act,) = acts.read(acts.acts_of(state / "hive.db")).acts
     assert (act.act, act.outcome, act.detail["file"]) == ("restore", "ok", str(tmp_path / "b.tar"))
 

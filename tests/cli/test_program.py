@@ -60,9 +60,9 @@ def test_a_fault_of_hives_own_is_one_line_and_a_traceback_only_when_asked_for(
 
 
 def test_debug_shows_where_an_expected_failure_came_from(no_daemon: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "Traceback" not in no_daemon("status").err
+    assert "Traceback" not in no_daemon("usage").err
     monkeypatch.setenv("HIVE_DEBUG", "1")
-    said = no_daemon("status")
+    said = no_daemon("usage")
     assert said.code == 5
     assert "Traceback" in said.err
 
