@@ -19,12 +19,11 @@ from hive.domain import Agent
 from hive.errors import DependencyDown, HiveError, NotPermitted, TimedOut, WrongState
 from hive.places import APPLIANCE_RUNTIME, default_state_dir, runtime_dir
 from hive.settings import Paths
-from hive.store.audit import AuditRow
 from hive.tui.snapshot import Answer, Answers, Snapshot, from_api, from_store
-from hive.tui.stored import read, stamp
 from hive.tui.watch import ANSWER_S, Watch
 
 if TYPE_CHECKING:
+    from hive.store.audit import AuditRow
     from hive.store.viewer import Seen, Viewer
 
 APPLIANCE_STATE = Path("/var/lib/hive")
@@ -116,6 +115,8 @@ class Stored:
 
     def look(self, paths: Paths) -> tuple[list[Agent], list[AuditRow]]:
         """All agents, and the last acts. Raises DependencyDown."""
+        from hive.tui.stored import read, stamp  # a seventh of the start that only a daemon that is down costs
+
         as_of = (paths, stamp(paths.database))
         if as_of != self._as_of:
             self._found, self._as_of = read(paths.database), as_of

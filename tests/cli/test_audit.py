@@ -180,7 +180,8 @@ def test_after_a_restore_nothing_is_taken_for_tampered_and_what_was_done_is_told
     assert said.code == 0
     assert "was restored" in said.out
     assert "acts of the hive command that a daemon is still to take in: 2" in said.out
-    (act,) = acts.read(acts.acts_of(state / "hive.db")).acts
+    saved, act = acts.read(acts.acts_of(state / "hive.db")).acts
+    assert (saved.act, saved.outcome) == ("backup", "ok")
     assert (act.act, act.outcome, act.detail["file"]) == ("restore", "ok", str(tmp_path / "b.tar"))
 
 

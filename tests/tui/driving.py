@@ -22,7 +22,8 @@ from textual.widgets import Button
 import hive.tui
 from hive.tui.app import Top
 from hive.tui.screens.confirm import Confirm
-from hive.tui.source import Source, read
+from hive.tui.source import Source
+from hive.tui.stored import read
 from hive.tui.widgets.agent_table import AgentTable
 from hive.tui.widgets.pane import Pane
 

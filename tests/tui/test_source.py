@@ -32,7 +32,8 @@ from hive.store.migrations import READABLE_FROM, STEPS, migrate
 from hive.tui import source as source_module
 from hive.tui import stored
 from hive.tui.snapshot import Snapshot
-from hive.tui.source import Source, read
+from hive.tui.source import Source
+from hive.tui.stored import read
 
 ANN = Agent(id="id-ann", spec=AgentSpec(name="ann", command=["/bin/true"]), status=AgentStatus.PAUSED, reason="idle")
 WRITER = """
