@@ -1,4 +1,4 @@
-"""Live state in Redis. The only module that knows redis and its exceptions.
+"""Live state in Redis. Beside viewer.py the only module that knows redis and its exceptions.
 
 Two ways to use it. *Say* (`put_agent`, `touch`, `publish` …): never waits and never fails; `run`, a task of the
 owner, writes what was said in one pipeline, keeps trying while Redis is away, and says everything about agents again
