@@ -124,7 +124,7 @@ async def look_on(hive: Stack, socket: Path, for_s: float) -> tuple[float, dict[
 
 
 def first_paint_s(socket: Path) -> float:
-    """From the start of the interpreter to the first picture, the best of five; with bytecode, as an installed Hive has."""
+    """From the start of the interpreter to the first picture, the best of five. With bytecode, as installed."""
     took = []
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     for _ in range(5):
