@@ -152,7 +152,7 @@ async def test_while_it_is_written_each_look_shows_one_moment(tmp_path: Path) ->
 
 async def test_it_is_read_again_only_once_it_was_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Path] = []
-    monkeypatch.setattr(source_module, "read", lambda path: looks.append(path) or read(path))
+    monkeypatch.setattr(stored, "read", lambda path: looks.append(path) or read(path))
     database, source = await with_ann(tmp_path / "hive.db"), source_of(tmp_path)
     for _ in range(3):
         assert shown(source.look()) == WHOLE
