@@ -18,13 +18,15 @@ def has_log(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def opened(path: Path, *, wait_s: float = WAIT_S) -> Iterator[sqlite3.Connection]:
+def opened(path: Path, *, is_whole: bool | None = None, wait_s: float = WAIT_S) -> Iterator[sqlite3.Connection]:
     """A connection that only reads. Raises sqlite3.Error, OSError.
+
+    `is_whole`: whether no part of it is in a log; None looks.
 
     A write-ahead log whose last writer closed cleanly is gone. Only then nothing is missed with `immutable`, and
     without it such a database could not be opened by who may not write, and would get new files by who may.
     """
-    options = "mode=ro" if has_log(path) else "mode=ro&immutable=1"
+    options = "mode=ro&immutable=1" if (not has_log(path) if is_whole is None else is_whole) else "mode=ro"
     conn = sqlite3.connect(f"file:{quote(os.fspath(path))}?{options}", uri=True, timeout=wait_s)
     try:
         conn.row_factory = sqlite3.Row

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ from hive.errors import DependencyDown, HiveError
 from hive.store import agents, audit, migrations
 from hive.store.audit import AuditRow
 from hive.store.database import plan_of
+from hive.store.reading import opened
 
 EVENTS = 50
 BUSY_S = 1.0
@@ -49,24 +49,11 @@ def _is_whole(path: Path) -> bool:
 
 
 def _read(path: Path, *, is_whole: bool) -> tuple[list[Agent], list[AuditRow]]:
-    with _opened(path, is_whole=is_whole) as conn:
+    """In one transaction."""
+    with opened(path, is_whole=is_whole, wait_s=BUSY_S) as conn:
+        conn.execute("BEGIN")
         _refuse_other_version(conn, path)
         return agents.all(conn), audit.tail(conn, EVENTS)
-
-
-@contextlib.contextmanager
-def _opened(path: Path, *, is_whole: bool) -> Iterator[sqlite3.Connection]:
-    """Read-only, in one transaction. A whole one, and only such a one, with `immutable`: without it a user who may not
-    write could not open it, and one who may would leave files beside it.
-    """
-    uri = f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if is_whole else ''}"
-    conn = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)
-    try:
-        conn.row_factory = sqlite3.Row
-        conn.execute("BEGIN")
-        yield conn
-    finally:
-        conn.close()
 
 
 def _refuse_other_version(conn: sqlite3.Connection, path: Path) -> None:

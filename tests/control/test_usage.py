@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from fakes.usage_events import usage_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,20 +44,7 @@ if TYPE_CHECKING:
 
 
 def event(no: int, epoch: str = "p1", **fields: Any) -> UsageEvent:
-    row = {
-        "id": f"{epoch}-{no}",
-        "epoch": epoch,
-        "event_no": no,
-        "agent_id": "a1",
-        "tenant": "default",
-        "model": "small",
-        "backend": "ollama",
-        "endpoint": "/api/chat",
-        "tokens_in": no,
-        "tokens_out": 1,
-        "created_at": 1000.0 + no,
-    }
-    return UsageEvent(**{**row, **fields})
+    return usage_event(no, epoch, **{"tokens_in": no, **fields})
 
 
 def entry(no: int, epoch: str = "p1", **fields: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.usage_events import usage_event
 
 from hive.control import usage_history
 from hive.control.usage_history import UsageHistory
@@ -22,20 +23,7 @@ DAY_S = 86400.0
 
 
 def event(no: int, **fields: Any) -> UsageEvent:
-    row = {
-        "id": f"p1-{no}",
-        "epoch": "p1",
-        "event_no": no,
-        "agent_id": "a1",
-        "tenant": "default",
-        "model": "small",
-        "backend": "ollama",
-        "endpoint": "/api/chat",
-        "tokens_in": no,
-        "tokens_out": 1,
-        "created_at": 1000.0 + no,
-    }
-    return UsageEvent(**{**row, **fields})
+    return usage_event(no, **{"tokens_in": no, **fields})
 
 
 def spent(conn: sqlite3.Connection) -> tuple[int, int]:

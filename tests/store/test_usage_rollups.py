@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fakes.usage_events import usage_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,20 +25,7 @@ DAY = 19_999 * DAY_S
 
 
 def event(no: int, **fields: Any) -> UsageEvent:
-    row = {
-        "id": f"p1-{no}",
-        "epoch": "p1",
-        "event_no": no,
-        "agent_id": "a1",
-        "tenant": "default",
-        "model": "small",
-        "backend": "ollama",
-        "endpoint": "/api/chat",
-        "tokens_in": 10,
-        "tokens_out": 1,
-        "created_at": DAY + no,
-    }
-    return UsageEvent(**{**row, **fields})
+    return usage_event(no, **{"created_at": DAY + no, **fields})
 
 
 COLUMNS = [name for name in UsageEvent.__struct_fields__ if name not in ("epoch", "event_no")]
