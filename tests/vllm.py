@@ -66,6 +66,9 @@ def serve(venv: Path, folder: Path) -> Iterator[VllmServer]:
     command = [venv / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", model_for(venv, folder), "--served-model-name", MODEL, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-num-seqs", str(SEQUENCES), "--scheduling-policy", "priority"]
+    # In bfloat16 its attention uses AMX wherever the CPU names it; not every kernel lets a process (SIGILL at the first
+    # token).
+    command += ["--dtype", "float32"]
     command += ["--enforce-eager", "--enable-prefix-caching", "--block-size", "32", "--enable-prompt-tokens-details"]
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     places = {name: str(folder) for name in ("HF_HOME", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "TMPDIR")}

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import httpx
 import msgspec
 
 from hive.errors import DependencyDown, HiveError, TimedOut, by_code
+from hive.http_client import httpx
 
 ANSWER_S = 5.0
 Answer = dict[str, Any]

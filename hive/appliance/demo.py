@@ -11,13 +11,13 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import httpx
 import msgspec
 
 from hive.appliance.calls import Answer, Daemon
 from hive.demo_agents import DEMO_AGENTS, DemoAgent
 from hive.domain import ALIVE, AgentSpec, Tier
 from hive.errors import HiveError
+from hive.http_client import httpx
 from hive.settings import Paths
 from hive.tasks import spawn
 

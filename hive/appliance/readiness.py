@@ -15,8 +15,9 @@ from hive.errors import HiveError
 from hive.inference.recognise import recognise
 from hive.sandbox.client import SandboxClient
 
-READY_S = 30.0
-"""A process that does not answer by then is broken; a second is usual, a machine under load needs more."""
+READY_S = 90.0
+"""A process that does not answer by then is broken, as for systemd (DefaultTimeoutStartSec). Two seconds are usual; an
+emulated machine, or one under load, needs more."""
 LOOK_S = 0.03
 CONTROL_S = 2.0
 Question = Callable[[], Awaitable[Any]]

@@ -30,11 +30,10 @@ def top(
       hive top --once
       hive top --json | jq '.agents[] | select(.status == "paused") | .name'
     """
-    from concurrent.futures import ThreadPoolExecutor
-
     import msgspec
 
     from hive.places import api_sockets
+    from hive.tui import opening
     from hive.tui.panes import plain
     from hive.tui.source import Source
 
@@ -45,9 +44,5 @@ def top(
         width = shutil.get_terminal_size((120, 40)).columns
         call.show("top", msgspec.to_builtins(first), lambda: plain(first, width, unicode=not no_unicode))
         return
-    with ThreadPoolExecutor(1) as beside:  # the daemon answers while Textual is loaded: a fifth of the start
-        looking = beside.submit(source.look)
-        from hive.tui.app import Top  # a quarter of a second that `--once` does not pay
-
-        first = looking.result()
-    Top(source, first, interval_s=interval, readonly=readonly, unicode=not no_unicode).run()
+    application, first = opening.load(source, sys.stderr, unicode=not no_unicode)
+    application(source, first, interval_s=interval, readonly=readonly, unicode=not no_unicode).run()

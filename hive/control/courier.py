@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable
 from enum import Enum
 from typing import Any, NamedTuple
 
-import httpx
 import msgspec
 
 from hive.agents.lifecycle import Life
@@ -25,6 +24,7 @@ from hive.control.gates import ProxyGates
 from hive.control.journal import Journal
 from hive.domain import ALIVE, Agent, AgentStatus, WakeCause
 from hive.errors import BadRequest, HiveError, NotFound
+from hive.http_client import httpx
 from hive.store import messages
 from hive.store.database import Database
 from hive.store.messages import Message, MessageState

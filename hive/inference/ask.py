@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import TypeVar
 
-import httpx
 import msgspec
 
 from hive.errors import BackendDown, BackendTimeout, UsageError
+from hive.http_client import httpx
 
 ANSWER_S = 2.0
 ANSWER_MAX_BYTES = 4 * 1024 * 1024

@@ -8,12 +8,12 @@ import ssl
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import httpx
 import msgspec
 
 from hive.domain import AgentStatus
 from hive.errors import ConfigError, DependencyDown, NotFound, TimedOut, by_code
 from hive.host.credentials import credential
+from hive.http_client import httpx
 
 log = logging.getLogger("hive.proxy")
 

@@ -201,8 +201,8 @@ def jump_text(jump_s: float) -> str:
     )
 
 
-def plain(snapshot: Snapshot, width: int, *, unicode: bool) -> str:
-    """The whole screen as text: what `--once` prints. One look has no curves."""
+def plain(snapshot: Snapshot, width: int, *, unicode: bool, rows: int | None = None) -> str:
+    """The whole screen as text: what `--once` prints, or so many lines of it. One look has no curves."""
     columns = shown(width)
     drawing = Drawing(width, backend=snapshot.backend, busy=None, unicode=unicode)
     lines = [one_line(text_of([parts]), unicode=unicode) for parts in head_lines(snapshot)]
@@ -212,7 +212,6 @@ def plain(snapshot: Snapshot, width: int, *, unicode: bool) -> str:
     if snapshot.queue is not None and (snapshot.queue.running or snapshot.queue.waiting):
         lines += [text_of([parts]) for parts in queue_lines(snapshot.queue, width, 1000, unicode=unicode)]
     lines += ["", line_of([column.head for column in columns], columns, width, unicode=unicode)]
-    lines += [
-        row_line(row, columns, width, unicode=unicode) for row in ordered(snapshot.agents, COLUMNS[0], descending=False)
-    ]
-    return "\n".join(text.rstrip() for text in lines)
+    agents = ordered(snapshot.agents, COLUMNS[0], descending=False)
+    lines += [row_line(row, columns, width, unicode=unicode) for row in agents[:rows]]
+    return "\n".join(text.rstrip() for text in lines[:rows])

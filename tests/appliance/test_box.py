@@ -30,7 +30,8 @@ VLLM = """#!/bin/sh
 # The command of vLLM's CPU wheel does not start (0.32); this is what it would do, with what a CPU needs besides.
 shift; model=$1; shift
 export PYTHONPATH=/opt/vllm/packages VLLM_CPU_KVCACHE_SPACE=1
-exec /usr/bin/python3 -m vllm.entrypoints.openai.api_server --model "$model" "$@" --enforce-eager --block-size 32
+exec /usr/bin/python3 -m vllm.entrypoints.openai.api_server --model "$model" "$@" --enforce-eager --block-size 32 \
+  --dtype float32
 """
 OLLAMA = "#!/bin/sh\nexec /opt/hive/current/bin/hive demo-backend --port 11434\n"
 JOB = """for pair in $(tr '\\0' '\\n' </proc/1/environ | grep '^PIP_'); do export "$pair"; done

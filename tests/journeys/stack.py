@@ -21,6 +21,7 @@ from hive.control.client import Client
 
 PYTHON = "/usr/bin/python3"
 PROCESSES = ("redis", "sandbox", "daemon", "proxy")
+UP = b" is up; Ctrl-C ends it"
 FAST = """
 [proxy]
 window_requests = 1000000
@@ -66,13 +67,14 @@ class Stack:
         return self._log.read_text(errors="replace")
 
     def start(self) -> None:
-        """Returns when all its processes answer and the proxy is connected."""
+        """Returns when all its processes answer and the proxy is connected: its own, an earlier Hive may be ending."""
         command = [sys.executable, "-m", "hive", "up", "--state-dir", str(self.state), "--config", str(self._config)]
         command += ["--backend", self._url or "demo"]
         with self._log.open("ab") as log:
+            before = log.tell()
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         until(
-            lambda: self._alive() and self.health()["proxy"]["connected"],
+            lambda: self._alive() and UP in self._log.read_bytes()[before:] and self.health()["proxy"]["connected"],
             within_s=self._up_within_s,
             what=f"up\n{self.log[-3000:]}",
         )

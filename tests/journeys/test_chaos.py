@@ -101,16 +101,16 @@ def test_kill_9_under_load(victim: str) -> None:
         for number in range(SLEEPERS):
             hive.create(f"sleeper-{number}", "spinner.py")
         pids = {name: view["pid"] for name, view in agents(hive).items()}
-        begun, before = time.monotonic(), received(hive)[0]
+        before = received(hive)[0]
         for kill in range(KILLS):
             one_kill(hive, victim, chance)
             until(lambda: agrees(hive, pids), within_s=5, what=f"record and truth agree after kill {kill} of {victim}")
-        rate = (received(hive)[0] - before) / (time.monotonic() - begun)
-        print(f"{victim}: {KILLS} kills under {rate:.0f} whole answers/s, outages included")
+        load = (received(hive)[0] - before) / KILLS
+        print(f"{victim}: {KILLS} kills, {load:.0f} whole answers between two")
         for number in range(len(WORKERS)):
             hive.post(f"/api/agents/worker-{number}/stop")
         sums = received(hive)
-        assert rate >= 50, "the load is no load"
+        assert load >= 50, "the load is no load"
         until(lambda: recorded(hive) == sums, within_s=20, what=f"rows {recorded(hive)} = answers {sums}")
         for name, pid in pids.items():
             if name.startswith("sleeper"):
