@@ -20,6 +20,7 @@ LEAVES = {
     "settings_edit",
     "settings_runtime",
     "field_rules",
+    "http_client",
     "places",
     "tasks",
     "log_lines",
