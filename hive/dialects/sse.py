@@ -18,7 +18,7 @@ class SseReader:
     ([], [b'{"a":1}', b'[DONE]'])
     """
 
-    __slots__ = ("_begun", "_given_up", "_lines", "_lines_bytes", "_open", "_pieces", "_pieces_bytes")
+    __slots__ = ("_begun", "_given_up", "_lines", "_lines_bytes", "_open", "_pieces", "_pieces_bytes", "lost")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -30,6 +30,8 @@ class SseReader:
         self._lines_bytes = self._pieces_bytes = 0
         self._given_up = False
         self._begun = False
+        self.lost = False
+        """Whether an event was given up: what is made of the others has a hole."""
 
     @property
     def begun(self) -> bool:
@@ -109,7 +111,7 @@ class SseReader:
             self._pieces = [b":\r" if piece.endswith(b"\r") else b":"]
 
     def _give_up(self) -> None:
-        self._given_up = True
+        self._given_up = self.lost = True
         self._lines.clear()
         self._lines_bytes = 0
 

@@ -1,9 +1,10 @@
 """The way back: the backend's answer to the client, its head rebuilt, its body as it comes, its end made sure of.
 
-A copy of every byte is metered; where Hive asked for the usage in the client's stead, that is taken out again. Nothing
-is held back but the head (until the first byte of the body), answers small enough to be described in their head, and
-lists that are filtered. What began as a stream and cannot end well ends with an error in the stream's own dialect and
-without the end its framing demands, so that no client takes it for whole.
+A copy of every byte is metered, in the backend's dialect; where that is not the client's it is translated, and where
+Hive asked for the usage in the client's stead, that is taken out again. Nothing is held back but the head (until the
+first byte of the body), answers small enough to be described in their head, lists that are filtered, and one-piece
+answers that are translated. What began as a stream and cannot end well ends with an error in the stream's own dialect
+and without the end its framing demands, so that no client takes it for whole.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import msgspec
 
 from hive.dialects.errors import as_event, heartbeat, render_in_stream
 from hive.dialects.sse import UsageStripper
+from hive.dialects.translation import WayBack
+from hive.dialects.ways import way_of
 from hive.domain import Caller, Dialect
 from hive.errors import BackendDown, HiveError
 from hive.proxy import lists
 from hive.proxy.body import Asked
-from hive.proxy.endpoints import Endpoint
+from hive.proxy.endpoints import Endpoint, find
 from hive.proxy.metering import MAX_WHOLE, Reading, SseReading, WholeReading, reading_for
 from hive.wire.connection import Connection
 from hive.wire.http1 import LAST_CHUNK, Request, Response, as_chunk, status_line
@@ -27,6 +30,8 @@ RELAYED = frozenset(
     {b"content-type", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry", b"request-id"}
 )
 """Fields of the backend's answer that reach the client; the head is rebuilt from these."""
+MAX_TRANSLATED = 16 * 1024 * 1024
+"""Bytes of a one-piece answer that is held to be translated: 600 vectors of 2,000 numbers."""
 _END_MARKER = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop)", re.MULTILINE)
 _STREAM_TYPE = {Dialect.OLLAMA: b"application/x-ndjson"}
 
@@ -39,6 +44,7 @@ class Answer:
     """
 
     __slots__ = (
+        "_back",
         "_caller",
         "_chunked",
         "_connection",
@@ -50,6 +56,7 @@ class Answer:
         "_late_error",
         "_request",
         "_request_id",
+        "_streams",
         "_stripper",
         "asked",
         "begun",
@@ -77,6 +84,8 @@ class Answer:
         self._head = b""
         self._held: list[bytes] | None = None
         self._stripper: UsageStripper | None = None
+        self._back: WayBack | None = None
+        self._streams = False
         self.begun = False
         self.reading: Reading | None = None
         self.status = 0
@@ -90,14 +99,23 @@ class Answer:
         self.status = status = head.status
         content_type = b""
         fields = [status_line(status)]
+        asked = self.asked
+        is_translated = asked is not None and bool(asked.target)
         for name, value in head.fields:
+            if name == b"content-type":
+                content_type = value
+                if is_translated:
+                    continue
             if name in RELAYED:
                 fields.append(b"%b: %b\r\n" % (name, value))
-                if name == b"content-type":
-                    content_type = value
-        asked = self.asked
         stream = asked is not None and asked.stream
-        reading = self.reading = reading_for(self._endpoint, stream=stream, content_type=content_type)
+        answering = find(b"POST", asked.target.encode()) if asked is not None and is_translated else self._endpoint
+        reading = self.reading = reading_for(answering, stream=stream, content_type=content_type)
+        self._streams = not isinstance(reading, WholeReading)
+        if asked is not None and is_translated:
+            self._back = way_of(self._endpoint.name).back(asked.kept, stream=self._streams)
+            kind = self._back.content_type if self._streams else b"application/json"
+            fields.append(b"content-type: %b\r\n" % kind)
         if asked is not None and asked.usage_added and isinstance(reading, SseReading):
             self._stripper = UsageStripper()
         if self.begun:  # a heartbeat opened it with 200: an error can only be an event of that stream
@@ -108,7 +126,9 @@ class Answer:
         if lists.is_filtered(self._endpoint.target, self._caller) and status == 200:
             self._held = []
             self._filtered = True
-        elif head.content_length is not None and self._stripper is None:  # which makes it shorter
+        elif self._back is not None and not self._streams:
+            self._held = []
+        elif head.content_length is not None and self._stripper is None and self._back is None:  # its own length
             fields.append(b"content-length: %d\r\n" % head.content_length)
             if not stream and head.content_length <= MAX_WHOLE:
                 self._held = []  # small enough to say in the head what the end tells
@@ -129,12 +149,16 @@ class Answer:
         """Reads a copy; gives what of it is the client's."""
         assert self.reading is not None
         self.reading.feed(data)
+        if self._back is not None and self._streams:
+            return self._back.feed(data)
         return data if self._stripper is None else self._stripper.feed(data)
 
     def end(self) -> bytes:
         """The backend's bytes have ended, well or not: the reading is closed, what was held back is the client's."""
         if self.reading is not None:
             self.reading.end()
+        if self._back is not None and self._streams:
+            return self._back.end()
         return b"" if self._stripper is None else self._stripper.end()
 
     @property
@@ -150,12 +174,13 @@ class Answer:
                 self._write(data)
             return
         held.append(data)
-        if sum(map(len, held)) > MAX_WHOLE:  # only where the length was not told
+        most = MAX_WHOLE if self._back is None else MAX_TRANSLATED
+        if sum(map(len, held)) > most:  # only where the length was not told
             held.clear()
-            raise BackendDown(f"the backend's answer is longer than {MAX_WHOLE} bytes")
+            raise BackendDown(f"the backend's answer is longer than {most} bytes")
 
     def prepare(self, data: bytes) -> bytes:
-        """The last bytes, with what was held before them. Raises BackendDown for a list that is none."""
+        """The last bytes, with what was held before them. Raises BackendDown for a list or an answer that is none."""
         if self._held is None:
             return data
         if self._held:
@@ -163,6 +188,9 @@ class Answer:
             data = b"".join(self._held)
         if self._filtered:
             data = lists.filtered(data, self._caller)
+        elif self._back is not None:
+            data = self._back.whole(data) if self.status < 400 else self._back.error(self.status, data)
+        if self._filtered or self._back is not None:
             self._head += b"content-length: %d\r\n" % len(data)
         self._head += self._cache_fields()
         return data
@@ -203,12 +231,15 @@ class Answer:
         dialect = self._endpoint.dialect
         if (self._is_framed and not self._chunked) or self._request.method == b"HEAD" or not self._is_between_events():
             return b""
-        told = _one_line(b"".join(self._held or [])) if self._late_error else b""
+        told = b"".join(self._held or []) if self._late_error else b""
+        told = _one_line(told if self._back is None else self._back.error(self.status, told)) if told else b""
         event = as_event(told, dialect) if told else render_in_stream(error, dialect, self._request_id)
         return as_chunk(event) if self._chunked else event
 
     def _is_between_events(self) -> bool:
-        """Whether the client has whole events only. What a stripper holds back it has not."""
+        """Whether the client has whole events only. What a stripper or a translation holds back it has not."""
+        if self._back is not None:
+            return self._streams
         if self._stripper is not None:
             return self._stripper.at_boundary
         return self.reading is None or self._late_error or self.reading.at_boundary

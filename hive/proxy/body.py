@@ -11,6 +11,7 @@ from functools import cache
 
 import msgspec
 
+from hive.dialects.ways import way_of
 from hive.errors import BadRequest
 from hive.field_rules import Fields, Rules
 from hive.proxy.draft import Draft, member, read_number
@@ -35,7 +36,8 @@ class Want(msgspec.Struct, frozen=True):
     `default_model`: where none is named. `streams`: what an absent `stream` means. `ask_usage`: a stream whose client
     did not ask for its usage asks for it all the same. `inject`: fields (name, raw JSON) put in over the client's.
     `limit_absent`: where no limit of tokens is named, the tier's is put in; False where the server's own default is
-    a small one (vLLM's /v1/completions: 16).
+    a small one (vLLM's /v1/completions: 16). `translate`: the client's endpoint, where the backend is asked another
+    (hive.dialects.ways).
     """
 
     default_model: str = ""
@@ -43,6 +45,7 @@ class Want(msgspec.Struct, frozen=True):
     ask_usage: bool = False
     inject: tuple[tuple[str, bytes], ...] = ()
     limit_absent: bool = True
+    translate: str = ""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -50,7 +53,8 @@ class Asked(msgspec.Struct, frozen=True):
 
     `usage_added`: the usage of the stream was asked for by Hive, not by the client, who must not see it. `dropped`:
     fields left out, as a header may name them; `clamped`: fields whose number was changed, as `name=value`.
-    `max_tokens`: how many may be generated, None for no limit.
+    `max_tokens`: how many may be generated, None for no limit. `target`: whom
+    the backend is asked, where it is another than the client's, and `kept` what the translation of its answer needs.
     """
 
     model: str
@@ -61,6 +65,8 @@ class Asked(msgspec.Struct, frozen=True):
     clamped: tuple[str, ...] = ()
     max_tokens: int | None = None
     size: int = 0
+    target: str = ""
+    kept: bytes = b""
 
     def changes(self) -> bytes:
         """The header lines that tell the client what of its body did not go upstream as it was.
@@ -105,14 +111,25 @@ def read(body: bytes, rules: Rules, want: Want) -> Asked:
     model = _model(draft, rules.alias, want.default_model)
     stream = _stream(draft, want.streams)
     max_tokens = _tokens(draft, rules, want.limit_absent) if rules.tokens else None
-    usage_added = want.ask_usage and stream and _ask_usage(draft)
-    for name, value in want.inject:
+    usage_added = want.ask_usage and stream and not want.translate and _ask_usage(draft)
+    for name, value in () if want.translate else want.inject:
         if name in draft.fields:
             draft.dropped.append(name)
         draft.put(name, value)
     text = draft.text(text)
-    dropped = _told(draft.dropped) if draft.dropped else ()
-    return Asked(model, stream, [text], usage_added, dropped, tuple(draft.clamped), max_tokens, len(text))
+    target, kept = "", b""
+    if want.translate:
+        sent = way_of(want.translate).there(text)
+        target, kept, text = sent.target, sent.kept, _with(sent.body, want.inject)
+        draft.dropped.extend(sent.dropped)
+    dropped, clamped = _told(draft.dropped) if draft.dropped else (), tuple(draft.clamped)
+    return Asked(model, stream, [text], usage_added, dropped, clamped, max_tokens, len(text), target, kept)
+
+
+def _with(text: bytes, inject: tuple[tuple[str, bytes], ...]) -> bytes:
+    """A translated object, with fields put in that no translation makes."""
+    members = b"".join(b"," + member(name, value) for name, value in inject)
+    return text[:-1] + members + b"}" if members else text
 
 
 def _told(names: list[str]) -> tuple[str, ...]:

@@ -7,15 +7,17 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, UsageEvent
+from hive.errors import NotSupported
 from hive.field_rules import Rules
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
 from hive.proxy.backend_gate import BackendGate
 from hive.proxy.body import Want
 from hive.proxy.deep import DeepReaders
-from hive.proxy.endpoints import Endpoint
+from hive.proxy.endpoints import Endpoint, answered_by_hive, asked_as, translated
 from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.limits import Budget
+from hive.proxy.lists import LATEST
 from hive.proxy.metering import asks_usage
 from hive.proxy.metrics import Metrics
 from hive.proxy.queue import Flow
@@ -90,6 +92,7 @@ class DataPath:
         self.budget = Budget(settings.proxy.body_budget_bytes)
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
+        self._names: set[str] = set()
         self.backends = 0
         """Grows with every other backend: what was read for one is not sent to the next."""
         self.gate = BackendGate()
@@ -114,6 +117,7 @@ class DataPath:
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
         """The daemon's word on who answers. Requests under way end where they began."""
         before, self.backend, self.models = self.backend, backend, models
+        self._names = {model.name.casefold().removesuffix(LATEST) for model in models}
         if backend is None or before is None or (backend.kind, backend.address) != (before.kind, before.address):
             self.backends += 1
             self._renew_pool()
@@ -174,11 +178,34 @@ class DataPath:
         tag = model.strip().lower().rpartition(":")[2]
         return tag == "cloud" or tag.endswith("-cloud")
 
-    def would_mix_caches(self, endpoint: Endpoint) -> bool:
-        """Whether a prompt sent there could be guessed by another tenant from how fast the backend answers it."""
-        if self.backend is None or can_keep_apart(self.backend, endpoint.name):
-            return False
-        return self.settings.proxy.cache_isolation and self.registry.cache_groups() > 1
+    def answers(self, endpoint: Endpoint) -> bool:
+        """Whether Hive answers this by itself, from its list of models."""
+        return endpoint.listing or (self.backend is not None and answered_by_hive(endpoint, self.backend.kind))
+
+    def check_offered(self, endpoint: Endpoint) -> None:
+        """Raises NotSupported where the active backend is to answer and cannot, in its own dialect or another."""
+        backend = self.backend
+        if backend is not None and not self.answers(endpoint) and asked_as(endpoint, backend.kind) is None:
+            raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}")
+
+    def knows(self, model: str) -> bool:
+        """Whether the backend offers it, by its own name or as Ollama's clients write it, who know no case; True where
+        no list is known, and for what Ollama has its maker do.
+
+        llama-server answers whatever name it is asked by, and clients would believe it.
+        """
+        if not self.models or not model or model.casefold().removesuffix(LATEST) in self._names:
+            return True
+        return self.leaves_the_box(model)
+
+    def _asked_as(self, backend: BackendInfo, endpoint: Endpoint) -> Endpoint:
+        """By which row the backend is asked: by another than the client's also where only that keeps prompts of tenants
+        apart, who could else be told from how fast it answers what somebody asked before."""
+        asked = asked_as(endpoint, backend.kind)
+        mixes = endpoint.takes_slot and not can_keep_apart(backend, endpoint.name)
+        if asked is endpoint and mixes and self.settings.proxy.cache_isolation and self.registry.cache_groups() > 1:
+            asked = translated(endpoint, backend.kind)
+        return asked or endpoint
 
     def plan(self, entry: Entry, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> Plan:
         """How bodies of this caller are read: the field table of its tier, and what Hive puts in itself.
@@ -193,7 +220,9 @@ class DataPath:
         return plan
 
     def _plan(self, entry: Entry, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> Plan:
-        inference, backend, target = self.settings.inference, self.backend, endpoint.name
+        inference, backend = self.settings.inference, self.backend
+        asked = endpoint if backend is None else self._asked_as(backend, endpoint)
+        target = asked.name
         inject: tuple[tuple[str, bytes], ...] = ()
         if backend is not None:
             inject = priority_fields(backend, target, wishes.band)
@@ -205,9 +234,10 @@ class DataPath:
         want = Want(
             default_model=entry.model or inference.default_model,
             streams=endpoint.streams,
-            ask_usage=inference.token_tracking and backend is not None and asks_usage(endpoint, backend.kind),
+            ask_usage=inference.token_tracking and backend is not None and asks_usage(asked, backend.kind),
             inject=inject,
             # vLLM's own default there is 16 tokens: less than any tier's limit
             limit_absent=backend is None or backend.kind is not BackendKind.VLLM or target != "/v1/completions",
+            translate="" if asked is endpoint else endpoint.name,
         )
-        return Plan(self.registry.generation, self._fields.rules(target, entry.row.tier), want)
+        return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)

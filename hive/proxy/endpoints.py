@@ -57,7 +57,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "name", self.target.partition(b"?")[0].decode("ascii"))
 
     def is_offered_by(self, kind: BackendKind) -> bool:
-        """Whether that kind of backend answers it; what it does not speak is refused, never translated.
+        """Whether that kind of backend answers it by itself.
 
         >>> [find(b"POST", b"/v1/messages/count_tokens").is_offered_by(kind) for kind in ("vllm", "ollama", "demo")]
         [True, False, False]
@@ -130,6 +130,17 @@ ENDPOINTS = [
 ONE_MODEL = Endpoint(method=b"GET", target=MODEL_PREFIX, dialect=Dialect.OPENAI, listing=True)
 """`GET /v1/models/{id}`: the id is compared with the list's names, as bytes."""
 
+TRANSLATED = {
+    "/api/chat": b"/v1/chat/completions",
+    "/api/generate": b"/v1/chat/completions",
+    "/api/embed": b"/v1/embeddings",
+    "/api/embeddings": b"/v1/embeddings",
+    "/v1/messages": b"/v1/chat/completions",
+}
+"""Whom a backend is asked instead that does not speak the client's dialect (hive.dialects.ways)."""
+ANSWERED = frozenset({"/", "/api/tags", "/api/ps", "/api/show", "/api/version"})
+"""What Hive answers by itself for such a backend, from its list of models."""
+
 _ROWS = {(row.method, row.target): row for row in ENDPOINTS}
 _METHODS: dict[bytes, str] = {}
 for _row in ENDPOINTS:
@@ -159,6 +170,36 @@ def find(method: bytes, target: bytes) -> Endpoint:
     if allow is not None:
         raise MethodNotAllowed(f"{target.decode('ascii')} takes {allow}", allow=allow)
     raise Refusal("this path is not offered to agents")
+
+
+def asked_as(endpoint: Endpoint, kind: BackendKind) -> Endpoint | None:
+    """By which row that kind of backend is asked: the same, or another after translation; None for neither.
+
+    >>> asked_as(find(b"POST", b"/api/chat"), BackendKind.VLLM).name
+    '/v1/chat/completions'
+    >>> asked_as(find(b"POST", b"/v1/messages/count_tokens"), BackendKind.DEMO)
+    """
+    return endpoint if endpoint.is_offered_by(kind) else translated(endpoint, kind)
+
+
+def translated(endpoint: Endpoint, kind: BackendKind) -> Endpoint | None:
+    """The row in another dialect that a request of this one is translated to; None where there is none.
+
+    >>> translated(find(b"POST", b"/v1/messages"), BackendKind.LLAMA).name
+    '/v1/chat/completions'
+    """
+    row = _ROWS.get((b"POST", TRANSLATED.get(endpoint.name, b"")))
+    return row if row is not None and row.is_offered_by(kind) else None
+
+
+def answered_by_hive(endpoint: Endpoint, kind: BackendKind) -> bool:
+    """Whether no backend of that kind is asked.
+
+    >>> show = find(b"POST", b"/api/show")
+    >>> answered_by_hive(show, BackendKind.LLAMA), answered_by_hive(show, BackendKind.OLLAMA)
+    (True, False)
+    """
+    return endpoint.listing or (endpoint.name in ANSWERED and not endpoint.is_offered_by(kind))
 
 
 def check_body(endpoint: Endpoint, request: Request) -> None:

@@ -333,7 +333,8 @@ diagnostics = allow
 inference_geo = allow
 fallbacks = drop
 fallback_credit_token = drop
-thread = drop
+# Goes on with a conversation that a server keeps; Hive keeps none.
+thread = refuse
 id_slot = drop
 cache_prompt = drop
 """

@@ -16,7 +16,6 @@ from hive.errors import (
     BackendTimeout,
     HiveError,
     NotFound,
-    NotSupported,
     Refusal,
     RequestTimeout,
     Saturated,
@@ -156,9 +155,9 @@ class Exchange(Waiting):
             return
         assert self._decided is not None
         self._asked = asked
-        reason = self._6_why_not_this_model(self._decided, asked)
-        if reason is not None:
-            self.refuse(Refusal(reason))
+        why_not = self._6_why_not_this_model(self._decided, asked)
+        if why_not is not None:
+            self.refuse(why_not)
             return
         heartbeat_s = self._decided.heartbeat_s
         if heartbeat_s and asked.stream and self._request is not None and self._request.chunks:
@@ -219,16 +218,8 @@ class Exchange(Waiting):
 
     def _2_may_be_asked(self, request: Request) -> Endpoint:
         endpoint = endpoints.find(request.method, request.target)
-        backend = self._path.backend
-        if self._path.gate.is_closed:
-            return endpoint  # judged again once it is known who answers
-        if backend is not None and not endpoint.listing and not endpoint.is_offered_by(backend.kind):
-            raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}")
-        if endpoint.takes_slot and self._path.would_mix_caches(endpoint):
-            raise NotSupported(
-                f"the active backend cannot keep tenants' prompts apart in {endpoint.name}",
-                hint="ask /v1/chat/completions, or set [proxy] cache_isolation = false",
-            )
+        if not self._path.gate.is_closed:  # else it is judged again once it is known who answers
+            self._path.check_offered(endpoint)
         return endpoint
 
     def _3_not_too_often(self, decided: Decided) -> None:
@@ -265,18 +256,21 @@ class Exchange(Waiting):
             return
         self._on_asked(asked)
 
-    def _6_why_not_this_model(self, decided: Decided, asked: body.Asked) -> str | None:
-        reason = may(decided.caller, Act.USE, asked.model)
-        if reason is None and decided.caller.models is None and self._path.leaves_the_box(asked.model):
-            reason = f'"{asked.model[:80]}" would run on somebody else\'s machine; name it in [tenant NAME] models'
-        return reason
+    def _6_why_not_this_model(self, decided: Decided, asked: body.Asked) -> HiveError | None:
+        path, model = self._path, asked.model
+        reason = may(decided.caller, Act.USE, model)
+        if reason is None and decided.caller.models is None and path.leaves_the_box(model):
+            reason = f'"{model[:80]}" would run on somebody else\'s machine; name it in [tenant NAME] models'
+        if reason is not None:
+            return Refusal(reason)
+        return None if path.gate.is_closed or path.knows(model) else lists.no_such_model(model)
 
     def _proceed(self) -> None:
         """7: lists are answered here; what occupies the model waits for its turn, the rest where there is none now."""
         decided, entry, queue = self._decided, self._entry, self._path.registry.queue
         assert decided is not None
         assert entry is not None
-        if decided.endpoint.listing:
+        if self._path.answers(decided.endpoint):
             self._answer_list(decided)
             return
         gate = self._path.gate
@@ -311,7 +305,9 @@ class Exchange(Waiting):
         except HiveError as error:
             self.refuse(error)
             return
-        if self._asked is None:
+        if self._path.answers(decided.endpoint):
+            self._answer_list(decided)
+        elif self._asked is None:
             self._8_ask_backend()
         else:
             self._5_what_is_asked(request, entry, decided)
@@ -368,6 +364,8 @@ class Exchange(Waiting):
         self._upstream = connection
         self._request.body = []
         line, asked = self._decided.endpoint.request_line, self._asked
+        if asked is not None and asked.target:
+            line = endpoints.find(b"POST", asked.target.encode()).request_line
         if asked is None:
             connection.send(b"%bhost: localhost\r\naccept: application/json\r\n\r\n" % line, self, reused=reused)
             return
@@ -634,16 +632,18 @@ class Exchange(Waiting):
         return fields if self._asked is None else fields + self._asked.changes()
 
     def _answer_list(self, decided: Decided) -> None:
-        request = self._request
+        request, named = self._request, self._asked.model if self._asked is not None else ""
         assert request is not None
         try:
-            content = lists.answer(decided.target, self._path.models, decided.caller)
+            said = lists.answer_any(decided.endpoint, decided.target, self._path.models, decided.caller, named)
         except NotFound as error:
             self.refuse(error)
             return
         self._close_if_draining()
         now = time.monotonic()
         self._10_meter(now, cut=False, status=200)
-        self._connection.write(answer_head(200, len(content), self._own_fields(), keep=request.keep_alive) + content)
+        keep, content = request.keep_alive, said.content
+        head = answer_head(200, len(content), self._own_fields(), keep=keep, content_type=said.content_type)
+        self._connection.write(head if request.method == b"HEAD" else head + content)
         self._leave(now)
-        self._connection.finished(keep=request.keep_alive)
+        self._connection.finished(keep=keep)

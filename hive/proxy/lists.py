@@ -1,20 +1,23 @@
-"""Lists show a caller what it may use: `GET /v1/models` is made here from the list the daemon pushes, Ollama's own
-lists are relayed, without what is not for this caller. Pure."""
+"""Lists show a caller what it may use: `GET /v1/models` is made here from the list the daemon pushes; Ollama's own
+lists are relayed without what is not for this caller, and made here for a backend that has none. Pure."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
-from hive.domain import Caller, ModelInfo
+from hive.dialects import ollama_lists
+from hive.domain import Caller, Dialect, ModelInfo
 from hive.errors import BackendDown, NotFound
 from hive.policy import Act, may
-from hive.proxy.endpoints import MODEL_PREFIX
+from hive.proxy.endpoints import MODEL_PREFIX, Endpoint
 
 _encode = msgspec.json.Encoder().encode
+LATEST = ":latest"
 FILTERED = frozenset({b"/api/tags", b"/api/ps"})
-"""Lists of models that the backend answers; a caller whose tenant is limited gets its own part of them."""
+"""Lists of models that Ollama answers; a caller whose tenant is limited gets its own part of them."""
 
 
 class _Named(msgspec.Struct):
@@ -24,6 +27,13 @@ class _Named(msgspec.Struct):
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _rows = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _named = msgspec.json.Decoder(_Named).decode
+
+
+class Said(NamedTuple):
+    """An answer of Hive's own."""
+
+    content: bytes
+    content_type: bytes = b"application/json"
 
 
 class _Row(msgspec.Struct):
@@ -58,6 +68,44 @@ def answer(target: bytes, models: list[ModelInfo], caller: Caller) -> bytes:
         if wanted in (model.name.encode(), quote(model.name, safe="").encode()):
             return _encode(_row(model))
     raise NotFound("no such model; GET /v1/models lists what there is")
+
+
+def answer_any(endpoint: Endpoint, target: bytes, models: list[ModelInfo], caller: Caller, named: str) -> Said:
+    """What Hive says by itself to a request of `endpoint`; `named`: the model its body names. Raises NotFound."""
+    if endpoint.dialect is not Dialect.OLLAMA:
+        return Said(answer(target, models, caller))
+    seen = [model for model in models if may(caller, Act.SEE, model.name) is None]
+    match endpoint.name:
+        case "/api/tags" | "/api/ps":
+            return Said(ollama_lists.tags(seen))
+        case "/api/version":
+            return Said(ollama_lists.version())
+        case "/api/show":
+            return Said(ollama_lists.shown(found(seen, named)))
+        case _:
+            return Said(ollama_lists.RUNNING, b"text/plain; charset=utf-8")
+
+
+def found(models: list[ModelInfo], name: str) -> ModelInfo:
+    """The model of that name; Ollama's clients may write `x:latest` for `x`, and the other way round. Raises NotFound.
+
+    >>> found([ModelInfo(name="tiny")], "tiny:latest").name
+    'tiny'
+    """
+    for wanted in (name, name.removesuffix(LATEST), name + LATEST):
+        for model in models:
+            if model.name == wanted:
+                return model
+    raise no_such_model(name)
+
+
+def no_such_model(name: str) -> NotFound:
+    """Nobody offers it under that name.
+
+    >>> no_such_model("gpt-9").message
+    'model "gpt-9" not found'
+    """
+    return NotFound(f'model "{name[:80]}" not found', hint="GET /v1/models and GET /api/tags list what there is")
 
 
 def _row(model: ModelInfo) -> _Row:

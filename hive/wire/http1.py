@@ -68,15 +68,18 @@ def status_line(status: int) -> bytes:
     return b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b""))
 
 
-def answer_head(status: int, length: int, fields: bytes, *, keep: bool) -> bytes:
-    """The head of an answer of Hive's own: JSON of this length, and `fields` (each with its line end) as they are.
+def answer_head(
+    status: int, length: int, fields: bytes, *, keep: bool, content_type: bytes = b"application/json"
+) -> bytes:
+    """The head of an answer of Hive's own of this length, and `fields` (each with its line end) as they are.
 
     >>> answer_head(200, 2, b"", keep=True)
     b'HTTP/1.1 200 OK\\r\\ncontent-type: application/json\\r\\ncontent-length: 2\\r\\n\\r\\n'
     """
     closing = b"" if keep else b"connection: close\r\n"
-    return b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%b%b\r\n" % (
+    return b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n" % (
         status_line(status),
+        content_type,
         length,
         fields,
         closing,

@@ -19,6 +19,7 @@ from journeys.sdk import (
     HELLO,
     LONG,
     STEADY,
+    TEMPLATE,
     TOOLS,
     Door,
     door_of,
@@ -33,16 +34,6 @@ pytestmark = [pytest.mark.redis, pytest.mark.llama]
 ON: Any = {"ignore_eos": True}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 12, **STEADY, **ON}
 MESSAGE: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 12, "temperature": 0, **ON}
-TEMPLATE = """{%- if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}<|im_end|>
-{% endif %}{%- for m in messages %}<|im_start|>{{ m['role'] }}
-{% if m['content'] %}{{ m['content'] }}{% endif %}{% if m['tool_calls'] %}{% for call in m['tool_calls'] %}<tool_call>
-{"name": "{{ call['function']['name'] }}", "arguments": {{ call['function']['arguments'] | tojson }}}
-</tool_call>{% endfor %}{% endif %}<|im_end|>
-{% endfor %}"""
-"""Shows the model its tools. It has no prompt for the answer: llama-server 0c1e570 fails to put the tiny vocabulary's
-pieces of one through a grammar."""
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
 FOREVER = 3500
 """Tokens: half a second, far longer than it takes to leave."""

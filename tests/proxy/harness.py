@@ -28,6 +28,7 @@ from hive.wire.listeners import Listener, listen_tcp
 
 MODEL_TOKEN = b"hm_alice"
 INGRESS_TOKEN = b"hi_alice"
+MODELS = ("meta/llama-3 x", "m")
 JSON_ANSWER = (
     b'{"id":"c","object":"chat.completion","created":0,"model":"m","choices":[{"index":0,"message":{"role":"assistant",'
     b'"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}'
@@ -181,10 +182,9 @@ class Proxy:
         self.connections.discard(connection)
         self.alice.connections.discard(connection)
 
-    def use(self, backend: Backend, kind: BackendKind = BackendKind.LLAMA) -> None:
-        self.path.use_backend(
-            BackendInfo(kind=kind, address=backend.address, up=True), [ModelInfo(name="meta/llama-3 x", owned_by="t")]
-        )
+    def use(self, backend: Backend, kind: BackendKind = BackendKind.LLAMA, models: tuple[str, ...] = MODELS) -> None:
+        listed = [ModelInfo(name=name, owned_by="t") for name in models]
+        self.path.use_backend(BackendInfo(kind=kind, address=backend.address, up=True), listed)
 
     async def fetch(self, agent: str) -> socket.socket:
         if agent not in self.fetched:

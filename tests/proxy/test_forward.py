@@ -115,7 +115,8 @@ async def test_another_token_on_a_known_connection_is_401_and_closed(tmp_path: P
         (post(b"/v1/chat/completions", b"\xff{}"), 400),
         (post(b"/v1/chat/completions", b"[" * 100_000), 400),
         (post(b"/v1/chat/completions", CHAT, fields=b"content-encoding: gzip\r\n"), 415),
-        (post(b"/api/chat", CHAT), 501),
+        (post(b"/api/pull", CHAT), 403),
+        (post(b"/v1/chat/completions", CHAT.replace(b'"m"', b'"gpt-9"')), 404),
     ],
 )
 async def test_what_may_not_be_asked_is_refused_and_the_connection_lives(
@@ -248,7 +249,7 @@ async def test_lists_are_answered_from_the_daemons_list(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
         client = await Client.unix(proxy.socket_path)
         rows = json.loads((await client.ask(get(b"/v1/models")))[2])["data"]
-        assert [row["id"] for row in rows] == ["meta/llama-3 x"]
+        assert [row["id"] for row in rows] == ["meta/llama-3 x", "m"]
         assert isinstance(rows[0]["created"], int)
         assert (await client.ask(get(b"/v1/models/meta%2Fllama-3%20x")))[0] == 200
         assert (await client.ask(get(b"/v1/models/other")))[0] == 404
@@ -521,6 +522,7 @@ async def test_the_default_model_is_used_where_agent_and_request_name_none(tmp_p
         import msgspec
 
         inference = msgspec.structs.replace(proxy.settings.inference, default_model="fallback")
+        proxy.use(backend, models=("fallback", "mine", "asked"))
         proxy.path.settings = msgspec.structs.replace(proxy.settings, inference=inference)
         client = await Client.unix(proxy.socket_path)
         await client.ask(post(b"/v1/chat/completions", b'{"messages":[]}'))

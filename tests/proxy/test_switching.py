@@ -41,6 +41,8 @@ from hive.proxy.switching import Switching
 ASK = post(b"/v1/chat/completions", CHAT)
 ASK_STREAM = post(b"/v1/chat/completions", STREAM)
 OLLAMA_ASK = post(b"/api/chat", CHAT)
+COUNT = post(b"/v1/messages/count_tokens", CHAT)
+"""What an Ollama or the demo does not answer, and nobody can in their stead."""
 NEW = JSON_ANSWER.replace(b'"hi"', b'"new"')
 FIRST = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 LAST = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
@@ -62,7 +64,7 @@ class Box:
 
     def open(self, backend: Backend, kind: BackendKind = BackendKind.LLAMA) -> None:
         info = BackendInfo(kind=kind, address=backend.address, up=True)
-        self.switching.open(OpenBackend(backend=info, models=[ModelInfo(name="m2")]))
+        self.switching.open(OpenBackend(backend=info, models=[ModelInfo(name="m2"), ModelInfo(name="m")]))
 
     async def drained(self) -> int:
         """How many were cut."""
@@ -204,11 +206,12 @@ async def test_a_long_body_that_waits_is_kept_for_the_new_backend(tmp_path: Path
 
 async def test_an_endpoint_is_judged_by_the_backend_that_comes(tmp_path: Path) -> None:
     async with two(tmp_path) as box:
-        assert (await (await box.client()).ask(OLLAMA_ASK))[0] == 501
+        box.proxy.use(box.old, BackendKind.DEMO)
+        assert (await (await box.client()).ask(COUNT))[0] == 501
         box.close()
-        client, again = await box.waiting(OLLAMA_ASK), await box.waiting(OLLAMA_ASK)
-        box.new.reply = answer(b'{"model":"m","done":true}')
-        box.open(box.new, BackendKind.OLLAMA)
+        client, again = await box.waiting(COUNT), await box.waiting(COUNT)
+        box.new.reply = answer(b'{"input_tokens":3}')
+        box.open(box.new)
         assert (await client.answer())[0] == 200
         assert (await again.answer())[0] == 200
 
@@ -217,8 +220,8 @@ async def test_rolled_back_the_old_backend_answers_and_says_what_it_does_not_off
     async with two(tmp_path) as box:
         box.goes_on.set()
         box.close()
-        fits, does_not = await box.waiting(), await box.waiting(OLLAMA_ASK)
-        box.open(box.old)
+        fits, does_not = await box.waiting(), await box.waiting(COUNT)
+        box.open(box.old, BackendKind.DEMO)
         assert (await fits.answer())[0] == 200
         assert (await does_not.answer())[0] == 501
         await until(lambda: nothing_is_held(box.proxy))
@@ -363,10 +366,10 @@ async def test_a_request_whose_body_comes_after_the_switch_is_judged_by_the_new_
     async with two(tmp_path) as box:
         box.close()
         client = await box.client()
-        head, _, body = OLLAMA_ASK.partition(b"\r\n\r\n")
+        head, _, body = COUNT.partition(b"\r\n\r\n")
         client.writer.write(head + b"\r\n\r\n" + body[:3])
         await until(lambda: box.proxy.alice.gate.in_flight == 1)
-        box.open(box.new)
+        box.open(box.new, BackendKind.DEMO)
         client.writer.write(body[3:])
         status, _, _ = await client.answer()
         assert (status, box.new.requests) == (501, [])

@@ -1,0 +1,74 @@
+"""What Ollama's clients ask besides prompts, said for a backend that does not speak their dialect. Pure.
+
+What Hive does not know is left out, as Go leaves out what is empty; ollama-python 0.6.3 takes all of it as optional.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from hive import __version__
+from hive.domain import ModelInfo
+
+RUNNING = b"Ollama is running"
+"""The answer to `GET /`, by which clients recognise that somebody is there."""
+LIKE_OLLAMA = "0.13.3"
+"""The version told to clients that ask for features by it: what is translated here is Ollama's API of that time."""
+_encode = msgspec.json.Encoder().encode
+
+
+class _Model(msgspec.Struct, omit_defaults=True):
+    """`size`: bytes. `modified_at`: RFC 3339."""
+
+    name: str
+    model: str
+    modified_at: str = ""
+    size: int | None = None
+
+
+class _Models(msgspec.Struct):
+    models: list[_Model]
+
+
+class _Shown(msgspec.Struct):
+    modified_at: str | msgspec.UnsetType
+    model_info: dict[str, str]
+    capabilities: tuple[str, ...]
+
+
+def tags(models: Sequence[ModelInfo]) -> bytes:
+    """`GET /api/tags`, and `/api/ps`: what a server offers that is no Ollama is loaded, or the next to be.
+
+    >>> tags([ModelInfo(name="tiny", size_bytes=9, created=1_800_000_000)])
+    b'{"models":[{"name":"tiny","model":"tiny","modified_at":"2027-01-15T08:00:00Z","size":9}]}'
+    """
+    return _encode(_Models([_row(model) for model in models]))
+
+
+def shown(model: ModelInfo) -> bytes:
+    """`POST /api/show`: what is known of one model.
+
+    >>> shown(ModelInfo(name="tiny", owned_by="llamacpp"))
+    b'{"model_info":{"general.basename":"tiny","hive.owned_by":"llamacpp"},"capabilities":["completion"]}'
+    """
+    known = {"general.basename": model.name, "hive.owned_by": model.owned_by}
+    info = {name: value for name, value in known.items() if value}
+    return _encode(_Shown(_time(model) or msgspec.UNSET, info, ("completion",)))
+
+
+def version() -> bytes:
+    """`GET /api/version`."""
+    return _encode({"version": LIKE_OLLAMA, "hive": __version__})
+
+
+def _row(model: ModelInfo) -> _Model:
+    return _Model(model.name, model.name, modified_at=_time(model), size=model.size_bytes)
+
+
+def _time(model: ModelInfo) -> str:
+    if not model.created:
+        return ""
+    return datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,578 @@
+"""Answers of a backend that speaks OpenAI's dialect, as a client of Ollama's native API has them. Sans-I/O.
+
+A stream's chunks become lines of NDJSON as they come. Its last object, the one with `done`, is written when `[DONE]`
+comes: why it ended and what it cost come in chunks of their own before that. Where the backend says that it gave up,
+or what it sends cannot be read, there is none, so that nobody takes the answer for whole.
+
+Durations, in nanoseconds as Ollama has them, are measured where the backend tells them (llama-server's `timings`) and
+estimated where it does not: `prompt_eval_duration` is the time from the answer's head to its first piece of text,
+`eval_duration` from there to the end; of an answer in one piece the parts are not known and left out. `load_duration`
+is the time before the head, which is where Ollama too has its queue. `total_duration` counts from when the request was
+translated. A count nobody told is left out, never 0.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from hive.dialects.sse import SseReader
+from hive.errors import BackendDown, StreamIncomplete
+
+Raw = msgspec.Raw
+_encode = msgspec.json.Encoder().encode
+_NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+MAX_WORDS = 4096
+"""Characters of a backend's own words about an error."""
+
+
+class Kept(msgspec.Struct, omit_defaults=True):
+    """What the way back knows of the request: the model by the client's name, when it `began` (Unix seconds), how many
+    other tokens are told with each one (None: no probabilities at all), and how long a vector may be (0: any)."""
+
+    model: str
+    began: float = 0.0
+    alternatives: int | None = None
+    dimensions: int = 0
+
+
+# --- what the backend sends -------------------------------------------------------------------------------------------
+
+Number = int | float
+
+
+class _Cached(msgspec.Struct):
+    cached_tokens: Number | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: Number | None = None
+    completion_tokens: Number | None = None
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Timings(msgspec.Struct):
+    """llama-server's; `prompt_n` leaves out what came from its cache."""
+
+    cache_n: Number = 0
+    prompt_n: Number = 0
+    prompt_ms: Number = 0
+    predicted_n: Number = 0
+    predicted_ms: Number = 0
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Call(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: _Function | None = None
+
+
+class _Said(msgspec.Struct):
+    """A `delta` or a `message`. Thinking is `reasoning` (vLLM) or `reasoning_content` (llama-server)."""
+
+    content: str | None = None
+    refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Token(msgspec.Struct):
+    token: str = ""
+    logprob: float = 0.0
+    bytes: list[int] | None = None
+    top_logprobs: list[_Token] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    """Of a chat `content`, of a completion vLLM's other three, one list for all tokens each."""
+
+    content: list[_Token] | None = None
+    tokens: list[str] | None = None
+    token_logprobs: list[float | None] | None = None
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Said | None = None
+    message: _Said | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Answer(msgspec.Struct):
+    """A chunk of a stream, or an answer in one piece."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    timings: _Timings | None = None
+    error: Raw = Raw(b"null")
+
+
+_answer = msgspec.json.Decoder(_Answer).decode
+_HALF = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+)
+
+
+def _read(payload: bytes) -> _Answer:
+    """Raises one of `_NOT_JSON`. Half a surrogate pair, as gateways in JavaScript cut texts, becomes U+FFFD.
+
+    >>> _read(rb'{"choices":[{"text":"\\ud83d"}]}').choices[0].text
+    '\ufffd'
+    """
+    try:
+        return _answer(payload)
+    except msgspec.DecodeError:
+        mended = _HALF.sub(rb"\\ufffd", payload)
+        if mended == payload:
+            raise
+        return _answer(mended)
+
+
+def _count(number: Number | None) -> int | None:
+    """Backends use -1 for a count they do not have (llama-swap #760)."""
+    return None if number is None or number < 0 else int(number)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+class _Worded(msgspec.Struct):
+    """Wherever a server puts its words: OpenAI's and llama-server's `error`, FastAPI's `detail`, or `message`."""
+
+    error: Raw = Raw(b"null")
+    detail: Raw = Raw(b"null")
+    message: Raw = Raw(b"null")
+
+
+_worded = msgspec.json.Decoder(_Worded).decode
+
+
+def words_of(body: bytes) -> str:
+    """What a backend's error body says, at most 4096 characters of it; empty where it says nothing.
+
+    >>> words_of(b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}')
+    'Loading model'
+    >>> words_of(b'{"detail":"Not Found"}'), words_of(b"upstream timed out\\n"), words_of(b"{}")
+    ('Not Found', 'upstream timed out', '')
+    """
+    try:
+        told = _worded(body)
+    except _NOT_JSON:
+        return body[: 4 * MAX_WORDS].decode(errors="replace").strip()[:MAX_WORDS]
+    for raw in (told.error, told.detail, told.message):
+        if words := _words(raw):
+            return words[:MAX_WORDS]
+    return ""
+
+
+def _words(raw: Raw) -> str:
+    text = bytes(raw)
+    if text.startswith(b"{"):
+        return words_of(text) or text.decode(errors="replace")
+    try:
+        return msgspec.json.decode(text, type=str)
+    except _NOT_JSON:
+        return "" if text in (b"null", b"[]") else text.decode(errors="replace")
+
+
+def error_body(status: int, body: bytes) -> bytes:
+    """A backend's error as Ollama's clients take it.
+
+    >>> error_body(404, b'{"error":{"message":"no such model"}}'), error_body(503, b"")
+    (b'{"error":"no such model"}', b'{"error":"the backend answered 503 and did not say why"}')
+    """
+    return _encode({"error": words_of(body) or f"the backend answered {status} and did not say why"})
+
+
+# --- tool calls and probabilities -------------------------------------------------------------------------------------
+
+
+class ToolCalls:
+    """Calls put together from their pieces; a piece without an index belongs to the last call begun.
+
+    >>> calls = ToolCalls()
+    >>> calls.add([_Call(0, "c1", _Function("f", '{"n":'))]), calls.add([_Call(0, None, _Function(None, "1e2}"))])
+    (None, None)
+    >>> calls.told(cut_off=False)
+    b',"tool_calls":[{"id":"c1","function":{"index":0,"name":"f","arguments":{"n":1e2}}}]'
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[int, tuple[list[str], list[str], list[str]]] = {}
+        """Id, name and arguments by index, each in pieces."""
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def add(self, pieces: list[_Call]) -> None:
+        for piece in pieces:
+            last = max(self._calls, default=-1)
+            index = piece.index if piece.index is not None else last + 1 if piece.id or last < 0 else last
+            id, name, arguments = self._calls.setdefault(index, ([], [], []))
+            if piece.id and not id:
+                id.append(piece.id)
+            if piece.function is not None:
+                name.append(piece.function.name or "")
+                arguments.append(piece.function.arguments or "")
+
+    def told(self, *, cut_off: bool) -> bytes:
+        """The member `tool_calls`; empty where there is none. `cut_off`: the answer ended for its length, so that an
+        unfinished call is left out, as `done_reason` tells. Else one that cannot be read raises BackendDown."""
+        calls = []
+        for index, (id, name, pieces) in enumerate(self._calls[at] for at in sorted(self._calls)):
+            arguments = _one_line_object("".join(pieces).strip() or "{}")
+            if arguments is None:
+                if cut_off:
+                    continue
+                raise BackendDown(f'the model called "{"".join(name)}" with arguments that are no JSON object')
+            function = {"index": index, "name": "".join(name), "arguments": arguments}
+            calls.append({**({"id": id[0]} if id else {}), "function": function})
+        return b',"tool_calls":' + _encode(calls) if calls else b""
+
+
+def _one_line_object(text: str) -> Raw | None:
+    """A JSON object without white space between its parts, its numbers as they are; None for what is none."""
+    try:
+        msgspec.json.decode(text, type=dict[str, Raw])
+        return Raw(msgspec.json.format(text, indent=-1).encode())
+    except _NOT_JSON:
+        return None
+
+
+def _told_logprobs(given: _Logprobs | None, alternatives: int | None) -> bytes:
+    """The member `logprobs`; empty where none were asked for or none came. Of alternatives no more than asked."""
+    if given is None or alternatives is None:
+        return b""
+    tokens = given.content if given.content is not None else _of_completion(given)
+    told = [{**_token(token), **_others(token, alternatives)} for token in tokens]
+    return b',"logprobs":' + _encode(told) if told else b""
+
+
+def _token(token: _Token) -> dict[str, object]:
+    told: dict[str, object] = {"token": token.token, "logprob": token.logprob}
+    return {**told, "bytes": token.bytes} if token.bytes else told
+
+
+def _others(token: _Token, alternatives: int) -> dict[str, object]:
+    others = (token.top_logprobs or [])[:alternatives]
+    return {"top_logprobs": [_token(other) for other in others]} if others else {}
+
+
+def _of_completion(given: _Logprobs) -> list[_Token]:
+    tokens = given.tokens or []
+    probabilities = given.token_logprobs or [None] * len(tokens)
+    others = given.top_logprobs or [None] * len(tokens)
+    return [
+        _Token(token, 0.0 if logprob is None else logprob, top_logprobs=_by_likelihood(other or {}))
+        for token, logprob, other in zip(tokens, probabilities, others, strict=False)
+    ]
+
+
+def _by_likelihood(others: dict[str, float]) -> list[_Token]:
+    return [_Token(token, logprob) for token, logprob in sorted(others.items(), key=lambda other: -other[1])]
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+class _Shape(NamedTuple):
+    """What stands around a text: `{"message":{…}}` in /api/chat, `"response"` in /api/generate."""
+
+    before: bytes
+    after: bytes
+
+
+_CHAT = _Shape(b'"message":{"role":"assistant","content":', b"}")
+_GENERATE = _Shape(b'"response":', b"")
+_ENDINGS = {"tool_calls": "stop", "function_call": "stop"}
+"""Ollama has `stop` and `length`; another word of the backend's goes on as it is."""
+_GIVEN_UP = frozenset({"abort", "error"})
+"""vLLM's `finish_reason` of an answer it was stopped over, or lost."""
+
+
+class TextBack:
+    """The answer to a chat or to a prompt.
+
+    >>> back = TextBack(Kept("m"), lambda: 0.0, _GENERATE)
+    >>> back.feed(b'data: {"choices":[{"text":"hi"}]}\\n\\ndata: [DO')
+    b'{"model":"m","created_at":"1970-01-01T00:00:00.000000Z","response":"hi","done":false}\\n'
+    """
+
+    content_type = b"application/x-ndjson"
+
+    __slots__ = (
+        "_alternatives",
+        "_before",
+        "_began",
+        "_calls",
+        "_date",
+        "_first",
+        "_head",
+        "_now",
+        "_opened",
+        "_over",
+        "_reader",
+        "_reason",
+        "_second",
+        "_shape",
+        "_timings",
+        "_usage",
+    )
+
+    def __init__(self, kept: Kept, now: Callable[[], float], shape: _Shape) -> None:
+        self._now = now
+        self._shape = shape
+        self._alternatives = kept.alternatives
+        self._head = b'{"model":' + _encode(kept.model) + b',"created_at":"'
+        self._before = b'Z",' + shape.before
+        self._reader = SseReader()
+        self._calls = ToolCalls()
+        self._usage: _Usage | None = None
+        self._timings: _Timings | None = None
+        self._reason = ""
+        self._over = False
+        """Whether the end was told, or that there will be none."""
+        self._second = -1
+        self._date = b""
+        self._began = kept.began
+        self._opened = now()
+        self._first: float | None = None
+        """When the first piece of a text or of a call came."""
+
+    @classmethod
+    def of_chat(cls, kept: Kept, now: Callable[[], float]) -> TextBack:
+        return cls(kept, now, _CHAT)
+
+    @classmethod
+    def of_generate(cls, kept: Kept, now: Callable[[], float]) -> TextBack:
+        return cls(kept, now, _GENERATE)
+
+    def feed(self, data: bytes) -> bytes:
+        payloads = self._reader.feed(data)
+        if self._reader.lost:
+            return b"" if self._over else self._give_up("the backend sent an event longer than 1 MiB")
+        if len(payloads) == 1:
+            return self._take(payloads[0])
+        return b"".join([self._take(payload) for payload in payloads]) if payloads else b""
+
+    def end(self) -> bytes:
+        return b"".join([self._take(payload) for payload in self._reader.end()])
+
+    def whole(self, body: bytes) -> bytes:
+        try:
+            answer = _read(body)
+        except _NOT_JSON:
+            raise BackendDown("the backend's answer cannot be read") from None
+        if bytes(answer.error) != b"null":
+            raise BackendDown(words_of(body) or "the backend's answer is an error")
+        if not answer.choices:
+            raise BackendDown("the backend's answer has no text")
+        choice = answer.choices[0]
+        if choice.finish_reason in _GIVEN_UP:
+            raise StreamIncomplete
+        self._usage, self._timings, self._reason = answer.usage, answer.timings, choice.finish_reason or ""
+        said = choice.message or _Said(content=choice.text)
+        self._calls.add(said.tool_calls or [])
+        calls = self._calls.told(cut_off=self._reason == "length")
+        now, logprobs = self._now(), _told_logprobs(choice.logprobs, self._alternatives)
+        return self._line(now, _text_of(said), _thinking_of(said), calls, logprobs, self._ending(now, streamed=False))
+
+    def error(self, status: int, body: bytes) -> bytes:
+        return error_body(status, body)
+
+    def _take(self, payload: bytes) -> bytes:
+        if self._over:
+            return b""
+        if payload == b"[DONE]":
+            return self._finish()
+        try:
+            chunk = _read(payload)
+        except _NOT_JSON:
+            return self._give_up("the backend sent an event that cannot be read")
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        if chunk.timings is not None:
+            self._timings = chunk.timings
+        if bytes(chunk.error) != b"null":
+            return self._give_up(words_of(payload) or "the backend gave up")
+        return self._choose(chunk.choices[0]) if chunk.choices else b""
+
+    def _choose(self, choice: _Choice) -> bytes:
+        text, thinking, said = choice.text, "", choice.delta
+        if said is not None:
+            text = said.content
+            if said.tool_calls:
+                self._calls.add(said.tool_calls)
+            thinking = _thinking_of(said)
+            text = text or said.refusal
+        logprobs = b"" if choice.logprobs is None else _told_logprobs(choice.logprobs, self._alternatives)
+        if choice.finish_reason is not None:
+            self._reason = choice.finish_reason
+            self._over = self._reason in _GIVEN_UP
+        if not (text or thinking or logprobs):
+            if self._calls and self._first is None:
+                self._first = self._now()
+            return b""
+        now = self._now()
+        if self._first is None:
+            self._first = now
+        return self._line(now, text or "", thinking, b"", logprobs, b',"done":false') + b"\n"
+
+    def _finish(self) -> bytes:
+        calls = b""
+        if self._calls:
+            try:
+                calls = self._calls.told(cut_off=self._reason == "length")
+            except BackendDown as error:
+                return self._give_up(error.message)
+        self._over = True
+        now = self._now()
+        called = self._line(now, "", "", calls, b"", b',"done":false') + b"\n" if calls else b""
+        return called + self._line(now, "", "", b"", b"", self._ending(now, streamed=True)) + b"\n"
+
+    def _give_up(self, why: str) -> bytes:
+        self._over = True
+        return _encode({"error": why}) + b"\n"
+
+    def _line(self, now: float, text: str, thinking: str, calls: bytes, logprobs: bytes, end: bytes) -> bytes:
+        second = int(now)
+        if second != self._second:
+            self._second = second
+            self._date = self._head + datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.").encode()
+        told = b"%b%06d%b%b" % (self._date, int((now - second) * 1e6), self._before, _encode(text))
+        if thinking:
+            told += b',"thinking":' + _encode(thinking)
+        return told + calls + self._shape.after + end + logprobs + b"}"
+
+    def _ending(self, now: float, *, streamed: bool) -> bytes:
+        numbers: dict[str, int | None] = {"total_duration": _ns(now - self._began)}
+        if streamed:
+            numbers["load_duration"] = _ns(self._opened - self._began)
+        given, cached, made = self._counts()
+        prompt_ns, made_ns = self._durations(now, streamed=streamed)
+        numbers |= {"prompt_eval_count": given, "prompt_eval_cached_count": cached, "prompt_eval_duration": prompt_ns}
+        numbers |= {"eval_count": made, "eval_duration": made_ns}
+        known = {name: number for name, number in numbers.items() if number is not None}
+        reason = _ENDINGS.get(self._reason, self._reason) or "stop"
+        return b',"done":true,"done_reason":%b,%b' % (_encode(reason), _encode(known)[1:-1])
+
+    def _counts(self) -> tuple[int | None, int | None, int | None]:
+        """Tokens of the prompt, those of them that a cache had, tokens made."""
+        usage, timings = self._usage, self._timings
+        if usage is not None and usage.prompt_tokens is not None:
+            details = usage.prompt_tokens_details
+            cached = None if details is None else _count(details.cached_tokens)
+            return _count(usage.prompt_tokens), cached, _count(usage.completion_tokens)
+        if timings is not None:
+            return _count(timings.cache_n + timings.prompt_n), _count(timings.cache_n), _count(timings.predicted_n)
+        return None, None, None
+
+    def _durations(self, now: float, *, streamed: bool) -> tuple[int | None, int | None]:
+        if self._timings is not None:
+            return _ns(self._timings.prompt_ms / 1000), _ns(self._timings.predicted_ms / 1000)
+        if not streamed or self._first is None:
+            return None, None
+        return _ns(self._first - self._opened), _ns(now - self._first)
+
+
+def _ns(seconds: float) -> int:
+    """Nanoseconds; a clock that was set back gives none."""
+    return round(max(0.0, seconds) * 1e9)
+
+
+def _text_of(said: _Said) -> str:
+    return said.content or said.refusal or ""
+
+
+def _thinking_of(said: _Said) -> str:
+    return said.reasoning or said.reasoning_content or ""
+
+
+# --- vectors ----------------------------------------------------------------------------------------------------------
+
+
+class _Vector(msgspec.Struct):
+    embedding: Raw
+    index: int = 0
+
+
+class _VectorsAnswer(msgspec.Struct):
+    data: list[_Vector]
+    usage: _Usage | None = None
+
+
+_vectors = msgspec.json.Decoder(_VectorsAnswer).decode
+_floats = msgspec.json.Decoder(list[float]).decode
+
+
+class VectorsBack:
+    """The answer to an embedding: of /api/embed all vectors, of /api/embeddings the one."""
+
+    content_type = b"application/json"
+
+    def __init__(self, kept: Kept, now: Callable[[], float], *, only_one: bool) -> None:
+        self._kept = kept
+        self._now = now
+        self._only_one = only_one
+
+    @classmethod
+    def all(cls, kept: Kept, now: Callable[[], float]) -> VectorsBack:
+        return cls(kept, now, only_one=False)
+
+    @classmethod
+    def one(cls, kept: Kept, now: Callable[[], float]) -> VectorsBack:
+        return cls(kept, now, only_one=True)
+
+    def feed(self, data: bytes) -> bytes:  # noqa: ARG002 – no embedding comes as a stream
+        return b""
+
+    def end(self) -> bytes:
+        return b""
+
+    def whole(self, body: bytes) -> bytes:
+        try:
+            answer = _vectors(body)
+            given = sorted(answer.data, key=lambda vector: vector.index)
+            vectors = [_cut(vector.embedding, self._kept.dimensions) for vector in given]
+        except _NOT_JSON:
+            raise BackendDown(words_of(body) or "the backend's answer has no embedding") from None
+        if not vectors:
+            raise BackendDown("the backend's answer has no embedding")
+        if self._only_one:
+            return _encode({"embedding": vectors[0]})
+        told: dict[str, object] = {"model": self._kept.model, "embeddings": vectors}
+        told["total_duration"] = _ns(self._now() - self._kept.began)
+        if answer.usage is not None and (count := _count(answer.usage.prompt_tokens)) is not None:
+            told["prompt_eval_count"] = count
+        return _encode(told)
+
+    def error(self, status: int, body: bytes) -> bytes:
+        return error_body(status, body)
+
+
+def _cut(vector: Raw, dimensions: int) -> Raw | list[float]:
+    """At most so many numbers of it (0: all, as they were written), scaled to length 1 as Ollama scales what it cuts.
+
+    >>> _cut(Raw(b"[3.0,4.0,12.0]"), 2), bytes(_cut(Raw(b"[3.0,4.0]"), 2))
+    ([0.6, 0.8], b'[3.0,4.0]')
+    """
+    if not dimensions or bytes(vector).count(b",") < dimensions:
+        if bytes(memoryview(vector)[:1]) != b"[":
+            raise msgspec.DecodeError("no list of numbers")
+        return vector
+    numbers = _floats(vector)[:dimensions]
+    length = max(math.sqrt(sum(number * number for number in numbers)), 1e-12)
+    return [number / length for number in numbers]

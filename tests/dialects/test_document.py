@@ -1,0 +1,63 @@
+"""docs/dialects.md says of every field what the tables of the translations say.
+
+`python tests/dialects/test_document.py` writes its tables anew.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hive.dialects import anthropic_openai, ollama_openai
+from hive.dialects.translation import Fate, Row
+from hive.proxy.endpoints import TRANSLATED
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "dialects.md"
+BEGIN = "<!-- from here on written by tests/dialects/test_document.py -->\n"
+
+
+def tables() -> str:
+    ways = {**ollama_openai.WAYS, **anthropic_openai.WAYS}
+    return "".join(_table(endpoint, way.rows) for endpoint, way in ways.items())
+
+
+def _table(endpoint: str, rows: dict[str, Row]) -> str:
+    lines = [f"\n## `{endpoint}` → `{TRANSLATED[endpoint].decode()}`\n", "\n| field | becomes | |\n|---|---|---|\n"]
+    for name, row in rows.items():
+        if row.fate is Fate.MAPPED:
+            lines.append(f"| `{name}` | {_code(row.to)} | {row.why} |\n")
+    lines += _grouped("Refused", Fate.REFUSED, rows)
+    lines += _grouped("Left out, and told in `X-Hive-Dropped`", Fate.HARMLESS, rows)
+    return "".join(lines)
+
+
+def _code(names: str) -> str:
+    return ", ".join(f"`{name}`" for name in names.split(", ")) if names else ""
+
+
+def _grouped(title: str, fate: Fate, rows: dict[str, Row]) -> list[str]:
+    """Fields of one fate by the reason they share."""
+    by_reason: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        if row.fate is fate:
+            by_reason.setdefault(row.why, []).append(f"`{name}`")
+    return (
+        [f"\n{title}:\n", *(f"- {why}: {', '.join(names)}\n" for why, names in by_reason.items())] if by_reason else []
+    )
+
+
+def test_the_document_is_what_the_tables_say() -> None:
+    assert DOCUMENT.read_text().partition(BEGIN)[2] == tables()
+
+
+def test_every_field_that_is_refused_or_left_out_says_why() -> None:
+    for way in [*ollama_openai.WAYS.values(), *anthropic_openai.WAYS.values()]:
+        assert [name for name, row in way.rows.items() if row.fate is not Fate.MAPPED and not row.why] == []
+
+
+def test_every_way_is_gone_by_an_endpoint_and_the_other_way_round() -> None:
+    assert {*ollama_openai.WAYS, *anthropic_openai.WAYS} == set(TRANSLATED)
+
+
+if __name__ == "__main__":
+    said = DOCUMENT.read_text().partition(BEGIN)[0] if DOCUMENT.exists() else ""
+    DOCUMENT.write_text(said + BEGIN + tables())
