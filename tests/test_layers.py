@@ -24,6 +24,7 @@ LEAVES = {
     "places",
     "tasks",
     "log_lines",
+    "terminal_text",
 }
 
 ALLOWED: dict[str, set[str]] = {

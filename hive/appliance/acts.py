@@ -42,7 +42,7 @@ def noted(database: Path | None, act: str, *, target: str = "hive", **detail: An
         raise
     finally:
         if database is not None and os.path.isdir(database.parent):
-            _note(database, act, target[:TEXT_MAX], outcome, about)
+            _note(database, act, _kept(target), outcome, about)
 
 
 def database_of(conf: Path, *, uid: int, env: Mapping[str, str]) -> Path | None:
@@ -64,7 +64,7 @@ def _note(database: Path, act: str, target: str, outcome: str, detail: dict[str,
     euid, login = os.geteuid(), login_uid()
     if login not in (None, euid):
         detail = {**detail, "login": f"uid:{login}"}
-    detail = {name: value[:TEXT_MAX] if isinstance(value, str) else value for name, value in detail.items()}
+    detail = {name: _kept(value) if isinstance(value, str) else value for name, value in detail.items()}
     found = acts.new(at=time.time(), actor=f"uid:{euid}", act=act, target=target, outcome=outcome, detail=detail)
     try:
         acts.append(acts.acts_of(database), found)
@@ -72,6 +72,15 @@ def _note(database: Path, act: str, target: str, outcome: str, detail: dict[str,
         # Who may not write there could not do it either, and was told so.
         if outcome == "ok":
             log.warning("this will not be in the audit table: %s", error.strerror or error)
+
+
+def _kept(text: str) -> str:
+    r"""So much of it as is kept. A path whose bytes are no UTF-8 has signs that no JSON can hold.
+
+    >>> _kept("/b\udcff.tar")
+    '/b\\udcff.tar'
+    """
+    return text.encode(errors="backslashreplace").decode()[:TEXT_MAX]
 
 
 def login_uid() -> int | None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hive.cli.call import Answer, Call
-from hive.cli.text import size
+from hive.cli.text import harmless, size
 from hive.errors import UsageError
 
 StateDir = Annotated[
@@ -50,7 +50,7 @@ def backup(
     }
     lines = [f"{one.name} ({size(one.bytes)})" for one in manifest.files]
     secrets = "" if manifest.secrets else "; without secrets"
-    call.show("backup", answer, lambda: f"{file}: {', '.join(lines)} of {manifest.source}{secrets}")
+    call.show("backup", answer, lambda: harmless(f"{file}: {', '.join(lines)} of {manifest.source}{secrets}"))
 
 
 def restore(
@@ -99,7 +99,7 @@ def _show(call: Call, done: Any, place: Any, *, dry_run: bool) -> None:
         "left_out": done.left_out,
         "finished": [str(path) for path in done.finished],
     }
-    call.show("restore", answer, lambda: _said(done, place, dry_run=dry_run))
+    call.show("restore", answer, lambda: harmless(_said(done, place, dry_run=dry_run)))
 
 
 def _said(done: Any, place: Any, *, dry_run: bool) -> str:

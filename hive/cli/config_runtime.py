@@ -32,7 +32,11 @@ def runtime(
       sudo hive config runtime proxy.queue_depth=32 inference.auto_sleep_idle_seconds=60
       sudo hive config runtime --unset proxy.queue_depth
     """
-    wanted: dict[str, str | None] = dict(_parsed(change) for change in changes or [])
+    wanted: dict[str, str | None] = {}
+    for name, value in map(_parsed, changes or []):
+        if name in wanted:
+            raise UsageError(f"{name} cannot be set twice at once", hint="hive config runtime --help")
+        wanted[name] = value
     for name in unset or []:
         if name in wanted:
             raise UsageError(f"{name} cannot be set and taken back at once", hint="hive config runtime --help")

@@ -70,9 +70,9 @@ def _free_bytes(directory: str) -> int | None:
 
 
 def _where(call: Call, runtime_dir: str) -> Where:
-    state, socket = call.state_dir, call.socket
+    state, socket = call.state_dir, call.socket or os.environ.get("HIVE_SOCKET")  # which sudo does not pass on
     files = "" if state is None else f" --state-dir {quote(str(state))}"
-    option = files or ("" if socket is None else f" --socket {quote(str(socket))}")
+    option = files or (f" --socket {quote(str(socket))}" if socket else "")
     is_apart, has_systemd = runtime_dir == str(APPLIANCE_RUNTIME), os.path.isdir(SYSTEMD)
     return Where(installed=is_apart and has_systemd, composed=is_apart and not has_systemd, option=option, files=files)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from hive.terminal_text import escaped
+
 UNKNOWN = "-"
 AT_REST = frozenset({"created", "stopped", "error"})
 """`hive.domain.AT_REST`, whose import would cost every command 20 ms."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-"""What steers a terminal, and what hides or turns around the letters beside it (Unicode TR 36)."""
 _COLOUR = re.compile(r"(\x1b\[[0-9;]{0,32}m)")
 
 
@@ -125,9 +125,4 @@ def harmless(text: str, *, colours: bool = False) -> str:
     ('a\\x1b]0;title\\x07b\nc', '\x1b[31mred\\x1b[2J', '\\u202eevil')
     """
     pieces = _COLOUR.split(text) if colours else [text]
-    return "".join(piece if colours and _COLOUR.fullmatch(piece) else _CONTROL.sub(_escaped, piece) for piece in pieces)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    return "".join(piece if colours and _COLOUR.fullmatch(piece) else escaped(piece) for piece in pieces)

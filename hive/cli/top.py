@@ -18,7 +18,7 @@ def top(
     interval: Annotated[float, typer.Option("--interval", metavar="S", min=0.2, help="Seconds between looks.")] = 1.0,
     readonly: Annotated[bool, typer.Option("--readonly", help="Without the keys that change something.")] = False,
     no_unicode: Annotated[bool, typer.Option("--no-unicode", help="ASCII only.")] = False,
-) -> None:
+) -> int:
     """Shows every agent, the backend and the queue on one screen. Live, with keys that pause, resume, start and stop.
 
     Above the agents: GPUs by who holds their memory, tokens a second, the queue of each tenant.
@@ -43,6 +43,8 @@ def top(
         first = source.look()
         width = shutil.get_terminal_size((120, 40)).columns
         call.show("top", msgspec.to_builtins(first), lambda: plain(first, width, unicode=not no_unicode))
-        return
+        return 0
     application, first = opening.load(source, sys.stderr, unicode=not no_unicode)
-    application(source, first, interval_s=interval, readonly=readonly, unicode=not no_unicode).run()
+    app = application(source, first, interval_s=interval, readonly=readonly, unicode=not no_unicode)
+    app.run()
+    return app.return_code or 0

@@ -77,9 +77,7 @@ class Viewer:
             for agent in moved:
                 pipeline.hmget(keys.agent_tokens(agent), *_FIELDS)
             counts = pipeline.execute() if moved else []
-            fresh = {
-                agent: Counted(*(int(count or 0) for count in row)) for agent, row in zip(moved, counts, strict=True)
-            }
+            fresh = {agent: _counted(row) for agent, row in zip(moved, counts, strict=True)}
         except (RedisError, OSError, ValueError, UnicodeDecodeError) as error:
             raise DependencyDown(f"Redis does not answer at {self.socket}: {error}") from error
         kept = {agent: count for agent, count in self._seen.counted.items() if agent in active_at}

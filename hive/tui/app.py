@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -16,7 +15,7 @@ from textual.containers import Container
 from textual.events import Resize
 from textual.geometry import Size
 from textual.screen import Screen
-from textual.widgets import Footer, Input
+from textual.widgets import Footer, Input, OptionList
 
 from hive.control.client import path_of
 from hive.errors import HiveError
@@ -31,7 +30,9 @@ from hive.tui.screens.confirm import Confirm
 from hive.tui.screens.keys import Keys, told
 from hive.tui.snapshot import AgentRow, Snapshot
 from hive.tui.source import Source
+from hive.tui.threads import in_thread
 from hive.tui.widgets.agent_table import AgentTable
+from hive.tui.widgets.bars import use_whole_cells
 from hive.tui.widgets.pane import Pane
 
 ACT_S = 600.0
@@ -129,7 +130,7 @@ class Top(App[int]):
         self._unicode = unicode
         self._looking = self._held = False
         self._said: list[str] = []
-        self._looked_at = time.monotonic()
+        self._looked_at = source.looked_at
         self._jump = (0.0, "")
         # Kept by name: a look that ends while the application does finds them without their screen.
         names = ("head", "problems", "gpus", "tokens", "queue", "events")
@@ -187,7 +188,7 @@ class Top(App[int]):
             return
         self._looking = True
         try:
-            self._show(await asyncio.to_thread(self._source.look, self._looked_for()))
+            self._show(await in_thread(self._source.look, self._looked_for()))
         except HiveError as error:
             self._complain(error.message, error.hint)
         except Exception as error:  # an answer of another version, a broken record: the view stays up
@@ -207,15 +208,15 @@ class Top(App[int]):
 
     def _show(self, snapshot: Snapshot) -> None:
         """The next look, everywhere."""
-        now = time.monotonic()
-        if jump_s := panes.jumped_s(self.snapshot.at, snapshot.at, now - self._looked_at):
+        now, looked_at = time.monotonic(), self._source.looked_at
+        # By when they were taken: what lies between that and here, as the loading of this, is nobody's jump.
+        elapsed_s = None if looked_at is None or self._looked_at is None else looked_at - self._looked_at
+        if elapsed_s is not None and (jump_s := panes.jumped_s(self.snapshot.at, snapshot.at, elapsed_s)):
             self._jump = (now, panes.jump_text(jump_s))
-        self._looked_at = now
+        self._looked_at = looked_at
         self.snapshot = snapshot
         self.history.add(snapshot)
-        self._said = list(snapshot.problems)
-        if snapshot.backend is not None:
-            self._said.append(snapshot.backend.warning)
+        self._said = panes.wrong_with(snapshot)
         if now < self._jump[0] + JUMP_SHOWN_S:
             self._said.append(self._jump[1])
         self._table.show(snapshot.agents)
@@ -250,11 +251,18 @@ class Top(App[int]):
     # --- keys ----------------------------------------------------------------------------------------------------
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        if action in ("filter", "end_filter") and self.is_running and self.screen is not self._main:
+        # Of the table alone: no other screen says that it is held.
+        if action in ("filter", "end_filter", "hold") and self.is_running and not self._is_table_in_front:
             return False
         if action == "end_filter" and self.is_running:
             return bool(self._filter.display)
         return not (self._readonly and action in ("verb", "backend"))
+
+    @property
+    def _is_table_in_front(self) -> bool:
+        """Also behind the palette, which offers what a key would do there."""
+        front = [screen for screen in self.screen_stack if not isinstance(screen, CommandPalette)]
+        return front[-1:] == [self._main]
 
     def get_key_display(self, binding: Binding) -> str:
         """In the footer."""
@@ -271,8 +279,12 @@ class Top(App[int]):
                 yield SystemCommand(f"Sort by {column.head}", "keys < and >", partial(self._table.sort_by, column.head))
 
     def action_command_palette(self) -> None:
-        if not CommandPalette.is_open(self):  # type: ignore[arg-type]
-            self.push_screen(CommandPalette(placeholder="part of what to do", id="--command-palette"))
+        if CommandPalette.is_open(self):  # type: ignore[arg-type]
+            return
+        palette = CommandPalette(placeholder="part of what to do", id="--command-palette")
+        self.push_screen(palette)
+        if not self._unicode:
+            palette.call_later(lambda: use_whole_cells(palette.query_one(OptionList)))
 
     def action_keys(self) -> None:
         self.push_screen(Keys(self.screen.active_bindings))
@@ -319,6 +331,7 @@ class Top(App[int]):
             self._source,
             unicode=self._unicode,
             may_act=not self._readonly,
+            is_held=self._held,
         )
         self.push_screen(page)
 
@@ -358,12 +371,12 @@ class Top(App[int]):
     @work
     async def _act(self, row: AgentRow, verb: str) -> None:
         try:
-            view = await asyncio.to_thread(self._ask_for, row, verb)
+            view = await in_thread(self._ask_for, row, verb)
         except HiveError as error:
             self.notify(f"{error.message}\n{error.hint}".rstrip(), severity="error", markup=False)
             return
         self.notify(f"{row.name} is {view.get('status', 'removed')}", markup=False)
-        self.look()
+        self._tick()
 
     def _ask_for(self, row: AgentRow, verb: str) -> dict[str, Any]:
         client = self._source.client

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from hive.terminal_text import escaped
 from hive.tui.snapshot import AgentRow
 
 UNKNOWN = "-"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_BLANKS = str.maketrans("\n\t\r", "   ")
 _ASCII = str.maketrans({"→": ">", "●": "*", "○": "o", "◌": "~", "–": "-", "·": "|", "…": "~", "×": "x"})
 SIGNS = {"running": "●", "paused": "●", "stopped": "○", "created": "○", "error": "!"}
 """Before a state; all others are on their way from one of these to another: `◌`."""
@@ -36,15 +36,15 @@ class Column(NamedTuple):
 def size(count: int | None) -> str:
     """Bytes in at most five columns, in powers of 1024.
 
-    >>> size(None), size(0), size(9437184), size(1610612736), size(1023 << 20)
-    ('-', '0', '9.0M', '1.5G', '1.0G')
+    >>> size(None), size(0), size(9437184), size(1610612736), size(1023 << 20), size(1 << 60), size(1 << 70)
+    ('-', '0', '9.0M', '1.5G', '1.0G', '1.0E', '1024E')
     """
     if count is None:
         return UNKNOWN
-    left, units = float(count), iter("KMGTP")
+    left, units = float(count), iter("KMGTPE")
     unit = ""
-    while left >= 999.5:
-        left, unit = left / 1024, next(units)
+    while left >= 999.5 and (larger := next(units, "")):
+        left, unit = left / 1024, larger
     return f"{left:.1f}{unit}" if unit and left < 9.95 else f"{left:.0f}{unit}"
 
 
@@ -69,12 +69,12 @@ _UNITS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 
 
 def one_line(text: str, *, unicode: bool = True) -> str:
-    r"""Text an agent may have chosen, without what would steer the terminal or break the row.
+    r"""Text an agent may have chosen, without what would steer the terminal, mislead its reader or break the row.
 
-    >>> one_line("a\nb\x1b[2J"), one_line("a → b", unicode=False)
-    ('a b\\x1b[2J', 'a > b')
+    >>> one_line("a\nb\x1b[2J"), one_line("\u202ea"), one_line("a → b", unicode=False)
+    ('a b\\x1b[2J', '\\u202ea', 'a > b')
     """
-    text = _CONTROL.sub(lambda found: " " if found[0] in "\n\t\r" else f"\\x{ord(found[0]):02x}", text)
+    text = escaped(text.translate(_BLANKS))
     return text if unicode else text.translate(_ASCII).encode("ascii", "replace").decode()
 
 
@@ -180,14 +180,14 @@ def row_line(row: AgentRow, columns: Sequence[Column], width: int, *, unicode: b
     return line_of(texts, columns, width, unicode=unicode)
 
 
-def column_at(x: int, width: int) -> Column | None:
-    """The column a terminal of this width has at `x`; a blank behind a column is its own.
+def column_at(x: int, columns: Sequence[Column], width: int) -> Column | None:
+    """The one of these columns, drawn `width` wide, that is at `x`; a blank behind a column is its own.
 
-    >>> [(found := column_at(x, 80)) and found.head for x in (0, 14, 15, 79, 80)]
+    >>> [(found := column_at(x, shown(80), 80)) and found.head for x in (0, 14, 15, 79, 80)]
     ['AGENT', 'AGENT', 'STATE', 'WHY', None]
     """
     end = 0
-    for column in shown(width):
+    for column in columns:
         end = end + column.width + 1 if column.width else width
         if x < end:
             return column

@@ -57,13 +57,13 @@ def with_scale(values: Sequence[float | None], width: int, height: int, *, unico
 def short(number: float) -> str:
     """A count in at most five columns, in powers of 1000.
 
-    >>> short(0.4), short(98.0), short(98.25), short(812), short(121510), short(9999.6)
-    ('0.4', '98', '98.2', '812', '122k', '10.0k')
+    >>> short(0.4), short(98.0), short(98.25), short(812), short(121510), short(9999.6), short(1e15), short(1e21)
+    ('0.4', '98', '98.2', '812', '122k', '10.0k', '1P', '1000E')
     """
-    units = iter(("k", "M", "G", "T"))
+    units = iter("kMGTPE")
     unit = ""
-    while number >= 999.5:
-        number, unit = number / 1000, next(units)
+    while number >= 999.5 and (larger := next(units, "")):
+        number, unit = number / 1000, larger
     return f"{number:.1f}{unit}" if number < 99.95 and number % 1 else f"{number:.0f}{unit}"
 
 

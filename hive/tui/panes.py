@@ -16,6 +16,8 @@ NOBODY_SAYS = "the proxy does not answer this user"
 JUMP_S = 5.0
 """A clock that is set may be this far off before it is worth a word."""
 _GOING = {AgentStatus.STARTING, AgentStatus.PAUSING, AgentStatus.RESUMING, AgentStatus.STOPPING}
+_ENDS = {*AgentStatus} - _GOING | {"stayed_awake", "removed"}
+"""What ends a change on its way; what else happens to an agent (`agent.changed`, `agent.port_moved`) does not."""
 
 
 def head_lines(snapshot: Snapshot, *, is_held: bool = False) -> list[Line]:
@@ -54,12 +56,12 @@ def _memory(snapshot: Snapshot) -> list[str]:
     memory = snapshot.memory
     if memory is None:
         return []
-    used, swap = memory.total_bytes - memory.available_bytes, memory.swap_total_bytes - memory.swap_free_bytes
-    saved = sum(row.saved_bytes or 0 for row in snapshot.agents)
-    texts = [f"RAM {size(used)}/{size(memory.total_bytes)}"]
-    if memory.swap_total_bytes:
-        texts.append(f"swap {size(swap)}/{size(memory.swap_total_bytes)}")
-    return [*texts, f"saved {size(saved)}"]
+    texts = []
+    if memory.total_bytes is not None and memory.available_bytes is not None:
+        texts.append(f"RAM {size(memory.total_bytes - memory.available_bytes)}/{size(memory.total_bytes)}")
+    if memory.swap_total_bytes and memory.swap_free_bytes is not None:
+        texts.append(f"swap {size(memory.swap_total_bytes - memory.swap_free_bytes)}/{size(memory.swap_total_bytes)}")
+    return [*texts, f"saved {size(sum(row.saved_bytes or 0 for row in snapshot.agents))}"]
 
 
 def backend_line(backend: BackendRow | None) -> Line:
@@ -70,6 +72,11 @@ def backend_line(backend: BackendRow | None) -> Line:
     slots = "" if backend.slots is None else f", {backend.slots} at once"
     name = backend.label.partition(" at ")[0]
     return line("backend ", Part("up", "good") if backend.up else Part("DOWN", "bad"), f": {name}{slots}")
+
+
+def wrong_with(snapshot: Snapshot) -> list[str]:
+    """In words, the worst first; some may be empty."""
+    return [*snapshot.problems, "" if snapshot.backend is None else snapshot.backend.warning]
 
 
 def problem_lines(problems: Sequence[str], width: int, *, most: int = 4) -> list[Line]:
@@ -170,7 +177,7 @@ def event_lines(events: Sequence[Event], most: int) -> list[Line]:
         who = event.text.partition(" ")[0]
         if state in _GOING and who in ended:
             continue
-        if event.kind.startswith("agent."):
+        if state in _ENDS and event.kind.startswith("agent."):
             ended.add(who)
         at = time.strftime("%H:%M:%S ", time.localtime(event.at))
         role = ROLES.get(state, "going" if state in _GOING else "")
@@ -206,7 +213,7 @@ def plain(snapshot: Snapshot, width: int, *, unicode: bool, rows: int | None = N
     columns = shown(width)
     drawing = Drawing(width, backend=snapshot.backend, busy=None, unicode=unicode)
     lines = [one_line(text_of([parts]), unicode=unicode) for parts in head_lines(snapshot)]
-    lines += [one_line(problem, unicode=unicode) for problem in snapshot.problems]
+    lines += [one_line(problem, unicode=unicode) for problem in wrong_with(snapshot) if problem]
     lines += [text_of([parts]) for parts in gpu_lines(snapshot.gpus, 1000, drawing)]
     lines.append(queue_title(snapshot.queue))
     if snapshot.queue is not None and (snapshot.queue.running or snapshot.queue.waiting):

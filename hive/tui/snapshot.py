@@ -81,12 +81,12 @@ class Queue(msgspec.Struct, frozen=True):
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """The host's."""
+    """The host's; None where the kernel does not say, as in a container that hides it."""
 
-    total_bytes: int
-    available_bytes: int
-    swap_total_bytes: int
-    swap_free_bytes: int
+    total_bytes: int | None
+    available_bytes: int | None
+    swap_total_bytes: int | None
+    swap_free_bytes: int | None
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
@@ -240,13 +240,9 @@ def from_store(
     place: str,
     now: float,
     why: str,
-    activity: Mapping[str, float],
     queue: Answer | None = None,
 ) -> Snapshot:
-    """The Snapshot of what SQLite holds while the daemon is down; `why` says so in words.
-
-    `activity`: agent id → when it was last active, from Redis; empty where that was not to be had.
-    """
+    """The Snapshot of what SQLite holds while the daemon is down; `why` says so in words."""
     names = {agent.id: agent.name for agent in agents}
     return Snapshot(
         at=now,
@@ -264,7 +260,7 @@ def from_store(
         tokens_out=sum(agent.tokens_out for agent in agents),
         wakes=None,
         wake_ms=None,
-        agents=[_stored(agent, now, activity.get(agent.id)) for agent in sorted(agents, key=lambda a: a.name)],
+        agents=[_stored(agent, now) for agent in sorted(agents, key=lambda a: a.name)],
         events=[_act(row, names) for row in acts],
     )
 
@@ -335,9 +331,8 @@ def _agent(view: View, now: float, before: AgentRow | None, elapsed_s: float) ->
     )
 
 
-def _stored(agent: Agent, now: float, active_at: float | None) -> AgentRow:
+def _stored(agent: Agent, now: float) -> AgentRow:
     spec = agent.spec
-    last = max((at for at in (agent.last_active_at, active_at) if at is not None), default=None)
     return AgentRow(
         id=agent.id,
         name=spec.name,
@@ -355,7 +350,7 @@ def _stored(agent: Agent, now: float, active_at: float | None) -> AgentRow:
         tokens_per_s=None,
         rss_bytes=None,
         saved_bytes=None,
-        idle_s=idle_of(now=now, last_active_at=last, busy=0),
+        idle_s=idle_of(now=now, last_active_at=agent.last_active_at, busy=0),
         since=agent.since,
         why=agent.reason,
         last_wake_ms=None,

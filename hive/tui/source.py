@@ -39,6 +39,8 @@ class Source:
         self._before: Snapshot | None = None
         self._watch: Watch | None = None
         self._stored = Stored()
+        self.looked_at: float | None = None
+        """When the last look was taken, by the clock of `since_boot_s`; None before the first."""
 
     def __repr__(self) -> str:
         return f"<Source {' or '.join(map(str, self._sockets))}>"
@@ -49,9 +51,11 @@ class Source:
         return self._watched().client
 
     def _watched(self) -> Watch:
-        if self._watch is None:
-            self._watch = Watch(Client(find(self._sockets).path, timeout_s=ANSWER_S))
-        return self._watch
+        # Its own name for it: the thread that looks forgets the watch whenever a daemon does not answer.
+        watch = self._watch
+        if watch is None:
+            watch = self._watch = Watch(Client(find(self._sockets).path, timeout_s=ANSWER_S))
+        return watch
 
     def look(self, shown: Collection[str] | None = None) -> Snapshot:
         """Everything as it is. `shown`: ids of the agents somebody looks at, None for all (see `Watch.ask`).
@@ -64,7 +68,7 @@ class Source:
         except (DependencyDown, TimedOut) as down:
             self._watch = None
             snapshot = self._read(down)
-        self._before = snapshot
+        self._before, self.looked_at = snapshot, since_boot_s()
         return snapshot
 
     def _ask(self, shown: Collection[str] | None) -> Snapshot:
@@ -100,7 +104,6 @@ class Source:
             place=str(paths.database),
             now=time.time(),
             why=f"the daemon {how}: this is what {paths.database} says, and nothing can be changed",
-            activity={},
             queue=_queue(paths),
         )
 
@@ -132,6 +135,8 @@ class Stored:
         from hive.store.viewer import VIEWER, Viewer  # redis: 85 ms that only a daemon that is down costs
 
         if self._viewer is None or self._viewer.socket != socket:
+            if self._viewer is not None:
+                self._viewer.close()
             self._viewer = Viewer(socket, user=VIEWER if paths.apart else "")
         try:
             return self._viewer.look()
@@ -174,6 +179,11 @@ def places_of(sockets: list[Path], state_dir: Path | None, *, uid: int, env: Map
         elif runtime == runtime_dir(None, uid, env):
             found.append(Paths(default_state_dir(uid, env), runtime))
     return found
+
+
+def since_boot_s() -> float:
+    """A clock nobody sets, and that goes on while the host is suspended, as the one of `Snapshot.at` does."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _is_closed(path: Path) -> bool:

@@ -37,15 +37,26 @@ def read(path: Path) -> tuple[list[Agent], list[AuditRow]]:
 
 
 def stamp(path: Path) -> Hashable:
-    """Another one once anything was written. Raises OSError."""
-    found = [os.stat(f"{path}{suffix}") if os.path.exists(f"{path}{suffix}") else None for suffix in _SUFFIXES[:2]]
+    """Another one once anything was written. Raises DependencyDown where nothing can be said of it."""
+    try:
+        found = [_seen(f"{path}{suffix}") for suffix in _SUFFIXES[:2]]
+    except OSError as error:
+        raise _unreadable(path, str(error)) from error
     return tuple(None if file is None else (file.st_ino, file.st_size, file.st_mtime_ns) for file in found)
+
+
+def _seen(path: str) -> os.stat_result | None:
+    """None where it is not there. Asked once: SQLite removes a WAL at any moment."""
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _is_whole(path: Path) -> bool:
     """Whether no part of it is elsewhere: a WAL whose last writer closed cleanly is gone."""
-    wal, shm = (path.with_name(path.name + suffix) for suffix in _SUFFIXES[1:])
-    return not wal.exists() or (wal.stat().st_size == 0 and not shm.exists())
+    wal, shm = (_seen(f"{path}{suffix}") for suffix in _SUFFIXES[1:])
+    return wal is None or (wal.st_size == 0 and shm is None)
 
 
 def _read(path: Path, *, is_whole: bool) -> tuple[list[Agent], list[AuditRow]]:

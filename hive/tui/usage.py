@@ -11,7 +11,8 @@ from hive.tui.cells import fit, one_line, some
 from hive.tui.charts import SCALE, shares, short, stretched, with_scale
 from hive.tui.lines import Line, Part, line
 
-HOUR_S, HOURS = 3600, 24
+HOUR_S, HOURS = 3600, 25
+"""Hours of the clock that 24 h are parts of: the first and the last are seldom whole."""
 _NAME = 20
 
 
@@ -27,7 +28,10 @@ class ModelUse(msgspec.Struct, frozen=True):
 
 
 class Use(msgspec.Struct, frozen=True):
-    """Of the last day. `hours`: tokens in each, the present one last; `models`: who used most first."""
+    """Of the last 24 h. `hours`: tokens in each of the clock, the present one last; `models`: who used most first.
+
+    Both add up to the same.
+    """
 
     is_metered: bool
     hours: list[float]

@@ -100,6 +100,23 @@ def test_who_logged_in_is_told_where_that_is_another(
     assert [act.detail for act in acts_in(box)] == [{"login": "uid:1000"}, {}, {}, {}, {}]
 
 
+def test_a_path_whose_bytes_are_no_utf_8_is_noted(box: Layout, tmp_path: Path) -> None:
+    """`hive backup $'b\\xff.tar'` made the backup, could not note it, and ended with 1."""
+    database = installed(box).database
+    odd = os.fsdecode(b"/tmp/b\xff.tar")
+    with told.noted(database, "backup", target=odd, file=odd, secrets=False):
+        pass
+    with pytest.raises(HiveError), told.noted(database, "backup", file="x"):
+        raise HiveError(f"{odd} is there already")
+    one, two = acts_in(box)
+    assert (one.target, one.detail, one.outcome) == (
+        r"/tmp/b\udcff.tar",
+        {"file": r"/tmp/b\udcff.tar", "secrets": False},
+        "ok",
+    )
+    assert two.detail == {"file": "x", "error": r"/tmp/b\udcff.tar is there already"}
+
+
 def test_what_cannot_be_noted_is_done_and_said(box: Layout, caplog: pytest.LogCaptureFixture) -> None:
     acts_of(installed(box).database).mkdir()
     rotate(box, "api-token")

@@ -38,3 +38,11 @@ def test_one_wrong_change_keeps_all_from_happening(hive: Hive) -> None:
 def test_what_is_no_change_is_a_usage_error(hive: Hive) -> None:
     assert hive("config", "runtime", "proxy.queue_depth").code == 2
     assert hive("config", "runtime", "proxy.queue_depth=1", "--unset", "proxy.queue_depth").code == 2
+
+
+def test_a_setting_that_is_set_twice_at_once_is_refused(hive: Hive) -> None:
+    """The last one was taken, and nothing said so."""
+    said = hive("config", "runtime", "proxy.queue_depth=7", "proxy.queue_depth = 8")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("hive: proxy.queue_depth cannot be set twice at once\n")
+    assert "default" in hive("config", "runtime").out

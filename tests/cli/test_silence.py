@@ -174,14 +174,17 @@ def test_where_there_is_no_hive_at_all_it_says_how_one_begins(
     assert last_lines(said.out) == ["no Hive runs here, and none is installed", "    hive up --demo"]
 
 
-def test_who_may_not_ask_is_exit_4_and_told_so() -> None:
+@pytest.mark.parametrize("words", ["['--socket', path], ''", "[], path"], ids=["--socket", "HIVE_SOCKET"])
+def test_who_may_not_ask_is_exit_4_and_told_so(words: str) -> None:
+    """With HIVE_SOCKET the next command named nothing, and sudo drops that variable: it asked another Hive."""
     out = run_as_nobody(
         "import os, socket, subprocess, sys, tempfile\n"
         "from hive.cli.main import main\n"
         "directory = tempfile.mkdtemp()\n"
         "path = f'{directory}/hive.sock'\n"
         "sock = socket.socket(socket.AF_UNIX); sock.bind(path); sock.listen(); os.chmod(path, 0)\n"
-        "print(main(['status', '--socket', path]))\n"
+        f"words, os.environ['HIVE_SOCKET'] = {words}\n"
+        "print(main(['status', *words]))\n"
         "os.unlink(path); os.rmdir(directory)\n"
     )
     assert "this user may not use it" in out

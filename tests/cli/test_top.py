@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hive.store.database import Database
+from hive.tui import opening
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -84,6 +85,7 @@ def test_once_is_the_screen_as_text(hive: Hive, monkeypatch: pytest.MonkeyPatch)
         "Hive 0.1.0 | backend up: demo backend (canned text), 4 at once | 2 running",
         "RAM 4.0G/8.0G | swap 81M/1.0G | saved 0 | isolation none",
         "Redis is down: requests are served, their usage waits",
+        "the backend queues 3 requests itself",
         "queue: unknown",
         "",
         "AGENT          STATE      DEPTH REQ TOK/S   RAM SAVED  IDLE WHY",
@@ -98,6 +100,30 @@ def test_where_the_daemon_is_down_the_database_is_read(no_daemon: Hive, tmp_path
     assert said.code == 0
     assert said.json["source"] == "store"
     assert "the daemon is down" in said.json["problems"][0]
+
+
+class Crashed:
+    """Of Textual's App what the command uses: one that ended with `code`."""
+
+    def __init__(self, code: int | None) -> None:
+        self.return_code = code
+
+    def __call__(self, *_: Any, **__: Any) -> Crashed:
+        return self
+
+    def run(self) -> None:
+        """Textual says what happened by itself."""
+
+
+@pytest.mark.parametrize(("code", "exit_code"), [(1, 1), (0, 0), (None, 0)])
+def test_a_screen_that_crashed_is_exit_1(
+    no_daemon: Hive, monkeypatch: pytest.MonkeyPatch, code: int | None, exit_code: int
+) -> None:
+    """It was 0, whatever had happened."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(opening, "load", lambda *_, **__: (Crashed(code), None))
+    assert no_daemon("top").code == exit_code
 
 
 @pytest.mark.parametrize(

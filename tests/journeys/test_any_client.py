@@ -5,7 +5,6 @@ An Ollama is none of these servers: no registry has one (tests/journeys/test_sdk
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -101,9 +100,12 @@ def test_generate_is_a_chat_of_one_turn_with_its_system(door: Door, by_ollama: o
 @pytest.mark.llama
 @pytest.mark.vllm
 def test_a_schema_binds_the_answer_whoever_asks(door: Door, by_ollama: ollama.Client) -> None:
-    options = {"temperature": 0, "num_predict": 60}
-    content = by_ollama.chat(MODEL, HELLO, format=CITY, options=options).message.content
-    assert json.loads(content or "")["city"] in ("Paris", "Rome")
+    schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+    bound, _, _ = said_by_openai(door, HELLO, response_format=schema)
+    free, _, _ = said_by_openai(door, HELLO)
+    assert by_ollama.chat(MODEL, HELLO, format=CITY, options=OPTIONS).message.content == bound
+    assert bound.lstrip().startswith("{")
+    assert bound != free
 
 
 @pytest.mark.llama

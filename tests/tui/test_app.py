@@ -13,7 +13,7 @@ import pytest
 from control.box import AWAKE, Box, until
 from fakes.fake_nvml import GIB, Gpu, Library, in_place_of
 from fakes.memory_daemon import MemoryDesk
-from textual.widgets import Button, RichLog
+from textual.widgets import Button, OptionList, RichLog
 from tui.driving import buttons, each_size, is_in_front, is_main, over, pane, recorded, screen_text, table_of, top
 from tui.frozen import PROGRAMS
 
@@ -24,6 +24,7 @@ from hive.host.nvml import Nvml
 from hive.inference import demo
 from hive.settings import Inference, Settings
 from hive.tui.screens.agent import AgentPage
+from hive.tui.widgets.bars import WholeCells
 
 
 @each_size
@@ -115,7 +116,10 @@ async def test_ascii_only_is_ascii_only_on_every_screen(box: Box) -> None:
             strips = app.screen._compositor.render_strips(app.size)
             text = "\n".join(strip.text for strip in strips)
             assert [sign for sign in text if not sign.isascii()] == [], keys
-        assert "* running" in screen_text(app) or "none of 1 matches x" in screen_text(app)
+            assert keys or "* running" in screen_text(app)
+            if "ctrl+p" in keys:  # where it scrolls, its bar is of whole cells, whatever share of it is seen
+                assert app.screen.query_one(OptionList).vertical_scrollbar.renderer is WholeCells
+        assert "none of 1 matches x" in screen_text(app)
 
 
 async def test_what_an_agent_wrote_does_not_steer_the_terminal(box: Box) -> None:

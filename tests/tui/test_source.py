@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ import pytest
 from fakes.memory_daemon import MemoryDesk
 from nobody import run_as_nobody
 
+from hive.control.client import Client
 from hive.control.serving import serve
 from hive.domain import Agent, AgentSpec, AgentStatus
 from hive.errors import DependencyDown, WrongState
@@ -29,11 +31,13 @@ from hive.store import agents, audit, keys
 from hive.store.audit import AuditRow
 from hive.store.database import Database, plan_of
 from hive.store.migrations import READABLE_FROM, STEPS, migrate
+from hive.store.viewer import Viewer
 from hive.tui import source as source_module
 from hive.tui import stored
 from hive.tui.snapshot import Snapshot
 from hive.tui.source import Source
 from hive.tui.stored import read
+from hive.tui.watch import Watch
 
 ANN = Agent(id="id-ann", spec=AgentSpec(name="ann", command=["/bin/true"]), status=AgentStatus.PAUSED, reason="idle")
 WRITER = """
@@ -163,6 +167,50 @@ async def test_it_is_read_again_only_once_it_was_written_to(tmp_path: Path, monk
     assert source.look().agents[0].why == "new"
     source.look()
     assert len(looks) == 3
+
+
+async def test_a_wal_that_goes_while_it_is_looked_for_is_none(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite removes it when its last writer closes: between "is it there" and "how large is it" hive top ended."""
+    true_exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: str(path).endswith("-wal") or true_exists(path))
+    assert shown(source_of(directory).look()) == WHOLE
+
+
+async def test_a_database_of_which_nothing_can_be_said_is_a_daemon_that_is_down(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what went wrong while it was read was caught, not while its age was asked for."""
+    true_stat, true_exists = os.stat, os.path.exists
+
+    def broken(path: Any, *rest: Any, **named: Any) -> os.stat_result:
+        if str(path).endswith("hive.db-wal"):
+            raise OSError(errno.EIO, "Input/output error")
+        return true_stat(path, *rest, **named)
+
+    monkeypatch.setattr(os, "stat", broken)
+    monkeypatch.setattr(os.path, "exists", lambda path: str(path).endswith("-wal") or true_exists(path))
+    assert why_not(directory) == "[Errno 5] Input/output error"
+
+
+def test_a_watch_that_is_forgotten_meanwhile_is_still_the_one_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page asks in one thread while the look in another finds the daemon silent: AttributeError of None."""
+    source = source_of(tmp_path)
+
+    class Forgetful:
+        """Of a source whose watch is gone the moment it was read once."""
+
+        def __get__(self, it: Any, kind: Any) -> Any:
+            found, it.__dict__["kept"] = it.__dict__.get("kept"), None
+            return found
+
+        def __set__(self, it: Any, value: Any) -> None:
+            it.__dict__["kept"] = value
+
+    monkeypatch.setattr(Source, "_watch", Forgetful(), raising=False)
+    source._watch = Watch(Client(tmp_path / "hive.sock"))
+    assert source.client.path == tmp_path / "hive.sock"
 
 
 async def test_a_daemon_that_begins_while_a_whole_database_is_read_costs_another_look(
@@ -408,3 +456,20 @@ async def test_redis_knows_what_an_agent_did_since(short_path: Path, redis_serve
     assert row(source) == (False, 0, 0, 0)
     redis_server.start()
     assert row(source) == (False, 0, 0, 0)
+
+
+def test_the_connection_to_a_redis_is_closed_before_another_is_asked(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing ever closed one."""
+    for name in ("one", "two"):
+        (short_path / name).mkdir()
+        (short_path / name / "redis.sock").touch()
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(Viewer, "look", lambda it: told.append(("asked", it.socket)))
+    monkeypatch.setattr(Viewer, "close", lambda it: told.append(("closed", it.socket)))
+    looks = source_module.Stored()
+    for name in ("one", "one", "two"):
+        looks._seen(Paths(short_path / name, short_path / name))
+    one, two = (str(short_path / name / "redis.sock") for name in ("one", "two"))
+    assert told == [("asked", one), ("asked", one), ("closed", one), ("asked", two)]

@@ -100,6 +100,21 @@ async def test_sorted_by_what_changes_the_selection_goes_along() -> None:
         assert table.selected.name == "b"
 
 
+@pytest.mark.parametrize(("width", "column"), [(120, "MODEL"), (100, "TENANT"), (64, "TOK/S")])
+async def test_a_scroll_bar_takes_no_column_away(width: int, column: str) -> None:
+    """At just the width from which a column is shown it went with the first agent that had no line left."""
+    async with Alone().run_test(size=(width, 24)) as pilot:
+        table = pilot.app.query_one(AgentTable)
+        for count, bar in ((5, 0), (100, 2)):
+            table.show([row(f"agent-{number:03}", tenant="acme") for number in range(count)])
+            await pilot.pause()
+            heads = table.render_line(0).text
+            assert column in heads
+            assert len(heads) == len(table.render_line(1).text) == width - bar
+        await pilot.click(AgentTable, offset=(heads.index(column), 0))
+        assert table.sorted_by == column
+
+
 async def test_a_click_selects_and_two_open() -> None:
     class Clicked(Alone):
         opened = ""

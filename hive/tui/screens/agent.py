@@ -26,11 +26,17 @@ from hive.tui.lines import ROLES, Line, Part, joined, line, rule, wrapped
 from hive.tui.panes import tokens_lines, tokens_title
 from hive.tui.snapshot import AgentRow, Answer, Snapshot
 from hive.tui.source import Source
+from hive.tui.threads import in_thread
 from hive.tui.usage import Use, hours_lines, hours_title, model_lines, use_of
 from hive.tui.widgets.bars import use_whole_cells
 from hive.tui.widgets.pane import Pane
 
 LOG_LINES = 200
+LINE_MAX = 2000
+"""Of a line of the log so much is shown, bytes and then columns: an agent may write megabytes without a line's end, and
+what is drawn holds up the keys. `hive agent logs` has the whole of it."""
+AT_ONCE = 20
+"""Lines that are drawn before a key is heard again."""
 LOW_ROWS = 18
 """A terminal with fewer lines shows no charts."""
 USE_EVERY_S = 10.0
@@ -130,15 +136,24 @@ class AgentPage(Screen[None]):
             self.verb = verb
 
     def __init__(
-        self, row: AgentRow, snapshot: Snapshot, history: History, source: Source, *, unicode: bool, may_act: bool
+        self,
+        row: AgentRow,
+        snapshot: Snapshot,
+        history: History,
+        source: Source,
+        *,
+        unicode: bool,
+        may_act: bool,
+        is_held: bool = False,
     ) -> None:
-        """`snapshot`: the look `row` is of."""
+        """`snapshot`: the look `row` is of. `is_held`: there will be no other while this page is open."""
         super().__init__()
         self.row = row
         self._source = source
         self._history = history
         self._unicode = unicode
         self._may_act = may_act
+        self._is_held = is_held
         self._at, self._is_live, self._is_there = snapshot.at, snapshot.is_live, True
         self._view: Answer = {}
         self._use: Use | None = None
@@ -194,8 +209,9 @@ class AgentPage(Screen[None]):
         for verb, button in self._buttons.items():
             button.display = verb in can
         self._verbs.display = bool(can)
-        gone = "" if self._is_there else " (removed)"
-        self._panes["title"].show(lambda width: [line(Part(f"{f' {row.name}{gone}':<{width}}", "mark"))])
+        how = "" if self._is_there else " (removed)"
+        how += " (held: esc and space go on)" if self._is_held else ""
+        self._panes["title"].show(lambda width: [line(Part(f"{f' {row.name}{how}':<{width}}", "mark"))])
         # What the API said of another state explains the present one wrongly.
         view = self._view if self._view.get("status") == row.status and self._is_live else {}
 
@@ -229,22 +245,23 @@ class AgentPage(Screen[None]):
             return
         self._reading = True
         try:
-            lines = await asyncio.to_thread(self._lines)
-            self._view = await asyncio.to_thread(self._source.client.get, path_of(self.row.id))
-            if time.monotonic() > self._use_at + USE_EVERY_S:
-                self._use = await asyncio.to_thread(self._used)
-                self._use_at = time.monotonic()
-        except (HiveError, LookupError, TypeError, ValueError) as error:  # the last three: a daemon of another version
-            lines = self._said or [f"(its log cannot be read: {error})"]
+            try:
+                lines = await in_thread(self._lines)
+                self._view = await in_thread(lambda: self._source.client.get(path_of(self.row.id)))
+                if time.monotonic() > self._use_at + USE_EVERY_S:
+                    self._use = await in_thread(self._used)
+                    self._use_at = time.monotonic()
+            except (HiveError, LookupError, TypeError, ValueError) as error:  # the last three: of another version
+                lines = self._said or [one_line(f"(its log cannot be read: {error})", unicode=self._unicode)]
+            if self.is_mounted:
+                await self._write(lines)
+                self._draw()
         finally:
             self._reading = False
-        if self.is_mounted:
-            self._write(lines)
-            self._draw()
 
     def _lines(self) -> list[str]:
         found = self._source.client.lines(path_of(self.row.id, "logs"), silence_s=5.0, tail=LOG_LINES)
-        return [raw.decode(errors="replace").rstrip("\r\n") for raw in found]
+        return [log_line(raw, unicode=self._unicode) for raw in found]
 
     def _used(self) -> Use:
         hours, models = (
@@ -252,7 +269,7 @@ class AgentPage(Screen[None]):
         )
         return use_of(hours, models, self._at)
 
-    def _write(self, lines: list[str]) -> None:
+    async def _write(self, lines: list[str]) -> None:
         """Adds what is new, so that who has scrolled up stays there; another beginning is another log."""
         if lines == self._said:
             return
@@ -260,9 +277,23 @@ class AgentPage(Screen[None]):
         known = new_from(self._said, lines)
         if known == 0:
             log.clear()
-        for text in lines[known:]:
-            log.write(Text(one_line(text, unicode=self._unicode)), scroll_end=log.is_vertical_scroll_end)
         self._said = lines
+        for number, text in enumerate(lines[known:], 1):
+            log.write(Text(text), scroll_end=log.is_vertical_scroll_end)
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+
+def log_line(raw: bytes, *, unicode: bool) -> str:
+    r"""A line of the log as it is shown, LINE_MAX columns of it at most; so what follows it costs nothing.
+
+    >>> log_line(b"a\tb\x1b[2J\r\n", unicode=True), log_line(b"x" * 9_000_000, unicode=True)[-3:]
+    ('a b\\x1b[2J', 'xx…')
+    """
+    text = one_line(raw[:LINE_MAX].decode(errors="replace").rstrip("\r\n"), unicode=unicode)
+    if len(raw) <= LINE_MAX and len(text) <= LINE_MAX:
+        return text
+    return text[: LINE_MAX - 1].rstrip("\ufffd") + ("…" if unicode else "~")
 
 
 def new_from(before: list[str], after: list[str]) -> int:

@@ -14,11 +14,14 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from hive.errors import DependencyDown, HiveError
+from hive.errors import DependencyDown, HiveError, TimedOut
 from hive.tui.cells import one_line, span
 from hive.tui.screens.confirm import Confirm
 from hive.tui.source import Source
+from hive.tui.threads import in_thread
 
+ODD = (LookupError, TypeError, ValueError)
+"""What an answer that is not as it should be raises, a daemon's of another version: it does not end the screen."""
 LOOK_S = 0.5
 SWITCH_S = 60.0
 CANCEL_S = 600.0
@@ -54,14 +57,16 @@ class Backends(ModalScreen[None]):
     async def _list(self) -> None:
         try:
             client = self._source.client
-            under_way = (await asyncio.to_thread(client.get, "/api/system/inference"))["switch"]
+            under_way = (await in_thread(client.get, "/api/system/inference"))["switch"]
             if under_way is not None:
                 await self._follow(under_way)
                 return
-            self._found = (await asyncio.to_thread(client.get, "/api/system/backends"))["backends"]
-        except HiveError as error:
+            self._offer((await in_thread(client.get, "/api/system/backends"))["backends"])
+        except (HiveError, *ODD) as error:
             self._fail(error)
-            return
+
+    def _offer(self, found: list[dict[str, Any]]) -> None:
+        self._found = found
         which = self.query_one("#which", OptionList)
         for number, row in enumerate(self._found):
             answers = "answers" if row["answers"] else "does not answer"
@@ -73,8 +78,11 @@ class Backends(ModalScreen[None]):
         which.highlighted = next((number for number, row in enumerate(self._found) if not row["in_use"]), None)
         which.focus()
 
-    def _fail(self, error: HiveError) -> None:
-        self._say(f"{error.message}. {error.hint}".rstrip(". "))
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, HiveError):
+            self._say(f"{error.message}. {error.hint}".rstrip(". "))
+        else:
+            self._say(f"what was answered cannot be understood ({error!r})")
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
@@ -95,10 +103,8 @@ class Backends(ModalScreen[None]):
     async def _switch(self, to: str) -> None:
         try:
             post = self._source.client.post
-            await self._follow(
-                await asyncio.to_thread(post, "/api/system/inference", {"backend": to}, timeout_s=SWITCH_S)
-            )
-        except HiveError as error:
+            await self._follow(await in_thread(post, "/api/system/inference", {"backend": to}, timeout_s=SWITCH_S))
+        except (HiveError, *ODD) as error:
             self._fail(error)
 
     async def _follow(self, job: dict[str, Any]) -> None:
@@ -110,9 +116,9 @@ class Backends(ModalScreen[None]):
             self._say(f"{job['progress']}{left}. esc leaves it alone, c goes back.")
             await asyncio.sleep(LOOK_S)
             try:
-                job = await asyncio.to_thread(self._source.client.get, f"/api/jobs/{quote(self._job)}")
-            except DependencyDown as down:
-                self._fail(down)
+                job = await in_thread(self._source.client.get, f"/api/jobs/{quote(self._job)}")
+            except (DependencyDown, TimedOut) as silent:
+                self._fail(silent)
                 await asyncio.sleep(LOOK_S)
         self._job = ""
         self._say(ended(job))
@@ -122,8 +128,8 @@ class Backends(ModalScreen[None]):
         if self._job:
             try:
                 path = f"/api/jobs/{quote(self._job)}"
-                await asyncio.to_thread(self._source.client.delete, path, timeout_s=CANCEL_S)
-            except HiveError as error:
+                await in_thread(self._source.client.delete, path, timeout_s=CANCEL_S)
+            except (HiveError, *ODD) as error:
                 self._fail(error)
 
 

@@ -125,6 +125,11 @@ class AgentTable(ScrollView, can_focus=True):
         return self.scrollable_content_region.width
 
     @property
+    def _columns(self) -> tuple[Column, ...]:
+        """Those a terminal of this width has: one does not go because a scroll bar came."""
+        return cells.shown(self.size.width)
+
+    @property
     def _room(self) -> int:
         return max(1, self.size.height - HEAD_LINES)
 
@@ -151,7 +156,7 @@ class AgentTable(ScrollView, can_focus=True):
 
     def action_sort(self, by: int) -> None:
         """The next column that is shown; numbers begin with the highest."""
-        columns = cells.shown(self._width)
+        columns = self._columns
         here = next((n for n, column in enumerate(columns) if column.head == self._column.head), 0)
         self.sort_by(columns[(here + by) % len(columns)].head)
 
@@ -170,7 +175,7 @@ class AgentTable(ScrollView, can_focus=True):
             if event.chain == 2:
                 self.action_open()
             return
-        column = cells.column_at(event.x, self._width)
+        column = cells.column_at(event.x, self._columns, self._width)
         if column is not None and column.head == self._column.head:
             self.action_turn()
         elif column is not None:
@@ -188,8 +193,7 @@ class AgentTable(ScrollView, can_focus=True):
         return super().render_lines(crop)
 
     def render_line(self, y: int) -> Strip:
-        width = self._width
-        columns = cells.shown(width)
+        width, columns = self._width, self._columns
         plain = self._plain or self.rich_style
         if y < HEAD_LINES:
             return Strip([Segment(self._heads(columns, width), plain + Style(bold=True, underline=True))], width)
