@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hive.control.answers import problem
 from hive.control.auth import Person, bearer_of, person_of
-from hive.control.caller import ORIGIN, PERSON
+from hive.control.caller import ORIGIN, PERSON, SOCKET
 from hive.control.connections import OverTcp
 from hive.control.failures import Failures
 from hive.control.hosts import Reached, check_host
@@ -32,6 +32,9 @@ LEFT_S = 1.0
 LEFT_MAX_BYTES = 1024 * 1024
 """Of the body of a refused request so much is read and forgotten: a socket closed with unread bytes takes the answer
 with it."""
+
+
+FIELDS = ("host", "origin", "authorization")
 
 
 class Door(NamedTuple):
@@ -63,9 +66,9 @@ class Admission:
             key = None if tcp is None else self._key(Headers(scope=scope), tcp)
             person = self._by_socket(scope) if key is None else key.person
         except HiveError as error:
-            await self._refuse(error, scope, receive, send)
+            await self._refuse(error, scope, receive, send, over_tcp=tcp is not None)
             return
-        scope[PERSON], scope[ORIGIN] = person, "socket" if tcp is None else f"tcp:{tcp.peer}"
+        scope[PERSON], scope[ORIGIN] = person, SOCKET if tcp is None else f"tcp:{tcp.peer}"
         if tcp is None or key is None or self._door is None:
             await self._app(scope, receive, send)
             return
@@ -102,16 +105,15 @@ class Admission:
             retry_after_s=failed.wait_s,
         )
 
-    async def _refuse(self, error: HiveError, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(self, error: HiveError, scope: Scope, receive: Receive, send: Send, *, over_tcp: bool) -> None:
+        """On TCP the connection ends with it: one that was trusted once keeps its place for as long as it is open."""
         answer: Response = problem(error)
         if error.status == Unauthorized.status:
             answer.headers["www-authenticate"] = "Bearer"
-        if not await _all_read(receive, expected=b"expect" in dict(scope["headers"])):
+        is_read = await _all_read(receive, expected=b"expect" in dict(scope["headers"]))
+        if over_tcp or not is_read:
             answer.headers["connection"] = "close"
         await answer(scope, receive, send)
-
-
-FIELDS = ("host", "origin", "authorization")
 
 
 async def _all_read(receive: Receive, *, expected: bool) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -47,7 +47,7 @@ BODY_S = 30.0
 def rows(desk: Desk, *, pause_timeout_s: float, stopping: asyncio.Event) -> list[Row]:
     """Everything the API answers."""
     table = [
-        *BoxApi(desk).rows(),
+        *BoxApi(desk, stopping=stopping).rows(),
         *EventApi(desk, stopping=stopping).rows(),
         *SteeringApi(desk).rows(),
         *AgentApi(desk, pause_timeout_s=pause_timeout_s, stopping=stopping).rows(),
@@ -113,6 +113,8 @@ def _answering(desk: Desk, by_method: dict[str, Row]) -> Answering:
             return head_of(response) if request.method == "HEAD" else response
         except HiveError as error:
             return problem(error)
+        except ClientDisconnect:
+            return Response(status_code=400)  # it left inside its body: nobody reads this, and nothing has failed
         except Exception:
             log.exception("api_failed method=%s path=%s", request.method, request.url.path)
             return problem(HiveError("Hive failed; its log says where"))

@@ -13,11 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from hive.agents.spec import check
-from hive.control import clock
+from hive.control import clock, views
 from hive.control.answers import as_json, as_text
-from hive.control.asked import LENGTH, Choice, Flag, Number, Text, body_of, named
-from hive.control.caller import actor, note
-from hive.control.carrying import carried_through
+from hive.control.asked import FOLLOW, LENGTH, WAIT, Choice, Flag, Number, Text, body_of, named
+from hive.control.auth import Person
+from hive.control.caller import actor, note, person
+from hive.control.carrying import carried_through, waited_for
 from hive.control.desk import Desk
 from hive.control.routes import TEXT, LeadsTo, Row
 from hive.control.shapes_agents import (
@@ -41,10 +42,8 @@ from hive.errors import BadRequest, NotFound
 from hive.store.schedules import NOTE_MAX_BYTES
 
 PERIODS_S = {"1h": 3600.0, "6h": 6 * 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "30d": 30 * 86400.0}
-TAIL_MAX = 100_000
 KEEP_AWAKE_MAX_S = 30 * 86400.0
 PAUSE_MAX_S = 86400
-WAIT_MAX_S = 600
 VIEWER, OPERATOR = Role.VIEWER, Role.OPERATOR
 
 FRESH_MAX = 250
@@ -53,9 +52,7 @@ FRESH_MAX = 250
 SINCE = Text("since", "Only those who changed since the answer that had this `cursor`; empty: all, and a cursor.")
 FRESH = Text("fresh", "With `since`: also these, ids with commas between them.")
 DRY_RUN = Flag("dry_run", "1: say what would change, and change nothing.")
-WAIT = Number("wait_s", "Answer once it is over, or after so many seconds.", default=0, most=WAIT_MAX_S)
-TAIL = Number("tail", "So many of the last lines.", default=100, most=TAIL_MAX)
-FOLLOW = Flag("follow", "1: go on as more comes, until the daemon ends.")
+TAIL = Number("tail", "So many of the last lines.", default=100, most=100_000)
 PERIOD = Choice("period", "How far back.", words=tuple(PERIODS_S), default="24h")
 LIMIT = Number("limit", "So many of the last requests.", default=100, most=10_000)
 
@@ -90,6 +87,11 @@ class ScheduleOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when: Annotated[str, Meta(examples=["+10m", "07:30"])]
     every: Annotated[str, Meta(extra_json_schema={"pattern": LENGTH})] | None = None
     note: Annotated[str, Meta(extra_json_schema={"maxLength": NOTE_MAX_BYTES})] = ""
+
+
+def shown_to(person: Person, agents: list[AgentView]) -> list[AgentView]:
+    """Keys and passwords are in `env`: who may only look gets none."""
+    return agents if person.role.rank >= OPERATOR.rank else [views.masked(view) for view in agents]
 
 
 class AgentApi:
@@ -170,16 +172,21 @@ class AgentApi:
         ]
 
     async def list_agents(self, request: Request) -> Response:
-        """With `since` only who changed meanwhile. What changes with time alone, messages and schedules are none."""
+        """With `since` only who changed meanwhile. What changes with time alone, messages and schedules are none.
+
+        The values of `env` are masked for a viewer.
+        """
         since, fresh = SINCE.of(request), [agent for agent in (FRESH.of(request) or "").split(",") if agent]
         if len(fresh) > FRESH_MAX:
             raise BadRequest(f"{FRESH.name}: {len(fresh)} agents are named, {FRESH_MAX} is the limit")
         if since is None:
-            return as_json({"agents": await self._desk.views()})
-        return as_json(await self._desk.changes(since, fresh))
+            return as_json({"agents": shown_to(person(request), await self._desk.views())})
+        found = await self._desk.changes(since, fresh)
+        return as_json({**found, "agents": shown_to(person(request), found["agents"])})
 
     async def show(self, request: Request) -> Response:
-        return as_json(await self._desk.view(named(request)))
+        """The values of `env` are masked for a viewer."""
+        return as_json(shown_to(person(request), [await self._desk.view(named(request))])[0])
 
     async def create(self, request: Request) -> Response:
         spec = check(body_of(request, AgentSpec))
@@ -233,7 +240,12 @@ class AgentApi:
         return as_json(await self._desk.messages(named(request)))
 
     async def message(self, request: Request) -> Response:
-        return as_json(await self._desk.message(named(request), named(request, "id"), wait_s=WAIT.of(request)))
+        ref, message_id = named(request), named(request, "id")
+
+        async def ask(wait_s: float) -> MessageOf:
+            return await self._desk.message(ref, message_id, wait_s=wait_s)
+
+        return as_json(await waited_for(ask, WAIT.of(request), request.receive, self._stopping))
 
     async def drop_message(self, request: Request) -> Response:
         return await self._done(self._desk.drop_message(named(request), named(request, "id"), actor(request)))

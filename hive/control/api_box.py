@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import msgspec
@@ -9,10 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from hive.control.answers import as_json, as_text
-from hive.control.api_agents import WAIT
-from hive.control.asked import Choice, Number, Span, Text, body_of, named
-from hive.control.caller import actor, note
-from hive.control.carrying import carried_through
+from hive.control.asked import WAIT, Choice, Number, Span, Text, body_of, named
+from hive.control.caller import SOCKET, actor, note, origin
+from hive.control.carrying import carried_through, waited_for
 from hive.control.desk import Desk
 from hive.control.orders import NAME_MAX
 from hive.control.routes import METRICS, TEXT, LeadsTo, Row
@@ -32,7 +32,7 @@ from hive.control.shapes import (
     Usage,
 )
 from hive.domain import Role
-from hive.exposition import CONTENT_TYPE
+from hive.errors import NotPermitted
 from hive.store.audit import Filter
 from hive.store.usage import Asked, By
 
@@ -51,7 +51,7 @@ AUDIT_LIMIT = Number("limit", "So many rows.", default=100, least=1, most=1000)
 AUDIT_SINCE = Span("since", "How far back; without it from the beginning.")
 BEFORE = Number("before", "Rows older than the one with this id; 0: the newest.", default=0, most=MOST_ID)
 ACTOR = Text("actor", "Ordered by this one, as `uid:0`.")
-ACT = Text("act", "Of this act, or of all that begin so and a dot.")
+ACT = Text("act", "Of this act; `order.*` is all that begin so.")
 
 
 class SwitchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,8 +63,9 @@ class SwitchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BoxApi:
     """The handlers."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, *, stopping: asyncio.Event) -> None:
         self._desk = desk
+        self._stopping = stopping
 
     def rows(self) -> list[Row]:
         system = "/api/system"
@@ -90,7 +91,10 @@ class BoxApi:
                 leads_to=LeadsTo("/api/jobs/{id}", {"id": "/id"}),
             ),
             Row("GET", f"{system}/inference/stats", VIEWER, self.inference_stats, "What it does.", InferenceStats),
-            Row("GET", f"{system}/backends", VIEWER, self.backends, "Inference servers there are.", Backends),
+            Row(
+                *("GET", f"{system}/backends", VIEWER, self.backends, "Inference servers there are.", Backends),
+                errors=(504,),
+            ),
             Row(
                 *("GET", f"{system}/backends/logs", OPERATOR, self.backend_log, "What one wrote.", TEXT),
                 query=(BACKEND, LOG_LINES),
@@ -123,7 +127,7 @@ class BoxApi:
 
     async def metrics(self, _: Request) -> Response:
         """docs/metrics.md says what they are."""
-        return Response(await self._desk.metrics(), media_type=CONTENT_TYPE)
+        return Response(await self._desk.metrics(), media_type=METRICS)
 
     async def inference(self, _: Request) -> Response:
         return as_json(self._desk.inference())
@@ -149,12 +153,24 @@ class BoxApi:
         return as_json({"jobs": await self._desk.jobs(JOBS.of(request))})
 
     async def job(self, request: Request) -> Response:
-        return as_json(await self._desk.job(named(request, "id"), wait_s=WAIT.of(request)))
+        job_id = named(request, "id")
+
+        async def ask(wait_s: float) -> Job:
+            return await self._desk.job(job_id, wait_s=wait_s)
+
+        return as_json(await waited_for(ask, WAIT.of(request), request.receive, self._stopping))
 
     async def cancel_job(self, request: Request) -> Response:
         return as_json(await carried_through(self._desk.cancel_job(named(request, "id"))))
 
-    async def access(self, _: Request) -> Response:
+    async def access(self, request: Request) -> Response:
+        """On the unix socket alone: the token in it is nobody's own, and stays good when the one who asked has lost
+        theirs. Over TCP an agent's tokens lead to the model."""
+        if origin(request) != SOCKET:
+            raise NotPermitted(
+                "Hive's own token is handed out on the unix socket alone: nobody can take it back from who has it",
+                hint="on the box: hive run MODEL; from elsewhere an agent's token: GET /api/agents/{ref}/tokens",
+            )
         return as_json(self._desk.access())
 
     async def memory(self, _: Request) -> Response:

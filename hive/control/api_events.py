@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from hive.control.answers import as_event
-from hive.control.api_agents import TAIL_MAX
-from hive.control.asked import Flag, Number, named
+from hive.control.asked import FOLLOW, Number, named
 from hive.control.carrying import unless
 from hive.control.desk import Desk
-from hive.control.feed import Event
+from hive.control.feed import DROPPED, FEED_MAX, Event
 from hive.control.routes import EVENTS, Row
 from hive.domain import Role
 
 HEARTBEAT_S = 15.0
 """A comment this often keeps proxies and clients from taking a silent event stream for a dead one."""
 
-PAST = Number("tail", "So many past events first.", default=20, most=TAIL_MAX)
-FOLLOW = Flag("follow", "1: go on as things happen, until the daemon ends.")
+PAST_MAX = 10_000
+"""6 MB, which a reader that does not read keeps in memory; `GET /api/audit` has all of them, page by page."""
+TOLD_AT_ONCE = 200
+"""Before others have their turn: a millisecond."""
+
+PAST = Number("tail", "So many past events first.", default=20, most=PAST_MAX)
 
 
 class EventApi:
@@ -63,22 +67,31 @@ class EventApi:
     async def _event_stream(self, tail: int, agent: str, *, live: bool) -> AsyncIterator[bytes]:
         """Past events, then live ones: listening begins before the past is read, so that none falls between."""
         with self._desk.subscribe() as feed:
-            past = await self._desk.past_events(tail, agent)
-            for event in past:
-                yield as_event(event)
+            past, both, seen = deque(await self._desk.past_events(tail, agent)), set[bytes](), 0
+            while past:
+                told = as_event(past.popleft())
+                if len(past) < FEED_MAX:
+                    both.add(told)  # it may be in the feed, too, which has no more than so many
+                yield told
+                if len(past) % TOLD_AT_ONCE == 0:
+                    await asyncio.sleep(0)
             while live:
                 arrival = await unless(self._stopping, _next(feed), timeout_s=HEARTBEAT_S)
                 if arrival is None and self._stopping.is_set():
                     return
                 if arrival is None:
                     yield b": still here\n\n"
-                elif arrival not in past and _is_of(arrival, agent):
-                    yield as_event(arrival)
+                    continue
+                told, seen = as_event(arrival), seen + 1
+                if told not in both and _is_of(arrival, agent):
+                    yield told
+                if seen == FEED_MAX:
+                    both.clear()  # all that was waiting in the feed has been told
 
 
 def _is_of(event: Event, agent: str) -> bool:
     """Whether it is for who follows this agent; `events.dropped` is for everybody."""
-    return not agent or event.get("agent", agent) == agent
+    return not agent or event["kind"] == DROPPED or event["agent"] == agent
 
 
 async def _next(feed: AsyncIterator[Event]) -> Event:

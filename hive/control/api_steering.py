@@ -29,7 +29,10 @@ class SteeringApi:
 
     def rows(self) -> list[Row]:
         return [
-            Row("GET", "/api/queue", Role.VIEWER, self.queue, "Who waits for the model, and who runs.", Queue),
+            Row(
+                *("GET", "/api/queue", Role.VIEWER, self.queue, "Who waits for the model, and who runs.", Queue),
+                errors=(504,),
+            ),
             Row("GET", "/api/requests/{id}", Role.VIEWER, self.request, "One request, ended or not.", RequestView),
             Row(
                 *("DELETE", "/api/requests/{id}", Role.OPERATOR, self.cancel_request),

@@ -126,6 +126,10 @@ class Span(NamedTuple):
         return known if self.default is None else {**known, "default": self.default}
 
 
+WAIT = Number("wait_s", "Answer once it is over, or after so many seconds.", default=0, most=600)
+FOLLOW = Flag("follow", "1: go on as more comes, until the daemon ends.")
+
+
 def check_query(request: Request, known: Sequence[Param]) -> None:
     """Raises BadRequest for a parameter that is none of these, or is given twice: a typo would else go unnoticed."""
     names = [param.name for param in known]

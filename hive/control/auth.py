@@ -13,6 +13,8 @@ from hive.policy import Act, may
 
 ACTS = {Role.VIEWER: Act.LOOK, Role.OPERATOR: Act.STEER, Role.ADMIN: Act.ADMINISTER}
 """What a row that is for this role lets one do."""
+INTERNAL, API_TOKEN = "internal", "api-token"
+"""What those tokens are called that are no rows of the table."""
 MAKE_ONE = "an admin makes one: hive token create NAME --role viewer"
 _BEARER = re.compile(rb"(?i:bearer) +([!-~]+)")
 """RFC 6750, section 2.1, but for the characters: HIVE_INTERNAL_TOKEN may have any. The scheme is in any case (RFC 9110,

@@ -8,6 +8,8 @@ from hive.control.auth import Person
 
 PERSON, ORIGIN = "hive.person", "hive.origin"
 """Where in the scope the admission leaves who asks, and from where."""
+SOCKET = "socket"
+"""The origin of who asks on the unix socket; others come from `tcp:` and their address."""
 ABOUT = "hive.about"
 """Where in the scope a handler leaves what the audit table shall know of its body."""
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from hive import settings_runtime
-
-Schema = dict[str, Any]
+from hive.control.asked import Schema
 
 
 def changes() -> Schema:

@@ -251,7 +251,7 @@ class Daemon:
         self._gpus = Gpus()
         self._switcher = Switcher(
             SwitcherParts(
-                settings=inference,
+                settings=lambda: self.world.settings.inference,
                 jobs=self._jobs,
                 journal=self._journal,
                 active=self._active,
@@ -308,7 +308,7 @@ class Daemon:
         spawn(self._usage.run(), name="usage")
         self._spawn(self.sleeper.run(), "idle")
         self._spawn(self._journal.run(), "audit")
-        self._spawn(UsageHistory(self._database, lambda: self._settings.daemon).run(), "usage history")
+        self._spawn(UsageHistory(self._database, self._settings.daemon).run(), "usage history")
         self._spawn(self._courier.run(), "messages")
         self._spawn(self._keyring.run(), "tokens")
         self._spawn(self._scheduler.run(), "schedules")

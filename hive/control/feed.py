@@ -11,18 +11,21 @@ from typing import Any, Self
 
 Event = dict[str, Any]
 
+DROPPED = "events.dropped"
 FEED_MAX = 1000
 """Events one reader may lag behind; beyond it its oldest are dropped and it is told how many."""
 
 
 class Feed(AbstractContextManager["Feed"], AsyncIterator[Event]):
-    """One reader's events. `{"kind": "events.dropped", "count": n}` stands where n events were dropped."""
+    """One reader's events. Where n were dropped stands one of the kind `events.dropped` with `count` n, as of the time
+    of the last of them."""
 
     def __init__(self, readers: set[Feed], limit: int) -> None:
         self._readers = readers
         self._limit = limit
         self._events: deque[Event] = deque()
         self._dropped = 0
+        self._dropped_to = 0.0
         self._arrived = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -30,7 +33,7 @@ class Feed(AbstractContextManager["Feed"], AsyncIterator[Event]):
 
     def put(self, event: Event) -> None:
         if len(self._events) == self._limit:
-            self._events.popleft()
+            self._dropped_to = self._events.popleft()["at"]
             self._dropped += 1
         self._events.append(event)
         self._arrived.set()
@@ -39,7 +42,8 @@ class Feed(AbstractContextManager["Feed"], AsyncIterator[Event]):
         await self._arrived.wait()
         if self._dropped:
             count, self._dropped = self._dropped, 0
-            return {"kind": "events.dropped", "count": count}
+            about = {"agent": "hive", "actor": "hive", "outcome": "ok"}
+            return {"at": self._dropped_to, "kind": DROPPED, **about, "count": count}
         event = self._events.popleft()
         if not self._events:
             self._arrived.clear()

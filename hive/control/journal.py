@@ -11,6 +11,8 @@ from collections import deque
 from typing import Any
 
 from hive.agents.turns import outcome_of
+from hive.control.auth import API_TOKEN, INTERNAL
+from hive.control.carrying import carried_through
 from hive.control.feed import Event, Events, Feed
 from hive.domain import Agent, AgentStatus
 from hive.errors import HiveError
@@ -38,13 +40,17 @@ ANCHOR_EVERY = 100
 
 
 def origin_of(actor: str) -> str:
-    """Where it came from: a person at the API's socket, the proxy, or Hive itself.
+    """Where it came from: a person at the API's socket or on TCP, the proxy, or Hive itself.
 
-    >>> origin_of("uid:0"), origin_of("proxy"), origin_of("idle")
-    ('socket', 'proxy', 'hive')
+    Which address asked on TCP is in the row of the order.
+
+    >>> origin_of("uid:0"), origin_of("token:ci"), origin_of("proxy"), origin_of("idle")
+    ('socket', 'tcp', 'proxy', 'hive')
     """
     if actor.startswith("uid:"):
         return "socket"
+    if actor.startswith("token:") or actor in (INTERNAL, API_TOKEN):
+        return "tcp"
     return "proxy" if actor == "proxy" else "hive"
 
 
@@ -159,7 +165,14 @@ class Journal:
 
     async def flush(self) -> Head:
         """Writes what no record took along, behind those that did; the last row. Raises as `Database.write`; then
-        nothing is lost."""
+        nothing is lost.
+
+        Whoever is cancelled while it waits ends nothing: a write that has begun is not undone, and its rows would be
+        given back and written again.
+        """
+        return await carried_through(self._flush())
+
+    async def _flush(self) -> Head:
         rows = self.take()
 
         def work(conn: sqlite3.Connection) -> Head:
@@ -209,6 +222,8 @@ class Journal:
             log.error("audit_lost rows=%d error=%s", len(self._unwritten), head.message)
         elif head != self._anchored:
             await self._anchor(head)
+        async with self._noting:
+            pass  # a head that was just being noted in a thread is in the file now
 
     async def _anchor(self, head: Head, *, is_beginning: bool = False) -> None:
         self._anchored = head
@@ -296,8 +311,8 @@ class Journal:
         just being written. Raises as `Database.read`."""
         with contextlib.suppress(HiveError):  # a full disk hides what it could not take, and nothing else
             await self.flush()
-        rows: list[AuditRow] = await self._database.read(lambda conn: audit.tail(conn, limit, agent))
-        return [event_of(row) for row in rows]
+        found: list[Event] = await self._database.read(lambda conn: [*map(event_of, audit.tail(conn, limit, agent))])
+        return found
 
     def subscribe(self) -> Feed:
         return self._events.subscribe()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import logging
 import secrets
@@ -14,8 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from hive.agents.tokens import digest as digest_of
 from hive.agents.turns import outcome_of
-from hive.control.auth import MAKE_ONE, Person
+from hive.control.auth import API_TOKEN, INTERNAL, MAKE_ONE, Person
 from hive.domain import Role
 from hive.errors import HiveError, Unauthorized
 from hive.store import tokens
@@ -27,8 +27,8 @@ log = logging.getLogger("hive.api")
 TOKEN_BYTES = 32
 WRITTEN_EVERY_S = 60.0
 """When a token was used last is written so often."""
-INTERNAL, API_TOKEN = "internal", "api-token"
-"""What those are called that are no rows of the table."""
+EXPIRED_TOLD_S = 7 * 86400.0
+"""So long whoever asks with a token that has expired is told so; then it is one that is not known."""
 HangUp = Callable[[], None]
 
 
@@ -50,8 +50,8 @@ class Keyring:
     def __init__(self, database: Database, *, internal: str, api_token: str | None = None) -> None:
         self._database = database
         self._keys: dict[str, Key] = {}
-        self._last_used: dict[str, float] = {}
-        self._unwritten: dict[str, float] = {}
+        self._used: dict[str, float] = {}
+        """Token → when it was used last, of those where that is not written yet."""
         self._held: dict[str, set[HangUp]] = {}
         self._put(Key(digest_of(internal), Person(INTERNAL, Role.OPERATOR)))
         if api_token is not None:
@@ -65,6 +65,7 @@ class Keyring:
         for token in found:
             if token.revoked_at is None:
                 self._put(_key_of(token))
+        self._forget_expired(time.time())
 
     def find(self, token: str, now: float) -> Key:
         """Whose it is. Raises Unauthorized."""
@@ -75,7 +76,7 @@ class Keyring:
         if key.expires_at is not None and key.expires_at <= now:
             raise Unauthorized(f"{key.person.name} has expired", hint=MAKE_ONE)
         if key.id:
-            self._last_used[key.id] = self._unwritten[key.id] = now
+            self._used[key.id] = now
         return key
 
     @contextmanager
@@ -133,27 +134,30 @@ class Keyring:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(WRITTEN_EVERY_S)
+            self._forget_expired(time.time())
             await self.write_used()
 
     async def write_used(self) -> None:
         """When tokens were used last; where that cannot be written it is next time."""
-        used, self._unwritten = self._unwritten, {}
-        if not used:
+        if not (used := {**self._used}):
             return
         if isinstance(error := await outcome_of(self._database.write(lambda c: tokens.used(c, used))), HiveError):
             log.warning("token_use_not_written error=%s", error.message)
-            self._unwritten = used | self._unwritten
+            return
+        self._used = {token: at for token, at in self._used.items() if used.get(token) != at}
+
+    def _forget_expired(self, now: float) -> None:
+        """Those of long ago: their rows are bounded (tokens.KEPT), and so is this."""
+        for key in [*self._keys.values()]:
+            if key.expires_at is not None and key.expires_at + EXPIRED_TOLD_S <= now:
+                del self._keys[key.digest]
 
     def _put(self, key: Key) -> None:
         self._keys[key.digest] = key
 
     def _as_used(self, token: ApiToken) -> ApiToken:
-        at = self._last_used.get(token.id, token.last_used_at)
+        at = self._used.get(token.id, token.last_used_at)
         return msgspec.structs.replace(token, last_used_at=at)
-
-
-def digest_of(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _key_of(token: ApiToken) -> Key:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Hashable
 from hive.agents.lifecycle import Life
 from hive.control.changed import Changed, ChangeLog, Ration
 from hive.control.parts import Parts
+from hive.domain import ALIVE
 from hive.link.messages import Stat
 
 Stats = dict[str, Stat]
@@ -49,15 +50,13 @@ class Lookout:
         async with self._turn:
             await self._look_at_everybody()
             changed = self._log.since(cursor)
-            if not changed.is_whole:
-                await self._ask_of({*changed.there, *fresh})
+            named = {*changed.there, *fresh}
+            await self._ask_of(self._doubtful(named) if changed.is_whole else named)
             return changed, self._stats
 
     async def _look_at_everybody(self) -> None:
-        if self._truth_of_all.is_due(began := self._now()):
-            self._stats = await self._stat([])
-            self._figures = {agent: _figures(stat) for agent, stat in (self._stats or {}).items()}
-            self._took(self._truth_of_all, began, self._stats)
+        if self._truth_of_all.is_due(self._now()):
+            await self._ask_of_everybody()
         if self._everybody.is_due(began := self._now()):
             await self._parts.sleeper.look()
             facts = {}
@@ -68,13 +67,37 @@ class Lookout:
             self._log.note(facts)
             self._everybody.took(self._now() - began, now=self._now())
 
-    async def _ask_of(self, agents: Collection[str]) -> None:
-        if not agents or not self._truth_of_some.is_due(began := self._now()):
+    async def _ask_of_everybody(self) -> None:
+        began, agents = self._now(), [life.agent.id for life in self._parts.roster]
+        self._stats = _whole(agents, await self._stat([]))
+        self._figures = {agent: _figures(stat) for agent, stat in (self._stats or {}).items()}
+        self._took(self._truth_of_all, began, self._stats)
+
+    async def _ask_of(self, named: Collection[str]) -> None:
+        """Of these anew, where it is their turn; of one of whom it is not known how it is, at once."""
+        agents = [agent for agent in named if self._parts.roster.get(agent) is not None]
+        if not agents or not (self._doubtful(agents) or self._truth_of_some.is_due(self._now())):
             return
-        stats = await self._stat([*agents])
+        began = self._now()
+        stats = _whole(agents, await self._stat(agents))
         self._took(self._truth_of_some, began, stats)
-        kept = {agent: stat for agent, stat in (self._stats or {}).items() if agent not in agents}
-        self._stats = None if stats is None else kept | stats
+        if stats is None:
+            self._stats = None
+        elif self._stats is None:  # the helper is back: of nobody else it is known how they are
+            await self._ask_of_everybody()
+        else:
+            self._stats |= stats
+
+    def _doubtful(self, agents: Collection[str]) -> list[str]:
+        """Those of whom the helper was not asked since they were made, or since they began or ceased to live."""
+        if self._stats is None:
+            return []
+        found = []
+        for agent in agents:
+            life, stat = self._parts.roster.get(agent), self._stats.get(agent)
+            if life is not None and (stat is None or (stat.state == "gone") is (life.status in ALIVE)):
+                found.append(agent)
+        return found
 
     def _took(self, ration: Ration, began: float, stats: Stats | None) -> None:
         """A helper that hangs is no reason to ask it as seldom as one with much to do."""
@@ -95,6 +118,16 @@ class Lookout:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _whole(asked: Collection[str], stats: Stats | None) -> Stats | None:
+    """Also those whom the helper does not know: it holds nothing of them.
+
+    >>> found = _whole(["ann", "bob"], {"bob": Stat(state="running")})
+    >>> found["ann"].state, found["bob"].state
+    ('gone', 'running')
+    """
+    return None if stats is None else {agent: Stat(state="gone") for agent in asked} | stats
 
 
 def _figures(stat: Stat) -> Hashable:

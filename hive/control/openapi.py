@@ -12,13 +12,11 @@ import msgspec
 
 from hive.control import config_schema, spec_schema
 from hive.control.answers import PROBLEM
+from hive.control.asked import JSON, Schema
 from hive.control.routes import EVENTS, LeadsTo, Row
 from hive.control.shapes import Event, Problem
 from hive.domain import AgentSpec
 
-Schema = dict[str, Any]
-
-JSON = "application/json"
 REF = "#/components/schemas/{name}"
 BODIES = {"change_config": config_schema.changes}
 """Handler → what its body is, where the type says less than there is to say."""

@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from hive.control.asked import Param
 from hive.domain import Role
+from hive.exposition import CONTENT_TYPE
 
 Handler = Callable[[Request], Awaitable[Response]]
 
-TEXT, EVENTS, METRICS = "text/plain", "text/event-stream", "text/plain; version=0.0.4"
+TEXT, EVENTS, METRICS = "text/plain", "text/event-stream", CONTENT_TYPE
 
 
 class LeadsTo(NamedTuple):

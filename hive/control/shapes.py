@@ -234,10 +234,16 @@ class AuditRow(TypedDict):
 
     id: int
     at: UnixSeconds
-    actor: Annotated[str, Meta(description="`uid:<n>`, `idle`, `proxy`, `helper`, `hive`.")]
+    actor: Annotated[
+        str,
+        Meta(description="`uid:<n>`, `token:<name>`, `internal`, `api-token`, `idle`, `proxy`, `helper`, `hive`."),
+    ]
     act: Annotated[str, Meta(description="As `agent.paused`, or `order.pause` for what somebody asked for.")]
     target: Annotated[str, Meta(description="The id of an agent, a setting, or `hive`.")]
-    origin: str
+    origin: Annotated[
+        str,
+        Meta(description="`socket`, `tcp:<address>` of an order (`tcp` of what came of it), `cli`, `proxy`, `hive`."),
+    ]
     outcome: Annotated[str, Meta(description="`ok`, or the code of the error.")]
     detail: dict[str, Any]
     hash: str | None

@@ -27,7 +27,7 @@ class Spec(TypedDict):
     name: str
     command: list[str]
     runtime: RuntimeKind
-    env: dict[str, str]
+    env: Annotated[dict[str, str], Meta(description="For a viewer `****` is in the place of every value.")]
     port: int | None
     tier: Tier
     tenant: str

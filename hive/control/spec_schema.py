@@ -6,13 +6,10 @@ tests/control/test_openapi.py holds both to each other.
 
 from __future__ import annotations
 
-from typing import Any
-
 from hive import domain
 from hive.agents.spec import CIDS, IDLE_MAX_S
+from hive.control.asked import Schema
 from hive.domain import RestartPolicy, RuntimeKind, SleepDepth
-
-Schema = dict[str, Any]
 
 NAME = f"^{domain.NAME.pattern}$"
 NO_NUL = "^[^\\u0000]*$"

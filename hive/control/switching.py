@@ -10,6 +10,7 @@ import asyncio
 import logging
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -92,9 +93,9 @@ def read_chosen(conn: sqlite3.Connection, run: str) -> Target | None:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a switch needs of the daemon."""
+    """What a switch needs of the daemon. `settings`: asked each time, some of them change while Hive runs."""
 
-    settings: Inference
+    settings: Callable[[], Inference]
     jobs: Jobs
     journal: Journal
     active: Active
@@ -125,7 +126,7 @@ class Switcher:
     @property
     def wait_s(self) -> float:
         """How long a request waits at most for the step of one way that takes longest."""
-        return longest_s(self._parts.settings)
+        return longest_s(self._parts.settings())
 
     @property
     def job(self) -> Job | None:
@@ -208,7 +209,7 @@ class Switcher:
     async def _start_chosen(self, services: Services) -> None:
         while True:
             try:
-                target = self._parts.active.target or await services.first(self._parts.settings)
+                target = self._parts.active.target or await services.first(self._parts.settings())
                 if target is None:
                     self.why_none = "no inference server is installed where hive.conf says"
                     return
@@ -349,7 +350,7 @@ class Switcher:
         until = asyncio.get_running_loop().time() + PROXY_WITHIN_S
         while True:
             try:
-                self._cut += await self._ask_to_close(switch, drain_s=self._parts.settings.switch_drain_s)
+                self._cut += await self._ask_to_close(switch, drain_s=self._parts.settings().switch_drain_s)
                 return
             except LinkLost:
                 left_s = until - asyncio.get_running_loop().time()
@@ -369,7 +370,7 @@ class Switcher:
 
     async def _until_memory_is_free(self) -> None:
         gpu, begun_at = self._parts.gpu, time.monotonic()
-        limit_s = self._parts.settings.switch_free_s
+        limit_s = self._parts.settings().switch_free_s
         while True:
             waited_s = time.monotonic() - begun_at
             is_free = await gpu.is_free()
@@ -379,7 +380,7 @@ class Switcher:
 
     async def _until_healthy(self, target: Target) -> None:
         """Raises BackendDown where it is no use to wait, BackendTimeout where it was looked at often enough."""
-        settings, backend = self._parts.settings, open_backend(target.kind, target.address)
+        settings, backend = self._parts.settings(), open_backend(target.kind, target.address)
         tries, every_s = settings.switch_health_tries, settings.switch_health_every_s
         until = time.monotonic() + tries * every_s
         said = ""
@@ -411,7 +412,7 @@ class Switcher:
         if not models:
             raise BackendDown("it offers no model", hint="give it one first")
         said = ""
-        for model in models_to_probe(models, self._parts.settings.default_model):
+        for model in models_to_probe(models, self._parts.settings().default_model):
             try:
                 within_s = max(TOKEN_MIN_S, until - time.monotonic())
                 await one_token.generate(backend.kind, backend.address, model, within_s=within_s)

@@ -24,9 +24,9 @@ Step = Callable[[sqlite3.Connection], int]
 
 
 class UsageHistory:
-    """The owner spawns `run` once. `settings`: asked each time, how long is what kept."""
+    """The owner spawns `run` once. `settings`: how long is what kept, for as long as the daemon runs."""
 
-    def __init__(self, database: Database, settings: Callable[[], Daemon]) -> None:
+    def __init__(self, database: Database, settings: Daemon) -> None:
         self._database = database
         self._settings = settings
 
@@ -41,7 +41,7 @@ class UsageHistory:
         """Brings every request into the sums, then prunes. Raises as `Database.write`; what was done is done."""
         if rolled_up := await self._until_done(rollups.roll_up):
             log.info("usage_rolled_up requests=%d", rolled_up)
-        settings, now = self._settings(), time.time()
+        settings, now = self._settings, time.time()
         wanted = rollups.keep_from(
             now, requests_days=settings.usage_retention_days, sums_days=settings.usage_rollup_days
         )

@@ -30,6 +30,7 @@ from hive.store.messages import Message
 from hive.store.schedules import Schedule
 from hive.store.usage import By, Cost, GroupCost, Spent, UsageSince, total
 
+MASK = "****"
 OF_THE_PROCESS = ("command", "env", "runtime", "port", "model", "egress", "limits", "docker", "firecracker")
 """Fields of a spec that take effect at the next start; all others do at once."""
 
@@ -94,6 +95,12 @@ def agent_view(
         "wakes": life.wakes,
         "pauses": life.pauses,
     }
+
+
+def masked(view: AgentView) -> AgentView:
+    """The same without the values of its environment, as `hive config show` masks what may be secret."""
+    env = {name: MASK if value else "" for name, value in view["env"].items()}
+    return {**view, "env": env}
 
 
 def capabilities_view(can: Capabilities) -> CapabilitiesView:

@@ -10,6 +10,7 @@ from hive.agents.lifecycle import Life
 from hive.agents.reconcile import gate_of
 from hive.agents.tokens import TokenKind, derive, digest
 from hive.agents.world import Gates, Helper, Memory
+from hive.control.carrying import carried_through
 from hive.control.environment import dialect_of, environment, has_own_network
 from hive.control.gates import ProxyGates
 from hive.control.journal import Journal
@@ -74,6 +75,10 @@ class DaemonWorld:
     # agents/world.py ----------------------------------------------------------------------------------------------
 
     async def save(self, agent: Agent) -> None:
+        """Carried through, as `Journal.flush`: the rows it takes along would else be written twice."""
+        await carried_through(self._save(agent))
+
+    async def _save(self, agent: Agent) -> None:
         rows = self._journal.take()
 
         def work(conn: sqlite3.Connection) -> Head | None:

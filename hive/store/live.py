@@ -1,4 +1,5 @@
-"""Live state in Redis. Beside viewer.py the only module that knows redis and its exceptions.
+"""Live state in Redis. Beside viewer.py the only module that knows redis and its exceptions; redis_at.py knows how to
+connect.
 
 Two ways to use it. *Say* (`put_agent`, `touch`, `publish` …): never waits and never fails; `run`, a task of the
 owner, writes what was said in one pipeline, keeps trying while Redis is away, and says everything about agents again

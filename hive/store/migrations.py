@@ -249,7 +249,19 @@ CREATE TABLE api_tokens (
 CREATE INDEX api_tokens_name ON api_tokens (name);
 """
 
-STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP, _JOBS, _CHAIN, _ROLLUPS, _TOKENS)
+NAME_IN_DETAIL = "CASE WHEN json_valid(detail) THEN json_extract(detail, '$.name') END"
+"""The name a row of the audit table tells; a detail that is no JSON, as a forger may leave it, tells none and stops
+neither this step nor whoever asks."""
+
+_AUDIT_INDEXES = f"""
+CREATE INDEX audit_target ON audit_log (target, id);
+CREATE INDEX audit_name ON audit_log ({NAME_IN_DETAIL}, id);
+"""
+
+"""So that the rows of one agent are found among a million without a look at all others. To make them then takes some
+5 s, once, and 0.1 ms a row."""
+
+STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP, _JOBS, _CHAIN, _ROLLUPS, _TOKENS, _AUDIT_INDEXES)
 """A step that has been released is never changed; new ones are appended and only add: tables, columns that are NULL or
 have a default, indexes that refuse nothing (tests/store/test_migrations.py)."""
 

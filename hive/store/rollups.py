@@ -292,9 +292,9 @@ def prune_sums(conn: sqlite3.Connection) -> int:
         if gone:
             return gone
     return conn.execute(
-        "DELETE FROM usage_names WHERE last_day < ? AND id NOT IN"
-        f" (SELECT backend FROM {Table.WEEKS} WHERE scope = {Scope.BOX:d} AND model = {ALL})",
-        (before,),
+        "DELETE FROM usage_names WHERE id IN (SELECT id FROM usage_names WHERE last_day < ? AND id NOT IN"
+        f" (SELECT backend FROM {Table.WEEKS} WHERE scope = {Scope.BOX:d} AND model = {ALL}) ORDER BY id LIMIT ?)",
+        (before, PRUNED_AT_ONCE),
     ).rowcount
 
 

@@ -73,7 +73,8 @@ def add(conn: sqlite3.Connection, token: ApiToken, *, now: float) -> None:
 
 
 def revoke(conn: sqlite3.Connection, ref: str, *, now: float) -> ApiToken:
-    """The token of this id, or the one of this name that is good, as it was; good no longer when this is committed.
+    """The token of this id, or the newest of this name that is not revoked, as it was; good no longer when this is
+    committed.
 
     Raises NotFound, WrongState where it is revoked already.
     """

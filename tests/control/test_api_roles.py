@@ -24,6 +24,10 @@ from hive.errors import HiveError
 ROWS: list[Row] = rows(None, pause_timeout_s=1.0, stopping=asyncio.Event())  # type: ignore[arg-type]
 
 
+AT_THE_SOCKET = ("/api/system/access",)
+"""Answered there alone, whatever the role."""
+
+
 class Box(NamedTuple):
     api: TcpApi
     tokens: dict[str, str | None]
@@ -71,7 +75,8 @@ async def test_a_row_is_for_its_role_and_those_above(box: Box, desk: Any, row: R
     assert (desk.actors, desk.orders) == ([], [])
     for role, token in box.good.items():
         status = await ask(box.api, row, token)
-        assert (status == 403) is (role.rank < row.role.rank), (role, status)
+        is_refused = role.rank < row.role.rank or row.path in AT_THE_SOCKET
+        assert (status == 403) is is_refused, (role, status)
         assert status != 401, role
 
 
@@ -117,3 +122,16 @@ async def test_at_the_socket_a_token_changes_nothing(box: Box, desk: Any) -> Non
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
         writer.close()
     assert {row.actor for row in desk.orders} == {f"uid:{os.geteuid()}"}
+
+
+async def test_a_viewer_sees_the_names_of_an_agents_environment_and_no_value(box: Box) -> None:
+    """A token for a dashboard read every agent's keys."""
+    spec = {"name": "alice", "command": ["/bin/sleep", "9"], "env": {"KEY": "sesame", "EMPTY": ""}}
+    made = await box.api.ask("POST", "/api/agents", token=box.good[Role.OPERATOR], body=spec)
+    assert made.json["env"] == spec["env"]
+    for role, expected in ((Role.VIEWER, {"KEY": "****", "EMPTY": ""}), (Role.OPERATOR, spec["env"])):
+        for path in ("/api/agents", "/api/agents?since=", "/api/agents/alice"):
+            answered = await box.api.ask("GET", path, token=box.good[role])
+            found = answered.json["agents"][0] if "agents" in answered.json else answered.json
+            assert found["env"] == expected, (role, path)
+            assert (b"sesame" in answered.body) is (role is Role.OPERATOR)

@@ -398,6 +398,22 @@ async def test_where_all_have_one_another_is_turned_away_in_words(api: TcpApi) -
             sock.close()
 
 
+async def test_a_refused_request_takes_its_connection_with_it(api: TcpApi) -> None:
+    """One that was trusted kept its place: 128 of a token that was revoked, each with a bad request now and then, and
+    nobody else came in."""
+    token = await api.token("a", Role.VIEWER)
+    with api.connect() as sock:
+        await to_thread(sock.sendall, with_token(token))
+        assert (await to_thread(sock.recv, 65536)).startswith(b"HTTP/1.1 200 ")
+        await to_thread(sock.sendall, with_token(token))
+        assert (await to_thread(sock.recv, 65536)).startswith(b"HTTP/1.1 200 ")
+        await api.keyring.revoke("a", now=time.time())
+        await to_thread(sock.sendall, with_token(token))
+        refused = await to_thread(until_closed, sock)
+    assert refused.startswith(b"HTTP/1.1 401 ")
+    assert b"\r\nconnection: close\r\n" in refused
+
+
 async def test_a_peer_that_reads_nothing_is_let_go(api: TcpApi, desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STALLED_S", 0.3)
     token = await api.token("a", Role.VIEWER)

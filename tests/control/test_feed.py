@@ -24,12 +24,12 @@ async def test_a_reader_that_lags_loses_its_oldest_and_is_told_how_many() -> Non
     events = Events()
     with events.subscribe(limit=2) as slow, events.subscribe() as fast:
         for number in range(5):
-            events.publish({"kind": str(number)})
+            events.publish({"kind": str(number), "at": float(number)})
         assert repr(slow) == "<Feed 2 waiting, 3 dropped>"
         assert [await anext(slow) for _ in range(3)] == [
-            {"kind": "events.dropped", "count": 3},
-            {"kind": "3"},
-            {"kind": "4"},
+            {"at": 2.0, "kind": "events.dropped", "agent": "hive", "actor": "hive", "outcome": "ok", "count": 3},
+            {"kind": "3", "at": 3.0},
+            {"kind": "4", "at": 4.0},
         ]
         assert [(await anext(fast))["kind"] for _ in range(5)] == ["0", "1", "2", "3", "4"]
 

@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from control.held_database import cancelled_while_it_writes
 
 from hive.control.journal import Journal, event_of, transition_of
 from hive.domain import Agent, AgentSpec, AgentStatus
@@ -294,3 +295,27 @@ async def test_acts_that_cannot_be_taken_in_wait_and_that_is_said_once(
     path.rmdir()
     acts.append(path, acts.new(at=1.0, actor="uid:0", act="x", target="hive", outcome="ok", detail={}))
     assert len(await journal.page(Filter(), 10)) == 1
+
+
+async def test_who_leaves_while_a_row_is_written_does_not_have_it_written_twice(
+    database: Database, tmp_path: Path
+) -> None:
+    """A client of `/api/events` that left meanwhile gave rows back that were committed all the same."""
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal.note("backend.up")
+    await cancelled_while_it_writes(database, journal.past(10))
+    await journal.flush()
+    found = await database.read(lambda conn: audit.page(conn, Filter(), 10))
+    assert [entry.row.act for entry in found] == ["backend.up"]
+
+
+@pytest.mark.parametrize("actor", ["token:ci", "internal", "api-token"])
+async def test_what_came_of_an_order_on_tcp_is_not_called_hives_own(
+    database: Database, tmp_path: Path, actor: str
+) -> None:
+    """The order's row had `tcp:<address>`, the transition's `hive`."""
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal.note("agent.created", target="a1", actor=actor)
+    journal.changed(BOB, became(AgentStatus.PAUSING), actor)
+    found = await journal.page(Filter(), 10)
+    assert [entry.row.origin for entry in found] == ["tcp", "tcp"]

@@ -10,6 +10,7 @@ import pytest
 from control.box import Box, until
 
 from hive.control.client import Client
+from hive.control.frontdesk import FrontDesk
 from hive.control.lookout import Lookout
 from hive.domain import UsageEvent
 from hive.errors import BadRequest
@@ -120,6 +121,8 @@ async def test_who_is_looked_at_is_told_of_in_any_case_and_as_it_is_now(box: Box
     await box.create("bob")
     follower = Follower(box)
     await follower.ask()
+    while follower.told:  # what has just begun grows for a moment
+        await follower.ask()
     await follower.ask([ann, "no-such-agent"])
     assert follower.told == ["ann"]
     assert follower.known[ann]["rss_bytes"] > 0
@@ -156,3 +159,55 @@ async def test_the_query_names_no_more_agents_than_a_screen_has(box: Box) -> Non
     await box.everything()
     with pytest.raises(BadRequest, match="251 agents are named, 250 is the limit"):
         await Follower(box).ask([f"a{number}" for number in range(251)])
+
+
+def nothing_is_due(desk: FrontDesk, monkeypatch: pytest.MonkeyPatch, *but: str) -> None:
+    """As between two looks on a busy box: what is asked of the helper is asked for another reason."""
+    for name in {"_truth_of_all", "_truth_of_some"} - {*but}:
+        monkeypatch.setattr(getattr(desk._lookout, name), "is_due", lambda _: False)
+
+
+async def test_who_lives_is_never_told_to_be_gone_because_it_was_not_asked_about(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two follow, an agent is made: for two minutes it had no process and no memory."""
+    await box.everything()
+    await box.create("ann")
+    desk = box.desk
+    first = await desk.changes("", [])
+    nothing_is_due(desk, monkeypatch)
+    bob = (await box.create("bob"))["id"]
+    [view] = (await desk.changes(first["cursor"], []))["agents"]
+    assert (view["name"], view["pid"]) == ("bob", box.life(bob).pid)
+    assert view["rss_bytes"] > 0
+    await box.create("cid")
+    whole = await desk.changes("", [])
+    assert whole["is_whole"]
+    assert [view["name"] for view in whole["agents"] if view["rss_bytes"]] == ["ann", "bob", "cid"]
+    await box.desk.stop("cid", "uid:0")
+    [stopped] = (await desk.changes(whole["cursor"], []))["agents"]
+    assert (stopped["status"], stopped["pid"], stopped["rss_bytes"]) == ("stopped", None, 0)
+    await box.desk.start("cid", "uid:0")
+    [started] = (await desk.changes(whole["cursor"], []))["agents"]
+    assert started["pid"] == box.life("cid").pid
+    assert started["rss_bytes"] > 0
+
+
+async def test_a_helper_that_is_back_does_not_make_all_but_those_asked_for_gone(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one agent it was asked, and of all others `unknown` became `gone`."""
+    await box.everything()
+    ann = (await box.create("ann"))["id"]
+    await box.create("bob")
+    desk = box.desk
+    await box.stop_helper()
+    await until(lambda: not box.desk.health()["helper"]["connected"])
+    first = await desk.changes("", [])
+    assert [view["rss_bytes"] for view in first["agents"]] == [None, None]
+    nothing_is_due(desk, monkeypatch, "_truth_of_some")
+    await box.start_helper()
+    await until(lambda: box.desk.health()["helper"]["connected"])
+    await desk.changes(first["cursor"], [ann])
+    told = (await desk.changes("", []))["agents"]
+    assert [view["name"] for view in told if view["rss_bytes"]] == ["ann", "bob"]

@@ -22,7 +22,7 @@ from hive.control.openapi import document, errors_of
 from hive.control.routes import Row
 from hive.control.serving import Server
 from hive.domain import AgentSpec, RuntimeKind
-from hive.errors import BadRequest, HiveError
+from hive.errors import BadRequest, HiveError, TimedOut
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/api.md"
@@ -226,6 +226,13 @@ def test_the_description_takes_the_specs_that_hive_takes(runtime: str, field: st
 @pytest.mark.parametrize("example", [*openapi.spec_schema.EXAMPLES.values()], ids=lambda example: example["name"])
 def test_the_examples_are_specs(example: Schema) -> None:
     assert is_taken(example)
+
+
+@pytest.mark.parametrize("path", ["/api/queue", "/api/system/backends", "/api/system/backends/logs"])
+def test_a_row_that_asks_another_process_says_that_it_may_take_too_long(path: str) -> None:
+    """The proxy's and the helper's TimedOut was answered, and not described."""
+    [row] = [row for row in ROWS if (row.path, row.method) == (path, "GET")]
+    assert TimedOut.status in errors_of(row)
 
 
 # docs/api.md ----------------------------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ class Server:
         self.kind = kind
         self.generates = generates
         self.served = 0
+        self.asked: list[str] = []
+        """For which model, request by request."""
         self._server: asyncio.Server | None = None
 
     async def start(self, path: str) -> None:
@@ -79,6 +81,7 @@ class Server:
         if not self.generates:
             return 500, {"error": "CUDA out of memory"}
         self.served += target == "/v1/chat/completions"
+        self.asked.append(json.loads(body)["model"])
         message = {"role": "assistant", "content": str(self.kind)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return 200, {"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}
@@ -215,6 +218,16 @@ async def test_a_switch_stops_the_old_one_then_starts_the_new_one(hive: Services
     assert await hive.who_answers() == "vllm"
     await hive.stop_daemon()
     assert await hive.recorded() is VLLM
+
+
+async def test_a_default_model_that_was_changed_meanwhile_is_the_one_that_has_to_answer(
+    hive: ServicesBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new server was asked for the one of the daemon's start."""
+    monkeypatch.setitem(GETS, "/v1/models", {"data": [{"id": "m"}, {"id": "other"}]})
+    await hive.desk.change_config({"inference.default_model": "other"}, "uid:0")
+    assert (await hive.ended(await hive.begin(VLLM)))["state"] == "done"
+    assert hive.units.running[VLLM].asked[0] == "other"
 
 
 async def test_what_is_in_use_and_answers_is_done_at_once(hive: ServicesBox) -> None:

@@ -16,10 +16,12 @@ from control.box import Box
 
 from hive.control import keyring
 from hive.control.client import Client
+from hive.control.keyring import Keyring
 from hive.control.listening import Wanted
 from hive.domain import Role
-from hive.errors import ConfigError
+from hive.errors import ConfigError, Unauthorized
 from hive.store.audit import Filter
+from hive.store.database import Database
 
 ANYWHERE = Wanted("127.0.0.1", 0, move=False)
 INTERNAL = "0123456789abcdef-internal"
@@ -94,9 +96,49 @@ async def test_the_credential_of_an_installed_hive_is_an_admin(
     await box.start_daemon(api=ANYWHERE)
     assert await status_of(port_of(box), "hive_first-administrator", "/api/tokens") == 200
     assert await status_of(port_of(box), INTERNAL, "/api/tokens") == 403
-    assert await status_of(port_of(box), INTERNAL, "/api/system/access") == 503, "it may; there is no proxy to tell of"
+
+
+async def test_nobody_is_handed_hives_own_token_over_tcp(box: Box) -> None:
+    """An operator's token that was revoked or had expired left its holder another one, which does neither."""
+    await box.start_daemon(api=ANYWHERE)
+    await box.start_proxy()
+    made = await box.desk.create_api_token("ci", Role.OPERATOR, None, "uid:0")
+    async with httpx.AsyncClient(trust_env=False, verify=False) as client:
+        head = {"authorization": f"Bearer {made['token']}"}
+        answer = await client.get(f"http://127.0.0.1:{port_of(box)}/api/system/access", headers=head)
+    assert (answer.status_code, answer.json()["code"]) == (403, "not_permitted")
+    assert box.desk.access()["token"] not in answer.text
     orders = (await box.desk.audit(Filter(act="order.access"), 10))["rows"]
-    assert [(row["actor"], row["origin"]) for row in orders] == [("internal", "tcp:127.0.0.1")]
+    assert [(row["actor"], row["origin"], row["outcome"]) for row in orders] == [
+        ("token:ci", "tcp:127.0.0.1", "not_permitted")
+    ]
+    there = Client(box.paths.api_socket, timeout_s=20)
+    assert (await asyncio.to_thread(there.get, "/api/system/access"))["token"] == box.desk.access()["token"]
+
+
+async def test_tokens_that_died_long_ago_are_forgotten_while_the_daemon_runs(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Expired ones, and when revoked ones were used last, stayed in memory until a restart."""
+    now = time.time()
+    ring = Keyring(database, internal=INTERNAL)
+    for name, expires_at in (("for-ever", None), ("long-ago", now + 1), ("just-now", now + keyring.EXPIRED_TOLD_S)):
+        _, token = await ring.create(name, Role.VIEWER, expires_at=expires_at, actor="uid:0", now=now)
+        ring.find(token, now)
+    await ring.revoke("for-ever", now=now)
+    monkeypatch.setattr(time, "time", lambda: now + keyring.EXPIRED_TOLD_S + 1)
+    monkeypatch.setattr(keyring, "WRITTEN_EVERY_S", 0.0)
+    running = asyncio.ensure_future(ring.run())
+    while repr(ring) != "<Keyring 2 tokens, 0 held>" or ring._used:  # noqa: ASYNC110 - the ring has no event
+        await asyncio.sleep(0.01)
+    running.cancel()
+    await asyncio.wait([running])
+    with pytest.raises(Unauthorized, match="just-now has expired"):
+        ring.find(token, now + keyring.EXPIRED_TOLD_S + 1)
+    assert {token.last_used_at for token in await ring.tokens()} == {now}
+    again = Keyring(database, internal=INTERNAL)
+    await again.load()
+    assert repr(again) == repr(ring)
 
 
 @pytest.mark.parametrize("text", ["short", "with space in the middle"])

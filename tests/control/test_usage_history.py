@@ -50,7 +50,7 @@ async def test_requests_of_an_older_hive_get_into_the_sums_and_old_ones_go(
     await database.write(lambda conn: conn.execute("DELETE FROM usage_hours").rowcount)
     for statement in ("DELETE FROM usage_days", "DELETE FROM usage_weeks", "UPDATE inference_usage SET rolled_up = 0"):
         await database.write(lambda conn, text=statement: conn.execute(text).rowcount)
-    history = UsageHistory(database, lambda: DaemonSettings(usage_retention_days=4, usage_rollup_days=7))
+    history = UsageHistory(database, DaemonSettings(usage_retention_days=4, usage_rollup_days=7))
     with caplog.at_level(logging.INFO):
         await history.see_to()
     assert await rows_of(database) == [(f"p1-{no}", 1) for no in range(5)]
@@ -67,7 +67,7 @@ async def test_requests_of_an_older_hive_get_into_the_sums_and_old_ones_go(
 
 async def test_usage_is_kept_for_ever_where_the_settings_say_so(database: Database) -> None:
     await database.write(lambda conn: usage.insert(conn, [event(1)]))
-    await UsageHistory(database, lambda: DaemonSettings(usage_retention_days=0, usage_rollup_days=1)).see_to()
+    await UsageHistory(database, DaemonSettings(usage_retention_days=0, usage_rollup_days=1)).see_to()
     assert await rows_of(database) == [("p1-1", 1)]
     assert (await database.read(lambda conn: usage.spent_since(conn, 0.0))).requests == 1
 
@@ -81,7 +81,7 @@ async def test_other_writes_come_between_while_much_is_rolled_up(
     await database.write(lambda conn: usage.insert(conn, events))
     await database.write(lambda conn: conn.execute("UPDATE inference_usage SET rolled_up = 0").rowcount)
     left = []
-    seeing = asyncio.create_task(UsageHistory(database, DaemonSettings).see_to())
+    seeing = asyncio.create_task(UsageHistory(database, DaemonSettings()).see_to())
     while not seeing.done():
         left.append(
             await database.write(
@@ -99,7 +99,7 @@ async def test_a_database_that_takes_nothing_now_is_asked_again(
     monkeypatch.setattr(usage_history, "EVERY_S", 0.001)
     database = Database.open(tmp_path / "closed.db")
     database.close()
-    running = asyncio.create_task(UsageHistory(database, DaemonSettings).run())
+    running = asyncio.create_task(UsageHistory(database, DaemonSettings()).run())
     while caplog.text.count("usage_not_pruned error=the database is closed") < 2:
         assert not running.done()
         await asyncio.sleep(0.001)

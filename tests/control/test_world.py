@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 from control.box import SLEEPER, Box, until
+from control.held_database import cancelled_while_it_writes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ from hive.domain import (
     SleepDepth,
     WakeCause,
 )
-from hive.store import runtime_settings
+from hive.store import agents, runtime_settings
 from hive.store.usage import Cost
 
 PROCESS = AgentSpec(name="bob", command=SLEEPER, port=9000)
@@ -147,6 +148,18 @@ async def test_after_a_boot_what_ran_runs_again_and_what_was_stopped_does_not(bo
     assert (await box.desk.view("ran"))["reason"].startswith("started, pid ")
     assert box.desk.stats()["errors"] == 0
     await until(lambda: not world._is_new_boot)
+
+
+async def test_a_save_that_is_cancelled_does_not_write_its_rows_twice(box: Box) -> None:
+    """What had begun was committed, and its rows were given back to be written again."""
+    world = await world_of(box)
+    assert box.daemon is not None
+    database, bob = box.daemon._database, agent_of(PROCESS, AgentStatus.RUNNING)
+    await database.write(lambda conn: agents.insert(conn, bob))
+    world.changed(bob, msgspec.structs.replace(bob, status=AgentStatus.STOPPED), "uid:0")
+    await cancelled_while_it_writes(database, world.save(msgspec.structs.replace(bob, reason="saved")))
+    assert [event["kind"] for event in await box.desk.past_events(10) if event["agent"] == "a1"] == ["agent.stopped"]
+    assert [found.reason for found in await database.read(agents.all)] == ["saved"]
 
 
 # Memory and figures -----------------------------------------------------------------------------------------------

@@ -321,6 +321,15 @@ def test_sums_are_pruned_but_what_was_used_in_all_is_kept(
     assert names == {"a1", "default", "large", "ollama"}, "a name nothing is of any more is forgotten"
 
 
+def test_names_nothing_is_of_any_more_go_in_slices_too(
+    conn: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All went in one transaction, which every other write waited for."""
+    monkeypatch.setattr(rollups, "PRUNED_AT_ONCE", 5)
+    conn.executemany("INSERT INTO usage_names (name, last_day) VALUES (?, 0)", [(f"gone-{no}",) for no in range(12)])
+    assert prune(conn, Kept(DAY, DAY), now=DAY + DAY_S) == [5, 5, 2]
+
+
 def test_a_name_only_the_kept_weeks_of_the_box_know_is_kept(conn: sqlite3.Connection) -> None:
     usage.insert(conn, [event(1, backend="gone since")])
     prune(conn, Kept(DAY + 2 * WEEK_S, DAY + 2 * WEEK_S), now=DAY + 3 * WEEK_S)

@@ -1,0 +1,91 @@
+"""The stream of events where there is much to tell, over a desk in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import weakref
+from asyncio import to_thread
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from hive.control.api_events import PAST_MAX, EventApi
+from hive.control.client import Client
+from hive.control.feed import DROPPED, FEED_MAX
+from hive.control.shapes import Event
+from hive.errors import BadRequest
+
+
+class Told(dict[str, Any]):
+    """An event of which it can be seen whether anybody still has it."""
+
+
+def event(number: int) -> Told:
+    about = {"agent": "a", "actor": "idle", "outcome": "ok"}
+    return Told({"at": float(number), "kind": "agent.paused", **about, "reason": str(number)})
+
+
+def told(piece: bytes) -> Any:
+    return json.loads(piece.partition(b"data: ")[2])
+
+
+async def test_no_more_past_is_told_than_fits_into_memory_for_everybody(client: Client) -> None:
+    """100,000 events of 600 bytes each were kept for every reader: 62 MB, times 128 connections."""
+    assert PAST_MAX <= 10_000
+    with pytest.raises(BadRequest, match=f"from 0 to {PAST_MAX}"):
+        await to_thread(lambda: list(client.events(tail=PAST_MAX + 1)))
+
+
+async def test_others_have_their_turn_while_a_long_past_is_told(desk: Any) -> None:
+    """An answer of 100,000 events stalled the loop for 0.37 s."""
+    desk.past = [event(number) for number in range(5000)]
+    api, turns = EventApi(desk, stopping=asyncio.Event()), 0
+
+    async def another() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.ensure_future(another())
+    async with aclosing(api._event_stream(5000, "", live=False)) as stream:
+        found = [told(piece)["reason"] async for piece in stream]
+    other.cancel()
+    assert found == [str(number) for number in range(5000)]
+    assert turns >= 5000 / 200
+
+
+async def test_what_was_told_is_not_kept_and_nothing_is_told_twice(desk: Any) -> None:
+    """The whole past stayed in memory for the life of a stream, and each event was looked for in all of it."""
+    desk.past = [event(number) for number in range(3 * FEED_MAX)]
+    kept = [weakref.ref(past) for past in desk.past]
+    stopping = asyncio.Event()
+    async with aclosing(EventApi(desk, stopping=stopping)._event_stream(PAST_MAX, "", live=True)) as stream:
+        for number in range(3 * FEED_MAX):
+            assert told(await anext(stream))["at"] == number
+        desk.past.clear()
+        for number in range(2 * FEED_MAX, 3 * FEED_MAX):  # while the past was read, all of these arrived
+            desk.feed.publish(event(number))
+        waiting = asyncio.ensure_future(anext(stream))
+        while "<Feed 0 waiting" not in repr(next(iter(desk.feed._readers))):  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0)
+        desk.feed.publish(event(3 * FEED_MAX))
+        assert told(await waiting)["at"] == 3 * FEED_MAX
+        gc.collect()
+        assert [ref for ref in kept if ref() is not None] == []
+
+
+async def test_an_agents_stream_tells_that_events_were_dropped_as_an_event_has_to_be(desk: Any) -> None:
+    """It had neither `at` nor `agent`, `actor` and `outcome`, which the description says every event has."""
+    desk.past = [event(0)]
+    async with aclosing(EventApi(desk, stopping=asyncio.Event())._event_stream(5, "a", live=True)) as stream:
+        await anext(stream)
+        for number in range(1, FEED_MAX + 4):
+            desk.feed.publish(event(number))
+        found = told(await anext(stream))
+        assert found.keys() >= Event.__required_keys__
+        assert (found["kind"], found["count"], found["at"]) == (DROPPED, 3, 3.0)
+        assert told(await anext(stream))["at"] == 4.0
