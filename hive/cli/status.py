@@ -91,7 +91,7 @@ def backend_status(call: Call) -> None:
 def events(
     call: Call,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as things happen.")] = False,
-    tail: Annotated[int, typer.Option("--tail", "-n", metavar="N", min=0, help="Past events.")] = 20,
+    tail: Annotated[int, typer.Option("--tail", "-n", metavar="N", min=0, max=10_000, help="Past events.")] = 20,
 ) -> None:
     """Prints what happened to the agents, and why. With --json one object a line.
 
