@@ -341,9 +341,16 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One model the backend offers, by the name the backend uses."""
+    """One model the backend offers, by the name the backend uses.
+
+    `quantization`: in the backend's words, empty where it tells none. `parameters`: how many weights. `parent`: the
+    model this is an adapter on, empty for a model of its own.
+    """
 
     name: str
     size_bytes: int | None = None
     owned_by: str = ""
     created: int = 0
+    quantization: str = ""
+    parameters: int | None = None
+    parent: str = ""

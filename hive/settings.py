@@ -50,10 +50,32 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
         float, _s("Quiet for this long is idle.", runtime=True, unit="s", env="AUTO_SLEEP_IDLE_SECONDS", gt=0)
     ] = 300
     token_tracking: Annotated[bool, _s("Meter requests; without it nothing is recorded.", runtime=True)] = True
-    quantization_routing: Annotated[bool, _s("Choose a variant by tier.", effect=False)] = False
-    tier_low_models: Annotated[str, _s("Models of tier low, by preference.", effect=False)] = ""
-    tier_medium_models: Annotated[str, _s("Models of tier medium, by preference.", effect=False)] = ""
-    tier_high_models: Annotated[str, _s("Models of tier high, by preference.", effect=False)] = ""
+    quantization_routing: Annotated[
+        bool, _s("A model is taken in the variant that the agent's tier is worth.", runtime=True)
+    ] = False
+    tier_low_models: Annotated[
+        str,
+        _s(
+            "Quantizations of tier low, or models, the best first, separated by commas; empty: q4_0, q4_K_M, q4_K_S.",
+            runtime=True,
+        ),
+    ] = ""
+    tier_medium_models: Annotated[str, _s("The same for tier medium; empty: q8_0, q5_K_M, q5_K_S.", runtime=True)] = ""
+    tier_high_models: Annotated[str, _s("The same for tier high; empty: f16, q8_0.", runtime=True)] = ""
+    tier_allow_larger: Annotated[
+        bool, _s("Where all variants are larger than a tier may have, take the smallest; else refuse.", runtime=True)
+    ] = False
+    tier_caps_explicit: Annotated[
+        bool, _s("A tier bounds the variant also where the request names one (`llama3.2:q8_0`).", runtime=True)
+    ] = False
+    aliases: Annotated[
+        str,
+        _s(
+            "Other names of models: `gpt-4 = llama3.2, fast = llama3.2:1b | Llama-3.2-1B`, the first that is there.",
+            pattern=r"^( *[^,=|]*[^,=| ] *= *[^,=| ][^,=|]*(\|[^,=|]+)*(,|$))*$",
+            expected="NAME = TARGET, separated by commas",
+        ),
+    ] = ""
     switch_drain_s: Annotated[
         float, _s("Requests in flight may go on for so long when the backend is switched.", unit="s", ge=0)
     ] = 60

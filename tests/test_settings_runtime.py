@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hive.appliance.conf_edit import BOUND
@@ -22,6 +22,7 @@ def test_where_the_proxy_listens_is_not_changed_while_it_does() -> None:
     assert not BOUND & ROWS.keys()
 
 
+@settings(deadline=None)  # the first one loads what checks
 @given(st.sampled_from(sorted(ROWS)), st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()))
 def test_what_is_checked_can_be_taken_over_and_what_is_refused_is_named(name: str, value: Any) -> None:
     row, refused = ROWS[name], ""

@@ -71,6 +71,15 @@ Examples:
         "logs": Entry("backend:logs", "Prints what an inference server that Hive started wrote last."),
     },
 )
+MODEL = Group(
+    "Models: which one a request is given.",
+    """Models: which one a request is given.
+
+Examples:
+  hive model route llama3.2 --tier low
+""",
+    {"route": Entry("model:route", "Explains which model a request is given, step by step.")},
+)
 QUEUE = Group(
     "Requests under way: who waits for the model, who runs.",
     """Requests under way: who waits for the model, who runs. Without a command: list.
@@ -172,6 +181,7 @@ Examples:
         "logs": Entry("logs:logs", "Prints what the services of Hive say."),
         "queue": QUEUE,
         "backend": BACKEND,
+        "model": MODEL,
         "bench": BENCH,
         "audit": AUDIT,
         "token": TOKEN,

@@ -28,7 +28,7 @@ from hive.control.shapes_agents import (
     Tokens,
 )
 from hive.control.tail import Output
-from hive.domain import AgentSpec, Role
+from hive.domain import AgentSpec, Role, Tier
 from hive.store.audit import AuditRow, Filter
 from hive.store.usage import Asked, By
 
@@ -38,6 +38,10 @@ class Desk(Protocol):
 
     def health(self) -> shapes.Health:
         """How Hive is, and what is wrong."""
+        ...
+
+    def route(self, model: str, tier: Tier) -> shapes.Route:
+        """Which of the models that are there an agent of this tier is given."""
         ...
 
     async def views(self) -> list[AgentView]:

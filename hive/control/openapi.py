@@ -29,6 +29,7 @@ TAGS = {
     "health": "How Hive is.",
     "jobs": "What takes long.",
     "metrics": "For Prometheus.",
+    "models": "Which model a request is given.",
     "openapi.json": "This description.",
     "queue": "Who waits for the model.",
     "requests": "Single requests to the model.",

@@ -18,9 +18,11 @@ from hive.control.jobs import view as job_view
 from hive.control.metrics import Scraper
 from hive.control.parts import Parts
 from hive.control.steering import Steering
+from hive.domain import Tier
 from hive.errors import LinkLost
 from hive.host import memory
 from hive.host.process import program_of
+from hive.models.routing import explain, offers_of, preferences_of
 from hive.store import usage
 from hive.store.audit import AuditRow, Filter
 from hive.store.usage import By
@@ -105,6 +107,18 @@ class Overview(Steering):
         shown = views.inference_view(self._parts.world.backend, self._parts.world.models, self._parts.settings)
         job = self._parts.switcher.job
         return {**shown, "switch": None if job is None else job_view(job, time.time())}
+
+    def route(self, model: str, tier: Tier) -> shapes.Route:
+        prefs = preferences_of(self._parts.world.settings.inference)
+        found = explain(model, tier, offers_of(self._parts.world.models), prefs)
+        return {
+            "asked": model,
+            "tier": tier,
+            "model": found.model,
+            "why": found.why,
+            "hint": found.hint,
+            "steps": list(found.steps),
+        }
 
     async def backends(self) -> shapes.Backends:
         active = self._parts.active.target

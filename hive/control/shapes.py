@@ -271,12 +271,18 @@ class Event(TypedDict):
 
 
 class Model(TypedDict):
-    """A model the inference server offers, by the name it uses. `created`: Unix seconds, 0 where it does not tell."""
+    """A model the inference server offers, by the name it uses. `created`: Unix seconds, 0 where it does not tell.
+
+    `quantization`: in its words, `parent`: the model it is an adapter on; both empty where it does not tell.
+    """
 
     name: str
     size_bytes: Bytes | None
     owned_by: str
     created: int
+    quantization: str
+    parameters: int | None
+    parent: str
 
 
 class InferenceServer(TypedDict):
@@ -299,6 +305,17 @@ class Inference(InferenceServer):
     """The inference server in use, and the job that changes to another one; null where none is under way."""
 
     switch: Job | None
+
+
+class Route(TypedDict):
+    """Which model a request is given; `model` is empty where it is refused. `why` and `steps` say it in words."""
+
+    asked: str
+    tier: Tier
+    model: str
+    why: str
+    hint: str
+    steps: list[str]
 
 
 class Choice(TypedDict):

@@ -20,6 +20,7 @@ class _Props(msgspec.Struct):
 
 class _Meta(msgspec.Struct):
     size: int | None = None
+    n_params: int | None = None
 
 
 class _Model(msgspec.Struct):
@@ -51,6 +52,7 @@ class LlamaServer(Server):
                 size_bytes=model.meta.size if model.meta else None,
                 owned_by=model.owned_by,
                 created=model.created,
+                parameters=model.meta.n_params if model.meta else None,
             )
             for model in models.data
         ]

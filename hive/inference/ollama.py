@@ -15,10 +15,15 @@ class _Version(msgspec.Struct):
     version: str
 
 
+class _Details(msgspec.Struct):
+    quantization_level: str = ""
+
+
 class _Tag(msgspec.Struct):
     name: str
     size: int | None = None
     modified_at: str = ""
+    details: _Details | None = None
 
 
 class _Tags(msgspec.Struct):
@@ -53,7 +58,13 @@ class Ollama(Server):
         tags = await ask.get_shape(self.address, "/api/tags", _Tags)
         owner = "library" if self.kind is BackendKind.OLLAMA else "hive"
         return [
-            ModelInfo(name=tag.name, size_bytes=tag.size, owned_by=owner, created=unix_seconds(tag.modified_at))
+            ModelInfo(
+                name=tag.name,
+                size_bytes=tag.size,
+                owned_by=owner,
+                created=unix_seconds(tag.modified_at),
+                quantization=tag.details.quantization_level if tag.details else "",
+            )
             for tag in tags.models or []  # Go writes an empty list as null
         ]
 

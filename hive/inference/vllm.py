@@ -18,6 +18,7 @@ class _Model(msgspec.Struct):
     id: str
     owned_by: str = ""
     created: int = 0
+    parent: str | None = None
 
 
 class _Models(msgspec.Struct):
@@ -35,7 +36,10 @@ class Vllm(Server):
 
     async def models(self) -> list[ModelInfo]:
         models = await ask.get_shape(self.address, "/v1/models", _Models)
-        return [ModelInfo(name=model.id, owned_by=model.owned_by, created=model.created) for model in models.data]
+        return [
+            ModelInfo(name=model.id, owned_by=model.owned_by, created=model.created, parent=model.parent or "")
+            for model in models.data
+        ]
 
     async def version(self) -> str:
         return (await ask.get_shape(self.address, "/version", _Version)).version

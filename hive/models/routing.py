@@ -25,6 +25,7 @@ import msgspec
 from hive.domain import ModelInfo, Tier
 from hive.errors import ConfigError, NotFound
 from hive.models.names import ModelRef, Quantization, leaves_out_only_size_and_purpose, parse, quantization_of, spelled
+from hive.settings import Inference
 
 TIER_QUANTIZATIONS: dict[Tier, tuple[str, ...]] = {
     Tier.LOW: ("q4_0", "q4_K_M", "q4_K_S"),
@@ -114,6 +115,18 @@ def _wanted(items: Iterable[str]) -> tuple[Wanted, ...]:
 _DEFAULT = {tier: _wanted(items) for tier, items in TIER_QUANTIZATIONS.items()}
 
 
+def preferences_of(settings: Inference) -> Preferences:
+    """`preferences` of hive.conf. Raises ConfigError."""
+    low, medium, high = settings.tier_low_models, settings.tier_medium_models, settings.tier_high_models
+    return preferences(
+        routing=settings.quantization_routing,
+        tiers={Tier.LOW: low, Tier.MEDIUM: medium, Tier.HIGH: high},
+        allow_larger=settings.tier_allow_larger,
+        cap_explicit=settings.tier_caps_explicit,
+        aliases=settings.aliases,
+    )
+
+
 def _items(text: str, separator: str = ",") -> tuple[str, ...]:
     return tuple(item for part in text.split(separator) if (item := part.strip()))
 
@@ -121,14 +134,12 @@ def _items(text: str, separator: str = ",") -> tuple[str, ...]:
 def aliases_of(text: str) -> dict[str, tuple[str, ...]]:
     """`gpt-4 = llama3.2, fast = llama3.2:1b | Llama-3.2-1B` as spelled name → targets, the first that is there counts.
 
-    A target may be the alias's own name, for the model of that name. It may be no other alias: one would have to be
-    read to know what the other means, and two could lead to each other. Raises ConfigError.
+    A target is a model's name, never another alias: one would have to be read to know what the other means, and two
+    could lead to each other. It may be the alias's own name. What is said twice is said of the same list. Raises
+    ConfigError.
 
     >>> aliases_of("gpt-4 = llama3.2, fast = llama3.2:1b | meta-llama/Llama-3.2-1B")
     {'gpt-4': ('llama3.2',), 'fast': ('llama3.2:1b', 'meta-llama/Llama-3.2-1B')}
-    >>> aliases_of("a = b, b = a")
-    Traceback (most recent call last):
-    hive.errors.ConfigError: the alias a leads to b, which is an alias itself
     """
     found: dict[str, tuple[str, ...]] = {}
     for item in _items(text):
@@ -136,19 +147,24 @@ def aliases_of(text: str) -> dict[str, tuple[str, ...]]:
         key = spelled(name)
         if not key or not _items(targets, "|"):
             raise ConfigError(f"an alias is NAME = TARGET, not {item[:SHOWN]!r}")
-        if key in found:
-            raise ConfigError(f"the alias {name.strip()} is there twice")
-        found[key] = _items(targets, "|")
-    for key, names in found.items():
-        for target in names:
-            if (other := spelled(target)) != key and other in found:
-                raise ConfigError(f"the alias {key} leads to {target}, which is an alias itself")
+        found[key] = found.get(key, ()) + _items(targets, "|")
     return found
 
 
 def offers_of(models: Iterable[ModelInfo | str]) -> tuple[Offer, ...]:
     """What a server offers, ready for `route`; made once for each list, 10 to 30 µs a model."""
-    return tuple(offer(model if isinstance(model, str) else model.name) for model in models)
+    return tuple(
+        offer(model)
+        if isinstance(model, str)
+        else offer(
+            model.name,
+            quantization=model.quantization,
+            size_bytes=model.size_bytes,
+            parameters=model.parameters,
+            parent=model.parent,
+        )
+        for model in models
+    )
 
 
 def offer(
@@ -227,7 +243,7 @@ def route(
     'it is there under this name'
     >>> route("llama3", Tier.LOW, there, preferences())
     Traceback (most recent call last):
-    hive.errors.NotFound: there is no model "llama3"
+    hive.errors.NotFound: model "llama3" not found
     """
     return _Routing(tier, offers, prefs, permitted).route(asked)
 
@@ -239,7 +255,7 @@ def explain(
 
     >>> found = explain("llama3", Tier.LOW, offers_of(["llama3.2:q4_0"]), preferences())
     >>> found.steps[0], found.why, found.hint
-    ('asked for llama3, tier low', 'there is no model "llama3"', 'there is llama3.2:q4_0')
+    ('asked for llama3, tier low', 'model "llama3" not found', 'there is llama3.2:q4_0')
     """
     routing = _Routing(tier, offers, prefs, permitted)
     try:
@@ -274,7 +290,7 @@ class _Routing:
                 return routed
             if targets is not None:
                 self.steps.append(f"{target} is not there")
-        raise NotFound(f'there is no model "{asked[:SHOWN]}"', hint=self._what_there_is(asked))
+        raise NotFound(f'model "{asked[:SHOWN]}" not found', hint=self._what_there_is(asked))
 
     def _the_only_one(self) -> Routed:
         there = [one for one in self._offers if self._permitted(one.name)]

@@ -14,6 +14,7 @@ import re
 import msgspec
 
 from hive.dialects.errors import as_event, heartbeat, render_in_stream
+from hive.dialects.renaming import Renamer
 from hive.dialects.sse import UsageStripper
 from hive.dialects.translation import WayBack
 from hive.dialects.ways import way_of
@@ -54,6 +55,7 @@ class Answer:
         "_held",
         "_is_framed",
         "_late_error",
+        "_renamer",
         "_request",
         "_request_id",
         "_streams",
@@ -85,6 +87,7 @@ class Answer:
         self._held: list[bytes] | None = None
         self._stripper: UsageStripper | None = None
         self._back: WayBack | None = None
+        self._renamer: Renamer | None = None
         self._streams = False
         self.begun = False
         self.reading: Reading | None = None
@@ -118,6 +121,8 @@ class Answer:
             fields.append(b"content-type: %b\r\n" % kind)
         if asked is not None and asked.usage_added and isinstance(reading, SseReading):
             self._stripper = UsageStripper()
+        if asked is not None and asked.served and self._back is None:  # a translation knows the name that was asked for
+            self._renamer = Renamer(asked.served, asked.model)
         if self.begun:  # a heartbeat opened it with 200: an error can only be an event of that stream
             self._late_error = isinstance(reading, WholeReading)
             self._held = [] if self._late_error else None
@@ -126,9 +131,9 @@ class Answer:
         if lists.is_filtered(self._endpoint.target, self._caller) and status == 200:
             self._held = []
             self._filtered = True
-        elif self._back is not None and not self._streams:
+        elif not self._streams and self._is_remade:
             self._held = []
-        elif head.content_length is not None and self._stripper is None and self._back is None:  # its own length
+        elif head.content_length is not None and self._stripper is None and not self._is_remade:  # its own length
             fields.append(b"content-length: %d\r\n" % head.content_length)
             if not stream and head.content_length <= MAX_WHOLE:
                 self._held = []  # small enough to say in the head what the end tells
@@ -151,7 +156,9 @@ class Answer:
         self.reading.feed(data)
         if self._back is not None and self._streams:
             return self._back.feed(data)
-        return data if self._stripper is None else self._stripper.feed(data)
+        if self._stripper is not None:
+            data = self._stripper.feed(data)
+        return data if self._renamer is None else self._renamer.feed(data)
 
     def end(self) -> bytes:
         """The backend's bytes have ended, well or not: the reading is closed, what was held back is the client's."""
@@ -159,7 +166,13 @@ class Answer:
             self.reading.end()
         if self._back is not None and self._streams:
             return self._back.end()
-        return b"" if self._stripper is None else self._stripper.end()
+        rest = b"" if self._stripper is None else self._stripper.end()
+        return rest if self._renamer is None else self._renamer.feed(rest) + self._renamer.end()
+
+    @property
+    def _is_remade(self) -> bool:
+        """Whether the body is translated or names another model, so that its length is not the backend's."""
+        return self._back is not None or self._renamer is not None
 
     @property
     def whole(self) -> bool:
@@ -174,7 +187,7 @@ class Answer:
                 self._write(data)
             return
         held.append(data)
-        most = MAX_WHOLE if self._back is None else MAX_TRANSLATED
+        most = MAX_TRANSLATED if self._is_remade else MAX_WHOLE
         if sum(map(len, held)) > most:  # only where the length was not told
             held.clear()
             raise BackendDown(f"the backend's answer is longer than {most} bytes")
@@ -190,7 +203,7 @@ class Answer:
             data = lists.filtered(data, self._caller)
         elif self._back is not None:
             data = self._back.whole(data) if self.status < 400 else self._back.error(self.status, data)
-        if self._filtered or self._back is not None:
+        if self._filtered or self._is_remade:
             self._head += b"content-length: %d\r\n" % len(data)
         self._head += self._cache_fields()
         return data
@@ -240,6 +253,8 @@ class Answer:
         """Whether the client has whole events only. What a stripper or a translation holds back it has not."""
         if self._back is not None:
             return self._streams
+        if self._renamer is not None and not self._renamer.at_boundary:
+            return False
         if self._stripper is not None:
             return self._stripper.at_boundary
         return self.reading is None or self._late_error or self.reading.at_boundary

@@ -35,6 +35,7 @@ class Want(msgspec.Struct, frozen=True):
 
     `default_model`: where none is named. `streams`: what an absent `stream` means. `ask_usage`: a stream whose client
     did not ask for its usage asks for it all the same. `inject`: fields (name, raw JSON) put in over the client's.
+    `model_first`: the model may become another one (`for_model`), so its name goes before all else.
     `limit_absent`: where no limit of tokens is named, the tier's is put in; False where the server's own default is
     a small one (vLLM's /v1/completions: 16). `translate`: the client's endpoint, where the backend is asked another
     (hive.dialects.ways).
@@ -46,6 +47,7 @@ class Want(msgspec.Struct, frozen=True):
     inject: tuple[tuple[str, bytes], ...] = ()
     limit_absent: bool = True
     translate: str = ""
+    model_first: bool = False
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -55,6 +57,8 @@ class Asked(msgspec.Struct, frozen=True):
     fields left out, as a header may name them; `clamped`: fields whose number was changed, as `name=value`.
     `max_tokens`: how many may be generated, None for no limit. `target`: whom
     the backend is asked, where it is another than the client's, and `kept` what the translation of its answer needs.
+    `model_bytes`: the first bytes of `upstream`, which name the model and may be replaced; 0 where they may not.
+    `served`: the model that answers instead of the one named.
     """
 
     model: str
@@ -67,6 +71,8 @@ class Asked(msgspec.Struct, frozen=True):
     size: int = 0
     target: str = ""
     kept: bytes = b""
+    model_bytes: int = 0
+    served: str = ""
 
     def changes(self) -> bytes:
         """The header lines that tell the client what of its body did not go upstream as it was.
@@ -116,14 +122,39 @@ def read(body: bytes, rules: Rules, want: Want) -> Asked:
         if name in draft.fields:
             draft.dropped.append(name)
         draft.put(name, value)
-    text = draft.text(text)
-    target, kept = "", b""
+    named, target, kept = b"", "", b""
+    if want.model_first and model:
+        named = b"{" + member("model", _encode(model))
+        draft.remove_any("model")
+        rest = draft.text(text)[1:]
+        text = named + (b"," if len(rest) > 1 else b"") + rest
+    else:
+        text = draft.text(text)
     if want.translate:
         sent = way_of(want.translate).there(text)
         target, kept, text = sent.target, sent.kept, _with(sent.body, want.inject)
         draft.dropped.extend(sent.dropped)
     dropped, clamped = _told(draft.dropped) if draft.dropped else (), tuple(draft.clamped)
-    return Asked(model, stream, [text], usage_added, dropped, clamped, max_tokens, len(text), target, kept)
+    first = len(named) if named and text.startswith(named) else 0
+    return Asked(model, stream, [text], usage_added, dropped, clamped, max_tokens, len(text), target, kept, first)
+
+
+def for_model(asked: Asked, served: str) -> Asked:
+    """The same body for another model. Of a long one only the first piece is copied.
+
+    >>> for_model(Asked("a", False, [b'{"model":"a","n":1}'], size=19, model_bytes=12), "b:q4_0").upstream
+    [b'{"model":"b:q4_0","n":1}']
+    """
+    if served == asked.model or not asked.model_bytes:
+        return asked
+    name = b"{" + member("model", _encode(served))
+    pieces, cut = list(asked.upstream), asked.model_bytes
+    while cut > len(pieces[0]):
+        cut -= len(pieces.pop(0))
+    pieces[0] = name + pieces[0][cut:]
+    return msgspec.structs.replace(
+        asked, upstream=pieces, served=served, size=asked.size - asked.model_bytes + len(name), model_bytes=len(name)
+    )
 
 
 def _with(text: bytes, inject: tuple[tuple[str, bytes], ...]) -> bytes:

@@ -6,9 +6,10 @@ import itertools
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, UsageEvent
-from hive.errors import NotSupported
+from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
+from hive.errors import NotFound, NotSupported, Refusal
 from hive.field_rules import Rules
+from hive.models.routing import Explained, Offer, Permitted, explain, offers_of, permits, preferences_of
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
 from hive.proxy.backend_gate import BackendGate
 from hive.proxy.body import Want
@@ -17,7 +18,6 @@ from hive.proxy.endpoints import Endpoint, answered_by_hive, asked_as, translate
 from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.limits import Budget
-from hive.proxy.lists import LATEST
 from hive.proxy.metering import asks_usage
 from hive.proxy.metrics import Metrics
 from hive.proxy.queue import Flow
@@ -27,6 +27,9 @@ from hive.settings import Settings
 from hive.wire.deadlines import Deadlines
 from hive.wire.heads import Fields
 from hive.wire.upstream import Pool
+
+ROUTES_KEPT = 4096
+"""Names asked for, by tier and permitted models; clients may ask for any."""
 
 
 class UsageLog(Protocol):
@@ -92,7 +95,10 @@ class DataPath:
         self.budget = Budget(settings.proxy.body_budget_bytes)
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
-        self._names: set[str] = set()
+        self._offers: tuple[Offer, ...] = ()
+        self._preferences = preferences_of(settings.inference)
+        self._routes: dict[tuple[str, Tier, frozenset[str] | None], Explained] = {}
+        self._permits: dict[frozenset[str] | None, Permitted] = {}
         self.backends = 0
         """Grows with every other backend: what was read for one is not sent to the next."""
         self.gate = BackendGate()
@@ -105,7 +111,8 @@ class DataPath:
         return f"{self.epoch}-{next(self._seq)}"
 
     def use_settings(self, settings: Settings) -> None:
-        """The configuration was read again. Requests under way keep the deadlines they have."""
+        """The configuration was read again. Requests under way keep the deadlines they have. Raises ConfigError."""
+        self._preferences = preferences_of(settings.inference)
         self.settings = settings
         self.budget.limit = settings.proxy.body_budget_bytes
         self._fields = FieldTable(settings)
@@ -117,7 +124,9 @@ class DataPath:
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
         """The daemon's word on who answers. Requests under way end where they began."""
         before, self.backend, self.models = self.backend, backend, models
-        self._names = {model.name.casefold().removesuffix(LATEST) for model in models}
+        self._offers = offers_of(models)
+        self._routes.clear()
+        self._permits.clear()
         if backend is None or before is None or (backend.kind, backend.address) != (before.kind, before.address):
             self.backends += 1
             self._renew_pool()
@@ -188,15 +197,31 @@ class DataPath:
         if backend is not None and not self.answers(endpoint) and asked_as(endpoint, backend.kind) is None:
             raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}")
 
-    def knows(self, model: str) -> bool:
-        """Whether the backend offers it, by its own name or as Ollama's clients write it, who know no case; True where
-        no list is known, and for what Ollama has its maker do.
+    def routed(self, asked: str, caller: Caller) -> str:
+        """Which of the backend's models is meant; the name itself where no list is known. Raises NotFound, and Refusal
+        for one that leaves the box and the caller may not name.
 
-        llama-server answers whatever name it is asked by, and clients would believe it.
+        llama-server answers by whatever name it is asked, and clients would believe it.
         """
-        if not self.models or not model or model.casefold().removesuffix(LATEST) in self._names:
-            return True
-        return self.leaves_the_box(model)
+        is_known = asked and self.models and not self.gate.is_closed and not self.leaves_the_box(asked)
+        model = self._route(asked, caller) if is_known else asked
+        if caller.models is None and self.leaves_the_box(model):
+            raise Refusal(f'"{asked[:80]}" would run on somebody else\'s machine; name it in [tenant NAME] models')
+        return model
+
+    def _route(self, asked: str, caller: Caller) -> str:
+        key = (asked, caller.tier, caller.models)
+        found = self._routes.get(key)
+        if found is None:
+            if len(self._routes) >= ROUTES_KEPT:
+                self._routes.clear()
+            prefs, permitted = self._preferences, self._permits.get(caller.models)
+            if permitted is None:
+                permitted = self._permits[caller.models] = permits(caller.models, prefs.aliases)
+            found = self._routes[key] = explain(asked, caller.tier, self._offers, prefs, permitted)
+        if not found.model:
+            raise NotFound(found.why, hint=found.hint)
+        return found.model
 
     def _asked_as(self, backend: BackendInfo, endpoint: Endpoint) -> Endpoint:
         """By which row the backend is asked: by another than the client's also where only that keeps prompts of tenants
@@ -238,6 +263,7 @@ class DataPath:
             inject=inject,
             # vLLM's own default there is 16 tokens: less than any tier's limit
             limit_absent=backend is None or backend.kind is not BackendKind.VLLM or target != "/v1/completions",
+            model_first=self._preferences.routing or bool(self._preferences.aliases),
             translate="" if asked is endpoint else endpoint.name,
         )
         return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)

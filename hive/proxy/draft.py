@@ -64,6 +64,11 @@ class Draft:
     def remove(self, name: str) -> None:
         del self._own()[name]
 
+    def remove_any(self, name: str) -> None:
+        """Takes a field out wherever it is."""
+        if self._added.pop(name, None) is None:
+            self.remove(name)
+
     def _own(self) -> dict[str, Raw]:
         if not self._changed:
             self._changed = True

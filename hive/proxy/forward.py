@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from hive.domain import UsageEvent
+from hive.domain import Caller, UsageEvent
 from hive.errors import (
     Asleep,
     BackendTimeout,
@@ -155,9 +155,10 @@ class Exchange(Waiting):
             return
         assert self._decided is not None
         self._asked = asked
-        why_not = self._6_why_not_this_model(self._decided, asked)
-        if why_not is not None:
-            self.refuse(why_not)
+        try:
+            self._asked = asked = self._6_which_model(self._decided.caller, asked)
+        except HiveError as error:
+            self.refuse(error)
             return
         heartbeat_s = self._decided.heartbeat_s
         if heartbeat_s and asked.stream and self._request is not None and self._request.chunks:
@@ -256,14 +257,12 @@ class Exchange(Waiting):
             return
         self._on_asked(asked)
 
-    def _6_why_not_this_model(self, decided: Decided, asked: body.Asked) -> HiveError | None:
-        path, model = self._path, asked.model
-        reason = may(decided.caller, Act.USE, model)
-        if reason is None and decided.caller.models is None and path.leaves_the_box(model):
-            reason = f'"{model[:80]}" would run on somebody else\'s machine; name it in [tenant NAME] models'
+    def _6_which_model(self, caller: Caller, asked: body.Asked) -> body.Asked:
+        """Raises Refusal for a model that the caller may not use, NotFound for one that nobody offers."""
+        reason = may(caller, Act.USE, asked.model)
         if reason is not None:
-            return Refusal(reason)
-        return None if path.gate.is_closed or path.knows(model) else lists.no_such_model(model)
+            raise Refusal(reason)
+        return body.for_model(asked, self._path.routed(asked.model, caller))
 
     def _proceed(self) -> None:
         """7: lists are answered here; what occupies the model waits for its turn, the rest where there is none now."""
@@ -504,7 +503,7 @@ class Exchange(Waiting):
                 event_no=0,
                 agent_id=entry.row.id,
                 tenant=decided.tenant.name,
-                model=self._asked.model if self._asked else "",
+                model=(self._asked.served or self._asked.model) if self._asked else "",
                 backend=path.backend.kind if path.backend else "",
                 endpoint=endpoint.name,
                 tokens_in=cost.tokens_in,
@@ -632,7 +631,8 @@ class Exchange(Waiting):
         return fields if self._asked is None else fields + self._asked.changes()
 
     def _answer_list(self, decided: Decided) -> None:
-        request, named = self._request, self._asked.model if self._asked is not None else ""
+        request, asked = self._request, self._asked
+        named = (asked.served or asked.model) if asked is not None else ""
         assert request is not None
         try:
             said = lists.answer_any(decided.endpoint, decided.target, self._path.models, decided.caller, named)

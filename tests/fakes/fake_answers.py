@@ -280,21 +280,36 @@ def openai_embedding(kind: str, asked: Asked, found: dict[str, Any]) -> Script:
 # --- control answers and errors ------------------------------------------------------------------------------------
 
 
+def quantized(name: str) -> dict[str, str]:
+    """As Ollama tells it: what the tag says, in capitals; the tiny model's where it says nothing."""
+    tag = name.partition(":")[2]
+    return {"quantization_level": tag.upper() if tag[:1] in ("q", "f") else "F32"}
+
+
 def control(path: str, flags: argparse.Namespace) -> Script:
     """The answer to a GET, or `Refused`."""
     shown: dict[str, Any] = {}
     if flags.kind == "ollama":
         details = {"parent_model": "", "format": "gguf", "family": "llama", "families": ["llama"]}
-        details |= {"parameter_size": "164K", "quantization_level": "F32"}
-        tag = [{"name": name, "model": name, "size": 656640, "digest": "ab" * 32} for name in flags.models]
-        modified = {"modified_at": "2026-05-04T14:56:49.277302595+02:00", "details": details}
+        details |= {"parameter_size": "164K"}
+        tag = [
+            {
+                "name": name,
+                "model": name,
+                "size": 656640,
+                "digest": "ab" * 32,
+                "details": {**details, **quantized(name)},
+            }
+            for name in flags.models
+        ]
+        modified = {"modified_at": "2026-05-04T14:56:49.277302595+02:00"}
         loaded = {"expires_at": "2026-12-01T00:00:00Z", "size_vram": 656640, "context_length": 4096}
         if path == "/":
             return Script("text/plain; charset=utf-8", [b"Ollama is running"])
         shown = {
             "/api/version": {"version": "0.30.1"},
             "/api/tags": {"models": [{**entry, **modified} for entry in tag]},
-            "/api/ps": {"models": [{**entry, "details": details, **loaded} for entry in tag]},
+            "/api/ps": {"models": [{**entry, **loaded} for entry in tag]},
         }
     elif flags.kind == "vllm":
         shown = {"/version": {"version": "0.32.0"}, "/load": {"server_load": 0}}

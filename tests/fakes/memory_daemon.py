@@ -27,11 +27,12 @@ from hive.control.keyring import Keyring
 from hive.control.serving import serve
 from hive.control.tail import Output
 from hive.control.token_desk import TokenDesk
-from hive.domain import AgentSpec
+from hive.domain import AgentSpec, Tier
 from hive.errors import BadRequest, NotFound, Saturated, TimedOut, WrongState
 from hive.host.nvml import Seen
 from hive.host.process import program_of
 from hive.link.requests import QueueIs, QueueView, TenantView, UnderWay
+from hive.models.routing import explain, offers_of, preferences
 from hive.settings_file import parse
 from hive.store.audit import AuditRow, Entry, Filter
 from hive.store.migrations import migrate
@@ -452,6 +453,11 @@ class MemoryDesk(TokenDesk):
             "ollama_host": f"http://127.0.0.1:{self._proxy_port}/a/secret-token",
             "token": "secret-token",
         }
+
+    def route(self, model: str, tier: Tier) -> Answer:
+        there = offers_of(["llama3.2:q4_0", "llama3.2:q8_0"])
+        found = explain(model, tier, there, preferences(routing=True))
+        return {"asked": model, "tier": tier, **msgspec.to_builtins(found)}
 
     async def queue(self) -> Answer:
         tenants = [TenantView("acme", 2.0, 1, 1, 1234.5), TenantView("idle", 1.0, 0, 0, 0.0)]
