@@ -12,12 +12,16 @@ from hive.appliance.calls import Answer, Daemon
 from hive.appliance.children import Child, ChildFailed
 from hive.domain import BackendKind
 from hive.errors import HiveError
+from hive.host.process import TICK_US, read_stat
 from hive.inference.recognise import recognise
 from hive.sandbox.client import SandboxClient
 
-READY_S = 90.0
-"""A process that does not answer by then is broken, as for systemd (DefaultTimeoutStartSec). Two seconds are usual; an
-emulated machine, or one under load, needs more."""
+READY_S = 30.0
+"""A process that neither answers nor works for so long is broken; a second is usual."""
+WORKING_S = 300.0
+"""One that works all the while is given so long: an emulated machine, or one under load, takes minutes."""
+WORKS = 0.1
+"""Of a core: one that uses more is at work, and not only waiting for what does not come."""
 LOOK_S = 0.03
 CONTROL_S = 2.0
 Question = Callable[[], Awaitable[Any]]
@@ -26,11 +30,13 @@ Question = Callable[[], Awaitable[Any]]
 async def answers(child: Child, question: Question, *, within_s: float = READY_S) -> Any:
     """The first answer of `question()` that is not empty; None, False and the usual errors mean: not yet.
 
-    Raises the child's own failure where it ended, else ChildFailed when the time is over.
+    Raises the child's own failure where it ended, else ChildFailed when it has not worked for `within_s`, or has
+    worked for WORKING_S without an answer.
     """
-    until = asyncio.get_running_loop().time() + within_s
-    why = "no answer"
-    while asyncio.get_running_loop().time() < until:
+    clock = asyncio.get_running_loop().time
+    began, used_s, why = clock(), cpu_s(child), "no answer"
+    until, end = began + within_s, began + max(within_s, WORKING_S)
+    while clock() < min(until, end):
         if child.failure is not None:
             raise child.failure
         try:
@@ -40,7 +46,15 @@ async def answers(child: Child, question: Question, *, within_s: float = READY_S
         except (OSError, TimeoutError, HiveError) as error:
             why = str(error)
         await asyncio.sleep(LOOK_S)
-    raise ChildFailed(f"{child.name} is not up after {within_s:g} s: {why}")
+        if clock() >= until and (now_s := cpu_s(child)) - used_s > WORKS * within_s:
+            until, used_s = clock() + within_s, now_s
+    raise ChildFailed(f"{child.name} is not up after {clock() - began:.0f} s: {why}")
+
+
+def cpu_s(child: Child) -> float:
+    """How much CPU it has used; 0 for one that is not there."""
+    found = read_stat(child.pid) if child.pid is not None else None
+    return 0.0 if found is None else found.cpu_ticks * TICK_US / 1e6
 
 
 async def redis_answers(socket: Path) -> bool:

@@ -20,11 +20,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_settings_are_shown_with_what_has_no_effect_yet(no_daemon: Hive, file: Path) -> None:
+def test_settings_are_shown_with_their_units(no_daemon: Hive, file: Path) -> None:
     said = no_daemon("config", "show", "--config", str(file)).out
     lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in said.splitlines() if " " in line}
     assert lines["inference.backend"] == "ollama"
-    assert lines["inference.tier_low_models"].split(maxsplit=1) == ["x", "not in effect yet"]
+    assert lines["inference.tier_low_models"].split(maxsplit=1) == ["x"]
     assert lines["proxy.gate_wait_s"] == "5 s"
     assert "tenant acme.weight" in said
 
