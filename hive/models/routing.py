@@ -243,7 +243,7 @@ def route(
     'it is there under this name'
     >>> route("llama3", Tier.LOW, there, preferences())
     Traceback (most recent call last):
-    hive.errors.NotFound: model "llama3" not found
+    hive.errors.NotFound: model 'llama3' not found
     """
     return _Routing(tier, offers, prefs, permitted).route(asked)
 
@@ -255,7 +255,7 @@ def explain(
 
     >>> found = explain("llama3", Tier.LOW, offers_of(["llama3.2:q4_0"]), preferences())
     >>> found.steps[0], found.why, found.hint
-    ('asked for llama3, tier low', 'model "llama3" not found', 'there is llama3.2:q4_0')
+    ('asked for llama3, tier low', "model 'llama3' not found", 'there is llama3.2:q4_0')
     """
     routing = _Routing(tier, offers, prefs, permitted)
     try:
@@ -290,7 +290,7 @@ class _Routing:
                 return routed
             if targets is not None:
                 self.steps.append(f"{target} is not there")
-        raise NotFound(f'model "{asked[:SHOWN]}" not found', hint=self._what_there_is(asked))
+        raise NotFound(f"model '{asked[:SHOWN]}' not found", hint=self._what_there_is(asked))
 
     def _the_only_one(self) -> Routed:
         there = [one for one in self._offers if self._permitted(one.name)]

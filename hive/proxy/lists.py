@@ -103,9 +103,9 @@ def no_such_model(name: str) -> NotFound:
     """Nobody offers it under that name.
 
     >>> no_such_model("gpt-9").message
-    'model "gpt-9" not found'
+    "model 'gpt-9' not found"
     """
-    return NotFound(f'model "{name[:80]}" not found', hint="GET /v1/models and GET /api/tags list what there is")
+    return NotFound(f"model '{name[:80]}' not found", hint="GET /v1/models and GET /api/tags list what there is")
 
 
 def _row(model: ModelInfo) -> _Row:

@@ -26,7 +26,7 @@ def test_the_decision_is_explained_step_by_step(hive: Hive) -> None:
 def test_one_that_would_be_refused_is_exit_3_and_says_what_there_is(hive: Hive) -> None:
     said = hive("model", "route", "gpt-9\x1b[2J")
     assert said.code == 3
-    assert 'model "gpt-9\\x1b[2J" not found' in said.err
+    assert "model 'gpt-9\\x1b[2J' not found" in said.err
     assert "llama3.2:q4_0" in said.err
 
 

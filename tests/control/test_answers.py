@@ -75,6 +75,8 @@ IN_ORDER = [
     Asked("openapi"),
     Asked("inference"),
     Asked("inference_stats"),
+    Asked("route", query={"model": "hive-demo"}),
+    Asked("route", query={"model": "gpt-9", "tier": "low"}),
     Asked("backends"),
     Asked("backend_log", status=501),  # the demo server is none of its services
     Asked("switch", body={"backend": "demo"}),

@@ -137,11 +137,9 @@ def test_every_field_the_anthropic_package_can_send_has_a_row(package: str) -> N
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_walk_fails_where_a_row_is_missing(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_walk_fails_where_a_row_is_missing(package: str) -> None:
     for name in ("system", "tools[bash_20250124]", "content[image].source[file]", "thinking[disabled]"):
-        with monkeypatch.context() as without:
-            without.delitem(ROWS, name)
-            assert sendable(package) - ROWS.keys(), name
+        assert sendable(package) - (ROWS.keys() - {name}) == {name}
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -31,11 +31,11 @@ def hive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "vLLM":
         vllm: VllmServer = request.getfixturevalue("vllm_server")
         with stack(url=vllm.url) as hive:
-            hive.create("alice", "spinner.py", tier="high")
+            hive.create("alice", "idler.py", tier="high")
             yield hive
         return
     with serve(tmp_path_factory.mktemp("any"), template=TEMPLATE) as server, stack(url=server.url) as hive:
-        hive.create("alice", "spinner.py", tier="high")
+        hive.create("alice", "idler.py", tier="high")
         yield hive
 
 

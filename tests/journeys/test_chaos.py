@@ -99,7 +99,7 @@ def test_kill_9_under_load(victim: str) -> None:
         for number, (kind, rate) in enumerate(WORKERS):
             hive.create(f"worker-{number}", "worker.py", kind, str(rate), tier="high")
         for number in range(SLEEPERS):
-            hive.create(f"sleeper-{number}", "spinner.py")
+            hive.create(f"sleeper-{number}", "idler.py")
         pids = {name: view["pid"] for name, view in agents(hive).items()}
         before = received(hive)[0]
         for kill in range(KILLS):

@@ -29,7 +29,7 @@ def route(hive: Stack, *words: str) -> Any:
 def test_each_tier_is_given_its_variant_and_hears_the_name_it_asked_for() -> None:
     with fake_backend("ollama", "--models", THERE) as backend, stack(url=backend.url, config=CONFIG) as hive:
         for tier, variant in OF_TIER.items():
-            hive.create(f"of-{tier}", "spinner.py", tier=tier)
+            hive.create(f"of-{tier}", "idler.py", tier=tier)
             for asked in ("m", "gpt-4"):
                 client = ollama.Client(host=hive.get(f"/api/agents/of-{tier}/tokens")["ollama_host"])
                 assert client.chat(asked, HELLO).model == asked
@@ -49,7 +49,7 @@ def test_each_tier_is_given_its_variant_and_hears_the_name_it_asked_for() -> Non
 
 def test_a_model_that_is_not_there_is_refused_with_what_there_is() -> None:
     with fake_backend("llama", "--models", "tiny") as backend, stack(url=backend.url) as hive:
-        hive.create("alice", "spinner.py")
+        hive.create("alice", "idler.py")
         begun = backend.stats()["begun"]
         with door_of(hive, "alice").openai() as client, pytest.raises(openai.NotFoundError, match="there is tiny"):
             client.chat.completions.create(model="gpt-9", messages=HELLO)
@@ -58,7 +58,7 @@ def test_a_model_that_is_not_there_is_refused_with_what_there_is() -> None:
 
 def test_the_setting_changes_while_hive_runs() -> None:
     with fake_backend("ollama", "--models", THERE) as backend, stack(url=backend.url) as hive:
-        hive.create("alice", "spinner.py", tier="low")
+        hive.create("alice", "idler.py", tier="low")
         with door_of(hive, "alice").openai() as client, pytest.raises(openai.NotFoundError):
             client.chat.completions.create(model="m", messages=HELLO)
         hive.put_config({"inference.quantization_routing": True})

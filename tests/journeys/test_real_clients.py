@@ -26,8 +26,8 @@ def totals(hive: Stack, name: str) -> tuple[int, int]:
 @pytest.fixture
 def on_llama(llama_server: Any) -> Iterator[Stack]:
     with stack(url=llama_server.url) as hive:
-        hive.create("alice", "spinner.py", start=False)
-        hive.create("bob", "spinner.py", start=False)
+        hive.create("alice", "idler.py", start=False)
+        hive.create("bob", "idler.py", start=False)
         for name in ("alice", "bob"):
             hive.post(f"/api/agents/{name}/start")
         yield hive
@@ -94,7 +94,7 @@ def stand_in() -> Iterator[Program]:
 def test_the_ollama_package_works_on_an_ollama_speaking_stand_in(stand_in: Program) -> None:
     """A stand-in: no Ollama server can be had from the package registries."""
     with stack(url=stand_in.url) as hive:
-        hive.create("alice", "spinner.py")
+        hive.create("alice", "idler.py")
         client = ollama.Client(host=hive.get("/api/agents/alice/tokens")["ollama_host"])
         model = client.list().models[0].model
         expected_in = expected_out = 0

@@ -333,7 +333,7 @@ class Watcher(threading.Thread):
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.happens.__name__)
 def test_no_request_fails_and_no_token_is_lost(fault: Fault) -> None:
     with fake_backend("llama") as backend, stack(url=backend.url) as hive:
-        hive.create("asker", "spinner.py", tier="high")
+        hive.create("asker", "idler.py", tier="high")
         load = Load(hive.health()["proxy"]["port"], hive.get("/api/agents/asker/tokens")["model"])
         watcher, begun = Watcher(hive, load), time.monotonic()
         with load.running(), watcher.watching():

@@ -48,9 +48,9 @@ def llama_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaServ
 @pytest.fixture(scope="module")
 def hive(llama_server: LlamaServer) -> Iterator[Stack]:
     with stack(url=llama_server.url) as hive:
-        hive.create("alice", "spinner.py", tier="high")
-        hive.create("counted", "spinner.py", tier="high")
-        hive.create("bob", "spinner.py", tier="medium")
+        hive.create("alice", "idler.py", tier="high")
+        hive.create("counted", "idler.py", tier="high")
+        hive.create("bob", "idler.py", tier="medium")
         yield hive
 
 

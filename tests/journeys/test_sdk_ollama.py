@@ -27,7 +27,7 @@ def stand_in() -> Iterator[Program]:
 @pytest.fixture(scope="module")
 def hive(stand_in: Program) -> Iterator[Stack]:
     with stack(url=stand_in.url) as hive:
-        hive.create("alice", "spinner.py", tier="high")
+        hive.create("alice", "idler.py", tier="high")
         yield hive
 
 

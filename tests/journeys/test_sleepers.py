@@ -71,7 +71,7 @@ def test_a_schedule_wakes_a_sleeper(hive: Stack) -> None:
 
 def test_bench_sleep_says_whom_it_could_not_measure(hive: Stack) -> None:
     """An agent that says it listens, and does not: ingress answers in its place."""
-    hive.create("deaf", "spinner.py", port=1)
+    hive.create("deaf", "idler.py", port=1)
     (agent,) = command(hive, "bench", "sleep", "deaf", "--rounds", "1")["agents"]
     assert agent["skipped"] == "ingress answers 502 instead of the agent"
     assert hive.get("/api/agents/deaf")["status"] == "running"

@@ -149,7 +149,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 def hive(backend: Backend) -> Iterator[Stack]:
     with stack(url=backend.url) as hive:
         for name in AGENTS:
-            hive.create(name, "spinner.py", tier="high")
+            hive.create(name, "idler.py", tier="high")
         yield hive
 
 

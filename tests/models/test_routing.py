@@ -235,7 +235,7 @@ def test_a_refusal_says_what_there_is_the_nearest_first() -> None:
     there = [f"model{number}" for number in range(8)] + ["llama3.2:1b", "llama3.1"]
     with pytest.raises(NotFound) as error:
         route("llama3.2:3b", LOW, offers_of(there), OFF)
-    assert error.value.message == 'model "llama3.2:3b" not found'
+    assert error.value.message == "model 'llama3.2:3b' not found"
     assert error.value.hint.startswith("there is llama3.2:1b, llama3.1, model0")
     assert error.value.hint.endswith(f" and {len(there) - MOST_NAMED} more")
     with pytest.raises(NotFound, match="not found") as error:
