@@ -155,7 +155,7 @@ def test_the_openai_package_raises_what_it_raises_directly(direct: Door, through
         with door.openai() as client:
             with pytest.raises(openai.BadRequestError, match="context length"):
                 client.chat.completions.create(model=MODEL, messages=TOO_LONG, stream=True)
-            with pytest.raises(openai.NotFoundError, match="does not exist|'nope' not found"):
+            with pytest.raises(openai.NotFoundError, match=r"does not exist|'nope' not found"):
                 client.chat.completions.create(model="nope", messages=HELLO)
 
 
