@@ -177,17 +177,18 @@ def test_a_second_one_on_the_state_directory_names_the_first_and_harms_nothing(h
     assert hive.end() == 0
 
 
-@pytest.mark.parametrize("name", ["redis", "sandbox", "demo-backend", "daemon", "proxy"])
-def test_a_killed_process_comes_back_and_the_agent_lives_on(hive: HiveUp, name: str) -> None:
+def test_a_killed_process_comes_back_and_the_agent_lives_on(hive: HiveUp) -> None:
+    """Each of them, one after the other: of the same Hive."""
     hive.start().until_up()
     view = agent(hive, "ann", SLEEPER)
-    before = hive.children()[name]
-    before.kill()
-    until(lambda: hive.children().get(name, before) != before, hive.said)
-    until(lambda: hive.health() is not None, hive.said)
-    after = hive.client.get("/api/agents/ann")
-    assert (after["status"], after["pid"]) == ("running", view["pid"])
-    until(lambda: "exit=137" in hive.said(), hive.said)
+    for name in ("redis", "sandbox", "demo-backend", "daemon", "proxy"):
+        before = hive.children()[name]
+        before.kill()
+        until(lambda name=name, before=before: hive.children().get(name, before) != before, hive.said)  # type: ignore[misc]
+        until(lambda: hive.health() is not None, hive.said)
+        after = hive.client.get("/api/agents/ann")
+        assert (after["status"], after["pid"]) == ("running", view["pid"]), name
+        until(lambda name=name: f"child_ended name={name.removeprefix('demo-')} exit=137" in hive.said(), hive.said)  # type: ignore[misc]
     assert hive.end() == 0
     assert not psutil.pid_exists(view["pid"])
 
