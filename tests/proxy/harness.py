@@ -220,6 +220,7 @@ async def proxied(
 ) -> AsyncIterator[tuple[Proxy, Backend]]:
     defaults = Settings(tenants=tenants or {})
     settings = msgspec.structs.replace(defaults, proxy=msgspec.structs.replace(defaults.proxy, **proxy_settings))
+    Client.opened.clear()  # what a failed test left has lost its loop
     backend, proxy = Backend(), Proxy(tmp_path, settings)
     await backend.start()
     proxy.use(backend)
