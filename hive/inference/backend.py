@@ -8,6 +8,7 @@ from hive.domain import BackendKind, Dialect, ModelInfo
 from hive.inference.concurrency import Busy
 from hive.inference.llamacpp import LlamaServer
 from hive.inference.ollama import Ollama
+from hive.inference.prefix_cache import PrefixCache
 from hive.inference.vllm import Vllm
 
 
@@ -43,6 +44,9 @@ class Backend(Protocol):
 
     async def busy(self) -> Busy:
         """How much it works on at once and how much waits in its own queue, as far as it tells. Never raises."""
+
+    async def prefix_cache(self) -> PrefixCache | None:
+        """Its counters of prompt tokens since it started, None where it tells none or does not answer. Never raises."""
 
 
 def open_backend(kind: BackendKind, address: str) -> Backend:

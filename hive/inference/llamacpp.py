@@ -8,8 +8,9 @@ import msgspec
 
 from hive.domain import BackendKind, ModelInfo
 from hive.errors import BackendDown, BackendTimeout
-from hive.inference import ask
+from hive.inference import ask, prefix_cache
 from hive.inference.concurrency import Busy, gauge
+from hive.inference.prefix_cache import PrefixCache
 from hive.inference.server import Server
 
 
@@ -64,6 +65,11 @@ class LlamaServer(Server):
         """`/metrics` is 501 without `--metrics`, and a router tells neither: then nothing is known."""
         slots, metrics = await asyncio.gather(self._slots(), ask.text(self.address, "/metrics"))
         return Busy(slots=slots, waiting=gauge(metrics, "llamacpp:requests_deferred") if metrics is not None else None)
+
+    async def prefix_cache(self) -> PrefixCache | None:
+        """A router has counters per model only: it tells none of its own."""
+        metrics = await ask.text(self.address, "/metrics")
+        return None if metrics is None else prefix_cache.llama(metrics)
 
     async def _props(self) -> _Props:
         return await ask.get_shape(self.address, "/props", _Props)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from hive.domain import DIALECTS, BackendKind, Dialect
 from hive.inference import ask
 from hive.inference.concurrency import Busy
+from hive.inference.prefix_cache import PrefixCache
 
 
 class Server:
@@ -31,3 +32,6 @@ class Server:
 
     async def busy(self) -> Busy:
         return Busy()
+
+    async def prefix_cache(self) -> PrefixCache | None:
+        return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from hive.domain import BackendKind, ModelInfo
-from hive.inference import ask
+from hive.inference import ask, prefix_cache
 from hive.inference.concurrency import Busy, gauge
+from hive.inference.prefix_cache import PrefixCache
 from hive.inference.server import Server
 
 
@@ -48,3 +49,7 @@ class Vllm(Server):
         """`--max-num-seqs` is told nowhere, not even in its metrics."""
         metrics = await ask.text(self.address, "/metrics")
         return Busy(waiting=gauge(metrics, "vllm:num_requests_waiting") if metrics is not None else None)
+
+    async def prefix_cache(self) -> PrefixCache | None:
+        metrics = await ask.text(self.address, "/metrics")
+        return None if metrics is None else prefix_cache.vllm(metrics)
