@@ -216,14 +216,15 @@ def _warn_of_secrets(*names: str) -> None:
 
 
 def backend_of(text: str) -> tuple[BackendKind, str]:
-    """`KIND=ADDRESS` taken apart; an address is `host:port` or an absolute socket path. Raises UsageError.
+    """`KIND=ADDRESS` taken apart; an address is `host:port`, an absolute socket path or a URL. Raises UsageError.
 
     >>> backend_of("llama=/run/llama.sock")
     (<BackendKind.LLAMA: 'llama'>, '/run/llama.sock')
     """
     kind, _, address = text.partition("=")
     host, _, port = address.rpartition(":")
-    if kind not in list(BackendKind) or not (address.startswith("/") or (host and port.isdigit())):
+    is_url = address.startswith(("https://", "http://"))
+    if kind not in list(BackendKind) or not (is_url or address.startswith("/") or (host and port.isdigit())):
         kinds = ", ".join(BackendKind)
         raise UsageError(f"--backend {text}: expected KIND=HOST:PORT or KIND=/PATH, KIND one of {kinds}")
     return BackendKind(kind), address

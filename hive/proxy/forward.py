@@ -13,6 +13,7 @@ from collections.abc import Callable
 from hive.domain import Caller, UsageEvent
 from hive.errors import (
     Asleep,
+    BackendDown,
     BackendTimeout,
     HiveError,
     NotFound,
@@ -42,6 +43,9 @@ from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER
 from hive.wire.http1 import Request, Response, answer_head, answered_later
 from hive.wire.upstream import UpstreamConnection
+
+_KEY_HINT = "an operator has to put the right one into backend_api_key_file of [inference]"
+_HEAD = b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
 class Exchange(Waiting):
@@ -331,7 +335,8 @@ class Exchange(Waiting):
         pool, proxy = self._path.pool, self._path.settings.proxy
         if pool is None:
             self._cost = NOTHING
-            self.refuse(Saturated("no inference server is active; see `hive backend status`", retry_after_s=5))
+            none = Saturated("no inference server is active; see `hive backend status`", retry_after_s=5)
+            self.refuse(self._path.why_no_way or none)
             return
         self._sent_at = now
         if proxy.request_s:
@@ -365,10 +370,13 @@ class Exchange(Waiting):
         line, asked = self._decided.endpoint.request_line, self._asked
         if asked is not None and asked.target:
             line = endpoints.find(b"POST", asked.target.encode()).request_line
+        way = self._path.way
+        if way.prefix:
+            line = way.line(line)
         if asked is None:
-            connection.send(b"%bhost: localhost\r\naccept: application/json\r\n\r\n" % line, self, reused=reused)
+            connection.send(b"%b%baccept: application/json\r\n\r\n" % (line, way.fields), self, reused=reused)
             return
-        head = b"%bhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (line, asked.size)
+        head = _HEAD % (line, way.fields, asked.size)
         pieces = asked.upstream
         if len(pieces) == 1:
             connection.send(head + pieces[0], self, reused=reused)
@@ -378,6 +386,9 @@ class Exchange(Waiting):
     # 9: bytes through ---------------------------------------------------------------------------------------------
 
     def on_answer(self, head: Response) -> None:
+        if head.status == 401 and self._path.way.has_key:  # its words on the key may show some of it
+            self.refuse(BackendDown("the backend does not accept the key Hive has for it", hint=_KEY_HINT))
+            return
         self._close_if_draining()
         self._open_answer().take_head(head, self._own_fields())
 

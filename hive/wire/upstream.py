@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from hive.errors import BackendDown, BackendTimeout, HiveError
 from hive.tasks import spawn
 from hive.wire.budget import LONG_READ
 from hive.wire.deadlines import NEVER, Deadlines
-from hive.wire.dial import Fetch, dial
+from hive.wire.dial import Fetch, Tls, dial
 from hive.wire.heads import BadResponse
 from hive.wire.http1 import KnownHead, Response, ResponseParser
 
@@ -222,10 +223,18 @@ class Pool:
     """
 
     def __init__(
-        self, address: str, *, connect_s: float, idle_s: float, deadlines: Deadlines, fetch: Fetch | None = None
+        self,
+        address: str,
+        *,
+        connect_s: float,
+        idle_s: float,
+        deadlines: Deadlines,
+        fetch: Fetch | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self.address = address
         self._fetch = fetch
+        self._tls = tls
         self.deadline = NEVER
         self.known = KnownHead(Response())
         """The head of the last answer: those of one backend repeat."""
@@ -304,7 +313,7 @@ class Pool:
 
     async def _connect(self, waiter: Connecting) -> None:
         try:
-            dialling = dial(self.address, lambda: UpstreamConnection(self), fetch=self._fetch)
+            dialling = dial(self.address, lambda: UpstreamConnection(self), fetch=self._fetch, tls=self._tls)
             connection = await asyncio.wait_for(dialling, self._connect_s)
         except asyncio.CancelledError:
             unused = BackendDown(f"the backend at {self.address} is no longer used", hint="ask again")
@@ -314,6 +323,8 @@ class Pool:
             waiter.on_unconnected(
                 BackendTimeout(f"the backend at {self.address} did not accept in {self._connect_s:g} s")
             )
+        except ssl.SSLCertVerificationError as error:
+            waiter.on_unconnected(BackendDown(f"the backend at {self.address} is not trusted: {error.verify_message}"))
         except OSError as error:
             waiter.on_unconnected(
                 BackendDown(f"the backend at {self.address} is not reachable: {error.strerror or error}")

@@ -46,7 +46,8 @@ async def test_an_address_once_named_is_known_from_then_on(llama: str) -> None:
     ("asked", "error", "said"),
     [
         ("lama", UsageError, "'lama' is no inference server"),
-        ("https://127.0.0.1:9", UsageError, "is no backend address"),
+        ("ftp://127.0.0.1:9", UsageError, "is no backend address"),
+        ("https://127.0.0.1:9", DependencyDown, "no inference server that Hive knows answers at https://127.0.0.1:9: "),
         ("127.0.0.1:1", DependencyDown, "no inference server that Hive knows answers at 127.0.0.1:1"),
         ("vllm", DependencyDown, "no vllm answers at 127.0.0.1:1, "),
     ],
