@@ -22,10 +22,10 @@ from tests.llama import free_port
 KEY = "sk-hive-test-4f1c"
 PREFIX = "/openai"
 UP_WITHIN_S = 10.0
-_NAMES = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+NAMES = "DNS:localhost,IP:127.0.0.1"
 _EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 _EXPIRED = "[ca]\ndefault_ca=a\n[a]\ndatabase={0}/index\nserial={0}/serial\nnew_certs_dir={0}\npolicy=p\n"
-_EXPIRED += f"default_md=sha256\nx509_extensions=e\n[p]\ncommonName=supplied\n[e]\n{_NAMES}\n"
+_EXPIRED += f"default_md=sha256\nx509_extensions=e\n[p]\ncommonName=supplied\n[e]\nsubjectAltName={NAMES}\n"
 _NGINX = """
 daemon off; master_process off; pid {folder}/pid; error_log {folder}/error.log;
 events {{}}
@@ -66,11 +66,23 @@ def make_authority(folder: Path) -> Path:
     return folder / "ca.pem"
 
 
-def make_certificate(folder: Path, *, expired: bool = False) -> None:
-    """cert.pem and key.pem for localhost, from the authority in `folder`."""
+def make_certificate(folder: Path, *, expired: bool = False, names: str = NAMES) -> None:
+    """cert.pem and key.pem, from the authority in `folder`; only a valid one may be for other `names`."""
     asked = ("req", *_EC, "-keyout", "key.pem", "-subj", "/CN=localhost")
     if not expired:
-        signed = ("-x509", "-CA", "ca.pem", "-CAkey", "ca.key", "-days", "2", "-addext", _NAMES, "-out", "cert.pem")
+        signed = (
+            "-x509",
+            "-CA",
+            "ca.pem",
+            "-CAkey",
+            "ca.key",
+            "-days",
+            "2",
+            "-addext",
+            f"subjectAltName={names}",
+            "-out",
+            "cert.pem",
+        )
         _openssl(*asked, *signed, "-addext", "basicConstraints=critical,CA:FALSE", cwd=folder)
         return
     _openssl(*asked, "-out", "asked.csr", cwd=folder)

@@ -56,7 +56,7 @@ def parse_address(text: str) -> str:
         url = httpx.URL(text if "://" in text else f"http://{text}")
     except httpx.InvalidURL as error:
         raise UsageError(f"`{text}` is no backend address: {error}") from None
-    path = url.path.rstrip("/").removesuffix("/v1")
+    path = url.raw_path.partition(b"?")[0].decode("ascii").rstrip("/").removesuffix("/v1")
     if url.scheme not in ("http", "https") or not url.host or not _PATH.fullmatch(path) or url.query or url.fragment:
         raise UsageError(
             f"`{text}` is no backend address",

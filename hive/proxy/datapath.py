@@ -170,7 +170,8 @@ class DataPath:
             self.way, self.why_no_way = way_to(backend, self.settings.inference, os.environ), None
         except HiveError as error:
             log.error("backend_not_usable address=%s error=%s", backend.address, error.message)
-            self.way, self.why_no_way = NO_WAY, DependencyDown(error.message, hint=error.hint)
+            why = "the key or the certificates for the backend cannot be read"  # from where is not the agents' to know
+            self.way, self.why_no_way = NO_WAY, DependencyDown(why, hint="the proxy's log says why: hive logs")
         return self.why_no_way is None
 
     def _give_slots(self) -> None:

@@ -325,6 +325,9 @@ class Pool:
             )
         except ssl.SSLCertVerificationError as error:
             waiter.on_unconnected(BackendDown(f"the backend at {self.address} is not trusted: {error.verify_message}"))
+        except ssl.SSLError as error:
+            why = error.reason or str(error)
+            waiter.on_unconnected(BackendDown(f"the backend at {self.address}: no TLS could be agreed on: {why}"))
         except OSError as error:
             waiter.on_unconnected(
                 BackendDown(f"the backend at {self.address} is not reachable: {error.strerror or error}")

@@ -82,7 +82,7 @@ def test_an_address_is_understood(written: str, address: str) -> None:
     "written",
     [
         *("", "https://", "http://user:secret@box", "ftp://box", "unix://run/x", "box:port"),
-        *("https://box/v1?key=secret", "https://box/v1#x", "https://box/../v1", "https://box/a%2fb/v1", "https://box/a b"),
+        *("https://box/v1?key=secret", "https://box/v1#x", "https://box/a%2fb/v1", "https://box/a b"),
     ],
 )
 def test_what_is_no_address_is_refused_and_a_secret_in_it_not_repeated(written: str) -> None:
