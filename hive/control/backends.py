@@ -102,6 +102,8 @@ class BackendWatch:
 
     def _access(self) -> Access:
         """Without a key where that cannot be read: the server then says that it asks for one."""
+        if "://" not in self._address and (self.info is not None and self.info.kind is not BackendKind.REMOTE):
+            return NO_ACCESS
         try:
             return access_of(self._settings().inference, os.environ)
         except HiveError as error:
@@ -135,7 +137,6 @@ class BackendWatch:
         self.info = msgspec.structs.replace(self.info, slots=slots, slots_from=slots_from, warning=warning)
 
     def _take(self, kind: BackendKind) -> None:
-        self._backend = open_backend(kind, self._address, self._access())
         slots, slots_from = choose_slots(kind, None, self._settings())
         self.info = BackendInfo(
             kind=kind,
@@ -145,3 +146,4 @@ class BackendWatch:
             slots_from=slots_from,
             priority=takes_priority(kind, self._settings()),
         )
+        self._backend = open_backend(kind, self._address, self._access())

@@ -82,7 +82,7 @@ class Services:
         choices = list(await asyncio.gather(*(self._choice(kind) for kind in STARTED)))
         if active is None or active.unit:
             return choices
-        info = await recognise(active.address, self._access())
+        info = await recognise(active.address, readable(self._access))
         state, version = ("silent", "") if info is None else ("running", info.version)
         return [Choice(target=active, state=state, answers=info is not None, version=version), *choices]
 
@@ -135,6 +135,15 @@ class Services:
             await asyncio.sleep(LOOK_AGAIN_S)
 
 
+def readable(access: AccessOf) -> Access:
+    """None of it where it cannot be read: then a server that asks for a key is one that does not answer."""
+    try:
+        return access()
+    except HiveError as error:
+        log.error("backend_key_not_read error=%s", error.message)
+        return NO_ACCESS
+
+
 async def at_address(asked: str, access: Access) -> Target:
     """What answers at an address that somebody named. Raises UsageError, DependencyDown with the reason, and what
     reading the authorities raises."""
@@ -142,11 +151,8 @@ async def at_address(asked: str, access: Access) -> Target:
     found = await recognise(address, access)
     if found is None:
         why = await why_unknown(address, access)
-        hint = (
-            "start it first"
-            if origin_of(address).is_here
-            else "backend_api_key_file and backend_ca_file of [inference]"
-        )
+        is_here = origin_of(address).is_here
+        hint = "start it first" if is_here else "backend_api_key_file and backend_ca_file of [inference] may be needed"
         raise DependencyDown(f"no inference server that Hive knows answers at {address}: {why}", hint=hint)
     return Target(found.kind, address)
 
@@ -229,7 +235,7 @@ class Running:
         return choices
 
     async def _recognised(self, addresses: Sequence[str], active: Target | None = None) -> list[BackendInfo | None]:
-        access = self._access()
+        access = readable(self._access)
         named = self._named | ({active.address} if active is not None else set())
         asking = (recognise(address, access if address in named else None) for address in addresses)
         return list(await asyncio.gather(*asking))

@@ -250,6 +250,7 @@ class Daemon:
         given = None if self._backend is None else Target(*self._backend)
         if given is not None and given.kind is BackendKind.REMOTE:
             named.append(given.address)
+        self._named = named
         self._choose(recorded.chosen, given, known)
         here = [given.address, known] if given is not None else [known]
         self._jobs = Jobs(self._database, self._journal)
@@ -260,7 +261,7 @@ class Daemon:
                 jobs=self._jobs,
                 journal=self._journal,
                 active=self._active,
-                choices=self._choices(here, named),
+                choices=self._choices(here),
                 access=self._access,
                 gates=self._gates,
                 gpu=self._gpus,
@@ -290,9 +291,9 @@ class Daemon:
         else:
             self._active.choose_whatever_answers(known)
 
-    def _choices(self, known: list[str], named: list[str]) -> Choices:
-        """`known`: addresses at which somebody else's server may answer; `named`: those that hive.conf names."""
-        return Services(self._helper, self._access) if self._has_units else Running(known, named, self._access)
+    def _choices(self, known: list[str]) -> Choices:
+        """`known`: addresses at which somebody else's server may answer."""
+        return Services(self._helper, self._access) if self._has_units else Running(known, self._named, self._access)
 
     def _access(self) -> Access:
         """Raises ConfigError, NotPermitted."""

@@ -403,7 +403,8 @@ class Switcher:
         raise BackendTimeout(f"{said}, looked at {tries} times, every {every_s:g} s")
 
     def _open(self, target: Target) -> Backend:
-        return open_backend(target.kind, target.address, self._parts.access())
+        is_local = target.kind is not BackendKind.REMOTE and "://" not in target.address
+        return open_backend(target.kind, target.address, NO_ACCESS if is_local else self._parts.access())
 
     async def _say(self, progress: str) -> None:
         """How far the step is."""

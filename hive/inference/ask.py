@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from hive.domain import origin_of
-from hive.errors import BackendDown, BackendTimeout, UsageError
+from hive.errors import BackendDown, BackendTimeout, ConfigError, UsageError
 from hive.host.access import NO_ACCESS, Access, context, why_untrusted
 from hive.http_client import httpx
 
@@ -107,7 +107,10 @@ async def _ask(address: str, method: str, path: str, body: bytes | None, within_
     socket = origin.dialled if origin.dialled.startswith("/") else None
     # Ollama on loopback refuses unknown Host names, so a socket is asked as localhost.
     base = "http://localhost" if socket else address if "://" in address else f"http://{address}"
-    verify: ssl.SSLContext | bool = context(access) if origin.tls else False
+    try:
+        verify: ssl.SSLContext | bool = context(access) if origin.tls else False
+    except ConfigError as error:
+        raise BackendDown(error.message, hint=error.hint) from None
     fields = (_JSON if body else _ACCEPT) | ({"authorization": f"Bearer {access.key}"} if access.key else {})
     transport = httpx.AsyncHTTPTransport(uds=socket, verify=verify, trust_env=False)
     try:

@@ -63,8 +63,6 @@ async def recognise(address: str, access: Access | None = None) -> BackendInfo |
     `access`: given for an address that somebody named. There any server that lists models as OpenAI does is one, of the
     kind `remote`, and it is shown the key. All questions are asked at once; a backend is recognised by those it
     answered. Below a path of its server it is always `remote`.
-
-    Raises ConfigError where the authorities to check it with cannot be read.
     """
     origin, shown = origin_of(address), (access or NO_ACCESS).shown_to(None, address)
     within_s = ALL_WITHIN_S if origin.is_here else FAR_ANSWER_S
