@@ -368,7 +368,7 @@ def origin_of(address: str) -> Origin:
     return Origin(dialled=dialled, host=host, tls=tls, prefix=slash + path)
 
 
-class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+class BackendCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a backend was found to do, asked of itself; None where it does not tell, and its kind decides.
 
     `endpoints`: the paths it answers. `fields`: those of EXTRA (models/capabilities.py) that it takes in a request,
@@ -398,7 +398,7 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     slots_from: str = ""
     priority: bool = False
     warning: str = ""
-    capabilities: Capabilities = Capabilities()
+    capabilities: BackendCapabilities = BackendCapabilities()
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

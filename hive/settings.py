@@ -54,7 +54,7 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     backend_api_key_file: Annotated[
         str,
         _s(
-            "File (0600) with the key for a remote backend; empty: the credential `backend-api-key`, else none.",
+            "File (0600) with the key for a remote backend, unless there is the credential `backend-api-key`.",
             pattern="^(/.*)?$",
             expected="an absolute path",
         ),

@@ -31,7 +31,8 @@ WatchFd = Annotated[int | None, typer.Option(metavar="FD", help="Ends when this 
 def up(
     demo: Annotated[bool, typer.Option("--demo", help="With three sample agents and a live table.")] = False,
     backend: Annotated[
-        str | None, typer.Option(metavar="URL|ollama|vllm|llama|demo", help="Instead of the one found on this machine.")
+        str | None,
+        typer.Option(metavar="URL|ollama|vllm|llama|remote|demo", help="Instead of the one found on this machine."),
     ] = None,
     state_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", readable=False, help="What survives a restart.")

@@ -30,17 +30,17 @@ def _aside(why: str) -> Row:
     return Row(Fate.HARMLESS, why=why)
 
 
-_ONE_SCHEMA = "it has OpenAI's schema alone, and there is no %s in it"
-_BUDGET = _no(_ONE_SCHEMA % "budget of tokens for thinking; say an effort")
-_GOES_ON = _no(_ONE_SCHEMA % "going on with the assistant's last message")
-_PENALTY = _no(_ONE_SCHEMA % "repetition penalty; presence_penalty and frequency_penalty there are")
+_ALONE = "it has OpenAI's schema alone, which has no "
+_BUDGET = _no(_ALONE + "budget of tokens for thinking; say an effort")
+_GOES_ON = _no(_ALONE + "way to go on with the assistant's last message")
+_PENALTY = _no(_ALONE + "penalty of that kind, only presence_penalty and frequency_penalty")
 FIELDS: Mapping[str, Row] = {
-    "top_k": _no(_ONE_SCHEMA % "top_k; top_p there is"),
-    "min_p": _no(_ONE_SCHEMA % "min_p; top_p there is"),
+    "top_k": _no(_ALONE + "top_k, only top_p"),
+    "min_p": _no(_ALONE + "min_p, only top_p"),
     "repetition_penalty": _PENALTY,
     "repeat_penalty": _PENALTY,
     "repeat_last_n": _aside("how far back a penalty looks that is not taken either"),
-    "chat_template_kwargs": _no(_ONE_SCHEMA % "switch for thinking; say a level (low, medium, high)"),
+    "chat_template_kwargs": _no(_ALONE + "switch for thinking; say a level (low, medium, high)"),
     "thinking_token_budget": _BUDGET,
     "thinking_budget_tokens": _BUDGET,
     "continue_final_message": _GOES_ON,

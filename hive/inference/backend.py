@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hive.domain import BackendKind, Capabilities, Dialect, ModelInfo
+from hive.domain import BackendCapabilities, BackendKind, Dialect, ModelInfo
 from hive.host.access import NO_ACCESS, Access
 from hive.inference.concurrency import Busy
 from hive.inference.llamacpp import LlamaServer
@@ -55,7 +55,7 @@ class Backend(Protocol):
     async def prefix_cache(self) -> PrefixCache | None:
         """Its counters of prompt tokens since it started, None where it tells none or does not answer. Never raises."""
 
-    async def capabilities(self) -> Capabilities:
+    async def capabilities(self) -> BackendCapabilities:
         """What it says of itself; empty where it does not, or does not answer. Never raises."""
 
     async def load(self, model: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from hive.domain import Capabilities
+from hive.domain import BackendCapabilities
 from hive.models.capabilities import EXTRA
 
 MAX_DEPTH = 8
@@ -47,7 +47,7 @@ class _Description(msgspec.Struct):
     components: _Components = msgspec.field(default_factory=_Components)
 
 
-def capabilities(description: bytes) -> Capabilities | None:
+def capabilities(description: bytes) -> BackendCapabilities | None:
     """What it tells; None where it is no OpenAPI or does not describe `/v1/chat/completions`.
 
     >>> chat = b'{"post":{"requestBody":{"content":{"application/json":{"schema":{"$ref":"#/components/schemas/C"}}}}}}'
@@ -65,7 +65,7 @@ def capabilities(description: bytes) -> Capabilities | None:
     if "model" not in names:
         return None
     fields = tuple(name for name in EXTRA if name in names or name == IN_A_MESSAGE)
-    return Capabilities(endpoints=endpoints, fields=fields, found="/openapi.json")
+    return BackendCapabilities(endpoints=endpoints, fields=fields, found="/openapi.json")
 
 
 def _fields(found: _Description, path: str) -> set[str]:

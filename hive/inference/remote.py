@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from hive.domain import BackendKind, Capabilities, ModelInfo
+from hive.domain import BackendCapabilities, BackendKind, ModelInfo
 from hive.errors import BackendDown
 from hive.inference import ask
 from hive.inference.openapi import capabilities
@@ -70,12 +70,12 @@ class Remote(Server):
             raise BackendDown(refusal(self.address, answer.status, has_key=bool(self.access.key)))
         return version_in(answer.headers)
 
-    async def capabilities(self) -> Capabilities:
+    async def capabilities(self) -> BackendCapabilities:
         """By its own description where it has one, as servers made with FastAPI do (vLLM, SGLang); else it is taken for
         one that has OpenAI's schema and refuses every other field, as OpenAI's own does."""
         described = await self._text("/openapi.json")
         found = None if described is None else await asyncio.to_thread(capabilities, described)
-        return found or Capabilities(fields=(), found="OpenAI's schema alone, it describes none of its own")
+        return found or BackendCapabilities(fields=(), found="OpenAI's schema alone, it describes none of its own")
 
 
 def refusal(address: str, status: int, *, has_key: bool) -> str:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import ClassVar, TypeVar
 
-from hive.domain import DIALECTS, BackendKind, Capabilities, Dialect, origin_of
+from hive.domain import DIALECTS, BackendCapabilities, BackendKind, Dialect, origin_of
 from hive.errors import BackendDown, BackendTimeout, NotFound, NotSupported
 from hive.host.access import NO_ACCESS, Access
 from hive.inference import ask
@@ -71,8 +71,8 @@ class Server:
     async def prefix_cache(self) -> PrefixCache | None:
         return None
 
-    async def capabilities(self) -> Capabilities:
-        return Capabilities()
+    async def capabilities(self) -> BackendCapabilities:
+        return BackendCapabilities()
 
     async def load(self, model: str) -> None:
         raise NotSupported(f"{model} is not loaded on request: {self.why_not_load}")

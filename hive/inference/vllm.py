@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from hive.domain import BackendKind, Capabilities, ModelInfo
+from hive.domain import BackendCapabilities, BackendKind, ModelInfo
 from hive.inference import openapi, prefix_cache
 from hive.inference.concurrency import Busy, gauge
 from hive.inference.prefix_cache import PrefixCache
@@ -53,11 +53,11 @@ class Vllm(Server):
         metrics = await self._text("/metrics")
         return Busy(waiting=gauge(metrics, "vllm:num_requests_waiting") if metrics is not None else None)
 
-    async def capabilities(self) -> Capabilities:
+    async def capabilities(self) -> BackendCapabilities:
         """From `/openapi.json`, some 300 kB, which `--disable-fastapi-docs` takes away."""
         described = await self._text("/openapi.json")
         found = None if described is None else await asyncio.to_thread(openapi.capabilities, described)
-        return found or Capabilities()
+        return found or BackendCapabilities()
 
     async def prefix_cache(self) -> PrefixCache | None:
         metrics = await self._text("/metrics")

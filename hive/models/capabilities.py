@@ -22,8 +22,8 @@ LLAMA_IGNORES = {"/v1/completions": {"suffix": "llama-server passes over it (mea
 def lacking(backend: BackendInfo) -> tuple[str, ...]:
     """Which of EXTRA it is known not to take; none of them where nothing is known.
 
-    >>> from hive.domain import Capabilities
-    >>> told = Capabilities(fields=tuple(name for name in EXTRA if name != "min_p"))
+    >>> from hive.domain import BackendCapabilities
+    >>> told = BackendCapabilities(fields=tuple(name for name in EXTRA if name != "min_p"))
     >>> lacking(BackendInfo(kind=BackendKind.REMOTE, address="x", capabilities=told))
     ('min_p',)
     >>> lacking(BackendInfo(kind=BackendKind.VLLM, address="x"))
@@ -45,8 +45,9 @@ def ignored(backend: BackendInfo, endpoint: str) -> tuple[tuple[str, str], ...]:
 def lacks_endpoint(backend: BackendInfo, endpoint: str) -> bool:
     """Whether it said of itself that it does not answer this path.
 
-    >>> from hive.domain import Capabilities
-    >>> vllm = BackendInfo(kind=BackendKind.VLLM, address="x", capabilities=Capabilities(endpoints=("/v1/messages",)))
+    >>> from hive.domain import BackendCapabilities
+    >>> told = BackendCapabilities(endpoints=("/v1/messages",))
+    >>> vllm = BackendInfo(kind=BackendKind.VLLM, address="x", capabilities=told)
     >>> lacks_endpoint(vllm, "/v1/embeddings"), lacks_endpoint(vllm, "/v1/messages")
     (True, False)
     """

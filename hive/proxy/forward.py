@@ -13,7 +13,6 @@ from collections.abc import Callable
 from hive.domain import Caller, UsageEvent
 from hive.errors import (
     Asleep,
-    BackendDown,
     BackendTimeout,
     HiveError,
     NotFound,
@@ -35,7 +34,7 @@ from hive.proxy.endpoints import Endpoint
 from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, split_token, wishes_of
 from hive.proxy.limits import SlidingWindow
 from hive.proxy.queue import Verdict
-from hive.proxy.refusals import no_slot, queue_full, too_many
+from hive.proxy.refusals import key_refused, no_backend, no_slot, queue_full, too_many
 from hive.proxy.registry import OPERATOR, Entry
 from hive.proxy.told import told_of
 from hive.proxy.waiting import Waiting
@@ -43,9 +42,6 @@ from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER
 from hive.wire.http1 import Request, Response, answer_head, answered_later
 from hive.wire.upstream import UpstreamConnection
-
-_KEY_HINT = "an operator has to put the right one into backend_api_key_file of [inference]"
-_HEAD = b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
 
 
 class Exchange(Waiting):
@@ -335,8 +331,7 @@ class Exchange(Waiting):
         pool, proxy = self._path.pool, self._path.settings.proxy
         if pool is None:
             self._cost = NOTHING
-            none = Saturated("no inference server is active; see `hive backend status`", retry_after_s=5)
-            self.refuse(self._path.why_no_way or none)
+            self.refuse(self._path.why_no_way or no_backend())
             return
         self._sent_at = now
         if proxy.request_s:
@@ -376,7 +371,7 @@ class Exchange(Waiting):
         if asked is None:
             connection.send(b"%b%baccept: application/json\r\n\r\n" % (line, way.fields), self, reused=reused)
             return
-        head = _HEAD % (line, way.fields, asked.size)
+        head = b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (line, way.fields, asked.size)
         pieces = asked.upstream
         if len(pieces) == 1:
             connection.send(head + pieces[0], self, reused=reused)
@@ -387,7 +382,7 @@ class Exchange(Waiting):
 
     def on_answer(self, head: Response) -> None:
         if head.status == 401 and self._path.way.has_key:  # its words on the key may show some of it
-            self.refuse(BackendDown("the backend does not accept the key Hive has for it", hint=_KEY_HINT))
+            self.refuse(key_refused())
             return
         self._close_if_draining()
         self._open_answer().take_head(head, self._own_fields())

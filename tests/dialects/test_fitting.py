@@ -13,14 +13,14 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 from hive.dialects.fitting import FIELDS, fit
 from hive.dialects.translation import Sent
 from hive.dialects.ways import way_of
-from hive.domain import BackendInfo, BackendKind, Capabilities
+from hive.domain import BackendCapabilities, BackendInfo, BackendKind
 from hive.errors import NotSupported
 from hive.models.capabilities import EXTRA, lacking
 
 HELLO = [{"role": "user", "content": "hello"}]
-REMOTE = BackendInfo(kind=BackendKind.REMOTE, address="https://h", capabilities=Capabilities(fields=()))
+REMOTE = BackendInfo(kind=BackendKind.REMOTE, address="https://h", capabilities=BackendCapabilities(fields=()))
 OF_VLLM = tuple(name for name in EXTRA if name not in ("repeat_penalty", "repeat_last_n", "thinking_budget_tokens"))
-VLLM = BackendInfo(kind=BackendKind.VLLM, address="h:1", capabilities=Capabilities(fields=OF_VLLM))
+VLLM = BackendInfo(kind=BackendKind.VLLM, address="h:1", capabilities=BackendCapabilities(fields=OF_VLLM))
 """As vLLM 0.32's own schema has it."""
 OPENAIS = {
     "/v1/chat/completions": set(CompletionCreateParamsBase.__annotations__) | {"stream"},

@@ -18,11 +18,11 @@ import pytest
 from harness import CHAT, JSON_ANSWER, Backend, Client, Proxy, answer, chunked, post, proxied, read_request
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
-from hive.domain import BackendInfo, BackendKind, Capabilities, ModelInfo
+from hive.domain import BackendCapabilities, BackendInfo, BackendKind, ModelInfo
 from tests.tls_front import KEY, key_file, make_authority, make_certificate
 
 TARGET = b"/v1/chat/completions"
-STRICT = Capabilities(fields=(), found="OpenAI's schema alone")
+STRICT = BackendCapabilities(fields=(), found="OpenAI's schema alone")
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -252,7 +252,7 @@ async def test_what_llama_server_would_pass_over_is_refused(tmp_path: Path) -> N
 
 async def test_a_path_that_a_server_says_it_lacks_is_refused_or_gone_around(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
-        told = Capabilities(endpoints=("/v1/chat/completions",), found="/openapi.json")
+        told = BackendCapabilities(endpoints=("/v1/chat/completions",), found="/openapi.json")
         use(proxy, BackendInfo(kind=BackendKind.VLLM, address=backend.address, up=True, capabilities=told))
         status, _, said = await ask(proxy, b"/v1/embeddings", {"input": "x"})
         assert (status, backend.requests) == (501, [])
