@@ -156,7 +156,7 @@ class DataPath:
                 connect_s=proxy.connect_s,
                 idle_s=proxy.upstream_idle_s,
                 deadlines=self.deadlines,
-                tls=self.way.tls,
+                way=self.way,
             )
 
     def _look_at_way(self) -> None:

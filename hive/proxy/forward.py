@@ -34,7 +34,7 @@ from hive.proxy.endpoints import Endpoint
 from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, split_token, wishes_of
 from hive.proxy.limits import SlidingWindow
 from hive.proxy.queue import Verdict
-from hive.proxy.refusals import key_refused, no_backend, no_slot, queue_full, too_many
+from hive.proxy.refusals import no_backend, no_slot, queue_full, too_many
 from hive.proxy.registry import OPERATOR, Entry
 from hive.proxy.told import told_of
 from hive.proxy.waiting import Waiting
@@ -362,16 +362,14 @@ class Exchange(Waiting):
         assert self._request is not None
         self._upstream = connection
         self._request.body = []
-        line, asked = self._decided.endpoint.request_line, self._asked
+        line, asked, way = self._decided.endpoint.request_line, self._asked, connection.way
         if asked is not None and asked.target:
             line = endpoints.find(b"POST", asked.target.encode()).request_line
-        way = self._path.way
-        if way.prefix:
-            line = way.line(line)
+        line = way.line(line) if way.prefix else line
         if asked is None:
-            connection.send(b"%b%baccept: application/json\r\n\r\n" % (line, way.fields), self, reused=reused)
+            connection.send(way.bare % line, self, reused=reused)
             return
-        head = b"%b%bcontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (line, way.fields, asked.size)
+        head = way.full % (line, asked.size)
         pieces = asked.upstream
         if len(pieces) == 1:
             connection.send(head + pieces[0], self, reused=reused)
@@ -381,9 +379,6 @@ class Exchange(Waiting):
     # 9: bytes through ---------------------------------------------------------------------------------------------
 
     def on_answer(self, head: Response) -> None:
-        if head.status == 401 and self._path.way.has_key:  # its words on the key may show some of it
-            self.refuse(key_refused())
-            return
         self._close_if_draining()
         self._open_answer().take_head(head, self._own_fields())
 

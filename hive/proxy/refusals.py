@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hive.errors import BackendDown, QueueFull, Saturated, TooManyRequests
+from hive.errors import QueueFull, Saturated, TooManyRequests
 from hive.proxy.limits import SlidingWindow
 from hive.proxy.queue import Flow
 from hive.proxy.registry import Queue
@@ -46,9 +46,3 @@ def no_slot(queue: Queue, flow: Flow, now: float, waited_s: float) -> Saturated:
 def no_backend() -> Saturated:
     """Nobody is there to ask."""
     return Saturated("no inference server is active; see `hive backend status`", retry_after_s=5)
-
-
-def key_refused() -> BackendDown:
-    """Its own words on the key may show some of it, and an agent would take them for words on its own."""
-    hint = "an operator has to put the right one into backend_api_key_file of [inference]"
-    return BackendDown("the backend does not accept the key Hive has for it", hint=hint)

@@ -91,7 +91,7 @@ async def ask(proxy: Proxy, target: bytes, body: dict[str, Any]) -> tuple[int, d
 async def test_it_is_asked_below_its_path_with_hives_key_and_never_with_a_clients(
     tmp_path: Path, certificates: Path
 ) -> None:
-    async with remote(tmp_path, certificates, ca=certificates / "ca.pem") as (proxy, far):
+    async with remote(tmp_path, certificates, ca=certificates / "ca.pem", key="sk-1%b%d") as (proxy, far):
         client = await Client.tcp(proxy.port)
         fields = b"authorization: Bearer hm_alice\r\nx-api-key: mine\r\n"
         for _ in range(2):
@@ -99,11 +99,18 @@ async def test_it_is_asked_below_its_path_with_hives_key_and_never_with_a_client
             assert status == 200
         head = far.requests[0][0].split(b"\r\n")
         assert head[0] == b"POST /llm/v1/chat/completions HTTP/1.1"
-        assert b"authorization: Bearer " + KEY.encode() in head
+        assert b"authorization: Bearer sk-1%b%d" in head
         assert b"host: localhost:%b" % far.address.rpartition(":")[2].encode() in head
         assert b"hm_alice" not in far.requests[0][0]
         assert b"mine" not in far.requests[0][0]
         assert far.seen == [("localhost", "http/1.1")], "one connection, kept"
+
+
+async def test_a_long_body_goes_through_tls_whole(tmp_path: Path, certificates: Path) -> None:
+    async with remote(tmp_path, certificates, ca=certificates / "ca.pem") as (proxy, far):
+        long = [{"role": "user", "content": "word " * 600_000}]
+        assert (await ask(proxy, TARGET, {"messages": long}))[0] == 200
+        assert json.loads(far.requests[0][1])["messages"] == long
 
 
 async def bad_request(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -237,6 +244,13 @@ async def test_what_a_client_writes_itself_a_strict_server_judges_itself(tmp_pat
         use(proxy, BackendInfo(kind=BackendKind.REMOTE, address=backend.address, up=True, capabilities=STRICT))
         status, _, said = await ask(proxy, TARGET, {"messages": HELLO, "top_k": 3})
         assert (status, b"Unrecognized request argument supplied: top_k" in said) == (400, True)
+
+
+async def test_by_plain_http_it_is_asked_by_its_own_name(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        use(proxy, BackendInfo(kind=BackendKind.REMOTE, address=backend.address, up=True, capabilities=STRICT))
+        assert (await ask(proxy, TARGET, {"messages": HELLO}))[0] == 200
+        assert b"\r\nhost: %b\r\n" % backend.address.encode() in backend.requests[0][0]
 
 
 # --- what a backend said of itself -------------------------------------------------------------------------------
