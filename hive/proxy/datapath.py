@@ -224,8 +224,9 @@ class DataPath:
         backend = self.backend
         if backend is None or self.answers(endpoint) or _row_at(backend, endpoint) is not None:
             return
-        told = f": {backend.capabilities.found} says so" if lacks_endpoint(backend, endpoint.name) else ""
-        raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}{told}")
+        other = asked_as(endpoint, backend.kind)
+        why = "" if other is None else f": {backend.capabilities.found} has no {other.name}"
+        raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}{why}")
 
     def routed(self, asked: str, caller: Caller) -> str:
         """Which of the backend's models is meant; the name itself where no list is known. Raises NotFound, and Refusal
@@ -301,8 +302,11 @@ class DataPath:
 
 
 def _row_at(backend: BackendInfo, endpoint: Endpoint) -> Endpoint | None:
-    """By which row this backend is asked, None for none: of its kind's, those it said itself that it lacks are none."""
-    asked = asked_as(endpoint, backend.kind)
-    if asked is endpoint and lacks_endpoint(backend, endpoint.name):
-        asked = translated(endpoint, backend.kind)
-    return None if asked is None or lacks_endpoint(backend, asked.name) else asked
+    """By which row this backend is asked, None for none. A path that it said it lacks is gone around where another
+    dialect leads somewhere; else it says so itself, in its own words, to who speaks its dialect."""
+    asked, around = asked_as(endpoint, backend.kind), translated(endpoint, backend.kind)
+    if around is not None and lacks_endpoint(backend, around.name):
+        around = None
+    if asked is endpoint:
+        return around or asked if lacks_endpoint(backend, endpoint.name) else asked
+    return around

@@ -11,6 +11,7 @@ from typing import Any
 import anthropic
 import ollama
 import openai
+import psutil
 import pytest
 from journeys.sdk import HELLO, Door, door_of
 from journeys.stack import Stack, stack, until
@@ -63,6 +64,9 @@ def test_it_is_listed_as_remote_and_its_key_is_told_nowhere(hive: Stack, remote:
     (switched,) = [row for row in hive.get("/api/audit")["rows"] if row["act"] == "backend.switched"]
     assert "version" in switched["detail"]
     told = [str(listed), str(inference), str(switched), hive.log, str(hive.get("/api/config")), str(hive.health())]
+    assert hive.process is not None
+    processes = [psutil.Process(hive.process.pid), *psutil.Process(hive.process.pid).children(recursive=True)]
+    told += [str(process.cmdline()) for process in processes]
     told += [path.read_bytes().decode(errors="replace") for path in hive.state.rglob("*") if path.is_file()]
     assert not [text[:200] for text in told if KEY in text]
 

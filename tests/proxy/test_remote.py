@@ -264,12 +264,14 @@ async def test_what_llama_server_would_pass_over_is_refused(tmp_path: Path) -> N
         assert (await ask(proxy, b"/v1/completions", {"prompt": "a", "suffix": ""}))[0] == 200
 
 
-async def test_a_path_that_a_server_says_it_lacks_is_refused_or_gone_around(tmp_path: Path) -> None:
+async def test_a_path_that_a_server_says_it_lacks_is_gone_around_refused_or_its_own_to_refuse(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
         told = BackendCapabilities(endpoints=("/v1/chat/completions",), found="/openapi.json")
         use(proxy, BackendInfo(kind=BackendKind.VLLM, address=backend.address, up=True, capabilities=told))
-        status, _, said = await ask(proxy, b"/v1/embeddings", {"input": "x"})
-        assert (status, backend.requests) == (501, [])
-        assert b"does not offer /v1/embeddings: /openapi.json says so" in said
         assert (await ask(proxy, b"/v1/messages", {"messages": HELLO, "max_tokens": 4}))[0] == 200
         assert backend.requests[0][0].startswith(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n")
+        status, _, said = await ask(proxy, b"/api/embed", {"input": "x"})
+        assert (status, len(backend.requests)) == (501, 1)
+        assert b"does not offer /api/embed: /openapi.json has no /v1/embeddings" in said
+        backend.reply = answer(b'{"detail":"Not Found"}', status=b"404 Not Found")
+        assert (await ask(proxy, b"/v1/embeddings", {"input": "x"}))[::2] == (404, b'{"detail":"Not Found"}')
