@@ -81,6 +81,8 @@ def fit(sent: Sent, rows: Mapping[str, Row], lacking: Collection[str]) -> Sent:
     Sent(target='/v1/completions', body=b'{"temperature":0,"seed":1e0}', dropped=('options.top_k',), kept=b'{}')
     """
     fields = _object(sent.body)
+    if fields.keys().isdisjoint(lacking) and "reasoning_content" not in lacking:
+        return sent
     dropped = list(sent.dropped)
     left = {name: value for name, value in fields.items() if name not in lacking or name not in FIELDS}
     for name in fields:
