@@ -74,7 +74,8 @@ def _read(path: Path) -> bytes:
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno())
-            if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o077:
+            is_ours = os.geteuid() == 0 or found.st_uid in (0, os.geteuid())
+            if not is_ours or found.st_mode & 0o077:
                 raise NotPermitted(
                     f"{path} is a secret, but others can get at it: it belongs to uid {found.st_uid}, "
                     f"mode {stat.S_IMODE(found.st_mode):o}",

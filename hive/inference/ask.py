@@ -55,23 +55,32 @@ def parse_address(text: str) -> str:
     try:
         url = httpx.URL(text if "://" in text else f"http://{text}")
     except httpx.InvalidURL as error:
-        raise UsageError(f"`{text}` is no backend address: {error}") from None
-    path = url.raw_path.partition(b"?")[0].decode("ascii").rstrip("/").removesuffix("/v1")
-    if url.scheme not in ("http", "https") or not url.host or not _PATH.fullmatch(path) or url.query or url.fragment:
+        raise UsageError(f"`{without_secrets(text)}` is no backend address: {error}") from None
+    if url.userinfo or url.query:  # not repeated: it may be a key
         raise UsageError(
-            f"`{text}` is no backend address",
-            hint="write http://host:port, https://host/v1, host:port, or unix:///path/to.sock",
-        )
-    if url.userinfo:  # not repeated: it may be a key
-        raise UsageError(
-            "a backend's address carries no user and no password",
+            "a backend's address carries no user, no password and no query",
             hint="the key goes into a file: backend_api_key_file of [inference]",
+        )
+    path = url.raw_path.partition(b"?")[0].decode("ascii").rstrip("/").removesuffix("/v1")
+    if url.scheme not in ("http", "https") or not url.host or not _PATH.fullmatch(path) or url.fragment:
+        raise UsageError(
+            f"`{without_secrets(text)}` is no backend address",
+            hint="write http://host:port, https://host/v1, host:port, or unix:///path/to.sock",
         )
     host = url.raw_host.decode("ascii")
     host = f"[{host}]" if ":" in host else host
     if url.scheme == "http" and not path:
         return f"{host}:{url.port or 80}"
     return f"{url.scheme}://{host}{'' if url.port is None else f':{url.port}'}{path}"
+
+
+def without_secrets(text: str) -> str:
+    """What somebody gave as an address, as it may be written down: it may not be one.
+
+    >>> without_secrets("https://me:secret@host/v1?key=secret"), without_secrets("vllm")
+    ('https://…@host/v1?…', 'vllm')
+    """
+    return re.sub(r"\?.*", "?…", re.sub(r"[^/]*@", "…@", text))
 
 
 async def get(
