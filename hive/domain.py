@@ -120,10 +120,13 @@ class RestartPolicy(StrEnum):
 
 
 class BackendKind(StrEnum):
+    """`remote`: any other server of OpenAI's dialect, which Hive does not start."""
+
     OLLAMA = "ollama"
     VLLM = "vllm"
     LLAMA = "llama"
     DEMO = "demo"
+    REMOTE = "remote"
 
 
 class Dialect(StrEnum):
@@ -139,6 +142,7 @@ DIALECTS: dict[BackendKind, frozenset[Dialect]] = {
     BackendKind.VLLM: frozenset({Dialect.OPENAI, Dialect.ANTHROPIC}),
     BackendKind.LLAMA: frozenset({Dialect.OPENAI, Dialect.ANTHROPIC}),
     BackendKind.DEMO: frozenset({Dialect.OLLAMA, Dialect.OPENAI}),
+    BackendKind.REMOTE: frozenset({Dialect.OPENAI}),
 }
 """What each kind of server speaks by itself (facts: backends.md, gateways.md §5)."""
 
@@ -321,8 +325,64 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float = 0.0
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a backend is, taken apart. `dialled`: `host:port` or a socket path; `host`: for the Host field, and what a
+    certificate has to name; `prefix`: what stands before every path, empty for none."""
+
+    dialled: str
+    host: str = "localhost"
+    tls: bool = False
+    prefix: str = ""
+
+    @property
+    def name(self) -> str:
+        """The host alone, as a certificate names it."""
+        return self.dialled.rpartition(":")[0].strip("[]")
+
+    @property
+    def is_here(self) -> bool:
+        """Whether nothing that is said to it leaves this machine.
+
+        >>> [origin_of(address).is_here for address in ("/run/x.sock", "127.0.0.2:80", "[::1]:80", "10.0.0.1:80")]
+        [True, True, True, False]
+        """
+        return self.dialled.startswith(("/", "127.")) or self.name in ("localhost", "::1")
+
+
+def origin_of(address: str) -> Origin:
+    """Of an address as `BackendInfo` has it: `host:port`, a socket path, or a URL without `/v1`.
+
+    >>> origin_of("127.0.0.1:80").dialled, origin_of("127.0.0.1:80").host
+    ('127.0.0.1:80', 'localhost')
+    >>> far = origin_of("https://api.example.com/openai")
+    >>> far.dialled, far.host, far.name, far.tls, far.prefix
+    ('api.example.com:443', 'api.example.com', 'api.example.com', True, '/openai')
+    """
+    scheme, is_url, rest = address.partition("://")
+    if not is_url:
+        return Origin(dialled=address)
+    host, slash, path = rest.partition("/")
+    tls = scheme == "https"
+    has_port = host.rpartition("]")[2].rpartition(":")[1]
+    dialled = host if has_port else f"{host}:{443 if tls else 80}"
+    return Origin(dialled=dialled, host=host, tls=tls, prefix=slash + path)
+
+
+class BackendCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a backend was found to do, asked of itself; None where it does not tell, and its kind decides.
+
+    `endpoints`: the paths it answers. `fields`: those of EXTRA (models/capabilities.py) that it takes in a request,
+    which are none of OpenAI's. `found`: in words, where that is known from.
+    """
+
+    endpoints: tuple[str, ...] | None = None
+    fields: tuple[str, ...] | None = None
+    found: str = ""
+
+
 class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The active inference server as the proxy needs to know it. `address` is `host:port` or a socket path.
+    """The active inference server as the proxy needs to know it. `address` is `host:port` or a socket path, or where
+    there is more to it a URL: `https://…`, or `http://` with a path; what `/v1` is put behind.
 
     `slots`: requests it works on at once, so that the others wait in Hive's queue; None for no limit known.
     `slots_from` says in words where that number comes from. `priority`: it orders requests by a `priority` field.
@@ -338,6 +398,7 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     slots_from: str = ""
     priority: bool = False
     warning: str = ""
+    capabilities: BackendCapabilities = BackendCapabilities()
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -39,10 +39,34 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
         str, _s("`auto`: the proxy serves if a backend answers; `true`, `false`.", pattern="^(auto|true|false)$")
     ] = "auto"
     backend: Annotated[
-        str, _s("Which inference server.", env="INFERENCE_BACKEND", pattern="^(auto|ollama|vllm|llama|demo)$")
+        str, _s("Which inference server.", env="INFERENCE_BACKEND", pattern="^(auto|ollama|vllm|llama|demo|remote)$")
     ] = "auto"
     host: Annotated[str, _s("Where the backend listens.", env="INFERENCE_HOST")] = "127.0.0.1"
     port: Annotated[int, _s("Port of the backend.", unit="port", env="INFERENCE_PORT", ge=1, le=65535)] = 11434
+    backend_url: Annotated[
+        str,
+        _s(
+            "Where a backend that Hive does not start is, instead of host and port: `https://HOST/v1`.",
+            pattern=r"^(https?://[^\s@?#]+)?$",
+            expected="http://HOST:PORT/v1 or https://HOST/v1",
+        ),
+    ] = ""
+    backend_api_key_file: Annotated[
+        str,
+        _s(
+            "File (0600) with the key for a remote backend, unless there is the credential `backend-api-key`.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
+    backend_ca_file: Annotated[
+        str,
+        _s(
+            "Certificates of the authorities a backend's own is checked with; empty: the system's.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
     vsock_port: Annotated[int, _s("AF_VSOCK port guests dial.", unit="port", env="VSOCK_PORT", ge=1)] = 11434
     default_model: Annotated[str, _s("Used where agent and request name no model.", runtime=True)] = ""
     auto_sleep_enabled: Annotated[bool, _s("Put idle agents to sleep.", runtime=True, env="AUTO_SLEEP_ENABLED")] = True

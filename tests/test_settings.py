@@ -66,7 +66,7 @@ def test_the_snippet_names_every_key_the_inference_section_had_there() -> None:
     keys = {line.key for line in read(SEED_SNIPPET, "x", [])[0]}
     added = re.compile(
         r"host|vllm_scheduling_policy|(vllm|ollama|llama)_(program|models?|parallel|context)|switch_\w+"
-        r"|aliases|tier_(allow|caps)_\w+"
+        r"|aliases|backend_\w+|tier_(allow|caps)_\w+"
     )
     assert keys == {key for key in rows_of("inference", SECTIONS["inference"]) if not added.fullmatch(key)}
 
@@ -118,7 +118,7 @@ def test_the_environment_names_of_the_original_specification_are_known(
         ("[inference]\nport =\n", "found ''"),
         ("[inference]\nport = 99999999999999999999999\n", "expected a whole number"),
         ("[inference]\ntoken_tracking = maybe\n", "expected true or false, found 'maybe'"),
-        ("[inference]\nbackend = olama\n", "expected one of auto, ollama, vllm, llama, demo, found 'olama'"),
+        ("[inference]\nbackend = olama\n", "expected one of auto, ollama, vllm, llama, demo, remote, found 'olama'"),
         ("[inference]\nvllm_gpu_memory_util = 1.1\n", "expected a number above 0 and at most 1, found '1.1'"),
         ("[inference]\nauto_sleep_idle_seconds = nan\n", "found 'nan'"),
         ("[inference]\nauto_sleep_idle_seconds = inf\n", "found 'inf'"),
@@ -209,7 +209,7 @@ def another(row: Row) -> str:
     if row.kind is bool:
         return text_of(not row.default)
     if row.kind is str:
-        candidates = ["/other", "10.0.0.7", "other", *row.expected.removeprefix("one of ").split(", ")]
+        candidates = ["/other", "10.0.0.7", "other", "https://h/v1", *row.expected.removeprefix("one of ").split(", ")]
     else:
         candidates = ["0.5", "5000", "7", "1"]
     for candidate in candidates:

@@ -6,18 +6,26 @@ import asyncio
 
 from hive.domain import BackendInfo, BackendKind
 from hive.errors import DependencyDown
+from hive.host.access import NO_ACCESS, Access
 from hive.inference.ask import parse_address
-from hive.inference.recognise import CANDIDATES, find, recognise
+from hive.inference.recognise import CANDIDATES, find, recognise, why_unknown
 
 USE_DEMO = "`hive up --backend demo` needs no model"
 
 
-async def choose_backend(asked: str | None, *, configured: str | None) -> BackendInfo | None:
+async def choose_backend(
+    asked: str | None, *, configured: str | None, url: str = "", access: Access = NO_ACCESS
+) -> BackendInfo | None:
     """The backend to use, None for the demo backend.
 
     `asked`: a kind, `demo`, a URL or an address, None for whatever answers. `configured`: the address hive.conf
-    names, looked at first. Raises UsageError (no address), DependencyDown (what was asked for does not answer).
+    names, looked at first; `url`: the one it names as `backend_url`, which counts where nothing else is asked for.
+    `access`: the key and the authorities for a server that was named.
+
+    Raises UsageError (no address), DependencyDown (what was asked for does not answer), ConfigError.
     """
+    if url and asked in (None, "auto", BackendKind.REMOTE):
+        asked = url
     candidates = (configured, *CANDIDATES) if configured is not None else CANDIDATES
     if asked is None or asked == "auto":
         found = await find(candidates)
@@ -27,9 +35,10 @@ async def choose_backend(asked: str | None, *, configured: str | None) -> Backen
     if asked in list(BackendKind):
         return await _of_kind(BackendKind(asked), candidates)
     address = parse_address(asked)
-    found = await recognise(address)
+    found = await recognise(address, access)
     if found is None:
-        raise DependencyDown(f"no Ollama, vLLM or llama-server answers at {address}", hint=f"start it; {USE_DEMO}")
+        why = await why_unknown(address, access)
+        raise DependencyDown(f"no inference server answers at {address}: {why}", hint=f"start it; {USE_DEMO}")
     return found
 
 

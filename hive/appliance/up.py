@@ -23,8 +23,9 @@ from hive.appliance.ports import Ports, Remembered, choose_ports, recall
 from hive.appliance.screen import Screen
 from hive.appliance.services import REDIS, Plan
 from hive.appliance.supervisor import Supervisor
-from hive.domain import Isolation
+from hive.domain import BackendInfo, Isolation
 from hive.errors import DependencyDown, StoreFull, UsageError
+from hive.host.access import access_of
 from hive.host.credentials import credential
 from hive.places import default_state_dir, runtime_dir
 from hive.settings import Paths
@@ -75,7 +76,7 @@ def main(options: UpOptions) -> int:
         raise UsageError(
             "the demo needs a backend, and the settings say enabled = false", hint="give one with --backend"
         )
-    backend = asyncio.run(choose_backend(asked, configured=_configured_address(loaded))) if serves else None
+    backend = asyncio.run(_backend(asked, loaded)) if serves else None
     directories.make_state(paths, uid=uid)
     with ExitStack() as cleanup:
         lock_fd = lock.take(paths.state / "up.lock", say=lambda text: screen.say("up", text))
@@ -134,6 +135,13 @@ def _other_redis() -> str:
             hint=f"type: sudo apt-get install -y redis-server (Hive runs one of its own), or set {URL}",
         )
     return ""
+
+
+async def _backend(asked: str | None, loaded: Loaded) -> BackendInfo | None:
+    inference = loaded.settings.inference
+    access = access_of(inference, os.environ)
+    configured = _configured_address(loaded)
+    return await choose_backend(asked, configured=configured, url=inference.backend_url, access=access)
 
 
 def _asked_backend(loaded: Loaded) -> str | None:

@@ -39,7 +39,9 @@ def switch(
     call: Call,
     to: Annotated[
         str | None,
-        typer.Argument(metavar="[URL|ollama|vllm|llama|demo]", help="Which inference server.", show_default=False),
+        typer.Argument(
+            metavar="[URL|ollama|vllm|llama|remote|demo]", help="Which inference server.", show_default=False
+        ),
     ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Only begin it.")] = False,
     cancel: Annotated[bool, typer.Option("--cancel", help="Go back, where one is under way.")] = False,
@@ -53,6 +55,7 @@ def switch(
     Examples:
       hive backend switch vllm
       hive backend switch http://127.0.0.1:8000
+      hive backend switch https://api.example.com/v1
       hive backend switch llama --no-wait
       hive backend switch --cancel
     """

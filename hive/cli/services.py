@@ -31,7 +31,8 @@ WatchFd = Annotated[int | None, typer.Option(metavar="FD", help="Ends when this 
 def up(
     demo: Annotated[bool, typer.Option("--demo", help="With three sample agents and a live table.")] = False,
     backend: Annotated[
-        str | None, typer.Option(metavar="URL|ollama|vllm|llama|demo", help="Instead of the one found on this machine.")
+        str | None,
+        typer.Option(metavar="URL|ollama|vllm|llama|remote|demo", help="Instead of the one found on this machine."),
     ] = None,
     state_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", readable=False, help="What survives a restart.")
@@ -216,14 +217,15 @@ def _warn_of_secrets(*names: str) -> None:
 
 
 def backend_of(text: str) -> tuple[BackendKind, str]:
-    """`KIND=ADDRESS` taken apart; an address is `host:port` or an absolute socket path. Raises UsageError.
+    """`KIND=ADDRESS` taken apart; an address is `host:port`, an absolute socket path or a URL. Raises UsageError.
 
     >>> backend_of("llama=/run/llama.sock")
     (<BackendKind.LLAMA: 'llama'>, '/run/llama.sock')
     """
     kind, _, address = text.partition("=")
     host, _, port = address.rpartition(":")
-    if kind not in list(BackendKind) or not (address.startswith("/") or (host and port.isdigit())):
+    is_url = address.startswith(("https://", "http://"))
+    if kind not in list(BackendKind) or not (is_url or address.startswith("/") or (host and port.isdigit())):
         kinds = ", ".join(BackendKind)
         raise UsageError(f"--backend {text}: expected KIND=HOST:PORT or KIND=/PATH, KIND one of {kinds}")
     return BackendKind(kind), address

@@ -235,6 +235,13 @@ def _backend_line(backend: Answer, version: str, *, up: bool) -> str:
     )
 
 
+def _takes(told: Answer) -> str:
+    """Fields beside OpenAI's, and where that is known from; empty where it is not."""
+    if told["fields"] is None:
+        return ""
+    return f"{', '.join(['OpenAI fields', *told['fields']])} ({told['found']})"
+
+
 def _backend(answer: Answer) -> str:
     job = answer["switch"]
     switching = [] if job is None else [f"Switching (job {job['id']}): {one_line(job['progress'])}"]
@@ -249,6 +256,7 @@ def _backend(answer: Answer) -> str:
                 ("Requests", slots + source),
                 ("Priorities", "passed on to its own queue" if answer["priority"] else "kept in Hive's queue"),
                 ("Prefix cache", answer["prefix_cache"]),
+                ("Takes", _takes(answer["capabilities"])),
                 ("Warning", answer["warning"]),
             ]
         )

@@ -121,5 +121,6 @@ class Active:
         self._live.set_backend(world.backend)
         self._gates.say(Backend(backend=world.backend, models=world.models))
         if self._watch.up != was_up and world.backend is not None:
-            detail = {"backend": world.backend.label, "models": len(world.models)}
+            backend = world.backend
+            detail = {"backend": backend.label, "version": backend.version, "models": len(world.models)}
             self._journal.note("backend.up" if self._watch.up else "backend.down", detail=detail)

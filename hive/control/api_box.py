@@ -34,6 +34,7 @@ from hive.control.shapes import (
 )
 from hive.domain import Role, Tier
 from hive.errors import NotPermitted
+from hive.inference.ask import without_secrets
 from hive.store.audit import Filter
 from hive.store.usage import Asked, By
 
@@ -149,7 +150,7 @@ class BoxApi:
         """A job, 202 while it runs. Requests for the model wait meanwhile; where the new server does not come up, the
         old one is back in force when the job has failed."""
         order = body_of(request, SwitchOrder)
-        note(request, backend=order.backend[:NAME_MAX])
+        note(request, backend=without_secrets(order.backend)[:NAME_MAX])
         job = await carried_through(self._desk.switch(order.backend, actor(request)))
         return as_json(job, status=202 if job["state"] == "running" else 200)
 

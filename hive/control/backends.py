@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 
 import msgspec
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.errors import HiveError
+from hive.host.access import NO_ACCESS, Access, access_of
 from hive.inference.backend import Backend, open_backend
 from hive.inference.concurrency import OwnQueue, choose_slots, takes_priority
 from hive.inference.recognise import NAMES, recognise
 from hive.settings import Settings
 
 log = logging.getLogger("hive.daemon")
+
+REMOTE_CHECK_S = 30.0
+"""Its list of models is the only thing to ask a remote server for, and many hold it to a rate."""
 
 
 class BackendWatch:
@@ -60,7 +65,9 @@ class BackendWatch:
         while True:
             await self.check()
             self.checked.set()
-            await asyncio.sleep(self._settings().daemon.backend_check_s)
+            every_s = self._settings().daemon.backend_check_s
+            is_remote = self.info is not None and self.info.kind is BackendKind.REMOTE
+            await asyncio.sleep(max(every_s, REMOTE_CHECK_S) if is_remote else every_s)
 
     async def check(self) -> None:
         """Is it up, and does its own queue fill?
@@ -68,10 +75,14 @@ class BackendWatch:
         What it offers is asked when it came up and every `models_refresh_s`.
         """
         before = (self.info, self.models)
-        if self._backend is None and (found := await recognise(self._address)) is not None:
+        if self._backend is None and (found := await self._recognised()) is not None:
             self._take(found.kind)
         if self._backend is None or self.info is None:
             return
+        if self.info.kind is BackendKind.REMOTE:
+            self._backend = open_backend(
+                self.info.kind, self._address, self._access()
+            )  # there may be another key since
         up = await self._backend.health()
         now = asyncio.get_running_loop().time()
         if up and (not self.info.up or now - self._models_at >= self._settings().daemon.models_refresh_s):
@@ -84,16 +95,32 @@ class BackendWatch:
             log.info("backend_changed address=%s up=%s models=%d", self._address, up, len(self.models))
         self._on_checked(changed)
 
+    async def _recognised(self) -> BackendInfo | None:
+        """Of any server where settings name its URL."""
+        inference = self._settings().inference
+        return await recognise(self._address, self._access() if inference.backend_url else None)
+
+    def _access(self) -> Access:
+        """Without a key where that cannot be read: the server then says that it asks for one."""
+        if "://" not in self._address and (self.info is not None and self.info.kind is not BackendKind.REMOTE):
+            return NO_ACCESS
+        try:
+            return access_of(self._settings().inference, os.environ)
+        except HiveError as error:
+            log.error("backend_key_not_read error=%s", error.message)
+            return NO_ACCESS
+
     async def _refresh(self, backend: Backend, now: float) -> bool:
         """Reads version and models; False where it went down over that."""
         try:
             version, models = await backend.version(), await backend.models()
+            capabilities = await backend.capabilities()
         except HiveError as error:
             log.warning("backend_not_read address=%s error=%s", self._address, error.message)
             return False
         assert self.info is not None
         self._models_at = now
-        self.info = msgspec.structs.replace(self.info, version=version)
+        self.info = msgspec.structs.replace(self.info, version=version, capabilities=capabilities)
         self.models = models
         return True
 
@@ -110,7 +137,6 @@ class BackendWatch:
         self.info = msgspec.structs.replace(self.info, slots=slots, slots_from=slots_from, warning=warning)
 
     def _take(self, kind: BackendKind) -> None:
-        self._backend = open_backend(kind, self._address)
         slots, slots_from = choose_slots(kind, None, self._settings())
         self.info = BackendInfo(
             kind=kind,
@@ -120,3 +146,4 @@ class BackendWatch:
             slots_from=slots_from,
             priority=takes_priority(kind, self._settings()),
         )
+        self._backend = open_backend(kind, self._address, self._access())

@@ -10,16 +10,18 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from hive.domain import BackendInfo, BackendKind
+from hive.domain import BackendInfo, BackendKind, origin_of
 from hive.errors import DependencyDown, HiveError, LinkLost, NotSupported, UsageError, did_you_mean
+from hive.host.access import NO_ACCESS, Access
 from hive.inference.ask import parse_address
 from hive.inference.launch import STARTED, socket_of, unit_of
-from hive.inference.recognise import CANDIDATES, recognise
+from hive.inference.recognise import CANDIDATES, recognise, why_unknown
 from hive.inference.switch import STOP_GRACE_S, Target
 from hive.link.messages import BackendIs
 from hive.sandbox.client import SandboxClient
 from hive.settings import Inference
 
+AccessOf = Callable[[], Access]
 log = logging.getLogger("hive.daemon")
 Result = TypeVar("Result")
 
@@ -64,19 +66,25 @@ class Choices(Protocol):
 
 
 class Services:
-    """The three services of an installed Hive, through the helper."""
+    """The three services of an installed Hive, through the helper; besides them what somebody else started."""
 
-    def __init__(self, helper: SandboxClient) -> None:
+    def __init__(self, helper: SandboxClient, access: AccessOf = lambda: NO_ACCESS) -> None:
         self._helper = helper
+        self._access = access
 
     def __repr__(self) -> str:
         return f"<Services {', '.join(STARTED)}>"
 
     async def find(self, asked: str) -> Target:
-        return service(asked)
+        return await at_address(asked, self._access()) if set(asked) & set(":./") else service(asked)
 
-    async def listed(self, active: Target | None) -> list[Choice]:  # noqa: ARG002 - each service says it itself
-        return list(await asyncio.gather(*(self._choice(kind) for kind in STARTED)))
+    async def listed(self, active: Target | None) -> list[Choice]:
+        choices = list(await asyncio.gather(*(self._choice(kind) for kind in STARTED)))
+        if active is None or active.unit:
+            return choices
+        info = await recognise(active.address, readable(self._access))
+        state, version = ("silent", "") if info is None else ("running", info.version)
+        return [Choice(target=active, state=state, answers=info is not None, version=version), *choices]
 
     async def _choice(self, kind: BackendKind) -> Choice:
         target, found = service(kind), await self._helper.look_at_backend(kind)
@@ -92,6 +100,8 @@ class Services:
         await self._with_helper(lambda: self._helper.stop_backend(target.kind, grace_s=STOP_GRACE_S))
 
     async def why_dead(self, target: Target) -> str:
+        if not target.unit:
+            return ""
         try:
             return _why_dead(await self._helper.look_at_backend(target.kind))
         except LinkLost:
@@ -123,6 +133,28 @@ class Services:
                 if asyncio.get_running_loop().time() > until:
                     raise
             await asyncio.sleep(LOOK_AGAIN_S)
+
+
+def readable(access: AccessOf) -> Access:
+    """None of it where it cannot be read: then a server that asks for a key is one that does not answer."""
+    try:
+        return access()
+    except HiveError as error:
+        log.error("backend_key_not_read error=%s", error.message)
+        return NO_ACCESS
+
+
+async def at_address(asked: str, access: Access) -> Target:
+    """What answers at an address that somebody named. Raises UsageError, DependencyDown with the reason, and what
+    reading the authorities raises."""
+    address = parse_address(asked)
+    found = await recognise(address, access)
+    if found is None:
+        why = await why_unknown(address, access)
+        is_here = origin_of(address).is_here
+        hint = "start it first" if is_here else "backend_api_key_file and backend_ca_file of [inference] may be needed"
+        raise DependencyDown(f"no inference server that Hive knows answers at {address}: {why}", hint=hint)
+    return Target(found.kind, address)
 
 
 def service(asked: str) -> Target:
@@ -157,11 +189,14 @@ def _why_dead(found: BackendIs) -> str:
 
 
 class Running:
-    """Servers that somebody else started, on this machine: recognised by their answers, never started or stopped."""
+    """Servers that somebody else started: recognised by their answers, never started or stopped."""
 
-    def __init__(self, known: Sequence[str]) -> None:
-        """`known`: addresses to look at before the default ones."""
-        self._known = list(dict.fromkeys([*known, *CANDIDATES]))
+    def __init__(self, known: Sequence[str], named: Sequence[str] = (), access: AccessOf = lambda: NO_ACCESS) -> None:
+        """`known`: addresses to look at before the default ones; `named`: those of them that somebody named, where any
+        server of OpenAI's dialect may answer. `access`: the key and the authorities, read anew; raises HiveError."""
+        self._known = list(dict.fromkeys([*named, *known, *CANDIDATES]))
+        self._named = set(named)
+        self._access = access
 
     def __repr__(self) -> str:
         return f"<Running {', '.join(self._known)}>"
@@ -173,24 +208,23 @@ class Running:
             kinds = ", ".join(BackendKind)
             hint = did_you_mean(asked, BackendKind) or f"it is one of {kinds}, or http://HOST:PORT"
             raise UsageError(f"{asked[:80]!r} is no inference server", hint=hint)
-        address = parse_address(asked)
-        found = await recognise(address)
-        if found is None:
-            raise DependencyDown(f"no inference server that Hive knows answers at {address}", hint="start it first")
-        if address not in self._known:
-            self._known.insert(0, address)
-        return Target(found.kind, address)
+        target = await at_address(asked, self._access())
+        self._named.add(target.address)
+        if target.address not in self._known:
+            self._known.insert(0, target.address)
+        return target
 
     async def _of_kind(self, kind: BackendKind) -> Target:
         for info in await self._recognised(self._known):
             if info is not None and info.kind is kind:
                 return Target(kind, info.address)
-        hint = "start it, or name its address: hive backend switch http://HOST:PORT"
+        url = "https://HOST/v1" if kind is BackendKind.REMOTE else "http://HOST:PORT"
+        hint = f"start it, or name its address: hive backend switch {url}"
         raise DependencyDown(f"no {kind} answers at {', '.join(self._known)}", hint=hint)
 
     async def listed(self, active: Target | None) -> list[Choice]:
         addresses = list(dict.fromkeys([*([] if active is None else [active.address]), *self._known]))
-        found = await self._recognised(addresses)
+        found = await self._recognised(addresses, active)
         choices = [
             Choice(target=Target(info.kind, info.address), state="running", answers=True, version=info.version)
             for info in found
@@ -200,8 +234,11 @@ class Running:
             choices.insert(0, Choice(target=active, state="silent", answers=False))
         return choices
 
-    async def _recognised(self, addresses: Sequence[str]) -> list[BackendInfo | None]:
-        return list(await asyncio.gather(*(recognise(address) for address in addresses)))
+    async def _recognised(self, addresses: Sequence[str], active: Target | None = None) -> list[BackendInfo | None]:
+        access = readable(self._access)
+        named = self._named | ({active.address} if active is not None else set())
+        asking = (recognise(address, access if address in named else None) for address in addresses)
+        return list(await asyncio.gather(*asking))
 
     async def start(self, target: Target) -> None:
         raise NotSupported(f"{target} is not started by this Hive")

@@ -53,12 +53,14 @@ from hive.control.world import DaemonWorld
 from hive.domain import ALIVE, Agent, BackendKind, Isolation
 from hive.errors import ConfigError, HiveError
 from hive.host import accounts, parent
+from hive.host.access import Access, access_of
 from hive.host.cgroup import Subtree
 from hive.host.credentials import credential
 from hive.host.gpu_memory import Gpus
 from hive.host.notify import Notifier
 from hive.host.process import identify
 from hive.host.pulse import watched
+from hive.inference.ask import parse_address
 from hive.inference.switch import Target
 from hive.link.messages import AgentRow, DaemonTable, Ended, Marks, Open, ProxyTable, Refused
 from hive.sandbox.client import SandboxClient
@@ -243,8 +245,12 @@ class Daemon:
     def _compose_inference(self, recorded: Recorded) -> None:
         inference = self._settings.inference
         self._active = Active(world=self.world, live=self._live, gates=self._gates, journal=self._journal)
-        known = f"{inference.host}:{inference.port}"
+        named = [parse_address(inference.backend_url)] if inference.backend_url else []
+        known = named[0] if named else f"{inference.host}:{inference.port}"
         given = None if self._backend is None else Target(*self._backend)
+        if given is not None and given.kind is BackendKind.REMOTE:
+            named.append(given.address)
+        self._named = named
         self._choose(recorded.chosen, given, known)
         here = [given.address, known] if given is not None else [known]
         self._jobs = Jobs(self._database, self._journal)
@@ -256,6 +262,7 @@ class Daemon:
                 journal=self._journal,
                 active=self._active,
                 choices=self._choices(here),
+                access=self._access,
                 gates=self._gates,
                 gpu=self._gpus,
                 run=self._run,
@@ -272,11 +279,11 @@ class Daemon:
         kind = None if inference.backend == "auto" else BackendKind(inference.backend)
         if given is None and inference.enabled == "false":
             self._active.enabled = False
-        elif chosen is not None and bool(chosen.unit) is self._has_units:
+        elif chosen is not None and (self._has_units or not chosen.unit):
             self._active.choose(chosen)
         elif given is not None:
             self._active.choose(given)
-        elif self._has_units:
+        elif self._has_units and not inference.backend_url:
             if kind is not None:
                 self._active.choose(service(kind))
         elif kind is not None:
@@ -286,7 +293,11 @@ class Daemon:
 
     def _choices(self, known: list[str]) -> Choices:
         """`known`: addresses at which somebody else's server may answer."""
-        return Services(self._helper) if self._has_units else Running(known)
+        return Services(self._helper, self._access) if self._has_units else Running(known, self._named, self._access)
+
+    def _access(self) -> Access:
+        """Raises ConfigError, NotPermitted."""
+        return access_of(self.world.settings.inference, os.environ)
 
     @property
     def _has_units(self) -> bool:

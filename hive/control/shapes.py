@@ -59,11 +59,19 @@ class UsageHealth(TypedDict):
     lost: int
 
 
+class BackendCapabilities(TypedDict):
+    """What an inference server said of itself; null where it does not tell, and its kind decides. `found`: where."""
+
+    endpoints: Annotated[list[str] | None, Meta(description="Paths it answers.")]
+    fields: Annotated[list[str] | None, Meta(description="Request fields it takes that OpenAI's schema does not have.")]
+    found: str
+
+
 class Backend(TypedDict):
     """The inference server in use, as it was seen last."""
 
     kind: BackendKind
-    address: Annotated[str, Meta(description="`host:port`, or the path of a socket.")]
+    address: Annotated[str, Meta(description="`host:port`, the path of a socket, or a URL without `/v1`.")]
     label: str
     version: str
     up: bool
@@ -71,6 +79,7 @@ class Backend(TypedDict):
     slots_from: Annotated[str, Meta(description="Where that number comes from, in words.")]
     priority: Annotated[bool, Meta(description="Whether it orders requests by a `priority` field.")]
     warning: Annotated[str, Meta(description="What contradicts `slots`; empty where nothing does.")]
+    capabilities: BackendCapabilities
 
 
 class Health(TypedDict):
@@ -298,6 +307,7 @@ class InferenceServer(TypedDict):
     priority: bool
     prefix_cache: Annotated[str, Meta(description="Who may meet whose prompts in its prefix cache, in words.")]
     warning: str
+    capabilities: BackendCapabilities
     models: list[Model]
 
 

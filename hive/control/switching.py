@@ -19,12 +19,13 @@ import msgspec
 
 from hive.agents.turns import outcome_of
 from hive.control.active import Active
-from hive.control.choices import Choice, Choices, Services, last_lines
+from hive.control.choices import AccessOf, Choice, Choices, Services, last_lines
 from hive.control.gates import ProxyGates
 from hive.control.jobs import Also, Jobs
 from hive.control.journal import Journal
 from hive.domain import BackendKind, ModelInfo
 from hive.errors import BackendDown, BackendTimeout, HiveError, LinkLost, NotFound, NotSupported, WrongState
+from hive.host.access import NO_ACCESS
 from hive.host.gpu_memory import GpuMemory
 from hive.inference import one_token
 from hive.inference.backend import Backend, open_backend
@@ -103,6 +104,7 @@ class Parts:
     gates: ProxyGates
     gpu: GpuMemory
     run: str
+    access: AccessOf = lambda: NO_ACCESS
 
 
 class Switcher:
@@ -209,11 +211,15 @@ class Switcher:
     async def _start_chosen(self, services: Services) -> None:
         while True:
             try:
-                target = self._parts.active.target or await services.first(self._parts.settings())
+                target = self._parts.active.target
+                if target is None and self._parts.settings().backend_url:
+                    return  # it is looked at until something answers there
+                target = target or await services.first(self._parts.settings())
                 if target is None:
                     self.why_none = "no inference server is installed where hive.conf says"
                     return
-                await services.start(target)
+                if target.unit:
+                    await services.start(target)
             except LinkLost:
                 await asyncio.sleep(HELPER_AGAIN_S)
                 continue
@@ -277,9 +283,11 @@ class Switcher:
             log.error("switch_not_written job=%s error=%s", job.id, ended.message)  # the next daemon ends it
 
     def _result(self, job: Job, new: Target, old: Target | None, *, changed: bool) -> dict[str, Any]:
+        info, _ = self._parts.active.seen
         return {
             "backend": str(new.kind),
             "address": new.address,
+            "version": "" if info is None else info.version,
             "from": None if old is None else str(old.kind),
             "changed": changed,
             "cut": self._cut,
@@ -380,7 +388,7 @@ class Switcher:
 
     async def _until_healthy(self, target: Target) -> None:
         """Raises BackendDown where it is no use to wait, BackendTimeout where it was looked at often enough."""
-        settings, backend = self._parts.settings(), open_backend(target.kind, target.address)
+        settings, backend = self._parts.settings(), self._open(target)
         tries, every_s = settings.switch_health_tries, settings.switch_health_every_s
         until = time.monotonic() + tries * every_s
         said = ""
@@ -393,6 +401,10 @@ class Switcher:
             await self._say(f"{target}: {said}; looked at {number} of {tries} times")
             await asyncio.sleep(every_s)
         raise BackendTimeout(f"{said}, looked at {tries} times, every {every_s:g} s")
+
+    def _open(self, target: Target) -> Backend:
+        is_local = target.kind is not BackendKind.REMOTE and "://" not in target.address
+        return open_backend(target.kind, target.address, NO_ACCESS if is_local else self._parts.access())
 
     async def _say(self, progress: str) -> None:
         """How far the step is."""
@@ -412,10 +424,10 @@ class Switcher:
         if not models:
             raise BackendDown("it offers no model", hint="give it one first")
         said = ""
-        for model in models_to_probe(models, self._parts.settings().default_model):
+        for model in models_to_probe(models, self._parts.settings().default_model, backend.kind):
             try:
                 within_s = max(TOKEN_MIN_S, until - time.monotonic())
-                await one_token.generate(backend.kind, backend.address, model, within_s=within_s)
+                await one_token.generate(backend.kind, backend.address, model, within_s=within_s, access=backend.access)
             except (BackendDown, BackendTimeout) as error:
                 said = error.message
             else:

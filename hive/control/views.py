@@ -18,7 +18,7 @@ from hive.control.shapes_agents import Capabilities as CapabilitiesView
 from hive.control.shapes_agents import Message as MessageView
 from hive.control.shapes_agents import Schedule as ScheduleView
 from hive.control.stats import Used
-from hive.domain import Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo
+from hive.domain import Agent, AgentSpec, AgentStatus, BackendCapabilities, BackendInfo, ModelInfo
 from hive.host.memory import Memory, Pressure, Zram
 from hive.host.nvml import MIB, GpuProcess, GpuState, Instance, Seen
 from hive.inference.concurrency import prefix_cache
@@ -285,6 +285,14 @@ def choice_view(choice: Choice, *, in_use: bool) -> shapes.Choice:
     }
 
 
+def _capabilities(told: BackendCapabilities) -> shapes.BackendCapabilities:
+    return {
+        "endpoints": None if told.endpoints is None else list(told.endpoints),
+        "fields": None if told.fields is None else list(told.fields),
+        "found": told.found,
+    }
+
+
 def inference_view(backend: BackendInfo | None, models: list[ModelInfo], settings: Settings) -> shapes.InferenceServer:
     """`slots`: requests it works on at once, None for no limit; `slots_from` and `prefix_cache` say things in words."""
     return {
@@ -298,6 +306,7 @@ def inference_view(backend: BackendInfo | None, models: list[ModelInfo], setting
         "priority": backend is not None and backend.priority,
         "prefix_cache": "" if backend is None else prefix_cache(backend.kind, settings),
         "warning": "" if backend is None else backend.warning,
+        "capabilities": _capabilities(BackendCapabilities() if backend is None else backend.capabilities),
         "models": [msgspec.to_builtins(model) for model in models],
     }
 

@@ -7,15 +7,23 @@ connection of its own. The only prompt that is ever sent is that of `one_token.p
 from __future__ import annotations
 
 import asyncio
+import re
+import ssl
 from typing import TypeVar
 
 import msgspec
 
-from hive.errors import BackendDown, BackendTimeout, UsageError
+from hive.domain import origin_of
+from hive.errors import BackendDown, BackendTimeout, ConfigError, UsageError
+from hive.host.access import NO_ACCESS, Access, context, why_untrusted
 from hive.http_client import httpx
 
 ANSWER_S = 2.0
 ANSWER_MAX_BYTES = 4 * 1024 * 1024
+FAR_ANSWER_S = 5.0
+"""Of a server on another machine: a name is looked up, and TLS takes three ways there and back."""
+_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
+"""What may stand before `/v1`; a proxy sends it as it is."""
 _ACCEPT = {"accept": "application/json"}
 _JSON = _ACCEPT | {"content-type": "application/json"}
 Shape = TypeVar("Shape")
@@ -30,12 +38,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def parse_address(text: str) -> str:
-    """`http://host:port`, `host:port`, `host`, `unix:///path` or `/path` as an address: `host:port` or a socket path.
+    """`http://host:port`, `host:port`, `host`, `unix:///path` or `/path` as an address: `host:port` or a socket path;
+    `https://host/path/v1` and `http://host/path/v1` as a URL without the `/v1`.
 
-    Raises `UsageError` for anything else: backends speak plain HTTP at the root of their server.
+    Raises `UsageError` for anything else.
 
     >>> parse_address("http://127.0.0.1:11434/"), parse_address("unix:///run/x.sock"), parse_address("localhost:8000")
     ('127.0.0.1:11434', '/run/x.sock', 'localhost:8000')
+    >>> parse_address("https://api.example.com/v1"), parse_address("http://10.0.0.9:8000/llm/v1/")
+    ('https://api.example.com', 'http://10.0.0.9:8000/llm')
     """
     if text.startswith("/"):
         return text
@@ -44,39 +55,78 @@ def parse_address(text: str) -> str:
     try:
         url = httpx.URL(text if "://" in text else f"http://{text}")
     except httpx.InvalidURL as error:
-        raise UsageError(f"`{text}` is no backend address: {error}") from None
-    if url.scheme != "http" or not url.host or url.path not in ("", "/") or url.query or url.userinfo:
+        raise UsageError(f"`{without_secrets(text)}` is no backend address: {error}") from None
+    if url.userinfo or url.query:  # not repeated: it may be a key
         raise UsageError(
-            f"`{text}` is no backend address", hint="write http://host:port, host:port, or unix:///path/to.sock"
+            "a backend's address carries no user, no password and no query",
+            hint="the key goes into a file: backend_api_key_file of [inference]",
         )
-    host = f"[{url.host}]" if ":" in url.host else url.host
-    return f"{host}:{url.port or 80}"
+    path = url.raw_path.partition(b"?")[0].decode("ascii").rstrip("/").removesuffix("/v1")
+    if url.scheme not in ("http", "https") or not url.host or not _PATH.fullmatch(path) or url.fragment:
+        raise UsageError(
+            f"`{without_secrets(text)}` is no backend address",
+            hint="write http://host:port, https://host/v1, host:port, or unix:///path/to.sock",
+        )
+    host = url.raw_host.decode("ascii")
+    host = f"[{host}]" if ":" in host else host
+    if url.scheme == "http" and not path:
+        return f"{host}:{url.port or 80}"
+    return f"{url.scheme}://{host}{'' if url.port is None else f':{url.port}'}{path}"
 
 
-async def get(address: str, path: str, *, within_s: float = ANSWER_S) -> Answer:
-    """The answer to `GET path` at `address` (`host:port` or a socket path), whatever its status.
+def without_secrets(text: str) -> str:
+    """What somebody gave as an address, as it may be written down: it may not be one.
 
-    Raises `BackendDown` where nothing listens, the answer is no HTTP or larger than `ANSWER_MAX_BYTES`;
-    `BackendTimeout` where it is not complete within `within_s` seconds.
+    >>> without_secrets("https://me:secret@host/v1?key=secret"), without_secrets("vllm")
+    ('https://…@host/v1?…', 'vllm')
     """
-    return await _ask(address, "GET", path, None, within_s)
+    return re.sub(r"\?.*", "?…", re.sub(r"[^/]*@", "…@", text))
 
 
-async def post(address: str, path: str, body: object, *, within_s: float) -> Answer:
+async def get(
+    address: str,
+    path: str,
+    *,
+    within_s: float = ANSWER_S,
+    access: Access = NO_ACCESS,
+) -> Answer:
+    """The answer to `GET path` at `address` (as `BackendInfo` has it), whatever its status; `access` as it is shown to
+    this server.
+
+    Raises `BackendDown` where nothing listens, nobody vouches for it, the answer is no HTTP or larger than
+    `ANSWER_MAX_BYTES`; `BackendTimeout` where it is not complete within `within_s` seconds.
+    """
+    return await _ask(address, "GET", path, None, within_s, access)
+
+
+async def post(
+    address: str,
+    path: str,
+    body: object,
+    *,
+    within_s: float,
+    access: Access = NO_ACCESS,
+) -> Answer:
     """The answer to `POST path` with `body` as JSON. Raises as `get`."""
-    return await _ask(address, "POST", path, msgspec.json.encode(body), within_s)
+    return await _ask(address, "POST", path, msgspec.json.encode(body), within_s, access)
 
 
-async def _ask(address: str, method: str, path: str, body: bytes | None, within_s: float) -> Answer:
-    socket = address if address.startswith("/") else None
+async def _ask(address: str, method: str, path: str, body: bytes | None, within_s: float, access: Access) -> Answer:
+    origin = origin_of(address)
+    socket = origin.dialled if origin.dialled.startswith("/") else None
     # Ollama on loopback refuses unknown Host names, so a socket is asked as localhost.
-    base = "http://localhost" if socket else f"http://{address}"
-    transport = httpx.AsyncHTTPTransport(uds=socket, verify=False, trust_env=False)
+    base = "http://localhost" if socket else address if "://" in address else f"http://{address}"
+    try:
+        verify: ssl.SSLContext | bool = context(access) if origin.tls else False
+    except ConfigError as error:
+        raise BackendDown(error.message, hint=error.hint) from None
+    fields = (_JSON if body else _ACCEPT) | ({"authorization": f"Bearer {access.key}"} if access.key else {})
+    transport = httpx.AsyncHTTPTransport(uds=socket, verify=verify, trust_env=False)
     try:
         async with (
             asyncio.timeout(within_s),
             httpx.AsyncClient(transport=transport, base_url=base, timeout=within_s, trust_env=False) as client,
-            client.stream(method, path, content=body, headers=_JSON if body else _ACCEPT) as response,
+            client.stream(method, path, content=body, headers=fields) as response,
         ):
             return Answer(
                 status=response.status_code,
@@ -86,7 +136,8 @@ async def _ask(address: str, method: str, path: str, body: bytes | None, within_
     except (TimeoutError, httpx.TimeoutException):
         raise BackendTimeout(f"{address} did not answer {method} {path} within {within_s:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-        raise BackendDown(f"{address} does not answer {method} {path}: {error or type(error).__name__}") from None
+        why = why_untrusted(error) or error or type(error).__name__
+        raise BackendDown(f"{address} does not answer {method} {path}: {why}") from None
 
 
 async def _whole(response: httpx.Response) -> bytes:
@@ -98,9 +149,16 @@ async def _whole(response: httpx.Response) -> bytes:
     return bytes(body)
 
 
-async def get_shape(address: str, path: str, shape: type[Shape]) -> Shape:
+async def get_shape(
+    address: str,
+    path: str,
+    shape: type[Shape],
+    *,
+    within_s: float = ANSWER_S,
+    access: Access = NO_ACCESS,
+) -> Shape:
     """The 200 answer to `GET path`, decoded as `shape`; besides `get`'s errors `BackendDown` where it is not that."""
-    answer = await get(address, path)
+    answer = await get(address, path, within_s=within_s, access=access)
     if answer.status != 200:
         raise BackendDown(f"{address} answers GET {path} with status {answer.status}")
     try:
@@ -109,18 +167,15 @@ async def get_shape(address: str, path: str, shape: type[Shape]) -> Shape:
         raise BackendDown(f"{address} answers GET {path} with something else: {error}") from None
 
 
-async def text(address: str, path: str) -> bytes | None:
+async def text(address: str, path: str, *, within_s: float = ANSWER_S, access: Access = NO_ACCESS) -> bytes | None:
     """The 200 answer to `GET path` as it came; None where there is none in time."""
     try:
-        answer = await get(address, path)
+        answer = await get(address, path, within_s=within_s, access=access)
     except (BackendDown, BackendTimeout):
         return None
     return answer.body if answer.status == 200 else None
 
 
-async def is_ok(address: str, path: str) -> bool:
+async def is_ok(address: str, path: str, *, within_s: float = ANSWER_S, access: Access = NO_ACCESS) -> bool:
     """Whether `GET path` is answered 200 in time."""
-    try:
-        return (await get(address, path)).status == 200
-    except (BackendDown, BackendTimeout):
-        return False
+    return await text(address, path, within_s=within_s, access=access) is not None

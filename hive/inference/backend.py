@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from hive.domain import BackendKind, Dialect, ModelInfo
+from hive.domain import BackendCapabilities, BackendKind, Dialect, ModelInfo
+from hive.host.access import NO_ACCESS, Access
 from hive.inference.concurrency import Busy
 from hive.inference.llamacpp import LlamaServer
 from hive.inference.ollama import Ollama
+from hive.inference.prefix_cache import PrefixCache
+from hive.inference.remote import Remote
 from hive.inference.vllm import Vllm
 
 
 class Backend(Protocol):
     """One inference server at one address; control questions only, requests of agents go through the proxy.
 
-    No question sends a prompt, loads a model or wakes a sleeping one. Each is answered within 2 s or fails.
-    The server may come and go between two questions; nothing is remembered here.
+    No question sends a prompt, loads a model or wakes a sleeping one; only `load` and `unload` change anything. Each
+    question is answered within 2 s, by a server on another machine within 5 s, or fails. The server may come and go
+    between two questions; nothing is remembered here.
     """
 
     @property
@@ -23,7 +27,11 @@ class Backend(Protocol):
 
     @property
     def address(self) -> str:
-        """`host:port` or the path of a unix socket."""
+        """As `BackendInfo` has it."""
+
+    @property
+    def access(self) -> Access:
+        """What of Hive's key and authorities it is shown."""
 
     @property
     def dialects(self) -> frozenset[Dialect]:
@@ -44,13 +52,35 @@ class Backend(Protocol):
     async def busy(self) -> Busy:
         """How much it works on at once and how much waits in its own queue, as far as it tells. Never raises."""
 
+    async def prefix_cache(self) -> PrefixCache | None:
+        """Its counters of prompt tokens since it started, None where it tells none or does not answer. Never raises."""
 
-def open_backend(kind: BackendKind, address: str) -> Backend:
-    """The backend of `kind` at `address`. Nothing is asked yet, so it may be down."""
+    async def capabilities(self) -> BackendCapabilities:
+        """What it says of itself; empty where it does not, or does not answer. Never raises."""
+
+    async def load(self, model: str) -> None:
+        """Returns once the model is in memory, also where it was; `LOAD_S` is the longest that may take.
+
+        Raises NotSupported where such a server does not load on request, NotFound, BackendDown, BackendTimeout.
+        """
+
+    async def unload(self, model: str) -> None:
+        """The model is out of memory, or will be once its requests have ended; also where it was not in it.
+
+        Raises as `load`.
+        """
+
+
+def open_backend(kind: BackendKind, address: str, access: Access = NO_ACCESS) -> Backend:
+    """The backend of `kind` at `address`. Nothing is asked yet, so it may be down. `access`: all there is; what of it
+    the server is shown follows from its kind and its address."""
+    shown = access.shown_to(kind, address)
     match kind:
         case BackendKind.VLLM:
-            return Vllm(address)
+            return Vllm(address, shown)
         case BackendKind.LLAMA:
-            return LlamaServer(address)
+            return LlamaServer(address, shown)
+        case BackendKind.REMOTE:
+            return Remote(address, shown)
         case BackendKind.OLLAMA | BackendKind.DEMO:
-            return Ollama(address, kind)
+            return Ollama(address, kind, shown)

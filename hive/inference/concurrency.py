@@ -49,6 +49,8 @@ def choose_slots(kind: BackendKind, told: int | None, settings: Settings) -> tup
             return settings.inference.vllm_max_sequences, "vllm_max_sequences in hive.conf"
         case BackendKind.OLLAMA:
             return OLLAMA_PARALLEL, "Ollama's default, it does not tell; [proxy] backend_concurrency overrides it"
+        case BackendKind.REMOTE:
+            return None, "a remote server does not tell; [proxy] backend_concurrency sets a limit"
         case BackendKind.DEMO:
             return None, "no limit"
 
@@ -68,6 +70,8 @@ def prefix_cache(kind: BackendKind, settings: Settings) -> str:
         return "none"
     if kind is BackendKind.OLLAMA:
         return "shared between all agents (Ollama cannot separate it)"
+    if kind is BackendKind.REMOTE:
+        return "whoever runs the remote server decides; Hive shows it one key for all agents"
     if not settings.proxy.cache_isolation:
         return "shared between all agents (cache_isolation = false)"
     if kind is BackendKind.VLLM:

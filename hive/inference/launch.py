@@ -86,7 +86,7 @@ def launch(
             return _vllm(inference, base | home, socket_of(kind, runtime), state)
         case BackendKind.LLAMA:
             return _llama(inference, base | home, socket_of(kind, runtime))
-        case BackendKind.DEMO:
+        case BackendKind.DEMO | BackendKind.REMOTE:
             raise ValueError("the demo backend is no service")
 
 

@@ -7,10 +7,13 @@ import asyncio
 import msgspec
 
 from hive.domain import BackendKind, ModelInfo
-from hive.errors import BackendDown, BackendTimeout
-from hive.inference import ask
+from hive.errors import BackendDown, BackendTimeout, NotFound, NotSupported
+from hive.inference import prefix_cache
 from hive.inference.concurrency import Busy, gauge
-from hive.inference.server import Server
+from hive.inference.prefix_cache import PrefixCache
+from hive.inference.server import LOAD_S, Server, check_done, within
+
+LOOK_S = 0.1
 
 
 class _Props(msgspec.Struct):
@@ -23,8 +26,13 @@ class _Meta(msgspec.Struct):
     n_params: int | None = None
 
 
+class _Status(msgspec.Struct):
+    value: str
+
+
 class _Model(msgspec.Struct):
     id: str
+    status: _Status | None = None
     owned_by: str = ""
     created: int = 0
     meta: _Meta | None = None
@@ -43,9 +51,10 @@ class LlamaServer(Server):
 
     kind = BackendKind.LLAMA
     health_path = "/health"
+    why_not_load = "this llama-server serves the one model it was started with; as a router it has several"
 
     async def models(self) -> list[ModelInfo]:
-        models = await ask.get_shape(self.address, "/v1/models", _Models)
+        models = await self._shape("/v1/models", _Models)
         return [
             ModelInfo(
                 name=model.id,
@@ -62,11 +71,41 @@ class LlamaServer(Server):
 
     async def busy(self) -> Busy:
         """`/metrics` is 501 without `--metrics`, and a router tells neither: then nothing is known."""
-        slots, metrics = await asyncio.gather(self._slots(), ask.text(self.address, "/metrics"))
+        slots, metrics = await asyncio.gather(self._slots(), self._text("/metrics"))
         return Busy(slots=slots, waiting=gauge(metrics, "llamacpp:requests_deferred") if metrics is not None else None)
 
+    async def prefix_cache(self) -> PrefixCache | None:
+        """A router has counters per model only: it tells none of its own."""
+        metrics = await self._text("/metrics")
+        return None if metrics is None else prefix_cache.llama(metrics)
+
+    async def load(self, model: str) -> None:
+        """A router answers at once and loads then, in a process of its own."""
+        status = await self._status(model)
+        if status in ("unloaded", "sleeping"):
+            check_done(await self._post("/models/load", {"model": model}, within_s=LOAD_S), self.address)
+        async with within(LOAD_S, f"{self.address} has not loaded {model}"):
+            while (status := await self._status(model)) != "loaded":
+                if status == "unloaded":
+                    raise BackendDown(f"{self.address} could not load {model}", hint="its log says why")
+                await asyncio.sleep(LOOK_S)
+
+    async def unload(self, model: str) -> None:
+        if await self._status(model) != "unloaded":
+            check_done(await self._post("/models/unload", {"model": model}, within_s=LOAD_S), self.address)
+
+    async def _status(self, model: str) -> str:
+        """In the router's words: `unloaded`, `loading`, `loaded`, `sleeping`, …"""
+        listed = (await self._shape("/models", _Models)).data
+        found = next((entry for entry in listed if entry.id == model), None)
+        if found is None:
+            raise NotFound(f"{self.address} has no model {model[:80]!r}", hint="hive backend status")
+        if found.status is None:
+            raise NotSupported(f"{model} is not loaded or unloaded on request: {self.why_not_load}")
+        return found.status.value
+
     async def _props(self) -> _Props:
-        return await ask.get_shape(self.address, "/props", _Props)
+        return await self._shape("/props", _Props)
 
     async def _slots(self) -> int | None:
         try:

@@ -7,8 +7,8 @@ from datetime import datetime
 import msgspec
 
 from hive.domain import BackendKind, ModelInfo
-from hive.inference import ask
-from hive.inference.server import Server
+from hive.host.access import NO_ACCESS, Access
+from hive.inference.server import LOAD_S, Server, check_done
 
 
 class _Version(msgspec.Struct):
@@ -46,16 +46,17 @@ class Ollama(Server):
     """Keeps the contract of `Backend`. It has one health: whoever answers `/api/version` also serves."""
 
     health_path = "/api/version"
+    why_not_load = "the demo backend has no model, only canned text"
 
-    def __init__(self, address: str, kind: BackendKind = BackendKind.OLLAMA) -> None:
-        super().__init__(address)
+    def __init__(self, address: str, kind: BackendKind = BackendKind.OLLAMA, access: Access = NO_ACCESS) -> None:
+        super().__init__(address, access)
         self.kind = kind
 
     def __repr__(self) -> str:
         return f"<Ollama {self.kind} at {self.address}>"
 
     async def models(self) -> list[ModelInfo]:
-        tags = await ask.get_shape(self.address, "/api/tags", _Tags)
+        tags = await self._shape("/api/tags", _Tags)
         owner = "library" if self.kind is BackendKind.OLLAMA else "hive"
         return [
             ModelInfo(
@@ -69,4 +70,18 @@ class Ollama(Server):
         ]
 
     async def version(self) -> str:
-        return (await ask.get_shape(self.address, "/api/version", _Version)).version
+        return (await self._shape("/api/version", _Version)).version
+
+    async def load(self, model: str) -> None:
+        """An empty prompt loads (docs/api.md of 2026-08); `keep_alive` is the server's own default."""
+        if self.kind is BackendKind.DEMO:
+            await super().load(model)
+        await self._ask({"model": model, "stream": False})
+
+    async def unload(self, model: str) -> None:
+        if self.kind is BackendKind.DEMO:
+            await super().unload(model)
+        await self._ask({"model": model, "stream": False, "keep_alive": 0})
+
+    async def _ask(self, body: object) -> None:
+        check_done(await self._post("/api/generate", body, within_s=LOAD_S), self.address)

@@ -12,6 +12,7 @@ import msgspec
 
 from hive.domain import DIALECTS, BackendKind, Dialect
 from hive.errors import BackendDown
+from hive.host.access import NO_ACCESS, Access
 from hive.inference import ask
 
 PROMPT = "Hi"
@@ -38,6 +39,9 @@ def question(kind: BackendKind, model: str) -> tuple[str, dict[str, Any]]:
     if Dialect.OLLAMA in DIALECTS[kind]:
         options = {"num_predict": 1}
         return "/api/generate", {"model": model, "prompt": PROMPT, "stream": False, "options": options}
+    if kind is BackendKind.REMOTE:  # many of them chat only
+        messages = [{"role": "user", "content": PROMPT}]
+        return "/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 1}
     return "/v1/completions", {"model": model, "prompt": PROMPT, "max_tokens": 1}
 
 
@@ -55,13 +59,13 @@ def tokens_in(kind: BackendKind, body: bytes) -> int:
         return 0
 
 
-async def generate(kind: BackendKind, address: str, model: str, *, within_s: float) -> None:
+async def generate(kind: BackendKind, address: str, model: str, *, within_s: float, access: Access = NO_ACCESS) -> None:
     """Returns once `model` has generated a token; loading it is a part of that.
 
     Raises `BackendDown` where it does not, saying what was answered, and `BackendTimeout`.
     """
     path, body = question(kind, model)
-    answer = await ask.post(address, path, body, within_s=within_s)
+    answer = await ask.post(address, path, body, within_s=within_s, access=access)
     if answer.status != 200:
         said = " ".join(answer.body[:200].decode(errors="replace").split())
         raise BackendDown(f"asked for a token of {model} it answers {answer.status}: {said}")

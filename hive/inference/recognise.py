@@ -8,10 +8,12 @@ from typing import Any
 
 import msgspec
 
-from hive.domain import BackendInfo, BackendKind
+from hive.domain import BackendInfo, BackendKind, origin_of
 from hive.errors import BackendDown, BackendTimeout
-from hive.inference.ask import Answer, get
+from hive.host.access import NO_ACCESS, Access
+from hive.inference.ask import FAR_ANSWER_S, Answer, get
 from hive.inference.canned import SERVER
+from hive.inference.remote import MODELS, is_list, refusal, version_in
 
 CANDIDATES = ("127.0.0.1:11434", "127.0.0.1:8000", "127.0.0.1:8080", "127.0.0.1:9931")
 """Default loopback ports: Ollama, vLLM, llama-server of old and of 2026. Servers on unix sockets have no default."""
@@ -24,6 +26,7 @@ NAMES = {
     BackendKind.VLLM: "vLLM",
     BackendKind.LLAMA: "llama-server",
     BackendKind.DEMO: "demo backend (canned text, no model)",
+    BackendKind.REMOTE: "remote server of OpenAI's dialect",
 }
 
 
@@ -53,17 +56,51 @@ def identify(answers: Mapping[str, Answer]) -> tuple[BackendKind, str] | None:
     return None
 
 
-async def recognise(address: str) -> BackendInfo | None:
-    """The backend at `address` (`host:port` or a socket path), None where none that we know answers in 1.5 s.
+async def recognise(address: str, access: Access | None = None) -> BackendInfo | None:
+    """The backend at `address` (as `BackendInfo` has it), None where none that we know answers in 1.5 s, on another
+    machine in 5 s.
 
-    All questions are asked at once; a backend is recognised by those it answered.
+    `access`: given for an address that somebody named. There any server that lists models as OpenAI does is one, of the
+    kind `remote`, and it is shown the key. All questions are asked at once; a backend is recognised by those it
+    answered. Below a path of its server it is always `remote`.
     """
-    asked = await asyncio.gather(*(_ask(address, question) for question in QUESTIONS))
-    found = identify({question: answer for question, answer in zip(QUESTIONS, asked, strict=True) if answer})
+    origin, shown = origin_of(address), (access or NO_ACCESS).shown_to(None, address)
+    within_s = ALL_WITHIN_S if origin.is_here else FAR_ANSWER_S
+    questions = (MODELS,) if origin.prefix else QUESTIONS
+    # What runs on this machine and asks for no key is shown none, so it is asked without one first.
+    first = shown if origin.tls else NO_ACCESS
+    asked = await asyncio.gather(*(_ask(address, question, first, within_s) for question in questions))
+    answers = {question: answer for question, answer in zip(questions, asked, strict=True) if answer}
+    found = None if origin.prefix else identify(answers)
+    if found is None and access is not None:
+        listed = answers.get(MODELS)
+        if listed is not None and listed.status in (401, 403) and shown != first:
+            listed = await _ask(address, MODELS, shown, within_s)
+        found = _remote(listed)
     if found is None:
         return None
     kind, version = found
     return BackendInfo(kind=kind, address=address, label=f"{NAMES[kind]} at {address}", version=version, up=True)
+
+
+def _remote(listed: Answer | None) -> tuple[BackendKind, str] | None:
+    """Hive's own proxy lists models, too, and is no backend."""
+    if listed is None or listed.status != 200 or _is_hive(listed) or not is_list(listed.body):
+        return None
+    return BackendKind.REMOTE, version_in(listed.headers)
+
+
+async def why_unknown(address: str, access: Access) -> str:
+    """Why what answers at an address that somebody named is no backend, a sentence."""
+    shown = access.shown_to(None, address)
+    try:
+        listed = await get(address, MODELS, within_s=FAR_ANSWER_S, access=shown)
+    except (BackendDown, BackendTimeout) as error:
+        return error.message
+    if listed.status != 200:
+        withheld = " (a key is not sent over plain HTTP to another host)" if access.key and not shown.key else ""
+        return refusal(address, listed.status, has_key=bool(shown.key)) + withheld
+    return f"{address} answers GET {MODELS} with something else than OpenAI's list of models"
 
 
 async def find(candidates: Sequence[str] = CANDIDATES) -> BackendInfo | None:
@@ -72,9 +109,9 @@ async def find(candidates: Sequence[str] = CANDIDATES) -> BackendInfo | None:
     return next((info for info in found if info is not None), None)
 
 
-async def _ask(address: str, question: str) -> Answer | None:
+async def _ask(address: str, question: str, access: Access, within_s: float) -> Answer | None:
     try:
-        return await get(address, question, within_s=ALL_WITHIN_S)
+        return await get(address, question, within_s=within_s, access=access)
     except (BackendDown, BackendTimeout):
         return None
 

@@ -257,13 +257,21 @@ def waits_for_memory(*, has_gpu: bool, is_free: bool | None, waited_s: float, li
     return has_gpu and not is_free and waited_s < limit_s
 
 
-def models_to_probe(models: Sequence[ModelInfo], default_model: str) -> list[str]:
+def models_to_probe(models: Sequence[ModelInfo], default_model: str, kind: BackendKind = BackendKind.VLLM) -> list[str]:
     """Which models to ask for one token, until one gives it: the default one, else the small ones first.
+
+    Somebody else's server may list hundreds, most of which do not chat, and bills a token: there it is the default one
+    alone, and without one none where there are more than a few.
 
     >>> models = [ModelInfo(name="big", size_bytes=9), ModelInfo(name="small", size_bytes=1), ModelInfo(name="m")]
     >>> models_to_probe(models, ""), models_to_probe(models, "m")
     (['small', 'big', 'm'], ['m', 'small', 'big'])
+    >>> many = [ModelInfo(name=f"m{number}") for number in range(4)]
+    >>> [models_to_probe(many, default, BackendKind.REMOTE) for default in ("m3", "")]
+    [['m3'], []]
     """
+    if kind is BackendKind.REMOTE and len(models) > PROBES_MAX:
+        return [model.name for model in models if model.name == default_model]
     ordered = sorted(
         models, key=lambda model: (model.name != default_model, model.size_bytes is None, model.size_bytes or 0)
     )

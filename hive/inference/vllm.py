@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
-from hive.domain import BackendKind, ModelInfo
-from hive.inference import ask
+from hive.domain import BackendCapabilities, BackendKind, ModelInfo
+from hive.inference import openapi, prefix_cache
 from hive.inference.concurrency import Busy, gauge
+from hive.inference.prefix_cache import PrefixCache
 from hive.inference.server import Server
 
 
@@ -33,18 +36,29 @@ class Vllm(Server):
 
     kind = BackendKind.VLLM
     health_path = "/health"
+    why_not_load = "vLLM serves the model it was started with"
 
     async def models(self) -> list[ModelInfo]:
-        models = await ask.get_shape(self.address, "/v1/models", _Models)
+        models = await self._shape("/v1/models", _Models)
         return [
             ModelInfo(name=model.id, owned_by=model.owned_by, created=model.created, parent=model.parent or "")
             for model in models.data
         ]
 
     async def version(self) -> str:
-        return (await ask.get_shape(self.address, "/version", _Version)).version
+        return (await self._shape("/version", _Version)).version
 
     async def busy(self) -> Busy:
         """`--max-num-seqs` is told nowhere, not even in its metrics."""
-        metrics = await ask.text(self.address, "/metrics")
+        metrics = await self._text("/metrics")
         return Busy(waiting=gauge(metrics, "vllm:num_requests_waiting") if metrics is not None else None)
+
+    async def capabilities(self) -> BackendCapabilities:
+        """From `/openapi.json`, some 300 kB, which `--disable-fastapi-docs` takes away."""
+        described = await self._text("/openapi.json")
+        found = None if described is None else await asyncio.to_thread(openapi.capabilities, described)
+        return found or BackendCapabilities()
+
+    async def prefix_cache(self) -> PrefixCache | None:
+        metrics = await self._text("/metrics")
+        return None if metrics is None else prefix_cache.vllm(metrics)

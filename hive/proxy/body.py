@@ -11,10 +11,11 @@ from functools import cache
 
 import msgspec
 
+from hive.dialects.fitting import fit
 from hive.dialects.ways import way_of
-from hive.errors import BadRequest
+from hive.errors import BadRequest, NotSupported
 from hive.field_rules import Fields, Rules
-from hive.proxy.draft import Draft, member, read_number
+from hive.proxy.draft import IDLE, Draft, member, read_number
 from hive.proxy.names import read_object, read_text
 
 MAX_MODEL_NAME = 512
@@ -38,7 +39,8 @@ class Want(msgspec.Struct, frozen=True):
     `model_first`: the model may become another one (`for_model`), so its name goes before all else.
     `limit_absent`: where no limit of tokens is named, the tier's is put in; False where the server's own default is
     a small one (vLLM's /v1/completions: 16). `translate`: the client's endpoint, where the backend is asked another
-    (hive.dialects.ways).
+    (hive.dialects.ways). `lacking`: fields a translation may make and this backend does not take
+    (hive.dialects.fitting). `ignored`: fields it would pass over without a word, and why they are refused.
     """
 
     default_model: str = ""
@@ -48,6 +50,8 @@ class Want(msgspec.Struct, frozen=True):
     limit_absent: bool = True
     translate: str = ""
     model_first: bool = False
+    lacking: tuple[str, ...] = ()
+    ignored: tuple[tuple[str, str], ...] = ()
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -100,7 +104,7 @@ def is_heavy(body: bytes) -> bool:
 
 
 def read(body: bytes, rules: Rules, want: Want) -> Asked:
-    """Reads and rebuilds a JSON body. Raises BadRequest, TooLarge.
+    """Reads and rebuilds a JSON body. Raises BadRequest, TooLarge, NotSupported.
 
     >>> from hive.field_rules import Rule, Verb
     >>> fields = Fields(plain=frozenset({"model", "n"}), policed={"raw": Rule(verb=Verb.DROP)})
@@ -114,6 +118,8 @@ def read(body: bytes, rules: Rules, want: Want) -> Asked:
     fields, text = read_object(body, "the body", rules.fields.plain)
     draft = Draft(fields, rules.fields, rules.target)
     draft.judge()
+    if want.ignored:
+        _check_ignored(draft, want.ignored)
     model = _model(draft, rules.alias, want.default_model)
     stream = _stream(draft, want.streams)
     max_tokens = _tokens(draft, rules, want.limit_absent) if rules.tokens else None
@@ -131,7 +137,10 @@ def read(body: bytes, rules: Rules, want: Want) -> Asked:
     else:
         text = draft.text(text)
     if want.translate:
-        sent = way_of(want.translate).there(text)
+        way = way_of(want.translate)
+        sent = way.there(text)
+        if want.lacking:
+            sent = fit(sent, way.rows, want.lacking)
         target, kept, text = sent.target, sent.kept, _with(sent.body, want.inject)
         draft.dropped.extend(sent.dropped)
     dropped, clamped = _told(draft.dropped) if draft.dropped else (), tuple(draft.clamped)
@@ -161,6 +170,13 @@ def _with(text: bytes, inject: tuple[tuple[str, bytes], ...]) -> bytes:
     """A translated object, with fields put in that no translation makes."""
     members = b"".join(b"," + member(name, value) for name, value in inject)
     return text[:-1] + members + b"}" if members else text
+
+
+def _check_ignored(draft: Draft, ignored: tuple[tuple[str, str], ...]) -> None:
+    for name, why in ignored:
+        raw = draft.fields.get(name)
+        if raw is not None and bytes(memoryview(raw)[:8]) not in IDLE:
+            raise NotSupported(f'"{name}" cannot be said to this backend: {why}', hint="leave it out")
 
 
 def _told(names: list[str]) -> tuple[str, ...]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import os
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
-from hive.errors import NotFound, NotSupported, Refusal
+from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal
 from hive.field_rules import Rules
+from hive.models.capabilities import ignored, lacking, lacks_endpoint
 from hive.models.routing import Explained, Offer, Permitted, explain, offers_of, permits, preferences_of
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
 from hive.proxy.backend_gate import BackendGate
@@ -23,11 +26,16 @@ from hive.proxy.metrics import Metrics
 from hive.proxy.queue import Flow
 from hive.proxy.registry import OPERATOR, Entry, Registry
 from hive.proxy.tenants import Tenant
+from hive.proxy.upstream_way import NO_WAY, way_to
 from hive.settings import Settings
 from hive.wire.deadlines import Deadlines
 from hive.wire.heads import Fields
 from hive.wire.upstream import Pool
 
+log = logging.getLogger("hive.proxy")
+
+SHORT_ANSWERS = (BackendKind.VLLM, BackendKind.REMOTE)
+"""Their own limit at /v1/completions is OpenAI's, 16 tokens: less than any tier's."""
 ROUTES_KEPT = 4096
 """Names asked for, by tier and permitted models; clients may ask for any."""
 
@@ -103,6 +111,9 @@ class DataPath:
         """Grows with every other backend: what was read for one is not sent to the next."""
         self.gate = BackendGate()
         self.pool: Pool | None = None
+        self.way = NO_WAY
+        self.why_no_way: HiveError | None = None
+        """Why the active backend cannot be asked, whatever it does: its key or its authorities cannot be read."""
         self.draining = False
         self._fields = FieldTable(settings)
         self._seq = itertools.count(1)
@@ -119,6 +130,7 @@ class DataPath:
         self.registry.use_settings(settings.proxy, settings.tenants)
         if self.pool is not None:
             self.pool.use_clocks(connect_s=settings.proxy.connect_s, idle_s=settings.proxy.upstream_idle_s)
+        self._look_at_way()
         self.use_backend(self.backend, self.models)
 
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
@@ -137,14 +149,30 @@ class DataPath:
         if self.pool is not None:
             self.pool.close()
         self.pool = None
-        if self.backend is not None:
+        if self.backend is not None and self._found_way(self.backend):
             proxy = self.settings.proxy
             self.pool = Pool(
-                self.backend.address,
+                self.way.dialled,
                 connect_s=proxy.connect_s,
                 idle_s=proxy.upstream_idle_s,
                 deadlines=self.deadlines,
+                way=self.way,
             )
+
+    def _look_at_way(self) -> None:
+        """Another key, or other authorities, may be there since. Requests under way end as they began."""
+        before = self.way
+        if self.backend is not None and (self._found_way(self.backend), self.way) != (True, before):
+            self._renew_pool()
+
+    def _found_way(self, backend: BackendInfo) -> bool:
+        try:
+            self.way, self.why_no_way = way_to(backend, self.settings.inference, os.environ), None
+        except HiveError as error:
+            log.error("backend_not_usable address=%s error=%s", backend.address, error.message)
+            why = "the key or the certificates for the backend cannot be read"  # from where is not the agents' to know
+            self.way, self.why_no_way = NO_WAY, DependencyDown(why, hint="the proxy's log says why: hive logs")
+        return self.why_no_way is None
 
     def _give_slots(self) -> None:
         """As many as the backend has; behind a closed gate none, so that the queue keeps everybody's place."""
@@ -194,8 +222,11 @@ class DataPath:
     def check_offered(self, endpoint: Endpoint) -> None:
         """Raises NotSupported where the active backend is to answer and cannot, in its own dialect or another."""
         backend = self.backend
-        if backend is not None and not self.answers(endpoint) and asked_as(endpoint, backend.kind) is None:
-            raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}")
+        if backend is None or self.answers(endpoint) or _row_at(backend, endpoint) is not None:
+            return
+        other = asked_as(endpoint, backend.kind)
+        why = "" if other is None else f": {backend.capabilities.found} has no {other.name}"
+        raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}{why}")
 
     def routed(self, asked: str, caller: Caller) -> str:
         """Which of the backend's models is meant; the name itself where no list is known. Raises NotFound, and Refusal
@@ -226,7 +257,7 @@ class DataPath:
     def _asked_as(self, backend: BackendInfo, endpoint: Endpoint) -> Endpoint:
         """By which row the backend is asked: by another than the client's also where only that keeps prompts of tenants
         apart, who could else be told from how fast it answers what somebody asked before."""
-        asked = asked_as(endpoint, backend.kind)
+        asked = _row_at(backend, endpoint)
         mixes = endpoint.takes_slot and not can_keep_apart(backend, endpoint.name)
         if asked is endpoint and mixes and self.settings.proxy.cache_isolation and self.registry.cache_groups() > 1:
             asked = translated(endpoint, backend.kind)
@@ -261,9 +292,21 @@ class DataPath:
             streams=endpoint.streams,
             ask_usage=inference.token_tracking and backend is not None and asks_usage(asked, backend.kind),
             inject=inject,
-            # vLLM's own default there is 16 tokens: less than any tier's limit
-            limit_absent=backend is None or backend.kind is not BackendKind.VLLM or target != "/v1/completions",
+            limit_absent=backend is None or backend.kind not in SHORT_ANSWERS or target != "/v1/completions",
             model_first=self._preferences.routing or bool(self._preferences.aliases),
             translate="" if asked is endpoint else endpoint.name,
+            lacking=() if backend is None or asked is endpoint else lacking(backend),
+            ignored=() if backend is None or asked is not endpoint else ignored(backend, endpoint.name),
         )
         return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)
+
+
+def _row_at(backend: BackendInfo, endpoint: Endpoint) -> Endpoint | None:
+    """By which row this backend is asked, None for none. A path that it said it lacks is gone around where another
+    dialect leads somewhere; else it says so itself, in its own words, to who speaks its dialect."""
+    asked, around = asked_as(endpoint, backend.kind), translated(endpoint, backend.kind)
+    if around is not None and lacks_endpoint(backend, around.name):
+        around = None
+    if asked is endpoint:
+        return around or asked if lacks_endpoint(backend, endpoint.name) else asked
+    return around

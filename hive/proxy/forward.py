@@ -34,7 +34,7 @@ from hive.proxy.endpoints import Endpoint
 from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, split_token, wishes_of
 from hive.proxy.limits import SlidingWindow
 from hive.proxy.queue import Verdict
-from hive.proxy.refusals import no_slot, queue_full, too_many
+from hive.proxy.refusals import no_backend, no_slot, queue_full, too_many
 from hive.proxy.registry import OPERATOR, Entry
 from hive.proxy.told import told_of
 from hive.proxy.waiting import Waiting
@@ -331,7 +331,7 @@ class Exchange(Waiting):
         pool, proxy = self._path.pool, self._path.settings.proxy
         if pool is None:
             self._cost = NOTHING
-            self.refuse(Saturated("no inference server is active; see `hive backend status`", retry_after_s=5))
+            self.refuse(self._path.why_no_way or no_backend())
             return
         self._sent_at = now
         if proxy.request_s:
@@ -362,13 +362,14 @@ class Exchange(Waiting):
         assert self._request is not None
         self._upstream = connection
         self._request.body = []
-        line, asked = self._decided.endpoint.request_line, self._asked
+        line, asked, way = self._decided.endpoint.request_line, self._asked, connection.way
         if asked is not None and asked.target:
             line = endpoints.find(b"POST", asked.target.encode()).request_line
+        line = way.line(line) if way.prefix else line
         if asked is None:
-            connection.send(b"%bhost: localhost\r\naccept: application/json\r\n\r\n" % line, self, reused=reused)
+            connection.send(way.bare % line, self, reused=reused)
             return
-        head = b"%bhost: localhost\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (line, asked.size)
+        head = way.full % (line, asked.size)
         pieces = asked.upstream
         if len(pieces) == 1:
             connection.send(head + pieces[0], self, reused=reused)

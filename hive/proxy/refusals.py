@@ -41,3 +41,8 @@ def no_slot(queue: Queue, flow: Flow, now: float, waited_s: float) -> Saturated:
     """503: it waited as long as may be. It keeps its standing in the queue for when it comes again."""
     queue.refused(flow, now)
     return Saturated(f"no slot came free within {waited_s:g} s", retry_after_s=queue.retry_after_s(flow, now))
+
+
+def no_backend() -> Saturated:
+    """Nobody is there to ask."""
+    return Saturated("no inference server is active; see `hive backend status`", retry_after_s=5)

@@ -7,6 +7,7 @@ import asyncio
 import errno
 import re
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import NamedTuple, TypeVar
@@ -64,14 +65,33 @@ def read_address(text: str) -> Address:
     return Address(kind, where.removeprefix("[").removesuffix("]") if kind is Kind.TCP else where, int(port))
 
 
-async def dial(text: str, make: Callable[[], Speaker], *, fetch: Fetch | None = None) -> Speaker:
+class Tls(NamedTuple):
+    """TLS on a connection to a host. `name`: what its certificate has to be for."""
+
+    context: ssl.SSLContext
+    name: str
+
+
+async def dial(
+    text: str, make: Callable[[], Speaker], *, fetch: Fetch | None = None, tls: Tls | None = None
+) -> Speaker:
     """A protocol of `make` on a new connection to this address. Raises OSError, BackendDown, and what `fetch` raises.
+
+    With `tls` (HOST:PORT only) `make` is called for a connection whose other end was checked; there is no other.
 
     Cancelled, it leaves no connection behind; on uvloop `connection_made` may have been called by then, and no
     `connection_lost` follows.
     """
     address = read_address(text)
     loop = asyncio.get_running_loop()
+    if tls is not None:
+        if address.kind is not Kind.TCP:
+            raise BackendDown(f"{text!r} is not reached by TLS")
+        transport, speaker = await loop.create_connection(
+            make, address.where, address.port, ssl=tls.context, server_hostname=tls.name
+        )
+        _send_at_once(transport)
+        return speaker
     if address.kind is Kind.UNIX:
         return (await loop.create_unix_connection(make, address.where))[1]
     if address.kind is Kind.VSOCK:

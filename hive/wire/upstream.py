@@ -3,21 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hive.errors import BackendDown, BackendTimeout, HiveError
 from hive.tasks import spawn
 from hive.wire.budget import LONG_READ
 from hive.wire.deadlines import NEVER, Deadlines
-from hive.wire.dial import Fetch, dial
+from hive.wire.dial import Fetch, Tls, dial
 from hive.wire.heads import BadResponse
 from hive.wire.http1 import KnownHead, Response, ResponseParser
 
 WRITE_AHEAD = 256 * 1024
 """Bytes of a long body that are handed to the kernel at a time: 16 MiB at once take up to 4 ms (measured)."""
+
+
+def forms(fields: bytes) -> tuple[bytes, bytes]:
+    """Heads of requests, without and with a body, that carry these fields, for `%` with the request line and a length.
+
+    >>> forms(b"host: h\\r\\n")[1] % (b"POST / HTTP/1.1\\r\\n", 2)
+    b'POST / HTTP/1.1\\r\\nhost: h\\r\\ncontent-type: application/json\\r\\ncontent-length: 2\\r\\n\\r\\n'
+    """
+    fields = fields.replace(b"%", b"%%")
+    bare = b"%%b%baccept: application/json\r\n\r\n" % fields
+    return bare, b"%%b%bcontent-type: application/json\r\ncontent-length: %%d\r\n\r\n" % fields
+
+
+_BARE, _FULL = forms(b"host: localhost\r\n")
+
+
+class UpstreamWay(NamedTuple):
+    """What all requests to one backend have in common.
+
+    `prefix`: before every path, empty for none. `bare`, `full`: of `forms`, made once as every
+    request uses them. `has_key`: they carry a key of Hive's, and what is said of it nobody reads: servers repeat a part
+    of it.
+    """
+
+    dialled: str
+    tls: Tls | None = None
+    prefix: bytes = b""
+    bare: bytes = _BARE
+    full: bytes = _FULL
+    has_key: bool = False
+
+    def __repr__(self) -> str:
+        return f"<UpstreamWay {self.dialled}{' by TLS' if self.tls else ''}{' with a key' if self.has_key else ''}>"
+
+    def line(self, line: bytes) -> bytes:
+        """A request line with the prefix before its path.
+
+        >>> UpstreamWay("h:80", prefix=b"/llm").line(b"POST /v1/x HTTP/1.1\\r\\n")
+        b'POST /llm/v1/x HTTP/1.1\\r\\n'
+        """
+        method, _, rest = line.partition(b" ")
+        return b"%b %b%b" % (method, self.prefix, rest)
 
 
 class Receiver(Protocol):
@@ -54,10 +97,13 @@ class UpstreamConnection(asyncio.Protocol):
         "_sent",
         "_transport",
         "idle_since",
+        "way",
     )
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
+        self.way = pool.way
+        """That of the backend it leads to, whichever is the active one by now."""
         self._transport: asyncio.Transport | None = None
         self._receiver: Receiver | None = None
         self._parser: ResponseParser | None = None
@@ -172,6 +218,11 @@ class UpstreamConnection(asyncio.Protocol):
         if not head_known:
             if parser.head is None:
                 return
+            if parser.head.status == 401 and self.way.has_key:
+                self._receiver = None
+                self.cancel()
+                receiver.on_failed(BackendDown("the backend does not accept the key Hive has for it"), retry=False)
+                return
             receiver.on_answer(parser.head)
         if self._receiver is not receiver:
             return
@@ -222,9 +273,18 @@ class Pool:
     """
 
     def __init__(
-        self, address: str, *, connect_s: float, idle_s: float, deadlines: Deadlines, fetch: Fetch | None = None
+        self,
+        address: str,
+        *,
+        connect_s: float,
+        idle_s: float,
+        deadlines: Deadlines,
+        fetch: Fetch | None = None,
+        way: UpstreamWay | None = None,
     ) -> None:
+        """`way`: to the same address; None where there is no more to it."""
         self.address = address
+        self.way = way or UpstreamWay(address)
         self._fetch = fetch
         self.deadline = NEVER
         self.known = KnownHead(Response())
@@ -304,7 +364,7 @@ class Pool:
 
     async def _connect(self, waiter: Connecting) -> None:
         try:
-            dialling = dial(self.address, lambda: UpstreamConnection(self), fetch=self._fetch)
+            dialling = dial(self.address, lambda: UpstreamConnection(self), fetch=self._fetch, tls=self.way.tls)
             connection = await asyncio.wait_for(dialling, self._connect_s)
         except asyncio.CancelledError:
             unused = BackendDown(f"the backend at {self.address} is no longer used", hint="ask again")
@@ -314,6 +374,11 @@ class Pool:
             waiter.on_unconnected(
                 BackendTimeout(f"the backend at {self.address} did not accept in {self._connect_s:g} s")
             )
+        except ssl.SSLCertVerificationError as error:
+            waiter.on_unconnected(BackendDown(f"the backend at {self.address} is not trusted: {error.verify_message}"))
+        except ssl.SSLError as error:
+            why = error.reason or str(error)
+            waiter.on_unconnected(BackendDown(f"the backend at {self.address}: no TLS could be agreed on: {why}"))
         except OSError as error:
             waiter.on_unconnected(
                 BackendDown(f"the backend at {self.address} is not reachable: {error.strerror or error}")

@@ -87,6 +87,21 @@ async def test_vllms_own_queue_contradicts_and_the_warning_is_told_once(
     assert shown["warning"] == watch.info.warning
 
 
+async def test_what_a_server_says_of_itself_is_told_with_it(short_path: Path) -> None:
+    answers = {"/v1/models": MODELS}
+    async with serving(short_path / "b.sock", answers) as address:
+        watch, told = watching(BackendKind.REMOTE, address)
+        await watch.check()
+        assert watch.info is not None
+        assert (watch.info.up, watch.info.capabilities.fields, told) == (True, (), [True])
+        shown = inference_view(watch.info, watch.models, Settings())
+        assert shown["capabilities"]["fields"] == []
+        assert shown["slots"] is None
+        del answers["/v1/models"]
+        await watch.check()
+        assert (watch.up, told) == (False, [True, True])
+
+
 def test_without_a_backend_there_is_nothing_to_show() -> None:
     shown = inference_view(None, [], Settings())
     assert (shown["backend"], shown["slots"], shown["warning"], shown["prefix_cache"]) == (None, None, "", "")

@@ -6,13 +6,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from hive.control.choices import Running, service
+from hive.control.choices import Running, Services, service
 from hive.domain import BackendKind
-from hive.errors import DependencyDown, NotSupported, UsageError
+from hive.errors import ConfigError, DependencyDown, NotSupported, UsageError
+from hive.host.access import Access
+from hive.inference.launch import STARTED
 from hive.inference.switch import Target
+from hive.link.messages import BackendIs
+from hive.sandbox.client import SandboxClient
 
 PROPS = {"/props": {"build_info": "b9"}}
 
@@ -46,7 +51,8 @@ async def test_an_address_once_named_is_known_from_then_on(llama: str) -> None:
     ("asked", "error", "said"),
     [
         ("lama", UsageError, "'lama' is no inference server"),
-        ("https://127.0.0.1:9", UsageError, "is no backend address"),
+        ("ftp://127.0.0.1:9", UsageError, "is no backend address"),
+        ("https://127.0.0.1:9", DependencyDown, "no inference server that Hive knows answers at https://127.0.0.1:9: "),
         ("127.0.0.1:1", DependencyDown, "no inference server that Hive knows answers at 127.0.0.1:1"),
         ("vllm", DependencyDown, "no vllm answers at 127.0.0.1:1, "),
     ],
@@ -77,3 +83,61 @@ def test_a_service_is_one_of_three() -> None:
     for asked in ("demo", "vlm", "../x", "hive-proxy"):
         with pytest.raises(UsageError):
             service(asked)
+
+
+class Helper:
+    """Knows the three services, none of which runs."""
+
+    async def look_at_backend(self, kind: BackendKind) -> BackendIs:
+        return BackendIs(unit=f"hive-{kind}.service", state="inactive")
+
+
+async def test_an_installed_hive_may_also_ask_somebody_elses(llama: str) -> None:
+    choices = Services(cast("SandboxClient", Helper()))
+    target = await choices.find(f"unix://{llama}")
+    assert target == Target(BackendKind.LLAMA, llama)
+    assert await choices.why_dead(target) == "", "it is nobody's here to say"
+    first, *services = await choices.listed(target)
+    assert (first.target, first.state, first.answers, first.version) == (target, "running", True, "b9")
+    assert [choice.target.kind for choice in services] == list(STARTED)
+    assert len(await choices.listed(service("vllm"))) == len(STARTED)
+    assert await choices.find("vllm") == service("vllm")
+
+
+@pytest.fixture
+async def listing(short_path: Path) -> AsyncIterator[str]:
+    """A server of OpenAI's dialect that nobody knows, and that wants a key."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        status = b"200 OK" if b"Bearer sk-1" in head and b" /v1/models " in head else b"401 Unauthorized"
+        body = b'{"object":"list","data":[{"id":"m"}]}'
+        writer.write(b"HTTP/1.1 %b\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
+        writer.close()
+
+    async with await asyncio.start_unix_server(answer, short_path / "r.sock"):
+        yield str(short_path / "r.sock")
+
+
+async def test_a_remote_is_known_once_it_was_named_and_only_with_its_key(listing: str) -> None:
+    choices = Running([], access=lambda: Access("sk-1"))
+    with pytest.raises(DependencyDown, match="no remote answers at"):
+        await choices.find("remote")
+    remote = Target(BackendKind.REMOTE, listing)
+    assert await choices.find(f"unix://{listing}") == remote
+    assert await choices.find("remote") == remote
+    assert remote in [choice.target for choice in await choices.listed(None)]
+    assert await Running([], named=[listing], access=lambda: Access("sk-1")).find("remote") == remote
+    with pytest.raises(DependencyDown, match=r"asks for a key \(401\)"):
+        await Running([]).find(listing)
+
+
+async def test_a_key_that_cannot_be_read_hides_no_other_server(llama: str) -> None:
+    def broken() -> Access:
+        raise ConfigError("cannot read the backend's key")
+
+    choices = Running([llama], access=broken)
+    assert await choices.find("llama") == Target(BackendKind.LLAMA, llama)
+    assert [choice.target.kind for choice in await choices.listed(None) if choice.target.address == llama]
+    with pytest.raises(ConfigError):
+        await choices.find("https://localhost:1")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hive.dialects import anthropic_openai, ollama_openai
+from hive.dialects.fitting import FIELDS
 from hive.dialects.translation import Fate, Row
 from hive.proxy.endpoints import TRANSLATED
 
@@ -17,7 +18,14 @@ BEGIN = "<!-- from here on written by tests/dialects/test_document.py -->\n"
 
 def tables() -> str:
     ways = {**ollama_openai.WAYS, **anthropic_openai.WAYS}
-    return "".join(_table(endpoint, way.rows) for endpoint, way in ways.items())
+    return "".join(_table(endpoint, way.rows) for endpoint, way in ways.items()) + _fitting()
+
+
+def _fitting() -> str:
+    """What a translation makes and a backend may not take."""
+    text = "\n## Before a server that has OpenAI's schema alone\n\n| made | becomes | |\n|---|---|---|\n"
+    fates = {Fate.REFUSED: "refused", Fate.HARMLESS: "left out, and told"}
+    return text + "".join(f"| `{name}` | {fates[row.fate]} | {row.why} |\n" for name, row in FIELDS.items())
 
 
 def _table(endpoint: str, rows: dict[str, Row]) -> str:

@@ -384,6 +384,7 @@ class MemoryDesk(TokenDesk):
             "priority": False,
             "prefix_cache": "none",
             "warning": "the backend queues 3 requests itself",
+            "capabilities": {"endpoints": None, "fields": None, "found": ""},
             "models": models,
             "switch": next((job for job in self._jobs.values() if job["state"] == "running"), None),
         }

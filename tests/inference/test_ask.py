@@ -67,6 +67,11 @@ async def serving(
         ("[::1]:8080", "[::1]:8080"),
         ("/run/llama.sock", "/run/llama.sock"),
         ("unix:///run/llama.sock", "/run/llama.sock"),
+        ("http://box:8000/v1", "box:8000"),
+        ("https://box:443", "https://box"),
+        ("https://BOX:8443/llm/v1/", "https://box:8443/llm"),
+        ("http://[::1]:80/llm/v1", "http://[::1]/llm"),
+        ("https://bücher.example/v1", "https://xn--bcher-kva.example"),
     ],
 )
 def test_an_address_is_understood(written: str, address: str) -> None:
@@ -75,11 +80,16 @@ def test_an_address_is_understood(written: str, address: str) -> None:
 
 @pytest.mark.parametrize(
     "written",
-    ["", "https://box:443", "http://box:8000/v1", "http://user:secret@box", "ftp://box", "unix://run/x", "box:port"],
+    [
+        *("", "https://", "http://user:secret@box", "ftp://box", "unix://run/x", "box:port"),
+        *("https://box/v1?key=secret", "https://box/v1#x", "https://box/a%2fb/v1", "https://box/a b"),
+    ],
 )
-def test_what_is_no_address_is_refused(written: str) -> None:
-    with pytest.raises(UsageError):
+def test_what_is_no_address_is_refused_and_a_secret_in_it_not_repeated(written: str) -> None:
+    with pytest.raises(UsageError) as refused:
         ask.parse_address(written)
+    if "secret" in written:
+        assert "secret" not in refused.value.message + refused.value.hint
 
 
 async def test_a_port_where_nobody_listens_is_down() -> None:

@@ -158,3 +158,24 @@ async def test_closing_a_pool_tells_also_who_has_not_begun_to_connect() -> None:
         pool.connect(asker)
         pool.close()
         assert isinstance(await asyncio.wait_for(asker.done, 5), BackendDown)
+
+
+async def test_a_backend_that_closes_after_so_many_requests_costs_nobody_an_error() -> None:
+    """llama-server says `max=100` and means it; another one closes a kept connection without a word."""
+    served: list[int] = []
+
+    async def so_many(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        served.append(0)
+        polite = len(served) % 2 == 1
+        for left in range(9, -1, -1):
+            await reader.readuntil(b"\r\n\r\n")
+            served[-1] += 1
+            keep = b"Keep-Alive: timeout=5, max=10" if left or not polite else b"Connection: close"
+            writer.write(OK.replace(b"\r\n\r\n", b"\r\n%b\r\n\r\n" % keep))
+
+    async with pooled(so_many) as pool:
+        for _ in range(35):
+            assert await Asker(pool).ask() == b"ok"
+            while served[-1] == 10 and pool.idle:  # noqa: ASYNC110 - until what the backend closed is seen
+                await asyncio.sleep(0.001)
+        assert served == [10, 10, 10, 5]

@@ -12,11 +12,14 @@ from typing import NamedTuple
 from hive.appliance.checks.check import Check, Verdict, failed, passed, skipped, warned
 from hive.appliance.checks.subject import Kind, Subject
 from hive.appliance.layout import RUNTIMES
-from hive.domain import BackendInfo, BackendKind
+from hive.domain import BackendInfo, BackendKind, origin_of
+from hive.errors import HiveError
 from hive.host import gpu_memory
+from hive.host.access import NO_ACCESS, access_of
 from hive.host.gpu import Gpus, read_gpus
 from hive.host.nvml import Seen
-from hive.inference.recognise import CANDIDATES, find
+from hive.inference.ask import parse_address
+from hive.inference.recognise import CANDIDATES, find, recognise
 
 _, INFERENCE = RUNTIMES
 CONNECT_S = 0.3
@@ -67,14 +70,28 @@ async def look_at_backend(subject: Subject) -> Verdict:
     addresses = await asyncio.to_thread(addresses_of, subject)
     listening = await asyncio.gather(*(_accepts(address) for address in addresses))
     # Asking what a server is takes five HTTP clients: 10 ms of CPU each, for nothing where nobody listens.
-    found = await find([address for address, does in zip(addresses, listening, strict=True) if does])
+    found = await _found([address for address, does in zip(addresses, listening, strict=True) if does], subject)
     if found is None and subject.kind is Kind.NONE:
         return skipped("none answers, and no Hive asks for one; `hive up` brings a demo")
     return judge_backend(found, addresses, is_needed=subject.settings.inference.enabled == "true")
 
 
+async def _found(addresses: Sequence[str], subject: Subject) -> BackendInfo | None:
+    """The first that is a backend; any server of OpenAI's dialect where the daemon or hive.conf names a URL."""
+    named = [address for address in addresses if "://" in address]
+    try:
+        access = access_of(subject.settings.inference, os.environ)
+    except HiveError:
+        access = NO_ACCESS  # the doctor may not read the daemon's secrets; then the server says that it asks for a key
+    for address in named:
+        if (info := await recognise(address, access)) is not None:
+            return info
+    return await find([address for address in addresses if address not in named])
+
+
 async def _accepts(address: str) -> bool:
     """Whether somebody takes connections there."""
+    address = origin_of(address).dialled
     try:
         async with asyncio.timeout(CONNECT_S):
             if address.startswith("/"):
@@ -93,8 +110,9 @@ def addresses_of(subject: Subject) -> tuple[str, ...]:
     if named := ((subject.health or {}).get("backend") or {}).get("address"):
         return (str(named),)
     inference = subject.settings.inference
+    url = [parse_address(inference.backend_url)] if inference.backend_url else []
     sockets = _sockets(subject.layout.at(INFERENCE)) if subject.is_appliance else []
-    return tuple(dict.fromkeys([*map(str, sockets), f"{inference.host}:{inference.port}", *CANDIDATES]))
+    return tuple(dict.fromkeys([*url, *map(str, sockets), f"{inference.host}:{inference.port}", *CANDIDATES]))
 
 
 def _sockets(directory: Path) -> list[Path]:

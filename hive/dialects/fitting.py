@@ -1,0 +1,143 @@
+"""A translated request before a backend that does not take every field a translation may make. Pure.
+
+Translations write fields that OpenAI's schema does not have: vLLM and llama-server know them. A server that refuses
+what it does not know (OpenAI's own does) gets none of them: what asks for nothing or changes no answer is left out and
+told, and what would give another answer is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+import msgspec
+
+from hive.dialects.translation import Fate, Row, Sent
+from hive.errors import BadRequest, NotSupported
+
+Raw = msgspec.Raw
+_encode = msgspec.json.Encoder().encode
+_object = msgspec.json.Decoder(dict[str, Raw]).decode
+_objects = msgspec.json.Decoder(list[dict[str, Raw]]).decode
+_SHORT = 32
+"""Bytes of a value that may ask for nothing; a longer one is looked at no further."""
+
+
+def _no(why: str) -> Row:
+    return Row(Fate.REFUSED, why=why)
+
+
+def _aside(why: str) -> Row:
+    return Row(Fate.HARMLESS, why=why)
+
+
+_ALONE = "it has OpenAI's schema alone, which has no "
+_BUDGET = _no(_ALONE + "budget of tokens for thinking; say an effort")
+_GOES_ON = _no(_ALONE + "way to go on with the assistant's last message")
+_PENALTY = _no(_ALONE + "penalty of that kind, only presence_penalty and frequency_penalty")
+FIELDS: Mapping[str, Row] = {
+    "top_k": _no(_ALONE + "top_k, only top_p"),
+    "min_p": _no(_ALONE + "min_p, only top_p"),
+    "repetition_penalty": _PENALTY,
+    "repeat_penalty": _PENALTY,
+    "repeat_last_n": _aside("how far back a penalty looks that is not taken either"),
+    "chat_template_kwargs": _no(_ALONE + "switch for thinking; say a level (low, medium, high)"),
+    "thinking_token_budget": _BUDGET,
+    "thinking_budget_tokens": _BUDGET,
+    "continue_final_message": _GOES_ON,
+    "add_generation_prompt": _GOES_ON,
+    "truncate_prompt_tokens": _aside("a text that is too long is refused by the backend, never cut"),
+}
+"""What becomes of a field that the backend does not take. Both of two that say the same are left out where one is."""
+ALTERNATIVES = (
+    frozenset({"repetition_penalty", "repeat_penalty"}),
+    frozenset({"thinking_token_budget", "thinking_budget_tokens"}),
+)
+_MADE_OF = {"continue_final_message": "messages", "add_generation_prompt": "messages"}
+"""What in the client's request became a field that has no row."""
+
+
+def _at_most(limit: float) -> Callable[[float], bool]:
+    return lambda number: number <= limit
+
+
+_IDLE: Mapping[str, Callable[[float], bool]] = {
+    "top_k": _at_most(0),
+    "min_p": _at_most(0),
+    "repetition_penalty": lambda number: number == 1,
+    "repeat_penalty": lambda number: number == 1,
+}
+"""Numbers that ask for nothing."""
+_GREEDY = frozenset({"top_k", "min_p"})
+"""What chooses among likely tokens, of which temperature 0 takes the likeliest anyway."""
+
+
+def fit(sent: Sent, rows: Mapping[str, Row], lacking: Collection[str]) -> Sent:
+    """The request without what the backend lacks. `rows`: of the client's endpoint, to name fields as the client does.
+
+    Raises NotSupported for a field without which the answer would be another.
+
+    >>> rows = {"options.top_k": Row(Fate.MAPPED, "top_k"), "options.seed": Row(Fate.MAPPED, "seed")}
+    >>> fit(Sent("/v1/completions", b'{"top_k":5,"temperature":0,"seed":1e0}'), rows, ["top_k"])
+    Sent(target='/v1/completions', body=b'{"temperature":0,"seed":1e0}', dropped=('options.top_k',), kept=b'{}')
+    """
+    fields = _object(sent.body)
+    if fields.keys().isdisjoint(lacking) and "reasoning_content" not in lacking:
+        return sent
+    dropped = list(sent.dropped)
+    left = {name: value for name, value in fields.items() if name not in lacking or name not in FIELDS}
+    for name in fields:
+        if name in left or any(name in group and group & left.keys() for group in ALTERNATIVES):
+            continue
+        told = _as_asked(rows, name)
+        if FIELDS[name].fate is Fate.REFUSED and not _asks_for_nothing(name, fields):
+            raise NotSupported(f'"{told}" cannot be said to this backend: {FIELDS[name].why}', hint="leave it out")
+        dropped.append(told)
+    if "reasoning_content" in lacking and "messages" in left:
+        left["messages"] = _plain(left["messages"], rows, dropped)
+    return Sent(sent.target, _encode(left), tuple(dict.fromkeys(dropped)), sent.kept)
+
+
+def _as_asked(rows: Mapping[str, Row], name: str) -> str:
+    """The client's own name for a field of the backend's: where several become it, the last one, which is the most
+    particular."""
+    if name in _MADE_OF:
+        return _MADE_OF[name]
+    of = [asked for asked, row in rows.items() if name in {to.partition(".")[0] for to in row.to.split(", ")}]
+    return of[-1] if of else name
+
+
+def _asks_for_nothing(name: str, fields: Mapping[str, Raw]) -> bool:
+    if name in _GREEDY and _number(fields.get("temperature")) == 0:
+        return True
+    number, idle = _number(fields[name]), _IDLE.get(name)
+    return number is not None and idle is not None and idle(number)
+
+
+def _number(raw: Raw | None) -> float | None:
+    if raw is None or len(memoryview(raw)) > _SHORT:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=float)
+    except msgspec.DecodeError:
+        return None
+
+
+def _plain(raw: Raw, rows: Mapping[str, Row], dropped: list[str]) -> Raw:
+    """Messages with the fields of OpenAI's schema only: it has no place for earlier thinking, which most templates
+    leave out, and none for the name of the tool in its result, which the id of the call says."""
+    if b'"reasoning_content"' not in bytes(raw) and b'"name"' not in bytes(raw):
+        return raw
+    try:
+        messages = _objects(raw)
+    except (msgspec.MsgspecError, RecursionError):
+        raise BadRequest('"messages" must be a list of objects') from None
+    for message in messages:
+        if message.pop("reasoning_content", None) is not None:
+            dropped.append(_thinking(rows))
+        if bytes(message.get("role", b"")) == b'"tool"':
+            message.pop("name", None)
+    return Raw(_encode(messages))
+
+
+def _thinking(rows: Mapping[str, Row]) -> str:
+    return next((asked for asked, row in rows.items() if row.to.endswith("reasoning_content")), "thinking")
