@@ -59,13 +59,13 @@ class _Function(msgspec.Struct, gc=False):
     arguments: str | None = None
 
 
-class _Call(msgspec.Struct):
+class _Call(msgspec.Struct, gc=False):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
 
 
-class _Said(msgspec.Struct):
+class _Said(msgspec.Struct, gc=False):
     """A delta, or a message. vLLM says `reasoning`, others `reasoning_content`."""
 
     content: str | None = None
@@ -75,7 +75,7 @@ class _Said(msgspec.Struct):
     tool_calls: list[_Call] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     delta: _Said | None = None
     message: _Said | None = None
     finish_reason: str | None = None
@@ -91,14 +91,14 @@ class _Thought(msgspec.Struct, gc=False):
     reasoning_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Thought | None = None
 
 
-class _Chunk(msgspec.Struct):
+class _Chunk(msgspec.Struct, gc=False):
     """One event of a stream, or the one answer."""
 
     id: str = ""
