@@ -50,7 +50,7 @@ LITELLM_CONF = """
 model_list:
   - model_name: m
     litellm_params:
-      model: openai/m
+      model: {provider}/m
       api_base: http://127.0.0.1:{port}/v1
       api_key: none
 general_settings:
@@ -230,11 +230,14 @@ class Peers:
         wait_for_port(port)
         return Peer("hive", process.pid, port)
 
-    async def litellm(self, venv: Path, backend: int) -> Peer:
-        """LiteLLM's proxy from a virtual environment of its own (`pip install 'litellm[proxy]'`), one worker."""
+    async def litellm(self, venv: Path, backend: int, *, provider: str = "openai") -> Peer:
+        """LiteLLM's proxy from a virtual environment of its own (`pip install 'litellm[proxy]'`), one worker.
+
+        `provider`: by which of its ways it asks the backend.
+        """
         port = free_port()
         conf = self.directory / "litellm.yaml"
-        conf.write_text(LITELLM_CONF.format(port=backend, token=TOKEN))
+        conf.write_text(LITELLM_CONF.format(port=backend, token=TOKEN, provider=provider))
         os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the internet for a price list
         process = self.run(
             *(str(venv / "bin" / "litellm"), "--config", str(conf), "--port", str(port), "--num_workers", "1"),
