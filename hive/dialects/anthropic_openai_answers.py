@@ -41,6 +41,7 @@ _REASONS = {
 _GIVEN_UP = frozenset({"abort", "error"})
 """Reasons of a backend that was stopped (vLLM) or that failed (OpenRouter)."""
 _NULL = b"null"
+_NONE = Raw(_NULL)
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -104,7 +105,7 @@ class _Chunk(msgspec.Struct, gc=False):
     id: str = ""
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    error: Raw = Raw(_NULL)
+    error: Raw = _NONE
 
 
 _chunk = msgspec.json.Decoder(_Chunk).decode
@@ -285,7 +286,7 @@ class Answer:
         except _BAD:
             self._fail("the backend sent an event that is none of OpenAI's dialect", 0, said)
             return
-        if len(memoryview(chunk.error)) != 4 or bytes(chunk.error) != _NULL:
+        if chunk.error is not _NONE and bytes(chunk.error) != _NULL:
             self._fail(*_words_of(chunk.error), said)
             return
         if not self._begun:

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -464,7 +465,7 @@ class TextBack:
 
     def _begin_second(self, second: int) -> None:
         self._second = second
-        self._date = self._head + datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.").encode()
+        self._date = self._head + _date(second)
 
     def _ending(self, now: float, *, streamed: bool) -> bytes:
         numbers: dict[str, int | None] = {"total_duration": _ns(now - self._began)}
@@ -495,6 +496,16 @@ class TextBack:
         if not streamed or self._first is None:
             return None, None
         return _ns(self._first - self._opened), _ns(now - self._first)
+
+
+@lru_cache(maxsize=4)
+def _date(second: int) -> bytes:
+    """The same for all answers of a second.
+
+    >>> _date(0)
+    b'1970-01-01T00:00:00.'
+    """
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.").encode()
 
 
 def _ns(seconds: float) -> int:

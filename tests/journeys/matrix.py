@@ -245,7 +245,7 @@ def turn_to(hive: Stack, url: str) -> None:
         assert found["state"] != "failed", found
         return found["state"] == "done"
 
-    until(ended, within_s=30, what=f"{url} in use")
+    until(ended, within_s=60, what=f"{url} in use")
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
