@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import psutil
 import redis
 
@@ -49,7 +50,7 @@ LITELLM_CONF = """
 model_list:
   - model_name: m
     litellm_params:
-      model: openai/m
+      model: {provider}/m
       api_base: http://127.0.0.1:{port}/v1
       api_key: none
 general_settings:
@@ -86,9 +87,18 @@ class Peer(NamedTuple):
 class Daemon:
     """Stands in for the daemon on the link: tells the proxy one agent and the backend, and passes on the marks."""
 
-    def __init__(self, paths: Paths, backend: str, live: redis.Redis, *, kind: BackendKind = BackendKind.LLAMA) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        backend: str,
+        live: redis.Redis,
+        *,
+        kind: BackendKind = BackendKind.LLAMA,
+        other_tenant: bool = False,
+    ) -> None:
         self._backend = backend
         self._kind = kind
+        self._other_tenant = other_tenant
         self._live = live
         self._epoch = ""
         self._link: Link | None = None
@@ -108,9 +118,12 @@ class Daemon:
         row = AgentRow(
             id="bench", name="bench", generation=1, gate="open", status="running", tier=Tier.HIGH, model_digest=digest
         )
+        agents = [row]
+        if self._other_tenant:
+            agents.append(msgspec.structs.replace(row, id="other", name="other", tenant="other", model_digest=""))
         backend = BackendInfo(kind=self._kind, address=self._backend, up=True)
         link.tell(Hello(role="daemon", epoch="bench"))
-        link.tell(DaemonTable(agents=[row], backend=backend, models=[ModelInfo(name="m")], marks={}))
+        link.tell(DaemonTable(agents=agents, backend=backend, models=[ModelInfo(name="m")], marks={}))
 
     def _heard(self, _link: Link, message: Message, _reply: Reply | None) -> None:
         if isinstance(message, Hello):
@@ -185,8 +198,11 @@ class Peers:
         wait_for_port(port)
         return Peer("nginx", process.pid, port)
 
-    async def hive(self, backend: int, *, kind: BackendKind = BackendKind.LLAMA) -> Peer:
-        """Hive's proxy, whole: Redis, spool, link, and an agent of the highest tier with TOKEN."""
+    async def hive(self, backend: int, *, kind: BackendKind = BackendKind.LLAMA, other_tenant: bool = False) -> Peer:
+        """Hive's proxy, whole: Redis, spool, link, and an agent of the highest tier with TOKEN.
+
+        `other_tenant`: there is another one, from whom its prompts are kept apart.
+        """
         paths = Paths(self.directory / "state", self.directory / "run")
         paths.state.mkdir()
         paths.runtime.mkdir()
@@ -199,7 +215,7 @@ class Peers:
                 raise SystemExit("redis-server did not start")
             await asyncio.sleep(0.02)
         live: redis.Redis = redis.Redis(unix_socket_path=str(paths.redis_socket))
-        daemon = Daemon(paths, f"127.0.0.1:{backend}", live, kind=kind)
+        daemon = Daemon(paths, f"127.0.0.1:{backend}", live, kind=kind, other_tenant=other_tenant)
         process = self.run(
             *(sys.executable, "-m", "hive", "proxy"),
             *("--state-dir", str(paths.state), "--runtime-dir", str(paths.runtime)),
@@ -214,11 +230,14 @@ class Peers:
         wait_for_port(port)
         return Peer("hive", process.pid, port)
 
-    async def litellm(self, venv: Path, backend: int) -> Peer:
-        """LiteLLM's proxy from a virtual environment of its own (`pip install 'litellm[proxy]'`), one worker."""
+    async def litellm(self, venv: Path, backend: int, *, provider: str = "openai") -> Peer:
+        """LiteLLM's proxy from a virtual environment of its own (`pip install 'litellm[proxy]'`), one worker.
+
+        `provider`: by which of its ways it asks the backend.
+        """
         port = free_port()
         conf = self.directory / "litellm.yaml"
-        conf.write_text(LITELLM_CONF.format(port=backend, token=TOKEN))
+        conf.write_text(LITELLM_CONF.format(port=backend, token=TOKEN, provider=provider))
         os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks the internet for a price list
         process = self.run(
             *(str(venv / "bin" / "litellm"), "--config", str(conf), "--port", str(port), "--num_workers", "1"),

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,12 +63,12 @@ def free_port() -> int:
 
 @contextmanager
 def serve(
-    folder: Path, *, on_socket: bool = False, as_router: bool = False, template: str = ""
+    folder: Path, *, on_socket: bool = False, as_router: bool = False, template: str = "", more: Sequence[str] = ()
 ) -> Iterator[LlamaServer]:
     """llama-server on a free port, or on a socket in `folder`, where its model and log lie too; ready to answer.
 
     `as_router`: it starts without a model and loads `MODEL` when it is first asked for. `template`: a chat template
-    instead of the model's.
+    instead of the model's. `more`: words of its command line.
     """
     path = program()
     if path is None:
@@ -84,7 +84,7 @@ def serve(
     if template:
         (folder / "template.jinja").write_text(template)
         command += ["--jinja", "--chat-template-file", str(folder / "template.jinja")]
-    command += ["--parallel", "4", "--metrics", "-c", "16384", "--threads", "1", "--sse-ping-interval", "1"]
+    command += ["--parallel", "4", "--metrics", "-c", "16384", "--threads", "1", "--sse-ping-interval", "1", *more]
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as process:
         try:
             server = LlamaServer(process, address)

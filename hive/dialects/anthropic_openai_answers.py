@@ -41,6 +41,7 @@ _REASONS = {
 _GIVEN_UP = frozenset({"abort", "error"})
 """Reasons of a backend that was stopped (vLLM) or that failed (OpenRouter)."""
 _NULL = b"null"
+_NONE = Raw(_NULL)
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -59,13 +60,13 @@ class _Function(msgspec.Struct, gc=False):
     arguments: str | None = None
 
 
-class _Call(msgspec.Struct):
+class _Call(msgspec.Struct, gc=False):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
 
 
-class _Said(msgspec.Struct):
+class _Said(msgspec.Struct, gc=False):
     """A delta, or a message. vLLM says `reasoning`, others `reasoning_content`."""
 
     content: str | None = None
@@ -75,7 +76,7 @@ class _Said(msgspec.Struct):
     tool_calls: list[_Call] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     delta: _Said | None = None
     message: _Said | None = None
     finish_reason: str | None = None
@@ -91,20 +92,20 @@ class _Thought(msgspec.Struct, gc=False):
     reasoning_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Thought | None = None
 
 
-class _Chunk(msgspec.Struct):
+class _Chunk(msgspec.Struct, gc=False):
     """One event of a stream, or the one answer."""
 
     id: str = ""
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
-    error: Raw = Raw(_NULL)
+    error: Raw = _NONE
 
 
 _chunk = msgspec.json.Decoder(_Chunk).decode
@@ -285,7 +286,7 @@ class Answer:
         except _BAD:
             self._fail("the backend sent an event that is none of OpenAI's dialect", 0, said)
             return
-        if len(memoryview(chunk.error)) != 4 or bytes(chunk.error) != _NULL:
+        if chunk.error is not _NONE and bytes(chunk.error) != _NULL:
             self._fail(*_words_of(chunk.error), said)
             return
         if not self._begun:

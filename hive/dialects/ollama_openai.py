@@ -36,6 +36,8 @@ _encode = msgspec.json.Encoder().encode
 _object = msgspec.json.Decoder(dict[str, Raw]).decode
 _objects = msgspec.json.Decoder(list[dict[str, Raw]]).decode
 _texts = msgspec.json.Decoder(str | list[str]).decode
+_string = msgspec.json.Decoder(str).decode
+_float = msgspec.json.Decoder(float).decode
 _TRUE, _NULL = b"true", b"null"
 _NOTHING = frozenset({b"null", b"false", b'""', b"[]", b"{}"})
 """Values of a refused field that ask for nothing."""
@@ -257,14 +259,14 @@ def _is_one(path: str, value: Raw) -> bool:
 
 def _text(raw: Raw, name: str) -> str:
     try:
-        return msgspec.json.decode(raw, type=str)
+        return _string(raw)
     except _BROKEN_JSON:
         raise BadRequest(f'"{name}" must be a string') from None
 
 
 def _number(raw: Raw, name: str) -> float:
     try:
-        return msgspec.json.decode(raw, type=float)
+        return _float(raw)
     except _BROKEN_JSON:
         raise BadRequest(f'"{name}" must be a number') from None
 
@@ -441,10 +443,12 @@ _THINK |= {_encode(level): level for level in ("low", "medium", "high", "max")} 
 
 
 def _think(request: Request) -> bool | str | None:
-    raw = request.fields.get("think", Raw(_NULL))
-    if _short(raw) not in {_NULL, *_THINK}:
+    raw = request.fields.get("think")
+    if raw is None:
+        return None
+    if _short(raw) not in _THINK:
         raise BadRequest('"think" must be true, false, "low", "medium", "high" or "max"')
-    return _THINK.get(_short(raw))
+    return _THINK[_short(raw)]
 
 
 def _put_think(request: Request, sent: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +26,7 @@ from hive.dialects.sse import SseReader
 from hive.errors import BackendDown, StreamIncomplete
 
 Raw = msgspec.Raw
+_NONE = Raw(b"null")
 _encode = msgspec.json.Encoder().encode
 _NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 MAX_WORDS = 4096
@@ -46,17 +48,17 @@ class Kept(msgspec.Struct, omit_defaults=True):
 Number = int | float
 
 
-class _Cached(msgspec.Struct):
+class _Cached(msgspec.Struct, gc=False):
     cached_tokens: Number | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: Number | None = None
     completion_tokens: Number | None = None
     prompt_tokens_details: _Cached | None = None
 
 
-class _Timings(msgspec.Struct):
+class _Timings(msgspec.Struct, gc=False):
     """llama-server's; `prompt_n` leaves out what came from its cache."""
 
     cache_n: Number = 0
@@ -66,18 +68,18 @@ class _Timings(msgspec.Struct):
     predicted_ms: Number = 0
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
 
 
-class _Call(msgspec.Struct):
+class _Call(msgspec.Struct, gc=False):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
 
 
-class _Said(msgspec.Struct):
+class _Said(msgspec.Struct, gc=False):
     """A `delta` or a `message`. Thinking is `reasoning` (vLLM) or `reasoning_content` (llama-server)."""
 
     content: str | None = None
@@ -87,14 +89,14 @@ class _Said(msgspec.Struct):
     tool_calls: list[_Call] | None = None
 
 
-class _Token(msgspec.Struct):
+class _Token(msgspec.Struct, gc=False):
     token: str = ""
     logprob: float = 0.0
     bytes: list[int] | None = None
     top_logprobs: list[_Token] | None = None
 
 
-class _Logprobs(msgspec.Struct):
+class _Logprobs(msgspec.Struct, gc=False):
     """Of a chat `content`, of a completion vLLM's other three, one list for all tokens each."""
 
     content: list[_Token] | None = None
@@ -103,7 +105,7 @@ class _Logprobs(msgspec.Struct):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     delta: _Said | None = None
     message: _Said | None = None
     text: str | None = None
@@ -111,13 +113,13 @@ class _Choice(msgspec.Struct):
     logprobs: _Logprobs | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Answer(msgspec.Struct, gc=False):
     """A chunk of a stream, or an answer in one piece."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     timings: _Timings | None = None
-    error: Raw = Raw(b"null")
+    error: Raw = _NONE
 
 
 _answer = msgspec.json.Decoder(_Answer).decode
@@ -295,6 +297,8 @@ class _Shape(NamedTuple):
     after: bytes
 
 
+_PIECE = b'%b%06d%b%b%b,"done":false}\n'
+"""A piece of text alone, as most of them are: one formatting instead of `_line`'s six pieces."""
 _CHAT = _Shape(b'"message":{"role":"assistant","content":', b"}")
 _GENERATE = _Shape(b'"response":', b"")
 _ENDINGS = {"tool_calls": "stop", "function_call": "stop"}
@@ -406,7 +410,7 @@ class TextBack:
             self._usage = chunk.usage
         if chunk.timings is not None:
             self._timings = chunk.timings
-        if bytes(chunk.error) != b"null":
+        if chunk.error is not _NONE and bytes(chunk.error) != b"null":
             return self._give_up(words_of(payload) or "the backend gave up")
         return self._choose(chunk.choices[0]) if chunk.choices else b""
 
@@ -429,7 +433,11 @@ class TextBack:
         now = self._now()
         if self._first is None:
             self._first = now
-        return self._line(now, text or "", thinking, b"", logprobs, b',"done":false') + b"\n"
+        if thinking or logprobs:
+            return self._line(now, text or "", thinking, b"", logprobs, b',"done":false') + b"\n"
+        if (second := int(now)) != self._second:
+            self._begin_second(second)
+        return _PIECE % (self._date, int((now - second) * 1e6), self._before, _encode(text), self._shape.after)
 
     def _finish(self) -> bytes:
         calls = b""
@@ -448,14 +456,16 @@ class TextBack:
         return _encode({"error": why}) + b"\n"
 
     def _line(self, now: float, text: str, thinking: str, calls: bytes, logprobs: bytes, end: bytes) -> bytes:
-        second = int(now)
-        if second != self._second:
-            self._second = second
-            self._date = self._head + datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.").encode()
+        if (second := int(now)) != self._second:
+            self._begin_second(second)
         told = b"%b%06d%b%b" % (self._date, int((now - second) * 1e6), self._before, _encode(text))
         if thinking:
             told += b',"thinking":' + _encode(thinking)
         return told + calls + self._shape.after + end + logprobs + b"}"
+
+    def _begin_second(self, second: int) -> None:
+        self._second = second
+        self._date = self._head + _date(second)
 
     def _ending(self, now: float, *, streamed: bool) -> bytes:
         numbers: dict[str, int | None] = {"total_duration": _ns(now - self._began)}
@@ -486,6 +496,16 @@ class TextBack:
         if not streamed or self._first is None:
             return None, None
         return _ns(self._first - self._opened), _ns(now - self._first)
+
+
+@lru_cache(maxsize=4)
+def _date(second: int) -> bytes:
+    """The same for all answers of a second.
+
+    >>> _date(0)
+    b'1970-01-01T00:00:00.'
+    """
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.").encode()
 
 
 def _ns(seconds: float) -> int:

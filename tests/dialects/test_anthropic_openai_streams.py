@@ -164,7 +164,7 @@ def test_many_splits_and_comments_change_nothing(name: str, cuts: list[int], wit
 
 def test_every_recorded_chat_is_looked_at() -> None:
     kinds = [name.split("-")[0] for name in CHATS]
-    assert (kinds.count("llama"), kinds.count("vllm"), len(kinds)) == (2, 4, 6)
+    assert (kinds.count("llama"), kinds.count("vllm"), len(kinds)) == (3, 4, 7)
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
@@ -193,6 +193,23 @@ def test_thinking_text_and_tools_are_blocks_of_their_own_in_order(field: str) ->
     ]
     hidden = shape(back([stream], hidden=True))
     assert hidden[1:5] == [(0, "thinking", ""), (0, ""), (0, "stop"), (1, "text", "")]
+
+
+def test_thoughts_text_and_whole_calls_split_anywhere_translate_to_the_same_bytes() -> None:
+    """A random model makes none of its own: no recorded stream has a call that ended."""
+    deltas = [
+        {"reasoning_content": "hm"},
+        {"content": "So"},
+        call(0, "", "look", "c1"),
+        call(0, '{"a"'),
+        call(0, ":1}"),
+    ]
+    stream = chunks(*deltas, call(1, "{}", "see", "c2"), finish="tool_calls", usage=USAGE)
+    whole = back([stream])
+    assert whole.count(b"content_block_start\ndata") == 4
+    for at in range(len(stream) + 1):
+        assert back([stream[:at], stream[at:]]) == whole, at
+    assert back([stream[at : at + 1] for at in range(len(stream))]) == whole
 
 
 @pytest.mark.parametrize(

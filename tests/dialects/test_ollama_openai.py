@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from typing import Any, get_args
 
 import ollama
@@ -72,14 +73,27 @@ REQUESTS: dict[str, type[BaseModel]] = {
 
 def fields_of_package(endpoint: str) -> set[str]:
     """What the installed ollama package can send, with dots into objects."""
-    fields = set(REQUESTS[endpoint].model_fields)
-    fields |= {f"options.{name}" for name in types.Options.model_fields}
-    if "messages" in fields:
-        fields |= {f"messages.{name}" for name in types.Message.model_fields}
-        call = types.Message.ToolCall
-        fields |= {f"messages.tool_calls.{name}" for name in call.model_fields}
-        fields |= {f"messages.tool_calls.function.{name}" for name in call.Function.model_fields}
-    return fields
+    return set(_fields(REQUESTS[endpoint], ""))
+
+
+WHOLE = {"tools", "messages.tool_calls.function.arguments", "images", "messages.images", "format"}
+"""Fields that go on as the client wrote them, or as one value (a picture): what is in them has no rows."""
+
+
+def _fields(of: type[BaseModel], where: str) -> Iterator[str]:
+    for name, field in of.model_fields.items():
+        path = where + (field.alias or name)
+        yield path
+        for inner in () if path in WHOLE else _objects(field.annotation):
+            yield from _fields(inner, f"{path}.")
+
+
+def _objects(hint: Any) -> Iterator[type[BaseModel]]:
+    """Every object a hint may be of."""
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        yield hint
+    for inner in get_args(hint):
+        yield from _objects(inner)
 
 
 def fields_of_policing(endpoint: str) -> set[str]:
@@ -95,6 +109,13 @@ def test_every_field_of_the_installed_package_and_of_the_policing_table_has_a_ro
     assert known - WAYS[endpoint].rows.keys() == set()
     assert "options.temperature" in known
     assert "keep_alive" in known
+    assert ("messages.tool_calls.function.name" in known) is (endpoint == CHAT)
+
+
+def test_the_walk_fails_where_a_row_is_missing() -> None:
+    for name in ("think", "options.seed", "messages.thinking", "messages.tool_calls.function.arguments"):
+        without = {row: fate for row, fate in WAYS[CHAT].rows.items() if row != name}
+        assert fields_of_package(CHAT) - without.keys() == {name}
 
 
 @pytest.mark.parametrize("endpoint", REQUESTS)

@@ -71,6 +71,7 @@ def endpoint_of(name: str) -> str:
 EXPECTED: dict[str, tuple[str, str, Usage]] = {
     "llama-chat.sse": (" muc small hivr capit", "length", Usage(tokens_in=30, tokens_out=5, cached_tokens=13)),
     "llama-chat-asked.sse": (" muc small hivr capit", "length", Usage(tokens_in=30, tokens_out=5, cached_tokens=29)),
+    "llama-chat-thinks-asked.sse": ("", "length", Usage(tokens_in=40, tokens_out=5, cached_tokens=0)),
     "llama-completions-asked.sse": (" hrA quicA", "length", Usage(tokens_in=9, tokens_out=5, cached_tokens=1)),
     "vllm-chat.sse": ("a quisa qu", "length", Usage()),
     "vllm-chat-asked.sse": ("a quisa qu", "length", Usage(tokens_in=18, tokens_out=5, cached_tokens=0)),
@@ -222,6 +223,22 @@ def test_tool_calls_come_whole_in_the_chunk_before_the_last() -> None:
     parsed = ollama.ChatResponse.model_validate(call).message.tool_calls
     assert parsed is not None
     assert [made.function.name for made in parsed] == ["look", "now"]
+
+
+def test_every_split_of_thoughts_and_whole_calls_gives_the_same_bytes() -> None:
+    """A random model makes none of its own: no recorded stream has a call that ended."""
+    stream = b"".join([event({"reasoning": "h"}), event({"content": "so"}), *CALLS])
+    expected = translated([stream])
+    assert b'"thinking":"h"' in expected
+    assert expected.count(b'"arguments"') == 2
+    for at in range(len(stream) + 1):
+        assert translated([stream[:at], stream[at:]]) == expected
+    assert translated([stream[at : at + 1] for at in range(len(stream))]) == expected
+
+
+def test_thoughts_of_a_recorded_stream_are_thoughts() -> None:
+    told = lines(translated([(STREAMS / "llama-chat-thinks-asked.sse").read_bytes()]))
+    assert "".join(line["message"].get("thinking", "") for line in told) == " muc sixO muc muc"
 
 
 def test_pieces_of_calls_without_an_index_belong_to_the_last_one_begun() -> None:

@@ -1,157 +1,205 @@
-"""One conversation through every client package before every kind of real server: what is said is the same.
+"""One conversation through every client package before every kind of backend: what is said is the same.
 
-An Ollama is none of these servers: no registry has one (tests/journeys/test_sdk_ollama.py has a stand-in).
+journeys/matrix.py says how; docs/clients.md is the matrix that was seen, and `HIVE_WRITE_CLIENTS=1 pytest` on this file
+writes it anew. No registry has an Ollama, so tests/fakes/shapes.py replays its published shapes, and what a tiny random
+model does not say by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
-import anthropic
+import httpx
 import ollama
-import openai
 import pytest
-from journeys.sdk import CITY, HELLO, TEMPLATE, TOOLS, Door, door_of
-from journeys.stack import Stack, stack, until
+from journeys.conversation import ByOllama, ByOpenai, Heard
+from journeys.matrix import (
+    ALLOWED,
+    DOCUMENT,
+    MAIN,
+    REPLAYED,
+    STREAMED,
+    THINKING,
+    Backend,
+    Matrix,
+    may_differ,
+    section_of,
+    table,
+    turn_to,
+    unexplained,
+    with_section,
+)
+from journeys.sdk import TEMPLATE
+from journeys.stack import Stack, stack
 
+from tests.fakes.programs import demo_backend
+from tests.fakes.shapes import standin
 from tests.llama import MODEL, serve
-from tests.vllm import VllmServer, vllm_server
+from tests.vllm import vllm_server
 
 __all__ = ["vllm_server"]
 pytestmark = pytest.mark.redis
-LENGTH = 12
-"""Tokens; the tiny models never end by themselves."""
-OPTIONS: Any = {"temperature": 0, "num_predict": LENGTH}
-SYSTEM = "Be short."
+MAKE_EYES = Path(__file__).parents[1] / "tools" / "make_tiny_mmproj.py"
+THINKS = """{%- for m in messages %}<|im_start|>{{ m['role'] }}
+{% if m['reasoning_content'] %}<think>
+{{ m['reasoning_content'] }}
+</think>
+{% endif %}{{ m['content'] }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking is false %}<think>
+
+</think>
+
+{% else %}<think>
+{% endif %}{% endif %}"""
+"""The model's answer begins inside of its thoughts, which a random model never ends."""
+CONFIG = "[inference]\nswitch_health_tries = 20\nswitch_health_every_s = 0.1\n[tenant other]\n"
+KINDS = {
+    "llama-server": [pytest.mark.llama],
+    "vLLM": [pytest.mark.vllm, pytest.mark.timeout(300)],
+    "Ollama's shapes": [],
+    "the demo backend": [],
+}
+COUNTS_NOT = "501: a count cannot be asked for in OpenAI's dialect, and a guess would be taken for one"
+OWN_MESSAGES = "llama-server 0c1e570 passes over `{}` in its own `/v1/messages`; what Hive translates has it"
+NO_OBJECT = (
+    "the random model calls with `true`, which vLLM 0.32 permits without `strict`: no object, as Anthropic's dialect "
+    "wants one. vLLM refuses its own answer, Hive the model's; in a stream the package finds it"
+)
+GAPS: dict[str, dict[tuple[str, str], str]] = {
+    "llama-server": {
+        ("JSON by a schema", "anthropic, relayed"): OWN_MESSAGES.format("output_config"),
+        ("JSON by a schema, streamed", "anthropic, relayed"): OWN_MESSAGES.format("output_config"),
+        ("thinking switched off", "anthropic, relayed"): OWN_MESSAGES.format('thinking: {"type": "disabled"}'),
+    },
+    "vLLM": {
+        ("a tool forced by its name" + streamed, f"anthropic, {way}"): NO_OBJECT
+        for streamed in ("", STREAMED)
+        for way in ("relayed", "translated")
+    },
+    "Ollama's shapes": {("tokens counted beforehand", "anthropic, relayed"): COUNTS_NOT},
+    "the demo backend": {("tokens counted beforehand", "anthropic, translated"): COUNTS_NOT},
+}
+"""Differences that are known, with their reasons."""
+REPLAYED_BY = "replayed by a stand-in: a random model {}"
+PASSED_OVER = "the demo backend passes over it and says its canned text"
+NOTES: dict[str, dict[str, str]] = {
+    "llama-server": {
+        "a tool called": REPLAYED_BY.format("calls no tool"),
+        "a tool forced by its name": "its grammar lets text stand before the call, so a random model says text only",
+        "a picture": "4 tokens of an encoder as random as the model (`--mmproj`)",
+        "thinking": "another llama-server, whose template begins with the thoughts",
+        "thinking switched off": "another llama-server, whose template begins with the thoughts",
+    },
+    "vLLM": {
+        "a tool called": REPLAYED_BY.format("calls no tool by itself"),
+        "thinking": REPLAYED_BY.format("has no thoughts that vLLM would tell apart"),
+        "thinking switched off": REPLAYED_BY.format("has no thoughts that vLLM would tell apart"),
+        "a picture": "the tiny model sees none: the server's own refusal",
+        "embeddings": "a model that generates has none here: the server's own refusal",
+    },
+    "Ollama's shapes": {"a prompt that is too long": "Ollama cuts it; the stand-in takes it"},
+    "the demo backend": dict.fromkeys(
+        (
+            *("a stop sequence", "a tool offered", "a tool forced by its name", "JSON without a schema"),
+            *("JSON by a schema", "a picture", "thinking", "a tool called", "a prompt that is too long"),
+        ),
+        PASSED_OVER,
+    ),
+}
+"""What is to be known of a row."""
 
 
-@pytest.fixture(scope="module", params=["llama-server", "vLLM"])
-def hive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    if request.param == "vLLM":
-        vllm: VllmServer = request.getfixturevalue("vllm_server")
-        with stack(url=vllm.url) as hive:
-            hive.create("alice", "idler.py", tier="high")
-            yield hive
-        return
-    with serve(tmp_path_factory.mktemp("any"), template=TEMPLATE) as server, stack(url=server.url) as hive:
-        hive.create("alice", "idler.py", tier="high")
+@pytest.fixture(scope="module")
+def demo() -> Iterator[str]:
+    with demo_backend() as demo:
+        yield demo.url
+
+
+@pytest.fixture(scope="module")
+def hive(demo: str) -> Iterator[Stack]:
+    """One for all kinds of backend: it is switched from one to the next."""
+    with stack(url=demo, config=CONFIG) as hive:
+        hive.post("/api/agents", {"name": "alice", "runtime": "external", "tier": "high"})
         yield hive
 
 
-@pytest.fixture
-def door(hive: Stack) -> Door:
-    return door_of(hive, "alice")
+@pytest.fixture(scope="module", params=[pytest.param(kind, marks=marks) for kind, marks in KINDS.items()])
+def backend(
+    request: pytest.FixtureRequest, hive: Stack, demo: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Backend]:
+    with ExitStack() as opened:
+        if request.param == "the demo backend":
+            ways = ("relayed", "relayed", "translated")
+            yield Backend(request.param, hive, {MAIN: demo}, ByOllama, "hive-demo", ways=ways)
+        elif request.param == "Ollama's shapes":
+            ways = ("relayed", "relayed", "relayed")
+            yield Backend(request.param, hive, {MAIN: _standin("ollama", opened)}, ByOllama, MODEL, ways=ways)
+        elif request.param == "vLLM":
+            url: str = request.getfixturevalue("vllm_server").url
+            replayed = _standin("vllm", opened)
+            sites = {MAIN: url, THINKING: replayed, REPLAYED: replayed}
+            yield Backend(request.param, hive, sites, ByOpenai, MODEL, idle=_idle(url), apart=True)
+        else:
+            plain, thinks = (tmp_path_factory.mktemp(name) for name in ("plain", "thinks"))
+            eyes = plain / "eyes.gguf"
+            subprocess.run([sys.executable, str(MAKE_EYES), str(eyes)], check=True, stdout=subprocess.DEVNULL)
+            more = ["--embeddings", "--pooling", "mean", "--mmproj", str(eyes)]
+            url = opened.enter_context(serve(plain, template=TEMPLATE, more=more)).url
+            sites = {MAIN: url, THINKING: opened.enter_context(serve(thinks, template=THINKS)).url}
+            sites[REPLAYED] = _standin("llama", opened)
+            yield Backend(request.param, hive, sites, ByOpenai, MODEL, idle=_idle(url), apart=True)
 
 
-@pytest.fixture
-def by_ollama(hive: Stack) -> Iterator[ollama.Client]:
-    client = ollama.Client(host=hive.get("/api/agents/alice/tokens")["ollama_host"])
-    yield client
+def _standin(kind: str, opened: ExitStack) -> str:
+    return opened.enter_context(standin(kind)).url
+
+
+def _idle(url: str) -> Callable[[], bool]:
+    """Whether that server itself says that it works on nothing."""
+    running = ("llamacpp:requests_processing", "vllm:num_requests_running")
+
+    def idle() -> bool:
+        lines = httpx.get(f"{url}/metrics", trust_env=False).text.splitlines()
+        return [float(line.split()[-1]) for line in lines if line.startswith(running)] == [0.0]
+
+    return idle
+
+
+def documented(name: str, seen: str) -> str:
+    """What docs/clients.md has in this section, after writing it where that was asked for."""
+    text = DOCUMENT.read_text()
+    if os.environ.get("HIVE_WRITE_CLIENTS"):
+        DOCUMENT.write_text(text := with_section(text, name, seen))
+    return section_of(text, name)
+
+
+def test_the_document_says_what_may_differ() -> None:
+    assert set(ALLOWED) - {"ids, times and durations"} <= set(Heard._fields)
+    assert documented("what may differ", may_differ()) == may_differ()
+
+
+def test_every_client_hears_of_every_backend_what_the_matrix_says(
+    backend: Backend, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table is printed. `HIVE_WRITE_CLIENTS=1` writes it into docs/clients.md."""
+    matrix, gaps = Matrix(backend), GAPS.get(backend.name, {})
+    matrix.run()
+    seen = table(matrix, gaps, NOTES.get(backend.name, {}))
+    with capsys.disabled():
+        print(f"\n{backend.name}\n{seen}")
+    assert unexplained(matrix, gaps) == []
+    assert documented(backend.name, seen) == seen
+
+
+def test_what_ollamas_clients_ask_besides_is_answered(backend: Backend) -> None:
+    turn_to(backend.hive, backend.sites[MAIN])
+    client = ollama.Client(host=backend.hive.get("/api/agents/alice/tokens")["ollama_host"])
+    assert [model.name for model in client.ps().models] == [backend.model]
+    assert "completion" in (client.show(backend.model).capabilities or [])
     client._client.close()
-
-
-def said_by_openai(door: Door, messages: Any, **more: Any) -> tuple[str, int, int]:
-    with door.openai() as client:
-        answer = client.chat.completions.create(
-            model=MODEL, messages=messages, max_tokens=LENGTH, temperature=0, **more
-        )
-    assert answer.usage is not None
-    return answer.choices[0].message.content or "", answer.usage.prompt_tokens, answer.usage.completion_tokens
-
-
-@pytest.mark.llama
-@pytest.mark.vllm
-def test_all_three_say_the_same_and_count_the_same(door: Door, by_ollama: ollama.Client) -> None:
-    text, tokens_in, tokens_out = said_by_openai(door, HELLO)
-    chat = by_ollama.chat(MODEL, HELLO, options=OPTIONS)
-    assert (chat.message.content, chat.prompt_eval_count, chat.eval_count) == (text, tokens_in, tokens_out)
-    assert (chat.model, chat.done, chat.done_reason) == (MODEL, True, "length")
-    with door.anthropic() as client:
-        message = client.messages.create(model=MODEL, messages=HELLO, max_tokens=LENGTH, extra_body={"temperature": 0})
-    assert "".join(block.text for block in message.content if block.type == "text") == text
-    used = message.usage
-    assert (used.input_tokens + (used.cache_read_input_tokens or 0), used.output_tokens) == (tokens_in, tokens_out)
-
-
-@pytest.mark.llama
-@pytest.mark.vllm
-def test_a_stream_is_the_same_piece_by_piece(door: Door, by_ollama: ollama.Client) -> None:
-    text, tokens_in, tokens_out = said_by_openai(door, HELLO)
-    chunks = list(by_ollama.chat(MODEL, HELLO, stream=True, options=OPTIONS))
-    assert "".join(chunk.message.content or "" for chunk in chunks) == text
-    assert len(chunks) > 2, "it came at once"
-    last = chunks[-1]
-    assert (last.done, last.prompt_eval_count, last.eval_count) == (True, tokens_in, tokens_out)
-    assert (last.total_duration or 0) >= (last.eval_duration or 0) > 0
-
-
-@pytest.mark.llama
-@pytest.mark.vllm
-def test_generate_is_a_chat_of_one_turn_with_its_system(door: Door, by_ollama: ollama.Client) -> None:
-    system = [{"role": "system", "content": SYSTEM}, *HELLO]
-    text, tokens_in, _ = said_by_openai(door, system)
-    whole = by_ollama.generate(MODEL, HELLO[0]["content"], system=SYSTEM, options=OPTIONS)
-    assert (whole.response, whole.prompt_eval_count) == (text, tokens_in)
-    pieces = by_ollama.generate(MODEL, HELLO[0]["content"], system=SYSTEM, options=OPTIONS, stream=True)
-    assert "".join(piece.response for piece in pieces) == text
-
-
-@pytest.mark.llama
-@pytest.mark.vllm
-def test_a_schema_binds_the_answer_whoever_asks(door: Door, by_ollama: ollama.Client) -> None:
-    schema = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
-    bound, _, _ = said_by_openai(door, HELLO, response_format=schema)
-    free, _, _ = said_by_openai(door, HELLO)
-    assert by_ollama.chat(MODEL, HELLO, format=CITY, options=OPTIONS).message.content == bound
-    assert bound.lstrip().startswith("{")
-    assert bound != free
-
-
-@pytest.mark.llama
-@pytest.mark.vllm
-def test_a_conversation_with_a_tool_goes_on(door: Door, by_ollama: ollama.Client) -> None:
-    call = {"function": {"name": "look_up", "arguments": {"city": "Paris"}}}
-    messages: Any = [
-        *HELLO,
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "tool_name": "look_up", "content": "The capital of France."},
-    ]
-    answer = by_ollama.chat(MODEL, messages, tools=TOOLS, options=OPTIONS)
-    assert answer.eval_count == LENGTH
-
-
-@pytest.mark.llama
-@pytest.mark.vllm
-def test_errors_are_each_packages_own(door: Door, by_ollama: ollama.Client) -> None:
-    with pytest.raises(ollama.ResponseError, match="not found") as unknown:
-        by_ollama.chat("gpt-9", HELLO)
-    assert unknown.value.status_code == 404
-    with door.openai() as client, pytest.raises(openai.NotFoundError):
-        client.chat.completions.create(model="gpt-9", messages=HELLO)
-    with door.anthropic() as client, pytest.raises(anthropic.NotFoundError):
-        client.messages.create(model="gpt-9", messages=HELLO, max_tokens=3)
-    too_long = [{"role": "user", "content": "word " * 60_000}]
-    for stream in (False, True):
-        with pytest.raises(ollama.ResponseError) as refused:
-            list(by_ollama.chat(MODEL, too_long, stream=stream))  # type: ignore[call-overload]
-        assert refused.value.status_code == 400
-        assert refused.value.error
-
-
-@pytest.mark.llama
-@pytest.mark.vllm
-def test_what_clients_ask_besides_is_answered(by_ollama: ollama.Client) -> None:
-    assert [model.model for model in by_ollama.list().models] == [MODEL]
-    assert [model.name for model in by_ollama.ps().models] == [MODEL]
-    assert by_ollama.show(MODEL).capabilities == ["completion"]
-
-
-@pytest.mark.llama
-@pytest.mark.vllm
-def test_who_leaves_a_translated_stream_frees_the_backend(hive: Stack, by_ollama: ollama.Client) -> None:
-    stream = by_ollama.chat(MODEL, HELLO, stream=True, options={"num_predict": 3000})
-    next(stream)
-    stream.close()  # type: ignore[attr-defined]
-    by_ollama._client.close()
-    until(lambda: hive.get("/api/agents/alice")["in_flight"] == 0, within_s=5, what="nothing in flight")

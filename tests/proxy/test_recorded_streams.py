@@ -20,6 +20,7 @@ Seen = tuple[Usage, bool, int]
 EXPECTED: dict[str, Seen] = {
     "llama-chat.sse": (Usage(tokens_in=30, tokens_out=5, cached_tokens=13), True, 7),
     "llama-chat-asked.sse": (Usage(tokens_in=30, tokens_out=5, cached_tokens=29), True, 8),
+    "llama-chat-thinks-asked.sse": (Usage(tokens_in=40, tokens_out=5, cached_tokens=0), True, 8),
     "llama-completions-asked.sse": (Usage(tokens_in=9, tokens_out=5, cached_tokens=1), True, 6),
     "llama-messages.sse": (Usage(tokens_in=30, tokens_out=5, cached_tokens=29), True, 5),
     "vllm-chat.sse": (Usage(), True, 3),
