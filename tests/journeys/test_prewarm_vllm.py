@@ -1,4 +1,4 @@
-"""A system prompt that a real vLLM (CPU, tiny random model) has read before its agents ask, each tenant's for itself."""
+"""A system prompt that a real vLLM (CPU, tiny random model) has read before its agents ask, for each tenant anew."""
 
 from __future__ import annotations
 
