@@ -21,7 +21,7 @@ from hive.control.shapes_prompts import Prompt, Prompts
 from hive.control.world import DaemonWorld
 from hive.domain import ALIVE, AgentStatus, ModelInfo, UsageEvent
 from hive.errors import HiveError, NotSupported
-from hive.models.prompts import Holder, Prefix, Warmth, sharers
+from hive.models.prompts import Holder, Prefix, Warmth, share_counts, sharers
 from hive.models.routing import explain, models_of, offers_of, permits, preferences_of
 from hive.models.salts import cache_group
 from hive.settings import Inference, TenantRow
@@ -32,6 +32,8 @@ log = logging.getLogger("hive.daemon")
 AT_ONCE = 4
 """Prompts the proxy is asked for at a time; it lets one of each tenant through."""
 BEYOND_PROXY_S = 10.0
+KEPT_MAX = 10_000
+"""Prompts whose standing is kept; beyond that only those that somebody has."""
 _NO_ROW = TenantRow()
 
 
@@ -80,17 +82,18 @@ class Prewarmer:
     def view(self) -> Prompts:
         """`GET /api/prompts`: of agents that live, the one most agents share first; never the text."""
         shared = sharers(self._holders())
-        self._warmth.forget_all_but(shared)
-        rows = [self._row(prefix, holders) for prefix, holders in shared.items()]
+        counts = share_counts(shared)
+        rows = [self._row(prefix, holders, counts[prefix.prompt]) for prefix, holders in shared.items()]
         return {"prompts": sorted(rows, key=lambda row: (-len(row["agents"]), row["hash"], row["tenants"]))}
 
-    def _row(self, prefix: Prefix, holders: list[Holder]) -> Prompt:
+    def _row(self, prefix: Prefix, holders: list[Holder], shared_by: int) -> Prompt:
         standing, now = self._warmth.standing(prefix), asyncio.get_running_loop().time()
         is_wanted = any(self._is_wanted(life) for one in holders if (life := self._roster.get(one.agent)) is not None)
         return {
             "hash": prefix.prompt,
             "bytes": len(holders[0].text.encode()),
             "agents": sorted(holder.name for holder in holders),
+            "shared_by": shared_by,
             "tenants": sorted({holder.tenant for holder in holders}),
             "model": prefix.model,
             "prewarm": is_wanted,
@@ -128,6 +131,8 @@ class Prewarmer:
             holder = self._holder(life, text)
             if not holder.model or not self._warmth.choose(holder.prefix, now).send:
                 continue
+            if len(self._warmth) >= KEPT_MAX:
+                self._warmth.forget_all_but(sharers(self._holders()))
             epoch = self._warmth.begin(holder.prefix)
             task = spawn(self._send(holder, self._asked(life), epoch), name=f"prewarm {life.agent.name}")
             self._sending.add(task)
@@ -140,8 +145,9 @@ class Prewarmer:
             found = await outcome_of(self._gates.prewarm(holder.agent, model, holder.text, within_s=within_s))
         about = (holder.name, prefix.prompt, prefix.model)
         if isinstance(found, HiveError):
-            level = logging.INFO if isinstance(found, NotSupported) else logging.WARNING
-            log.log(level, "prompt_not_read agent=%s prompt=%s model=%s error=%s", *about, found.message)
+            if self._warmth.standing(prefix).why != found.message:
+                level = logging.INFO if isinstance(found, NotSupported) else logging.WARNING
+                log.log(level, "prompt_not_read agent=%s prompt=%s model=%s error=%s", *about, found.message)
             self._warmth.failed(prefix, epoch, found.message, asyncio.get_running_loop().time())
             return
         told = (found.tokens_in, found.cached_tokens, found.took_ms)

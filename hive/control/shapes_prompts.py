@@ -15,6 +15,7 @@ class Prompt(TypedDict):
     hash: Annotated[str, Meta(description="SHA-256 of the text, its first 16 hex digits.")]
     bytes: Bytes
     agents: Annotated[list[str], Meta(description="Their names.")]
+    shared_by: Annotated[int, Meta(description="Agents that have this prompt, those of other lines too.")]
     tenants: list[str]
     model: Annotated[str, Meta(description="The one their requests are given; empty where there is none.")]
     prewarm: Annotated[bool, Meta(description="Whether one of them wants it read ahead.")]

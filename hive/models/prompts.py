@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -67,14 +68,17 @@ def sharers(holders: Iterable[Holder]) -> dict[Prefix, list[Holder]]:
     return found
 
 
-def share_count(text: str, holders: Iterable[Holder]) -> int:
-    """How many agents have this prompt, whatever their tenant and model.
+def share_counts(shared: Mapping[Prefix, Sequence[Holder]]) -> Counter[str]:
+    """Hash of a prompt → how many agents have it, whatever their tenant and model.
 
     >>> ann = Holder("a", "ann", "t", "tenant t", "m", "Be kind.")
-    >>> share_count("Be kind.", [ann, ann._replace(agent="b", model="n"), ann._replace(agent="c", text="Be brief.")])
+    >>> share_counts(sharers([ann, ann._replace(model="n"), ann._replace(text="Be brief.")]))[ann.prefix.prompt]
     2
     """
-    return sum(holder.text == text for holder in holders)
+    found: Counter[str] = Counter()
+    for prefix, holders in shared.items():
+        found[prefix.prompt] += len(holders)
+    return found
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -152,6 +156,9 @@ class Warmth:
     def __repr__(self) -> str:
         warm = sum(one.warm_at is not None for one in self._standing.values())
         return f"<Warmth epoch {self.epoch}, {warm} of {len(self._standing)} warm>"
+
+    def __len__(self) -> int:
+        return len(self._standing)
 
     def backend_began(self) -> None:
         """Another backend, or the same one anew: it has kept nothing."""

@@ -73,6 +73,7 @@ async def test_siblings_that_start_at_once_have_it_read_once_and_none_of_them_wa
         "hash": hash_prompt(PROMPT),
         "bytes": len(PROMPT),
         "agents": [f"s{number}" for number in range(5)],
+        "shared_by": 5,
         "tenants": ["default"],
         "model": "m",
         "prewarm": True,
@@ -168,7 +169,7 @@ async def test_tenants_share_one_reading_only_where_they_share_a_group(box: Box)
         await box.create(f"of-{tenant}", **WANTED, tenant=tenant)
     await until(lambda: len(box.proxy.prewarms) == 2)
     await settled()
-    assert [row["tenants"] for row in rows(box)] == [["acme", "beta"], ["other"]]
+    assert [(row["tenants"], row["shared_by"]) for row in rows(box)] == [(["acme", "beta"], 3), (["other"], 3)]
     assert len(box.proxy.prewarms) == 2
 
 

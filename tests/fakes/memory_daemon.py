@@ -461,6 +461,7 @@ class MemoryDesk(TokenDesk):
 
     def prompts(self) -> Answer:
         about = {"bytes": 1200, "tenants": ["default"], "model": "tiny", "prewarm": True, "tokens_reused": 4800}
+        about["shared_by"] = 5
         warm = {**about, "hash": "0123456789abcdef", "agents": list("abcde"), "warm_since": 1.0, "tokens": 300}
         cold = {**about, "hash": "fedcba9876543210", "agents": ["f"], "warm_since": None, "tokens": None}
         return {"prompts": [{**warm, "why": "kept by the backend"}, {**cold, "why": "nobody\x1b answers"}]}
