@@ -106,7 +106,7 @@ def masked(view: AgentView) -> AgentView:
 
 def without_prompt(view: AgentView) -> AgentView:
     """The same with a mask in place of its system prompt: lists of agents are asked for often, and prompts are long."""
-    return view if view["system_prompt"] is None else {**view, "system_prompt": MASK}
+    return view if view.get("system_prompt") is None else {**view, "system_prompt": MASK}
 
 
 def capabilities_view(can: Capabilities) -> CapabilitiesView:
