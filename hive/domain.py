@@ -212,7 +212,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     `deepest`: how deep it may sleep. `inbox`: path at its port where messages for it are posted. `autostart`: started
     after a boot, whatever `restart` says. `egress`: where it may connect to besides Hive: None for whatever the
     runtime allows by itself, an empty list for nowhere, else networks like `192.0.2.0/24`: those of other hosts, and
-    of this one what the list names of the loopback.
+    of this one what the list names of the loopback. `system_prompt`: what its conversations begin with, word for word
+    as the agent sends it; `prewarm_on_start`: the backend reads it at every start and wake, before the agent asks.
     """
 
     name: str
@@ -233,6 +234,8 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     docker: DockerSpec | None = None
     firecracker: FirecrackerSpec | None = None
     cid: int | None = None
+    system_prompt: str | None = None
+    prewarm_on_start: bool = False
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True):

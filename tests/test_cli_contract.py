@@ -59,7 +59,7 @@ def test_every_command_of_the_issue_is_there() -> None:
         "agent-create agent-apply agent-export agent-list agent-show agent-start agent-stop agent-restart agent-pause "
         "agent-resume agent-send agent-messages agent-wake-at agent-keep-awake agent-logs agent-usage agent-remove "
         "agent-ls agent-ps agent-rm queue-list queue-show queue-cancel backend-status backend-list "
-        "backend-switch backend-logs model-route bench-sleep "
+        "backend-switch backend-logs model-route model-prompts bench-sleep "
         "config-show config-check config-path config-set config-unset config-runtime logs backup restore "
         "token-create token-list token-revoke audit-list audit-verify install uninstall secrets-list secrets-rotate "
         "secrets-generate"
@@ -199,6 +199,7 @@ WITHOUT_NAME = {
     "backend status",
     "backend list",
     "backend logs",
+    "model prompts",
     "logs",
 }
 """Words that make each command complete; those not named here take an agent's name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ from hive.errors import BadRequest, did_you_mean
 COMMAND_MAX_BYTES = 128 * 1024
 """Linux takes 128 KiB for one argument and more for all (execve(2)); an agent needs less."""
 ENV_MAX_BYTES = 64 * 1024
+PROMPT_MAX_BYTES = 256 * 1024
+"""Of a system prompt in UTF-8: some 64,000 tokens, half of the longest context in common use."""
 TOML_MAX_BYTES = 1024 * 1024
 IDLE_MAX_S = 365 * 24 * 3600.0
 CIDS = range(3, 2**32 - 1)
@@ -52,10 +55,10 @@ _SEED_NAMES = {
     "autoSleepIdleSeconds": "idle_s",
     "restartPolicy": "restart",
     "vsockCID": "cid",
+    "systemPrompt": "system_prompt",
+    "prewarmOnStart": "prewarm_on_start",
 }
 """Spellings of the original specification."""
-_LATER = frozenset({"systemPrompt", "system_prompt", "prewarmOnStart", "prewarm_on_start"})
-"""Keys of the original specification that Hive does not keep yet: refused, because ignoring them would lose them."""
 
 _TYPES = {
     "int | null": "a whole number",
@@ -104,6 +107,7 @@ def check(spec: AgentSpec, *, find: FindProgram = find_program) -> AgentSpec:
     _check_limits(spec.limits)
     _check_egress(spec.egress)
     _check_env(spec.env)
+    _check_prompt(spec.system_prompt)
     if spec.runtime is RuntimeKind.EXTERNAL:
         spec = _external(spec)
     return msgspec.structs.replace(spec, command=_check_runtime(spec, find))
@@ -124,6 +128,8 @@ def _external(spec: AgentSpec) -> AgentSpec:
         model=spec.model,
         idle_s=0.0,
         restart=RestartPolicy.UNLESS_STOPPED,
+        system_prompt=spec.system_prompt,
+        prewarm_on_start=spec.prewarm_on_start,
     )
     plain = AgentSpec(name=spec.name)
     for field in changed_fields(taken, spec):
@@ -207,22 +213,15 @@ def _check_egress(egress: list[str] | None) -> None:
 def from_toml(text: str) -> AgentSpec:
     """The spec a TOML document describes, its values not yet checked beyond their types.
 
-    The camelCase keys of the original specification are accepted. Raises BadRequest with the line where it knows it.
+    The camelCase keys of the original specification are accepted, and its JSON: no TOML begins with a brace. Raises
+    BadRequest with the line where it knows it.
     """
     if len(text) > TOML_MAX_BYTES:
         raise BadRequest(f"larger than {TOML_MAX_BYTES} bytes")
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise BadRequest(f"no TOML: {error}") from None
-    except RecursionError:
-        raise BadRequest("no TOML: nested too deeply") from None
     fields: dict[str, Any] = {}
-    for key, value in document.items():
+    for key, value in _document(text).items():
         name = _SEED_NAMES.get(key, key)
         where = _where(text, key)
-        if key in _LATER:
-            raise BadRequest(f"{where}{key}: not supported yet", hint="remove it for now")
         if name not in AgentSpec.__struct_fields__:
             raise BadRequest(f"{where}{key}: no such key{_nearest(key)}")
         if name in fields:
@@ -234,6 +233,17 @@ def from_toml(text: str) -> AgentSpec:
         reason, _, path = str(error).partition(" - at `$")
         key = re.split(r"[.\[`]", path.lstrip("."))[0]
         raise BadRequest(f"{_where(text, key)}{key + ': ' if key else ''}{_in_words(reason)}") from None
+
+
+def _document(text: str) -> dict[str, Any]:
+    kind = "JSON" if text.lstrip()[:1] == "{" else "TOML"
+    try:
+        found: dict[str, Any] = json.loads(text) if kind == "JSON" else tomllib.loads(text)
+    except ValueError as error:  # of either
+        raise BadRequest(f"no {kind}: {error}") from None
+    except RecursionError:
+        raise BadRequest(f"no {kind}: nested too deeply") from None
+    return found
 
 
 def check_toml(text: str) -> AgentSpec:
@@ -317,6 +327,16 @@ def _check_env(env: dict[str, str]) -> None:
         _check_text(f"env: {name}", [value])
     if sum(len(name) + len(_encoded(f"env: {name}", value)) + 2 for name, value in env.items()) > ENV_MAX_BYTES:
         raise BadRequest(f"env: larger than {ENV_MAX_BYTES} bytes")
+
+
+def _check_prompt(prompt: str | None) -> None:
+    if prompt is None:
+        return
+    if not prompt:
+        raise BadRequest("system_prompt: empty", hint="leave it out where there is none")
+    _check_text("system_prompt", [prompt])
+    if len(_encoded("system_prompt", prompt)) > PROMPT_MAX_BYTES:
+        raise BadRequest(f"system_prompt: longer than {PROMPT_MAX_BYTES} bytes")
 
 
 def _check_text(field: str, texts: Iterable[str]) -> None:

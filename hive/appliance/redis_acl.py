@@ -65,9 +65,12 @@ _RULES: dict[str, tuple[str, ...]] = {
         _may(
             "set",
             *(f"%W~{keys.agent_paused('*')}", f"%W~{keys.agent_tier('*')}"),
+            *(f"%W~{keys.agent_prompt('*')}", f"%W~{keys.PROMPTS}"),
             *(f"%W~{keys.VM_INSTANCES}", f"%W~{keys.VM_CIDS}"),
             *(f"%W~{keys.MODELS_AVAILABLE}", f"%W~{keys.INFERENCE_BACKEND}", f"%W~{keys.CONFIG_RUNTIME}"),
         ),
+        _may("del", f"%W~{keys.PROMPTS}"),
+        _may("sadd expire", f"%W~{keys.prompt_agents('*')}"),
         *_ANY_AGENTS,
         _may("hset", f"%W~{keys.agent_tokens('*')}"),
         _may("zrange zrem", f"~{keys.AGENTS_ACTIVITY}"),
@@ -82,5 +85,11 @@ _RULES: dict[str, tuple[str, ...]] = {
         _may("xadd xlen", f"~{keys.USAGE_STREAM}"),
     ),
 }
-_VIEWER = ("%R~hive:*", "&hive:*", "+@read -@dangerous -@blocking +ping +info +subscribe +psubscribe")
-"""To look at everything, change nothing, and hold nobody up."""
+_SHOWN = ("agent", "agents", "vm", "models", "inference", "config")
+"""The second word of keys that anybody may read who gets to Redis."""
+_VIEWER = (
+    *(f"%R~hive:{word}:*" for word in _SHOWN),
+    *(f"%R~{keys.USAGE_STREAM}", f"%R~{keys.prompt_agents('*')}", "&hive:*"),
+    "+@read -@dangerous -@blocking +ping +info +subscribe +psubscribe",
+)
+"""To look at everything but the text of prompts, which is their tenants' own, change nothing, and hold nobody up."""

@@ -14,6 +14,9 @@ from hive.cli.text import ago, fields, harmless, milliseconds, number, size, spa
 from hive.control.client import path_of
 from hive.errors import HiveError
 
+MASK = "****"
+"""What the API shows a viewer in place of a prompt."""
+
 ACT_S = 60.0
 """How long an answer to start, stop … may take: `stop_grace_s` is in it."""
 PAUSE_S = 600.0
@@ -243,6 +246,7 @@ def _shown(view: Answer) -> str:
         ("Port", f"{view['port']} (ingress)" if view["port"] else ""),
         ("CID", f"{view['cid']} (AF_VSOCK)" if view["cid"] else ""),
         ("Model", view["model"] or ""),
+        ("Prompt", _prompt(view)),
         ("Tier", f"{view['tier']}, tenant {view['tenant']}, restart {view['restart']}"),
         ("Under way", f"{view['in_flight']} in flight, {view['parked']} parked, {view['ingress_open']} ingress"),
         ("Used", f"{number(view['requests'])} requests, {number(view['tokens_in'])} tokens in, "
@@ -257,6 +261,15 @@ def _shown(view: Answer) -> str:
         ("Socket", access.get("socket", "")),
     ]  # fmt: skip
     return f"{view['name']} ({view['id']})\n" + fields(pairs)
+
+
+def _prompt(view: Answer) -> str:
+    """Never its text: it may be long, and a viewer gets a mask of it."""
+    text = view["system_prompt"]
+    if text is None:
+        return ""
+    length = "set" if text == MASK else f"{number(len(text.encode()))} bytes"
+    return length + (", read by the backend at each start and wake" if view["prewarm_on_start"] else "")
 
 
 def _depth(view: Answer) -> str:

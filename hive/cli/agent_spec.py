@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.agents.spec import TOML_MAX_BYTES, check, check_toml, to_toml
+from hive.agents.spec import PROMPT_MAX_BYTES, TOML_MAX_BYTES, check, check_toml, to_toml
 from hive.cli.agent import refuse_failed
 from hive.cli.call import AgentName, Answer, Call
 from hive.cli.text import harmless
@@ -53,6 +53,12 @@ def create(
     cid: Annotated[
         int | None, typer.Option(metavar="N", min=3, max=2**32 - 2, help="AF_VSOCK context id of its machine.")
     ] = None,
+    system_prompt_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What its conversations begin with, word for word.")
+    ] = None,
+    prewarm: Annotated[
+        bool, typer.Option("--prewarm", help="The backend reads it at each start and wake, before the agent asks.")
+    ] = False,
     env: Annotated[list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="For its environment.")] = None,
 ) -> None:
     """Creates an agent and starts it.
@@ -81,7 +87,11 @@ def create(
         idle_s=idle,
         cid=cid,
         env=dict(_pair(item) for item in env or []),
+        system_prompt=None if system_prompt_file is None else _prompt(system_prompt_file),
+        prewarm_on_start=prewarm,
     )
+    if prewarm and spec.system_prompt is None:
+        raise UsageError("--prewarm: there is no prompt to be read", hint="say --system-prompt-file")
     if spec.runtime is RuntimeKind.FIRECRACKER:
         raise UsageError("a firecracker agent is described in a file", hint="hive agent apply FILE")
     view = call.client.post("/api/agents", _plain(check(spec)), timeout_s=START_S)
@@ -91,7 +101,7 @@ def create(
 
 def apply(
     call: Call,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="TOML; `-` reads stdin.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="TOML, or JSON; `-` reads stdin.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would change.")] = False,
 ) -> None:
     """Makes an agent what a file describes: created if it is not there, else changed; says what that means.
@@ -125,6 +135,17 @@ def _pair(item: str) -> tuple[str, str]:
     if not found:
         raise UsageError(f"--env {item}: expected NAME=VALUE")
     return name, value
+
+
+def _prompt(path: Path) -> str:
+    """The file as it is: a prompt that differs in its last line break is another one."""
+    try:
+        with path.open("rb") as file:
+            return file.read(PROMPT_MAX_BYTES + 1).decode()
+    except OSError as error:
+        raise UsageError(f"--system-prompt-file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadRequest(f"--system-prompt-file {path}: not UTF-8, or longer than {PROMPT_MAX_BYTES} bytes") from None
 
 
 def _read(file: str) -> AgentSpec:

@@ -78,7 +78,13 @@ MODEL = Group(
 Examples:
   hive model route llama3.2 --tier low
 """,
-    {"route": Entry("model:route", "Explains which model a request is given, step by step.")},
+    {
+        "route": Entry("model:route", "Explains which model a request is given, step by step."),
+        "prompts": Entry(
+            "prompts:prompts",
+            "Lists the system prompts of living agents: who shares one, and whether the backend has read it already.",
+        ),
+    },
 )
 QUEUE = Group(
     "Requests under way: who waits for the model, who runs.",

@@ -90,8 +90,12 @@ class ScheduleOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def shown_to(person: Person, agents: list[AgentView]) -> list[AgentView]:
-    """Keys and passwords are in `env`: who may only look gets none."""
+    """Keys and passwords are in `env`, a prompt may be a secret of its tenant: who may only look gets none."""
     return agents if person.role.rank >= OPERATOR.rank else [views.masked(view) for view in agents]
+
+
+def listed_to(person: Person, agents: list[AgentView]) -> list[AgentView]:
+    return shown_to(person, [views.without_prompt(view) for view in agents])
 
 
 class AgentApi:
@@ -174,18 +178,18 @@ class AgentApi:
     async def list_agents(self, request: Request) -> Response:
         """With `since` only who changed meanwhile. What changes with time alone, messages and schedules are none.
 
-        The values of `env` are masked for a viewer.
+        The values of `env` are masked for a viewer, prompts for everybody.
         """
         since, fresh = SINCE.of(request), [agent for agent in (FRESH.of(request) or "").split(",") if agent]
         if len(fresh) > FRESH_MAX:
             raise BadRequest(f"{FRESH.name}: {len(fresh)} agents are named, {FRESH_MAX} is the limit")
         if since is None:
-            return as_json({"agents": shown_to(person(request), await self._desk.views())})
+            return as_json({"agents": listed_to(person(request), await self._desk.views())})
         found = await self._desk.changes(since, fresh)
-        return as_json({**found, "agents": shown_to(person(request), found["agents"])})
+        return as_json({**found, "agents": listed_to(person(request), found["agents"])})
 
     async def show(self, request: Request) -> Response:
-        """The values of `env` are masked for a viewer."""
+        """The values of `env`, and its system prompt, are masked for a viewer."""
         return as_json(shown_to(person(request), [await self._desk.view(named(request))])[0])
 
     async def create(self, request: Request) -> Response:

@@ -32,6 +32,7 @@ from hive.control.shapes import (
     Stats,
     Usage,
 )
+from hive.control.shapes_prompts import Prompts
 from hive.domain import Role, Tier
 from hive.errors import NotPermitted
 from hive.inference.ask import without_secrets
@@ -99,6 +100,7 @@ class BoxApi:
                 *("GET", "/api/models/route", VIEWER, self.route, "Which model a request is given, and why.", Route),
                 query=(ASKED_MODEL, TIER),
             ),
+            Row("GET", "/api/prompts", VIEWER, self.prompts, "System prompts: who has them.", Prompts),
             Row(
                 *("GET", f"{system}/backends", VIEWER, self.backends, "Inference servers there are.", Backends),
                 errors=(504,),
@@ -153,6 +155,9 @@ class BoxApi:
         note(request, backend=without_secrets(order.backend)[:NAME_MAX])
         job = await carried_through(self._desk.switch(order.backend, actor(request)))
         return as_json(job, status=202 if job["state"] == "running" else 200)
+
+    async def prompts(self, _: Request) -> Response:
+        return as_json(self._desk.prompts())
 
     async def backends(self, _: Request) -> Response:
         return as_json(await self._desk.backends())

@@ -40,6 +40,7 @@ from hive.control.journal import Journal
 from hive.control.keyring import Keyring
 from hive.control.listening import Place, Wanted, listen
 from hive.control.parts import Parts
+from hive.control.prewarming import Prewarmer
 from hive.control.runtime_config import RuntimeConfig, read_values
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
@@ -50,7 +51,7 @@ from hive.control.switching import Switcher, is_carried_on, read_chosen
 from hive.control.usage import UsageConsumer
 from hive.control.usage_history import UsageHistory
 from hive.control.world import DaemonWorld
-from hive.domain import ALIVE, Agent, BackendKind, Isolation
+from hive.domain import ALIVE, Agent, BackendKind, Isolation, UsageEvent
 from hive.errors import ConfigError, HiveError
 from hive.host import accounts, parent
 from hive.host.access import Access, access_of
@@ -189,7 +190,7 @@ class Daemon:
             self._live,
             self._database,
             on_marks=lambda marks: self._gates.say(Marks(marks=marks)),
-            on_usage=self._counters.add,
+            on_usage=self._used,
         )
         self._gates = ProxyGates(epoch=self.epoch, events=self)
         self._helper = SandboxClient(
@@ -240,6 +241,7 @@ class Daemon:
             answer_s=self._settings.proxy.first_byte_s,
         )
         self._scheduler = Scheduler(self.roster, self._database, self._journal, recorded.schedules)
+        self._prewarmer = Prewarmer(self.roster, self.world, self._gates, self._journal)
         self._compose_inference(recorded)
 
     def _compose_inference(self, recorded: Recorded) -> None:
@@ -310,6 +312,7 @@ class Daemon:
         spawn(self._live.run(), name="redis")
         self._say_to_redis()
         self._spawn(self._runtimes.run(), "runtimes")
+        self._spawn(self._prewarmer.run(), "prewarm")
         self._active.watch()
         await self._jobs.give_up(self._given_up)
         self._spawn(self._switcher.run(), "switch")
@@ -377,6 +380,7 @@ class Daemon:
                 sleeper=self.sleeper,
                 courier=self._courier,
                 scheduler=self._scheduler,
+                prewarmer=self._prewarmer,
                 active=self._active,
                 switcher=self._switcher,
                 jobs=self._jobs,
@@ -397,6 +401,7 @@ class Daemon:
         self._switcher.close()
         self._active.hold()
         self._scheduler.close()
+        self._prewarmer.close()
         await self._courier.close()
         settling = [spawn(life.settle(), name=f"settle {life.agent.name}") for life in self.roster]
         if settling:
@@ -471,6 +476,7 @@ class Daemon:
     def proxy_here(self, table: ProxyTable) -> None:
         self.roster.proxy_table(table.agents)
         self._courier.proxy_here()
+        self._prewarmer.proxy_here()
         self._spawn(self._adopt_port(table.port), "port")
         self._spawn(self._prune(set(table.spooled)), "prune")
 
@@ -482,6 +488,10 @@ class Daemon:
 
     def wake(self, agent: str, cause: str, answer: Callable[[Open | Refused], None]) -> None:
         self.roster.wake(agent, cause, answer)
+
+    def _used(self, events: list[UsageEvent]) -> None:
+        self._counters.add(events)
+        self._prewarmer.used(events)
 
     async def _adopt_port(self, port: int) -> None:
         """Who lives with another port of the proxy in its environment would talk to nobody: it is started anew."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from hive.control import shapes, shapes_tokens
+from hive.control import shapes, shapes_prompts, shapes_tokens
 from hive.control.feed import Event
 from hive.control.shapes_agents import (
     AgentChanges,
@@ -42,6 +42,10 @@ class Desk(Protocol):
 
     def route(self, model: str, tier: Tier) -> shapes.Route:
         """Which of the models that are there an agent of this tier is given."""
+        ...
+
+    def prompts(self) -> shapes_prompts.Prompts:
+        """Every system prompt of living agents, without its text."""
         ...
 
     async def views(self) -> list[AgentView]:

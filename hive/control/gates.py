@@ -37,6 +37,7 @@ from hive.link.messages import (
     StillClosed,
     Wake,
 )
+from hive.link.prompts import Prewarm, Prewarmed
 from hive.link.requests import AskQueue, CancelRequest, QueueIs
 from hive.link.server import LinkServer
 
@@ -167,6 +168,14 @@ class ProxyGates:
     async def cancel(self, request_id: str) -> None:
         """Ends a request that is under way. Raises NotFound, LinkLost, TimedOut."""
         await self._ask(CancelRequest(id=request_id))
+
+    async def prewarm(self, agent: str, model: str, system_prompt: str, *, within_s: float) -> Prewarmed:
+        """The backend has read the prompt as this agent's. Raises whatever kept it from that, LinkLost, TimedOut."""
+        wanted = Prewarm(agent=agent, model=model, system_prompt=system_prompt)
+        answer = await self._ask(wanted, timeout_s=within_s)
+        if not isinstance(answer, Prewarmed):
+            raise HiveError(f"the proxy answered {type(answer).__name__}")
+        return answer
 
     async def _ask(self, message: Message, *, timeout_s: float = ANSWER_S) -> Message:
         if self._link is None:

@@ -31,6 +31,7 @@ TAGS = {
     "metrics": "For Prometheus.",
     "models": "Which model a request is given.",
     "openapi.json": "This description.",
+    "prompts": "System prompts, and who shares one.",
     "queue": "Who waits for the model.",
     "requests": "Single requests to the model.",
     "stats": "Counts.",

@@ -17,6 +17,7 @@ from hive.control.feed import Event
 from hive.control.jobs import view as job_view
 from hive.control.metrics import Scraper
 from hive.control.parts import Parts
+from hive.control.shapes_prompts import Prompts
 from hive.control.steering import Steering
 from hive.domain import Tier
 from hive.errors import LinkLost
@@ -119,6 +120,9 @@ class Overview(Steering):
             "hint": found.hint,
             "steps": list(found.steps),
         }
+
+    def prompts(self) -> Prompts:
+        return self._parts.prewarmer.view()
 
     async def backends(self) -> shapes.Backends:
         active = self._parts.active.target

@@ -14,6 +14,7 @@ from hive.control.jobs import Jobs
 from hive.control.journal import Journal
 from hive.control.keyring import Keyring
 from hive.control.listening import Place
+from hive.control.prewarming import Prewarmer
 from hive.control.runtime_config import RuntimeConfig
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
@@ -52,6 +53,7 @@ class Parts:
     sleeper: Sleeper
     courier: Courier
     scheduler: Scheduler
+    prewarmer: Prewarmer
     active: Active
     switcher: Switcher
     jobs: Jobs

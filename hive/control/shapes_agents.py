@@ -42,6 +42,10 @@ class Spec(TypedDict):
     docker: DockerSpec | None
     firecracker: FirecrackerSpec | None
     cid: int | None
+    system_prompt: Annotated[
+        str | None, Meta(description="What its conversations begin with. `****` for a viewer, and in a list.")
+    ]
+    prewarm_on_start: Annotated[bool, Meta(description="Whether the backend reads it at each start and wake.")]
 
 
 class Capabilities(TypedDict):
@@ -110,7 +114,8 @@ class AgentChanges(AgentList):
 
 
 Change = TypedDict("Change", {"field": str, "from": Any, "to": Any, "at_restart": bool})
-Change.__doc__ = "What one field of a spec was and will be, `at_restart` only then. The values of `env` are left out."
+Change.__doc__ = "What one field of a spec was and will be, `at_restart` only then. Of `env` the values are left out, \
+a prompt is told by its hash and length."
 
 
 class Applied(TypedDict):

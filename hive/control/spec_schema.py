@@ -7,7 +7,7 @@ tests/control/test_openapi.py holds both to each other.
 from __future__ import annotations
 
 from hive import domain
-from hive.agents.spec import CIDS, IDLE_MAX_S
+from hive.agents.spec import CIDS, IDLE_MAX_S, PROMPT_MAX_BYTES
 from hive.control.asked import Schema
 from hive.domain import RestartPolicy, RuntimeKind, SleepDepth
 
@@ -33,6 +33,7 @@ FIELDS: dict[str, dict[str, Schema]] = {
         "model": {"pattern": "^[!-~]{1,255}$"},
         "inbox": {"pattern": "^/[!-~]{0,254}$"},
         "deepest": {"enum": [str(SleepDepth.LIGHT), str(SleepDepth.DEEP)]},
+        "system_prompt": {"pattern": NO_NUL, "minLength": 1, "maxLength": PROMPT_MAX_BYTES},
     },
     "Limits": {
         "memory_mb": {"minimum": 4, "maximum": 1 << 24},

@@ -24,6 +24,7 @@ from hive.host.nvml import MIB, GpuProcess, GpuState, Instance, Seen
 from hive.inference.concurrency import prefix_cache
 from hive.link.messages import Activity, Stat
 from hive.link.specs import Capabilities
+from hive.models.prompts import hash_prompt
 from hive.settings import Settings
 from hive.store.audit import Entry
 from hive.store.messages import Message
@@ -98,9 +99,14 @@ def agent_view(
 
 
 def masked(view: AgentView) -> AgentView:
-    """The same without the values of its environment, as `hive config show` masks what may be secret."""
+    """The same without its prompt and the values of its environment, as `hive config show` masks what may be secret."""
     env = {name: MASK if value else "" for name, value in view["env"].items()}
-    return {**view, "env": env}
+    return {**without_prompt(view), "env": env}
+
+
+def without_prompt(view: AgentView) -> AgentView:
+    """The same with a mask in place of its system prompt: lists of agents are asked for often, and prompts are long."""
+    return view if view.get("system_prompt") is None else {**view, "system_prompt": MASK}
 
 
 def capabilities_view(can: Capabilities) -> CapabilitiesView:
@@ -128,7 +134,8 @@ def restart_needed(life: Life, before: AgentSpec, after: AgentSpec) -> bool:
 def changes(before: AgentSpec | None, after: AgentSpec) -> list[Change]:
     """What applying `after` changes: `{"field", "from", "to", "at_restart"}`, in the order of the spec.
 
-    `before` None: it would be new, and what is no default is listed. The values of `env` stay out of it.
+    `before` None: it would be new, and what is no default is listed. The values of `env` and the text of
+    a prompt stay out of it.
 
     >>> old = AgentSpec(name="a", command=["/bin/x"], env={"KEY": "1"})
     >>> [change["field"] for change in changes(None, old)]
@@ -151,6 +158,8 @@ def changes(before: AgentSpec | None, after: AgentSpec) -> list[Change]:
 
 def _told(field: str, spec: AgentSpec) -> Any:
     value = getattr(spec, field)
+    if field == "system_prompt" and value is not None:
+        return f"{hash_prompt(value)}, {len(value.encode())} bytes"
     return sorted(value) if field == "env" else msgspec.to_builtins(value)
 
 

@@ -20,6 +20,7 @@ from hive.host import memory
 from hive.host.process import boot_id
 from hive.link.messages import AgentRow
 from hive.link.specs import SandboxSpec
+from hive.models.prompts import hash_prompt
 from hive.settings import Paths, Settings
 from hive.store import agents, audit, runtime_settings
 from hive.store.chain import Head
@@ -185,7 +186,10 @@ class DaemonWorld:
 
     def put(self, agent: Agent) -> None:
         """Redis shows how it is."""
-        self._live.put_agent(agent.id, paused=agent.depth != "awake", tier=agent.spec.tier, cid=agent.spec.cid)
+        spec, is_paused = agent.spec, agent.depth != "awake"
+        text = spec.system_prompt if agent.status in ALIVE else None  # of those that live (seeds/000 §5)
+        prompt = None if text is None else (hash_prompt(text), text)
+        self._live.put_agent(agent.id, paused=is_paused, tier=spec.tier, cid=spec.cid, prompt=prompt)
 
     def token(self, agent: Agent, kind: TokenKind) -> str:
         return derive(self._key, agent.id, kind, agent.token_serial)

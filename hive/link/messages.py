@@ -10,6 +10,7 @@ import msgspec
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, RuntimeKind, Tier
 from hive.link.message import Message
+from hive.link.prompts import Prewarm, Prewarmed
 from hive.link.requests import AskQueue, CancelRequest, QueueIs
 from hive.link.specs import Capabilities, SandboxSpec
 
@@ -544,6 +545,8 @@ AnyMessage = (
     | AskQueue
     | QueueIs
     | CancelRequest
+    | Prewarm
+    | Prewarmed
     | RuntimeSettings
     | Marks
     | Leaving

@@ -7,6 +7,7 @@ with different salts apart; llama-server can only be told not to look at what it
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import msgspec
 
@@ -18,6 +19,7 @@ _SALTED = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Endpoints of vLLM 0.33 whose schema has `cache_salt` and `priority`."""
 _SLOTTED = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Endpoints of llama-server that read `cache_prompt`; its /v1/messages does not (measured, 0c1e570)."""
+NOT_KEPT = ("cache_prompt", b"false")
 _NEITHER = "/v1/messages"
 """Begins the endpoints where neither of the two can be told to keep prompts apart."""
 
@@ -37,6 +39,24 @@ def salt(*parts: str) -> str:
     return digest.hexdigest()[:32]
 
 
+def cache_group(tenant: str, group: str) -> str:
+    """Whose prompts may meet: the tenant's own, or those of all tenants that name the same group (`cache_group`).
+
+    >>> cache_group("acme", ""), cache_group("acme", "us") == cache_group("other", "us")
+    ('tenant acme', True)
+    """
+    return f"group {group}" if group else f"tenant {tenant}"
+
+
+def is_kept(fields: Iterable[tuple[str, bytes]]) -> bool:
+    """Whether a backend told this (`cache_fields`) keeps what it reads for a later request.
+
+    >>> is_kept([("cache_prompt", b"false")]), is_kept([("cache_salt", b'"x"')]), is_kept(())
+    (False, True, True)
+    """
+    return NOT_KEPT not in fields
+
+
 def cache_fields(
     backend: BackendInfo, endpoint: str, *, group: str, tag: str = "", apart: bool
 ) -> tuple[tuple[str, bytes], ...]:
@@ -54,7 +74,7 @@ def cache_fields(
     if backend.kind is BackendKind.VLLM and endpoint in _SALTED:
         return (("cache_salt", msgspec.json.encode(salt(group, tag))),)
     if backend.kind is BackendKind.LLAMA and endpoint in _SLOTTED and apart:
-        return (("cache_prompt", b"false"),)
+        return (NOT_KEPT,)
     return ()
 
 

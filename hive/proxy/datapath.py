@@ -47,6 +47,14 @@ class UsageLog(Protocol):
     def record(self, event: UsageEvent, then: Callable[[], None] | None = None) -> None: ...
 
 
+class GivesWay(Protocol):
+    """What has a slot only as long as nobody else needs it."""
+
+    def give_way(self) -> bool:
+        """Ends it where it has a slot; whether it had."""
+        ...
+
+
 class Plan(NamedTuple):
     """How the bodies of one caller are read for one endpoint, as long as the registry's generation is this one."""
 
@@ -114,6 +122,8 @@ class DataPath:
         self.way = NO_WAY
         self.why_no_way: HiveError | None = None
         """Why the active backend cannot be asked, whatever it does: its key or its authorities cannot be read."""
+        self.ahead: dict[GivesWay, None] = {}
+        """Prompts being read that nobody waits for."""
         self.draining = False
         self._fields = FieldTable(settings)
         self._seq = itertools.count(1)
@@ -203,6 +213,15 @@ class DataPath:
         cut = 0 if self.pool is None else self.pool.cut(self.gate.cut())
         self._renew_pool()
         return cut
+
+    def make_way(self, waiter: object) -> None:
+        """A request waits. Where that is for want of a slot, one that a prompt has is given back."""
+        queue = self.registry.queue
+        if not self.ahead or waiter in self.ahead or queue.slots is None or queue.running < queue.slots:
+            return
+        for one in list(self.ahead):
+            if one.give_way():
+                return
 
     def has_room(self, entry: Entry) -> bool:
         """Whether one more connection may be this agent's; operators are not counted."""

@@ -291,6 +291,7 @@ class Exchange(Waiting):
         self.deadline = min(self._limit_at, self._beat_at)
         while queue.displaced:
             queue.displaced.pop().on_displaced()
+        self._path.make_way(self)
 
     def _again_for_another(self) -> None:
         """It was decided and read for a backend that is gone: both again. Its slot stays its own."""

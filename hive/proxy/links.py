@@ -47,10 +47,12 @@ from hive.link.messages import (
     Wake,
 )
 from hive.link.messages import Listener as ListenerIs
+from hive.link.prompts import Prewarm
 from hive.link.requests import AskQueue, CancelRequest
 from hive.proxy.datapath import DataPath
 from hive.proxy.doors import Seldom
 from hive.proxy.ingress import IngressPath
+from hive.proxy.prewarms import Connect, Prewarms
 from hive.proxy.registry import UNHEARD_S, Entry, Registry
 from hive.proxy.spool import UsageLog
 from hive.proxy.switching import Switching
@@ -119,13 +121,16 @@ class Links:
         *,
         ports: tuple[int, int],
         serve: Callable[[Entry, socket.socket], Connection | None],
+        connect: Connect,
         on_heard: Callable[[], None],
         on_settings: Callable[[Mapping[str, str]], None],
     ) -> None:
         """`ports`: where the model and ingress are; `serve(entry, sock)`: who connected to an agent's own listener;
-        `on_heard` is called whenever the daemon has told its whole table, `on_settings` with the runtime settings."""
+        `connect`: makes a connection of a socket nobody accepted; `on_heard` is called whenever the daemon has told its
+        whole table, `on_settings` with the runtime settings."""
         self._path = path
         self._switching = Switching(path)
+        self._prewarms = Prewarms(path, connect)
         self._ingress = ingress
         self._ports = ports
         self._serve = serve
@@ -151,6 +156,7 @@ class Links:
         """Agents' callers wait in the backlogs from now on: the helper keeps those open for the next proxy."""
         for entry in self.registry.by_id.values():
             entry.close_listeners()
+        self._prewarms.stop()
 
     def close(self) -> None:
         self._daemon.close()
@@ -201,6 +207,8 @@ class Links:
                 reply(queue_now(self.registry, now))
             case CancelRequest(id=request_id) if reply is not None:
                 reply(Done() if end_request(self.registry, request_id) else failed(NotFound(not_there(request_id))))
+            case Prewarm() if reply is not None:
+                self._prewarms.begin(message, reply)
             case CloseBackend() if reply is not None:
                 self._switching.close(message, reply)
             case OpenBackend():

@@ -24,6 +24,8 @@ from hive.wire.connection import Connection
 from hive.wire.listeners import Listener
 
 OPERATOR = "operator"
+PREWARM = "prewarm"
+"""Whose requests those are that Hive itself makes to have a prompt read: they are counted under this name."""
 UNHEARD = 0
 """Generation of an agent the daemon has not spoken of; its own start at 1."""
 UNHEARD_S = 2.0
@@ -144,6 +146,8 @@ class Registry:
         self._turns: deque[Turning] = deque()
         self._giving = False
         self.by_id: dict[str, Entry] = {}
+        self.stand_ins: list[Entry] = []
+        """Of agents whose prompt is being read."""
         self._by_name: dict[str, Entry] = {}
         self._by_model_digest: dict[str, Entry] = {}
         self._by_ingress_digest: dict[str, Entry] = {}
@@ -255,6 +259,24 @@ class Registry:
         caller = Caller(own.kind, own.id, tenant_name, own.tier, tenant.models)
         limit = concurrency_of(own.tier, self._settings)
         return caller, tenant, self.queue.flow(own.id, tenant_name, limit=limit, weight=tenant.weight)
+
+    def stand_in(self, agent: str) -> Entry | None:
+        """One that has the agent's model, tier, tenant and so its cache, and a gate, a window and a place in the line
+        that are not the agent's: a tenant has one place for all of these. None where the agent is not known."""
+        entry = self.by_id.get(agent)
+        if entry is None:
+            return None
+        row = replace(entry.row, id=PREWARM, name=PREWARM, address=None, cid=None)
+        tenant = self.tenants.of(row.tenant)
+        flow = self.queue.flow(f"{PREWARM} {tenant.name}", tenant.name, limit=1, weight=tenant.weight)
+        found = Entry(row, Gate(PREWARM, self, parked_max=0), flow, tenant, self._settings)
+        self.stand_ins.append(found)
+        return found
+
+    def stands_in_no_more(self, entry: Entry) -> None:
+        self.stand_ins.remove(entry)
+        if not any(other.flow is entry.flow for other in self.stand_ins):
+            self.queue.forget(entry.flow)
 
     def cache_groups(self) -> int:
         """How many groups of agents share a prefix cache each, of all agents there are. Counted once a generation."""

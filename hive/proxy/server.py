@@ -147,6 +147,7 @@ class ProxyServer:
             self.ingress,
             ports=(self.port, self.ingress_port),
             serve=self._agent_connection,
+            connect=self._connect,
             on_heard=self._ready,
             on_settings=self._use_runtime,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hive.models.routing import models_of
+from hive.models.salts import cache_group
 from hive.proxy.limits import SlidingWindow, window_of
 from hive.settings import TenantRow
 
@@ -35,7 +37,7 @@ class Tenant:
         """Takes over its section. What was charged to the window stays charged while its limit stays the same."""
         self.weight = row.weight
         self.models = models_of(row.models)
-        self.cache_group = f"group {row.cache_group}" if row.cache_group else f"tenant {self.name}"
+        self.cache_group = cache_group(self.name, row.cache_group)
         limit = rate_of(row.rate_limit)
         self.window = None if limit is None else window_of(*limit, self.window)
 
@@ -77,13 +79,3 @@ def rate_of(text: str) -> tuple[int, float] | None:
         return None
     count, _, span = text.partition("/")
     return int(count.removesuffix("req")), _SPANS_S[span]
-
-
-def models_of(text: str) -> frozenset[str] | None:
-    """The names a tenant is limited to, as `policy.may` compares them; None for all.
-
-    >>> sorted(models_of("llama3.2:latest, qwen") or ())
-    ['llama3.2', 'qwen']
-    """
-    names = frozenset(name.strip().removesuffix(":latest") for name in text.split(",")) - {""}
-    return names or None

@@ -34,7 +34,7 @@ def not_there(request_id: str) -> str:
 
 
 def _exchanges(registry: Registry) -> Iterator[Exchange]:
-    for entry in [*registry.by_id.values(), registry.operator]:
+    for entry in [*registry.by_id.values(), registry.operator, *registry.stand_ins]:
         for connection in list(entry.connections):
             if isinstance(connection.exchange, Exchange):
                 yield connection.exchange

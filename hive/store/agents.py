@@ -24,12 +24,24 @@ _UPDATE = f"UPDATE agents SET {', '.join(f'{name} = :{name}' for name in _WRITTE
 
 NOT_FOR_AGENTS = frozenset({65534, 65535})
 """`nobody`, and (uid_t) -1 in 16 bits."""
+_PROMPT = ("system_prompt", "prewarm_on_start")
+"""Fields of a spec that have a table of their own (migrations.py)."""
+_PUT_PROMPT = """
+INSERT INTO agent_prompts VALUES (?, ?, ?) ON CONFLICT (agent_id) DO UPDATE
+SET system_prompt = excluded.system_prompt, prewarm_on_start = excluded.prewarm_on_start
+WHERE system_prompt IS NOT excluded.system_prompt OR prewarm_on_start != excluded.prewarm_on_start
+"""
+_ALL = """
+SELECT agents.*, system_prompt, prewarm_on_start FROM agents LEFT JOIN agent_prompts ON agent_id = agents.id
+ORDER BY created_at, id
+"""
 
 
 def insert(conn: sqlite3.Connection, agent: Agent) -> None:
     """Adds a new agent. Raises WrongState where its name or its cid is taken."""
     try:
         conn.execute(_INSERT, _row(agent))
+        _put_prompt(conn, agent)
     except sqlite3.IntegrityError as error:
         raise _taken(conn, agent) from error
 
@@ -41,6 +53,7 @@ def update(conn: sqlite3.Connection, agent: Agent) -> None:
     """
     try:
         conn.execute(_UPDATE, _row(agent))
+        _put_prompt(conn, agent)
     except sqlite3.IntegrityError as error:
         raise _taken(conn, agent) from error
 
@@ -51,6 +64,7 @@ def remove(conn: sqlite3.Connection, agent_id: str, *, now: float) -> None:
     Removing one that is not there does nothing.
     """
     conn.execute("DELETE FROM agents WHERE id = ?", (agent_id,))
+    conn.execute("DELETE FROM agent_prompts WHERE agent_id = ?", (agent_id,))
     conn.execute("DELETE FROM messages WHERE agent_id = ?", (agent_id,))
     conn.execute("DELETE FROM schedules WHERE agent_id = ?", (agent_id,))
     conn.execute("UPDATE uids SET freed_at = ? WHERE agent_id = ? AND freed_at IS NULL", (now, agent_id))
@@ -64,7 +78,7 @@ def check_there(conn: sqlite3.Connection, agent_id: str, *, name: str) -> None:
 
 def all(conn: sqlite3.Connection) -> list[Agent]:
     """Every agent, oldest first."""
-    return [_agent(row) for row in conn.execute("SELECT * FROM agents ORDER BY created_at, id")]
+    return [_agent(row) for row in conn.execute(_ALL)]
 
 
 def touch(conn: sqlite3.Connection, active_at: Mapping[str, float]) -> None:
@@ -106,13 +120,25 @@ def _taken(conn: sqlite3.Connection, agent: Agent) -> WrongState:
     )
 
 
+def _put_prompt(conn: sqlite3.Connection, agent: Agent) -> None:
+    """Writes nothing where it is there already, as with most transitions."""
+    spec = agent.spec
+    if spec.system_prompt is None and not spec.prewarm_on_start:
+        conn.execute("DELETE FROM agent_prompts WHERE agent_id = ?", (agent.id,))
+    else:
+        conn.execute(_PUT_PROMPT, (agent.id, spec.system_prompt, spec.prewarm_on_start))
+
+
 def _row(agent: Agent) -> dict[str, object]:
     spec = agent.spec
+    kept: dict[str, object] = msgspec.structs.asdict(spec)
+    for field in _PROMPT:
+        del kept[field]
     return {
         "id": agent.id,
         "name": spec.name,
         "runtime": str(spec.runtime),
-        "spec": msgspec.json.encode(spec).decode(),
+        "spec": msgspec.json.encode(kept).decode(),
         "status": str(agent.status),
         "depth": str(agent.depth),
         "depth_goal": str(agent.depth_goal),
@@ -132,9 +158,13 @@ def _row(agent: Agent) -> dict[str, object]:
 
 
 def _agent(row: sqlite3.Row) -> Agent:
+    spec = _decode_spec(row["spec"])
+    if row["prewarm_on_start"] is not None:  # else it has no row among the prompts
+        prompt, ahead = row["system_prompt"], bool(row["prewarm_on_start"])
+        spec = msgspec.structs.replace(spec, system_prompt=prompt, prewarm_on_start=ahead)
     return Agent(
         id=row["id"],
-        spec=_decode_spec(row["spec"]),
+        spec=spec,
         status=AgentStatus(row["status"]),
         depth=SleepDepth(row["depth"]),
         depth_goal=SleepDepth(row["depth_goal"]),

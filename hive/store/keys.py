@@ -17,6 +17,8 @@ AGENTS_ACTIVITY = "hive:agents:activity"
 MODELS_AVAILABLE = "hive:models:available"
 INFERENCE_BACKEND = "hive:inference:backend"
 CONFIG_RUNTIME = "hive:config:runtime"
+PROMPTS = "hive:prompt:*"
+"""Pattern of `prompt` and `prompt_agents`."""
 VM_INSTANCES = "hive:vm:instance:*"
 """SCAN pattern of `vm_instance`."""
 VM_CIDS = "hive:vm:cid:*"
@@ -33,6 +35,21 @@ def agent_paused(agent: str) -> str:
 
 def agent_tier(agent: str) -> str:
     return f"hive:agent:tier:{agent}"
+
+
+def agent_prompt(agent: str) -> str:
+    """Its value is the prompt's hash."""
+    return f"hive:agent:prompt:{agent}"
+
+
+def prompt(hashed: str) -> str:
+    """Its value is the text."""
+    return f"hive:prompt:{hashed}"
+
+
+def prompt_agents(hashed: str) -> str:
+    """Set of the agents that have it."""
+    return f"hive:prompt:agents:{hashed}"
 
 
 def agent_activity(agent: str) -> str:

@@ -115,10 +115,20 @@ class Live:
     # --- say -----------------------------------------------------------------------------------------------------
 
     def put_agent(
-        self, agent: str, *, paused: bool, tier: Tier, instance: str | None = None, cid: int | None = None
+        self,
+        agent: str,
+        *,
+        paused: bool,
+        tier: Tier,
+        instance: str | None = None,
+        cid: int | None = None,
+        prompt: tuple[str, str] | None = None,
     ) -> None:
-        """Daemon: the keys `paused`, `tier`, `vm:instance`, `vm:cid` of this agent, refreshed until `forget_agent`."""
-        self._waiting.put_agent(agent, AgentKeys(paused, tier, instance, cid))
+        """Daemon: the keys `paused`, `tier`, `vm:instance`, `vm:cid` of this agent, refreshed until `forget_agent`.
+
+        `prompt`: hash and text of its system prompt. Its keys have all who share it, and go with the last of them.
+        """
+        self._waiting.put_agent(agent, AgentKeys(paused, tier, instance, cid, prompt))
         self._something.set()
 
     def forget_agent(self, agent: str) -> None:
@@ -346,12 +356,13 @@ def in_parts(batch: Batch, at_once: int) -> list[Batch]:
     if most <= at_once:
         return [batch]
     first = Batch(forgotten=batch.forgotten, gone_instances=batch.gone_instances, gone_cids=batch.gone_cids)
+    first.gone_prompts = batch.gone_prompts
     middle = [
         Batch(agents=dict(agents[n : n + at_once]), totals=dict(totals[n : n + at_once]))
         for n in range(0, most, at_once)
     ]
-    nobody: Any = {"forgotten": set(), "gone_instances": set(), "gone_cids": set(), "agents": {}, "totals": {}}
-    return [first, *middle, msgspec.structs.replace(batch, **nobody)]
+    gone: Any = {"forgotten": set(), "gone_instances": set(), "gone_cids": set(), "gone_prompts": set()}
+    return [first, *middle, msgspec.structs.replace(batch, agents={}, totals={}, **gone)]
 
 
 def _fill(pipeline: Any, batch: Batch, forgotten: dict[str, list[bytes]]) -> None:
@@ -364,8 +375,12 @@ def _fill(pipeline: Any, batch: Batch, forgotten: dict[str, list[bytes]]) -> Non
         pipeline.delete(keys.vm_instance(instance))
     for cid in batch.gone_cids:
         pipeline.delete(keys.vm_cid(cid), keys.cid_tier(cid))
+    for agent in batch.gone_prompts:
+        pipeline.delete(keys.agent_prompt(agent))
     for agent, said in batch.agents.items():
         _put_agent(pipeline, agent, said)
+    for hashed, (text, agents) in batch.prompts.items():
+        _put_prompt(pipeline, hashed, text, agents)
     for agent, at in batch.touched.items():
         pipeline.set(keys.agent_activity(agent), f"{at:.3f}", ex=keys.DAY_S)
     if batch.touched:
@@ -395,3 +410,16 @@ def _put_agent(pipeline: Any, agent: str, said: AgentKeys) -> None:
     if said.cid is not None:
         pipeline.set(keys.vm_cid(said.cid), agent, ex=keys.DAY_S)
         pipeline.set(keys.cid_tier(said.cid), str(said.tier), ex=keys.DAY_S)
+    if said.prompt is not None:
+        pipeline.set(keys.agent_prompt(agent), said.prompt[0], ex=keys.DAY_S)
+
+
+def _put_prompt(pipeline: Any, hashed: str, text: str, agents: Sequence[str]) -> None:
+    """The set is made anew: who is not among `agents` has the prompt no longer, whoever put it there."""
+    pipeline.delete(keys.prompt_agents(hashed))
+    if not agents:
+        pipeline.delete(keys.prompt(hashed))
+        return
+    pipeline.set(keys.prompt(hashed), text, ex=keys.DAY_S)
+    pipeline.sadd(keys.prompt_agents(hashed), *agents)
+    pipeline.expire(keys.prompt_agents(hashed), keys.DAY_S)

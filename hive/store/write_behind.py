@@ -16,21 +16,29 @@ class AgentKeys(msgspec.Struct, frozen=True):
     """What Redis says of one agent.
 
     `instance`: what its runtime calls it, None where that has no name of its own; `cid`: its machine's, if it has one.
+    `prompt`: hash and text of its system prompt.
     """
 
     paused: bool
     tier: Tier
     instance: str | None = None
     cid: int | None = None
+    prompt: tuple[str, str] | None = None
 
 
 class Batch(msgspec.Struct):
-    """One pipeline, `forgotten` first. Counts are `(in, out, requests)`; values `(bytes, TTL in s)`."""
+    """One pipeline, `forgotten` first. Counts are `(in, out, requests)`; values `(bytes, TTL in s)`.
+
+    `prompts`: hash → text, and all the agents that have it; nobody has one without agents any more. `gone_prompts`:
+    agents that have none any more.
+    """
 
     forgotten: set[str] = set()
     agents: dict[str, AgentKeys] = {}
     gone_instances: set[str] = set()
     gone_cids: set[int] = set()
+    gone_prompts: set[str] = set()
+    prompts: dict[str, tuple[str, tuple[str, ...]]] = {}
     touched: dict[str, float] = {}
     counted: dict[str, tuple[int, int, int]] = {}
     totals: dict[str, tuple[int, int, int]] = {}
@@ -55,6 +63,8 @@ class WriteBehind:
         self._batch = Batch()
         self._messages: deque[tuple[str, bytes]] = deque(maxlen=MESSAGES)
         self.known: dict[str, AgentKeys] = {}
+        self._sharers: dict[str, dict[str, None]] = {}
+        """Hash of a prompt → the agents that have it."""
         self.messages_dropped = 0
 
     def __repr__(self) -> str:
@@ -66,14 +76,35 @@ class WriteBehind:
             self._batch.gone_instances.add(before.instance)
         if before is not None and before.cid is not None and before.cid != said.cid:
             self._batch.gone_cids.add(before.cid)
+        if (before.prompt if before is not None else None) != said.prompt:
+            self._change_prompt(agent, None if before is None else before.prompt, said.prompt)
         self.known[agent] = said
         self._batch.agents[agent] = said
 
     def forget_agent(self, agent: str) -> None:
-        self.known.pop(agent, None)
+        before = self.known.pop(agent, None)
+        if before is not None and before.prompt is not None:
+            self._change_prompt(agent, before.prompt, None)
         for part in (self._batch.agents, self._batch.touched, self._batch.counted, self._batch.totals):
             part.pop(agent, None)
         self._batch.forgotten.add(agent)
+
+    def _change_prompt(self, agent: str, before: tuple[str, str] | None, now: tuple[str, str] | None) -> None:
+        if before is not None:
+            self._sharers[before[0]].pop(agent, None)
+            self._say_prompt(*before)
+        if now is not None:
+            self._sharers.setdefault(now[0], {})[agent] = None
+            self._say_prompt(*now)
+            self._batch.gone_prompts.discard(agent)
+        else:
+            self._batch.gone_prompts.add(agent)
+
+    def _say_prompt(self, hashed: str, text: str) -> None:
+        sharers = self._sharers.get(hashed, {})
+        self._batch.prompts[hashed] = text, tuple(sharers)
+        if not sharers:
+            self._sharers.pop(hashed, None)
 
     def _is_forgotten(self, agent: str) -> bool:
         """Late news of a forgotten agent would bring its keys back."""
@@ -105,6 +136,13 @@ class WriteBehind:
     def say_agents_again(self) -> None:
         """Every known agent is to be written once more: its keys age, or Redis began empty."""
         self._batch.agents = {**self.known, **self._batch.agents}
+        for said in self.known.values():
+            if said.prompt is not None and said.prompt[0] not in self._batch.prompts:
+                self._say_prompt(*said.prompt)
+
+    def _has_prompt(self, agent: str) -> bool:
+        said = self.known.get(agent)
+        return said is not None and said.prompt is not None
 
     def take(self) -> Batch:
         """All that waits; the buffer is empty afterwards."""
@@ -120,6 +158,10 @@ class WriteBehind:
         now.forgotten |= batch.forgotten
         now.gone_instances |= batch.gone_instances
         now.gone_cids |= batch.gone_cids
+        now.gone_prompts |= {agent for agent in batch.gone_prompts if not self._has_prompt(agent)}
+        for hashed, (text, _) in batch.prompts.items():
+            if hashed not in now.prompts:
+                self._say_prompt(hashed, text)
         now.agents = {**{agent: said for agent, said in batch.agents.items() if agent not in later}, **now.agents}
         now.totals = {**{agent: said for agent, said in batch.totals.items() if agent not in later}, **now.totals}
         for agent in batch.touched.keys() - later:

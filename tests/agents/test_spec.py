@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.agents.spec import check, find_program, from_toml, to_toml
+from hive.agents.spec import PROMPT_MAX_BYTES, check, check_toml, find_program, from_toml, to_toml
 from hive.domain import AgentSpec, RestartPolicy, Tier
 from hive.errors import BadRequest
 
@@ -77,6 +77,9 @@ GOOD: dict[str, Any] = {"name": "alice", "command": ["/bin/true"]}
         ({"env": {"OLLAMA_HOST": "x"}}, "env: OLLAMA_HOST is set by Hive"),
         ({"env": {"A": "x\0"}}, "env: A: contains a NUL"),
         ({"env": {"A": "x" * 70000}}, "env: larger than"),
+        ({"system_prompt": ""}, "system_prompt: empty"),
+        ({"system_prompt": "a\0"}, "system_prompt: contains a NUL"),
+        ({"system_prompt": "é" * (PROMPT_MAX_BYTES // 2 + 1)}, "system_prompt: longer than 262144 bytes"),
     ],
 )
 def test_a_bad_field_is_named(change: dict[str, Any], said: str) -> None:
@@ -90,6 +93,7 @@ def test_a_bad_field_is_named(change: dict[str, Any], said: str) -> None:
     [
         *({"idle_s": 0.0}, {"port": 1}, {"port": 65535}, {"env": {"A_1": ""}}, {"model": "a/b:c"}),
         *({"cid": 3}, {"cid": 2**32 - 2}),
+        {"system_prompt": "é" * (PROMPT_MAX_BYTES // 2)},
     ],
 )
 def test_the_edges_of_what_is_allowed_are_allowed(change: dict[str, Any]) -> None:
@@ -127,6 +131,15 @@ def test_the_keys_of_the_original_specification_are_accepted() -> None:
     assert from_toml('name = "a"\ncommand = ["x"]\nmodel = { name = "llama3.2:q8_0" }\n').model == "llama3.2:q8_0"
 
 
+def test_the_original_specifications_json_is_accepted_with_its_prompt() -> None:
+    spec = check_toml(
+        '{"name": "a", "command": ["/bin/true"], "systemPrompt": "Be kind.\\n", "prewarmOnStart": true,\n'
+        ' "model": {"name": "llama3.2:q8_0"}}'
+    )
+    assert (spec.system_prompt, spec.prewarm_on_start, spec.model) == ("Be kind.\n", True, "llama3.2:q8_0")
+    assert from_toml(to_toml(spec)) == spec
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -138,7 +151,8 @@ def test_the_keys_of_the_original_specification_are_accepted() -> None:
         ('name = "a"\ncommand = "x"\n', "line 2: command: expected an array, got a string"),
         ('name = "a"\ncommand = ["x"]\n[env]\nA = 1\n', "line 3: env: expected a string, got a whole number"),
         ('name = "a"\ncommand = ["x"]\nmodel = "m"\npreferredModel = "n"\n', "line 4: preferredModel: says the same"),
-        ('name = "a"\ncommand = ["x"]\nsystemPrompt = "hi"\n', "line 3: systemPrompt: not supported yet"),
+        ('name = "a"\ncommand = ["x"]\nsystemPrompt = 1\n', "system_prompt: expected a string, got a whole number"),
+        ('{"name": "a",}', "no JSON: "),
         ('command = ["x"]\n', "required key `name` is missing"),
         ("a = " + "[" * 100000, "no TOML"),
         ("x" * 1048577, "larger than"),
@@ -164,6 +178,8 @@ specs = st.builds(
     restart=st.sampled_from(RestartPolicy),
     idle_s=st.none() | st.floats(0, 1e6),
     cid=st.none() | st.integers(3, 2**32 - 2),
+    system_prompt=st.none() | texts,
+    prewarm_on_start=st.booleans(),
 )
 
 

@@ -109,7 +109,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_everything_the_daemon_says_and_asks_is_let_through(appliance: Path) -> None:
     async with living(appliance, "daemon") as store:
-        store.put_agent(AGENT, paused=True, tier=Tier.HIGH, instance="machine-1", cid=7)
+        prompt = ("0123456789abcdef", "Be kind.")
+        store.put_agent(AGENT, paused=True, tier=Tier.HIGH, instance="machine-1", cid=7, prompt=prompt)
         store.put_agent("other", paused=False, tier=Tier.LOW)
         store.set_totals(AGENT, tokens_in=1, tokens_out=2, requests=3)
         store.set_models([ModelInfo(name="tiny")])
@@ -131,12 +132,15 @@ async def test_everything_the_daemon_says_and_asks_is_let_through(appliance: Pat
             assert viewer.get(keys.vm_cid(7)) == AGENT
             assert viewer.get(keys.CONFIG_RUNTIME) == '{"proxy.queue_depth":"3"}'
             assert viewer.get(keys.INFERENCE_BACKEND) == "llama"
+            assert viewer.get(keys.agent_prompt(AGENT)) == prompt[0]
+            assert viewer.smembers(keys.prompt_agents(prompt[0])) == {AGENT}
             store.put_agent(AGENT, paused=False, tier=Tier.HIGH, instance="machine-2", cid=8)
             await store._flush()
             assert viewer.get(keys.vm_cid(7)) is None
             store.forget_agent(AGENT)
             await store._flush()
-            assert [key for key in viewer.scan_iter() if AGENT in key or key.startswith("hive:vm:")] == []
+            left = viewer.scan_iter()
+            assert [key for key in left if AGENT in key or key.startswith(("hive:vm:", "hive:prompt:"))] == []
 
 
 async def test_everything_the_proxy_says_and_asks_is_let_through(appliance: Path) -> None:
@@ -248,8 +252,16 @@ EACH_MAY_NOT = {
         "MGET hive:agent:tier:x",
         "HINCRBY hive:other a 1",
         "MULTI",
+        "GET hive:prompt:0123456789abcdef",
+        "SET hive:prompt:0123456789abcdef x",
+        "DEL hive:prompt:0123456789abcdef",
     ),
     "viewer": (
+        "GET hive:prompt:0123456789abcdef",
+        "STRLEN hive:prompt:0123456789abcdef",
+        "GETRANGE hive:prompt:0123456789abcdef 0 -1",
+        "MGET hive:agent:tier:x hive:prompt:0123456789abcdef",
+        "SADD hive:prompt:agents:0123456789abcdef x",
         "GET other:key",
         "SET hive:agent:tier:x high",
         "DEL hive:agent:tier:x",

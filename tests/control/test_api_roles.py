@@ -135,3 +135,15 @@ async def test_a_viewer_sees_the_names_of_an_agents_environment_and_no_value(box
             found = answered.json["agents"][0] if "agents" in answered.json else answered.json
             assert found["env"] == expected, (role, path)
             assert (b"sesame" in answered.body) is (role is Role.OPERATOR)
+
+
+async def test_a_prompt_is_shown_to_who_may_steer_its_agent_and_in_no_list(box: Box) -> None:
+    spec = {"name": "alice", "command": ["/bin/sleep", "9"], "system_prompt": "Open wide.", "prewarm_on_start": True}
+    made = await box.api.ask("POST", "/api/agents", token=box.good[Role.OPERATOR], body=spec)
+    assert made.json["system_prompt"] == "Open wide."
+    for role in (Role.VIEWER, Role.OPERATOR):
+        for path in ("/api/agents", "/api/agents?since=", "/api/agents/alice", "/api/prompts"):
+            answered = await box.api.ask("GET", path, token=box.good[role])
+            is_shown = role is Role.OPERATOR and path == "/api/agents/alice"
+            assert (b"Open wide." in answered.body) is is_shown, (role, path)
+            assert b"prewarm" in answered.body

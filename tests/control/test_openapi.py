@@ -187,6 +187,8 @@ EDGES: dict[str, list[Any]] = {
     "restart": ["no", "always", "on-failure", "unless-stopped"],
     "autostart": [False, True],
     "tier": ["low", "other"],
+    "system_prompt": [None, *TEXTS, "a\nb", "a" * 2**18, "a" * (2**18 + 1)],
+    "prewarm_on_start": [False, True, 1],
     "docker": [None, *({"image": text} for text in TEXTS), {"image": "a", "user": "\0"}],
     "firecracker": [
         None,

@@ -460,6 +460,13 @@ class MemoryDesk(TokenDesk):
         found = explain(model, tier, there, preferences(routing=True))
         return {"asked": model, "tier": tier, **msgspec.to_builtins(found)}
 
+    def prompts(self) -> Answer:
+        about = {"bytes": 1200, "tenants": ["default"], "model": "tiny", "prewarm": True, "tokens_reused": 4800}
+        about["shared_by"] = 5
+        warm = {**about, "hash": "0123456789abcdef", "agents": list("abcde"), "warm_since": 1.0, "tokens": 300}
+        cold = {**about, "hash": "fedcba9876543210", "agents": ["f"], "warm_since": None, "tokens": None}
+        return {"prompts": [{**warm, "why": "kept by the backend"}, {**cold, "why": "nobody\x1b answers"}]}
+
     async def queue(self) -> Answer:
         tenants = [TenantView("acme", 2.0, 1, 1, 1234.5), TenantView("idle", 1.0, 0, 0, 0.0)]
         queue = QueueView(running=1, waiting=1, slots=4, drain_per_s=0.25, tenants=tenants)

@@ -28,6 +28,7 @@ from hive.link.messages import (
     StillClosed,
     Wake,
 )
+from hive.link.prompts import Prewarm
 
 
 class ProxyPeer:
@@ -39,6 +40,8 @@ class ProxyPeer:
         self.rows: dict[str, AgentRow] = {}
         self.gates: dict[str, str] = {}
         self.told: list[Message] = []
+        self.prewarms: list[tuple[Prewarm, Reply]] = []
+        """What the daemon asked for; to be answered by the test."""
         self.table: DaemonTable | None = None
         self.role = "proxy"
         self.closed = False
@@ -76,6 +79,9 @@ class ProxyPeer:
                 else:
                     self.gates[agent] = "closed"
                     reply(Closed(agent=agent, generation=generation))
+            case Prewarm():
+                assert reply is not None
+                self.prewarms.append((message, reply))
             case AskActivity():
                 assert reply is not None
                 reply(Activities(agents=self.seen))

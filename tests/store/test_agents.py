@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -43,6 +45,30 @@ async def test_an_agent_comes_back_as_it_was_written(database: Database) -> None
     await database.write(lambda conn: agents.insert(conn, ALICE))
     await database.write(lambda conn: agents.insert(conn, BOB))
     assert await database.read(agents.all) == [BOB, ALICE]
+
+
+async def test_a_prompt_is_kept_and_written_only_when_it_changes(database: Database) -> None:
+    def alice(prompt: str | None, *, ahead: bool = False, reason: str = "") -> Agent:
+        spec = msgspec.structs.replace(ALICE.spec, system_prompt=prompt, prewarm_on_start=ahead)
+        return msgspec.structs.replace(ALICE, spec=spec, reason=reason)
+
+    changes = [alice("Be kind."), alice("Be kind.", ahead=True), alice(None, ahead=True), alice("ü" * 9), alice(None)]
+    await database.write(lambda conn: agents.insert(conn, ALICE))
+    for agent in changes:
+        await database.write(lambda conn, agent=agent: agents.update(conn, agent))
+        assert await database.read(agents.all) == [agent]
+        written = await database.write(lambda conn, agent=agent: rows_written(conn, agent))
+        assert written == 1, "its own row alone"
+    await database.write(lambda conn: agents.update(conn, changes[0]))
+    await database.write(lambda conn: agents.remove(conn, "a1", now=1.0))
+    left = await database.read(lambda conn: conn.execute("SELECT count(*) FROM agent_prompts").fetchone()[0])
+    assert left == 0
+
+
+def rows_written(conn: sqlite3.Connection, agent: Agent) -> int:
+    before = conn.total_changes
+    agents.update(conn, msgspec.structs.replace(agent, reason="another"))
+    return conn.total_changes - before
 
 
 async def test_a_taken_name_is_refused_on_insert_and_on_rename(database: Database) -> None:

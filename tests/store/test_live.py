@@ -90,6 +90,47 @@ async def test_a_cid_leads_to_its_agent_and_to_its_tier_as_long_as_the_agent_has
     assert await names(client) == {*of_b2, "hive:inference:backend"}
 
 
+PROMPT, ANOTHER = ("0123456789abcdef", "Be kind."), ("fedcba9876543210", "Be brief.")
+
+
+async def test_a_prompt_is_there_for_as_long_as_somebody_has_it(store: Live, client: Any) -> None:
+    for agent in ("a1", "a2"):
+        store.put_agent(agent, paused=False, tier=Tier.LOW, prompt=PROMPT)
+    await until(lambda: client.exists(keys.prompt_agents(PROMPT[0])))
+    assert await client.get("hive:prompt:0123456789abcdef") == "Be kind."
+    assert await client.smembers("hive:prompt:agents:0123456789abcdef") == {"a1", "a2"}
+    assert await client.get("hive:agent:prompt:a1") == PROMPT[0]
+    for key in (keys.prompt(PROMPT[0]), keys.prompt_agents(PROMPT[0]), keys.agent_prompt("a1")):
+        assert 86000 < await client.ttl(key) <= 86400
+    store.put_agent("a1", paused=True, tier=Tier.LOW, prompt=ANOTHER)
+    await until(lambda: client.exists(keys.prompt(ANOTHER[0])))
+    assert await client.smembers(keys.prompt_agents(PROMPT[0])) == {"a2"}
+    assert await client.get(keys.agent_prompt("a1")) == ANOTHER[0]
+    store.put_agent("a1", paused=True, tier=Tier.LOW)
+    store.forget_agent("a2")
+
+    async def is_gone() -> bool:
+        return not await client.exists(keys.prompt(PROMPT[0]), keys.prompt_agents(PROMPT[0]), keys.agent_prompt("a1"))
+
+    await until(is_gone)
+    assert [key for key in await names(client) if "prompt" in key] == []
+
+
+async def test_a_redis_that_comes_back_empty_is_told_the_prompts_again(
+    redis_server: RedisServer, store: Live, client: Any
+) -> None:
+    store.put_agent("a1", paused=False, tier=Tier.LOW, prompt=PROMPT)
+    await until(lambda: client.exists(keys.prompt(PROMPT[0])))
+    redis_server.kill()
+    store.put_agent("a2", paused=False, tier=Tier.LOW, prompt=PROMPT)
+    store.put_agent("a3", paused=False, tier=Tier.LOW, prompt=ANOTHER)
+    store.forget_agent("a3")
+    redis_server.start()
+    await until(lambda: client.exists(keys.prompt(PROMPT[0]), keys.agent_prompt("a2")))
+    assert await client.smembers(keys.prompt_agents(PROMPT[0])) == {"a1", "a2"}
+    assert not await client.exists(keys.prompt(ANOTHER[0]), keys.prompt_agents(ANOTHER[0]))
+
+
 async def test_activity_and_counts_are_written_behind(store: Live, client: Any) -> None:
     for second in range(5):
         store.touch("a1", 1000.0 + second)
@@ -260,7 +301,7 @@ async def test_a_stream_entry_is_given_again_until_it_is_settled(redis_server: R
 
 
 SAID = st.one_of(
-    st.tuples(st.just("put"), st.sampled_from("ab"), st.booleans()),
+    st.tuples(st.just("put"), st.sampled_from("ab"), st.booleans(), st.sampled_from([None, PROMPT, ANOTHER])),
     st.tuples(st.just("forget"), st.sampled_from("ab")),
     st.tuples(st.just("count"), st.sampled_from("ab")),
     st.tuples(st.just("lose"), st.integers(0, 4)),
@@ -275,20 +316,29 @@ def test_whatever_fails_on_the_way_the_last_word_on_each_agent_is_written(steps:
     counted = {"a": 0, "b": 0}
     redis: dict[str, AgentKeys | None] = {}
     tokens = {"a": 0, "b": 0}
+    prompts: dict[str, set[str]] = {}
+    prompt_of: dict[str, str] = {}
 
     def write(parts: list[Batch]) -> None:
         for batch in parts:
             for agent in batch.forgotten:
                 redis[agent], tokens[agent] = None, 0
+                prompt_of.pop(agent, None)
+            for agent in batch.gone_prompts:
+                prompt_of.pop(agent, None)
+            for agent, keys_of in batch.agents.items():
+                if keys_of.prompt is not None:
+                    prompt_of[agent] = keys_of.prompt[0]
+            prompts.update({hashed: set(agents) for hashed, (_, agents) in batch.prompts.items()})
             redis.update(batch.agents)
             for agent, counts in batch.counted.items():
                 tokens[agent] += counts[2]
 
     for step in steps:
         match step:
-            case ("put", agent, paused):
-                said[agent] = AgentKeys(paused, Tier.LOW)
-                waiting.put_agent(agent, AgentKeys(paused, Tier.LOW))
+            case ("put", agent, paused, prompt):
+                said[agent] = AgentKeys(paused, Tier.LOW, prompt=prompt)
+                waiting.put_agent(agent, AgentKeys(paused, Tier.LOW, prompt=prompt))
             case ("forget", agent):
                 said[agent], counted[agent] = None, 0
                 waiting.forget_agent(agent)
@@ -306,3 +356,7 @@ def test_whatever_fails_on_the_way_the_last_word_on_each_agent_is_written(steps:
     write([waiting.take()])
     assert redis == said
     assert tokens == counted
+    having = {agent: one.prompt[0] for agent, one in said.items() if one is not None and one.prompt is not None}
+    assert prompt_of == having
+    found = {hashed: agents for hashed, agents in prompts.items() if agents}
+    assert found == {hashed: {agent for agent, one in having.items() if one == hashed} for hashed in having.values()}

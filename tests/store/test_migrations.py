@@ -192,7 +192,7 @@ async def main():
 asyncio.run(main())
 """
 
-ALICE = Agent(id="a1", spec=AgentSpec(name="alice", command=["true"]), created_at=1.0)
+ALICE = Agent(id="a1", spec=AgentSpec(name="alice", command=["true"], system_prompt="Be kind."), created_at=1.0)
 
 
 async def test_the_previous_code_reads_and_writes_a_database_of_this_one(previous: Path, tmp_path: Path) -> None:
@@ -208,7 +208,8 @@ async def test_the_previous_code_reads_and_writes_a_database_of_this_one(previou
     assert told["steps"] < len(STEPS)
     assert told["found"] == ["alice"]
     again = Database.open(path)
-    assert {(a.spec.name, a.reason) for a in await again.read(agents.all)} == {("alice", "changed"), ("bob", "")}
+    found = {(a.spec.name, a.reason, a.spec.system_prompt) for a in await again.read(agents.all)}
+    assert found == {("alice", "changed", "Be kind."), ("bob", "", None)}
     assert await again.read(schema_of) == (len(STEPS), READABLE_FROM)
     assert await again.read(lambda conn: messages.waiting(conn, [])) == {}
     again.close()

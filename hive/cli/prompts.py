@@ -1,0 +1,46 @@
+"""System prompts: who shares them, and whether the backend has read them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hive.cli.call import Answer, Call
+from hive.cli.text import ago, number, one_line, table
+
+NAMES_SHOWN = 3
+HEADERS = ["PROMPT", "BYTES", "AGENTS", "TENANTS", "MODEL", "WARM", "REUSED", "STATE"]
+
+
+def prompts(call: Call) -> None:
+    """Lists the system prompts of living agents: who shares one, and whether the backend has read it already.
+
+    Agents of one tenant (or cache_group) share what the backend keeps of a prompt. The text is never shown here.
+
+    Examples:
+      hive model prompts
+      hive model prompts --json | jq '.prompts[] | select(.warm_since == null) | .agents'
+    """
+    answer = call.client.get("/api/prompts")
+    call.show("model.prompts", answer, lambda: _listed(answer))
+
+
+def _listed(answer: Answer) -> str:
+    if not answer["prompts"]:
+        return "no living agent has a system prompt; `hive agent create --system-prompt-file FILE` gives it one"
+    return table(HEADERS, [_row(prompt) for prompt in answer["prompts"]])
+
+
+def _row(prompt: dict[str, Any]) -> list[str]:
+    agents: list[str] = prompt["agents"]
+    more = f" and {len(agents) - NAMES_SHOWN} more" if len(agents) > NAMES_SHOWN else ""
+    return [
+        prompt["hash"],
+        number(prompt["bytes"]),
+        one_line(", ".join(agents[:NAMES_SHOWN]) + more),
+        one_line(", ".join(prompt["tenants"])),
+        one_line(prompt["model"]) or "-",
+        "-" if prompt["warm_since"] is None else ago(prompt["warm_since"], time.time()),
+        number(prompt["tokens_reused"]),
+        one_line(prompt["why"]),
+    ]

@@ -1,0 +1,201 @@
+"""Has the backend read agents' system prompts before they ask: at their start, their wake, and when a backend began.
+
+It listens to what the journal tells, so no start and no wake waits for it, and nothing that goes wrong here reaches
+them. What is sent, and when, models/prompts.py decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator
+
+from hive.agents.lifecycle import Life
+from hive.agents.roster import Roster
+from hive.agents.turns import outcome_of
+from hive.control.feed import DROPPED, Event
+from hive.control.gates import ProxyGates
+from hive.control.journal import Journal
+from hive.control.shapes_prompts import Prompt, Prompts
+from hive.control.world import DaemonWorld
+from hive.domain import ALIVE, AgentStatus, ModelInfo, UsageEvent
+from hive.errors import HiveError, NotSupported
+from hive.models.prompts import Holder, Prefix, Warmth, share_counts, sharers
+from hive.models.routing import explain, models_of, offers_of, permits, preferences_of
+from hive.models.salts import cache_group
+from hive.settings import Inference, TenantRow
+from hive.tasks import spawn
+
+log = logging.getLogger("hive.daemon")
+
+AT_ONCE = 4
+"""Prompts the proxy is asked for at a time; it lets one of each tenant through."""
+BEYOND_PROXY_S = 10.0
+KEPT_MAX = 10_000
+"""Prompts whose standing is kept; beyond that only those that somebody has."""
+_NO_ROW = TenantRow()
+
+
+class Prewarmer:
+    """One per daemon; the owner spawns `run`."""
+
+    def __init__(self, roster: Roster, world: DaemonWorld, gates: ProxyGates, journal: Journal) -> None:
+        self._roster = roster
+        self._world = world
+        self._gates = gates
+        self._journal = journal
+        self._warmth = Warmth()
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._sending: set[asyncio.Task[None]] = set()
+        self._routes: dict[tuple[str, str, str], str] = {}
+        self._routed_by: tuple[list[ModelInfo], Inference] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Prewarmer {self._warmth}, {len(self._sending)} under way>"
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        with self._journal.subscribe() as feed:
+            async for event in feed:
+                self._hear(event)
+
+    def close(self) -> None:
+        for task in list(self._sending):
+            task.cancel()
+
+    def proxy_here(self) -> None:
+        """Who had no way to the backend has one now."""
+        self._warmth.forgive()
+        self._consider(self._roster)
+
+    def used(self, events: Iterable[UsageEvent]) -> None:
+        """Requests ended, and what they reused shows what is kept."""
+        for event in events:
+            life = self._roster.get(event.agent_id) if event.cached_tokens else None
+            text = None if life is None else life.agent.spec.system_prompt
+            if life is not None and text is not None and event.cached_tokens:
+                prefix = self._holder(life, text)._replace(model=event.model).prefix
+                length = len(text.encode())
+                self._warmth.saw(prefix, cached_tokens=event.cached_tokens, text_bytes=length, at=event.created_at)
+
+    def view(self) -> Prompts:
+        """`GET /api/prompts`: of agents that live, the one most agents share first; never the text."""
+        shared = sharers(self._holders())
+        counts = share_counts(shared)
+        rows = [self._row(prefix, holders, counts[prefix.prompt]) for prefix, holders in shared.items()]
+        return {"prompts": sorted(rows, key=lambda row: (-len(row["agents"]), row["hash"], row["tenants"]))}
+
+    def _row(self, prefix: Prefix, holders: list[Holder], shared_by: int) -> Prompt:
+        standing, now = self._warmth.standing(prefix), asyncio.get_running_loop().time()
+        is_wanted = any(self._is_wanted(life) for one in holders if (life := self._roster.get(one.agent)) is not None)
+        return {
+            "hash": prefix.prompt,
+            "bytes": len(holders[0].text.encode()),
+            "agents": sorted(holder.name for holder in holders),
+            "shared_by": shared_by,
+            "tenants": sorted({holder.tenant for holder in holders}),
+            "model": prefix.model,
+            "prewarm": is_wanted,
+            "warm_since": standing.warm_at,
+            "tokens": standing.tokens,
+            "tokens_reused": standing.reused,
+            "why": standing.why or self._warmth.choose(prefix, now).why,
+        }
+
+    # what happens -------------------------------------------------------------------------------------------------
+
+    def _hear(self, event: Event) -> None:
+        match event["kind"]:
+            case "agent.running":
+                life = self._roster.get(event["agent"])
+                self._consider([] if life is None else [life])
+            case "backend.up":
+                self._warmth.backend_began()
+                self._consider(self._roster)
+            case "job.ended":  # perhaps a switch: until now the proxy let nobody through to the backend
+                self._warmth.forgive()
+                self._consider(self._roster)
+            case kind if kind == DROPPED:  # one of them may have been among those
+                self._warmth.backend_began()
+                self._consider(self._roster)
+
+    def _consider(self, lives: Iterable[Life]) -> None:
+        backend, now = self._world.backend, asyncio.get_running_loop().time()
+        if backend is None or not backend.up:
+            return  # that it is up again will be told
+        for life in lives:
+            text = life.agent.spec.system_prompt
+            if text is None or not self._is_wanted(life) or life.status is not AgentStatus.RUNNING:
+                continue
+            holder = self._holder(life, text)
+            if not holder.model or not self._warmth.choose(holder.prefix, now).send:
+                continue
+            if len(self._warmth) >= KEPT_MAX:
+                self._warmth.forget_all_but(sharers(self._holders()))
+            epoch = self._warmth.begin(holder.prefix)
+            task = spawn(self._send(holder, self._asked(life), epoch), name=f"prewarm {life.agent.name}")
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+
+    async def _send(self, holder: Holder, model: str, epoch: int) -> None:
+        prefix = holder.prefix
+        async with self._at_once:
+            within_s = self._longest_s()
+            found = await outcome_of(self._gates.prewarm(holder.agent, model, holder.text, within_s=within_s))
+        about = (holder.name, prefix.prompt, prefix.model)
+        if isinstance(found, HiveError):
+            if self._warmth.standing(prefix).why != found.message:
+                level = logging.INFO if isinstance(found, NotSupported) else logging.WARNING
+                log.log(level, "prompt_not_read agent=%s prompt=%s model=%s error=%s", *about, found.message)
+            self._warmth.failed(prefix, epoch, found.message, asyncio.get_running_loop().time())
+            return
+        told = (found.tokens_in, found.cached_tokens, found.took_ms)
+        log.info("prompt_read agent=%s prompt=%s model=%s tokens=%s cached=%s ms=%.0f", *about, *told)
+        self._warmth.read(prefix, epoch, tokens=found.tokens_in, at=time.time())
+
+    def _longest_s(self) -> float:
+        """The proxy itself gives up sooner: in the line, or at the backend."""
+        proxy = self._world.settings.proxy
+        return proxy.queue_wait_s + proxy.connect_s + proxy.first_byte_s + BEYOND_PROXY_S
+
+    # who has what -------------------------------------------------------------------------------------------------
+
+    def _holders(self) -> Iterator[Holder]:
+        for life in self._roster:
+            text = life.agent.spec.system_prompt
+            if text is not None and life.status in ALIVE:
+                yield self._holder(life, text)
+
+    def _holder(self, life: Life, text: str) -> Holder:
+        agent, settings = life.agent, self._world.settings
+        tenant = agent.spec.tenant
+        group = cache_group(tenant, self._row_of(tenant).cache_group) if settings.proxy.cache_isolation else ""
+        return Holder(agent.id, agent.name, tenant, group, self._routed(life), text)
+
+    def _row_of(self, tenant: str) -> TenantRow:
+        return self._world.settings.tenants.get(tenant, _NO_ROW)
+
+    @staticmethod
+    def _is_wanted(life: Life) -> bool:
+        return life.agent.spec.prewarm_on_start
+
+    def _asked(self, life: Life) -> str:
+        return life.agent.spec.model or self._world.settings.inference.default_model
+
+    def _routed(self, life: Life) -> str:
+        """The model its requests are given; empty where it names none, or none that is there."""
+        inference, models = self._world.settings.inference, self._world.models
+        if self._routed_by is None or self._routed_by[0] is not models or self._routed_by[1] is not inference:
+            self._routed_by = models, inference
+            self._routes.clear()
+        asked, spec = self._asked(life), life.agent.spec
+        if not asked:
+            return ""
+        limited = self._row_of(spec.tenant).models
+        key = (asked, str(spec.tier), limited)
+        if key not in self._routes:
+            prefs = preferences_of(inference)
+            permitted = permits(models_of(limited), prefs.aliases)
+            self._routes[key] = explain(asked, spec.tier, offers_of(models), prefs, permitted).model
+        return self._routes[key]

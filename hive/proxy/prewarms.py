@@ -1,0 +1,219 @@
+"""Prompts the backend is to read ahead of their agents' requests, carried out in the agents' name.
+
+Each is a request like any other, on the same way from its first byte on: what is injected, routed, translated and
+counted is what the agent's own would be. Three things are not. It passes no gate, so nobody is woken or kept awake by
+it; no window is charged; and in the queue it stands behind everybody, with a place of its own, and gives its slot back
+where a request waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from hive.domain import BackendKind, Band
+from hive.errors import BackendDown, HiveError, NotFound, NotSupported, Saturated
+from hive.link.link import Reply, failed
+from hive.link.prompts import Prewarm, Prewarmed
+from hive.models.salts import is_kept
+from hive.proxy import endpoints
+from hive.proxy.body import Asked
+from hive.proxy.cost import UNKNOWN, Cost, cost_of
+from hive.proxy.datapath import DataPath, Decided
+from hive.proxy.endpoints import Endpoint
+from hive.proxy.forward import Exchange
+from hive.proxy.identity import Wishes
+from hive.proxy.registry import Entry
+from hive.tasks import spawn
+from hive.wire import connection as wire
+from hive.wire.http1 import Request
+
+QUESTION = "."
+"""The user's turn; an agent's own differs from it, so what is kept ends with the system message (seeds/000 §5)."""
+LAST = Wishes(band=Band.LOW)
+ANSWER_MAX_BYTES = 64 * 1024
+"""Of an answer of one token, or of an error."""
+
+Connect = Callable[[socket.socket, Callable[[wire.Connection], wire.Exchange]], wire.Connection | None]
+
+
+class Outcome:
+    """What became of one: filled in by its exchange."""
+
+    __slots__ = ("cost", "error", "model", "status")
+
+    def __init__(self) -> None:
+        self.error: HiveError | None = None
+        self.cost: Cost = UNKNOWN
+        self.status = 0
+        self.model = ""
+
+
+class Ahead(Exchange):
+    """A prompt on its way. `entry` stands for the agent (`Registry.stand_in`)."""
+
+    __slots__ = ("_outcome",)
+
+    def __init__(self, path: DataPath, entry: Entry, outcome: Outcome, connection: wire.Connection) -> None:
+        super().__init__(path, connection)
+        self._entry = entry
+        self._outcome = outcome
+        entry.connections.add(connection)
+        path.ahead[self] = None
+
+    def give_way(self) -> bool:
+        if not self._sent_at:
+            return False
+        self.refuse(Saturated("a request needs its slot", retry_after_s=1))
+        return True
+
+    def _decide(self, request: Request) -> Decided:
+        assert self._entry is not None
+        entry, endpoint = self._entry, self._2_may_be_asked(request)
+        found = (request.fields, self._path.registry.generation, request.target, endpoint)
+        return Decided(*found, entry.caller, entry.tenant, entry.flow, LAST, 0.0, None)
+
+    def _3_not_too_often(self, decided: Decided) -> None:
+        """It is Hive's own doing, and charged to nobody."""
+
+    def _on_asked(self, asked: Asked | HiveError) -> None:
+        super()._on_asked(asked)
+        if self._asked is not None:
+            self._outcome.model = self._asked.served or self._asked.model
+
+    def _10_meter(self, now: float, *, cut: bool, status: int = 0, then: Callable[[], None] | None = None) -> bool:
+        answer = self._answer
+        self._outcome.cost = cost_of(answer.reading if answer is not None else None, cut=cut)
+        self._outcome.status = answer.status if answer is not None else 0
+        return super()._10_meter(now, cut=cut, status=status, then=then)
+
+    def refuse(self, error: HiveError) -> None:
+        if not self._left:
+            self._outcome.error = error
+        super().refuse(error)
+
+    def _leave(self, now: float) -> None:
+        self._path.ahead.pop(self, None)
+        super()._leave(now)
+
+
+class Prewarms:
+    """Those of one proxy. `connect`: makes a connection of a socket, as of one that was accepted."""
+
+    def __init__(self, path: DataPath, connect: Connect) -> None:
+        self._path = path
+        self._connect = connect
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def __repr__(self) -> str:
+        return f"<Prewarms {len(self._under_way)} under way>"
+
+    def begin(self, wanted: Prewarm, reply: Reply) -> None:
+        """`reply` is called once it has ended."""
+        task = spawn(self._carry_out(wanted, reply), name=f"prewarm {wanted.agent}")
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+
+    def stop(self) -> None:
+        """The proxy leaves, and waits for none of them."""
+        for task in list(self._under_way):
+            task.cancel()
+
+    async def _carry_out(self, wanted: Prewarm, reply: Reply) -> None:
+        try:
+            reply(await self._read(wanted))
+        except HiveError as error:
+            reply(failed(error))
+        except OSError as error:
+            reply(failed(Saturated(f"no socket could be made: {error.strerror}")))
+
+    async def _read(self, wanted: Prewarm) -> Prewarmed:
+        target = self._may(wanted)
+        entry = self._path.registry.stand_in(wanted.agent)
+        if entry is None:
+            raise NotFound("the agent is not known here")
+        outcome, begun_at = Outcome(), time.monotonic()
+        try:
+            self._is_worth_it(entry, target)
+            answer = await self._ask(entry, target, wanted, outcome)
+        finally:
+            self._path.registry.stands_in_no_more(entry)
+        if outcome.error is not None:
+            raise outcome.error
+        if outcome.status != 200:
+            raise BackendDown(_why_not(outcome.status, answer))
+        took_ms = (time.monotonic() - begun_at) * 1000
+        cost = outcome.cost
+        return Prewarmed(model=outcome.model, tokens_in=cost.tokens_in, cached_tokens=cost.cached, took_ms=took_ms)
+
+    def _may(self, wanted: Prewarm) -> Endpoint:
+        """Where it is asked. Raises Saturated where nobody answers just now."""
+        backend = self._path.backend
+        if self._path.draining:
+            raise Saturated("the proxy is restarting")
+        if backend is None or self._path.gate.is_closed:
+            raise Saturated("no inference server is active")
+        if not wanted.model:
+            raise NotFound("the agent has no model", hint="give it one, or set default_model")
+        return endpoints.find(b"POST", target_of(backend.kind))
+
+    def _is_worth_it(self, entry: Entry, endpoint: Endpoint) -> None:
+        """Raises NotSupported where the backend is told to keep nothing of this agent's prompts."""
+        plan = self._path.plan(entry, endpoint, entry.tenant, LAST, "")
+        if not is_kept(plan.want.inject):
+            groups = self._path.registry.cache_groups()
+            raise NotSupported(f"prompts of {groups} groups would meet in its cache, so it is told to keep none")
+
+    async def _ask(self, entry: Entry, endpoint: Endpoint, wanted: Prewarm, outcome: Outcome) -> bytes:
+        """Its answer, head and all. Whoever cancels this leaves, as a client does, and all it caused ends."""
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            theirs.setblocking(False)
+            connection = self._connect(theirs, partial(Ahead, self._path, entry, outcome))
+            if connection is None:
+                theirs.close()
+                raise Saturated("too many connections are open")
+            await loop.connect_accepted_socket(lambda: connection, theirs)
+            await loop.sock_sendall(ours, request_of(endpoint, wanted))
+            answer = b""
+            while piece := await loop.sock_recv(ours, ANSWER_MAX_BYTES):
+                answer = (answer + piece)[:ANSWER_MAX_BYTES]
+        return answer
+
+
+def target_of(kind: BackendKind) -> bytes:
+    """What the prompt is sent to: the dialect that is the backend's own.
+
+    >>> target_of(BackendKind.OLLAMA), target_of(BackendKind.VLLM)
+    (b'/api/chat', b'/v1/chat/completions')
+    """
+    return b"/api/chat" if kind is BackendKind.OLLAMA else b"/v1/chat/completions"
+
+
+def request_of(endpoint: Endpoint, wanted: Prewarm) -> bytes:
+    """The request, of one token, as an agent would write it.
+
+    >>> wanted = Prewarm(agent="a", model="m", system_prompt="Be kind.")
+    >>> request_of(endpoints.find(b"POST", b"/api/chat"), wanted).partition(b"\\r\\n\\r\\n")[2]
+    b'{"model":"m","messages":[{"role":"system","content":"Be kind."},{"role":"user","content":"."}],\
+"stream":false,"options":{"num_predict":1}}'
+    """
+    messages = [{"role": "system", "content": wanted.system_prompt}, {"role": "user", "content": QUESTION}]
+    asked: dict[str, Any] = {"model": wanted.model, "messages": messages, "stream": False}
+    one_token = {"options": {"num_predict": 1}} if endpoint.target == b"/api/chat" else {"max_tokens": 1}
+    body = msgspec.json.encode(asked | one_token)
+    fields = b"host: hive\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d" % len(body)
+    return b"POST %b HTTP/1.1\r\n%b\r\n\r\n%b" % (endpoint.target, fields, body)
+
+
+def _why_not(status: int, answer: bytes) -> str:
+    said = " ".join(answer.partition(b"\r\n\r\n")[2][:200].decode(errors="replace").split())
+    return f"the backend answered {status}: {said}" if status else "it was broken off"

@@ -1,0 +1,46 @@
+"""`hive model prompts`, and the prompt of an agent from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+Hive = Any
+"""conftest.Hive: test modules import no siblings."""
+
+
+def test_prompts_are_listed_by_who_has_them_and_never_with_their_text(hive: Hive) -> None:
+    said = hive("model", "prompts")
+    assert said.code == 0
+    headers, warm, cold = said.out.splitlines()
+    assert headers.split() == ["PROMPT", "BYTES", "AGENTS", "TENANTS", "MODEL", "WARM", "REUSED", "STATE"]
+    assert "0123456789abcdef  1,200" in warm
+    assert "a, b, c and 2 more" in warm
+    assert warm.endswith("kept by the backend")
+    assert cold.endswith("nobody\\x1b answers")
+    assert hive("model", "prompts", "--json").json["prompts"][0]["hash"] == "0123456789abcdef"
+
+
+def test_a_prompt_comes_from_a_file_as_it_is(hive: Hive, tmp_path: Path) -> None:
+    file = tmp_path / "prompt"
+    file.write_bytes(b"Sei nett.\r\n\n")
+    said = hive("agent", "create", "dora", "--system-prompt-file", str(file), "--prewarm", "--json", "--", "sleep", "9")
+    assert said.code == 0
+    assert (said.json["system_prompt"], said.json["prewarm_on_start"]) == ("Sei nett.\r\n\n", True)
+    assert "12 bytes, read by the backend at each start and wake" in hive("agent", "show", "dora").out
+    assert "Sei nett." not in hive("agent", "show", "dora").out
+    exported = hive("agent", "export", "dora").out
+    (tmp_path / "dora.toml").write_text(exported, newline="")
+    assert hive("agent", "apply", str(tmp_path / "dora.toml"), "--json").json["changed"] == []
+
+
+def test_what_cannot_be_a_prompt_is_said(hive: Hive, tmp_path: Path) -> None:
+    def tried(*flags: str) -> Any:
+        return hive("agent", "create", "dora", *flags, "--", "sleep", "9")
+
+    assert "there is no prompt to be read" in tried("--prewarm").err
+    assert "No such file" in tried("--system-prompt-file", str(tmp_path / "none")).err
+    for content, said in ((b"\xff", "not UTF-8"), (b"x" * (2**18 + 1), "longer than 262144 bytes"), (b"", "empty")):
+        (tmp_path / "prompt").write_bytes(content)
+        found = tried("--system-prompt-file", str(tmp_path / "prompt"))
+        assert (found.code, said in found.err) == (2, True), found.err
