@@ -105,6 +105,15 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     ollama_models: Annotated[str, _s("Where Ollama keeps its models.", pattern="^/", expected="an absolute path")] = (
         "/var/lib/hive/models/ollama"
     )
+    models_dir: Annotated[
+        str,
+        _s(
+            "Where `hive model pull` puts files for vLLM and llama-server; empty: /var/lib/hive/models, or `models` in "
+            "the state directory of `hive up`.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
     llama_program: Annotated[
         str, _s("The llama-server that is started.", pattern="^/", expected="an absolute path")
     ] = "/usr/local/bin/llama-server"

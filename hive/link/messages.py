@@ -10,7 +10,7 @@ import msgspec
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, RuntimeKind, Tier
 from hive.link.message import Message
-from hive.link.requests import AskQueue, CancelRequest, QueueIs
+from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
 from hive.link.specs import Capabilities, SandboxSpec
 
 PROTOCOL = 1
@@ -541,6 +541,7 @@ AnyMessage = (
     | CloseBackend
     | Drained
     | OpenBackend
+    | AskModels
     | AskQueue
     | QueueIs
     | CancelRequest

@@ -60,6 +60,7 @@ class Answer:
         "_request_id",
         "_streams",
         "_stripper",
+        "aliases",
         "asked",
         "begun",
         "reading",
@@ -90,6 +91,8 @@ class Answer:
         self._renamer: Renamer | None = None
         self._streams = False
         self.begun = False
+        self.aliases: list[tuple[str, str]] = []
+        """To be put into the backend's list of models, each with the one it stands for."""
         self.reading: Reading | None = None
         self.status = 0
 
@@ -128,7 +131,7 @@ class Answer:
             self._held = [] if self._late_error else None
             return
         fields.append(own_fields)
-        if lists.is_filtered(self._endpoint.target, self._caller) and status == 200:
+        if (self.aliases or lists.is_filtered(self._endpoint.target, self._caller)) and status == 200:
             self._held = []
             self._filtered = True
         elif not self._streams and self._is_remade:
@@ -200,7 +203,7 @@ class Answer:
             self._held.append(data)
             data = b"".join(self._held)
         if self._filtered:
-            data = lists.filtered(data, self._caller)
+            data = lists.filtered(data, self._caller, self.aliases)
         elif self._back is not None:
             data = self._back.whole(data) if self.status < 400 else self._back.error(self.status, data)
         if self._filtered or self._is_remade:

@@ -33,6 +33,7 @@ from hive.proxy.deep import Reading as DeepReading
 from hive.proxy.endpoints import Endpoint
 from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, split_token, wishes_of
 from hive.proxy.limits import SlidingWindow
+from hive.proxy.looking import Waiter
 from hive.proxy.queue import Verdict
 from hive.proxy.refusals import no_slot, queue_full, too_many
 from hive.proxy.registry import OPERATOR, Entry
@@ -49,6 +50,7 @@ class Exchange(Waiting):
 
     __slots__ = (
         *("_answer", "_asked", "_beat_at", "_charged", "_cost", "_decided", "_ends_at", "_first_at", "_for"),
+        "_has_looked",
         *("_in_queue", "_limit_at", "_path", "_pending", "_queued_at", "_sent_at", "_tail", "request_id"),
     )
 
@@ -60,8 +62,9 @@ class Exchange(Waiting):
         self._decided: Decided | None = None
         self._asked: body.Asked | None = None
         self._answer: Answer | None = None
-        self._pending: DeepReading | asyncio.Task[None] | None = None
-        """What goes on elsewhere for it: a long body is read, or a connection is made."""
+        self._pending: DeepReading | asyncio.Task[None] | Waiter | None = None
+        """What goes on elsewhere for it: a long body is read, the list of models renewed, or a connection is made."""
+        self._has_looked = False
         self._in_queue = False
         self._for = path.backends
         """For which backend it was decided and read."""
@@ -158,7 +161,8 @@ class Exchange(Waiting):
         try:
             self._asked = asked = self._6_which_model(self._decided.caller, asked)
         except HiveError as error:
-            self.refuse(error)
+            if not (isinstance(error, NotFound) and self._looks_again(asked)):
+                self.refuse(error)
             return
         heartbeat_s = self._decided.heartbeat_s
         if heartbeat_s and asked.stream and self._request is not None and self._request.chunks:
@@ -263,6 +267,13 @@ class Exchange(Waiting):
         if reason is not None:
             raise Refusal(reason)
         return body.for_model(asked, self._path.routed(asked.model, caller))
+
+    def _looks_again(self, asked: body.Asked) -> bool:
+        """Once for each request: whether it waits until the list is new, to be judged by that one."""
+        looking = None if self._has_looked else self._path.looking
+        self._has_looked = True
+        self._pending = None if looking is None else looking.wait(lambda: self._on_asked(asked))
+        return self._pending is not None
 
     def _proceed(self) -> None:
         """7: lists are answered here; what occupies the model waits for its turn, the rest where there is none now."""
@@ -379,6 +390,8 @@ class Exchange(Waiting):
 
     def on_answer(self, head: Response) -> None:
         self._close_if_draining()
+        if head.status == NotFound.status and self._path.looking is not None:
+            self._path.looking.begin()  # a model that was there is gone: the list is old
         self._open_answer().take_head(head, self._own_fields())
 
     def _open_answer(self) -> Answer:
@@ -390,6 +403,8 @@ class Exchange(Waiting):
             answer = self._answer = Answer(
                 self._connection, request, decided.endpoint, self._asked, decided.caller, self.request_id
             )
+            if decided.target == lists.TAGS:
+                answer.aliases = [(alias.name, model) for alias, model in self._path.aliases_of(decided.caller)]
         return answer
 
     def on_data(self, data: bytes, *, last: bool) -> None:
@@ -635,7 +650,8 @@ class Exchange(Waiting):
         named = (asked.served or asked.model) if asked is not None else ""
         assert request is not None
         try:
-            said = lists.answer_any(decided.endpoint, decided.target, self._path.models, decided.caller, named)
+            models = self._path.models if decided.target == lists.RUNNING else self._path.seen_by(decided.caller)
+            said = lists.answer_any(decided.endpoint, decided.target, models, decided.caller, named)
         except NotFound as error:
             self.refuse(error)
             return

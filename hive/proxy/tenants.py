@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hive.models.limits import models_of
 from hive.proxy.limits import SlidingWindow, window_of
 from hive.settings import TenantRow
 
@@ -77,13 +78,3 @@ def rate_of(text: str) -> tuple[int, float] | None:
         return None
     count, _, span = text.partition("/")
     return int(count.removesuffix("req")), _SPANS_S[span]
-
-
-def models_of(text: str) -> frozenset[str] | None:
-    """The names a tenant is limited to, as `policy.may` compares them; None for all.
-
-    >>> sorted(models_of("llama3.2:latest, qwen") or ())
-    ['llama3.2', 'qwen']
-    """
-    names = frozenset(name.strip().removesuffix(":latest") for name in text.split(",")) - {""}
-    return names or None
