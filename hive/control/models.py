@@ -230,7 +230,10 @@ class Models:
             )
         if not order.model.strip() or not order.model.isprintable():
             raise BadRequest("that is no model's name")
-        going = await self._begin(PULL, order.model, f"Ollama fetches {order.model}", actor)
+        for under_way in self._going.values():
+            if under_way.job.kind == PULL and under_way.job.plan["model"] == order.model and under_way.task is not None:
+                return under_way.job  # whoever asks for the same gets the same
+        going = await self._begin(PULL, order.model, f"Ollama pulls {order.model}", actor)
 
         async def work() -> dict[str, Any]:
             await pulling.pull(backend.address, order.model, going.step)
@@ -243,8 +246,8 @@ class Models:
         found = await asyncio.to_thread(model_files.find, path)
         name = name_for(found, order.name, path)
         await asyncio.to_thread(directory.check_free, name, force=order.force)
-        how = "linked" if order.link else "copied"
-        going = await self._begin(PULL, name, f"{path} is {how} to {directory.root / name}", actor)
+        doing = "linking" if order.link else "copying"
+        going = await self._begin(PULL, name, f"{doing} {path} to {directory.root / name}", actor)
         going.total = found.size_bytes
 
         def put() -> Path:
@@ -284,7 +287,7 @@ class Models:
             raise self._not_removable(name)
         if not force:
             await self._check_unused(name, None if is_ollamas else file)
-        going = await self._begin(REMOVE, name, f"{name} is removed", actor)
+        going = await self._begin(REMOVE, name, f"removing {name}", actor)
 
         async def work() -> dict[str, Any]:
             if is_ollamas and backend is not None:
@@ -334,7 +337,8 @@ class Models:
     async def _begin(self, kind: str, model: str, progress: str, actor: str) -> _Going:
         for going in self._going.values():
             if going.job.plan["model"] == model:
-                raise WrongState(f"job {going.job.id} is about {model} already", hint="`hive model pull` shows how far")
+                hint = f"hive model pull {model} --cancel ends a pull"
+                raise WrongState(f"job {going.job.id} is about {model} already ({going.job.kind})", hint=hint)
         holder = _Going(Job(id=model, kind=kind, plan={"model": model}, actor=actor, created_at=0, updated_at=0))
         self._going[model] = holder  # nobody begins the same while it is written down
         try:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,13 +88,24 @@ def test_json_is_one_object_with_the_whole_text(proxy: Proxy, hive: Hive) -> Non
     assert hive("run", "m", "hi", "--json").json == {"schema": "run", "version": 1, "model": "m", "text": "Hello"}
 
 
-def test_the_prompt_may_come_from_a_pipe(proxy: Proxy, hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prompt_may_come_from_a_file_before_what_the_words_say(
+    proxy: Proxy, hive: Hive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     proxy.lines = GREETING
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"line\nline\n")))
-    assert hive("run", "m").out == "Hello\n"
+    given = tmp_path / "given"
+    given.write_bytes(b"line\nline\n")
+    with given.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert hive("run", "m").out == "Hello\n"
     assert proxy.asked[0][2]["messages"][0]["content"] == "line\nline\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b" \n")))
-    assert hive("run", "m").code == 2
+    with given.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert hive("run", "m", "what", "is", "this").out == "Hello\n"
+    assert proxy.asked[1][2]["messages"][0]["content"] == "line\nline\n what is this"
+    given.write_bytes(b" \n")
+    with given.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert hive("run", "m").code == 2
 
 
 def test_a_conversation_keeps_what_was_said(proxy: Proxy, hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:

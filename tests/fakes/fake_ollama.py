@@ -40,7 +40,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         store = self.server
-        if self.path == "/api/version":
+        if self.path == "/":
+            self.answer("Ollama is running")
+        elif self.path == "/api/version":
             self.answer({"version": "0.13.3"})
         elif self.path in ("/api/tags", "/api/ps"):
             store.listed += self.path == "/api/tags"
@@ -63,9 +65,13 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/api/pull":
             self.pull(tagged(body["model"]))
-        elif self.path == "/api/generate":  # loads it
+        elif self.path in ("/api/generate", "/api/chat") and tagged(body["model"]) in self.server.models:  # loads it
             self.server.loaded.add(tagged(body["model"]))
-            self.answer({"model": body["model"], "response": "", "done": True})
+            said = {"message": {"role": "assistant", "content": "x"}} if self.path == "/api/chat" else {"response": "x"}
+            counts = {"prompt_eval_count": 1, "eval_count": 1}
+            self.answer({"model": body["model"], **said, "done": True, "done_reason": "length", **counts})
+        elif "model" in body:
+            self.answer({"error": f"model '{body['model']}' not found"}, 404)
         else:
             self.answer({"error": "not found"}, 404)
 
@@ -119,8 +125,8 @@ class Handler(BaseHTTPRequestHandler):
         data = json.dumps(found).encode() + b"\n"
         self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
 
-    def answer(self, found: dict[str, Any], status: int = 200) -> None:
-        data = json.dumps(found).encode()
+    def answer(self, found: dict[str, Any] | str, status: int = 200) -> None:
+        data = found.encode() if isinstance(found, str) else json.dumps(found).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json; charset=utf-8")
         self.send_header("Content-Length", str(len(data)))
