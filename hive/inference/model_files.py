@@ -78,8 +78,8 @@ def find(path: Path) -> Model:
                 f"{path} is no model: expected a file named *.gguf, or a directory with config.json and *.safetensors"
             )
         return Model(Format.GGUF, _shards(path))
-    except (FileNotFoundError, NotADirectoryError):
-        raise NotFound(f"there is no {path}", hint=_WHERE) from None
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"there is no {error.filename or path}", hint=_WHERE) from None
     except PermissionError as error:
         raise NotPermitted(f"the daemon may not read {error.filename or path}", hint=_WHERE) from None
     except OSError as error:
