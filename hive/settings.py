@@ -108,8 +108,8 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     models_dir: Annotated[
         str,
         _s(
-            "Where `hive model pull` puts files for vLLM and llama-server; empty: /var/lib/hive/models, or `models` in "
-            "the state directory of `hive up`.",
+            "Where `hive model pull` puts files for vLLM and llama-server; empty: /var/lib/hive/models/pulled, or "
+            "`models` in the state directory of `hive up`.",
             pattern="^(/.*)?$",
             expected="an absolute path",
         ),

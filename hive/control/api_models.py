@@ -40,17 +40,14 @@ class ModelApi:
                 *("POST", models, ADMIN, self.pull_model, "Bring a model.", Job),
                 body=PullOrder,
                 statuses=(200, 202),
-                errors=(404, 501, 507),
+                errors=(404, 501),
                 leads_to=JOB,
             ),
             Row(
                 *("GET", f"{models}/route", VIEWER, self.route, "Which model a request is given, and why.", Route),
                 query=(ASKED_MODEL, TIER, TENANT),
             ),
-            Row(
-                *("POST", f"{models}/refresh", OPERATOR, self.refresh_models, "Ask what there is now.", ModelList),
-                errors=(502,),
-            ),
+            Row("POST", f"{models}/refresh", OPERATOR, self.refresh_models, "Ask what there is now.", ModelList),
             Row("GET", one, VIEWER, self.model, "Everything known of one model.", ModelView),
             Row(
                 *("DELETE", one, ADMIN, self.remove_model, "Remove a model.", Job),

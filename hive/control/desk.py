@@ -55,7 +55,7 @@ class Desk(Protocol):
         ...
 
     async def refresh_models(self) -> ModelList:
-        """Asks now. Raises BackendDown, WrongState in the middle of a switch."""
+        """Asks now. Raises DependencyDown, WrongState in the middle of a switch."""
         ...
 
     async def pull_model(self, order: PullOrder, actor: str) -> shapes.Job:

@@ -21,7 +21,7 @@ from hive.control.journal import Journal
 from hive.control.shapes_models import ListedModel, ModelList, ModelUser, ModelView
 from hive.control.world import DaemonWorld
 from hive.domain import ALIVE, BackendKind, ModelInfo
-from hive.errors import BackendDown, BadRequest, Cancelled, HiveError, NotFound, NotSupported, WrongState
+from hive.errors import BadRequest, Cancelled, DependencyDown, HiveError, NotFound, NotSupported, WrongState
 from hive.inference import model_files, pulling
 from hive.inference.loaded import loaded
 from hive.inference.models_dir import ModelsDir, name_for
@@ -155,13 +155,13 @@ class Models:
         }
 
     async def refresh(self) -> ModelList:
-        """Asks now. Raises BackendDown where it does not answer, WrongState in the middle of a switch."""
+        """Asks now. Raises DependencyDown where it does not answer, WrongState in the middle of a switch."""
         world, active = self._parts.world, self._parts.active
         if not await active.refresh():
             if active.up:
                 raise WrongState("the inference server is being switched", hint="`hive backend status` shows how far")
             label = "no inference server is in use" if world.backend is None else f"{world.backend.label} is silent"
-            raise BackendDown(label, hint=self._stale() or "`hive backend status` says more")
+            raise DependencyDown(label, hint=self._stale() or "`hive backend status` says more")
         return await self.listed()
 
     async def look_again(self) -> None:

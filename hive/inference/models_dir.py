@@ -24,10 +24,12 @@ from hive.inference.model_files import GGUF, File, Model
 BESIDE = ".hive"
 PIECE_BYTES = 8 * 1024 * 1024
 """So much is copied between two looks at whether it was cancelled."""
+READABLE = 0o755
 SPARE_BYTES = 64 * 1024 * 1024
 """Left free on the disk, whatever is put there: other things of Hive's may lie on it."""
-DEFAULT = Path("/var/lib/hive/models")
-"""Where the inference services of an installed Hive find models."""
+DEFAULT = Path("/var/lib/hive/models/pulled")
+"""Of an installed Hive: the daemon's own, readable for the inference services. What lies beside it an administrator
+put there."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 Progress = Callable[[int], None]
 """Told how many bytes are there. Raises Cancelled where no more shall come."""
@@ -106,11 +108,13 @@ class ModelsDir:
         target = self.root / name
         self.check_free(name, force=force)
         with translated(self.root):
-            self.root.mkdir(mode=0o755, exist_ok=True)
+            if not self.root.exists():
+                self.root.mkdir()
+                self.root.chmod(READABLE)
             if not link:
                 self._check_room(model.size_bytes)
             work = self._beside / secrets.token_hex(8)
-            work.mkdir(mode=0o755, parents=True)
+            work.mkdir(parents=True)
         try:
             with translated(self.root):
                 self._fill(model, work / name, link=link, progress=progress)
@@ -144,7 +148,8 @@ class ModelsDir:
     def _fill(self, model: Model, at: Path, *, link: bool, progress: Progress) -> None:
         done = 0
         if not model.is_one_file:
-            at.mkdir(mode=0o755)
+            at.mkdir()
+            at.chmod(READABLE)  # whatever the umask: the services read it as another user
         for file in model.files:
             to = at if model.is_one_file else at / file.name
             if link:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -9,7 +10,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
-from hive.errors import NotFound, NotSupported, Refusal
+from hive.errors import HiveError, NotFound, NotSupported, Refusal
 from hive.field_rules import Rules
 from hive.models.routing import Explained, Offer, Permitted, explain, offers_of, permits, preferences_of
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
@@ -20,6 +21,7 @@ from hive.proxy.endpoints import Endpoint, answered_by_hive, asked_as, translate
 from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.limits import Budget
+from hive.proxy.lists import RUNNING, TAGS
 from hive.proxy.looking import Looking
 from hive.proxy.metering import asks_usage
 from hive.proxy.metrics import Metrics
@@ -214,10 +216,27 @@ class DataPath:
             raise Refusal(f'"{asked[:80]}" would run on somebody else\'s machine; name it in [tenant NAME] models')
         return model
 
-    def seen_by(self, caller: Caller) -> list[ModelInfo]:
-        """The models, and beside them every alias that leads this caller to one of them: what it may name, as far as
-        `policy.may` lets it."""
-        return self.models + [model for model, _ in self.aliases_of(caller)]
+    def look_again(self, error: HiveError, then: Callable[[], None]) -> asyncio.Task[None] | None:
+        """For a model that is not in the list, which may be old: calls `then` once that is new. None for another
+        error, and where it was looked a moment ago, which is so for whoever has waited here."""
+        return self.looking.wait(then) if isinstance(error, NotFound) and self.looking is not None else None
+
+    def answered(self, status: int) -> None:
+        """By the backend: where a model that was there is gone, the list is old."""
+        if status == NotFound.status and self.looking is not None:
+            self.looking.begin()
+
+    def seen(self, decided: Decided) -> list[ModelInfo]:
+        """The models of the list that is asked for, and beside them every alias that leads this caller to one of them:
+        what it may name, as far as `policy.may` lets it. An alias does not run, so of those that do there is none."""
+        aliases = () if decided.target == RUNNING else self.aliases_of(decided.caller)
+        return self.models + [model for model, _ in aliases]
+
+    def added_to(self, decided: Decided) -> list[tuple[str, str]]:
+        """The aliases that a list of the backend's lacks, each with the model it stands for."""
+        if decided.target != TAGS:
+            return []
+        return [(alias.name, model) for alias, model in self.aliases_of(decided.caller)]
 
     def aliases_of(self, caller: Caller) -> list[tuple[ModelInfo, str]]:
         """Every alias as a model of that name, and the model it stands for, where that is there for this caller. What

@@ -33,7 +33,6 @@ from hive.proxy.deep import Reading as DeepReading
 from hive.proxy.endpoints import Endpoint
 from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, split_token, wishes_of
 from hive.proxy.limits import SlidingWindow
-from hive.proxy.looking import Waiter
 from hive.proxy.queue import Verdict
 from hive.proxy.refusals import no_slot, queue_full, too_many
 from hive.proxy.registry import OPERATOR, Entry
@@ -50,7 +49,6 @@ class Exchange(Waiting):
 
     __slots__ = (
         *("_answer", "_asked", "_beat_at", "_charged", "_cost", "_decided", "_ends_at", "_first_at", "_for"),
-        "_has_looked",
         *("_in_queue", "_limit_at", "_path", "_pending", "_queued_at", "_sent_at", "_tail", "request_id"),
     )
 
@@ -62,9 +60,8 @@ class Exchange(Waiting):
         self._decided: Decided | None = None
         self._asked: body.Asked | None = None
         self._answer: Answer | None = None
-        self._pending: DeepReading | asyncio.Task[None] | Waiter | None = None
-        """What goes on elsewhere for it: a long body is read, the list of models renewed, or a connection is made."""
-        self._has_looked = False
+        self._pending: DeepReading | asyncio.Task[None] | None = None
+        """What goes on elsewhere for it: a long body is read, a model is looked for, or a connection is made."""
         self._in_queue = False
         self._for = path.backends
         """For which backend it was decided and read."""
@@ -161,7 +158,8 @@ class Exchange(Waiting):
         try:
             self._asked = asked = self._6_which_model(self._decided.caller, asked)
         except HiveError as error:
-            if not (isinstance(error, NotFound) and self._looks_again(asked)):
+            self._pending = self._path.look_again(error, lambda: self._on_asked(asked))
+            if self._pending is None:
                 self.refuse(error)
             return
         heartbeat_s = self._decided.heartbeat_s
@@ -267,13 +265,6 @@ class Exchange(Waiting):
         if reason is not None:
             raise Refusal(reason)
         return body.for_model(asked, self._path.routed(asked.model, caller))
-
-    def _looks_again(self, asked: body.Asked) -> bool:
-        """Once for each request: whether it waits until the list is new, to be judged by that one."""
-        looking = None if self._has_looked else self._path.looking
-        self._has_looked = True
-        self._pending = None if looking is None else looking.wait(lambda: self._on_asked(asked))
-        return self._pending is not None
 
     def _proceed(self) -> None:
         """7: lists are answered here; what occupies the model waits for its turn, the rest where there is none now."""
@@ -390,8 +381,7 @@ class Exchange(Waiting):
 
     def on_answer(self, head: Response) -> None:
         self._close_if_draining()
-        if head.status == NotFound.status and self._path.looking is not None:
-            self._path.looking.begin()  # a model that was there is gone: the list is old
+        self._path.answered(head.status)
         self._open_answer().take_head(head, self._own_fields())
 
     def _open_answer(self) -> Answer:
@@ -400,11 +390,8 @@ class Exchange(Waiting):
             decided, request = self._decided, self._request
             assert decided is not None
             assert request is not None
-            answer = self._answer = Answer(
-                self._connection, request, decided.endpoint, self._asked, decided.caller, self.request_id
-            )
-            if decided.target == lists.TAGS:
-                answer.aliases = [(alias.name, model) for alias, model in self._path.aliases_of(decided.caller)]
+            found = (decided.endpoint, self._asked, decided.caller, self.request_id)
+            answer = self._answer = Answer(self._connection, request, *found, self._path.added_to(decided))
         return answer
 
     def on_data(self, data: bytes, *, last: bool) -> None:
@@ -650,14 +637,12 @@ class Exchange(Waiting):
         named = (asked.served or asked.model) if asked is not None else ""
         assert request is not None
         try:
-            models = self._path.models if decided.target == lists.RUNNING else self._path.seen_by(decided.caller)
-            said = lists.answer_any(decided.endpoint, decided.target, models, decided.caller, named)
+            said = lists.answer_any(decided.endpoint, decided.target, self._path.seen(decided), decided.caller, named)
         except NotFound as error:
             self.refuse(error)
             return
         self._close_if_draining()
-        now = time.monotonic()
-        self._10_meter(now, cut=False, status=200)
+        self._10_meter(now := time.monotonic(), cut=False, status=200)
         keep, content = request.keep_alive, said.content
         head = answer_head(200, len(content), self._own_fields(), keep=keep, content_type=said.content_type)
         self._connection.write(head if request.method == b"HEAD" else head + content)

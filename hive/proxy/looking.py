@@ -22,32 +22,20 @@ AGAIN_S = 3.0
 """Between the begins of two questions."""
 
 
-class Waiter:
-    """One request that waits; `cancel` where its client leaves."""
-
-    def __init__(self, then: Callable[[], None]) -> None:
-        self._then: Callable[[], None] | None = then
-
-    def cancel(self) -> None:
-        self._then = None
-
-    def tell(self) -> None:
-        then, self._then = self._then, None
-        if then is not None:
-            then()
-
-
 class Looking:
     """`ask()`: asks the daemon, and returns when what it found has been told; raises HiveError."""
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, object]]) -> None:
         self._ask = ask
-        self._waiting: list[Waiter] = []
-        self._is_asking = False
+        self._asking: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
 
     def __repr__(self) -> str:
-        return f"<Looking {len(self._waiting)} waiting>"
+        return f"<Looking {'asking' if self._is_asking else 'idle'}>"
+
+    @property
+    def _is_asking(self) -> bool:
+        return self._asking is not None and not self._asking.done()
 
     def begin(self) -> bool:
         """Whether a question is under way: one that was, or one that begins now; False so soon after the last."""
@@ -55,23 +43,21 @@ class Looking:
             now = time.monotonic()
             if now - self._asked_at < AGAIN_S:
                 return False
-            self._is_asking, self._asked_at = True, now
-            spawn(self._look(), name="look for models")
+            self._asked_at = now
+            self._asking = spawn(self._look(), name="look for models")
         return True
 
-    def wait(self, then: Callable[[], None]) -> Waiter | None:
+    def wait(self, then: Callable[[], None]) -> asyncio.Task[None] | None:
         """Calls `then` once the list is new, or nothing came of it within `LOOK_S`; None where nothing is asked."""
-        if not self.begin():
+        if not self.begin() or self._asking is None:
             return None
-        waiter = Waiter(then)
-        self._waiting.append(waiter)
-        return waiter
+        return spawn(self._wait(self._asking, then), name="wait for a model")
 
     async def _look(self) -> None:
         with suppress(HiveError, TimeoutError):  # then the old list decides
             async with asyncio.timeout(LOOK_S):
                 await self._ask()
-        self._is_asking = False
-        waiting, self._waiting = self._waiting, []
-        for waiter in waiting:
-            waiter.tell()
+
+    async def _wait(self, asking: asyncio.Task[None], then: Callable[[], None]) -> None:
+        await asyncio.wait([asking])  # who is cancelled leaves it to the others
+        then()

@@ -76,7 +76,7 @@ def test_a_name_with_a_slash_is_one_name(shared_hive: Hive) -> None:
 def test_a_refresh_of_a_silent_server_is_exit_5(shared_hive: Hive) -> None:
     assert (shared_hive("model", "refresh").code, shared_hive("model", "refresh", "--json").error["code"]) == (
         5,
-        "backend_unavailable",
+        "dependency_down",
     )
 
 

@@ -29,7 +29,7 @@ from hive.control.serving import serve
 from hive.control.tail import Output
 from hive.control.token_desk import TokenDesk
 from hive.domain import AgentSpec, Tier
-from hive.errors import BackendDown, BadRequest, NotFound, Saturated, TimedOut, WrongState
+from hive.errors import BadRequest, DependencyDown, NotFound, Saturated, TimedOut, WrongState
 from hive.host.nvml import Seen
 from hive.host.process import program_of
 from hive.link.requests import QueueIs, QueueView, TenantView, UnderWay
@@ -482,7 +482,7 @@ class MemoryDesk(TokenDesk):
         small["created"] = 1_700_000_000
         large = {**small, "name": "llama3.2:q8_0\x1b[2J", "size_bytes": None, "parameters": None, "quantization": ""}
         large |= {"loaded": None, "aliases": [], "tiers": ["medium", "high"], "created": 0}
-        return {**listed, "directory": "/var/lib/hive/models", "models": [small, large]}
+        return {**listed, "directory": "/var/lib/hive/models/pulled", "models": [small, large]}
 
     async def model(self, model: str) -> Answer:
         listed = await self.models()
@@ -494,7 +494,7 @@ class MemoryDesk(TokenDesk):
         return {**listed["models"][0], **more}
 
     async def refresh_models(self) -> Answer:
-        raise BackendDown("demo is silent", hint="`hive backend status` says more")
+        raise DependencyDown("demo is silent", hint="`hive backend status` says more")
 
     async def pull_model(self, order: PullOrder, actor: str) -> Answer:
         """Half of it is there at the first look, all at the second; `slow…` never ends, `broken…` fails."""

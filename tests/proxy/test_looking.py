@@ -88,7 +88,7 @@ async def test_a_client_that_leaves_while_it_is_looked_for_leaves_nothing(tmp_pa
         await asyncio.gather(asking, return_exceptions=True)
         await until(lambda: proxy.alice.gate.in_flight == 0)
         daemon.go.set()
-        await until(lambda: repr(proxy.path.looking) == "<Looking 0 waiting>")
+        await until(lambda: repr(proxy.path.looking) == "<Looking idle>")
         assert backend.requests == []
 
 
