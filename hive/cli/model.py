@@ -192,7 +192,10 @@ def _listed(answer: Answer) -> str:
         ]
         for model in answer["models"]
     ]
-    return table(heads, rows)
+    names = {model["name"] for model in answer["models"]}
+    besides = [f"{name} ({size(bytes_)})" for name, bytes_ in answer["files"].items() if name not in names]
+    told = f"\nnot offered, but in {answer['directory']}: {one_line(', '.join(besides))}" if besides else ""
+    return table(heads, rows) + told
 
 
 def weights(count: int | None) -> str:

@@ -123,7 +123,7 @@ class Models:
     async def listed(self) -> ModelList:
         """As the server said last; which of them are in memory it is asked now."""
         world, catalog = self._parts.world, self.catalog
-        in_memory = await self._in_memory()
+        in_memory, files = await asyncio.gather(self._in_memory(), asyncio.to_thread(self._parts.directory.listed))
         return {
             "backend": None if world.backend is None else world.backend.kind,
             "label": "" if world.backend is None else world.backend.label,
@@ -133,6 +133,7 @@ class Models:
             "routing": world.settings.inference.quantization_routing,
             "aliases": catalog.targets(),
             "directory": str(self._parts.directory.root),
+            "files": files,
             "models": [_listed(catalog, model, in_memory) for model in catalog.models],
         }
 

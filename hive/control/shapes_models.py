@@ -37,6 +37,7 @@ class ModelList(TypedDict):
     routing: Annotated[bool, Meta(description="Whether tiers are given variants of their own.")]
     aliases: dict[str, list[str]]
     directory: Annotated[str, Meta(description="Where pulled files for vLLM and llama-server are put.")]
+    files: Annotated[dict[str, int], Meta(description="What lies there: name → bytes.")]
     models: list[ListedModel]
 
 

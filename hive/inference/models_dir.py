@@ -83,6 +83,16 @@ class ModelsDir:
         found = [self.root / name for name in (model, model + GGUF) if os.path.lexists(self.root / name)]
         return found[0] if found else None
 
+    def listed(self) -> dict[str, int]:
+        """Name → bytes of all that lies there, names as one pulls and removes them; nothing where there is no directory
+        or it may not be read."""
+        found = {}
+        with contextlib.suppress(OSError):
+            for entry in sorted(os.scandir(self.root), key=lambda entry: entry.name):
+                if _NAME.fullmatch(entry.name):
+                    found[entry.name.removesuffix(GGUF)] = _size_of(entry)
+        return found
+
     def tidy(self) -> None:
         """What somebody who was killed left. Never raises: there may be no directory, or it is not Hive's."""
         with contextlib.suppress(OSError):
@@ -199,7 +209,7 @@ class ModelsDir:
                 raise NotPermitted(
                     f"{found} is not Hive's own: somebody else put it there", hint=f"sudo rm -r {found}, who put it"
                 )
-            freed = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(found) if entry.is_file())
+            freed = sum(one.stat(follow_symlinks=False).st_size for one in os.scandir(found) if one.is_file())
             gone = self._beside / secrets.token_hex(8)
             gone.mkdir(parents=True)
             found.rename(gone / found.name)
@@ -208,6 +218,13 @@ class ModelsDir:
             with contextlib.suppress(OSError):
                 self._beside.rmdir()
         return freed
+
+
+def _size_of(entry: os.DirEntry[str]) -> int:
+    """Of a file, or of what is in a directory; of a link what the link itself takes."""
+    if not entry.is_dir(follow_symlinks=False):
+        return entry.stat(follow_symlinks=False).st_size
+    return sum(one.stat(follow_symlinks=False).st_size for one in os.scandir(entry) if one.is_file())
 
 
 def _copy(file: File, to: Path, done: int, progress: Progress) -> int:

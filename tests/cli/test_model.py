@@ -54,6 +54,7 @@ def test_the_list_says_of_what_it_is_and_how_old(shared_hive: Hive) -> None:
         "MODEL                 SIZE     QUANTIZATION  PARAMETERS  LOADED  TIERS         ALIASES",
         "llama3.2:q4_0         1.8 GiB  Q4_0          3.2B        yes     low           fast",
         "llama3.2:q8_0\\x1b[2J  -        -             -           -       medium, high  -",
+        "not offered, but in /var/lib/hive/models/pulled: qwen3-8b\\x1b[2J (15 GiB)",
     ]
     assert said.err.splitlines()[0] == "stale: demo does not answer: this is what it offered last"
     assert said.err.splitlines()[1].startswith("from demo, ")

@@ -179,6 +179,11 @@ async def test_files_are_brought_and_removed_where_the_servers_read_them(box: Bo
         await box.desk.remove_model("main", force=False, actor="uid:0")
     with pytest.raises(NotFound):
         await box.desk.remove_model("../models/main", force=True, actor="uid:0")
+    listed = await box.desk.models()
+    assert (listed["files"], listed["directory"]) == (
+        dict.fromkeys(("main", "tiny"), source.stat().st_size),
+        str(models),
+    )
     for name in ("main", "tiny.gguf"):
         job = await ended(box, await box.desk.remove_model(name, force=name == "main", actor="uid:0"))
         assert (job["state"], job["result"]["freed_bytes"]) == ("done", source.stat().st_size)

@@ -482,7 +482,8 @@ class MemoryDesk(TokenDesk):
         small["created"] = 1_700_000_000
         large = {**small, "name": "llama3.2:q8_0\x1b[2J", "size_bytes": None, "parameters": None, "quantization": ""}
         large |= {"loaded": None, "aliases": [], "tiers": ["medium", "high"], "created": 0}
-        return {**listed, "directory": "/var/lib/hive/models/pulled", "models": [small, large]}
+        listed |= {"directory": "/var/lib/hive/models/pulled", "files": {"qwen3-8b\x1b[2J": 15 << 30}}
+        return {**listed, "models": [small, large]}
 
     async def model(self, model: str) -> Answer:
         listed = await self.models()
