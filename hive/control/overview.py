@@ -24,8 +24,7 @@ from hive.domain import Caller, CallerKind, Tier
 from hive.errors import LinkLost
 from hive.host import memory
 from hive.host.process import program_of
-from hive.models.limits import models_of
-from hive.models.routing import Explained
+from hive.models.routing import Explained, models_of
 from hive.policy import Act, may
 from hive.settings import TenantRow
 from hive.store import usage

@@ -38,7 +38,7 @@ async def loaded(kind: BackendKind, address: str) -> frozenset[str] | None:
         if kind is BackendKind.OLLAMA:
             running = await ask.get_shape(address, "/api/ps", _OllamaList)
             return frozenset(row.name for row in running.models or [])
-        if kind is BackendKind.DEMO:
+        if kind not in (BackendKind.VLLM, BackendKind.LLAMA):
             return None
         listed = await ask.get_shape(address, "/v1/models", _OpenAiList)
     except HiveError:

@@ -8,9 +8,8 @@ from functools import cached_property
 
 from hive.domain import ModelInfo, Tier
 from hive.errors import NotFound, did_you_mean
-from hive.models.limits import models_of
 from hive.models.names import spelled
-from hive.models.routing import Explained, Offer, Preferences, explain, offers_of, permits
+from hive.models.routing import Explained, Offer, Preferences, explain, models_of, offers_of, permits
 
 
 class Catalog:

@@ -193,6 +193,16 @@ adapter='support', revision='', publisher='')
     return Offer(name, spelled(name), ref, measured or (told.bits if told else None), _model_of(ref))
 
 
+def models_of(text: str) -> frozenset[str] | None:
+    """The names a tenant is limited to, as `policy.may` compares them; None for all.
+
+    >>> sorted(models_of("llama3.2:latest, qwen") or ())
+    ['llama3.2', 'qwen']
+    """
+    names = frozenset(name.strip().removesuffix(":latest") for name in text.split(",")) - {""}
+    return names or None
+
+
 def permits(models: frozenset[str] | None, aliases: Mapping[str, tuple[str, ...]]) -> Permitted:
     """Which models may be taken for a caller limited to `models` (`policy.may` judges the name it asks for).
 

@@ -216,10 +216,15 @@ class DataPath:
             raise Refusal(f'"{asked[:80]}" would run on somebody else\'s machine; name it in [tenant NAME] models')
         return model
 
-    def look_again(self, error: HiveError, then: Callable[[], None]) -> asyncio.Task[None] | None:
-        """For a model that is not in the list, which may be old: calls `then` once that is new. None for another
-        error, and where it was looked a moment ago, which is so for whoever has waited here."""
-        return self.looking.wait(then) if isinstance(error, NotFound) and self.looking is not None else None
+    def look_again(
+        self, error: HiveError, then: Callable[[], None], refuse: Callable[[HiveError], None]
+    ) -> asyncio.Task[None] | None:
+        """For a model that is not in the list, which may be old: calls `then` once that is new. Refuses at once for
+        another error, and where it was looked a moment ago, which is so for whoever has waited here."""
+        waiting = self.looking.wait(then) if isinstance(error, NotFound) and self.looking is not None else None
+        if waiting is None:
+            refuse(error)
+        return waiting
 
     def answered(self, status: int) -> None:
         """By the backend: where a model that was there is gone, the list is old."""

@@ -158,9 +158,7 @@ class Exchange(Waiting):
         try:
             self._asked = asked = self._6_which_model(self._decided.caller, asked)
         except HiveError as error:
-            self._pending = self._path.look_again(error, lambda: self._on_asked(asked))
-            if self._pending is None:
-                self.refuse(error)
+            self._pending = self._path.look_again(error, lambda: self._on_asked(asked), self.refuse)
             return
         heartbeat_s = self._decided.heartbeat_s
         if heartbeat_s and asked.stream and self._request is not None and self._request.chunks:

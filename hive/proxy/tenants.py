@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hive.models.limits import models_of
+from hive.models.routing import models_of
 from hive.proxy.limits import SlidingWindow, window_of
 from hive.settings import TenantRow
 
