@@ -272,7 +272,9 @@ class Models:
         is_gguf = format is model_files.Format.GGUF
         key, kind = ("llama_model", BackendKind.LLAMA) if is_gguf else ("vllm_model", BackendKind.VLLM)
         if backend is not None and backend.kind is kind and is_gguf:
-            return f"a llama-server with --models-dir {at.parent} has it now; else set inference.{key} = {at}"
+            return (
+                f"a llama-server whose models are in {at.parent}/ has it now; else set inference.{key} = {at.parent}/"
+            )
         return f"set inference.{key} = {at} in hive.conf, then: hive backend switch {kind}"
 
     # what goes ----------------------------------------------------------------------------------------------------
