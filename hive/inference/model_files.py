@@ -30,7 +30,7 @@ MOST = 1 << 20
 """Keys, tensors and dimensions of one file that are believed."""
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 Shape = TypeVar("Shape")
-_WHERE = "the file has to be on this box, readable for the daemon (an installed one sees nothing below /home)"
+_WHERE = "the file has to be on this box, readable for the daemon (an installed one sees nothing below /home and /tmp)"
 
 
 class Format(StrEnum):
