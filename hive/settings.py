@@ -129,12 +129,26 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     ollama_models: Annotated[str, _s("Where Ollama keeps its models.", pattern="^/", expected="an absolute path")] = (
         "/var/lib/hive/models/ollama"
     )
+    models_dir: Annotated[
+        str,
+        _s(
+            "Where `hive model pull` puts files for vLLM and llama-server; empty: /var/lib/hive/models/pulled, or "
+            "`models` in the state directory of `hive up`.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
     llama_program: Annotated[
         str, _s("The llama-server that is started.", pattern="^/", expected="an absolute path")
     ] = "/usr/local/bin/llama-server"
-    llama_model: Annotated[str, _s("File of llama-server's model.", pattern="^/", expected="an absolute path")] = (
-        "/var/lib/hive/models/default.gguf"
-    )
+    llama_model: Annotated[
+        str,
+        _s(
+            "File of llama-server's model; a directory (a / at its end): all in it, loaded when asked for.",
+            pattern="^/",
+            expected="an absolute path",
+        ),
+    ] = "/var/lib/hive/models/default.gguf"
     llama_parallel: Annotated[int, _s("llama-server `--parallel`: requests it works on at once.", ge=1)] = 4
     llama_context: Annotated[int, _s("llama-server `-c`: context of all its slots together.", unit="tokens", ge=1)] = (
         16384

@@ -59,7 +59,8 @@ def test_every_command_of_the_issue_is_there() -> None:
         "agent-create agent-apply agent-export agent-list agent-show agent-start agent-stop agent-restart agent-pause "
         "agent-resume agent-send agent-messages agent-wake-at agent-keep-awake agent-logs agent-usage agent-remove "
         "agent-ls agent-ps agent-rm queue-list queue-show queue-cancel backend-status backend-list "
-        "backend-switch backend-logs model-route model-prompts bench-sleep "
+        "backend-switch backend-logs bench-sleep "
+        "model-list model-show model-refresh model-pull model-remove model-route model-prompts "
         "config-show config-check config-path config-set config-unset config-runtime logs backup restore "
         "token-create token-list token-revoke audit-list audit-verify install uninstall secrets-list secrets-rotate "
         "secrets-generate"
@@ -165,6 +166,7 @@ CALLS: dict[str, list[str]] = {
     "agent send": ["alice", "hello"],
     "agent wake-at": ["alice", "+10m"],
     "backend switch": ["vllm"],
+    "model remove": ["m", "--yes"],
     "token create": ["ci", "--role", "viewer"],
     "config check": ["{conf}"],
     "config path": ["--config", "{conf}"],
@@ -198,6 +200,8 @@ WITHOUT_NAME = {
     "agent ps",
     "backend status",
     "backend list",
+    "model list",
+    "model refresh",
     "backend logs",
     "model prompts",
     "logs",

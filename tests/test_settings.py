@@ -66,7 +66,7 @@ def test_the_snippet_names_every_key_the_inference_section_had_there() -> None:
     keys = {line.key for line in read(SEED_SNIPPET, "x", [])[0]}
     added = re.compile(
         r"host|vllm_scheduling_policy|(vllm|ollama|llama)_(program|models?|parallel|context)|switch_\w+"
-        r"|aliases|backend_\w+|tier_(allow|caps)_\w+"
+        r"|aliases|backend_\w+|models_dir|tier_(allow|caps)_\w+"
     )
     assert keys == {key for key in rows_of("inference", SECTIONS["inference"]) if not added.fullmatch(key)}
 

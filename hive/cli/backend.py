@@ -9,12 +9,11 @@ from urllib.parse import quote
 import typer
 
 from hive.cli.call import Answer, Call, out
+from hive.cli.following import error_of, looked_at
 from hive.cli.text import harmless, one_line, span, table
-from hive.errors import DependencyDown, HiveError, NotFound, UsageError, by_code
+from hive.errors import NotFound, UsageError
 
 LOOK_S = 0.3
-DAEMON_WITHIN_S = 30.0
-"""A daemon that ends in the middle of a switch is started again, and carries it on."""
 CANCEL_S = 600.0
 
 Kind = Annotated[
@@ -103,35 +102,15 @@ def _ended(call: Call, job: Answer) -> Answer:
                 said = job["progress"]
                 call.say(said + _left(job["eta_s"]))
             time.sleep(LOOK_S)
-            job = _looked_at(call, job["id"])
+            job = looked_at(call, job["id"])
     except KeyboardInterrupt:
         call.say(
             "the switch goes on: `hive backend status` shows how far it is, `hive backend switch --cancel` ends it"
         )
         raise
     if job["state"] != "done":
-        raise _error(job["error"])
+        raise error_of(job["error"])
     return job
-
-
-def _looked_at(call: Call, job: str) -> Answer:
-    until = time.monotonic() + DAEMON_WITHIN_S
-    while True:
-        try:
-            return call.client.get(f"/api/jobs/{quote(job)}")
-        except DependencyDown:
-            if time.monotonic() > until:
-                raise
-        time.sleep(LOOK_S)
-
-
-def _error(error: Answer) -> HiveError:
-    lines = [f"  {line}" for line in error["log"]]
-    message = "\n".join([error["message"], *(["its last lines:"] if lines else []), *lines])
-    found = by_code(error["code"])(message)
-    found.code = error["code"]
-    found.hint = error["hint"]
-    return found
 
 
 def _left(eta_s: float | None) -> str:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import stat
 import sys
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
@@ -12,7 +15,8 @@ from urllib.parse import urlsplit
 import typer
 
 from hive.cli.call import Answer, Call, flush, out
-from hive.cli.text import harmless
+from hive.cli.conversation import HELP, Kind, Lines, Typed
+from hive.cli.text import fields, harmless, milliseconds, number
 from hive.errors import (
     BackendDown,
     BackendTimeout,
@@ -24,10 +28,13 @@ from hive.errors import (
     Saturated,
     TooManyRequests,
     UsageError,
+    did_you_mean,
 )
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
+
+Message = dict[str, str]
 
 CONNECT_S = 5.0
 SILENCE_S = 600.0
@@ -47,63 +54,201 @@ _ERRORS: dict[int, type[HiveError]] = {
 
 def run(
     call: Call,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As `hive backend status` names it.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="As `hive model list` names it.")],
     prompt: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PROMPT]", help="Else read from stdin; on a terminal, a conversation."),
+        typer.Argument(metavar="[PROMPT]", help="With what stdin has before it; without both, a conversation."),
     ] = None,
+    system: Annotated[str, typer.Option("--system", metavar="TEXT", help="What the model is told first.")] = "",
+    verbose: Annotated[bool, typer.Option("--verbose", help="Tell the tokens, and how fast they came.")] = False,
 ) -> None:
     """Asks a model, through Hive like any agent would, and prints the answer as it comes.
 
+    In a conversation /? says what there is besides: /set system, /clear, /bye; three quotes begin and end what has
+    several lines. Ctrl-C stops an answer, Ctrl-D ends the conversation.
+
     Examples:
       hive run llama3.2 why is the sky blue
-      git diff | hive run llama3.2
-      hive run llama3.2
+      git diff | hive run llama3.2 what does this change
+      hive run llama3.2 --system "answer in one word"
     """
-    access = call.client.get("/api/system/access")
-    if prompt:
-        _one_turn(call, access, model, " ".join(prompt))
+    chat = Chat(call, call.client.get("/api/system/access"), model, system=system, verbose=verbose)
+    given = _piped() if not sys.stdin.isatty() else ""
+    text = " ".join(part for part in (given, *(prompt or [])) if part)
+    if text.strip():
+        chat.ask_once(text)
     elif sys.stdin.isatty():
-        _conversation(call, access, model)
+        chat.converse()
     else:
-        data = sys.stdin.buffer.read(PROMPT_MAX_BYTES + 1)
-        if not data.strip() or len(data) > PROMPT_MAX_BYTES:
-            what = "there is no prompt" if not data.strip() else f"the prompt is larger than {PROMPT_MAX_BYTES} bytes"
-            raise UsageError(what, hint="hive run MODEL PROMPT, or the prompt on stdin")
-        _one_turn(call, access, model, data.decode(errors="replace"))
+        raise UsageError("there is no prompt", hint="hive run MODEL PROMPT, or the prompt on stdin")
 
 
-def _one_turn(call: Call, access: Answer, model: str, prompt: str) -> None:
-    pieces = []
-    for piece in _answer(access, model, [{"role": "user", "content": prompt}]):
-        pieces.append(piece)
-        if not call.as_json:
-            _print(piece)
-    text = "".join(pieces)
-    if call.as_json:
-        call.show("run", {"model": model, "text": text}, lambda: text)
-    elif not text.endswith("\n"):
-        out("")
+def _piped() -> str:
+    """What a pipe or a file gives on stdin, up to its end, as Ollama reads it; nothing where stdin is anything else,
+    which may never end. Raises UsageError."""
+    try:
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # closed, or none of the system's
+        kind = 0
+    if not stat.S_ISFIFO(kind) and not stat.S_ISREG(kind):
+        return ""
+    data = sys.stdin.buffer.read(PROMPT_MAX_BYTES + 1)
+    if len(data) > PROMPT_MAX_BYTES:
+        raise UsageError(f"the prompt is larger than {PROMPT_MAX_BYTES} bytes")
+    return data.decode(errors="replace")
 
 
-def _conversation(call: Call, access: Answer, model: str) -> None:
-    messages: list[dict[str, str]] = []
-    call.say("Ctrl-D ends the conversation")
-    while True:
+class Chat:
+    """One conversation with one model."""
+
+    def __init__(self, call: Call, access: Answer, model: str, *, system: str, verbose: bool) -> None:
+        self._call = call
+        self._access = access
+        self._model = model
+        self._system = system
+        self._verbose = verbose
+        self._said: list[Message] = []
+
+    def ask_once(self, prompt: str) -> None:
+        """Raises what the proxy refuses with, an unknown model with the nearest name."""
+        self._said = [{"role": "user", "content": prompt}]
+        timing = Timing()
+        with self._about_model():
+            text = "".join(self._pieces(timing, print_=not self._call.as_json))
+        if self._call.as_json:
+            used = {"tokens_in": timing.tokens_in, "tokens_out": timing.tokens_out}
+            self._call.show("run", {"model": self._model, "text": text, **used}, lambda: text)
+        elif not text.endswith("\n"):
+            out("")
+        self._tell(timing)
+
+    def converse(self) -> None:
+        """Until Ctrl-D or /bye. Raises NotFound at once where nobody offers the model; other errors end an answer and
+        not the conversation."""
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - arrow keys and history in `input`
+
+        self._check_there()
+        self._call.say("/? for help, Ctrl-D ends the conversation")
+        lines = Lines()
+        while True:
+            try:
+                typed = lines.take(input("... " if lines.is_open else "> "))
+            except EOFError:
+                self._call.say("")
+                return
+            except KeyboardInterrupt:
+                lines.forget()
+                self._call.say("\nCtrl-D or /bye ends the conversation")
+                continue
+            if typed.kind is Kind.BYE:
+                return
+            self._do(typed)
+
+    def _do(self, typed: Typed) -> None:
+        match typed.kind:
+            case Kind.SAY:
+                self._turn(typed.text)
+            case Kind.CLEAR:
+                self._said.clear()
+                self._call.say("forgotten")
+            case Kind.SYSTEM:
+                self._system = typed.text
+                self._call.say("set" if typed.text else "the model is told nothing first")
+            case Kind.VERBOSE | Kind.QUIET:
+                self._verbose = typed.kind is Kind.VERBOSE
+            case Kind.HELP:
+                self._call.say(HELP)
+            case Kind.UNKNOWN:
+                self._call.say(f"there is no command {typed.text.split()[0]}; /? shows all")
+
+    def _turn(self, prompt: str) -> None:
+        """What was said stays said also where the answer was stopped; where it failed it was not said."""
+        self._said.append({"role": "user", "content": prompt})
+        timing, pieces = Timing(), list[str]()
         try:
-            prompt = input("> ")
-        except EOFError:
-            call.say("")
+            with self._about_model():
+                for piece in self._pieces(timing, print_=True):
+                    pieces.append(piece)
+        except KeyboardInterrupt:
+            timing.stopped = True
+        except (NotFound, NotPermitted, DependencyDown):  # the next answer would be the same
+            raise
+        except HiveError as error:
+            self._said.pop()
+            out("")
+            self._call.say(f"hive: {error.message}")
             return
-        if not prompt.strip():
-            continue
-        messages.append({"role": "user", "content": prompt})
-        pieces = []
-        for piece in _answer(access, model, messages):
-            pieces.append(piece)
-            _print(piece)
         out("")
-        messages.append({"role": "assistant", "content": "".join(pieces)})
+        self._said.append({"role": "assistant", "content": "".join(pieces)})
+        self._tell(timing)
+
+    def _pieces(self, timing: Timing, *, print_: bool) -> Iterator[str]:
+        told: list[Message] = [{"role": "system", "content": self._system}] if self._system else []
+        for piece in _answer(self._access, self._model, told + self._said, timing):
+            if print_:
+                _print(piece)
+            yield piece
+
+    def _tell(self, timing: Timing) -> None:
+        if self._verbose:
+            self._call.say(fields(timing.told()))
+
+    @contextlib.contextmanager
+    def _about_model(self) -> Iterator[None]:
+        """An unknown model comes back with the nearest known one as its hint."""
+        try:
+            yield
+        except NotFound as error:
+            error.hint = error.hint or self._nearest()
+            raise
+
+    def _check_there(self) -> None:
+        """Before anybody types a long question. A list that may be old is renewed first."""
+        client = self._call.client
+        if client.get("/api/models/route", model=self._model)["model"]:
+            return
+        with contextlib.suppress(HiveError):  # it is down, or an older daemon: the proxy will say so
+            client.post("/api/models/refresh", timeout_s=CONNECT_S)
+        found = client.get("/api/models/route", model=self._model)
+        if not found["model"] and client.get("/api/models")["models"]:
+            raise NotFound(found["why"], hint=self._nearest() or found["hint"])
+
+    def _nearest(self) -> str:
+        with contextlib.suppress(HiveError):
+            found = self._call.client.get("/api/models")
+            names = [*(model["name"] for model in found["models"]), *found["aliases"]]
+            return did_you_mean(self._model, names) or "`hive model list` shows what there is"
+        return ""
+
+
+class Timing:
+    """When the pieces of an answer came, and what the server counted. `stopped`: not to its end."""
+
+    def __init__(self) -> None:
+        self.begun = time.monotonic()
+        self.first: float | None = None
+        self.last = self.begun
+        self.tokens_in: int | None = None
+        self.tokens_out: int | None = None
+        self.stopped = False
+
+    def came(self) -> None:
+        self.last = time.monotonic()
+        self.first = self.first or self.last
+
+    def told(self) -> list[tuple[str, str]]:
+        """What `--verbose` says. The rate is that after the first token, which waits for the prompt to be read."""
+        seconds = self.last - (self.first or self.last)
+        rate = (self.tokens_out - 1) / seconds if self.tokens_out and self.tokens_out > 1 and seconds > 0 else None
+        return [
+            ("Total", milliseconds((self.last - self.begun) * 1000)),
+            ("First token after", "" if self.first is None else milliseconds((self.first - self.begun) * 1000)),
+            ("Prompt", "" if self.tokens_in is None else f"{number(self.tokens_in)} tokens"),
+            ("Answer", "" if self.tokens_out is None else f"{number(self.tokens_out)} tokens"),
+            ("Rate", "" if rate is None else f"{rate:.2f} tokens/s"),
+            ("Ended", "stopped" if self.stopped else ""),
+        ]
 
 
 def _print(piece: str) -> None:
@@ -111,7 +256,7 @@ def _print(piece: str) -> None:
     flush()
 
 
-def _answer(access: Answer, model: str, messages: list[dict[str, str]]) -> Iterator[str]:
+def _answer(access: Answer, model: str, messages: list[Message], timing: Timing) -> Iterator[str]:
     """The pieces of one answer as they come. Raises what the proxy refuses with; BackendDown where it breaks off."""
     import http.client
 
@@ -128,10 +273,10 @@ def _answer(access: Answer, model: str, messages: list[dict[str, str]]) -> Itera
         response = connection.getresponse()
         if response.status != 200:
             raise _refusal(response)
-        yield from _pieces(response)
+        yield from _pieces(response, timing)
 
 
-def _pieces(response: HTTPResponse) -> Iterator[str]:
+def _pieces(response: HTTPResponse, timing: Timing) -> Iterator[str]:
     for line in response:
         if not line.startswith(b"data:"):
             continue
@@ -141,8 +286,11 @@ def _pieces(response: HTTPResponse) -> Iterator[str]:
         event = json.loads(data)
         if "error" in event:
             raise BackendDown(_said(event["error"]))
+        if used := event.get("usage"):
+            timing.tokens_in, timing.tokens_out = used.get("prompt_tokens"), used.get("completion_tokens")
         for choice in event.get("choices", []):
             if piece := choice.get("delta", {}).get("content"):
+                timing.came()
                 yield str(piece)
     raise BackendDown("the answer broke off")
 

@@ -72,13 +72,22 @@ Examples:
     },
 )
 MODEL = Group(
-    "Models: which one a request is given.",
-    """Models: which one a request is given.
+    "Models: list, show, bring, remove, and which one a request is given.",
+    """Models: list, show, bring, remove, and which one a request is given.
 
 Examples:
+  hive model list
+  hive model pull llama3.2
   hive model route llama3.2 --tier low
 """,
     {
+        "list": Entry("model:list_models", "Lists the models behind Hive."),
+        "show": Entry("model:show", "Shows all that is known of one model."),
+        "refresh": Entry("model:refresh", "Asks the inference server what models it offers now, and lists them."),
+        "pull": Entry("model:pull", "Brings a model: by its name where Ollama is in use, else from files of this box."),
+        "remove": Entry(
+            "model:remove", "Removes a model: Ollama's own, or its files where `hive model pull` puts them."
+        ),
         "route": Entry("model:route", "Explains which model a request is given, step by step."),
         "prompts": Entry(
             "prompts:prompts",

@@ -9,6 +9,7 @@ from hive.control.gates import ProxyGates
 from hive.control.journal import Journal
 from hive.control.world import DaemonWorld
 from hive.domain import BackendInfo, ModelInfo
+from hive.inference.loaded import look_for_files
 from hive.inference.switch import Target
 from hive.link.messages import Backend
 from hive.store.live import Live
@@ -32,6 +33,8 @@ class Active:
         self._address = ""
         """To be looked at where nobody knows what answers there; empty where there is no such address."""
         self.enabled = True
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshed_at = float("-inf")
 
     def __repr__(self) -> str:
         return f"<Active {self.target} {'watched' if self._watching is not None else 'not watched'}>"
@@ -50,6 +53,31 @@ class Active:
     def seen(self) -> tuple[BackendInfo | None, list[ModelInfo]]:
         """What it is and what it offers, as it was seen last."""
         return self._world.backend, self._world.models
+
+    @property
+    def models_seen_at(self) -> float | None:
+        """Unix seconds at which the inference server said what it offers; None where it never has."""
+        return None if self._watch is None else self._watch.seen_at
+
+    async def refresh(self, *, at_most_every_s: float = 0.0) -> bool:
+        """Asks what it offers now. Whether it answered; False too where nothing was asked.
+
+        However many ask at the same time, the server is asked once. `at_most_every_s`: not where it was asked that
+        recently. In the middle of a switch nothing is asked: what is seen then is no news.
+        """
+        now, asking = asyncio.get_running_loop().time(), self._refreshing
+        if asking is None or asking.done():
+            if self._watch is None or self._watching is None or now - self._refreshed_at < at_most_every_s:
+                return False
+            self._refreshed_at = now
+            asking = self._refreshing = spawn(self._look_anew(self._watch), name="refresh")
+        await asyncio.wait([asking])  # who leaves takes the answer from nobody else
+        return self.up
+
+    async def _look_anew(self, watch: BackendWatch) -> None:
+        if watch.info is not None:
+            await look_for_files(watch.info.kind, watch.info.address)
+        await watch.check(anew=True)
 
     def choose(self, target: Target) -> None:
         """This one, before anything is watched."""
@@ -89,6 +117,9 @@ class Active:
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            self._refreshing = None
 
     async def known(self) -> None:
         """Returns when it has been looked at once."""

@@ -27,13 +27,12 @@ from hive.control.shapes import (
     Job,
     JobList,
     Memory,
-    Route,
     Shutdown,
     Stats,
     Usage,
 )
 from hive.control.shapes_prompts import Prompts
-from hive.domain import Role, Tier
+from hive.domain import Role
 from hive.errors import NotPermitted
 from hive.inference.ask import without_secrets
 from hive.store.audit import Filter
@@ -47,8 +46,6 @@ BY = Choice("by", "What is added up.", words=tuple(By), default=By.AGENT)
 AGENT = Text("agent", "Of this agent alone, by name or id.")
 TENANT = Text("tenant", "Of this tenant alone.")
 MODEL = Text("model", "Of this model alone.")
-ASKED_MODEL = Text("model", "The model that is asked for.")
-TIER = Choice("tier", "Of an agent of this tier.", words=tuple(Tier), default=Tier.MEDIUM)
 BACKEND = Text("backend", "Of this kind; else of the one in use.")
 LOG_LINES = Number("tail", "So many of the last lines.", default=100, most=10_000)
 JOBS = Number("limit", "So many of the last ones.", default=20, most=1000)
@@ -96,10 +93,6 @@ class BoxApi:
                 leads_to=LeadsTo("/api/jobs/{id}", {"id": "/id"}),
             ),
             Row("GET", f"{system}/inference/stats", VIEWER, self.inference_stats, "What it does.", InferenceStats),
-            Row(
-                *("GET", "/api/models/route", VIEWER, self.route, "Which model a request is given, and why.", Route),
-                query=(ASKED_MODEL, TIER),
-            ),
             Row("GET", "/api/prompts", VIEWER, self.prompts, "System prompts: who has them.", Prompts),
             Row(
                 *("GET", f"{system}/backends", VIEWER, self.backends, "Inference servers there are.", Backends),
@@ -141,9 +134,6 @@ class BoxApi:
 
     async def inference(self, _: Request) -> Response:
         return as_json(self._desk.inference())
-
-    async def route(self, request: Request) -> Response:
-        return as_json(self._desk.route(ASKED_MODEL.of(request) or "", Tier(TIER.of(request))))
 
     async def inference_stats(self, _: Request) -> Response:
         return as_json(await self._desk.inference_stats())

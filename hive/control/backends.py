@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -47,7 +48,10 @@ class BackendWatch:
         self._own_queue = OwnQueue()
         self.info: BackendInfo | None = None
         self.models: list[ModelInfo] = []
+        self.seen_at: float | None = None
+        """Unix seconds at which it said what it offers; None where it never has."""
         self._models_at = float("-inf")
+        self._checking = asyncio.Lock()
         self.checked = asyncio.Event()
         """Set once the first check is over."""
         if kind is not None:
@@ -69,11 +73,15 @@ class BackendWatch:
             is_remote = self.info is not None and self.info.kind is BackendKind.REMOTE
             await asyncio.sleep(max(every_s, REMOTE_CHECK_S) if is_remote else every_s)
 
-    async def check(self) -> None:
+    async def check(self, *, anew: bool = False) -> None:
         """Is it up, and does its own queue fill?
 
-        What it offers is asked when it came up and every `models_refresh_s`.
+        What it offers is asked when it came up, every `models_refresh_s`, and `anew`.
         """
+        async with self._checking:
+            await self._check(anew)
+
+    async def _check(self, anew: bool) -> None:
         before = (self.info, self.models)
         if self._backend is None and (found := await self._recognised()) is not None:
             self._take(found.kind)
@@ -85,7 +93,7 @@ class BackendWatch:
             )  # there may be another key since
         up = await self._backend.health()
         now = asyncio.get_running_loop().time()
-        if up and (not self.info.up or now - self._models_at >= self._settings().daemon.models_refresh_s):
+        if up and (anew or not self.info.up or now - self._models_at >= self._settings().daemon.models_refresh_s):
             up = await self._refresh(self._backend, now)
         self.info = msgspec.structs.replace(self.info, up=up)
         if up:
@@ -120,6 +128,7 @@ class BackendWatch:
             return False
         assert self.info is not None
         self._models_at = now
+        self.seen_at = time.time()
         self.info = msgspec.structs.replace(self.info, version=version, capabilities=capabilities)
         self.models = models
         return True

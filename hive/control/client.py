@@ -61,8 +61,8 @@ class Client:
     def put(self, path: str, body: object, *, timeout_s: float | None = None, **query: Query) -> Answer:
         return self._ask("PUT", path, body, query, timeout_s)
 
-    def delete(self, path: str, *, timeout_s: float | None = None) -> Answer:
-        return self._ask("DELETE", path, None, {}, timeout_s)
+    def delete(self, path: str, *, timeout_s: float | None = None, **query: Query) -> Answer:
+        return self._ask("DELETE", path, None, query, timeout_s)
 
     def lines(self, path: str, *, silence_s: float | None = None, **query: Query) -> Iterator[bytes]:
         """The lines of a text answer as they come, with their newline. `silence_s` None waits for ever.

@@ -39,6 +39,8 @@ from hive.control.jobs import Jobs
 from hive.control.journal import Journal
 from hive.control.keyring import Keyring
 from hive.control.listening import Place, Wanted, listen
+from hive.control.models import Models
+from hive.control.models import Parts as ModelParts
 from hive.control.parts import Parts
 from hive.control.prewarming import Prewarmer
 from hive.control.runtime_config import RuntimeConfig, read_values
@@ -62,8 +64,9 @@ from hive.host.notify import Notifier
 from hive.host.process import identify
 from hive.host.pulse import watched
 from hive.inference.ask import parse_address
+from hive.inference.models_dir import ModelsDir, place_of
 from hive.inference.switch import Target
-from hive.link.messages import AgentRow, DaemonTable, Ended, Marks, Open, ProxyTable, Refused
+from hive.link.messages import AgentRow, DaemonTable, Done, Ended, Marks, Open, ProxyTable, Refused
 from hive.sandbox.client import SandboxClient
 from hive.settings import Paths, Settings
 from hive.settings_file import Origin
@@ -256,6 +259,18 @@ class Daemon:
         self._choose(recorded.chosen, given, known)
         here = [given.address, known] if given is not None else [known]
         self._jobs = Jobs(self._database, self._journal)
+        self._models = Models(
+            ModelParts(
+                world=self.world,
+                active=self._active,
+                jobs=self._jobs,
+                journal=self._journal,
+                roster=self.roster,
+                directory=ModelsDir(
+                    place_of(inference.models_dir, is_installed=self._paths.apart, state=self._paths.state)
+                ),
+            )
+        )
         self._gpus = Gpus()
         self._switcher = Switcher(
             SwitcherParts(
@@ -315,6 +330,7 @@ class Daemon:
         self._spawn(self._prewarmer.run(), "prewarm")
         self._active.watch()
         await self._jobs.give_up(self._given_up)
+        self._spawn(self._models.tidy(), "tidy models")
         self._spawn(self._switcher.run(), "switch")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._known(), RECONCILED_WITHIN_S)
@@ -384,6 +400,7 @@ class Daemon:
                 active=self._active,
                 switcher=self._switcher,
                 jobs=self._jobs,
+                models=self._models,
                 gpus=self._gpus,
                 config=self._config,
                 keyring=self._keyring,
@@ -399,6 +416,7 @@ class Daemon:
         for task in self._tasks:
             task.cancel()
         self._switcher.close()
+        self._models.close()
         self._active.hold()
         self._scheduler.close()
         self._prewarmer.close()
@@ -492,6 +510,14 @@ class Daemon:
     def _used(self, events: list[UsageEvent]) -> None:
         self._counters.add(events)
         self._prewarmer.used(events)
+
+    def look_for_models(self, answer: Callable[[Done], None]) -> None:
+        self._spawn(self._look_for_models(answer), "look for models")
+
+    async def _look_for_models(self, answer: Callable[[Done], None]) -> None:
+        """What it brought the proxy is told before the answer."""
+        await self._models.look_again()
+        answer(Done())
 
     async def _adopt_port(self, port: int) -> None:
         """Who lives with another port of the proxy in its environment would talk to nobody: it is started anew."""

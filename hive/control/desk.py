@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from hive.control import shapes, shapes_prompts, shapes_tokens
 from hive.control.feed import Event
+from hive.control.models import PullOrder
 from hive.control.shapes_agents import (
     AgentChanges,
     AgentUsage,
@@ -27,6 +28,7 @@ from hive.control.shapes_agents import (
     ScheduleOf,
     Tokens,
 )
+from hive.control.shapes_models import ModelList, ModelView
 from hive.control.tail import Output
 from hive.domain import AgentSpec, Role, Tier
 from hive.store.audit import AuditRow, Filter
@@ -40,8 +42,28 @@ class Desk(Protocol):
         """How Hive is, and what is wrong."""
         ...
 
-    def route(self, model: str, tier: Tier) -> shapes.Route:
-        """Which of the models that are there an agent of this tier is given."""
+    def route(self, model: str, tier: Tier, tenant: str = "") -> shapes.Route:
+        """Which of the models that are there an agent of this tier is given; with a tenant, within its limits."""
+        ...
+
+    async def models(self) -> ModelList:
+        """What the inference server offers, as it said last."""
+        ...
+
+    async def model(self, model: str) -> ModelView:
+        """One of them, or what an alias stands for. Raises NotFound with the nearest name."""
+        ...
+
+    async def refresh_models(self) -> ModelList:
+        """Asks now. Raises DependencyDown, WrongState in the middle of a switch."""
+        ...
+
+    async def pull_model(self, order: PullOrder, actor: str) -> shapes.Job:
+        """A job. Raises NotFound, NotPermitted, BadRequest, NotSupported, WrongState (models.py)."""
+        ...
+
+    async def remove_model(self, model: str, *, force: bool, actor: str) -> shapes.Job:
+        """A job. Raises NotFound, WrongState where it is in use."""
         ...
 
     def prompts(self) -> shapes_prompts.Prompts:

@@ -28,6 +28,7 @@ from hive.link.messages import (
     CloseBackend,
     Closed,
     DaemonTable,
+    Done,
     Drained,
     Hello,
     Open,
@@ -38,7 +39,7 @@ from hive.link.messages import (
     Wake,
 )
 from hive.link.prompts import Prewarm, Prewarmed
-from hive.link.requests import AskQueue, CancelRequest, QueueIs
+from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
 from hive.link.server import LinkServer
 
 log = logging.getLogger("hive.daemon")
@@ -65,6 +66,8 @@ class ProxyEvents(Protocol):
     def quiet(self, agent: str) -> None: ...
 
     def wake(self, agent: str, cause: str, answer: Callable[[Open | Refused], None]) -> None: ...
+
+    def look_for_models(self, answer: Callable[[Done], None]) -> None: ...
 
 
 class ProxyGates:
@@ -205,6 +208,8 @@ class ProxyGates:
                 self._events.quiet(agent)
             case Wake(agent=agent, cause=cause) if reply is not None:
                 self._events.wake(agent, cause, reply)
+            case AskModels() if reply is not None:
+                self._events.look_for_models(reply)
             case _ if reply is not None:
                 reply(failed(HiveError(f"{type(message).__name__} is not for the daemon")))
             case _:

@@ -68,9 +68,9 @@ class Jobs:
             self._note("job.step", moved)
         return moved
 
-    async def tell(self, job: Job, progress: str) -> Job:
-        """How far the step is; no event of its own."""
-        told = msgspec.structs.replace(job, progress=progress, updated_at=time.time())
+    async def tell(self, job: Job, progress: str, *, plan: dict[str, Any] | None = None) -> Job:
+        """How far the step is; no event of its own. `plan`: else it stays."""
+        told = msgspec.structs.replace(job, progress=progress, plan=plan or job.plan, updated_at=time.time())
         await self._write(told, None)
         return told
 
@@ -135,7 +135,10 @@ def view(job: Job, now: float) -> shapes.Job:
         "kind": job.kind,
         "state": job.state,
         "step": job.plan.get("step", ""),
+        "about": job.plan.get("model", ""),
         "progress": job.progress,
+        "completed_bytes": job.plan.get("completed_bytes"),
+        "total_bytes": job.plan.get("total_bytes"),
         "eta_s": None if job.eta_s is None or job.ended else max(0.0, job.created_at + job.eta_s - now),
         "result": job.result,
         "error": cast(shapes.JobError | None, job.error),

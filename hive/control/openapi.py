@@ -20,7 +20,11 @@ from hive.domain import AgentSpec
 REF = "#/components/schemas/{name}"
 BODIES = {"change_config": config_schema.changes}
 """Handler → what its body is, where the type says less than there is to say."""
-PATH_PARAMS = {"ref": "An agent, by name or id.", "id": "As the answer that told of it has it."}
+PATH_PARAMS = {
+    "ref": "An agent, by name or id.",
+    "id": "As the answer that told of it has it.",
+    "model": "A model, by the inference server's name for it; a / in it is written %252F.",
+}
 TAGS = {
     "agents": "Agents, and what belongs to one: messages, schedules, tokens, logs, usage.",
     "audit": "Who did what.",
@@ -29,7 +33,7 @@ TAGS = {
     "health": "How Hive is.",
     "jobs": "What takes long.",
     "metrics": "For Prometheus.",
-    "models": "Which model a request is given.",
+    "models": "What the inference server offers, and which model a request is given.",
     "openapi.json": "This description.",
     "prompts": "System prompts, and who shares one.",
     "queue": "Who waits for the model.",

@@ -16,14 +16,18 @@ from hive.control import shapes, views
 from hive.control.feed import Event
 from hive.control.jobs import view as job_view
 from hive.control.metrics import Scraper
+from hive.control.models import PullOrder
 from hive.control.parts import Parts
+from hive.control.shapes_models import ModelList, ModelView
 from hive.control.shapes_prompts import Prompts
 from hive.control.steering import Steering
-from hive.domain import Tier
+from hive.domain import Caller, CallerKind, Tier
 from hive.errors import LinkLost
 from hive.host import memory
 from hive.host.process import program_of
-from hive.models.routing import explain, offers_of, preferences_of
+from hive.models.routing import Explained, models_of
+from hive.policy import Act, may
+from hive.settings import TenantRow
 from hive.store import usage
 from hive.store.audit import AuditRow, Filter
 from hive.store.usage import By
@@ -109,9 +113,13 @@ class Overview(Steering):
         job = self._parts.switcher.job
         return {**shown, "switch": None if job is None else job_view(job, time.time())}
 
-    def route(self, model: str, tier: Tier) -> shapes.Route:
-        prefs = preferences_of(self._parts.world.settings.inference)
-        found = explain(model, tier, offers_of(self._parts.world.models), prefs)
+    def route(self, model: str, tier: Tier, tenant: str = "") -> shapes.Route:
+        """A tenant that has no section has no limits, as at the proxy."""
+        limits = self._parts.world.settings.tenants.get(tenant, TenantRow()).models
+        found = self._parts.models.catalog.given(model, tier, limits)
+        caller = Caller(CallerKind.AGENT, "", tenant, tier, models_of(limits))
+        if (reason := may(caller, Act.USE, model)) is not None:  # the proxy asks that first
+            found = Explained("", reason, (*found.steps[:1], reason), f"it may use {limits}: [tenant {tenant}] models")
         return {
             "asked": model,
             "tier": tier,
@@ -142,7 +150,26 @@ class Overview(Steering):
         return [job_view(job, time.time()) for job in await self._parts.jobs.recent(limit)]
 
     async def cancel_job(self, job_id: str) -> shapes.Job:
-        return job_view(await self._parts.switcher.cancel(job_id), time.time())
+        models = self._parts.models
+        cancelled = models.cancel(job_id) if models.has(job_id) else self._parts.switcher.cancel(job_id)
+        return job_view(await cancelled, time.time())
+
+    # models -------------------------------------------------------------------------------------------------------
+
+    async def models(self) -> ModelList:
+        return await self._parts.models.listed()
+
+    async def model(self, model: str) -> ModelView:
+        return await self._parts.models.view(model)
+
+    async def refresh_models(self) -> ModelList:
+        return await self._parts.models.refresh()
+
+    async def pull_model(self, order: PullOrder, actor: str) -> shapes.Job:
+        return job_view(await self._parts.models.pull(order, actor), time.time())
+
+    async def remove_model(self, model: str, *, force: bool, actor: str) -> shapes.Job:
+        return job_view(await self._parts.models.remove(model, force=force, actor=actor), time.time())
 
     # the host -----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from hive.control.jobs import Jobs
 from hive.control.journal import Journal
 from hive.control.keyring import Keyring
 from hive.control.listening import Place
+from hive.control.models import Models
 from hive.control.prewarming import Prewarmer
 from hive.control.runtime_config import RuntimeConfig
 from hive.control.runtimes import RuntimeWatch
@@ -57,6 +58,7 @@ class Parts:
     active: Active
     switcher: Switcher
     jobs: Jobs
+    models: Models
     gpus: Gpus
     config: RuntimeConfig
     keyring: Keyring

@@ -221,7 +221,12 @@ class Job(TypedDict):
     kind: str
     state: JobState
     step: str
+    about: Annotated[str, Meta(description="The model it is about; empty where it is about none.")]
     progress: str
+    completed_bytes: Annotated[
+        int | None, Meta(description="How much of `total_bytes` is there; null where not counted.")
+    ]
+    total_bytes: int | None
     eta_s: Annotated[
         float | None, Meta(description="Seconds until it will probably end; null once it has, or unknown.")
     ]

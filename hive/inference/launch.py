@@ -142,9 +142,10 @@ def _vllm(inference: Inference, environment: dict[str, str], socket: Path, state
 
 
 def _llama(inference: Inference, environment: dict[str, str], socket: Path) -> Launch:
+    path = inference.llama_model
+    one = ("-m", path, "--alias", served_name(inference.default_model, path))
     command = (
-        *(inference.llama_program, "-m", inference.llama_model),
-        *("--alias", served_name(inference.default_model, inference.llama_model)),
+        *(inference.llama_program, *(("--models-dir", path) if path.endswith("/") else one)),
         *("--host", str(socket)),
         *("--parallel", str(inference.llama_parallel), "-c", str(inference.llama_context)),
         *("--slots", "--metrics", "--sse-ping-interval", str(PING_S)),

@@ -11,7 +11,7 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, ModelInfo, RuntimeKind, Tier
 from hive.link.message import Message
 from hive.link.prompts import Prewarm, Prewarmed
-from hive.link.requests import AskQueue, CancelRequest, QueueIs
+from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
 from hive.link.specs import Capabilities, SandboxSpec
 
 PROTOCOL = 1
@@ -542,6 +542,7 @@ AnyMessage = (
     | CloseBackend
     | Drained
     | OpenBackend
+    | AskModels
     | AskQueue
     | QueueIs
     | CancelRequest

@@ -62,6 +62,11 @@ class QueueIs(Message, tag=True, frozen=True, kw_only=True):
     left_out: int = 0
 
 
+class AskModels(Message, tag=True, frozen=True, kw_only=True):
+    """Ask, of the proxy. A request names a model that is not in the list: look whether it is there now. Answer: `Done`,
+    after what is new was told (`Backend`); at once where it was looked for a moment ago."""
+
+
 class CancelRequest(Message, tag=True, frozen=True, kw_only=True):
     """Ask. The request ends with an error of Hive's, whatever it waits for. Answer: `Done`, or `Failed(not_found)`."""
 

@@ -10,6 +10,7 @@ and without the end its framing demands, so that no client takes it for whole.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
@@ -45,6 +46,7 @@ class Answer:
     """
 
     __slots__ = (
+        "_aliases",
         "_back",
         "_caller",
         "_chunked",
@@ -74,13 +76,16 @@ class Answer:
         asked: Asked | None,
         caller: Caller,
         request_id: str,
+        aliases: Sequence[tuple[str, str]] = (),
     ) -> None:
+        """`aliases`: put into the backend's list of models, each with the one it stands for."""
         self._connection = connection
         self._request = request
         self._endpoint = endpoint
         self.asked = asked
         self._caller = caller
         self._request_id = request_id
+        self._aliases = aliases
         self._chunked = self._late_error = self._filtered = False
         self._is_framed = True
         self._head = b""
@@ -128,7 +133,7 @@ class Answer:
             self._held = [] if self._late_error else None
             return
         fields.append(own_fields)
-        if lists.is_filtered(self._endpoint.target, self._caller) and status == 200:
+        if (self._aliases or lists.is_filtered(self._endpoint.target, self._caller)) and status == 200:
             self._held = []
             self._filtered = True
         elif not self._streams and self._is_remade:
@@ -200,7 +205,7 @@ class Answer:
             self._held.append(data)
             data = b"".join(self._held)
         if self._filtered:
-            data = lists.filtered(data, self._caller)
+            data = lists.filtered(data, self._caller, self._aliases)
         elif self._back is not None:
             data = self._back.whole(data) if self.status < 400 else self._back.error(self.status, data)
         if self._filtered or self._is_remade:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import os
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal
@@ -21,6 +24,8 @@ from hive.proxy.endpoints import Endpoint, answered_by_hive, asked_as, translate
 from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.limits import Budget
+from hive.proxy.lists import RUNNING, TAGS
+from hive.proxy.looking import Looking
 from hive.proxy.metering import asks_usage
 from hive.proxy.metrics import Metrics
 from hive.proxy.queue import Flow
@@ -115,6 +120,8 @@ class DataPath:
         self._preferences = preferences_of(settings.inference)
         self._routes: dict[tuple[str, Tier, frozenset[str] | None], Explained] = {}
         self._permits: dict[frozenset[str] | None, Permitted] = {}
+        self.looking: Looking | None = None
+        """For models that are not in the list; None where nobody can be asked."""
         self.backends = 0
         """Grows with every other backend: what was read for one is not sent to the next."""
         self.gate = BackendGate()
@@ -255,11 +262,58 @@ class DataPath:
         """
         is_known = asked and self.models and not self.gate.is_closed and not self.leaves_the_box(asked)
         model = self._route(asked, caller) if is_known else asked
-        if caller.models is None and self.leaves_the_box(model):
+        if self._leaves_unasked(model, caller):
             raise Refusal(f'"{asked[:80]}" would run on somebody else\'s machine; name it in [tenant NAME] models')
         return model
 
+    def look_again(
+        self, error: HiveError, then: Callable[[], None], refuse: Callable[[HiveError], None]
+    ) -> asyncio.Task[None] | None:
+        """For a model that is not in the list, which may be old: calls `then` once that is new. Refuses at once for
+        another error, and where it was looked a moment ago, which is so for whoever has waited here."""
+        waiting = self.looking.wait(then) if isinstance(error, NotFound) and self.looking is not None else None
+        if waiting is None:
+            refuse(error)
+        return waiting
+
+    def answered(self, status: int) -> None:
+        """By the backend: where a model that was there is gone, the list is old."""
+        if status == NotFound.status and self.looking is not None:
+            self.looking.begin()
+
+    def seen(self, decided: Decided) -> list[ModelInfo]:
+        """The models of the list that is asked for, and beside them every alias that leads this caller to one of them:
+        what it may name, as far as `policy.may` lets it. An alias does not run, so of those that do there is none."""
+        aliases = () if decided.target == RUNNING else self.aliases_of(decided.caller)
+        return self.models + [model for model, _ in aliases]
+
+    def added_to(self, decided: Decided) -> list[tuple[str, str]]:
+        """The aliases that a list of the backend's lacks, each with the model it stands for."""
+        if decided.target != TAGS:
+            return []
+        return [(alias.name, model) for alias, model in self.aliases_of(decided.caller)]
+
+    def aliases_of(self, caller: Caller) -> list[tuple[ModelInfo, str]]:
+        """Every alias as a model of that name, and the model it stands for, where that is there for this caller. What
+        is the name of a model is none."""
+        found, by_name = [], {model.name: model for model in self.models}
+        names = {offer.key for offer in self._offers}
+        for alias in self._preferences.aliases:
+            target = "" if alias in names else self._explained(alias, caller).model
+            if target and not self._leaves_unasked(target, caller):
+                found.append((msgspec.structs.replace(by_name[target], name=alias, parent=""), target))
+        return found
+
+    def _leaves_unasked(self, model: str, caller: Caller) -> bool:
+        return caller.models is None and self.leaves_the_box(model)
+
     def _route(self, asked: str, caller: Caller) -> str:
+        found = self._explained(asked, caller)
+        if not found.model:
+            raise NotFound(found.why, hint=found.hint)
+        return found.model
+
+    def _explained(self, asked: str, caller: Caller) -> Explained:
         key = (asked, caller.tier, caller.models)
         found = self._routes.get(key)
         if found is None:
@@ -269,9 +323,7 @@ class DataPath:
             if permitted is None:
                 permitted = self._permits[caller.models] = permits(caller.models, prefs.aliases)
             found = self._routes[key] = explain(asked, caller.tier, self._offers, prefs, permitted)
-        if not found.model:
-            raise NotFound(found.why, hint=found.hint)
-        return found.model
+        return found
 
     def _asked_as(self, backend: BackendInfo, endpoint: Endpoint) -> Endpoint:
         """By which row the backend is asked: by another than the client's also where only that keeps prompts of tenants

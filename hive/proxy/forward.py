@@ -61,7 +61,7 @@ class Exchange(Waiting):
         self._asked: body.Asked | None = None
         self._answer: Answer | None = None
         self._pending: DeepReading | asyncio.Task[None] | None = None
-        """What goes on elsewhere for it: a long body is read, or a connection is made."""
+        """What goes on elsewhere for it: a long body is read, a model is looked for, or a connection is made."""
         self._in_queue = False
         self._for = path.backends
         """For which backend it was decided and read."""
@@ -158,7 +158,7 @@ class Exchange(Waiting):
         try:
             self._asked = asked = self._6_which_model(self._decided.caller, asked)
         except HiveError as error:
-            self.refuse(error)
+            self._pending = self._path.look_again(error, lambda: self._on_asked(asked), self.refuse)
             return
         heartbeat_s = self._decided.heartbeat_s
         if heartbeat_s and asked.stream and self._request is not None and self._request.chunks:
@@ -381,6 +381,7 @@ class Exchange(Waiting):
 
     def on_answer(self, head: Response) -> None:
         self._close_if_draining()
+        self._path.answered(head.status)
         self._open_answer().take_head(head, self._own_fields())
 
     def _open_answer(self) -> Answer:
@@ -389,9 +390,8 @@ class Exchange(Waiting):
             decided, request = self._decided, self._request
             assert decided is not None
             assert request is not None
-            answer = self._answer = Answer(
-                self._connection, request, decided.endpoint, self._asked, decided.caller, self.request_id
-            )
+            found = (decided.endpoint, self._asked, decided.caller, self.request_id)
+            answer = self._answer = Answer(self._connection, request, *found, self._path.added_to(decided))
         return answer
 
     def on_data(self, data: bytes, *, last: bool) -> None:
@@ -637,13 +637,12 @@ class Exchange(Waiting):
         named = (asked.served or asked.model) if asked is not None else ""
         assert request is not None
         try:
-            said = lists.answer_any(decided.endpoint, decided.target, self._path.models, decided.caller, named)
+            said = lists.answer_any(decided.endpoint, decided.target, self._path.seen(decided), decided.caller, named)
         except NotFound as error:
             self.refuse(error)
             return
         self._close_if_draining()
-        now = time.monotonic()
-        self._10_meter(now, cut=False, status=200)
+        self._10_meter(now := time.monotonic(), cut=False, status=200)
         keep, content = request.keep_alive, said.content
         head = answer_head(200, len(content), self._own_fields(), keep=keep, content_type=said.content_type)
         self._connection.write(head if request.method == b"HEAD" else head + content)

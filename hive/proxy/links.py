@@ -48,10 +48,11 @@ from hive.link.messages import (
 )
 from hive.link.messages import Listener as ListenerIs
 from hive.link.prompts import Prewarm
-from hive.link.requests import AskQueue, CancelRequest
+from hive.link.requests import AskModels, AskQueue, CancelRequest
 from hive.proxy.datapath import DataPath
 from hive.proxy.doors import Seldom
 from hive.proxy.ingress import IngressPath
+from hive.proxy.looking import LOOK_S, Looking
 from hive.proxy.prewarms import Connect, Prewarms
 from hive.proxy.registry import UNHEARD_S, Entry, Registry
 from hive.proxy.spool import UsageLog
@@ -147,6 +148,11 @@ class Links:
             self._paths.sandbox_socket, name="helper", on_link=self._helper_here, on_message=self._from_helper
         )
         self._loop.call_later(UNHEARD_S, self._serve_unheard)
+        path.looking = Looking(self._look_for_models)
+
+    async def _look_for_models(self) -> None:
+        """What is new is told before the answer. Raises LinkLost, TimedOut."""
+        await self._daemon.link.ask(AskModels(), Done, timeout_s=LOOK_S)
 
     @property
     def daemon_up(self) -> bool:

@@ -3,6 +3,7 @@ lists are relayed without what is not for this caller, and made here for a backe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -16,7 +17,8 @@ from hive.proxy.endpoints import MODEL_PREFIX, Endpoint
 
 _encode = msgspec.json.Encoder().encode
 LATEST = ":latest"
-FILTERED = frozenset({b"/api/tags", b"/api/ps"})
+TAGS, RUNNING = b"/api/tags", b"/api/ps"
+FILTERED = frozenset({TAGS, RUNNING})
 """Lists of models that Ollama answers; a caller whose tenant is limited gets its own part of them."""
 
 
@@ -117,18 +119,27 @@ def is_filtered(target: bytes, caller: Caller) -> bool:
     return caller.models is not None and target in FILTERED
 
 
-def filtered(answer: bytes, caller: Caller) -> bytes:
-    """Ollama's list without the models that `caller` may not see. Raises BackendDown where it is no such list.
+def filtered(answer: bytes, caller: Caller, aliases: Sequence[tuple[str, str]] = ()) -> bytes:
+    """Ollama's list without the models that `caller` may not see, and with `aliases`, each as a further model like the
+    one it stands for. Raises BackendDown where it is no such list.
 
     >>> from hive.domain import CallerKind
     >>> alice = Caller(CallerKind.AGENT, "a1", models=frozenset({"a"}))
     >>> filtered(b'{"models":[{"name":"a:latest","size":1e2},{"name":"b"}]}', alice)
     b'{"models":[{"name":"a:latest","size":1e2}]}'
+    >>> bob = Caller(CallerKind.AGENT, "b1")
+    >>> filtered(b'{"models":[{"name":"a","model":"a","size":1e2}]}', bob, [("gpt-4", "a")])
+    b'{"models":[{"name":"a","model":"a","size":1e2},{"name":"gpt-4","model":"gpt-4","size":1e2}]}'
     """
     try:
         listed = _decode(answer)
         models = _rows(listed.get("models", msgspec.Raw(b"[]")))
-        seen = [model for model in models if may(caller, Act.SEE, _named(model).name) is None]
+        by_name = {_named(model).name: model for model in models}
+        seen = [model for name, model in by_name.items() if may(caller, Act.SEE, name) is None]
+        for alias, target in aliases:
+            if target in by_name and may(caller, Act.SEE, alias) is None:
+                own = msgspec.Raw(_encode(alias))
+                seen.append(msgspec.Raw(_encode({**_decode(by_name[target]), "name": own, "model": own})))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise BackendDown("the backend's list of models is none") from None
     return _encode({**listed, "models": seen})

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,14 +58,33 @@ def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 @pytest.fixture
 def hive(no_daemon: Hive) -> Iterator[Hive]:
     """A command line beside a daemon in memory with the agents `alice` and `busy-bob`."""
+    with _daemon(no_daemon.socket):
+        yield no_daemon
+
+
+@pytest.fixture(scope="module")
+def shared_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of one such daemon for all tests of a module, which do not mind what the others have done."""
+    with _daemon(tmp_path_factory.mktemp("d") / "hive.sock") as socket:
+        yield socket
+
+
+@pytest.fixture
+def shared_hive(shared_socket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hive:
+    monkeypatch.setenv("HIVE_SOCKET", str(shared_socket))
+    return Hive(shared_socket, capsys)
+
+
+@contextmanager
+def _daemon(socket: Path) -> Iterator[Path]:
     with subprocess.Popen(
-        [sys.executable, str(FAKE), str(no_daemon.socket), os.environ.get("HIVE_TEST_PROXY_PORT", "1")],
+        [sys.executable, str(FAKE), str(socket), os.environ.get("HIVE_TEST_PROXY_PORT", "1")],
         stdout=subprocess.PIPE,
     ) as daemon:
         assert daemon.stdout is not None
         assert daemon.stdout.readline() == b"ready\n"
         try:
-            yield no_daemon
+            yield socket
         finally:
             daemon.kill()  # how the API ends is tested in tests/control
             daemon.communicate(timeout=20)

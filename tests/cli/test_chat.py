@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,24 +85,40 @@ def test_an_answer_is_printed_as_it_comes(proxy: Proxy, hive: Hive) -> None:
 
 def test_json_is_one_object_with_the_whole_text(proxy: Proxy, hive: Hive) -> None:
     proxy.lines = GREETING
-    assert hive("run", "m", "hi", "--json").json == {"schema": "run", "version": 1, "model": "m", "text": "Hello"}
+    said = {"model": "m", "text": "Hello", "tokens_in": None, "tokens_out": None}
+    assert hive("run", "m", "hi", "--json").json == {"schema": "run", "version": 1, **said}
 
 
-def test_the_prompt_may_come_from_a_pipe(proxy: Proxy, hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prompt_may_come_from_a_file_before_what_the_words_say(
+    proxy: Proxy, hive: Hive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     proxy.lines = GREETING
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"line\nline\n")))
-    assert hive("run", "m").out == "Hello\n"
+    given = tmp_path / "given"
+    given.write_bytes(b"line\nline\n")
+    with given.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert hive("run", "m").out == "Hello\n"
     assert proxy.asked[0][2]["messages"][0]["content"] == "line\nline\n"
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b" \n")))
-    assert hive("run", "m").code == 2
+    with given.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert hive("run", "m", "what", "is", "this").out == "Hello\n"
+    assert proxy.asked[1][2]["messages"][0]["content"] == "line\nline\n what is this"
+    given.write_bytes(b" \n")
+    with given.open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert hive("run", "m").code == 2
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    stdin = io.StringIO(text)
+    monkeypatch.setattr(stdin, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdin", stdin)
 
 
 def test_a_conversation_keeps_what_was_said(proxy: Proxy, hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
     proxy.lines = GREETING
-    stdin = io.StringIO("one\n\ntwo\n")
-    monkeypatch.setattr(stdin, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stdin", stdin)
-    result = hive("run", "m")
+    typed(monkeypatch, "one\n\ntwo\n")
+    result = hive("run", "llama3.2")
     assert (result.code, result.out.count("Hello")) == (0, 2)
     assert [message["content"] for message in proxy.asked[1][2]["messages"]] == ["one", "Hello", "two"]
 
@@ -132,3 +149,54 @@ def test_a_proxy_that_is_down_is_said_so(hive: Hive) -> None:
     result = hive("run", "m", "hi")
     assert result.code == 5
     assert "the proxy does not answer at 127.0.0.1:1" in result.err
+
+
+def test_a_conversation_takes_what_ollamas_users_type(
+    proxy: Proxy, hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy.lines = GREETING
+    typed(
+        monkeypatch,
+        'first\n/clear\n/set system be brief\n"""two\n/lines"""\n/sing\n/set system\nlast\n/bye\nnever said\n',
+    )
+    result = hive("run", "llama3.2", "--system", "be long")
+    assert (result.code, "there is no command /sing" in result.err) == (0, True)
+    asked = [[(one["role"], one["content"]) for one in body["messages"]] for _, _, body in proxy.asked]
+    two = [("user", "two\n/lines")]
+    assert asked == [
+        [("system", "be long"), ("user", "first")],
+        [("system", "be brief"), *two],
+        [*two, ("assistant", "Hello"), ("user", "last")],
+    ]
+
+
+def test_an_error_ends_an_answer_and_not_the_conversation(
+    proxy: Proxy, hive: Hive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proxy.status, proxy.lines = 503, ('{"error": {"message": "full"}}',)
+    typed(monkeypatch, "one\ntwo\n")
+    result = hive("run", "llama3.2")
+    assert (result.code, result.err.count("hive: full")) == (0, 2)
+    assert [body["messages"] for _, _, body in proxy.asked] == [
+        [{"role": "user", "content": "one"}],
+        [{"role": "user", "content": "two"}],
+    ]
+
+
+def test_verbose_tells_the_tokens_the_server_counted(proxy: Proxy, hive: Hive) -> None:
+    counted = 'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 1234}}'
+    proxy.lines = (*GREETING[:-1], counted, GREETING[-1])
+    result = hive("run", "m", "hi", "--verbose")
+    assert result.out == "Hello\n"
+    assert "Prompt: 7 tokens" in result.err
+    assert "Answer: 1,234 tokens" in result.err
+    assert "tokens/s" in result.err
+
+
+def test_an_unknown_model_suggests_the_nearest(proxy: Proxy, hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy.status, proxy.lines = 404, ('{"error": {"message": "no such model"}}',)
+    once = hive("run", "lama3.2:q4_0", "hi")
+    assert (once.code, "did you mean `llama3.2:q4_0`?" in once.err) == (3, True)
+    typed(monkeypatch, "a long question\n")
+    before = hive("run", "fasd")
+    assert (before.code, "did you mean `fast`?" in before.err, len(proxy.asked)) == (3, True, 1)

@@ -24,11 +24,12 @@ from hive.agents.spec import changed_fields
 from hive.control import clock, request_views, views
 from hive.control.feed import Events
 from hive.control.keyring import Keyring
+from hive.control.models import PullOrder
 from hive.control.serving import serve
 from hive.control.tail import Output
 from hive.control.token_desk import TokenDesk
 from hive.domain import AgentSpec, Tier
-from hive.errors import BadRequest, NotFound, Saturated, TimedOut, WrongState
+from hive.errors import BadRequest, DependencyDown, NotFound, Saturated, TimedOut, WrongState
 from hive.host.nvml import Seen
 from hive.host.process import program_of
 from hive.link.requests import QueueIs, QueueView, TenantView, UnderWay
@@ -414,6 +415,9 @@ class MemoryDesk(TokenDesk):
     async def job(self, job_id: str, *, wait_s: float) -> Answer:
         job = self._job(job_id)
         job["looks"] += 1
+        if job["kind"] != "backend.switch":
+            self._look_at_model_job(job)
+            return job
         if job["looks"] == 2 and job["to"] == "vllm":
             result = {"backend": "vllm", "from": "demo", "changed": True, "cut": 1, "took_s": 31.0}
             job |= {"state": "done", "result": result}
@@ -421,6 +425,14 @@ class MemoryDesk(TokenDesk):
             error = {"code": "rolled_back", "message": "llama: it failed; demo is active again", "hint": "look there"}
             job |= {"state": "failed", "error": {**error, "log": ["out of memory\x1b[2J"]}}
         return job
+
+    def _look_at_model_job(self, job: Answer) -> None:
+        job |= {"completed_bytes": 2_000_000, "total_bytes": 4_000_000}
+        if job["looks"] < 2 or job["about"].startswith("slow"):
+            return
+        error = {"code": "not_found", "message": "Ollama: file does not exist", "hint": "look there", "log": []}
+        fails = job["about"].startswith("broken")
+        job |= {"state": "failed", "error": error} if fails else {"state": "done", "result": job["then"]}
 
     def _job(self, job_id: str) -> Answer:
         if job_id not in self._jobs:
@@ -432,7 +444,8 @@ class MemoryDesk(TokenDesk):
 
     async def cancel_job(self, job_id: str) -> Answer:
         job = self._job(job_id)
-        error = {"code": "cancelled", "message": "vllm: it was cancelled; demo is active again", "hint": "", "log": []}
+        message = "vllm: it was cancelled; demo is active again" if job["to"] else "it was cancelled"
+        error = {"code": "cancelled", "message": message, "hint": "", "log": []}
         job |= {"state": "cancelled", "error": error}
         return job
 
@@ -455,9 +468,10 @@ class MemoryDesk(TokenDesk):
             "token": "secret-token",
         }
 
-    def route(self, model: str, tier: Tier) -> Answer:
-        there = offers_of(["llama3.2:q4_0", "llama3.2:q8_0"])
-        found = explain(model, tier, there, preferences(routing=True))
+    def route(self, model: str, tier: Tier, tenant: str = "") -> Answer:
+        """The tenant `acme` is limited to what is q4_0."""
+        there = ["llama3.2:q4_0"] if tenant == "acme" else ["llama3.2:q4_0", "llama3.2:q8_0"]
+        found = explain(model, tier, offers_of(there), preferences(routing=True))
         return {"asked": model, "tier": tier, **msgspec.to_builtins(found)}
 
     def prompts(self) -> Answer:
@@ -466,6 +480,51 @@ class MemoryDesk(TokenDesk):
         warm = {**about, "hash": "0123456789abcdef", "agents": list("abcde"), "warm_since": 1.0, "tokens": 300}
         cold = {**about, "hash": "fedcba9876543210", "agents": ["f"], "warm_since": None, "tokens": None}
         return {"prompts": [{**warm, "why": "kept by the backend"}, {**cold, "why": "nobody\x1b answers"}]}
+
+    async def models(self) -> Answer:
+        """As `route` knows them."""
+        listed = {"seen_at": 1.7e9, "stale": "demo does not answer: this is what it offered last", "backend": "demo"}
+        listed |= {"label": "demo", "up": False, "routing": True, "aliases": {"fast": ["llama3.2:q4_0"]}}
+        small = {"name": "llama3.2:q4_0", "size_bytes": 1_900_000_000, "parameters": 3_210_000_000, "parent": ""}
+        small |= {"quantization": "Q4_0", "loaded": True, "aliases": ["fast"], "tiers": ["low"], "owned_by": "library"}
+        small["created"] = 1_700_000_000
+        large = {**small, "name": "llama3.2:q8_0\x1b[2J", "size_bytes": None, "parameters": None, "quantization": ""}
+        large |= {"loaded": None, "aliases": [], "tiers": ["medium", "high"], "created": 0}
+        listed |= {"directory": "/var/lib/hive/models/pulled", "files": {"qwen3-8b\x1b[2J": 15 << 30}}
+        return {**listed, "models": [small, large]}
+
+    async def model(self, model: str) -> Answer:
+        listed = await self.models()
+        if model not in ("llama3.2:q4_0", "fast", "meta/x"):
+            raise NotFound(f"there is no model {model!r}", hint="did you mean `llama3.2:q4_0`?")
+        user = {"id": "id-alice", "name": "alice", "status": "running", "tier": "low", "tenant": "acme", "asks": "fast"}
+        more = {"backend": "demo", "up": False, "seen_at": 1.7e9, "stale": listed["stale"], "base": "llama-3.2"}
+        more |= {"variants": ["llama3.2:q8_0"], "adapters": [], "agents": [user], "file": "", "asked": model}
+        return {**listed["models"][0], **more}
+
+    async def refresh_models(self) -> Answer:
+        raise DependencyDown("demo is silent", hint="`hive backend status` says more")
+
+    async def pull_model(self, order: PullOrder, actor: str) -> Answer:
+        """Half of it is there at the first look, all at the second; `slow…` never ends, `broken…` fails."""
+        about = order.model.rpartition("/")[2]
+        result = {"model": about, "file": f"/m/{about}", "size_bytes": 4_000_000, "next": "switch to it", "took_s": 3.0}
+        return self._model_job("model.pull", about, actor, {**result, "left_out": ["run.py\x1b[2J"]})
+
+    async def remove_model(self, model: str, *, force: bool, actor: str) -> Answer:
+        if model == "llama3.2:q4_0" and not force:
+            raise WrongState(f"{model} is in the inference server's memory", hint="--force removes it all the same")
+        result = {"model": model, "file": "", "freed_bytes": 4_000_000, "took_s": 0.1}
+        return self._model_job("model.remove", model, actor, result)
+
+    def _model_job(self, kind: str, about: str, actor: str, then: Answer) -> Answer:
+        job_id = f"j{len(self._jobs)}"
+        job = {"id": job_id, "kind": kind, "state": "running", "step": kind.partition(".")[2], "eta_s": None}
+        job |= {"progress": f"pulling {about}\x1b[2J", "completed_bytes": None, "total_bytes": None, "about": about}
+        job |= {"result": None, "error": None, "actor": actor, "created_at": 1.7e9, "updated_at": 1.7e9}
+        self.actors.append(actor)
+        self._jobs[job_id] = job = {**job, "to": "", "looks": 0, "then": then}
+        return job
 
     async def queue(self) -> Answer:
         tenants = [TenantView("acme", 2.0, 1, 1, 1234.5), TenantView("idle", 1.0, 0, 0, 0.0)]

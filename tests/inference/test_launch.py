@@ -89,6 +89,13 @@ def test_llama_server_listens_on_its_socket_and_pings_every_second() -> None:
     assert {"--slots", "--metrics"} <= set(found.command)
 
 
+def test_a_directory_of_models_makes_llama_server_a_router() -> None:
+    found = started(BackendKind.LLAMA, llama_model="/srv/models/", default_model="tiny")
+    assert value_of(found, "--models-dir") == "/srv/models/"
+    assert not {"-m", "--alias"} & set(found.command)
+    assert Path("/srv/models") in [needed.path for needed in found.needed]
+
+
 def test_ollama_listens_in_its_own_network_and_keeps_every_model() -> None:
     found = started(BackendKind.OLLAMA, ollama_models="/srv/store")
     assert found.command == ("/usr/local/bin/ollama", "serve")

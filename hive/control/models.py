@@ -1,0 +1,430 @@
+"""The models behind Hive: what is there, and bringing and removing some, as jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hive.agents.roster import Roster
+from hive.agents.turns import outcome_of
+from hive.control.active import Active
+from hive.control.jobs import Jobs
+from hive.control.journal import Journal
+from hive.control.shapes_models import ListedModel, ModelList, ModelUser, ModelView
+from hive.control.world import DaemonWorld
+from hive.domain import ALIVE, BackendKind, ModelInfo
+from hive.errors import BadRequest, Cancelled, DependencyDown, HiveError, NotFound, NotSupported, WrongState
+from hive.inference import model_files, pulling
+from hive.inference.loaded import loaded
+from hive.inference.models_dir import ModelsDir, name_for
+from hive.models.catalog import Catalog
+from hive.models.routing import preferences_of
+from hive.settings import TenantRow
+from hive.store.jobs import Job, JobState
+from hive.tasks import spawn
+
+log = logging.getLogger("hive.daemon")
+
+PULL, REMOVE = "model.pull", "model.remove"
+TOLD_EVERY_S = 0.5
+"""How often it is written down how far a job is."""
+CANCELLED_WITHIN_S = 30.0
+SEEN_AGAIN_S = 2.0
+"""However many requests name models nobody knows, the server is asked what there is no more often than this."""
+
+Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
+
+
+class PullOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`model`: a name for Ollama, or the absolute path of a file or directory on this box. The rest is about paths.
+
+    `name`: what it is called in Hive's directory, else as its file is; `link`: not copied; `force`: replaces what has
+    that name.
+    """
+
+    model: str
+    name: str = ""
+    link: bool = False
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What is needed of the daemon. `directory`: where pulled files are put."""
+
+    world: DaemonWorld
+    active: Active
+    jobs: Jobs
+    journal: Journal
+    roster: Roster
+    directory: ModelsDir
+
+
+class _Going:
+    """A job that runs: how far it is, and how it is ended. `says`, `completed` and `total` are set by whoever works,
+    `asked` once it shall end."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.says, self.completed, self.total = job.progress, 0, 0
+        self.asked = threading.Event()
+        self.task: asyncio.Task[None] | None = None
+        self.stops: Callable[[], object] = lambda: None
+
+    def came(self, completed: int) -> None:
+        """Called by the thread that copies."""
+        if self.asked.is_set():
+            raise Cancelled("it was cancelled")
+        self.completed = completed
+
+    def step(self, step: pulling.Step) -> None:
+        self.says, self.completed, self.total = step.says, step.completed, step.total
+
+    def cancel(self) -> None:
+        self.asked.set()
+        self.stops()
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        counted = {"completed_bytes": self.completed, "total_bytes": self.total} if self.total else {}
+        return {**self.job.plan, **counted}
+
+
+class Models:
+    """One for the daemon. Every method raises a HiveError that says what is wrong."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._going: dict[str, _Going] = {}
+        self._is_leaving = False
+
+    def __repr__(self) -> str:
+        return f"<Models {len(self._going)} jobs>"
+
+    async def tidy(self) -> None:
+        """At the daemon's start: takes away what a job left that ended with its daemon."""
+        await asyncio.to_thread(self._parts.directory.tidy)
+
+    # what is there ------------------------------------------------------------------------------------------------
+
+    @property
+    def catalog(self) -> Catalog:
+        world = self._parts.world
+        return Catalog(world.models, preferences_of(world.settings.inference))
+
+    async def listed(self) -> ModelList:
+        """As the server said last; which of them are in memory it is asked now."""
+        world, catalog = self._parts.world, self.catalog
+        in_memory, files = await asyncio.gather(self._in_memory(), asyncio.to_thread(self._parts.directory.listed))
+        return {
+            "backend": None if world.backend is None else world.backend.kind,
+            "label": "" if world.backend is None else world.backend.label,
+            "up": self._parts.active.up,
+            "seen_at": self._parts.active.models_seen_at,
+            "stale": self._stale(),
+            "routing": world.settings.inference.quantization_routing,
+            "aliases": catalog.targets(),
+            "directory": str(self._parts.directory.root),
+            "files": files,
+            "models": [_listed(catalog, model, in_memory) for model in catalog.models],
+        }
+
+    async def view(self, asked: str) -> ModelView:
+        """Raises NotFound with the nearest name."""
+        catalog, world = self.catalog, self._parts.world
+        model = catalog.find(asked)
+        in_memory, file = await asyncio.gather(self._in_memory(), self._file_of(model.name))
+        return {
+            **_listed(catalog, model, in_memory),
+            "backend": None if world.backend is None else world.backend.kind,
+            "up": self._parts.active.up,
+            "seen_at": self._parts.active.models_seen_at,
+            "stale": self._stale(),
+            "base": catalog.base(model.name),
+            "variants": catalog.variants(model.name),
+            "adapters": catalog.adapters(model.name),
+            "agents": self._users(catalog, model.name),
+            "file": "" if file is None else str(file),
+        }
+
+    async def refresh(self) -> ModelList:
+        """Asks now. Raises DependencyDown where it does not answer, WrongState in the middle of a switch."""
+        world, active = self._parts.world, self._parts.active
+        if not await active.refresh():
+            if active.up:
+                raise WrongState("the inference server is being switched", hint="`hive backend status` shows how far")
+            label = "no inference server is in use" if world.backend is None else f"{world.backend.label} is silent"
+            raise DependencyDown(label, hint=self._stale() or "`hive backend status` says more")
+        return await self.listed()
+
+    async def look_again(self) -> None:
+        """Somebody asks for a model that is not known. Never raises."""
+        await self._parts.active.refresh(at_most_every_s=SEEN_AGAIN_S)
+
+    def _stale(self) -> str:
+        world, active = self._parts.world, self._parts.active
+        if world.backend is None:
+            return "no inference server is in use"
+        if active.models_seen_at is None:
+            return f"{world.backend.label} has not answered yet"
+        return "" if active.up else f"{world.backend.label} does not answer: this is what it offered last"
+
+    async def _in_memory(self) -> frozenset[str] | None:
+        backend = self._parts.world.backend
+        if backend is None or not self._parts.active.up:
+            return None
+        return await loaded(backend.kind, backend.address)
+
+    async def _file_of(self, name: str) -> Path | None:
+        return await asyncio.to_thread(self._parts.directory.holds, name)
+
+    def _users(self, catalog: Catalog, name: str, *, by_name: bool = False) -> list[ModelUser]:
+        """Agents whose model it is; `by_name`: of their own choice, not because it is the default one."""
+        settings, found = self._parts.world.settings, list[ModelUser]()
+        default = "" if by_name else settings.inference.default_model
+        for life in sorted(self._parts.roster, key=lambda life: life.agent.name):
+            spec = life.agent.spec
+            asks = spec.model or default
+            limits = settings.tenants.get(spec.tenant, TenantRow()).models
+            if asks and catalog.given(asks, spec.tier, limits).model == name:
+                found.append(
+                    {
+                        "id": life.agent.id,
+                        "name": spec.name,
+                        "status": life.status,
+                        "tier": spec.tier,
+                        "tenant": spec.tenant,
+                        "asks": asks,
+                    }
+                )
+        return found
+
+    # what comes ---------------------------------------------------------------------------------------------------
+
+    async def pull(self, order: PullOrder, actor: str) -> Job:
+        """A job: files at a path are copied into Hive's directory, a name is Ollama's to fetch.
+
+        Raises NotFound, NotPermitted and BadRequest for a path where no whole model is, NotSupported where nobody
+        fetches by name, WrongState where something of that name is there or comes already.
+        """
+        if order.model.startswith("/"):
+            return await self._place(order, actor)
+        backend = self._parts.world.backend
+        if order.name or order.link or order.force:
+            raise BadRequest(
+                "a name, a link and force are about files of this box", hint="hive model pull /path/to/model"
+            )
+        if backend is None or backend.kind is not BackendKind.OLLAMA:
+            which = "without an inference server" if backend is None else f"while {backend.kind} is in use"
+            raise NotSupported(
+                f"nothing fetches {order.model[:80]!r} {which}: Hive downloads nothing itself",
+                hint="bring its files to this box, then: hive model pull /path/to/MODEL.gguf, or a directory with "
+                "config.json and *.safetensors",
+            )
+        if not order.model.strip() or not order.model.isprintable():
+            raise BadRequest("that is no model's name")
+        for under_way in self._going.values():
+            if under_way.job.kind == PULL and under_way.job.plan["model"] == order.model and under_way.task is not None:
+                return under_way.job  # whoever asks for the same gets the same
+        going = await self._begin(PULL, order.model, f"Ollama pulls {order.model}", actor)
+
+        async def work() -> dict[str, Any]:
+            await pulling.pull(backend.address, order.model, going.step)
+            return {"model": order.model, "file": "", "size_bytes": going.total or None, "next": ""}
+
+        return self._carry(going, work, in_thread=False)
+
+    async def _place(self, order: PullOrder, actor: str) -> Job:
+        path, directory = Path(order.model), self._parts.directory
+        found = await asyncio.to_thread(model_files.find, path)
+        name = name_for(found, order.name, path)
+        await asyncio.to_thread(directory.check_free, name, force=order.force)
+        doing = "linking" if order.link else "copying"
+        going = await self._begin(PULL, name, f"{doing} {path} to {directory.root / name}", actor)
+        going.total = found.size_bytes
+
+        def put() -> Path:
+            return directory.place(found, name, link=order.link, force=order.force, progress=going.came)
+
+        async def work() -> dict[str, Any]:
+            at = await asyncio.to_thread(put)
+            return {
+                "model": name.removesuffix(model_files.GGUF),
+                "file": str(at),
+                "size_bytes": found.size_bytes,
+                "left_out": list(found.left_out),
+                "next": self._next(found.format, at),
+            }
+
+        return self._carry(going, work, in_thread=True)
+
+    def _next(self, format: model_files.Format, at: Path) -> str:
+        """What is still to be done before it answers, a sentence; empty where nothing is, as far as one can tell."""
+        backend = self._parts.world.backend
+        is_gguf = format is model_files.Format.GGUF
+        key, kind = ("llama_model", BackendKind.LLAMA) if is_gguf else ("vllm_model", BackendKind.VLLM)
+        if backend is not None and backend.kind is kind and is_gguf:
+            return (
+                f"a llama-server whose models are in {at.parent}/ has it now; else set inference.{key} = {at.parent}/"
+            )
+        return f"set inference.{key} = {at} in hive.conf, then: hive backend switch {kind}"
+
+    # what goes ----------------------------------------------------------------------------------------------------
+
+    async def remove(self, name: str, *, force: bool, actor: str) -> Job:
+        """A job: the model's files in Hive's directory, or Ollama's own model.
+
+        Raises WrongState where it is in use (unless `force`), NotFound where Hive cannot remove it.
+        """
+        backend, file = self._parts.world.backend, await self._file_of(name)
+        is_ollamas = backend is not None and backend.kind is BackendKind.OLLAMA and self._known(name) is not None
+        if file is None and not is_ollamas:
+            raise self._not_removable(name)
+        if not force:
+            await self._check_unused(name, None if is_ollamas else file)
+        going = await self._begin(REMOVE, name, f"removing {name}", actor)
+
+        async def work() -> dict[str, Any]:
+            if is_ollamas and backend is not None:
+                await pulling.delete(backend.address, name)
+                return {"model": name, "file": "", "freed_bytes": None}
+            assert file is not None
+            freed = await asyncio.to_thread(self._parts.directory.remove, file)
+            return {"model": name, "file": str(file), "freed_bytes": freed}
+
+        return self._carry(going, work, in_thread=True)
+
+    def _known(self, name: str) -> ModelInfo | None:
+        try:
+            return self.catalog.find(name)
+        except NotFound:
+            return None
+
+    def _not_removable(self, name: str) -> HiveError:
+        root = self._parts.directory.root
+        if (known := self._known(name)) is not None and known.name != name:
+            return NotFound(f"{name[:80]!r} is another name of {known.name}", hint=f"hive model remove {known.name}")
+        if known is not None:
+            return NotFound(
+                f"{name[:80]!r} does not lie in {root}, and only what does is Hive's to remove",
+                hint="whoever put it where the inference server has it from removes it there",
+            )
+        return NotFound(f"there is no model {name[:80]!r}", hint=f"hive model list; files are in {root}")
+
+    async def _check_unused(self, name: str, file: Path | None) -> None:
+        """Raises WrongState where it is in memory, or a living agent or hive.conf names it."""
+        known = self._known(name)
+        names = {name, name.removesuffix(model_files.GGUF), "" if known is None else known.name}
+        hint = "--force removes it all the same: requests for it fail then"
+        if self._parts.active.up and names & (await self._in_memory() or frozenset()):
+            raise WrongState(f"{name} is in the inference server's memory", hint=hint)
+        inference = self._parts.world.settings.inference
+        for key in ("llama_model", "vllm_model", "vllm_speculative_model"):
+            if file is not None and getattr(inference, key) == str(file):
+                raise WrongState(f"hive.conf names {file}: inference.{key}", hint=hint)
+        users = [] if known is None else self._users(self.catalog, known.name, by_name=True)
+        alive = [user["name"] for user in users if user["status"] in ALIVE]
+        if alive:
+            raise WrongState(f"{name} is the model of {', '.join(alive[:5])}", hint=hint)
+
+    # the jobs -----------------------------------------------------------------------------------------------------
+
+    async def _begin(self, kind: str, model: str, progress: str, actor: str) -> _Going:
+        for going in self._going.values():
+            if going.job.plan["model"] == model:
+                hint = f"hive model pull {model} --cancel ends a pull"
+                raise WrongState(f"job {going.job.id} is about {model} already ({going.job.kind})", hint=hint)
+        holder = _Going(Job(id=model, kind=kind, plan={"model": model}, actor=actor, created_at=0, updated_at=0))
+        self._going[model] = holder  # nobody begins the same while it is written down
+        try:
+            plan = {"model": model, "step": kind.rpartition(".")[2]}
+            job = await self._parts.jobs.begin(kind, plan=plan, progress=progress, actor=actor)
+        finally:
+            del self._going[model]
+        going = self._going[job.id] = _Going(job)
+        return going
+
+    def _carry(self, going: _Going, work: Work, *, in_thread: bool) -> Job:
+        """`in_thread`: a thread works, which ends by itself once it is told; else its task is cancelled."""
+        going.task = spawn(self._run(going, work, in_thread=in_thread), name=going.job.kind)
+        return going.job
+
+    async def _run(self, going: _Going, work: Work, *, in_thread: bool) -> None:
+        doing = spawn(outcome_of(work()), name=f"{going.job.kind} {going.job.plan['model']}")
+        if not in_thread:
+            going.stops = doing.cancel
+        while not (await asyncio.wait([doing], timeout=TOLD_EVERY_S))[0]:
+            await self._tell(going)
+        if doing.cancelled():
+            came: dict[str, Any] | HiveError = Cancelled("it was cancelled")
+        elif (fault := doing.exception()) is not None:  # `spawn` has logged it
+            came = HiveError(f"a fault in Hive itself: {type(fault).__name__}: {fault}")
+        else:
+            came = doing.result()
+        if not self._is_leaving:  # else the next daemon says that it did not end
+            await self._end(going, came)
+        self._going.pop(going.job.id, None)
+
+    async def _tell(self, going: _Going) -> None:
+        if (going.says, going.plan) != (going.job.progress, going.job.plan):
+            told = await outcome_of(self._parts.jobs.tell(going.job, going.says, plan=going.plan))
+            going.job = going.job if isinstance(told, HiveError) else told
+
+    async def _end(self, going: _Going, came: dict[str, Any] | HiveError) -> None:
+        job = msgspec.structs.replace(going.job, plan=going.plan)
+        if isinstance(came, HiveError):
+            state = JobState.CANCELLED if isinstance(came, Cancelled) else JobState.FAILED
+            said = {"code": came.code, "message": came.message, "hint": came.hint, "log": []}
+            ended = await outcome_of(self._parts.jobs.end(job, state, error=said))
+        else:
+            act = "model.pulled" if job.kind == PULL else "model.removed"
+            self._parts.journal.note(act, actor=job.actor, detail={"name": came["model"], "file": came["file"]})
+            await self._parts.active.refresh()  # before it is said to be done: who asks then finds it
+            took = {**came, "took_s": round(time.time() - job.created_at, 3)}
+            ended = await outcome_of(self._parts.jobs.end(job, JobState.DONE, result=took))
+        if isinstance(ended, HiveError):
+            log.error("model_job_not_written job=%s error=%s", job.id, ended.message)
+
+    def has(self, job_id: str) -> bool:
+        """Whether that is one of these jobs, and runs."""
+        return job_id in self._going
+
+    async def cancel(self, job_id: str) -> Job:
+        """The job, when it has ended. Raises NotFound, WrongState where it cannot be cancelled."""
+        going = self._going.get(job_id)
+        if going is None:
+            found = await self._parts.jobs.get(job_id)
+            raise WrongState(f"job {found.id} is {found.state}")
+        if going.job.kind == REMOVE:
+            raise WrongState(f"job {job_id} cannot be cancelled: what is removed is gone")
+        going.cancel()
+        return await self._parts.jobs.get(job_id, wait_s=CANCELLED_WITHIN_S)
+
+    def close(self) -> None:
+        """The daemon leaves: what is under way ends, and leaves nothing half."""
+        self._is_leaving = True
+        for going in self._going.values():
+            going.cancel()
+
+
+def _listed(catalog: Catalog, model: ModelInfo, in_memory: frozenset[str] | None) -> ListedModel:
+    return {
+        "name": model.name,
+        "size_bytes": model.size_bytes,
+        "quantization": catalog.quantization(model),
+        "parameters": model.parameters,
+        "parent": model.parent,
+        "owned_by": model.owned_by,
+        "created": model.created,
+        "loaded": None if in_memory is None else model.name in in_memory,
+        "aliases": catalog.aliases(model.name),
+        "tiers": catalog.tiers(model.name),
+    }

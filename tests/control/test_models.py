@@ -1,0 +1,190 @@
+"""The models behind a real daemon: the list and how old it is, pulls and removals as jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from control.box import AWAKE, SLEEPER, Box, until
+
+from hive.control.models import PullOrder
+from hive.domain import AgentSpec, BackendKind, Tier
+from hive.errors import BadRequest, DependencyDown, NotFound, NotSupported, WrongState
+from hive.link.messages import Backend, Done
+from hive.link.requests import AskModels
+from hive.settings import Settings, TenantRow
+
+FAKE = Path(__file__).parents[1] / "fakes" / "fake_ollama.py"
+TINY = b"GGUF\3\0\0\0" + b"\1" + b"\0" * 15 + b"\1" + b"\0" * 7 + b"t" + b"\1\0\0\0" + b"\2" + b"\0" * 23
+"""A header with one tensor of two F32 weights."""
+
+
+class Ollama:
+    """The stand-in (fakes/fake_ollama.py), of which a test sees what it was asked."""
+
+    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
+        self.process = process
+        self.address = address
+
+    @property
+    def seen(self) -> Any:
+        return httpx.get(f"http://{self.address}/fake/pulls", trust_env=False).json()
+
+
+def settings(**inference: object) -> Settings:
+    changed = msgspec.structs.replace(AWAKE.inference, **inference)
+    return msgspec.structs.replace(AWAKE, inference=changed, tenants={"acme": TenantRow(models="fast")})
+
+
+@contextmanager
+def serving(*flags: str) -> Iterator[Ollama]:
+    with subprocess.Popen([sys.executable, str(FAKE), *flags], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield Ollama(process, json.loads(process.stdout.readline())["address"])
+        finally:
+            process.kill()
+
+
+@asynccontextmanager
+async def ollama_box(box: Box, *flags: str, **inference: object) -> AsyncIterator[Ollama]:
+    with serving(*flags) as ollama:
+        await box.everything(settings(**inference), backend=(BackendKind.OLLAMA, ollama.address))
+        await until(lambda: box.desk.inference()["running"])
+        yield ollama
+
+
+async def ended(box: Box, job: Any) -> Any:
+    return await box.desk.job(job["id"], wait_s=20)
+
+
+async def test_the_list_says_who_is_given_what_and_is_stale_but_there_when_the_server_is_not(box: Box) -> None:
+    flags = ("llama3.2:3b-q4_K_M", "qwen3:8b")
+    async with ollama_box(box, *flags, aliases="fast = llama3.2:3b-q4_K_M", default_model="qwen3:8b") as ollama:
+        for name, model in (("by-alias", "fast"), ("by-default", None), ("other", "none")):
+            spec = AgentSpec(name=name, command=SLEEPER, model=model, tier=Tier.LOW, tenant="acme")
+            await box.desk.apply(spec, "uid:0")
+        listed = await box.desk.models()
+        assert [(model["name"], model["aliases"], model["loaded"]) for model in listed["models"]] == [
+            ("llama3.2:3b-q4_K_M", ["fast"], False),
+            ("qwen3:8b", [], False),
+        ]
+        assert (listed["stale"], listed["up"], listed["backend"]) == ("", True, BackendKind.OLLAMA)
+        shown = await box.desk.model("fast")
+        assert (shown["name"], [one["name"] for one in shown["agents"]]) == ("llama3.2:3b-q4_K_M", ["by-alias"])
+        assert [one["name"] for one in (await box.desk.model("qwen3:8b"))["agents"]] == []  # acme may not
+        assert box.desk.route("qwen3:8b", Tier.LOW, "acme")["model"] == ""
+        assert box.desk.route("fast", Tier.LOW, "acme")["model"] == "llama3.2:3b-q4_K_M"
+        ollama.process.kill()
+        with pytest.raises(DependencyDown):
+            await box.desk.refresh_models()
+        stale = await box.desk.models()
+        assert (len(stale["models"]), stale["seen_at"], stale["up"]) == (2, listed["seen_at"], False)
+        assert "does not answer" in stale["stale"]
+        with pytest.raises(NotFound, match="qwen"):
+            await box.desk.model("qwen")
+
+
+async def test_however_many_ask_the_server_is_asked_once(box: Box) -> None:
+    async with ollama_box(box) as ollama:
+        before = ollama.seen["listed"]
+        await asyncio.gather(*(box.desk.refresh_models() for _ in range(20)))
+        assert ollama.seen["listed"] == before + 1
+
+
+async def test_a_proxy_that_meets_an_unknown_model_has_it_looked_for_but_not_again_at_once(box: Box) -> None:
+    async with ollama_box(box) as ollama:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            await client.post(f"http://{ollama.address}/api/pull", json={"model": "new"})
+        told = box.proxy.told
+        before = len(told)
+        assert isinstance(await box.proxy.client.link.ask_any(AskModels(), timeout_s=5), Done)
+        backends = [message for message in told[before:] if isinstance(message, Backend)]
+        assert [model.name for model in backends[-1].models] == ["new:latest"]  # told before the answer came
+        listed = ollama.seen["listed"]
+        for _ in range(5):
+            assert isinstance(await box.proxy.client.link.ask_any(AskModels(), timeout_s=5), Done)
+        assert ollama.seen["listed"] == listed
+
+
+async def test_ollama_pulls_and_removes_as_jobs(box: Box) -> None:
+    async with ollama_box(box, "--layer-bytes", "1000") as ollama:
+        job = await ended(box, await box.desk.pull_model(PullOrder("llama3.2"), "uid:0"))
+        assert (job["state"], job["about"], job["completed_bytes"], job["total_bytes"]) == (
+            "done",
+            "llama3.2",
+            2000,
+            2000,
+        )
+        assert [model["name"] for model in (await box.desk.models())["models"]] == ["llama3.2:latest"]
+        failed = await ended(box, await box.desk.pull_model(PullOrder("nonexistent"), "uid:0"))
+        assert (failed["state"], failed["error"]["code"]) == ("failed", "not_found")
+        with pytest.raises(BadRequest):
+            await box.desk.pull_model(PullOrder("llama3.2", force=True), "uid:0")
+        async with httpx.AsyncClient(trust_env=False) as client:
+            await client.post(f"http://{ollama.address}/api/generate", json={"model": "llama3.2"})
+        with pytest.raises(WrongState, match="memory"):
+            await box.desk.remove_model("llama3.2", force=False, actor="uid:0")
+        await ended(box, await box.desk.remove_model("llama3.2", force=True, actor="uid:0"))
+        assert (await box.desk.models())["models"] == []
+        kinds = [event["kind"] for event in await box.desk.past_events(50)]
+        assert {"model.pulled", "model.removed"} <= set(kinds)
+
+
+async def test_a_pull_is_joined_cancelled_and_ends_with_its_daemon(box: Box) -> None:
+    async with ollama_box(box, "--delay", "0.05", "--pieces", "10000") as ollama:
+        job = await box.desk.pull_model(PullOrder("big"), "uid:0")
+        assert (await box.desk.pull_model(PullOrder("big"), "uid:0"))["id"] == job["id"]
+        await until(lambda: [pull["state"] for pull in ollama.seen["pulls"]] == ["running"])
+        assert (await box.desk.cancel_job(job["id"]))["state"] == "cancelled"
+        with pytest.raises(WrongState):
+            await box.desk.cancel_job(job["id"])
+        again = await box.desk.pull_model(PullOrder("big"), "uid:0")
+        await until(lambda: len(ollama.seen["pulls"]) == 2)
+        await box.stop_daemon()
+        await until(lambda: [pull["state"] for pull in ollama.seen["pulls"]] == ["gone", "gone"])
+        await box.start_daemon(settings(), backend=(BackendKind.OLLAMA, ollama.address))
+        left = await box.desk.job(again["id"], wait_s=0)
+        assert (left["state"], left["error"]["message"]) == ("failed", "Hive ended before it did")
+
+
+async def test_files_are_brought_and_removed_where_the_servers_read_them(box: Box, tmp_path: Path) -> None:
+    source, models = tmp_path / "tiny.gguf", tmp_path / "models"
+    source.write_bytes(TINY + b"\0" * (-len(TINY) % 32 + 8))
+    conf = {"models_dir": str(models), "llama_model": str(models / "main.gguf")}
+    await box.everything(settings(**conf))
+    for order, error in (
+        (PullOrder("llama3.2"), NotSupported),
+        (PullOrder(str(tmp_path / "none.gguf")), NotFound),
+        (PullOrder(str(source), name="../out"), BadRequest),
+    ):
+        with pytest.raises(error):
+            await box.desk.pull_model(order, "uid:0")
+    for name in ("", "main"):
+        job = await ended(box, await box.desk.pull_model(PullOrder(str(source), name=name), "uid:0"))
+        assert job["state"] == "done", job["error"]
+    assert f"inference.llama_model = {models}/main.gguf" in job["result"]["next"]
+    with pytest.raises(WrongState, match="already"):
+        await box.desk.pull_model(PullOrder(str(source)), "uid:0")
+    with pytest.raises(WrongState, match="llama_model"):
+        await box.desk.remove_model("main", force=False, actor="uid:0")
+    with pytest.raises(NotFound):
+        await box.desk.remove_model("../models/main", force=True, actor="uid:0")
+    listed = await box.desk.models()
+    assert (listed["files"], listed["directory"]) == (
+        dict.fromkeys(("main", "tiny"), source.stat().st_size),
+        str(models),
+    )
+    for name in ("main", "tiny.gguf"):
+        job = await ended(box, await box.desk.remove_model(name, force=name == "main", actor="uid:0"))
+        assert (job["state"], job["result"]["freed_bytes"]) == ("done", source.stat().st_size)
+    assert list(models.iterdir()) == []

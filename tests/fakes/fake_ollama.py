@@ -1,0 +1,154 @@
+#!/usr/bin/env python3
+"""A stand-in for Ollama's store of models, no Ollama: it replays the shapes that Ollama publishes (api/types.go and
+docs/api.md of 2026-08) of `/api/tags`, `/api/ps`, `/api/pull` with its stream, `/api/delete`, `/api/version`.
+
+    fake_ollama.py [--port 0] [--layer-bytes N] [--pieces N] [--delay S] [--fail TEXT] [MODEL …]
+
+Prints `{"address": …}` when it listens. `GET /fake/pulls` tells what became of each pull: a pull whose client leaves is
+`gone`, and leaves no model behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Store(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, flags: argparse.Namespace) -> None:
+        super().__init__(("127.0.0.1", flags.port), Handler)
+        self.flags = flags
+        self.models: dict[str, int] = dict.fromkeys(map(tagged, flags.model), 2 * flags.layer_bytes)
+        self.loaded: set[str] = set()
+        self.pulls: list[dict[str, Any]] = []
+        self.listed = 0
+
+
+def tagged(name: str) -> str:
+    return name if ":" in name else f"{name}:latest"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Store
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        store = self.server
+        if self.path == "/":
+            self.answer("Ollama is running")
+        elif self.path == "/api/version":
+            self.answer({"version": "0.13.3"})
+        elif self.path in ("/api/tags", "/api/ps"):
+            store.listed += self.path == "/api/tags"
+            names = [name for name in store.models if self.path == "/api/tags" or name in store.loaded]
+            self.answer({"models": [self.row(name) for name in names]})
+        elif self.path == "/fake/pulls":
+            self.answer({"pulls": store.pulls, "listed": store.listed})
+        else:
+            self.answer({"error": "not found"}, 404)
+
+    def row(self, name: str) -> dict[str, Any]:
+        details = {"format": "gguf", "family": "llama", "families": ["llama"], "parameter_size": "3.2B"}
+        details |= {"parent_model": "", "quantization_level": "Q4_K_M"}
+        size = self.server.models[name]
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        row = {"name": name, "model": name, "modified_at": "2026-11-20T14:56:49.277302595+02:00", "size": size}
+        return row | {"digest": digest, "details": details}
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/api/pull":
+            self.pull(tagged(body["model"]))
+        elif self.path in ("/api/generate", "/api/chat") and tagged(body["model"]) in self.server.models:  # loads it
+            self.server.loaded.add(tagged(body["model"]))
+            said = {"message": {"role": "assistant", "content": "x"}} if self.path == "/api/chat" else {"response": "x"}
+            counts = {"prompt_eval_count": 1, "eval_count": 1}
+            self.answer({"model": body["model"], **said, "done": True, "done_reason": "length", **counts})
+        elif "model" in body:
+            self.answer({"error": f"model '{body['model']}' not found"}, 404)
+        else:
+            self.answer({"error": "not found"}, 404)
+
+    def do_DELETE(self) -> None:
+        name = tagged(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["model"])
+        if name not in self.server.models:
+            self.answer({"error": f"model '{name}' not found"}, 404)
+            return
+        del self.server.models[name]
+        self.server.loaded.discard(name)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def pull(self, name: str) -> None:
+        flags, pull = self.server.flags, {"model": name, "state": "running"}
+        self.server.pulls.append(pull)
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-ndjson")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        try:
+            self.line({"status": "pulling manifest"})
+            if flags.fail:
+                self.line({"error": flags.fail})
+                pull["state"] = "failed"
+            elif "nonexistent" in name:
+                self.line({"error": "pull model manifest: file does not exist"})
+                pull["state"] = "failed"
+            else:
+                for layer in ("model", "template"):
+                    self.layer(hashlib.sha256(f"{name} {layer}".encode()).hexdigest())
+                for status in ("verifying sha256 digest", "writing manifest", "success"):
+                    self.line({"status": status})
+                self.server.models[name] = 2 * flags.layer_bytes
+                pull["state"] = "done"
+            self.wfile.write(b"0\r\n\r\n")
+        except OSError:
+            pull["state"] = "gone"
+            self.close_connection = True
+
+    def layer(self, digest: str) -> None:
+        flags = self.server.flags
+        line = {"status": f"pulling {digest[:12]}", "digest": f"sha256:{digest}", "total": flags.layer_bytes}
+        self.line(line)
+        for piece in range(1, flags.pieces + 1):
+            time.sleep(flags.delay)
+            self.line({**line, "completed": flags.layer_bytes * piece // flags.pieces})
+
+    def line(self, found: dict[str, Any]) -> None:
+        data = json.dumps(found).encode() + b"\n"
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def answer(self, found: dict[str, Any] | str, status: int = 200) -> None:
+        data = found.encode() if isinstance(found, str) else json.dumps(found).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json; charset=utf-8")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--layer-bytes", type=int, default=1000)
+    parser.add_argument("--pieces", type=int, default=4)
+    parser.add_argument("--delay", type=float, default=0.0)
+    parser.add_argument("--fail", default="")
+    parser.add_argument("model", nargs="*")
+    store = Store(parser.parse_args())
+    print(json.dumps({"address": f"127.0.0.1:{store.server_port}"}), flush=True)
+    store.serve_forever(0.05)
+
+
+if __name__ == "__main__":
+    main()
