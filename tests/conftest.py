@@ -12,12 +12,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from hive.store.database import Database
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a script: what is tested inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+hypothesis.settings.register_profile("hive", deadline=None)  # no test is about the machine's load
+hypothesis.settings.load_profile("hive")
 
 
 class RedisServer:

@@ -171,7 +171,7 @@ BEAT = b"x-hive-heartbeat: 1\r\n"
 
 async def test_an_event_stream_that_asks_gets_comments_until_its_first_event(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
-        silent(backend, chunked(TEXT, DONE), after_s=2.5)
+        silent(backend, chunked(TEXT, DONE), after_s=5)
         client = await Client.unix(proxy.socket_path)
         status, fields, body = await client.ask(post(b"/v1/chat/completions", STREAM, fields=BEAT))
         assert (status, fields[b"content-type"]) == (200, b"text/event-stream")

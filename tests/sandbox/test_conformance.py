@@ -275,7 +275,8 @@ async def test_stop_lets_it_end_by_itself(floor: Floor, asleep: bool) -> None:
     assert time.monotonic() - began < 60
     await until(lambda: has_ended(running))
     if not floor.bench.cannot("exit_code"):
-        assert await running.reap() == 128 + 15
+        # Signals go to one process after the other: a shell whose child's end comes to it before its own says 0.
+        assert await running.reap() in (128 + 15, 0)
 
 
 async def test_what_is_deaf_to_sigterm_is_killed_after_the_grace(floor: Floor) -> None:
