@@ -153,12 +153,14 @@ class Prewarms:
         return Prewarmed(model=outcome.model, tokens_in=cost.tokens_in, cached_tokens=cost.cached, took_ms=took_ms)
 
     def _may(self, wanted: Prewarm) -> Endpoint:
-        """Where it is asked. Raises Saturated where nobody answers just now."""
+        """Where it is asked. Raises Saturated where nobody answers just now, NotSupported where it would be in vain."""
         backend = self._path.backend
         if self._path.draining:
             raise Saturated("the proxy is restarting")
         if backend is None or self._path.gate.is_closed:
             raise Saturated("no inference server is active")
+        if backend.kind is BackendKind.REMOTE:
+            raise NotSupported("a remote server is paid by the token, and what it keeps is not for Hive to know")
         if not wanted.model:
             raise NotFound("the agent has no model", hint="give it one, or set default_model")
         return endpoints.find(b"POST", target_of(backend.kind))

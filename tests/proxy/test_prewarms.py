@@ -108,6 +108,15 @@ async def test_ollama_is_asked_in_its_own_dialect(tmp_path: Path) -> None:
         assert json.loads(body)["options"]["num_predict"] == 1
 
 
+async def test_a_remote_server_is_not_asked(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.REMOTE)
+        found = await outcome(sending(proxy))
+        assert isinstance(found, Failed)
+        assert (found.code, backend.requests) == ("not_supported", [])
+        assert "paid by the token" in found.message
+
+
 async def test_a_sleeping_agent_sleeps_on_and_a_full_window_does_not_matter(tmp_path: Path) -> None:
     async with proxied(tmp_path, window_requests=1) as (proxy, _):
         client = await Client.unix(proxy.socket_path)
@@ -217,7 +226,7 @@ async def switching(proxy: Proxy, backend: Backend) -> str:
 
 async def no_such_model(proxy: Proxy, backend: Backend) -> str:
     proxy.use(backend, models=("other",))
-    return 'model "m" not found'
+    return "model 'm' not found"
 
 
 @pytest.mark.parametrize("trouble", [refused_by_the_backend, down, switching, no_such_model])
