@@ -56,7 +56,7 @@ class Backend(Protocol):
         """Its counters of prompt tokens since it started, None where it tells none or does not answer. Never raises."""
 
     async def capabilities(self) -> BackendCapabilities:
-        """What it says of itself; empty where it does not, or does not answer. Never raises."""
+        """What it says of itself; empty where it does not, or does not answer in 10 s. Never raises."""
 
     async def load(self, model: str) -> None:
         """Returns once the model is in memory, also where it was; `LOAD_S` is the longest that may take.

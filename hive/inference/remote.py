@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from hive.domain import BackendCapabilities, BackendKind, ModelInfo
 from hive.errors import BackendDown
 from hive.inference import ask
-from hive.inference.openapi import capabilities
 from hive.inference.server import Server
 
 MODELS = "/v1/models"
@@ -73,9 +70,8 @@ class Remote(Server):
     async def capabilities(self) -> BackendCapabilities:
         """By its own description where it has one, as servers made with FastAPI do (vLLM, SGLang); else it is taken for
         one that has OpenAI's schema and refuses every other field, as OpenAI's own does."""
-        described = await self._text("/openapi.json")
-        found = None if described is None else await asyncio.to_thread(capabilities, described)
-        return found or BackendCapabilities(fields=(), found="OpenAI's schema alone, it describes none of its own")
+        assumed = BackendCapabilities(fields=(), found="OpenAI's schema alone, it describes none of its own")
+        return await self._described() or assumed
 
 
 def refusal(address: str, status: int, *, has_key: bool) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from hive.domain import BackendCapabilities, BackendKind, ModelInfo
-from hive.inference import openapi, prefix_cache
+from hive.inference import prefix_cache
 from hive.inference.concurrency import Busy, gauge
 from hive.inference.prefix_cache import PrefixCache
 from hive.inference.server import Server
@@ -54,10 +52,8 @@ class Vllm(Server):
         return Busy(waiting=gauge(metrics, "vllm:num_requests_waiting") if metrics is not None else None)
 
     async def capabilities(self) -> BackendCapabilities:
-        """From `/openapi.json`, some 300 kB, which `--disable-fastapi-docs` takes away."""
-        described = await self._text("/openapi.json")
-        found = None if described is None else await asyncio.to_thread(openapi.capabilities, described)
-        return found or BackendCapabilities()
+        """From `/openapi.json`, which `--disable-fastapi-docs` takes away."""
+        return await self._described() or BackendCapabilities()
 
     async def prefix_cache(self) -> PrefixCache | None:
         metrics = await self._text("/metrics")
