@@ -134,5 +134,7 @@ def _refused(status: int, body: bytes, model: str) -> HiveError:
 def _told(error: str) -> HiveError:
     """What it says in the middle of a stream has no status: a manifest nobody has is a name nobody has."""
     if "file does not exist" in error or "not found" in error:
-        return NotFound(f"Ollama: {error[:300]}", hint="its registry has no such model; look its name up in Ollama's library")
+        return NotFound(
+            f"Ollama: {error[:300]}", hint="its registry has no such model; look its name up in Ollama's library"
+        )
     return BackendDown(f"Ollama: {error[:300]}", hint=ALONE if "dial tcp" in error or "lookup" in error else "")

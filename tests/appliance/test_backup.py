@@ -482,6 +482,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(300)
 def test_killed_at_any_point_it_is_the_old_state_or_the_new_one_once_finished(box: Place, tmp_path: Path) -> None:
     """Each call to the system that changes something is the last one once. The heads go with their database."""

@@ -415,6 +415,7 @@ def quick_directory(tmp_path: Path) -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize(("what", "least"), [("install", 90), ("upgrade", 30), ("uninstall", 60), ("purge", 60)])
 def test_killed_before_any_change_and_inside_any_write_the_same_command_ends_it(
     what: str, least: int, quick_directory: Path

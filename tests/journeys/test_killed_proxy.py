@@ -386,6 +386,7 @@ async def _whoever_asks_is_answered(stage: Stage, why: str) -> None:
 
 
 @pytest.mark.redis
+@pytest.mark.chaos
 @pytest.mark.parametrize("name", MOVES)
 async def test_a_proxy_killed_at_any_step_of_a_gates_move_leaves_true_states(
     redis_server: RedisServer, name: str
@@ -400,6 +401,7 @@ async def test_a_proxy_killed_at_any_step_of_a_gates_move_leaves_true_states(
 
 
 @pytest.mark.redis
+@pytest.mark.chaos
 @pytest.mark.parametrize("status", [RUNNING, PAUSED])
 async def test_a_proxy_killed_at_any_step_of_its_beginning_is_followed_by_one_that_serves(
     redis_server: RedisServer, status: AgentStatus

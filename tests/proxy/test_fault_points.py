@@ -282,6 +282,7 @@ async def test_the_scenario_makes_the_calls_it_is_known_to_make(redis_server: Re
 
 
 @pytest.mark.redis
+@pytest.mark.chaos
 @pytest.mark.parametrize("kind", FEWEST)
 async def test_whatever_call_fails_hive_stays_what_it_was(redis_server: RedisServer, kind: str) -> None:
     for number in range(1, FEWEST[kind] + 1):
