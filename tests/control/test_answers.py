@@ -75,6 +75,12 @@ IN_ORDER = [
     Asked("openapi"),
     Asked("inference"),
     Asked("inference_stats"),
+    Asked("models"),
+    Asked("refresh_models"),
+    Asked("model", {"model": "hive-demo"}),
+    Asked("pull_model", body={"model": "llama3.2"}, status=501),  # the demo server fetches none
+    Asked("remove_model", {"model": "hive-demo"}, status=404),  # no file of Hive's own
+    Asked("prompts"),
     Asked("route", query={"model": "hive-demo"}),
     Asked("route", query={"model": "gpt-9", "tier": "low"}),
     Asked("backends"),

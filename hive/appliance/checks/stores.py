@@ -22,7 +22,7 @@ DISK_LEAST_BYTES, DISK_LOW_BYTES = 100 * MIB, GIB
 RUNTIME_LEAST_BYTES = MIB
 INODES_LEAST = 1000
 PROBE_S = 0.6
-PROBED = "hive:doctor"
+PROBED = "hive:config:doctor"
 """A key nobody has: reading it gives nothing, deleting it changes nothing."""
 SPARE_S = 0.2
 """Of a check's time is kept for saying that it was too short."""
