@@ -201,7 +201,9 @@ async def populate(box: Box) -> None:
     desk = box.desk
     for name in ("awake", "asleep", "stopped", "kept", "gone"):
         await box.create(name, SLEEP, port=9000, tenant="acme" if name == "kept" else "default")
-    await box.create("refusing", SLEEP, port=9001, inbox="/refuses", env={"KEY": "\u2713"}, model="demo")
+    await box.create(
+        "refusing", SLEEP, port=9001, inbox="/refuses", env={"KEY": "\u2713"}, model="demo", system_prompt="Be kind."
+    )
     await box.create("dying", ["/usr/bin/sleep", "0.01"])
     await box.create("elsewhere", [], runtime=RuntimeKind.EXTERNAL)
     await desk.apply(AgentSpec(name="made", command=SLEEP), ACTOR)

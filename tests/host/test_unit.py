@@ -16,7 +16,7 @@ JOB = f"""
 export PYTHONPATH={systemd_machine.PACKAGES_THERE}:{systemd_machine.HIVE_THERE}:{systemd_machine.HIVE_THERE}/tests
 export PYTHONDONTWRITEBYTECODE=1
 mkdir --mode=711 /var/lib/hive /run/hive
-cd {systemd_machine.HIVE_THERE} && timeout 150 python3 -m pytest -q -m '' --noconftest --durations=10 \\
+cd {systemd_machine.HIVE_THERE} && timeout 700 python3 -m pytest -q -m '' --noconftest --durations=10 \\
     -p no:cacheprovider -p no:hypothesispytest -p host.unit_agents --junitxml=/out/junit.xml \\
     {" ".join(f"tests/host/{name}" for name in INSIDE)}
 journalctl --unit='hive-agent@*' --lines=200 --no-pager
@@ -28,7 +28,7 @@ NAMES = [
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
 ]
 
-pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(850)]
 
 
 class Results:
@@ -48,7 +48,7 @@ def results() -> Iterator[Results]:
         pytest.skip(reason)
     systemd_machine.make_root()
     with tempfile.TemporaryDirectory(prefix="hive-unit-") as name:
-        console = systemd_machine.run(JOB, Path(name), limit_s=200)
+        console = systemd_machine.run(JOB, Path(name), limit_s=750)
         print(console)
         yield Results(console, Path(name) / "junit.xml")
 
