@@ -39,7 +39,7 @@ hive doctor files --fix --json >/out/fixed.json
 hive doctor units.exposure --json >/out/exposure.json
 """
 
-pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(600)]
 
 
 class Told:
@@ -63,7 +63,7 @@ def told() -> Iterator[Told]:
         pytest.skip(reason)
     systemd_machine.make_root()
     with tempfile.TemporaryDirectory(prefix="hive-doctor-") as name:
-        console = systemd_machine.run(JOB, Path(name), limit_s=150)
+        console = systemd_machine.run(JOB, Path(name), limit_s=450)
         print(console)
         yield Told(console, Path(name))
 

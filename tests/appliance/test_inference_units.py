@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from host import systemd_machine
 
-pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(600)]
 
 PROGRAMS = {"ollama": "ollama", "vllm": "vllm", "llama": "llama-server"}
 INSIDE = f"{systemd_machine.HIVE_THERE}/tests/appliance/inference_units_inside.py"
-JOB = f"PYTHONDONTWRITEBYTECODE=1 timeout 100 python3 {INSIDE} /out/seen"
+JOB = f"PYTHONDONTWRITEBYTECODE=1 timeout 350 python3 {INSIDE} /out/seen"
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def seen() -> Iterator[dict[str, Any]]:
         pytest.skip(reason)
     systemd_machine.make_root()
     with tempfile.TemporaryDirectory(prefix="hive-inference-") as name:
-        console = systemd_machine.run(JOB, Path(name), limit_s=120)
+        console = systemd_machine.run(JOB, Path(name), limit_s=400)
         report = Path(name) / "seen"
         assert report.exists(), console
         yield json.loads(report.read_text())
