@@ -10,8 +10,8 @@ from hive.control.asked import Choice, Flag, Text, body_of, named
 from hive.control.caller import actor, note
 from hive.control.carrying import carried_through
 from hive.control.desk import Desk
-from hive.control.models import PullOrder
 from hive.control.orders import NAME_MAX
+from hive.control.pull_order import PullOrder
 from hive.control.routes import LeadsTo, Row
 from hive.control.shapes import Job, Route
 from hive.control.shapes_models import ModelList, ModelView

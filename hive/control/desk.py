@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from hive.control import shapes, shapes_prompts, shapes_tokens
 from hive.control.feed import Event
-from hive.control.models import PullOrder
+from hive.control.pull_order import PullOrder
 from hive.control.shapes_agents import (
     AgentChanges,
     AgentUsage,

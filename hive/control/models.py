@@ -18,6 +18,7 @@ from hive.agents.turns import outcome_of
 from hive.control.active import Active
 from hive.control.jobs import Jobs
 from hive.control.journal import Journal
+from hive.control.pull_order import PullOrder
 from hive.control.shapes_models import ListedModel, ModelList, ModelUser, ModelView
 from hive.control.world import DaemonWorld
 from hive.domain import ALIVE, BackendKind, ModelInfo
@@ -41,19 +42,6 @@ SEEN_AGAIN_S = 2.0
 """However many requests name models nobody knows, the server is asked what there is no more often than this."""
 
 Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
-
-
-class PullOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`model`: a name for Ollama, or the absolute path of a file or directory on this box. The rest is about paths.
-
-    `name`: what it is called in Hive's directory, else as its file is; `link`: not copied; `force`: replaces what has
-    that name.
-    """
-
-    model: str
-    name: str = ""
-    link: bool = False
-    force: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from hive.control import shapes, views
 from hive.control.feed import Event
 from hive.control.jobs import view as job_view
 from hive.control.metrics import Scraper
-from hive.control.models import PullOrder
 from hive.control.parts import Parts
+from hive.control.pull_order import PullOrder
 from hive.control.shapes_models import ModelList, ModelView
 from hive.control.shapes_prompts import Prompts
 from hive.control.steering import Steering

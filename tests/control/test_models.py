@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from control.box import AWAKE, SLEEPER, Box, until
 
-from hive.control.models import PullOrder
+from hive.control.pull_order import PullOrder
 from hive.domain import AgentSpec, BackendKind, Tier
 from hive.errors import BadRequest, DependencyDown, NotFound, NotSupported, WrongState
 from hive.link.messages import Backend, Done

@@ -24,7 +24,7 @@ from hive.agents.spec import changed_fields
 from hive.control import clock, request_views, views
 from hive.control.feed import Events
 from hive.control.keyring import Keyring
-from hive.control.models import PullOrder
+from hive.control.pull_order import PullOrder
 from hive.control.serving import serve
 from hive.control.tail import Output
 from hive.control.token_desk import TokenDesk
