@@ -116,21 +116,27 @@ def client_of(socket: Path | None, state_dir: Path | None) -> Client:
     return find(api_sockets(socket=socket, state_dir=state_dir, uid=os.geteuid(), env=os.environ))
 
 
+COMPLETED_WITHIN_S = 0.2
+
+
 def agent_names(incomplete: str) -> list[str]:
-    """Completion of an agent's name: what the daemon says within 200 ms, else nothing."""
+    """Completion of an agent's name: what the daemon says within `COMPLETED_WITHIN_S`, else nothing."""
     from threading import Thread
 
     found: list[str] = []
 
     def ask() -> None:
         try:
-            found.extend(agent["name"] for agent in client_of(None, None).get("/api/agents", timeout_s=0.2)["agents"])
+            found.extend(
+                agent["name"]
+                for agent in client_of(None, None).get("/api/agents", timeout_s=COMPLETED_WITHIN_S)["agents"]
+            )
         except HiveError:
             return
 
     asking = Thread(target=ask, daemon=True)
     asking.start()
-    asking.join(0.2)
+    asking.join(COMPLETED_WITHIN_S)
     return [name for name in found if name.startswith(incomplete)]
 
 

@@ -67,7 +67,10 @@ def test_debug_shows_where_an_expected_failure_came_from(no_daemon: Hive, monkey
     assert "Traceback" in said.err
 
 
-def test_names_are_completed_from_the_daemon_and_without_one_not_at_all(hive: Hive, tmp_path: Any) -> None:
+def test_names_are_completed_from_the_daemon_and_without_one_not_at_all(
+    hive: Hive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hive.cli.call.COMPLETED_WITHIN_S", 10.0)
     assert agent_names("") == ["alice", "busy-bob"]
     assert agent_names("b") == ["busy-bob"]
     environment = {
@@ -76,7 +79,10 @@ def test_names_are_completed_from_the_daemon_and_without_one_not_at_all(hive: Hi
         "COMP_WORDS": "hive agent show a",
         "COMP_CWORD": "3",
     }
-    done = subprocess.run(HIVE, env=environment, capture_output=True, text=True, check=False)
+    for _ in range(10):  # a busy machine may take longer than it waits
+        done = subprocess.run(HIVE, env=environment, capture_output=True, text=True, check=False)
+        if done.stdout:
+            break
     assert (done.stdout, done.stderr) == ("alice\n", "")
     environment["HIVE_SOCKET"] = str(tmp_path / "none.sock")
     done = subprocess.run(HIVE, env=environment, capture_output=True, text=True, check=False)

@@ -214,8 +214,9 @@ def compared(expected: Heard, got: Heard) -> str:
     """ "same", "refused alike", or which fields differ and how."""
     if not expected.error[1] and expected.error[0] == got.error[0] != 0:
         return "refused"  # by Hive itself, in its own words
-    if got.error[0] and not expected.error[0]:
+    if got.error[0] and got.error[0] != expected.error[0]:
         refused = f"refused with {got.error[0]}" if got.error[0] > 0 else "refused by the package"
+        refused += f" instead of {expected.error[0]}" if expected.error[0] else ""
         return f"{refused}: {got.error[1]}"
     if (expected.tokens[1] or 0) < LENGTH:  # a busy vLLM may put a few tokens into one event
         got = got._replace(streamed=expected.streamed)

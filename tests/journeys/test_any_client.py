@@ -71,6 +71,7 @@ NO_OBJECT = (
     "the random model calls with `true`, which vLLM 0.32 permits without `strict`: no object, as Anthropic's dialect "
     "wants one. vLLM refuses its own answer, Hive the model's; in a stream the package finds it"
 )
+NO_EMBEDDINGS = "a vLLM that generates says of itself that it has none: Hive does not ask it in another dialect's name"
 GAPS: dict[str, dict[tuple[str, str], str]] = {
     "llama-server": {
         ("JSON by a schema", "anthropic, relayed"): OWN_MESSAGES.format("output_config"),
@@ -78,9 +79,12 @@ GAPS: dict[str, dict[tuple[str, str], str]] = {
         ("thinking switched off", "anthropic, relayed"): OWN_MESSAGES.format('thinking: {"type": "disabled"}'),
     },
     "vLLM": {
-        ("a tool forced by its name" + streamed, f"anthropic, {way}"): NO_OBJECT
-        for streamed in ("", STREAMED)
-        for way in ("relayed", "translated")
+        **{
+            ("a tool forced by its name" + streamed, f"anthropic, {way}"): NO_OBJECT
+            for streamed in ("", STREAMED)
+            for way in ("relayed", "translated")
+        },
+        ("embeddings", "ollama, translated"): NO_EMBEDDINGS,
     },
     "Ollama's shapes": {("tokens counted beforehand", "anthropic, relayed"): COUNTS_NOT},
     "the demo backend": {("tokens counted beforehand", "anthropic, translated"): COUNTS_NOT},

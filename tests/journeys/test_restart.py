@@ -34,13 +34,13 @@ from tests.fakes.programs import fake_backend
 from tests.fakes.systemd import Ear
 
 RESTARTS = int(os.environ.get("HIVE_RESTARTS", "3"))
-SHORT_TOKENS, LONG_TOKENS = 20, 400
+SHORT_TOKENS, LONG_TOKENS = 20, 800
 TOKEN_S = 0.01
-"""So a short answer takes 0.2 s and ends within `drain_s`; a long one takes 4 s and does not."""
+"""So a short answer takes 0.2 s and ends within `drain_s`; a long one takes 8 s and does not."""
 CONFIG = """
 [proxy]
 window_requests = 1000000
-drain_s = 1
+drain_s = 3
 [inference]
 auto_sleep_enabled = false
 """
