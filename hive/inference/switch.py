@@ -149,6 +149,8 @@ def failed(switch: Switch, failure: Failure) -> Switch:
     if switch.back:
         if switch.step in (Step.START, Step.HEALTH):
             return msgspec.structs.replace(switch, step=Step.OPEN, then=failure)
+        if switch.step is Step.STOP and (switch.old is None or not switch.old.unit):
+            switch = msgspec.structs.replace(switch, then=failure)  # else the one that comes back ends it (Conflicts=)
         return succeeded(switch)
     if switch.step is Step.CLOSE and switch.touched:
         return succeeded(switch)  # no proxy, so nobody asks the server that was stopped
@@ -164,7 +166,7 @@ def resumed(switch: Switch) -> Switch:
     """What a daemon does with a switch it finds: every step can be done again, so it begins anew, either way."""
     if switch.ended or switch.step is Step.OPEN:
         return switch
-    again = msgspec.structs.replace(switch, step=way(switch)[0], resumed=switch.resumed + 1)
+    again = msgspec.structs.replace(switch, step=way(switch)[0], resumed=switch.resumed + 1, then=None)
     if not switch.back and again.resumed > RESUMED_MAX:
         why = Failure("internal", f"Hive's daemon ended {again.resumed} times over it")
         return msgspec.structs.replace(again, back=True, why=why, step=Step.CLOSE)
@@ -231,6 +233,11 @@ def outcome(switch: Switch) -> Failure | None:
     if why is None:
         return None
     tried = f"{switch.new}: {why.message}"
+    if switch.then is not None and (switch.old is None or not switch.old.unit):
+        active = "no inference server is active" if switch.old is None else f"{switch.old} is active again"
+        message = f"{tried}; {active}, and {switch.new} could not be stopped: {switch.then.message}"
+        hint = f"it still holds its memory: systemctl stop {switch.new.unit}"
+        return Failure("dependency_down", message, hint, [*why.log, *switch.then.log])
     if switch.then is not None:
         again = f"`hive backend logs {switch.old.kind}` says why" if switch.old and switch.old.unit else ""
         message = f"{tried}; and going back failed: {switch.old}: {switch.then.message}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import httpx
@@ -36,6 +37,10 @@ async def test_a_router_loads_and_unloads_and_both_may_be_asked_twice(router: Ll
         assert status(router) == "loaded"
     for _ in range(2):
         await backend.unload(MODEL)
+        for _ in range(100):  # it answers first and ends its process then
+            if status(router) == "unloaded":
+                break
+            await asyncio.sleep(0.1)
         assert status(router) == "unloaded"
     with pytest.raises(NotFound):
         await backend.load("nobody")

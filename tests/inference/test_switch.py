@@ -101,6 +101,12 @@ def carried_out(switch: Switch, faults: dict[tuple[bool, Step], Failure]) -> tup
             "close start health <stop <free <open",
             End.ROLLED_BACK,
         ),
+        (
+            begun(VLLM, None),
+            {(False, Step.HEALTH): WHY, (True, Step.STOP): THEN},
+            "close start health <stop <free <open",
+            End.DEGRADED,
+        ),
     ],
 )
 def test_the_way_it_takes(switch: Switch, faults: dict[tuple[bool, Step], Failure], steps: str, end: End) -> None:
@@ -122,6 +128,13 @@ def test_a_successful_switch_has_nothing_to_complain_of() -> None:
             {(False, Step.HEALTH): WHY},
             "rolled_back",
             "vllm: it did not answer within 60 s; llama is active again",
+        ),
+        (
+            begun(VLLM, None),
+            {(False, Step.HEALTH): WHY, (True, Step.STOP): THEN},
+            "dependency_down",
+            f"vllm: it did not answer within 60 s; no inference server is active, and vllm could not be stopped: "
+            f"{THEN.message}",
         ),
         (UNITS, {(False, Step.CLOSE): WHY}, "rolled_back", "llama is active as before"),
         (FOREIGN, {(False, Step.HEALTH): WHY}, "rolled_back", "llama at 127.0.0.1:8080: it did not answer"),

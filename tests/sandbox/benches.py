@@ -25,7 +25,7 @@ from hive.sandbox.server import make_directories
 from hive.settings import Paths, Sandbox
 
 KINDS = {
-    "idle": ["sh", "-c", "echo ready; sleep 1000 & wait"],
+    "idle": ["sh", "-c", "sleep 1000 & echo ready; wait"],
     "burn": ["sh", "-c", "echo ready; while :; do :; done"],
     "exit7": ["sh", "-c", "echo bye; exit 7"],
     "stubborn": ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.01; done"],
