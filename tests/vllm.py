@@ -21,8 +21,8 @@ MODEL = "tiny"
 SEQUENCES = 4
 """Requests it works on at once; the others wait in its own queue."""
 MAKE_MODEL = Path(__file__).with_name("tools") / "make_tiny_hf_model.py"
-UP_WITHIN_S = 100.0
-"""About 25 s on two idle cores."""
+UP_WITHIN_S = 300.0
+"""About 25 s on two idle cores; more than 100 s were seen on a machine that others had half of."""
 
 
 class VllmServer:

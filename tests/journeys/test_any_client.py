@@ -61,7 +61,7 @@ THINKS = """{%- for m in messages %}<|im_start|>{{ m['role'] }}
 CONFIG = "[inference]\nswitch_health_tries = 20\nswitch_health_every_s = 0.1\n[tenant other]\n"
 KINDS = {
     "llama-server": [pytest.mark.llama],
-    "vLLM": [pytest.mark.vllm, pytest.mark.timeout(300)],
+    "vLLM": [pytest.mark.vllm, pytest.mark.timeout(600)],
     "Ollama's shapes": [],
     "the demo backend": [],
 }

@@ -12,7 +12,7 @@ from journeys.stack import Stack, stack, until
 from tests.vllm import MODEL, SEQUENCES, VllmServer, vllm_server
 
 __all__ = ["vllm_server"]
-pytestmark = [pytest.mark.redis, pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.redis, pytest.mark.vllm, pytest.mark.timeout(600)]
 BLOCK = 32
 """Tokens it keeps or drops together (`--block-size`, tests/vllm.py)."""
 CONFIG = f"[inference]\nvllm_max_sequences = {SEQUENCES}\nvllm_scheduling_policy = priority\n"

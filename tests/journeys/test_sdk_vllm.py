@@ -37,7 +37,7 @@ from hive.inference.recognise import recognise
 from tests.vllm import MODEL, SEQUENCES, VllmServer, vllm_server
 
 __all__ = ["vllm_server"]
-pytestmark = [pytest.mark.redis, pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.redis, pytest.mark.vllm, pytest.mark.timeout(600)]
 CHAT: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 40, **STEADY}
 MESSAGE: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}

@@ -26,7 +26,7 @@ from tests import llama, vllm
 from tests.llama import MODEL, LlamaServer
 from tests.vllm import VllmServer
 
-pytestmark = [pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.redis, pytest.mark.timeout(600)]
 
 AGENTS = ("alice", "bob", "carol")
 REQUESTS = 24
