@@ -293,6 +293,7 @@ def test_killed_anywhere_it_ends_in_a_documented_state_and_no_request_fails(tmp_
         assert set(statuses) == {200}
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.vllm
 @pytest.mark.llama
 def test_from_llama_server_to_vllm_and_back(tmp_path: Path, vllm_server: VllmServer) -> None:
