@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import re
 
+MASK = "****"
+"""Text in place of a value that the caller may not see."""
+
 _STEERING = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff\U000e0000-\U000e007f]"
 )

@@ -13,9 +13,7 @@ from hive.cli.call import AgentName, Answer, Call
 from hive.cli.text import ago, fields, harmless, milliseconds, number, size, span, table
 from hive.control.client import path_of
 from hive.errors import HiveError
-
-MASK = "****"
-"""What the API shows a viewer in place of a prompt."""
+from hive.terminal_text import MASK
 
 ACT_S = 60.0
 """How long an answer to start, stop … may take: `stop_grace_s` is in it."""

@@ -11,11 +11,11 @@ import typer
 
 from hive.cli.call import Answer, Call
 from hive.cli.text import table
+from hive.terminal_text import MASK
 
 File = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Instead of /etc/hive/hive.conf.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would change.")]
 Setting = Annotated[str, typer.Argument(metavar="SECTION.KEY", help="Which one.", show_default=False)]
-MASK = "****"
 
 
 def show(

@@ -9,7 +9,6 @@ from hive.control.gates import ProxyGates
 from hive.control.journal import Journal
 from hive.control.world import DaemonWorld
 from hive.domain import BackendInfo, ModelInfo
-from hive.inference.loaded import look_for_files
 from hive.inference.switch import Target
 from hive.link.messages import Backend
 from hive.store.live import Live
@@ -59,6 +58,10 @@ class Active:
         """Unix seconds at which the inference server said what it offers; None where it never has."""
         return None if self._watch is None else self._watch.seen_at
 
+    async def loaded(self) -> frozenset[str] | None:
+        """The models in its memory, asked now; None where nobody can tell."""
+        return None if self._watch is None else await self._watch.loaded()
+
     async def refresh(self, *, at_most_every_s: float = 0.0) -> bool:
         """Asks what it offers now. Whether it answered; False too where nothing was asked.
 
@@ -70,14 +73,9 @@ class Active:
             if self._watch is None or self._watching is None or now - self._refreshed_at < at_most_every_s:
                 return False
             self._refreshed_at = now
-            asking = self._refreshing = spawn(self._look_anew(self._watch), name="refresh")
+            asking = self._refreshing = spawn(self._watch.check(anew=True), name="refresh")
         await asyncio.wait([asking])  # who leaves takes the answer from nobody else
         return self.up
-
-    async def _look_anew(self, watch: BackendWatch) -> None:
-        if watch.info is not None:
-            await look_for_files(watch.info.kind, watch.info.address)
-        await watch.check(anew=True)
 
     def choose(self, target: Target) -> None:
         """This one, before anything is watched."""

@@ -76,7 +76,7 @@ class BackendWatch:
     async def check(self, *, anew: bool = False) -> None:
         """Is it up, and does its own queue fill?
 
-        What it offers is asked when it came up, every `models_refresh_s`, and `anew`.
+        What it offers is asked when it came up, every `models_refresh_s`, and `anew`: then files that came since, too.
         """
         async with self._checking:
             await self._check(anew)
@@ -88,9 +88,9 @@ class BackendWatch:
         if self._backend is None or self.info is None:
             return
         if self.info.kind is BackendKind.REMOTE:
-            self._backend = open_backend(
-                self.info.kind, self._address, self._access()
-            )  # there may be another key since
+            self._backend = open_backend(self.info.kind, self._address, self._access())  # perhaps with another key
+        if anew:
+            await self._backend.look_for_files()
         up = await self._backend.health()
         now = asyncio.get_running_loop().time()
         if up and (anew or not self.info.up or now - self._models_at >= self._settings().daemon.models_refresh_s):
@@ -102,6 +102,10 @@ class BackendWatch:
         if changed:
             log.info("backend_changed address=%s up=%s models=%d", self._address, up, len(self.models))
         self._on_checked(changed)
+
+    async def loaded(self) -> frozenset[str] | None:
+        """As `Backend.loaded`; None also where it is down."""
+        return await self._backend.loaded() if self._backend is not None and self.up else None
 
     async def _recognised(self) -> BackendInfo | None:
         """Of any server where settings name its URL."""

@@ -16,7 +16,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import uvloop
 
@@ -43,13 +43,14 @@ from hive.control.models import Models
 from hive.control.models import Parts as ModelParts
 from hive.control.parts import Parts
 from hive.control.prewarming import Prewarmer
-from hive.control.runtime_config import RuntimeConfig, read_values
+from hive.control.recorded import PROXY_PORT, Recorded, read_recorded
+from hive.control.runtime_config import RuntimeConfig
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
 from hive.control.serving import Server, Tcp, serve
 from hive.control.stats import Counters
 from hive.control.switching import Parts as SwitcherParts
-from hive.control.switching import Switcher, is_carried_on, read_chosen
+from hive.control.switching import Switcher, is_carried_on
 from hive.control.usage import UsageConsumer
 from hive.control.usage_history import UsageHistory
 from hive.control.world import DaemonWorld
@@ -70,12 +71,10 @@ from hive.link.messages import AgentRow, DaemonTable, Done, Ended, Marks, Open, 
 from hive.sandbox.client import SandboxClient
 from hive.settings import Paths, Settings
 from hive.settings_file import Origin
-from hive.store import agents, jobs, messages, runtime_settings, schedules, usage
+from hive.store import runtime_settings
 from hive.store.database import Database
-from hive.store.jobs import Job
 from hive.store.live import Live
 from hive.store.redis_at import redis_at
-from hive.store.schedules import Schedule
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
@@ -85,37 +84,6 @@ RECONCILED_WITHIN_S = 2.0
 RECONCILE_AGAIN_S = 0.5
 SETTLED_WITHIN_S = 5.0
 """What is under way may take so long to end when the daemon leaves; the rest the next one puts right."""
-PROXY_PORT = "proxy.port"
-"""Runtime setting: the port of the proxy that living agents have in their environment."""
-
-
-class Recorded(NamedTuple):
-    """What an earlier daemon left."""
-
-    agents: list[Agent]
-    used: usage.Cost
-    proxy_port: int | None
-    with_messages: list[str]
-    schedules: list[Schedule]
-    chosen: Target | None
-    jobs: list[Job]
-    runtime_settings: dict[str, str]
-
-
-def read_recorded(conn: sqlite3.Connection, run: str) -> Recorded:
-    """`run`: which `hive up` this is a part of, empty for a service."""
-    port = runtime_settings.get(conn, PROXY_PORT)
-    used = usage.used_in_all(conn)
-    return Recorded(
-        agents.all(conn),
-        used,
-        int(port) if port is not None else None,
-        list(messages.waiting(conn)),
-        schedules.all(conn),
-        read_chosen(conn, run),
-        jobs.running(conn),
-        read_values(conn),
-    )
 
 
 class Daemon:

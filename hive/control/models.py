@@ -24,7 +24,6 @@ from hive.control.world import DaemonWorld
 from hive.domain import ALIVE, BackendKind, ModelInfo
 from hive.errors import BadRequest, Cancelled, DependencyDown, HiveError, NotFound, NotSupported, WrongState
 from hive.inference import model_files, pulling
-from hive.inference.loaded import loaded
 from hive.inference.models_dir import ModelsDir, name_for
 from hive.models.catalog import Catalog
 from hive.models.routing import preferences_of
@@ -111,7 +110,9 @@ class Models:
     async def listed(self) -> ModelList:
         """As the server said last; which of them are in memory it is asked now."""
         world, catalog = self._parts.world, self.catalog
-        in_memory, files = await asyncio.gather(self._in_memory(), asyncio.to_thread(self._parts.directory.listed))
+        in_memory, files = await asyncio.gather(
+            self._parts.active.loaded(), asyncio.to_thread(self._parts.directory.listed)
+        )
         return {
             "backend": None if world.backend is None else world.backend.kind,
             "label": "" if world.backend is None else world.backend.label,
@@ -129,7 +130,7 @@ class Models:
         """Raises NotFound with the nearest name."""
         catalog, world = self.catalog, self._parts.world
         model = catalog.find(asked)
-        in_memory, file = await asyncio.gather(self._in_memory(), self._file_of(model.name))
+        in_memory, file = await asyncio.gather(self._parts.active.loaded(), self._file_of(model.name))
         return {
             **_listed(catalog, model, in_memory),
             "backend": None if world.backend is None else world.backend.kind,
@@ -164,12 +165,6 @@ class Models:
         if active.models_seen_at is None:
             return f"{world.backend.label} has not answered yet"
         return "" if active.up else f"{world.backend.label} does not answer: this is what it offered last"
-
-    async def _in_memory(self) -> frozenset[str] | None:
-        backend = self._parts.world.backend
-        if backend is None or not self._parts.active.up:
-            return None
-        return await loaded(backend.kind, backend.address)
 
     async def _file_of(self, name: str) -> Path | None:
         return await asyncio.to_thread(self._parts.directory.holds, name)
@@ -312,7 +307,7 @@ class Models:
         known = self._known(name)
         names = {name, name.removesuffix(model_files.GGUF), "" if known is None else known.name}
         hint = "--force removes it all the same: requests for it fail then"
-        if self._parts.active.up and names & (await self._in_memory() or frozenset()):
+        if names & (await self._parts.active.loaded() or frozenset()):
             raise WrongState(f"{name} is in the inference server's memory", hint=hint)
         inference = self._parts.world.settings.inference
         for key in ("llama_model", "vllm_model", "vllm_speculative_model"):

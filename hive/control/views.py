@@ -30,8 +30,8 @@ from hive.store.audit import Entry
 from hive.store.messages import Message
 from hive.store.schedules import Schedule
 from hive.store.usage import By, Cost, GroupCost, Spent, UsageSince, total
+from hive.terminal_text import MASK
 
-MASK = "****"
 OF_THE_PROCESS = ("command", "env", "runtime", "port", "model", "egress", "limits", "docker", "firecracker")
 """Fields of a spec that take effect at the next start; all others do at once."""
 

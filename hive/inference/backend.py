@@ -58,6 +58,12 @@ class Backend(Protocol):
     async def capabilities(self) -> BackendCapabilities:
         """What it says of itself; empty where it does not, or does not answer in 10 s. Never raises."""
 
+    async def loaded(self) -> frozenset[str] | None:
+        """The models in its memory, by its names; None where it does not tell or does not answer. Never raises."""
+
+    async def look_for_files(self) -> None:
+        """Has it look for models whose files came or went, where it does not do so by itself. Never raises."""
+
     async def load(self, model: str) -> None:
         """Returns once the model is in memory, also where it was; `LOAD_S` is the longest that may take.
 

@@ -66,6 +66,18 @@ class LlamaServer(Server):
             for model in models.data
         ]
 
+    async def loaded(self) -> frozenset[str] | None:
+        """A router says of each; with one model it has in memory what it lists."""
+        try:
+            listed = (await self._shape("/v1/models", _Models)).data
+        except (BackendDown, BackendTimeout):
+            return None
+        return frozenset(model.id for model in listed if model.status is None or model.status.value == "loaded")
+
+    async def look_for_files(self) -> None:
+        """A router lists what was in its directory when it started, until it is told to look again (seen, 0c1e570)."""
+        await self._text("/models?reload=1")
+
     async def version(self) -> str:
         return (await self._props()).build_info
 

@@ -7,6 +7,7 @@ from datetime import datetime
 import msgspec
 
 from hive.domain import BackendKind, ModelInfo
+from hive.errors import BackendDown, BackendTimeout
 from hive.host.access import NO_ACCESS, Access
 from hive.inference.server import LOAD_S, Server, check_done
 
@@ -68,6 +69,15 @@ class Ollama(Server):
             )
             for tag in tags.models or []  # Go writes an empty list as null
         ]
+
+    async def loaded(self) -> frozenset[str] | None:
+        if self.kind is BackendKind.DEMO:
+            return None
+        try:
+            running = await self._shape("/api/ps", _Tags)
+        except (BackendDown, BackendTimeout):
+            return None
+        return frozenset(tag.name for tag in running.models or [])
 
     async def version(self) -> str:
         return (await self._shape("/api/version", _Version)).version

@@ -77,6 +77,12 @@ class Server:
     async def capabilities(self) -> BackendCapabilities:
         return BackendCapabilities()
 
+    async def loaded(self) -> frozenset[str] | None:
+        return None
+
+    async def look_for_files(self) -> None:
+        """Nothing: most do so whenever they are asked."""
+
     async def load(self, model: str) -> None:
         raise NotSupported(f"{model} is not loaded on request: {self.why_not_load}")
 

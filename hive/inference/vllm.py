@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from hive.domain import BackendCapabilities, BackendKind, ModelInfo
+from hive.errors import BackendDown, BackendTimeout
 from hive.inference import prefix_cache
 from hive.inference.concurrency import Busy, gauge
 from hive.inference.prefix_cache import PrefixCache
@@ -42,6 +43,13 @@ class Vllm(Server):
             ModelInfo(name=model.id, owned_by=model.owned_by, created=model.created, parent=model.parent or "")
             for model in models.data
         ]
+
+    async def loaded(self) -> frozenset[str] | None:
+        """All that it lists."""
+        try:
+            return frozenset(model.name for model in await self.models())
+        except (BackendDown, BackendTimeout):
+            return None
 
     async def version(self) -> str:
         return (await self._shape("/version", _Version)).version

@@ -14,7 +14,6 @@ import pytest
 from hive.domain import BackendKind
 from hive.inference import model_files
 from hive.inference.backend import open_backend
-from hive.inference.loaded import loaded, look_for_files
 from hive.inference.models_dir import BESIDE, ModelsDir
 from hive.inference.recognise import find, recognise
 from tests.llama import MODEL, LlamaServer, llama_server, llama_server_on_socket, serve
@@ -100,7 +99,7 @@ def test_its_first_chunk_holds_two_events_and_its_last_event_the_timings(llama_s
 async def test_a_router_tells_what_is_loaded_and_finds_a_file_that_was_put_there_whole(tmp_path: Path) -> None:
     with serve(tmp_path, as_router=True) as router:
         backend, models = open_backend(BackendKind.LLAMA, router.address), tmp_path / "models"
-        assert await loaded(BackendKind.LLAMA, router.address) == frozenset()
+        assert await backend.loaded() == frozenset()
         half = models / BESIDE / "ab12"
         half.mkdir(parents=True)
         shutil.copy(models / "tiny.gguf", half / "half.gguf")  # as it lies while it is copied
@@ -108,14 +107,14 @@ async def test_a_router_tells_what_is_loaded_and_finds_a_file_that_was_put_there
         found = model_files.find(models / "tiny.gguf")
         directory.place(found, "second.gguf", link=False, force=False, progress=lambda _: None)
         assert [model.name for model in await backend.models()] == [MODEL]
-        await look_for_files(BackendKind.LLAMA, router.address)
+        await backend.look_for_files()
         assert [model.name for model in await backend.models()] == ["second", MODEL]
         async with httpx.AsyncClient(base_url=router.url, trust_env=False, timeout=30) as client:
             asked = {"model": "second", "messages": HELLO, "max_tokens": 2}
             assert (await client.post("/v1/chat/completions", json=asked)).status_code == 200
-        assert await loaded(BackendKind.LLAMA, router.address) == frozenset({"second"})
+        assert await backend.loaded() == frozenset({"second"})
         removed = directory.holds("second")
         assert removed is not None
         directory.remove(removed)
-        await look_for_files(BackendKind.LLAMA, router.address)
+        await backend.look_for_files()
         assert [model.name for model in await backend.models()] == [MODEL]

@@ -16,7 +16,6 @@ import pytest
 from hive.domain import BackendKind
 from hive.errors import BackendDown, NotFound
 from hive.inference.backend import open_backend
-from hive.inference.loaded import loaded
 from hive.inference.pulling import Step, delete, pull
 
 FAKE = Path(__file__).parents[1] / "fakes" / "fake_ollama.py"
@@ -47,7 +46,7 @@ async def test_a_pull_is_told_as_it_goes_and_the_model_is_there() -> None:
         assert [step.completed for step in steps] == sorted(step.completed for step in steps)
         backend = open_backend(BackendKind.OLLAMA, address)
         assert [model.name for model in await backend.models()] == ["old:latest", "llama3.2:latest"]
-        assert await loaded(BackendKind.OLLAMA, address) == frozenset()
+        assert await open_backend(BackendKind.OLLAMA, address).loaded() == frozenset()
         await delete(address, "old")
         assert [model.name for model in await backend.models()] == ["llama3.2:latest"]
         with pytest.raises(NotFound):
