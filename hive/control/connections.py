@@ -134,6 +134,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_here()
+        if self.url[:1] != b"/":
+            raise ValueError("the target is a path")  # with a host in it, that would count, and Host is what is checked
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -31,6 +31,7 @@ from hive.proxy.websocket import Clocks, WebSocket
 from hive.settings import Proxy as ProxySettings
 from hive.wire import websocket
 from hive.wire.connection import Connection
+from hive.wire.dates import date_field
 from hive.wire.deadlines import NEVER, Deadlines
 from hive.wire.dial import Fetch
 from hive.wire.heads import BadResponse, Fields, named_by_connection
@@ -276,6 +277,8 @@ class IngressExchange(Waiting):
         assert request is not None
         lines = [status_line(head.status)]
         lines += _passed(head.fields, HOP_BY_HOP)
+        if all(name != b"date" for name, _ in head.fields):
+            lines.append(date_field())
         bodiless = request.method == b"HEAD" or head.status in (204, 304)
         if head.content_length is not None and head.status not in (204, 304):
             lines.append(b"content-length: %d\r\n" % head.content_length)

@@ -143,7 +143,7 @@ class Waiting(ABC):
         keep = request is not None and request.complete and request.keep_alive
         content = render(error, dialect, request_id)
         head = answer_head(error.status, len(content), own_fields + error_fields(error), keep=keep)
-        self._connection.write(head if request is not None and request.method == b"HEAD" else head + content)
+        self._connection.write(head if self._connection.asks_head else head + content)
         return keep
 
     def _release(self) -> None:

@@ -183,6 +183,11 @@ class Connection(asyncio.Protocol):
             self.exchange.refuse(Saturated("too many connections", retry_after_s=1))
         self.close()
 
+    @property
+    def asks_head(self) -> bool:
+        """Whether the request in flight is a HEAD, also where its head is refused: then its answer has no body."""
+        return self._parser.asks_head if self._request is None else self._request.method == b"HEAD"
+
     # what an exchange calls ---------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
