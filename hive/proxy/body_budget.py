@@ -106,16 +106,14 @@ class BodyBudget:
     def take(self, share: BodyShare, size: int) -> bool:
         """Whether `size` bytes more may be held; they count then, until `give`. May leave some in `displaced`."""
         tenant = share.tenant
-        is_guaranteed = share.used + size <= self.one_body
-        if not is_guaranteed and not self._fits_agent(share, size):
+        held, all_held, tenants = share.used + size, self.used + size, tenant.used + size
+        if held > self.one_body and not self._fits_agent(share, size):
             return False
-        if self.used + size > self.limit or tenant.used + size > self.tenant_limit:
-            if not is_guaranteed:
+        if all_held > self.limit or tenants > self.tenant_limit:
+            if held > self.one_body:
                 return False
             self._make_room(share, size)
-        self.used += size
-        share.used += size
-        tenant.used += size
+        self.used, share.used, tenant.used = all_held, held, tenants
         return True
 
     def give(self, share: BodyShare, size: int) -> None:

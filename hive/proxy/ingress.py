@@ -31,11 +31,19 @@ from hive.proxy.websocket import Clocks, WebSocket
 from hive.settings import Proxy as ProxySettings
 from hive.wire import websocket
 from hive.wire.connection import Connection
-from hive.wire.dates import date_field
 from hive.wire.deadlines import NEVER, Deadlines
 from hive.wire.dial import Fetch
 from hive.wire.heads import BadResponse, Fields, named_by_connection
-from hive.wire.http1 import LAST_CHUNK, Request, Response, answer_head, answered_later, as_chunk, status_line
+from hive.wire.http1 import (
+    LAST_CHUNK,
+    Request,
+    Response,
+    answer_head,
+    answered_later,
+    as_chunk,
+    head_start,
+    status_line,
+)
 from hive.wire.tunnel import HeadReader
 from hive.wire.upstream import Pool, UpstreamConnection
 
@@ -275,10 +283,9 @@ class IngressExchange(Waiting):
     def on_answer(self, head: Response) -> None:
         request = self._request
         assert request is not None
-        lines = [status_line(head.status)]
+        is_dated = any(name == b"date" for name, _ in head.fields)
+        lines = [status_line(head.status) if is_dated else head_start(head.status)]
         lines += _passed(head.fields, HOP_BY_HOP)
-        if all(name != b"date" for name, _ in head.fields):
-            lines.append(date_field())
         bodiless = request.method == b"HEAD" or head.status in (204, 304)
         if head.content_length is not None and head.status not in (204, 304):
             lines.append(b"content-length: %d\r\n" % head.content_length)

@@ -153,6 +153,8 @@ class Waiting(ABC):
         if self._upstream is not None:
             self._upstream.cancel()
             self._upstream = None
-        if self._bodies is not None:
-            self._budget.ended(self._bodies, self)
-            self._budget.give(self._bodies, self._body_bytes)
+        share = self._bodies
+        if share is not None:
+            if share.uploads:
+                self._budget.ended(share, self)
+            self._budget.give(share, self._body_bytes)

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from email.utils import formatdate
 
 
-class DateField:
-    """The field of the second that was asked for last, with its line end.
+class Dated:
+    """Bytes that a Date is a part of, made once a second for each key. `make(key, date)`.
 
-    >>> DateField().at(784111777.9)
-    b'date: Sun, 06 Nov 1994 08:49:37 GMT\\r\\n'
+    >>> Dated(lambda key, date: b"%d %b" % (key, date)).at(200, 784111777.9)
+    b'200 date: Sun, 06 Nov 1994 08:49:37 GMT\\r\\n'
     """
 
-    __slots__ = ("_field", "_second")
+    __slots__ = ("_date", "_made", "_make", "_second")
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[int, bytes], bytes]) -> None:
+        self._make = make
         self._second = -1
-        self._field = b""
+        self._date = b""
+        self._made: dict[int, bytes] = {}
 
-    def at(self, now: float) -> bytes:
+    def at(self, key: int, now: float) -> bytes:
         """`now`: seconds since 1970."""
         second = int(now)
         if second != self._second:
             self._second = second
-            self._field = b"date: %b\r\n" % formatdate(second, usegmt=True).encode()
-        return self._field
+            self._made.clear()
+            self._date = date_field(second)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._make(key, self._date)
+        return made
 
 
-_date = DateField()
+def date_field(second: int) -> bytes:
+    """The field with its line end.
 
-
-def date_field() -> bytes:
-    """The Date field of this moment, with its line end."""
-    return _date.at(time.time())
+    >>> date_field(784111777)
+    b'date: Sun, 06 Nov 1994 08:49:37 GMT\\r\\n'
+    """
+    return b"date: %b\r\n" % formatdate(second, usegmt=True).encode()

@@ -7,13 +7,14 @@ what it says of the body's length is the only thing that frames it. Bytes only, 
 from __future__ import annotations
 
 import re
+import time
 from typing import Generic, Protocol, TypeVar
 
 import httptools
 
 from hive.errors import BadRequest, HeadTooLarge, TooLarge
 from hive.wire.chunks import BadChunks, ChunkDecoder
-from hive.wire.dates import date_field
+from hive.wire.dates import Dated
 from hive.wire.heads import (
     MAX_ANSWER_HEAD,
     MAX_HEAD,
@@ -69,9 +70,12 @@ def status_line(status: int) -> bytes:
     return b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b""))
 
 
+_STARTS = Dated(lambda status, date: status_line(status) + date)
+
+
 def head_start(status: int) -> bytes:
-    """What each head begins with that Hive writes itself: the status line and the Date."""
-    return b"HTTP/1.1 %d %b\r\n%b" % (status, REASONS.get(status, b""), date_field())
+    """What each head begins with that Hive writes itself: the status line and the Date of this moment."""
+    return _STARTS.at(status, time.time())
 
 
 def answer_head(

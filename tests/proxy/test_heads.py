@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hive.wire.chunks import MAX_LINE, BadChunks, ChunkDecoder
-from hive.wire.dates import DateField
+from hive.wire.dates import Dated, date_field
 
 CALL = b"/agents/alice/t/" + INGRESS_TOKEN
 REFUSED = [
@@ -108,17 +108,17 @@ async def test_every_head_of_hives_own_has_one_date(tmp_path: Path) -> None:
         assert await dated(proxy, call, ingress=True) == (200, [theirs]), "an agent's own stays"
 
 
-def test_a_date_is_formatted_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[float] = []
-    monkeypatch.setattr("hive.wire.dates.formatdate", lambda second, usegmt: made.append(second) or f"{second}")  # type: ignore[func-returns-value]
-    field = DateField()
-    assert [field.at(now) for now in (1.0, 1.9, 2.0, 1.5)] == [
-        b"date: 1\r\n",
-        b"date: 1\r\n",
-        b"date: 2\r\n",
-        b"date: 1\r\n",
+def test_a_date_is_formatted_once_a_second() -> None:
+    made: list[bytes] = []
+    dated = Dated(lambda key, date: made.append(date) or b"%d" % key)  # type: ignore[func-returns-value]
+    assert [dated.at(key, now) for key, now in ((200, 1.0), (200, 1.9), (404, 1.5), (200, 2.0), (200, 1.9))] == [
+        b"200",
+        b"200",
+        b"404",
+        b"200",
+        b"200",
     ]
-    assert made == [1, 2, 1]
+    assert made == [date_field(second) for second in (1, 1, 2, 1)]
 
 
 # --- chunks ----------------------------------------------------------------------------------------------------------
