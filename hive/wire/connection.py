@@ -169,7 +169,7 @@ class Connection(asyncio.Protocol):
     @property
     def idle_since(self) -> float | None:
         """Since when nothing is asked on it, on the monotonic clock; None while something is, or while it ends."""
-        if self.exchange is not None or self._closing or self._lingering or self._ahead:
+        if self.exchange is not None or self._closing or self._lingering:
             return None
         return self._idle_from
 

@@ -88,6 +88,13 @@ async def test_a_target_with_a_host_in_it_is_refused(api: TcpApi, target: bytes)
         assert (await to_thread(until_closed, sock)).startswith(b"HTTP/1.1 400 ")
 
 
+async def test_a_malformed_head_is_answered_without_a_body(api: TcpApi) -> None:
+    with api.connect() as sock:
+        await to_thread(sock.sendall, b"HEAD /api/health HTTP/1.1\r\nHost: localhost\r\nx y\r\n\r\n")
+        head, _, body = (await to_thread(until_closed, sock)).partition(b"\r\n\r\n")
+    assert (head.startswith(b"HTTP/1.1 400 "), body) == (True, b"")
+
+
 @pytest.mark.parametrize(
     "origin", ["http://evil.test", "null", "http://localhost:1", "file://", "https://localhost.evil.test"]
 )

@@ -127,6 +127,7 @@ async def test_callers_of_one_agent_cannot_take_what_others_need(tmp_path: Path)
         for _ in range(60):
             callers.append(await Client.tcp(proxy.ingress_port))
             assert (await callers[-1].ask(state))[0] == 200, "the newest is let in"
+            callers[-1].writer.write(b"\r\n")  # which is no request
         assert await callers[0].at_end(), "and the longest idle goes"
         assert len(proxy.alice.callers) <= 40
         assert (await (await Client.unix(own)).ask(ASK))[0] == 200
