@@ -201,12 +201,25 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
         16 * 1024 * 1024
     )
     body_budget_bytes: Annotated[
-        int, _s("All request bodies together, beyond it 503.", runtime=True, unit="bytes", ge=1)
+        int,
+        _s(
+            "All request bodies together, an agent's and its callers' an eighth of it, a tenant's half; beyond it 503."
+            " One body each agent may always hold.",
+            runtime=True,
+            unit="bytes",
+            ge=1,
+        ),
     ] = 256 * 1024 * 1024
     head_s: Annotated[float, _s("A request head must be complete within this.", runtime=True, unit="s", gt=0)] = 10
-    body_idle_s: Annotated[float, _s("A request body may stand still for this long.", runtime=True, unit="s", gt=0)] = (
-        30
-    )
+    body_idle_s: Annotated[
+        float,
+        _s(
+            "A request body may stand still for this long; after 10 s 16 KiB/s must have come.",
+            runtime=True,
+            unit="s",
+            gt=0,
+        ),
+    ] = 30
     keepalive_s: Annotated[
         float,
         _s("Idle agents' connections are kept for this long, sleeping agents' for ever.", runtime=True, unit="s", gt=0),
@@ -224,7 +237,12 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
         float, _s("Requests in flight may go on for so long at shutdown.", runtime=True, unit="s", ge=0)
     ] = 10
     connections_max: Annotated[
-        int, _s("Connections at once; 0: what the limit of open files allows.", runtime=True, ge=0)
+        int,
+        _s(
+            "Connections at once, 4 of them kept for each agent; 0: what the limit of open files allows.",
+            runtime=True,
+            ge=0,
+        ),
     ] = 0
     agent_connections_max: Annotated[int, _s("Connections of one agent at once.", runtime=True, ge=1)] = 64
     cache_isolation: Annotated[bool, _s("Keep tenants' prompts apart in the backend's prefix cache.")] = True

@@ -30,6 +30,9 @@ TOO_LONG = (
     b"content-length: 24\r\nconnection: close\r\n\r\nthe head has no end here"
 )
 
+MALFORMED_HEAD = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
+"""To a HEAD: uvicorn's own answer has a body."""
+
 
 class OverTcp(NamedTuple):
     """A connection on TCP. `peer` asks, `address` and `port` are what it reached.
@@ -134,6 +137,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_here()
+        if self.url[:1] != b"/":
+            raise ValueError("the target is a path")  # with a host in it, that would count, and Host is what is checked
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -146,6 +151,8 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         if self._is_answering:
             self.transport.abort()  # it would stand in the middle of another answer
+        elif self.parser.get_method() == b"HEAD":
+            self._end(MALFORMED_HEAD)
         else:
             super().send_400_response(msg)
 

@@ -20,7 +20,7 @@ from hive.proxy.metrics import CONTENT_TYPE, Metrics
 from hive.wire import connection as wire
 from hive.wire.budget import HalfOpen
 from hive.wire.deadlines import Deadlines
-from hive.wire.http1 import Request, status_line
+from hive.wire.http1 import Request, head_start
 
 CONNECTIONS_MAX = 32
 LIMITS = wire.Limits(head_s=5.0, body_idle_s=5.0, keepalive_s=75.0, max_body=0)
@@ -109,8 +109,8 @@ class AdminExchange:
         request = self._request
         keep = request is not None and request.complete and request.keep_alive
         closing = b"" if keep else b"connection: close\r\n"
-        head = b"%b%bcontent-length: %d\r\n%b\r\n" % (status_line(status), fields, len(content), closing)
-        self._connection.write(head if request is not None and request.method == b"HEAD" else head + content)
+        head = b"%b%bcontent-length: %d\r\n%b\r\n" % (head_start(status), fields, len(content), closing)
+        self._connection.write(head if self._connection.asks_head else head + content)
         self._connection.finished(keep=keep)
 
     def on_gone(self) -> None:

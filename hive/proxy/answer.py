@@ -26,7 +26,7 @@ from hive.proxy.body import Asked
 from hive.proxy.endpoints import Endpoint, find
 from hive.proxy.metering import MAX_WHOLE, Reading, SseReading, WholeReading, reading_for
 from hive.wire.connection import Connection
-from hive.wire.http1 import LAST_CHUNK, Request, Response, as_chunk, status_line
+from hive.wire.http1 import LAST_CHUNK, Request, Response, as_chunk, head_start
 
 RELAYED = frozenset(
     {b"content-type", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry", b"request-id"}
@@ -106,7 +106,7 @@ class Answer:
         request = self._request
         self.status = status = head.status
         content_type = b""
-        fields = [status_line(status)]
+        fields = [head_start(status)]
         asked = self.asked
         is_translated = asked is not None and bool(asked.target)
         for name, value in head.fields:
@@ -233,7 +233,7 @@ class Answer:
             kind = _STREAM_TYPE.get(self._endpoint.dialect, b"text/event-stream")
             closing = b"" if self._request.keep_alive else b"connection: close\r\n"
             self._head = b"%bcontent-type: %b\r\n%btransfer-encoding: chunked\r\nx-accel-buffering: no\r\n%b" % (
-                status_line(200),
+                head_start(200),
                 kind,
                 own_fields,
                 closing,

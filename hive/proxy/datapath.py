@@ -6,24 +6,26 @@ import asyncio
 import itertools
 import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
-from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal
+from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal, Saturated
 from hive.field_rules import Rules
 from hive.models.capabilities import ignored, lacking, lacks_endpoint
 from hive.models.routing import Explained, Offer, Permitted, explain, offers_of, permits, preferences_of
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
 from hive.proxy.backend_gate import BackendGate
 from hive.proxy.body import Want
+from hive.proxy.body_budget import BodyBudget
+from hive.proxy.connection_shares import ConnectionShares, Holder
 from hive.proxy.deep import DeepReaders
 from hive.proxy.endpoints import Endpoint, answered_by_hive, asked_as, translated
 from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
-from hive.proxy.limits import Budget
 from hive.proxy.lists import RUNNING, TAGS
 from hive.proxy.looking import Looking
 from hive.proxy.metering import asks_usage
@@ -33,6 +35,7 @@ from hive.proxy.registry import OPERATOR, Entry, Registry
 from hive.proxy.tenants import Tenant
 from hive.proxy.upstream_way import NO_WAY, way_to
 from hive.settings import Settings
+from hive.wire.connection import Connection
 from hive.wire.deadlines import Deadlines
 from hive.wire.heads import Fields
 from hive.wire.upstream import Pool
@@ -113,7 +116,8 @@ class DataPath:
         self.on_activity = on_activity
         self.metrics = metrics or Metrics()
         self.readers = readers
-        self.budget = Budget(settings.proxy.body_budget_bytes)
+        self.budget = BodyBudget(settings.proxy.body_budget_bytes, one_body=settings.proxy.body_max_bytes)
+        self.shares: ConnectionShares[Connection] = ConnectionShares(sys.maxsize)
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
         self._offers: tuple[Offer, ...] = ()
@@ -142,7 +146,7 @@ class DataPath:
         """The configuration was read again. Requests under way keep the deadlines they have. Raises ConfigError."""
         self._preferences = preferences_of(settings.inference)
         self.settings = settings
-        self.budget.limit = settings.proxy.body_budget_bytes
+        self.budget.use(settings.proxy.body_budget_bytes, one_body=settings.proxy.body_max_bytes)
         self._fields = FieldTable(settings)
         self.registry.use_settings(settings.proxy, settings.tenants)
         if self.pool is not None:
@@ -233,6 +237,32 @@ class DataPath:
     def has_room(self, entry: Entry) -> bool:
         """Whether one more connection may be this agent's; operators are not counted."""
         return entry.row.id == OPERATOR or len(entry.connections) < self.settings.proxy.agent_connections_max
+
+    def claim(self, connection: Connection, holder: Holder[Connection]) -> None:
+        """A stranger's connection is this holder's from now on. Raises Saturated where there is no place."""
+        if not self.makes_place(holder, moving=connection):
+            raise Saturated("too many connections", retry_after_s=1)
+        self.shares.enter(connection, holder)
+
+    def claim_for_caller(self, connection: Connection, entry: Entry) -> None:
+        """The same for whoever calls an agent; who called another one before is let in to this one as it is."""
+        holder = self.shares.holder_of(connection)
+        if holder is entry.callers:
+            return
+        if holder is None or holder.is_strangers:
+            self.claim(connection, entry.callers)
+        else:
+            self.shares.enter(connection, entry.callers)
+
+    def makes_place(self, holder: Holder[Connection], *, moving: Connection | None = None) -> bool:
+        """Whether there is a place for one more connection of this holder; another one may have ended for it."""
+        place = self.shares.place_for(holder, agents=len(self.registry.by_id) + 1, moving=moving)
+        if place.instead_of is not None:
+            left = self.shares.holder_of(place.instead_of)
+            self.shares.leave(place.instead_of)
+            place.instead_of.give_place()
+            self.metrics.gave_place("stranger" if left is not None and left.is_strangers else "idle")
+        return place.there_is
 
     def leaves_the_box(self, model: str) -> bool:
         """Whether Ollama would send this model's requests to its maker, whoever pulled it or not (2026-08-21)."""

@@ -31,17 +31,18 @@ def connections_allowed(asked: int, descriptors: int) -> int:
     return min(asked, room) if asked else max(1, room // 2)
 
 
-def _canned() -> bytes:
-    error = Saturated("too many connections", retry_after_s=RETRY_AFTER_S)
-    content = render(error, Dialect.OPENAI)
-    return answer_head(error.status, len(content), error_fields(error), keep=False) + content
+_ERROR = Saturated("too many connections", retry_after_s=RETRY_AFTER_S)
+_CONTENT = render(_ERROR, Dialect.OPENAI)
 
 
-NO_ROOM = _canned()
+def no_room(*, asks_head: bool = False) -> bytes:
+    """The answer to one connection too many; without its body where a HEAD is seen to ask."""
+    head = answer_head(_ERROR.status, len(_CONTENT), error_fields(_ERROR), keep=False)
+    return head if asks_head else head + _CONTENT
 
 
 def turn_away(sock: socket.socket) -> None:
-    """Answers one connection too many with NO_ROOM, whatever it asks, and closes it. Takes the descriptor over."""
+    """Answers one connection too many, whatever it asks, and closes it. Takes the descriptor over."""
     _TurnedAway(socket.socket(fileno=sock.detach()))
 
 
@@ -58,7 +59,7 @@ class _TurnedAway:
         self._loop = asyncio.get_running_loop()
         sock.setblocking(False)
         try:
-            sock.send(NO_ROOM)
+            sock.send(no_room(asks_head=_asks_head(sock)))
             sock.shutdown(socket.SHUT_WR)
         except OSError:  # it left
             sock.close()
@@ -85,6 +86,14 @@ class _TurnedAway:
         self._timer.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
+
+
+def _asks_head(sock: socket.socket) -> bool:
+    """Whether what has come already begins with HEAD. Raises OSError where the client left."""
+    try:
+        return sock.recv(5, socket.MSG_PEEK) == b"HEAD "
+    except BlockingIOError:
+        return False
 
 
 class Seldom:

@@ -134,6 +134,7 @@ class Exchange(Waiting):
         return decided
 
     def on_request(self, request: Request) -> None:
+        self._body_is_in()
         if self._refusal is not None:
             self.refuse(self._refusal)
             return
@@ -184,8 +185,7 @@ class Exchange(Waiting):
 
     def _0_enter(self, entry: Entry) -> None:
         """In flight for its agent from here to `_leave`; a closed gate parks it and wakes the agent."""
-        self._entry = entry
-        self._entered = True
+        self._counts_for(entry, entry.bodies)
         try:
             if not entry.gate.begin(self, self._begun_at):
                 self.parked = True
@@ -210,8 +210,8 @@ class Exchange(Waiting):
             if not self._path.has_room(entry):
                 request.keep_alive = False
                 raise Saturated(f"{len(entry.connections)} connections of this agent are open", retry_after_s=1)
+            self._path.claim(self._connection, entry.connections)
             self._connection.owner = entry
-            entry.connections.add(self._connection)
             self._0_enter(entry)
             if self._refusal is not None:
                 raise self._refusal

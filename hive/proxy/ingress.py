@@ -22,8 +22,8 @@ from hive.errors import (
     Saturated,
     Unauthorized,
 )
+from hive.proxy.body_budget import BodyBudget
 from hive.proxy.gate import State
-from hive.proxy.limits import Budget
 from hive.proxy.refusals import too_many_wakes
 from hive.proxy.registry import Entry, Registry
 from hive.proxy.waiting import Waiting
@@ -34,7 +34,16 @@ from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER, Deadlines
 from hive.wire.dial import Fetch
 from hive.wire.heads import BadResponse, Fields, named_by_connection
-from hive.wire.http1 import LAST_CHUNK, Request, Response, answer_head, answered_later, as_chunk, status_line
+from hive.wire.http1 import (
+    LAST_CHUNK,
+    Request,
+    Response,
+    answer_head,
+    answered_later,
+    as_chunk,
+    head_start,
+    status_line,
+)
 from hive.wire.tunnel import HeadReader
 from hive.wire.upstream import Pool, UpstreamConnection
 
@@ -95,16 +104,19 @@ class IngressPath:
         registry: Registry,
         settings: ProxySettings,
         deadlines: Deadlines,
-        budget: Budget,
+        budget: BodyBudget,
         call_later: Callable[[float, Callable[[], None]], object],
+        claim: Callable[[Connection, Entry], None],
         fetch: Fetch | None = None,
     ) -> None:
-        """`fetch(agent)`: a connection to an agent's port where this process does not get to it itself."""
+        """`claim(connection, entry)`: it is a caller's of this agent now; raises Saturated where there is no place.
+        `fetch(agent)`: a connection to an agent's port where this process does not get to it itself."""
         self.registry = registry
         self.settings = settings
         self.deadlines = deadlines
         self.budget = budget
         self.call_later = call_later
+        self.claim = claim
         self.fetch = fetch
         self.leaving = False
         self.sockets: set[WebSocket] = set()
@@ -172,6 +184,7 @@ class IngressExchange(Waiting):
             )
         if self._path.leaving:
             raise Saturated("Hive is shutting down", retry_after_s=10)
+        self._path.claim(self._connection, entry)
         if self._rest.startswith(OWN):
             self._own = _told(entry, request, self._rest)
             return
@@ -179,8 +192,7 @@ class IngressExchange(Waiting):
             raise NotFound(f"agent {name} has no port; create it with --port to be called")
         self._handshake = websocket.read_handshake(request) if asked else None
         self._check_room(entry)
-        self._entry = entry
-        self._entered = True
+        self._counts_for(entry, entry.callers_bodies)
         self._retry_until = self._begun_at + self._path.settings.gate_wait_s
         if not entry.gate.begin(self, self._begun_at, ingress=True):
             self.parked = True
@@ -197,6 +209,7 @@ class IngressExchange(Waiting):
                 raise too_many_wakes(entry.tenant, wait_s)
 
     def on_request(self, request: Request) -> None:
+        self._body_is_in()
         self._ready = True
         if self._refusal is not None:
             self.refuse(self._refusal)
@@ -270,7 +283,8 @@ class IngressExchange(Waiting):
     def on_answer(self, head: Response) -> None:
         request = self._request
         assert request is not None
-        lines = [status_line(head.status)]
+        is_dated = any(name == b"date" for name, _ in head.fields)
+        lines = [status_line(head.status) if is_dated else head_start(head.status)]
         lines += _passed(head.fields, HOP_BY_HOP)
         bodiless = request.method == b"HEAD" or head.status in (204, 304)
         if head.content_length is not None and head.status not in (204, 304):

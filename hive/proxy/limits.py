@@ -53,30 +53,3 @@ def window_of(limit: int, span_s: float, old: SlidingWindow | None) -> SlidingWi
     if old is not None and (old.limit, old.span_s) == (limit, span_s):
         return old
     return SlidingWindow(limit, span_s)
-
-
-class Budget:
-    """Bytes that may be held in all request bodies together.
-
-    >>> budget = Budget(100)
-    >>> budget.take(80), budget.take(30), budget
-    (True, False, <Budget 80/100 B>)
-    """
-
-    __slots__ = ("limit", "used")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.used = 0
-
-    def __repr__(self) -> str:
-        return f"<Budget {self.used}/{self.limit} B>"
-
-    def take(self, size: int) -> bool:
-        if self.used + size > self.limit:
-            return False
-        self.used += size
-        return True
-
-    def give(self, size: int) -> None:
-        self.used -= size

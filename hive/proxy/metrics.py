@@ -22,6 +22,8 @@ STATUSES_MAX = 32
 """Different statuses told apart per endpoint: a backend may answer any number from 200 to 599."""
 CANCELLED_IN = ("parked", "uploading", "reading", "queued", "connecting", "waiting", "streaming", "answering")
 """Where a request was when its client left."""
+GAVE_PLACE = ("stranger", "idle")
+"""Which connections end for others: such as showed no token, and idle ones of who holds many."""
 TURNED_AWAY = ("connections_max", "agent_connections_max", "unknown_cid")
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -39,6 +41,7 @@ TABLE: tuple[Row, ...] = (
     Row("wakes", Kind.COUNTER, ("cause",), "Wakes of agents asked for by the proxy, by cause."),
     Row("fields_dropped", Kind.COUNTER, (), "Fields taken out of request bodies."),
     Row("connections_refused", Kind.COUNTER, ("reason",), "Connections answered with 503 at once, by the reason."),
+    Row("connections_displaced", Kind.COUNTER, ("of",), "Connections ended for others, a `stranger` or an `idle` one."),
     Row("config_reloads", Kind.COUNTER, (), "Configurations taken over on SIGHUP."),
     Row("config_reload_failed", Kind.COUNTER, (), "Configurations refused on SIGHUP; the old one stayed."),
     Row("usage_lost", Kind.COUNTER, (), "Usage events neither disk nor memory could take."),
@@ -106,6 +109,7 @@ class Metrics:
         self._cancels = _zeros(CANCELLED_IN)
         self._wakes = _zeros(WakeCause)
         self._turned_away = _zeros(TURNED_AWAY)
+        self._gave_place = _zeros(GAVE_PLACE)
         self._fields_dropped = self._reloads = self._reloads_failed = 0
         self._queue_wait = Histogram(SECONDS)
         self._lag = Histogram(LAG_SECONDS)
@@ -172,6 +176,10 @@ class Metrics:
         """A connection was not taken (one of TURNED_AWAY)."""
         _count(self._turned_away, reason)
 
+    def gave_place(self, of: str) -> None:
+        """A connection ended because another one needed its place (one of GAVE_PLACE)."""
+        _count(self._gave_place, of)
+
     def lag(self, lag_s: float) -> None:
         """A timer of the loop fired so late."""
         self._lag.observe(lag_s)
@@ -223,6 +231,7 @@ class Metrics:
             "cancels": _labelled(self._cancels),
             "wakes": _labelled(self._wakes),
             "connections_refused": _labelled(self._turned_away),
+            "connections_displaced": _labelled(self._gave_place),
             "fields_dropped": {(): self._fields_dropped},
             "config_reloads": {(): self._reloads},
             "config_reload_failed": {(): self._reloads_failed},

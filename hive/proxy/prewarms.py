@@ -63,8 +63,9 @@ class Ahead(Exchange):
     def __init__(self, path: DataPath, entry: Entry, outcome: Outcome, connection: wire.Connection) -> None:
         super().__init__(path, connection)
         self._entry = entry
+        self._bodies = entry.bodies
         self._outcome = outcome
-        entry.connections.add(connection)
+        path.shares.enter(connection, entry.connections)
         path.ahead[self] = None
 
     def give_way(self) -> bool:

@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from hive.domain import Caller, CallerKind, Tier, WakeCause
 from hive.errors import Asleep
 from hive.link.messages import Activity, AgentRow
+from hive.proxy.body_budget import BodyShare
+from hive.proxy.connection_shares import Holder
 from hive.proxy.gate import Daemon, Gate, State
 from hive.proxy.limits import SlidingWindow, window_of
 from hive.proxy.queue import FairQueue, Flow
@@ -50,13 +52,17 @@ Queue = FairQueue[Turning]
 class Entry:
     """One agent: what the daemon said of it, its gate, its window, its place in the queue, its connections.
 
-    `listeners`: those that are its own, by path. `usual_tokens_out`: moving average of what its requests gave, to be
-    charged before the truth is known.
+    `callers`: connections to ingress that asked for it last. `listeners`: those that are its own, by path.
+    `usual_tokens_out`: moving average of what its requests gave, to be charged before the truth is known.
+    `bodies`, `callers_bodies`: what its own requests and its callers' hold of the budget.
     `plans`: how its bodies are read, by endpoint (the data path's own, kept here because it is the agent's).
     """
 
     __slots__ = (
+        "bodies",
         "caller",
+        "callers",
+        "callers_bodies",
         "connections",
         "flow",
         "gate",
@@ -73,10 +79,13 @@ class Entry:
         self.gate = gate
         self.flow = flow
         self.window = SlidingWindow(settings.window_requests, settings.window_s)
-        self.connections: set[Connection] = set()
+        self.connections: Holder[Connection] = Holder(is_agents=row.id != PREWARM)
+        self.callers: Holder[Connection] = Holder()
         self.listeners: dict[str, Listener] = {}
         self.plans: dict[bytes, Any] = {}
         self.usual_tokens_out = 128.0
+        self.bodies = BodyShare(tenant.bodies, is_tenants=row.id == OPERATOR)
+        self.callers_bodies = BodyShare(tenant.bodies, of=self.bodies)
         self.learn(row, tenant)
 
     def __repr__(self) -> str:
@@ -86,6 +95,8 @@ class Entry:
         """Takes over what the daemon says, except the gate and the place in the queue."""
         self.row = row
         self.tenant = tenant
+        self.bodies.move(tenant.bodies)
+        self.callers_bodies.move(tenant.bodies)
         self.model = row.model or ""
         kind = CallerKind.OPERATOR if row.id == OPERATOR else CallerKind.AGENT
         self.caller = Caller(kind, row.id, row.tenant, row.tier, tenant.models)

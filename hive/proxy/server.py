@@ -25,6 +25,7 @@ from hive.host.process import raise_descriptor_limit
 from hive.host.sockets import TCP, UNIX, VSOCK, is_listening, take_sockets
 from hive.link.server import bind_private
 from hive.proxy.admin import Admin, Desk
+from hive.proxy.connection_shares import Holder
 from hive.proxy.datapath import DataPath
 from hive.proxy.deep import DeepReaders
 from hive.proxy.doors import Seldom, connections_allowed, turn_away
@@ -110,9 +111,10 @@ class ProxyServer:
             deadlines=self._deadlines,
             budget=self.path.budget,
             call_later=self._loop.call_later,
+            claim=self.path.claim_for_caller,
             fetch=self._links.dial,
         )
-        self._half_open = HalfOpen()
+        self._half_open, self._callers_half_open = HalfOpen(), HalfOpen()
         self._connections: dict[wire.Connection, float] = {}
         """Each with the time it was accepted."""
         self._doors: list[Door] = []
@@ -231,7 +233,7 @@ class ProxyServer:
     def _follow(self, settings: Settings) -> None:
         proxy = settings.proxy
         self._limits = wire.Limits(proxy.head_s, proxy.body_idle_s, proxy.keepalive_s, proxy.body_max_bytes)
-        self._connections_max = connections_allowed(proxy.connections_max, self._descriptors)
+        self.path.shares.limit = connections_allowed(proxy.connections_max, self._descriptors)
 
     # how it is ----------------------------------------------------------------------------------------------------
 
@@ -277,8 +279,8 @@ class ProxyServer:
         read("parked", lambda: sum(entry.gate.parked for entry in self._entries()))
         read("backend_closed", lambda: path.gate.is_closed)
         read("connections", lambda: len(self._connections))
-        read("connections_limit", lambda: self._connections_max)
-        read("half_open_heads", lambda: self._half_open.held)
+        read("connections_limit", lambda: path.shares.limit)
+        read("half_open_heads", lambda: self._half_open.held + self._callers_half_open.held)
         read("upstream_connections", self._upstream_connections)
         read("request_body_bytes", lambda: path.budget.used)
         read("request_body_bytes_limit", lambda: path.budget.limit)
@@ -344,10 +346,11 @@ class ProxyServer:
     # connections --------------------------------------------------------------------------------------------------
 
     def _model_connection(self, sock: socket.socket) -> wire.Connection | None:
-        return self._connect(sock, partial(Exchange, self.path))
+        return self._connect(sock, partial(Exchange, self.path), self.path.shares.strangers[0])
 
     def _ingress_connection(self, sock: socket.socket) -> wire.Connection | None:
-        return self._connect(sock, partial(IngressExchange, self.ingress))
+        strangers = self.path.shares.strangers[1]
+        return self._connect(sock, partial(IngressExchange, self.ingress), strangers, self._callers_half_open)
 
     def _guest_connection(self, sock: socket.socket) -> wire.Connection | None:
         """Over AF_VSOCK the kernel says from which virtual machine; one that is no agent is hung up on."""
@@ -364,19 +367,24 @@ class ProxyServer:
             self._refused("agent_connections_max", entry.row.name)
             turn_away(sock)
             return None
-        connection = self._connect(sock, partial(Exchange, self.path))
+        connection = self._connect(sock, partial(Exchange, self.path), entry.connections)
         if connection is not None:
             connection.owner = entry
             connection.needs_token = False  # also where it is TCP, made inside the agent's own network
-            entry.connections.add(connection)
         return connection
 
     def _connect(
-        self, sock: socket.socket, open_exchange: Callable[[wire.Connection], wire.Exchange]
+        self,
+        sock: socket.socket,
+        open_exchange: Callable[[wire.Connection], wire.Exchange],
+        holder: Holder[wire.Connection] | None = None,
+        half_open: HalfOpen | None = None,
     ) -> wire.Connection | None:
-        """None where there are too many; that one is turned away with an answer."""
-        if len(self._connections) >= self._connections_max:
-            self._refused("connections_max", str(self._connections_max))
+        """Of this holder, or of Hive's own. None where there is no place; that one is turned away with an answer."""
+        shares = self.path.shares
+        holder = shares.hives_own if holder is None else holder
+        if not self.path.makes_place(holder):
+            self._refused("connections_max", str(shares.limit))
             turn_away(sock)
             return None
         connection = wire.Connection(
@@ -386,8 +394,9 @@ class ProxyServer:
             open_exchange=open_exchange,
             stays_open=_agent_sleeps,
             on_closed=self._closed,
-            half_open=self._half_open,
+            half_open=self._half_open if half_open is None else half_open,
         )
+        shares.enter(connection, holder)
         self._connections[connection] = time.monotonic()
         return connection
 
@@ -399,8 +408,8 @@ class ProxyServer:
 
     def _closed(self, connection: wire.Connection) -> None:
         self._connections.pop(connection, None)
+        self.path.shares.leave(connection)
         if isinstance(connection.owner, Entry):
-            connection.owner.connections.discard(connection)
             connection.owner.gate.settle(time.monotonic())
 
     def _touch(self, agent: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from hive.models.routing import models_of
 from hive.models.salts import cache_group
+from hive.proxy.body_budget import TenantBodies
 from hive.proxy.limits import SlidingWindow, window_of
 from hive.settings import TenantRow
 
@@ -22,11 +23,12 @@ _NO_ROW = TenantRow()
 class Tenant:
     """What the agents of one tenant share: limits, models, weight, and whose prompts may meet theirs in a cache."""
 
-    __slots__ = ("cache_group", "models", "name", "wakes", "weight", "window")
+    __slots__ = ("bodies", "cache_group", "models", "name", "wakes", "weight", "window")
 
     def __init__(self, name: str, row: TenantRow = _NO_ROW) -> None:
         self.name = name
         self.window: SlidingWindow | None = None
+        self.bodies = TenantBodies()
         self.wakes = SlidingWindow(WAKES_MAX, WAKES_SPAN_S)
         self.learn(row)
 

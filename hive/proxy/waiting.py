@@ -9,13 +9,16 @@ from abc import ABC, abstractmethod
 from hive.dialects.errors import error_fields, render
 from hive.domain import Dialect
 from hive.errors import Asleep, HiveError, Saturated
-from hive.proxy.limits import Budget
+from hive.proxy.body_budget import BodyBudget, BodyShare
 from hive.proxy.registry import Entry
 from hive.proxy.wakes import WakeTimes
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER, Deadlines
 from hive.wire.http1 import Request, answer_head
 from hive.wire.upstream import UpstreamConnection
+
+FULL = "the request bodies held at once exceed Hive's budget, or this agent's share of it"
+DISPLACED = "this upload gave way to another agent's: the request bodies held at once exceed Hive's budget"
 
 
 class Waiting(ABC):
@@ -27,6 +30,7 @@ class Waiting(ABC):
     __slots__ = (
         "_begun_at",
         "_blocked",
+        "_bodies",
         "_body_bytes",
         "_budget",
         "_connection",
@@ -42,7 +46,7 @@ class Waiting(ABC):
         "parked",
     )
 
-    def __init__(self, connection: Connection, deadlines: Deadlines, budget: Budget) -> None:
+    def __init__(self, connection: Connection, deadlines: Deadlines, budget: BodyBudget) -> None:
         self._connection = connection
         self._deadlines = deadlines
         self._budget = budget
@@ -54,6 +58,8 @@ class Waiting(ABC):
         self._refusal: HiveError | None = None
         self._upstream: UpstreamConnection | None = None
         self._entered = self._ready = self._left = self._blocked = False
+        self._bodies: BodyShare | None = None
+        """Whose share of the budget its body takes; known before a body is read."""
         self._body_bytes = 0
         deadlines.add(self)
 
@@ -69,11 +75,36 @@ class Waiting(ABC):
     def _proceed(self) -> None:
         """The request is ready and the gate is open."""
 
+    def _counts_for(self, entry: Entry, bodies: BodyShare) -> None:
+        """It is this agent's from here to `_release`, at the gate too."""
+        self._entry, self._bodies = entry, bodies
+        self._entered = True
+
     def on_body(self, size: int) -> None:
-        if self._refusal is None:
-            if not self._budget.take(size):
-                raise Saturated("the request bodies held at once exceed Hive's budget", retry_after_s=2)
-            self._body_bytes += size
+        request, share, budget = self._request, self._bodies, self._budget
+        if self._refusal is not None or share is None or request is None:
+            return
+        if not budget.take(share, size):
+            raise Saturated(
+                "the request bodies held at once exceed Hive's budget, or this agent's share of it", retry_after_s=2
+            )
+        self._body_bytes += size
+        if request.body_bytes != request.content_length:
+            budget.goes_on(share, self, size)
+        while budget.displaced:
+            budget.displaced.pop().on_body_displaced()
+
+    def _body_is_in(self) -> None:
+        """It is nobody's to displace any more."""
+        share = self._bodies
+        if share is not None and share.uploads:
+            self._budget.ended(share, self)
+
+    def on_body_displaced(self) -> None:
+        """Its body is still coming in, and the room that it takes is another agent's."""
+        self.refuse(
+            Saturated("this upload gave way: the request bodies held at once exceed Hive's budget", retry_after_s=2)
+        )
 
     def on_gate_open(self) -> None:
         self.parked = False
@@ -112,7 +143,7 @@ class Waiting(ABC):
         keep = request is not None and request.complete and request.keep_alive
         content = render(error, dialect, request_id)
         head = answer_head(error.status, len(content), own_fields + error_fields(error), keep=keep)
-        self._connection.write(head if request is not None and request.method == b"HEAD" else head + content)
+        self._connection.write(head if self._connection.asks_head else head + content)
         return keep
 
     def _release(self) -> None:
@@ -122,4 +153,8 @@ class Waiting(ABC):
         if self._upstream is not None:
             self._upstream.cancel()
             self._upstream = None
-        self._budget.give(self._body_bytes)
+        share = self._bodies
+        if share is not None:
+            if share.uploads:
+                self._budget.ended(share, self)
+            self._budget.give(share, self._body_bytes)

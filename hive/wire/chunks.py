@@ -1,20 +1,32 @@
-"""Chunked bodies (RFC 9112 §7.1), of requests and of answers: decoded by llhttp, bounded and ended here.
+"""Chunked bodies (RFC 9112 §7.1), of requests and of answers: read strictly, bounded, and ended where they end.
 
-Chunk extensions are read over and trailers dropped; what they may take up is bounded.
+Chunk extensions are read over and trailers dropped; both must be what the grammar says, and what they may take up is
+bounded. llhttp takes `;a=` and `;=` for extensions, which others may read as something else: so it is not asked here.
 """
 
 from __future__ import annotations
 
-import httptools
+import re
 
 META_FREE = 16 * 1024
 """Bytes of chunk extensions and trailers that a body may always have; beyond that, not more than the body itself."""
+MAX_LINE = 4 * 1024
+"""Bytes of a chunk's size with its extensions, or of a trailer."""
 MAX_TRAILERS = 100
 LEAST_A_CHUNK = 5
 """A digit and two line ends: what a chunk costs without extension."""
-_HEAD = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
-_END = b"\r\n\r\n"
-_CRLF = (b"\r", b"\n")
+_TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+_QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*'
+_EXTENSION = rb';%b(?:=(?:%b|%b"))?' % (_TOKEN, _TOKEN, _QUOTED)
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n")
+_SIZE_EXTENDED = re.compile(rb"([0-9A-Fa-f]{1,16})(?:%b)+\r\n" % _EXTENSION)
+_SIZE_SO_FAR = re.compile(rb"[0-9A-Fa-f]{1,16}(?:%b)*(?:;(?:%b(?:=(?:%b\\?)?)?)?|\r)?" % (_EXTENSION, _TOKEN, _QUOTED))
+"""What may still become a whole line: it ends inside an extension, or before the line's end."""
+_TRAILER = re.compile(rb"%b:[\t -~\x80-\xff]*\r\n" % _TOKEN)
+_TRAILER_SO_FAR = re.compile(rb"\r|%b(?::[\t -~\x80-\xff]*\r?)?" % _TOKEN)
+_FRAMES = re.compile(rb"(?i:content-length|transfer-encoding):")
+"""No trailer says where a message ends (RFC 9110 §6.5.1)."""
+_CRLF = b"\r\n"
 
 
 class BadChunks(Exception):
@@ -24,74 +36,112 @@ class BadChunks(Exception):
 class ChunkDecoder:
     """One chunked body, split anywhere, into its bytes.
 
-    llhttp does not tell where a body ends inside what it was fed, but every body ends with an empty line: so it is
-    fed up to each empty line and asked whether that was the end. It is never fed a byte of the next message.
-
     >>> decoder = ChunkDecoder()
     >>> decoder.feed(b"3;a=b\\r\\nabc\\r\\n"), decoder.feed(b"2\\r\\nde\\r\\n0\\r\\nX: y\\r\\n\\r\\nGET /")
     ((b'abc', None), (b'de', b'GET /'))
     """
 
-    __slots__ = ("_parser", "_raw", "_seen", "_size", "_tail")
+    __slots__ = ("_data_left", "_in_trailers", "_line", "_meta", "_size", "_trailers", "_wants_crlf")
 
     def __init__(self) -> None:
-        self._seen = _Seen()
-        self._parser = httptools.HttpRequestParser(self._seen)
-        self._parser.feed_data(_HEAD)
-        self._seen.trailers = 0
-        self._tail = b""
-        self._raw = self._size = 0
+        self._data_left = 0
+        """Bytes of the chunk that has begun."""
+        self._wants_crlf = False
+        """Its bytes have come, but not the line end behind them."""
+        self._in_trailers = False
+        self._line = b""
+        """What has come of a line."""
+        self._trailers = 0
+        self._meta = self._size = 0
 
     def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
         """(body bytes decoded, None while the body goes on or the bytes that follow its end). Raises BadChunks."""
-        seen = self._seen
-        rest: bytes | None = None
-        try:
-            if data.find(_END) < 0 and (data[:1] not in _CRLF or (self._tail + data[:3]).find(_END) < 0):
-                self._parser.feed_data(data)
+        if self._line:
+            data = self._line + data
+            self._meta -= len(self._line)
+            self._line = b""
+        pieces: list[bytes] = []
+        at, rest = 0, None
+        if not (self._data_left or self._wants_crlf or self._in_trailers):
+            at = self._whole_chunks(data, pieces)
+        while at < len(data):
+            if self._data_left:
+                piece = data[at : at + self._data_left]
+                pieces.append(piece)
+                at += len(piece)
+                self._data_left -= len(piece)
+                self._wants_crlf = not self._data_left
+                continue
+            if self._wants_crlf:
+                end = self._after_data(data, at)
+            elif self._in_trailers:
+                if data.startswith(_CRLF, at):
+                    rest = data[at + 2 :]
+                    break
+                end = self._after_trailer(data, at)
             else:
-                rest = self._feed_by_empty_lines(data)
-        except httptools.HttpParserError as error:
-            raise BadChunks(f"malformed chunk: {str(error)[:80]}") from None
-        self._tail = data[-3:] if len(data) > 2 else (self._tail + data)[-3:]
-        pieces = seen.pieces
+                end = self._after_size(data, at)
+            if end < 0:
+                self._line = data[at:]
+                break
+            at = end
         body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._raw += len(data) - len(rest or b"") - LEAST_A_CHUNK * len(pieces)
         self._size += len(body)
-        pieces.clear()
-        if self._raw > META_FREE + 2 * self._size or seen.trailers > MAX_TRAILERS:
+        self._meta += len(data) - len(rest or b"") - len(body) - LEAST_A_CHUNK * len(pieces)
+        if self._meta > META_FREE + self._size or self._trailers > MAX_TRAILERS:
             raise BadChunks("more chunk extensions and trailers than body")
         return body, rest
 
-    def _feed_by_empty_lines(self, data: bytes) -> bytes | None:
-        joined = self._tail + data
-        offset = len(self._tail)
-        at = 0
-        while at < len(data):
-            end = joined.find(_END, max(0, at + offset - 3))
-            end = len(data) if end < 0 else end + len(_END) - offset
-            self._parser.feed_data(data[at:end])
-            if self._seen.done:
-                return data[end:]
-            at = end
-        return None
+    @staticmethod
+    def _whole_chunks(data: bytes, pieces: list[bytes]) -> int:
+        """Takes those that `data` begins with, as far as they are whole and plain; how many bytes those are."""
+        at, whole = 0, _SIZE.match
+        while (match := whole(data, at)) is not None:
+            begin = match.end()
+            end = begin + int(match[1], 16)
+            if end == begin or data[end : end + 2] != _CRLF:
+                break
+            pieces.append(data[begin:end])
+            at = end + 2
+        return at
+
+    def _after_data(self, data: bytes, at: int) -> int:
+        """Where it goes on behind the line end of a chunk; -1 where more must come."""
+        if data.startswith(_CRLF, at):
+            self._wants_crlf = False
+            return at + 2
+        if data[at:] == b"\r":
+            return -1
+        raise BadChunks("malformed chunk: its bytes do not end where its size says")
+
+    def _after_size(self, data: bytes, at: int) -> int:
+        """Where a chunk's bytes begin; -1 where more must come."""
+        match = _SIZE.match(data, at) or _SIZE_EXTENDED.match(data, at)
+        if match is None:
+            _check_so_far(_SIZE_SO_FAR, data[at : at + MAX_LINE + 1], "size or extension")
+            return -1
+        end = match.end()
+        if end - at > MAX_LINE:
+            raise BadChunks("malformed chunk: an extension that is too long")
+        self._data_left = int(match[1], 16)
+        self._in_trailers = not self._data_left
+        return end
+
+    def _after_trailer(self, data: bytes, at: int) -> int:
+        """Where the next line begins; -1 where more must come."""
+        match = _TRAILER.match(data, at)
+        if match is None:
+            _check_so_far(_TRAILER_SO_FAR, data[at : at + MAX_LINE + 1], "trailer")
+            return -1
+        if match.end() - at > MAX_LINE:
+            raise BadChunks("malformed chunk: a trailer that is too long")
+        if _FRAMES.match(data, at) is not None:
+            raise BadChunks("a trailer that would frame the message")
+        self._trailers += 1
+        return match.end()
 
 
-class _Seen:
-    """What the parser calls; it knows of no parser, so the two make no reference cycle."""
-
-    __slots__ = ("done", "pieces", "trailers")
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-        self.trailers = 0
-        self.done = False
-
-    def on_body(self, data: bytes) -> None:
-        self.pieces.append(data)
-
-    def on_header(self, _name: bytes, _value: bytes) -> None:
-        self.trailers += 1
-
-    def on_message_complete(self) -> None:
-        self.done = True
+def _check_so_far(allowed: re.Pattern[bytes], line: bytes, what: str) -> None:
+    """Refuses the beginning of a line that can become none, however it goes on."""
+    if len(line) > MAX_LINE or allowed.fullmatch(line) is None:
+        raise BadChunks(f"malformed chunk: its {what}")

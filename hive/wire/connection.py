@@ -128,6 +128,7 @@ class Connection(asyncio.Protocol):
         self._full = False
         """The client reads too slowly: no further request of it begins."""
         self._last_sent_at = 0.0
+        self._idle_from = time.monotonic()
 
     def __repr__(self) -> str:
         state = "gone" if self._transport is None else "in flight" if self.exchange else "idle"
@@ -163,6 +164,30 @@ class Connection(asyncio.Protocol):
             return None
         return None
 
+    # who else wants its place ---------------------------------------------------------------------------------------
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when nothing is asked on it, on the monotonic clock; None while something is, or while it ends."""
+        if self.exchange is not None or self._closing or self._lingering:
+            return None
+        return self._idle_from
+
+    def is_quiet(self) -> bool:
+        """Whether nothing is asked on it and no byte of a request waits in the kernel."""
+        return self.why_busy(0.0, unread_counts=False) is None
+
+    def give_place(self) -> None:
+        """Ends, because another one needs its place: with an answer where a request has begun."""
+        if self.exchange is not None:
+            self.exchange.refuse(Saturated("too many connections", retry_after_s=1))
+        self.close()
+
+    @property
+    def asks_head(self) -> bool:
+        """Whether the request in flight is a HEAD, also where its head is refused: then its answer has no body."""
+        return self._parser.asks_head if self._request is None else self._request.method == b"HEAD"
+
     # what an exchange calls ---------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
@@ -175,7 +200,7 @@ class Connection(asyncio.Protocol):
     def finished(self, *, keep: bool) -> None:
         """The answer is written. With `keep` the next request may come; an unfinished upload is dropped."""
         now = time.monotonic()
-        self._last_sent_at = now
+        self._last_sent_at = self._idle_from = now
         request, self.exchange, self._request = self._request, None, None
         if self._transport is None:
             return
@@ -349,7 +374,7 @@ class Connection(asyncio.Protocol):
             else:
                 self._start_body_clock(request, time.monotonic())
         elif self._half_open_as is None:
-            if self._half_open.take(self.owner):
+            if self._half_open.take(self, self.owner, self.give_place):
                 self._half_open_as = (self.owner,)
             elif self.exchange is not None:
                 self.exchange.refuse(Saturated("too many unfinished request heads", retry_after_s=1))
@@ -361,7 +386,7 @@ class Connection(asyncio.Protocol):
     def _head_is_in(self) -> None:
         """Or will never be: gives back the place among the unfinished."""
         if self._half_open_as is not None:
-            self._half_open.give(self._half_open_as[0])
+            self._half_open.give(self, self._half_open_as[0])
             self._half_open_as = None
 
     def on_head(self, request: Request) -> None:

@@ -7,12 +7,14 @@ what it says of the body's length is the only thing that frames it. Bytes only, 
 from __future__ import annotations
 
 import re
+import time
 from typing import Generic, Protocol, TypeVar
 
 import httptools
 
 from hive.errors import BadRequest, HeadTooLarge, TooLarge
 from hive.wire.chunks import BadChunks, ChunkDecoder
+from hive.wire.dates import Dated
 from hive.wire.heads import (
     MAX_ANSWER_HEAD,
     MAX_HEAD,
@@ -68,17 +70,25 @@ def status_line(status: int) -> bytes:
     return b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, b""))
 
 
+_STARTS = Dated(lambda status, date: status_line(status) + date)
+
+
+def head_start(status: int) -> bytes:
+    """What each head begins with that Hive writes itself: the status line and the Date of this moment."""
+    return _STARTS.at(status, time.time())
+
+
 def answer_head(
     status: int, length: int, fields: bytes, *, keep: bool, content_type: bytes = b"application/json"
 ) -> bytes:
     """The head of an answer of Hive's own of this length, and `fields` (each with its line end) as they are.
 
-    >>> answer_head(200, 2, b"", keep=True)
-    b'HTTP/1.1 200 OK\\r\\ncontent-type: application/json\\r\\ncontent-length: 2\\r\\n\\r\\n'
+    >>> answer_head(200, 2, b"", keep=True).partition(b"GMT\\r\\n")[2]
+    b'content-type: application/json\\r\\ncontent-length: 2\\r\\n\\r\\n'
     """
     closing = b"" if keep else b"connection: close\r\n"
     return b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n" % (
-        status_line(status),
+        head_start(status),
         content_type,
         length,
         fields,
@@ -260,7 +270,7 @@ class RequestParser:
     `max_body` bounds each decoded body in bytes.
     """
 
-    __slots__ = ("_checked", "_chunks", "_events", "_head", "_known", "_request", "max_body")
+    __slots__ = ("_checked", "_chunks", "_events", "_head", "_known", "_request", "asks_head", "max_body")
 
     def __init__(self, events: RequestEvents, *, max_body: int) -> None:
         self._events = events
@@ -271,6 +281,8 @@ class RequestParser:
         """What has come of a head that is not complete; the first `_checked` bytes of it were looked at."""
         self._checked = 0
         self._chunks: ChunkDecoder | None = None
+        self.asks_head = False
+        """Whether what has come of a request begins with HEAD, where it became no request: its answer has no body."""
         self.max_body = max_body
 
     def close(self) -> None:
@@ -313,6 +325,7 @@ class RequestParser:
             self._head += data
             whole = self._head
         start = 2 if whole[:2] == b"\r\n" else 0  # RFC 9112 §2.2: an empty line before a request is ignored
+        self.asks_head = whole.startswith(b"HEAD ", start)
         end = whole.find(_END, max(start, self._checked - 3))
         if end < 0:
             check_unfinished(whole[start:] if start else whole, max(0, self._checked - start))
@@ -328,9 +341,10 @@ class RequestParser:
         return request.like(None), rest
 
     def _check_length(self, request: Request, length: int) -> None:
-        if length > self.max_body:
-            raise TooLarge(f"a body of {length} bytes exceeds {self.max_body}")
-        if request.method in WITHOUT_BODY:
+        if length > self.max_body or request.method in WITHOUT_BODY:
+            self.asks_head = request.method == b"HEAD"
+            if length > self.max_body:
+                raise TooLarge(f"a body of {length} bytes exceeds {self.max_body}")
             raise BadRequest(f"{request.method.decode()} takes no body")
 
     def _feed_chunks(self, request: Request, data: bytes) -> bytes:

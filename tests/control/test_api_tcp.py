@@ -78,6 +78,23 @@ async def test_one_host_field_is_wanted(api: TcpApi, fields: bytes) -> None:
         assert (await to_thread(until_closed, sock)).startswith(b"HTTP/1.1 403 ")
 
 
+@pytest.mark.parametrize("target", [b"http://evil.test/api/health", b"http://localhost/api/health"])
+async def test_a_target_with_a_host_in_it_is_refused(api: TcpApi, target: bytes) -> None:
+    """That host is the one that counts (RFC 9112 §3.2.2), and Host was the one that was checked."""
+    token = (await api.token("a", Role.ADMIN)).encode()
+    with api.connect() as sock:
+        request = b"GET %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n"
+        await to_thread(sock.sendall, request % (target, token))
+        assert (await to_thread(until_closed, sock)).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_malformed_head_is_answered_without_a_body(api: TcpApi) -> None:
+    with api.connect() as sock:
+        await to_thread(sock.sendall, b"HEAD /api/health HTTP/1.1\r\nHost: localhost\r\nx y\r\n\r\n")
+        head, _, body = (await to_thread(until_closed, sock)).partition(b"\r\n\r\n")
+    assert (head.startswith(b"HTTP/1.1 400 "), body) == (True, b"")
+
+
 @pytest.mark.parametrize(
     "origin", ["http://evil.test", "null", "http://localhost:1", "file://", "https://localhost.evil.test"]
 )

@@ -16,7 +16,9 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier, UsageEvent, WakeCause
 from hive.errors import LinkLost
 from hive.link.messages import AgentRow
+from hive.proxy.connection_shares import Holder
 from hive.proxy.datapath import DataPath
+from hive.proxy.doors import turn_away
 from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
 from hive.proxy.registry import Entry, Registry
@@ -124,6 +126,7 @@ class Proxy:
             deadlines=self.deadlines,
             budget=self.path.budget,
             call_later=asyncio.get_running_loop().call_later,
+            claim=self.path.claim_for_caller,
             fetch=self.fetch,
         )
         self.row = AgentRow(
@@ -148,23 +151,50 @@ class Proxy:
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         unix.bind(str(self.socket_path))
         unix.listen(64)
+        strangers = self.path.shares.strangers
         self._listeners = [
-            Listener(sock, lambda s: self._connect(s, partial(Exchange, self.path))),
-            Listener(ingress_sock, lambda s: self._connect(s, partial(IngressExchange, self.ingress))),
+            Listener(sock, lambda s: self._connect(s, partial(Exchange, self.path), strangers[0])),
+            Listener(ingress_sock, lambda s: self._connect(s, partial(IngressExchange, self.ingress), strangers[1])),
         ]
         self.alice.listeners[str(self.socket_path)] = Listener(unix, self.alice_connects)
 
-    def alice_connects(self, sock: socket.socket) -> wire.Connection:
-        """As the server does with who connects to a listener of alice's own."""
-        connection = self._connect(sock, partial(Exchange, self.path))
-        connection.owner = self.alice
-        connection.needs_token = False
-        self.alice.connections.add(connection)
+    def alice_connects(self, sock: socket.socket) -> wire.Connection | None:
+        return self.agent_connects(self.alice, sock)
+
+    def agent_connects(self, entry: Entry, sock: socket.socket) -> wire.Connection | None:
+        """As the server does with who connects to a listener of an agent's own."""
+        connection = self._connect(sock, partial(Exchange, self.path), entry.connections)
+        if connection is not None:
+            connection.owner = entry
+            connection.needs_token = False
         return connection
 
+    def another(self, name: str, *, tenant: str = "default") -> Path:
+        """One more agent; the path of its own socket. Its token is `hm_` and its name."""
+        row = msgspec.structs.replace(
+            self.row,
+            id=name,
+            name=name,
+            tenant=tenant,
+            model_digest=digest(b"hm_" + name.encode()),
+            ingress_digest=digest(b"hi_" + name.encode()),
+        )
+        entry, path = self.registry.learn(row), self.socket_path.with_name(f"{name}.sock")
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening.bind(str(path))
+        listening.listen(64)
+        entry.listeners[str(path)] = Listener(listening, partial(self.agent_connects, entry))
+        return path
+
     def _connect(
-        self, sock: socket.socket, open_exchange: Callable[[wire.Connection], wire.Exchange]
-    ) -> wire.Connection:
+        self,
+        sock: socket.socket,
+        open_exchange: Callable[[wire.Connection], wire.Exchange],
+        holder: Holder[wire.Connection],
+    ) -> wire.Connection | None:
+        if not self.path.makes_place(holder):
+            turn_away(sock)
+            return None
         proxy = self.settings.proxy
         connection = wire.Connection(
             sock,
@@ -175,12 +205,13 @@ class Proxy:
             on_closed=self._closed,
             half_open=self.half_open,
         )
+        self.path.shares.enter(connection, holder)
         self.connections.add(connection)
         return connection
 
     def _closed(self, connection: wire.Connection) -> None:
         self.connections.discard(connection)
-        self.alice.connections.discard(connection)
+        self.path.shares.leave(connection)
 
     def use(self, backend: Backend, kind: BackendKind = BackendKind.LLAMA, models: tuple[str, ...] = MODELS) -> None:
         listed = [ModelInfo(name=name, owned_by="t") for name in models]
@@ -207,7 +238,8 @@ class Proxy:
     def stop(self) -> None:
         for listener in self._listeners:
             listener.close()
-        self.alice.close_listeners()
+        for entry in self.registry.by_id.values():
+            entry.close_listeners()
         for connection in list(self.connections):
             connection.cut()
         self.path.use_backend(None, [])

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hive.link.server import bind_private
 from hive.proxy import doors
 from hive.proxy.admin import CONNECTIONS_MAX, Admin, Desk
-from hive.proxy.doors import NO_ROOM, TURNED_AWAY_MAX, turn_away
+from hive.proxy.doors import TURNED_AWAY_MAX, no_room, turn_away
 from hive.proxy.metrics import TABLE, Metrics
 from hive.wire.connection import Connection
 from hive.wire.deadlines import Deadlines
@@ -287,7 +287,7 @@ async def test_who_is_turned_away_reads_why_even_after_a_long_upload(short_path:
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000
         )
-        assert await asyncio.wait_for(reader.read(), 5) == NO_ROOM
+        assert await asyncio.wait_for(reader.read(), 5) == no_room()
         writer.close()
         await until(lambda: doors._TurnedAway.waiting == 0)
 
@@ -301,7 +301,7 @@ async def test_a_flood_at_the_door_holds_few_descriptors_and_all_are_given_back(
         await until(lambda: doors._TurnedAway.waiting == TURNED_AWAY_MAX)
         await asyncio.sleep(0)
         answers = [client.recv(4096) for client in clients]
-        assert answers == [NO_ROOM] * len(clients)
+        assert answers == [no_room()] * len(clients)
         assert len(os.listdir("/proc/self/fd")) - before <= len(clients) + TURNED_AWAY_MAX
         for client in clients:
             client.close()

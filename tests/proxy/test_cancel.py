@@ -419,7 +419,7 @@ async def stopped_readers(proxy: Proxy) -> AsyncIterator[DeepReaders]:
 async def test_whoever_leaves_while_its_body_is_read_elsewhere_takes_that_along(
     tmp_path: Path, how: str, ahead: int
 ) -> None:
-    async with proxied(tmp_path, **PATIENT) as (proxy, backend):
+    async with proxied(tmp_path, **PATIENT, body_budget_bytes=512 * MIB) as (proxy, backend):
         with complaints() as found, contextlib.ExitStack() as sockets:
             scene = Scene(proxy, backend, "tcp")
             before = held(proxy)

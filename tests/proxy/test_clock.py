@@ -126,6 +126,7 @@ async def test_a_silent_backend_is_given_up_all_the_same(tmp_path: Path, wall: W
 
 MAY_READ = {
     ("proxy/refusals.py", "too_many"): "the moment a client is told",
+    ("wire/http1.py", "head_start"): "the moment a client is told",
     ("proxy/forward.py", "_10_meter"): "the record of a request",
     ("proxy/server.py", "__init__"): "a part of the epoch's name",
     ("proxy/server.py", "_touch"): "the record of activity",

@@ -104,6 +104,7 @@ async def test_descriptors_that_end_in_the_middle_of_requests_are_an_answer_and_
             client.writer.write(ASK)
         await asyncio.sleep(1)
         go.set()
+        await asyncio.sleep(0.5)  # who gave its place to another one is at its end at once, and not waited for
         answered = await statuses_now(clients)
         assert set(answered) <= {200, 502, 503, 0}
         assert answered.count(200) > 20

@@ -39,7 +39,7 @@ OLLAMA_ANSWER = (
 
 def sending(proxy: Proxy) -> Prewarms:
     def connect(sock: Any, open_exchange: Any) -> Any:
-        return proxy._connect(sock, open_exchange)
+        return proxy._connect(sock, open_exchange, proxy.path.shares.hives_own)
 
     return Prewarms(proxy.path, connect)
 

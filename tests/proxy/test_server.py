@@ -406,21 +406,43 @@ async def test_it_may_open_as_many_files_as_the_system_lets_it(short_path: Path)
 
 async def test_one_connection_too_many_is_answered_503_and_admin_still_answers(short_path: Path) -> None:
     async with house(short_path) as home:
-        rewritten(home, connections_max=4)
+        rewritten(home, connections_max=40)
         proxy = await home.proxy()
-        held = [await Client.tcp(proxy.port) for _ in range(3)] + [await Client.tcp(proxy.ingress_port)]
-        assert (await held[0].ask(ASK))[0] == 200
-        for late in [await Client.tcp(proxy.port), await Client.unix(home.paths.agent_socket(ALICE))]:
-            status, fields, body = await late.ask(ASK)
-            assert (status, fields[b"retry-after"], fields[b"connection"]) == (503, b"1", b"close")
-            assert json.loads(body)["error"]["message"] == "too many connections"
-            assert await late.at_end()
-        assert await proxy.metric("hive_proxy_connections_refused_total", reason="connections_max") == 2
-        assert (await held[0].ask(ASK))[0] == 200
-        held[1].close()
-        await proxy.has("hive_proxy_connections", 3)
-        assert (await (await Client.tcp(proxy.port)).ask(ASK))[0] == 200
+        own = home.paths.agent_socket(ALICE)
+        busy = [await Client.unix(own) for _ in range(31)]  # 4 of 40 are the operator's, 5 those of strangers
+        for client in busy:
+            client.writer.write(ASK[:-1])
+        await proxy.has("hive_proxy_in_flight", 31)
+        late = await Client.unix(own)
+        status, fields, body = await late.ask(ASK)
+        assert (status, fields[b"retry-after"], fields[b"connection"]) == (503, b"1", b"close")
+        assert json.loads(body)["error"]["message"] == "too many connections"
+        assert await late.at_end()
+        assert await proxy.metric("hive_proxy_connections_refused_total", reason="connections_max") == 1
+        late = await Client.tcp(proxy.port)
+        assert (await late.ask(ASK))[0] == 503, "the same for who shows by a token that it is this agent"
+        assert (await busy[0].ask(ASK[-1:]))[0] == 200
+        assert (await (await Client.unix(own)).ask(ASK))[0] == 200, "in place of the one that is idle now"
+        assert await proxy.metric("hive_proxy_connections_displaced_total", of="idle") == 1
         assert proxy.said().count("connection_refused reason=connections_max") == 1, "one line a second"
+
+
+async def test_idle_strangers_lock_nobody_out(short_path: Path) -> None:
+    """9,936 TCP connections without a token made everybody 503 for 75 s, agents on their own sockets included."""
+    async with house(short_path) as home:
+        rewritten(home, connections_max=40)
+        proxy = await home.proxy()
+        for port in (proxy.port, proxy.ingress_port):
+            strangers = [await Client.tcp(port) for _ in range(60)]
+            own = await Client.unix(home.paths.agent_socket(ALICE))
+            assert (await own.ask(ASK))[0] == 200
+            assert (await (await Client.tcp(proxy.port)).ask(ASK))[0] == 200, "also who shows its token late"
+            asked = b"GET /agents/nobody/ HTTP/1.1\r\nhost: h\r\n\r\n"
+            assert (await (await Client.tcp(proxy.ingress_port)).ask(asked))[0] == 401
+            assert await strangers[0].at_end(), "the oldest went"
+            assert (await own.ask(ASK))[0] == 200, "and none of the agent's own"
+            assert await proxy.metric("hive_proxy_connections_refused_total", reason="connections_max") == 0
+            assert await proxy.metric("hive_proxy_connections_displaced_total", of="stranger") > 20
 
 
 async def test_one_agent_cannot_have_all_connections(short_path: Path) -> None:

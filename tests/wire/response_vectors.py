@@ -155,6 +155,8 @@ ANSWERS = [
     refused("chunk-bare-lf", head(b"Transfer-Encoding: chunked", body=b"2\n{}\n0\n\n")),
     refused("chunk-too-long", head(b"Transfer-Encoding: chunked", body=b"2\r\n{}{}\r\n0\r\n\r\n")),
     refused("chunk-bare-semicolon", head(b"Transfer-Encoding: chunked", body=b"2;\r\n{}\r\n0\r\n\r\n")),
+    refused("chunk-extension-no-value", head(b"Transfer-Encoding: chunked", body=b"2;a=\r\n{}\r\n0\r\n\r\n")),
+    refused("chunk-extension-no-name", head(b"Transfer-Encoding: chunked", body=b"2;=\r\n{}\r\n0\r\n\r\n")),
     refused("chunk-extension-nul", head(b"Transfer-Encoding: chunked", body=b"2;a\x00\r\n{}\r\n0\r\n\r\n")),
     refused("chunk-extension-20-kib", head(b"Transfer-Encoding: chunked", body=b"2;" + b"a" * 20_000 + b"\r\n{}\r\n")),
     refused("chunk-zeros-20-kib", head(b"Transfer-Encoding: chunked", body=b"0" * 20_000 + b"2\r\n{}\r\n")),

@@ -52,6 +52,41 @@ async def test_a_body_slower_than_the_least_rate_is_given_up(tmp_path: Path, mon
         assert backend.requests == []
 
 
+async def test_a_body_that_earned_patience_by_its_length_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 1 KiB/s a body of 16 MiB had more than four hours, and held its room all the while."""
+    monkeypatch.setattr("hive.wire.budget.RATE_FROM_S", 0.3)
+    async with proxied(tmp_path) as (proxy, _):
+        client = await Client.unix(proxy.socket_path)
+        client.writer.write(HALF + b"content-length: %d\r\n\r\n" % (16 << 20))
+
+        async def dribble() -> None:
+            while True:
+                client.writer.write(b"x" * 100)
+                await asyncio.sleep(0.02)
+
+        dribbling = asyncio.ensure_future(dribble())
+        status, _, _ = await client.answer()
+        dribbling.cancel()
+        assert status == 408
+
+
+async def test_no_clock_of_an_upload_runs_while_the_gate_is_shut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hive.wire.budget.RATE_FROM_S", 0.4)
+    async with proxied(tmp_path, head_s=0.3, body_idle_s=0.4, gate_wait_s=10) as (proxy, _):
+        assert proxy.alice.gate.close(2, 0.0) is None
+        proxy.alice.gate.asleep(2)
+        client = await Client.unix(proxy.socket_path)
+        client.writer.write(HALF + b"content-length: %d\r\n\r\n%b" % (len(CHAT), CHAT[:10]))
+        await asyncio.sleep(1.5)
+        proxy.alice.gate.open(2)
+        await asyncio.sleep(0.1)
+        assert (await client.ask(CHAT[10:]))[0] == 200
+
+
 @given(begun=st.floats(0, 1e6), after=st.floats(0, 1e4), received=st.integers(0, 1 << 24), idle=st.floats(0.1, 1000))
 def test_a_body_is_given_up_exactly_when_idle_or_too_slow(
     begun: float, after: float, received: int, idle: float
@@ -62,7 +97,8 @@ def test_a_body_is_given_up_exactly_when_idle_or_too_slow(
     assert deadline == begun + after + idle or lasted == pytest.approx(max(RATE_FROM_S, received / MIN_RATE))
 
 
-async def test_unfinished_heads_are_capped_by_agent_and_for_all_unknown_callers(tmp_path: Path) -> None:
+async def test_unfinished_heads_are_capped_by_agent_and_of_strangers_the_oldest_gives_way(tmp_path: Path) -> None:
+    """64 strangers with half a head each made Hive refuse every other head that came in two pieces."""
     async with proxied(tmp_path) as (proxy, _):
         own = [await Client.unix(proxy.socket_path) for _ in range(HALF_OPEN_PER_OWNER)]
         unknown = [await Client.tcp(proxy.port) for _ in range(HALF_OPEN_UNKNOWN)]
@@ -70,25 +106,37 @@ async def test_unfinished_heads_are_capped_by_agent_and_for_all_unknown_callers(
             client.writer.write(HALF)
         full = HALF_OPEN_PER_OWNER + HALF_OPEN_UNKNOWN
         await until(lambda: repr(proxy.half_open) == f"<HalfOpen {full} heads of 2 owners>")
-        for surplus in (await Client.unix(proxy.socket_path), await Client.tcp(proxy.port)):
-            status, fields, _ = await surplus.ask(HALF)
-            assert (status, fields[b"connection"]) == (503, b"close")
+        surplus = await Client.unix(proxy.socket_path)
+        status, fields, _ = await surplus.ask(HALF)
+        assert (status, fields[b"connection"]) == (503, b"close")
+        late = await Client.tcp(proxy.port)
+        late.writer.write(HALF + b"authorization: Bearer %b\r\n" % MODEL_TOKEN)
+        status, fields, _ = await unknown[0].answer()
+        assert (status, fields[b"connection"]) == (503, b"close")
+        assert await unknown[0].at_end()
+        assert repr(proxy.half_open) == f"<HalfOpen {full} heads of 2 owners>"
+        assert (await late.ask(b"content-length: %d\r\n\r\n%b" % (len(CHAT), CHAT)))[0] == 200
         whole = await Client.unix(proxy.socket_path)
         assert (await whole.ask(post(b"/v1/chat/completions", CHAT)))[0] == 200, "whole heads are not counted"
         own[0].writer.write(b"content-length: %d\r\n\r\n%b" % (len(CHAT), CHAT))
         assert (await own[0].answer())[0] == 200
-        unknown[0].close()
-        await until(lambda: repr(proxy.half_open) == f"<HalfOpen {full - 2} heads of 2 owners>")
+        unknown[1].close()
+        await until(lambda: repr(proxy.half_open) == f"<HalfOpen {full - 3} heads of 2 owners>")
 
 
 @given(st.lists(st.sampled_from([None, "a", "b"]), max_size=40))
 def test_half_open_counts_what_it_gave_out(owners: list[str | None]) -> None:
     heads = HalfOpen(per_owner=2, unknown=3)
-    given_out = [owner for owner in owners if heads.take(owner)]
-    for owner, most in ((None, 3), ("a", 2), ("b", 2)):
-        assert given_out.count(owner) == min(most, owners.count(owner))
-    for owner in given_out:
-        heads.give(owner)
+    ended: list[int] = []
+    taken = [who for who, owner in enumerate(owners) if heads.take(who, owner, lambda who=who: ended.append(who))]  # type: ignore[misc]
+    for owner in ("a", "b"):
+        assert [owners[who] for who in taken].count(owner) == min(2, owners.count(owner))
+    unknown = [who for who, owner in enumerate(owners) if owner is None]
+    assert [who for who in taken if owners[who] is None] == unknown, "of strangers each newest one is let in"
+    assert ended == unknown[:-3], "and the oldest goes"
+    assert heads.held == len(taken) - len(ended)
+    for who in taken:
+        heads.give(who, owners[who])
     assert repr(heads) == "<HalfOpen 0 heads of 0 owners>"
 
 

@@ -1,0 +1,157 @@
+"""How many bytes of request bodies may be held at once: by all, by one tenant, by one agent and its callers. Pure.
+
+Nobody's body is refused for what others hold as long as it fits into one body's size. What is short then comes from
+uploads that have not ended, the largest holder's first: so memory stays bounded however many agents there are.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+AGENT_PART = 8
+"""One agent and its callers hold at most the budget divided by this."""
+TENANT_PART = 2
+"""One tenant's agents hold at most the budget divided by this, but for what each is guaranteed."""
+
+
+class Upload(Protocol):
+    """A request whose body is coming in."""
+
+    @property
+    def parked(self) -> bool:
+        """Whether it waits for its agent to wake, which therefore cannot send the rest."""
+        ...
+
+    def on_body_displaced(self) -> None:
+        """Its room is another one's: it is to be refused. Called by who asked for the room."""
+        ...
+
+
+class TenantBodies:
+    """What the agents of one tenant hold together."""
+
+    __slots__ = ("used",)
+
+    def __init__(self) -> None:
+        self.used = 0
+
+    def __repr__(self) -> str:
+        return f"<TenantBodies {self.used} B>"
+
+
+class BodyShare:
+    """What one agent's own requests hold, or its callers' (`of` is the agent's own share then).
+
+    `is_tenants`: it may hold what a tenant may, as an operator who speaks for many does.
+    """
+
+    __slots__ = ("is_callers", "is_tenants", "sibling", "tenant", "uploads", "used")
+
+    def __init__(self, tenant: TenantBodies, *, of: BodyShare | None = None, is_tenants: bool = False) -> None:
+        self.tenant = tenant
+        self.used = 0
+        self.is_callers = of is not None
+        self.is_tenants = is_tenants
+        self.uploads: dict[Upload, int] = {}
+        """Bytes of each body that has not ended, the oldest first."""
+        self.sibling: BodyShare | None = of
+        if of is not None:
+            of.sibling = self
+
+    def __repr__(self) -> str:
+        return f"<BodyShare {self.used} B, {len(self.uploads)} uploads>"
+
+    def move(self, tenant: TenantBodies) -> None:
+        """The agent is another tenant's now, with what it holds."""
+        self.tenant.used -= self.used
+        tenant.used += self.used
+        self.tenant = tenant
+
+    @property
+    def agents(self) -> int:
+        """Bytes held by the agent and its callers together."""
+        return self.used + (self.sibling.used if self.sibling is not None else 0)
+
+
+class BodyBudget:
+    """Bytes that may be held in all request bodies together, `one_body` of them guaranteed to each share.
+
+    `displaced`: uploads that are to be refused, because somebody was let in at their cost.
+
+    >>> budget, tenant = BodyBudget(100, one_body=10), TenantBodies()
+    >>> one, other = BodyShare(tenant), BodyShare(TenantBodies())
+    >>> budget.take(one, 12), budget.take(one, 1), budget.take(other, 10), budget
+    (True, False, True, <BodyBudget 22/100 B>)
+    """
+
+    __slots__ = ("_uploading", "agent_limit", "displaced", "limit", "one_body", "tenant_limit", "used")
+
+    def __init__(self, limit: int, *, one_body: int) -> None:
+        self.used = 0
+        self.displaced: list[Upload] = []
+        self._uploading: dict[BodyShare, None] = {}
+        """Shares with bodies that have not ended."""
+        self.use(limit, one_body=one_body)
+
+    def __repr__(self) -> str:
+        return f"<BodyBudget {self.used}/{self.limit} B>"
+
+    def use(self, limit: int, *, one_body: int) -> None:
+        """The configuration was read again."""
+        self.limit = limit
+        self.one_body = one_body
+        self.agent_limit = max(one_body, limit // AGENT_PART)
+        self.tenant_limit = max(one_body, limit // TENANT_PART)
+
+    def take(self, share: BodyShare, size: int) -> bool:
+        """Whether `size` bytes more may be held; they count then, until `give`. May leave some in `displaced`."""
+        tenant = share.tenant
+        held, all_held, tenants = share.used + size, self.used + size, tenant.used + size
+        if held > self.one_body and not self._fits_agent(share, size):
+            return False
+        if all_held > self.limit or tenants > self.tenant_limit:
+            if held > self.one_body:
+                return False
+            self._make_room(share, size)
+        self.used, share.used, tenant.used = all_held, held, tenants
+        return True
+
+    def give(self, share: BodyShare, size: int) -> None:
+        self.used -= size
+        share.used -= size
+        share.tenant.used -= size
+
+    def goes_on(self, share: BodyShare, upload: Upload, size: int) -> None:
+        """The body has not ended: `size` bytes more of it are held."""
+        share.uploads[upload] = share.uploads.get(upload, 0) + size
+        self._uploading[share] = None
+
+    def ended(self, share: BodyShare, upload: Upload) -> None:
+        """The body is whole, or nobody waits for it any more. Also where it was never told of."""
+        if share.uploads.pop(upload, None) is not None and not share.uploads:
+            del self._uploading[share]
+
+    def _fits_agent(self, share: BodyShare, size: int) -> bool:
+        most = self.tenant_limit if share.is_tenants else self.agent_limit
+        if share.is_callers and share.used + size > most - self.one_body:
+            return False  # so that callers leave the agent itself what it is guaranteed
+        return share.agents + size <= most
+
+    def _make_room(self, asking: BodyShare, size: int) -> None:
+        """Lets others' uploads give way: within the tenant for what it lacks, then anybody's. May not find enough."""
+        tenant = asking.tenant
+        lacks = tenant.used + size - self.tenant_limit
+        freed = self._displace([one for one in self._uploading if one.tenant is tenant], asking, lacks)
+        self._displace(list(self._uploading), asking, self.used + size - self.limit - freed)
+
+    def _displace(self, shares: list[BodyShare], asking: BodyShare, lacks: int) -> int:
+        """Bytes of those that are displaced: the largest holder's oldest upload first."""
+        freed = 0
+        for share in sorted(shares, key=lambda one: one.used, reverse=True):
+            for upload, held in share.uploads.items() if share is not asking else ():
+                if freed >= lacks:
+                    return freed
+                if not upload.parked and upload not in self.displaced:
+                    self.displaced.append(upload)
+                    freed += held
+        return freed

@@ -1,0 +1,189 @@
+"""Whose connections are open, and which one has to go for another. Pure.
+
+Each agent keeps a few places that nobody else takes. Whoever comes when all the others are taken gets the place of the
+oldest connection that has shown no token yet, else that of the longest idle one of the largest holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+GUARANTEED = 4
+"""Places that each agent has, as long as they are no more than half of all."""
+STRANGERS_KEPT = 64
+"""Places for those that have shown no token yet, as long as they are no more than an eighth of all: agents on TCP and
+callers come in by them."""
+HOLDERS_LOOKED_AT = 16
+CONNECTIONS_LOOKED_AT = 256
+"""Of one holder, the oldest."""
+
+
+class Placed(Protocol):
+    """A connection, as far as it is known here."""
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when nothing is asked on it; None while something is."""
+        ...
+
+    def is_quiet(self) -> bool:
+        """Whether nothing of its peer waits to be read either."""
+        ...
+
+
+C = TypeVar("C", bound=Placed)
+
+
+class Holder(Generic[C]):
+    """Those connections that count as one's: an agent's own, an agent's callers', or strangers' at one door."""
+
+    __slots__ = ("_connections", "is_agents", "is_strangers")
+
+    def __init__(self, *, is_agents: bool = False, is_strangers: bool = False) -> None:
+        """`is_agents`: some places are its own, whatever others hold."""
+        self._connections: dict[C, None] = {}
+        self.is_agents = is_agents
+        self.is_strangers = is_strangers
+
+    def __repr__(self) -> str:
+        return f"<Holder of {len(self._connections)}>"
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def __iter__(self) -> Iterator[C]:
+        """The oldest first."""
+        return iter(self._connections)
+
+    def add(self, connection: C) -> None:
+        self._connections[connection] = None
+
+    def discard(self, connection: C) -> None:
+        self._connections.pop(connection, None)
+
+    def longest_idle(self) -> C | None:
+        """Of the CONNECTIONS_LOOKED_AT oldest ones."""
+        seen = ((one.idle_since, one) for one in islice(self._connections, CONNECTIONS_LOOKED_AT))
+        idle = sorted(((since, one) for since, one in seen if since is not None), key=lambda found: found[0])
+        return next((one for _, one in idle if one.is_quiet()), None)
+
+
+class Place(NamedTuple, Generic[C]):
+    """Whether there is a place, and who has to go for that."""
+
+    there_is: bool
+    instead_of: C | None = None
+
+
+class ConnectionShares(Generic[C]):
+    """All connections, at most `limit`, each with its holder.
+
+    >>> class Idle:
+    ...     idle_since, is_quiet = 0.0, lambda self: True
+    >>> shares, agent = ConnectionShares(8), Holder(is_agents=True)
+    >>> for _ in range(4):
+    ...     shares.enter(Idle(), shares.strangers[0])
+    >>> shares.place_for(shares.strangers[0], agents=1).instead_of is next(iter(shares.strangers[0]))
+    True
+    >>> shares.place_for(agent, agents=1), shares
+    (Place(there_is=True, instead_of=None), <ConnectionShares 4/8, 4 strangers>)
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.strangers: tuple[Holder[C], Holder[C]] = (Holder(is_strangers=True), Holder(is_strangers=True))
+        """At the model's door, and at that of ingress."""
+        self.hives_own: Holder[C] = Holder()
+        self._holders: dict[C, Holder[C]] = {}
+        self._by_size: dict[int, dict[Holder[C], None]] = {}
+        """Holders but for the strangers."""
+        self._at_least = [0] * (GUARANTEED + 1)
+        """How many agents hold at least so many, by that number."""
+
+    def __repr__(self) -> str:
+        return f"<ConnectionShares {self.held}/{self.limit}, {self._strangers} strangers>"
+
+    @property
+    def held(self) -> int:
+        return len(self._holders)
+
+    @property
+    def _strangers(self) -> int:
+        return len(self.strangers[0]) + len(self.strangers[1])
+
+    def holder_of(self, connection: C) -> Holder[C] | None:
+        return self._holders.get(connection)
+
+    def enter(self, connection: C, holder: Holder[C]) -> None:
+        """It is this holder's from now on, whoever's it was before."""
+        self.leave(connection)
+        self._holders[connection] = holder
+        holder.add(connection)
+        self._resized(holder, len(holder) - 1)
+
+    def leave(self, connection: C) -> None:
+        """It is nobody's; also where it was not before."""
+        holder = self._holders.pop(connection, None)
+        if holder is not None:
+            holder.discard(connection)
+            self._resized(holder, len(holder) + 1)
+
+    def place_for(self, holder: Holder[C], *, agents: int, moving: C | None = None) -> Place[C]:
+        """For one more connection of this holder; with `moving` for that one, which is a stranger's now.
+
+        `agents`: how many there are, which places are kept for.
+        """
+        held = self.held + (moving is None)
+        guaranteed = self._guaranteed(agents)
+        is_its_own = holder.is_agents and len(holder) < guaranteed
+        strangers = self._strangers + holder.is_strangers - (moving is not None)
+        kept = 0 if is_its_own else self._kept_for_agents(agents, guaranteed) + max(0, self._strangers_kept - strangers)
+        if held + kept <= self.limit:
+            return Place(True)
+        goes = self._who_goes(holder, moving, guaranteed, is_its_own=is_its_own)
+        return Place(goes is not None, goes)
+
+    @property
+    def _strangers_kept(self) -> int:
+        return min(STRANGERS_KEPT, self.limit // 8)
+
+    def _guaranteed(self, agents: int) -> int:
+        return max(1, min(GUARANTEED, self.limit // (2 * max(1, agents))))
+
+    def _kept_for_agents(self, agents: int, guaranteed: int) -> int:
+        """Places that agents have and do not use."""
+        used = sum(self._at_least[1 : guaranteed + 1])
+        return min(self.limit // 2, max(0, agents * guaranteed - used))
+
+    def _who_goes(self, holder: Holder[C], moving: C | None, guaranteed: int, *, is_its_own: bool) -> C | None:
+        door = max(self.strangers, key=len)
+        oldest = next((one for one in door if one is not moving), None)
+        if oldest is not None and (holder.is_strangers or self._strangers > self._strangers_kept):
+            return oldest
+        found = self._longest_idle(guaranteed)
+        return oldest if found is None and is_its_own else found
+
+    def _longest_idle(self, guaranteed: int) -> C | None:
+        """Of the largest holder that has an idle one."""
+        sizes = sorted((size for size in self._by_size if size > guaranteed), reverse=True)
+        for holder in islice((one for size in sizes for one in self._by_size[size]), HOLDERS_LOOKED_AT):
+            found = holder.longest_idle()
+            if found is not None:
+                return found
+        return None
+
+    def _resized(self, holder: Holder[C], before: int) -> None:
+        now = len(holder)
+        if holder.is_agents and max(before, now) <= GUARANTEED:
+            self._at_least[max(before, now)] += now - before
+        if holder.is_strangers:
+            return
+        if before:
+            same = self._by_size[before]
+            del same[holder]
+            if not same:
+                del self._by_size[before]
+        if now:
+            self._by_size.setdefault(now, {})[holder] = None
