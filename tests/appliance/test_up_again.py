@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from appliance.test_up import SLEEPER, HiveUp, agent, until
+from appliance.test_up import HIVE, SLEEPER, HiveUp, agent, until
 from appliance.test_up import hive as hive
 
 CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -111,6 +111,38 @@ def test_a_container_that_is_rebooted_is_a_machine_that_was(contained: InContain
     contained.start().until_up()
     until(lambda: statuses(contained) == BACK, lambda: f"{statuses(contained)}\n{contained.said()}")
     assert "is_new_boot=True" in contained.said()
+
+
+def test_a_crash_loop_is_seen_in_list_show_and_events(hive: HiveUp) -> None:
+    """One that fell over every few seconds looked like any other that runs, or starts."""
+    hive.start().until_up()
+    looping = {"name": "loop", "command": ["/bin/sh", "-c", "sleep 0.2; exit 3"], "restart": "always"}
+    hive.client.post("/api/agents", looping)
+    until(lambda: hive.client.get("/api/agents/loop")["restarts"] >= 3, hive.said)
+
+    def due() -> dict[str, Any] | None:
+        view = hive.client.get("/api/agents/loop")
+        return view if view["next_start_at"] is not None else None
+
+    until(due, hive.said)
+    view = due()
+    assert view is not None
+    assert (view["status"], view["restart_reason"]) == ("starting", "exited with 3")
+    assert 0 < view["next_start_at"] - view["since"] <= 10.5
+    said = run(hive, "agent", "show", "loop")
+    assert "last: exited with 3; next try " in said
+    assert "exited with 3; end " in run(hive, "agent", "list")
+    assert "exited with 3; end 2 in a row, started again in 1 s" in run(hive, "events", "-n", "1000")
+    hive.client.post("/api/agents/loop/stop")
+    assert hive.client.get("/api/agents/loop")["next_start_at"] is None
+    assert hive.end() == 0
+
+
+def run(hive: HiveUp, *words: str) -> str:
+    command = [*HIVE, *words, "--state-dir", str(hive.state)]
+    return subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"}
+    ).stdout
 
 
 def test_one_that_crashes_and_one_that_ends_well_stay_as_they_are(hive: HiveUp) -> None:
