@@ -8,8 +8,9 @@ from hive.domain import ALIVE, Agent, AgentStatus, RestartPolicy
 def why_started(agent: Agent, *, is_new_boot: bool) -> str:
     """Why it is started without anybody asking for it, in words; empty where it is not.
 
-    `is_new_boot`: the machine was started since Hive looked last, and none of its processes can live. Else only those
-    come back that Hive itself stopped when it went down.
+    What Hive itself stopped when it went down ran until then, and comes back whatever its policy. `is_new_boot`: the
+    machine was started since Hive looked last, and none of its processes can live; only then autostart and policy are
+    asked.
 
     >>> from hive.domain import AgentSpec
     >>> spec = AgentSpec(name="bob", restart=RestartPolicy.UNLESS_STOPPED)
@@ -20,7 +21,9 @@ def why_started(agent: Agent, *, is_new_boot: bool) -> str:
     """
     if agent.status in ALIVE:
         return "it ran when the machine went down" if is_new_boot else ""
-    if not is_new_boot and agent.stopped_by != "hive":
+    if agent.stopped_by == "hive":
+        return "it ran when Hive went down"
+    if not is_new_boot:
         return ""
     if agent.spec.autostart:
         return "autostart"

@@ -19,13 +19,14 @@ from hive.agents.depth import true_depth
 from hive.agents.line import Line
 from hive.agents.pausing import LINK_LOST, Attempt, Pausing
 from hive.agents.reconcile import Action, Truth, reconcile
+from hive.agents.restarts import Restarts
 from hive.agents.starting import HIVE, OPERATOR, Starting
 from hive.agents.state import Answer, State, wrong_state
 from hive.agents.waking import Waking
 from hive.agents.world import World
 from hive.domain import ALIVE, AT_REST, Agent, AgentSpec, AgentStatus, SleepDepth, WakeCause
 from hive.errors import AgentBusy, NotFound, NotSupported, Saturated, TimedOut, WrongState
-from hive.link.messages import Open, Refused, Stat
+from hive.link.messages import WENT_DOWN, Open, Refused, Stat
 
 RETRY_BUSY_S = 1.0
 """An operator's pause tries again on the proxy's `quiet`, and this often in case that got lost with a link."""
@@ -130,6 +131,17 @@ class Life:
         return self._waking.last
 
     @property
+    def restarts(self) -> Restarts:
+        """What its restart policy did, and does next."""
+        return self._starting.restarts
+
+    @property
+    def recent_ends(self) -> int:
+        """Ends within the window in which failures are counted."""
+        window_s = self._world.settings.agents.restart_window_s
+        return self.restarts.recent(now=self._loop.time(), window_s=window_s)
+
+    @property
     def wakes(self) -> int:
         return self._waking.count
 
@@ -148,7 +160,7 @@ class Life:
 
         `by`: `operator`, or `hive` where Hive itself goes down: whether it comes back with Hive (boot.py).
         """
-        reason = "Hive went down" if by == HIVE else "stopped by operator"
+        reason = WENT_DOWN if by == HIVE else "stopped by operator"
         await self._leave(lambda: self._starting.stop(actor, reason, by=by), "stop")
 
     async def restart(self, actor: str) -> None:
@@ -176,7 +188,7 @@ class Life:
         await self._turns.take(lambda: self._state.keep_awake(until, actor), "keep awake")
 
     async def start_after_boot(self, why: str) -> None:
-        """Nobody asked for it but its spec (boot.py). Raises what kept it from starting."""
+        """Nobody asked for it (boot.py). Returns after the first try; what may pass is waited for by itself."""
         await self._turns.take(lambda: self._starting.after_boot(why), "start")
 
     async def resume(self, actor: str) -> None:

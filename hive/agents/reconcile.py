@@ -75,11 +75,13 @@ def gate_of(status: AgentStatus) -> str:
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """What follows an end nobody asked for. `restart_in_s` is None where it is not started again."""
+    """What follows an end nobody asked for. `restart_in_s` is None where it is not started again; else `how` it ended,
+    in words."""
 
     status: AgentStatus
     reason: str
     restart_in_s: float | None = None
+    how: str = ""
 
 
 FIRST_BACKOFF_S = 0.5
@@ -92,10 +94,10 @@ def after_end(restart: RestartPolicy, exit_code: int | None, ends: int, limit: i
     `exit_code` None: nobody reaped it, which counts as a failure. `why`: what it does not tell, in words. `ends`:
     within the window, this one included; from `limit` on what restarts on failure only is not started again. `always`
     and `unless-stopped` never give up; their delay grows like that of the others, and falls back as earlier ends leave
-    the window.
+    the window. Where it is started again the reason says so: it is what events and lists have of a crash loop.
 
-    >>> after_end(RestartPolicy.ON_FAILURE, 1, ends=2, limit=5)
-    Ending(status=<AgentStatus.STARTING: 'starting'>, reason='exited with 1', restart_in_s=1.0)
+    >>> after_end(RestartPolicy.ON_FAILURE, 1, ends=2, limit=5).reason
+    'exited with 1; end 2 in a row, started again in 1 s'
     >>> after_end(RestartPolicy.NO, 137, ends=1, limit=5, why="out of memory").reason
     'exited with 137: out of memory'
     >>> [str(after_end(policy, 0, ends=9, limit=5).status) for policy in (RestartPolicy.NO, RestartPolicy.ALWAYS)]
@@ -110,4 +112,6 @@ def after_end(restart: RestartPolicy, exit_code: int | None, ends: int, limit: i
             return Ending(AgentStatus.ERROR, reason)
         if ends >= limit:
             return Ending(AgentStatus.ERROR, f"{reason}, {ends} failures in a row")
-    return Ending(AgentStatus.STARTING, reason, min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(ends - 1, 16)))
+    wait_s = min(LONGEST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(ends - 1, 16))
+    row = f"end {ends} in a row, " if ends > 1 else ""
+    return Ending(AgentStatus.STARTING, f"{reason}; {row}started again in {wait_s:g} s", wait_s, reason)

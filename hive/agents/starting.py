@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import deque
+import time
 
 import msgspec
 
 from hive.agents.reconcile import FIRST_BACKOFF_S, Truth, after_end
+from hive.agents.restarts import Restarts
 from hive.agents.state import State, replaced, wrong_state
 from hive.agents.turns import outcome_of
 from hive.agents.waking import Waking
 from hive.domain import ALIVE, AT_REST, AgentStatus
 from hive.errors import DependencyDown, HiveError, NotFound, TimedOut, WrongState
+from hive.link.messages import WENT_DOWN
 
 log = logging.getLogger("hive.agents")
 
@@ -27,8 +29,7 @@ class Starting:
     def __init__(self, state: State, waking: Waking) -> None:
         self._state = state
         self._waking = waking
-        self._ends: deque[float] = deque()
-        """Loop times of the ends, within the window, that the restart policy answered with another start."""
+        self.restarts = Restarts()
 
     async def start(self, actor: str, reason: str = "started by operator") -> None:
         """See `Life.start`."""
@@ -40,7 +41,7 @@ class Starting:
         starting = replaced(state.agent, AgentStatus.STARTING, reason, bump=True)
         await state.world.save(starting)
         state.take(starting, actor)
-        self._ends.clear()
+        self.restarts.forget()
         state.world.gates.tell(state.agent)
         try:
             await self._start_process(actor)
@@ -98,20 +99,22 @@ class Starting:
         await self.rest(AgentStatus.STOPPED, reason, actor, stopped_by=by)
 
     async def after_end(self, exit_code: int | None, why: str = "") -> None:
-        """It ended by itself, `why` if known: what the restart policy says."""
+        """It ended by itself, `why` if known: what the restart policy says. Ended by Hive, it comes back with Hive."""
         state = self._state
         if not state.gone or state.status not in ALIVE:
             return
-        agents, now = state.world.settings.agents, state.loop.time()
-        while self._ends and now - self._ends[0] >= agents.restart_window_s:
-            self._ends.popleft()
-        self._ends.append(now)
+        if why == WENT_DOWN:
+            await self.rest(AgentStatus.STOPPED, why, "hive", stopped_by=HIVE)
+            return
+        agents = state.world.settings.agents
+        ends = self.restarts.ended(now=state.loop.time(), window_s=agents.restart_window_s)
         if exit_code != 0:
             state.world.failed(state.agent)
-        ending = after_end(state.agent.spec.restart, exit_code, len(self._ends), agents.restart_limit, why)
+        ending = after_end(state.agent.spec.restart, exit_code, ends, agents.restart_limit, why)
         if ending.restart_in_s is None:
             await self.rest(ending.status, ending.reason, "hive")
             return
+        self.restarts.again(ending.how, next_at=time.time() + ending.restart_in_s)
         await self._to_be_started(ending.reason)
         await self._start_again(ending.restart_in_s)
 
@@ -128,40 +131,58 @@ class Starting:
         await self._to_be_started("the machine was started again")
 
     async def after_boot(self, why: str) -> None:
-        """Starts it where it is still to be: meanwhile an operator may have thought otherwise."""
-        if self._state.status is AgentStatus.STARTING:
-            await self._start_again(FIRST_BACKOFF_S, at_once=True)
-        elif self._state.status in AT_REST:
-            await self.start("hive", why)
+        """Starts it where it is still to be: meanwhile an operator may have thought otherwise.
 
-    async def _start_again(self, wait_s: float, *, at_once: bool = False) -> None:
+        One try. Where something is away that it needs (a proxy, an engine, systemd that is busy), it is tried again by
+        itself, and nobody else waits for that.
+        """
+        state = self._state
+        if state.status in AT_REST:
+            self.restarts.forget()
+            await self._to_be_started(why)
+        if state.status is AgentStatus.STARTING and (waits_for := await self._try_to_start()) is not None:
+            first = 1 if isinstance(waits_for, TimedOut) else 0
+            state.turns.follow(lambda: self._start_again(FIRST_BACKOFF_S, too_slow=first), "start")
+
+    async def _start_again(self, wait_s: float, *, too_slow: int = 0) -> None:
         """Until it runs, or cannot, or is stopped; a helper or proxy that is away is waited for.
 
         A host on which fifty start at once may be too slow for one: that is tried again, until `restart_limit` tries
         took too long.
         """
         state = self._state
-        too_slow = 0
-        retry_at = state.loop.time() + (0.0 if at_once else wait_s)
-        while not state.leaving:
+        retry_at = state.loop.time() + wait_s
+        while not state.leaving and state.status is AgentStatus.STARTING:
             if (left_s := retry_at - state.loop.time()) > 0:
                 await state.turns.nap(left_s)
                 continue
-            try:
-                await self._start_process("hive")
+            is_last = too_slow + 1 >= state.world.settings.agents.restart_limit
+            if (waits_for := await self._try_to_start(is_last=is_last)) is None:
                 return
-            except HiveError as error:
-                too_slow += isinstance(error, TimedOut)
-                may_pass = isinstance(error, DependencyDown | TimedOut)
-                if not may_pass or too_slow >= state.world.settings.agents.restart_limit:
-                    await self.rest(AgentStatus.ERROR, error.message, "hive")
-                    return
-                retry_at = state.loop.time() + wait_s
+            too_slow += isinstance(waits_for, TimedOut)
+            retry_at = state.loop.time() + wait_s
+            self.restarts.waits(waits_for.message, next_at=time.time() + wait_s)
+
+    async def _try_to_start(self, *, is_last: bool = False) -> HiveError | None:
+        """None once it runs, or is in `error` because it cannot; else what may pass.
+
+        A start that took too long may, where it is not the last that is tried.
+        """
+        self.restarts.tried()
+        try:
+            await self._start_process("hive")
+        except HiveError as error:
+            may_pass = isinstance(error, DependencyDown) or (isinstance(error, TimedOut) and not is_last)
+            if may_pass:
+                return error
+            await self.rest(AgentStatus.ERROR, error.message, "hive")
+        return None
 
     async def rest(self, status: AgentStatus, reason: str, actor: str, *, stopped_by: str = "") -> None:
         """It is at rest: nothing of it lives, and nobody waits for it."""
         state = self._state
         state.gone, state.pid, state.started_spec = False, None, None
+        self.restarts.tried()
         self._waking.nobody_waits()
         bump = state.status is not AgentStatus.STOPPING
         state.become(status, reason, actor, bump=bump, stopped_by=stopped_by)

@@ -228,6 +228,7 @@ def _shown(view: Answer) -> str:
     pairs = [
         ("Status", state + (f": {view['reason']}" if view["reason"] else "")),
         ("Why", view["sentence"]),
+        ("Restarts", _restarts(view, now)),
         ("Depth", _depth(view)),
         ("Kept awake", _coming(view["kept_awake_until"], now)),
         ("Next wake", _coming(view["next_wake_at"], now)),
@@ -275,6 +276,15 @@ def _depth(view: Answer) -> str:
     goal = f", {view['depth_goal']} is wanted" if view["depth_goal"] != view["depth"] else ""
     note = f": {view['deep_note']}" if view["deep_note"] else ""
     return "" if view["depth"] == "awake" and not goal and not note else f"{view['depth']}{goal}{note}"
+
+
+def _restarts(view: Answer, now: float) -> str:
+    """How often its policy started it again, after what, and when that is tried next."""
+    if not view["restarts"] and view["next_start_at"] is None:
+        return ""
+    reason = f", last: {view['restart_reason']}" if view["restart_reason"] else ""
+    due = f"; next try {_coming(view['next_start_at'], now)}" if view["next_start_at"] is not None else ""
+    return f"{number(view['restarts'])}{reason}{due}"
 
 
 def _coming(at: float | None, now: float) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Iterable
 from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -22,6 +23,9 @@ EVERY_MIN_S = 10.0
 FURTHEST_S = 10 * 365 * DAY_S
 SET_BACK_S = 60.0
 """A last time this far ahead of now means that somebody set the clock back; smaller steps are NTP's."""
+CHECK_S = 30.0
+"""The wall clock is looked at no later than this, whatever it was set to meanwhile."""
+NEAR_S = 1.0
 LATE_S = 35.0
 """Beyond what the scheduler itself may be late by: Hive was down, or the clock was set forward."""
 
@@ -109,6 +113,19 @@ def next_after(schedule: Schedule, now: float, zone: tzinfo) -> float:
 
 def is_due(schedule: Schedule, now: float) -> bool:
     return schedule.at <= now
+
+
+def wait_s(times: Iterable[float], now: float) -> float:
+    """Seconds until the schedules are looked at again: at the first of `times`, or CHECK_S from now at the latest.
+
+    In two steps: a second before, and then in time. A long wait is not exact: the wall clock may be slewed meanwhile,
+    and the kernel adds up to a tenth of a second to one of 30 s (select_estimate_accuracy, for a process that is nice).
+
+    >>> wait_s([100.0, 10.25], 0.0), wait_s([10.25], 9.25), wait_s([], 0.0), wait_s([1.0], 2.0)
+    (9.25, 1.0, 29.0, 0.0)
+    """
+    left_s = max(0.0, min(times, default=now + CHECK_S) - now)
+    return min(CHECK_S, left_s - NEAR_S if left_s > NEAR_S else left_s)
 
 
 def put_right(schedule: Schedule, now: float, zone: tzinfo) -> Schedule:

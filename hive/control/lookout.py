@@ -113,6 +113,7 @@ class Lookout:
             *(life.pid, life.wakes, life.pauses, life.last_wake, life.deep_failure),
             *(used.requests, used.tokens_in, used.tokens_out, used.last_active_at),
             *(seen.in_flight, seen.parked, seen.ingress),
+            *(life.restarts.count, life.restarts.reason, life.restarts.next_at),
             self._figures.get(agent.id),
         )
 

@@ -29,8 +29,6 @@ from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
 
-CHECK_S = 30.0
-"""The wall clock is looked at no later than this, whatever it was set to meanwhile."""
 RECORD_AGAIN_S = 5.0
 
 
@@ -82,9 +80,8 @@ class Scheduler:
             self.check(now)
             self._changed.clear()
             times = [schedule.at for schedule in self._schedules.values() if schedule.id not in self._acting]
-            wait_s = min(CHECK_S, max(0.0, min(times, default=now + CHECK_S) - now))
             try:
-                await asyncio.wait_for(self._changed.wait(), wait_s)
+                await asyncio.wait_for(self._changed.wait(), clock.wait_s(times, time.time()))
             except TimeoutError:
                 continue
 
@@ -169,8 +166,15 @@ class Scheduler:
             self._acting.discard(schedule.id)
             return
         outcome = await _woken(life) + clock.how_late(schedule, now)
+        late_ms = round(1000 * (time.time() - schedule.at), 1)
         log.info("schedule_fired agent=%s schedule=%d outcome=%r", life.agent.name, schedule.id, outcome)
-        detail = {"name": life.agent.name, "schedule": schedule.id, "note": schedule.note, "outcome": outcome}
+        detail = {
+            "name": life.agent.name,
+            "schedule": schedule.id,
+            "note": schedule.note,
+            "outcome": outcome,
+            "late_ms": late_ms,
+        }
         self._journal.note("schedule.fired", target=schedule.agent_id, detail=detail)
         after = fired(schedule, outcome, time.time(), self.zone())
         if schedule.id in self._schedules:  # else it was cancelled meanwhile

@@ -76,6 +76,11 @@ class AgentView(Spec):
     kept_awake_until: UnixSeconds | None
     messages_waiting: int | None
     next_wake_at: UnixSeconds | None
+    restarts: Annotated[int, Meta(description="How often its restart policy started it again; a start counts anew.")]
+    restart_reason: Annotated[str, Meta(description="How it ended last, or what keeps it from starting; else empty.")]
+    next_start_at: Annotated[
+        UnixSeconds | None, Meta(description="When it is started again; null where that is not due.")
+    ]
     uid: Annotated[int | None, Meta(description="Its user; null where agents run as the user of `hive up`.")]
     pid: int | None
     swap_bytes: Bytes | None

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from hive.agents.lifecycle import Life
+from hive.agents.restarts import with_restarts
 from hive.agents.spec import changed_fields
 from hive.agents.tokens import TokenKind
 from hive.control import clock, shapes
@@ -69,12 +70,15 @@ def agent_view(
         "since": agent.since,
         "reason": agent.reason,
         "why": why,
-        "brief": brief,
+        "brief": with_restarts(brief, life.restarts.count, life.recent_ends),
         "sentence": sentence,
         "deep_note": life.deep_note,
         "kept_awake_until": life.kept_awake_until,
         "messages_waiting": messages_waiting,
         "next_wake_at": next_wake_at,
+        "restarts": life.restarts.count,
+        "restart_reason": life.restarts.reason,
+        "next_start_at": life.restarts.next_at,
         "uid": agent.uid,
         "pid": stat.pid if stat is not None else life.pid,
         "swap_bytes": None if stat is None else stat.swap_bytes,

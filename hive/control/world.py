@@ -17,7 +17,7 @@ from hive.control.journal import Journal
 from hive.control.stats import Counters
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo, SleepDepth, WakeCause
 from hive.host import memory
-from hive.host.process import boot_id
+from hive.host.process import boot_id, is_same_boot, kernel_boot_id
 from hive.link.messages import AgentRow
 from hive.link.specs import SandboxSpec
 from hive.models.prompts import hash_prompt
@@ -162,14 +162,19 @@ class DaemonWorld:
         host, pressure = memory.read_memory(), memory.read_pressure()
         return Memory(host.available_bytes, host.swap_free_bytes, pressure.some_avg10)
 
+    @property
+    def _boot(self) -> str:
+        """Where agents all live elsewhere, a container of this daemon that begins anew is no boot of theirs."""
+        return boot_id() if self.settings.sandbox.enabled else kernel_boot_id()
+
     async def is_new_boot(self) -> bool:
         if self._is_new_boot is None:
             noted: str | None = await self._database.read(lambda conn: runtime_settings.get(conn, BOOT))
-            self._is_new_boot = noted is not None and noted != boot_id()
+            self._is_new_boot = noted is not None and not is_same_boot(noted, self._boot)
         return self._is_new_boot
 
     async def note_boot(self) -> None:
-        boot = boot_id()
+        boot = self._boot
         await self._database.write(lambda conn: runtime_settings.put(conn, BOOT, boot, actor="hive", now=time.time()))
         self._is_new_boot = False
 

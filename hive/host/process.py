@@ -268,8 +268,29 @@ def _read_proc(path: str) -> bytes:
 
 @cache
 def boot_id() -> str:
+    """Names this run of the machine: of the kernel, `+`, and when pid 1 began, in ticks.
+
+    A container (nspawn, LXC, Proxmox) that is rebooted has the kernel of its host still, and another pid 1. Where pid 1
+    cannot be looked at (hidepid=), the kernel alone is named.
+    """
+    first = read_stat(1)
+    return kernel_boot_id() if first is None else f"{kernel_boot_id()}+{first.start_ticks}"
+
+
+def kernel_boot_id() -> str:
     """Names this run of the kernel."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def is_same_boot(one: str, other: str) -> bool:
+    """Whether two names of `boot_id` are of one run. What an earlier Hive noted names the kernel alone.
+
+    >>> [is_same_boot("k+7", other) for other in ("k+7", "k", "k+9000", "other+7")]
+    [True, True, False, False]
+    """
+    kernel, _, began = one.partition("+")
+    other_kernel, _, other_began = other.partition("+")
+    return kernel == other_kernel and (began == other_began or not (began and other_began))
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -285,10 +306,14 @@ class Identity(msgspec.Struct, frozen=True):
 
     def stat(self) -> ProcessStat | None:
         """Its stat, also as a zombie; None where it is gone, whoever has its pid now."""
-        if self.boot != boot_id():
+        if not self.is_of_this_boot():
             return None
         stat = read_stat(self.pid)
         return stat if stat is not None and stat.start_ticks == self.start_ticks else None
+
+    def is_of_this_boot(self) -> bool:
+        """Whether it was started in this run of the machine; else it is gone, and so is all it left behind."""
+        return is_same_boot(self.boot, boot_id())
 
     def is_alive(self) -> bool:
         """Whether it can still run; see `ProcessStat.alive`."""

@@ -30,6 +30,10 @@ UNIT_START_S = 90.0
 KILLED_S = 10.0
 """From SIGKILL to the end of everything in the unit: a large GPU context takes seconds to tear down."""
 LOOK_S = 0.1
+IN_THE_WAY = "is destructive"
+"""systemd carries out jobs that no other may replace: a stop under way, a shutdown."""
+JOBS_S = 15.0
+"""Until those are done, where the machine does not go down: a unit that is stopped has mostly ended by then."""
 
 Properties = Sequence[tuple[str, str]]
 """(name, value) as a unit file has them, a name as often as needed."""
@@ -39,6 +43,7 @@ _ANSWERS: tuple[tuple[str, type[HiveError]], ...] = (
     ("authentication is required", NotPermitted),
     ("operation not permitted", NotPermitted),
     ("insufficient permissions", NotPermitted),
+    (IN_THE_WAY, DependencyDown),
     ("no journal files were", DependencyDown),
     ("failed to connect to bus", DependencyDown),
     ("has not been booted with systemd", DependencyDown),
@@ -115,6 +120,16 @@ def parse_show(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
+def parse_job(text: str, unit: str) -> str:
+    """The type of the job that is there for `unit`, by what `systemctl list-jobs` prints; empty where there is none.
+
+    >>> parse_job(" 1413 a.service restart running\\n 1414 b.service stop    waiting\\n", "a.service")
+    'restart'
+    """
+    rows = [line.split() for line in text.splitlines()]
+    return next((row[2] for row in rows if len(row) >= 4 and row[1] == unit), "")
+
+
 def parse_systemd_version(text: str) -> int | None:
     """
     >>> parse_systemd_version("systemd 252 (252.39-1~deb12u2)\\n+PAM +AUDIT\\n"), parse_systemd_version("")
@@ -188,7 +203,7 @@ async def start(unit: str, description: str, properties: Properties, command: Se
     Raises WrongState where there is such a unit, BadRequest (a property), NotPermitted, DependencyDown, TimedOut,
     HiveError (its namespaces could not be made: its journal says more).
     """
-    await _call(transient(unit, description, properties, command, slice_=slice_), limit_s=START_S)
+    await _call_between_jobs(transient(unit, description, properties, command, slice_=slice_), limit_s=START_S)
 
 
 async def show(unit: str, *names: str) -> dict[str, str]:
@@ -214,7 +229,12 @@ async def start_unit(unit: str) -> None:
     there is none, TimedOut, DependencyDown, HiveError where it failed (its journal says why).
     """
     await _call_if_there(["systemctl", "reset-failed", "--quiet", unit])
-    await _call(["systemctl", "start", "--quiet", "--no-ask-password", unit], limit_s=UNIT_START_S)
+    await _call_between_jobs(["systemctl", "start", "--quiet", "--no-ask-password", unit], limit_s=UNIT_START_S)
+
+
+async def is_being_restarted(unit: str) -> bool:
+    """Whether what ends it now starts it again: a restart, not a stop."""
+    return parse_job(await _call(["systemctl", "list-jobs", "--no-legend", unit]), unit) == "restart"
 
 
 async def end_unit(unit: str, *, grace_s: float) -> None:
@@ -278,6 +298,20 @@ async def read_invocation(invocation: str, *, lines: int = 20) -> str:
     await sync_journal()
     options = ["--quiet", "--no-pager", "--output=cat", f"--lines={lines}"]
     return await _call(["journalctl", *options, f"_SYSTEMD_INVOCATION_ID={invocation}"])
+
+
+async def _call_between_jobs(command: Sequence[str], *, limit_s: float) -> None:
+    """`_call`, again while jobs are in the way that no other may replace. Raises DependencyDown after JOBS_S."""
+    until = time.monotonic() + JOBS_S
+    while True:
+        try:
+            await _call(command, limit_s=limit_s)
+        except DependencyDown as error:
+            if IN_THE_WAY not in error.message or time.monotonic() > until:
+                raise
+        else:
+            return
+        await asyncio.sleep(LOOK_S)
 
 
 async def _call_if_there(command: Sequence[str]) -> None:

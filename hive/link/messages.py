@@ -445,6 +445,10 @@ class Remove(Message, tag=True, frozen=True, kw_only=True):
 # --- helper → daemon ---------------------------------------------------------------------------------------------
 
 
+WENT_DOWN = "Hive went down"
+"""`Ended.why` where `hive up` had it stopped because it ends itself, without a daemon that could."""
+
+
 class Ended(Message, tag=True, frozen=True, kw_only=True):
     """An agent's main process ended. `exit_code` as a shell counts (128 + signal), None where nobody reaped it.
 

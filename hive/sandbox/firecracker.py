@@ -33,7 +33,7 @@ from hive.errors import (
 from hive.host.cgroup import Leaf, Subtree
 from hive.host.firecracker import ask_version, why_not_pause, why_too_old
 from hive.host.limits import Fence, Fences
-from hive.host.process import Identity, Snapshot, boot_id, identify, spawn
+from hive.host.process import Identity, Snapshot, identify, spawn
 from hive.link.messages import dialled
 from hive.link.server import PATH_MAX_BYTES
 from hive.link.specs import Capabilities, SandboxSpec
@@ -361,7 +361,7 @@ class FirecrackerRuntime:
         return running
 
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:
-        if run.main.boot != boot_id():
+        if not run.main.is_of_this_boot():
             return
         group_of(spec, run, mark).kill()
         for pid in self._dir(agent).residents(Snapshot()):

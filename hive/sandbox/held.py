@@ -249,8 +249,8 @@ class Held:
         if sock is not None:
             self._listeners.keep_inner(self.agent, sock)
 
-    async def stop(self, *, grace_s: float) -> Ended:
-        """Ends all of it. Already ended: says how. Raises TimedOut where a process survives SIGKILL."""
+    async def stop(self, *, grace_s: float, why: str = "") -> Ended:
+        """Ends all of it, `why` in words. Already ended: says how. Raises TimedOut where a process survives SIGKILL."""
         self._wake_up()
         async with self._lock:
             await self._get_to_know()
@@ -258,7 +258,7 @@ class Held:
                 return self._last_end()
             if not await self._running.stop(grace_s=grace_s):
                 raise TimedOut(f"a process of {self.agent} does not end on SIGKILL: it hangs in the kernel")
-            return await self._end(self._running)
+            return await self._end(self._running, why)
 
     async def remove(self) -> None:
         """Kills it, closes its sockets, deletes its files and its record."""
@@ -310,7 +310,7 @@ class Held:
                 log.warning("end_not_settled agent=%s error=%s", self._name, error)
                 return None
 
-    async def _end(self, running: Running) -> Ended:
+    async def _end(self, running: Running, why: str = "") -> Ended:
         """Takes down how it ended. The caller holds the lock and has killed all of it."""
         await asyncio.wait_for(self._exited.wait(), self._limits.thaw_s)
         self._disarm()
@@ -323,7 +323,7 @@ class Held:
         self._listeners.drop_inner(self.agent)
         record = self.record
         record.run, record.last_pid, record.exit_code = None, running.run.main.pid, exit_code
-        record.why = running.why_ended if isinstance(running, SaysWhy) else ""
+        record.why = why or (running.why_ended if isinstance(running, SaysWhy) else "")
         async with self._paging:  # one under way sees that it is over; nothing is closed under its hands
             running.close()
         # A record that still names the ended process does no harm: its identity is looked at before it is believed.
@@ -426,6 +426,15 @@ class Held:
 
     def _not_confirmed(self, limit_s: float) -> None:
         spawn(self.thaw_alone(f"not confirmed within {limit_s:g} s"), name=f"thaw {self.agent}")
+
+    async def stays_asleep(self) -> bool:
+        """Whether it sleeps, confirmed, and may be left so to the next helper. A page-out under way gives up."""
+        running = self._running
+        if running is None or not self._asleep or self._unconfirmed is not None or not running.is_frozen():
+            return False
+        self._thaws += 1
+        async with self._paging:
+            return self._asleep
 
     def thaw_alone(self, reason: str) -> Coroutine[Any, Any, None]:
         """Thaws it now, whoever wanted it frozen; the rest verifies, and tells `on_thawed_alone` if it slept."""

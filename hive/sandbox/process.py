@@ -21,7 +21,7 @@ from hive.host import netns, packet_filter
 from hive.host.cgroup import Leaf, Subtree
 from hive.host.limits import Fence, Fences
 from hive.host.packet_filter import Rules
-from hive.host.process import Identity, Snapshot, boot_id, exit_code, identify, spawn, wait_until_over
+from hive.host.process import Identity, Snapshot, exit_code, identify, spawn, wait_until_over
 from hive.link.messages import PagedOut, Stat, dialled
 from hive.link.specs import Capabilities, SandboxSpec
 from hive.sandbox import home, pageout
@@ -416,7 +416,7 @@ class ProcessRuntime:
         return await self.adopt(agent, spec, run, mark=mark)
 
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:
-        if run.main.boot != boot_id():
+        if not run.main.is_of_this_boot():
             return
         group = group_of(spec, run, mark)
         group.kill()

@@ -22,9 +22,9 @@ import uvloop
 
 from hive.domain import RuntimeKind
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, WrongState
-from hive.host import accounts, parent
+from hive.host import accounts, parent, systemd
 from hive.host.accounts import Accounts
-from hive.host.cgroup import Subtree
+from hive.host.cgroup import Subtree, own_cgroup
 from hive.host.notify import Notifier
 from hive.host.process import Snapshot, raise_descriptor_limit
 from hive.host.pulse import watched
@@ -32,6 +32,7 @@ from hive.link.link import Link, Reply, failed
 from hive.link.message import Message
 from hive.link.messages import (
     PROTOCOL,
+    WENT_DOWN,
     AskListeners,
     AskRuntimes,
     AskStat,
@@ -178,10 +179,18 @@ class Helper:
         self._held[agent] = held
         return held
 
-    async def leave(self) -> None:
-        """Thaws everyone, verified, and closes the sockets; agents go on running."""
+    async def leave(self, *, for_another: bool = False) -> None:
+        """Thaws everyone, verified, and closes the sockets; agents go on running.
+
+        `for_another`: one that begins at once, and finds asleep whoever sleeps (an upgrade, a restart).
+        """
         self.left = True
-        await asyncio.gather(*(held.thaw_alone("the helper is leaving") for held in self._held.values()))
+
+        async def let_go(held: Held) -> None:
+            if not (for_another and await held.stays_asleep()):
+                await held.thaw_alone("the helper is leaving")
+
+        await asyncio.gather(*(let_go(held) for held in self._held.values()))
         self._log_check.cancel()
         self._server.close()
         self._listeners.close()
@@ -330,7 +339,8 @@ class Helper:
         return Defined(socket=str(place.path))
 
     async def _stop(self, message: Stop, link: Link) -> Ended:
-        ended = await self._find(message.agent).stop(grace_s=message.grace_s)
+        why = WENT_DOWN if self._peer(link).role == "up" else ""
+        ended = await self._find(message.agent).stop(grace_s=message.grace_s, why=why)
         self._tell_daemons(ended, but=link)
         return ended
 
@@ -478,9 +488,26 @@ async def _serve(paths: Paths, settings: Settings, notifier: Notifier, watch_fd:
         notifier.ready("serving")
         await left.wait()
         notifier.stopping()
-        await helper.leave()
+        await helper.leave(for_another=watch_fd is None and await _is_restarted())
     process.leave()
     log.info("sandbox_left")
+
+
+async def _is_restarted() -> bool:
+    """Whether systemd ends this service only to start it again. Where that cannot be told it may be the end."""
+    unit = _own_unit()
+    if not unit.endswith(".service") or not systemd.is_booted():
+        return False
+    try:
+        return await systemd.is_being_restarted(unit)
+    except HiveError as error:
+        log.warning("restart_not_told_from_stop error=%s", error)
+        return False
+
+
+def _own_unit() -> str:
+    """The systemd unit this process is in, or something else where systemd did not start it."""
+    return own_cgroup(Path("/proc/self/cgroup").read_text()).rpartition("/")[2]
 
 
 def main(paths: Paths, settings: Settings, watch_fd: int | None) -> None:

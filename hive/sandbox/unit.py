@@ -244,7 +244,7 @@ class UnitRuntime:
         return await self.adopt(agent, spec, run, mark=mark)
 
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:  # noqa: ARG002
-        if run.main.boot == boot_id():
+        if run.main.is_of_this_boot():
             await _undo(unit_of(agent), _slice_group() / unit_of(agent))
 
     async def thaw_strays(self, known: set[str]) -> list[str]:

@@ -12,7 +12,7 @@ from many_agents import ManyWorld
 from hive.agents.boot import why_started
 from hive.agents.starting import HIVE
 from hive.domain import Agent, AgentSpec, AgentStatus, RestartPolicy, Tier
-from hive.link.messages import Open
+from hive.link.messages import WENT_DOWN, Open
 
 TABLE = """
 status   restart         stopped_by  autostart  new boot                           Hive came back
@@ -20,15 +20,18 @@ running  no              -           no         it ran when the machine went dow
 paused   no              -           no         it ran when the machine went down  -
 stopping always          operator    yes        autostart                          -
 stopped  no              -           no         -                                  -
-stopped  no              hive        no         -                                  -
+stopped  no              hive        no         it ran when Hive went down         it ran when Hive went down
+stopped  no              operator    no         -                                  -
 stopped  no              operator    yes        autostart                          -
-stopped  no              hive        yes        autostart                          autostart
-stopped  on-failure      hive        no         -                                  -
+stopped  no              hive        yes        it ran when Hive went down         it ran when Hive went down
+stopped  on-failure      hive        no         it ran when Hive went down         it ran when Hive went down
+stopped  on-failure      operator    no         -                                  -
 stopped  always          operator    no         restart = always                   -
-stopped  always          hive        no         restart = always                   restart = always
+stopped  always          hive        no         it ran when Hive went down         it ran when Hive went down
 stopped  unless-stopped  operator    no         -                                  -
-stopped  unless-stopped  hive        no         restart = unless-stopped           restart = unless-stopped
+stopped  unless-stopped  hive        no         it ran when Hive went down         it ran when Hive went down
 stopped  unless-stopped  -           no         restart = unless-stopped           -
+error    no              -           no         -                                  -
 error    always          -           no         restart = always                   -
 created  always          -           no         -                                  -
 created  no              -           yes        autostart                          -
@@ -232,3 +235,64 @@ def test_one_that_dies_asleep_is_started_again(loop: VirtualLoop) -> None:
     loop.do(world.helper.end, 137)
     loop.spend(2)
     agree(world, RUNNING, "running", "open")
+
+
+# In a row -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_loop_says_how_often_why_and_when_next(loop: VirtualLoop) -> None:
+    """It was `starting`, or `running` for a moment, each time anybody looked: nothing told that it had ended."""
+    world = started(loop, restart=RestartPolicy.ALWAYS)
+    restarts = world.life.restarts
+    assert (restarts.count, restarts.reason, restarts.next_at) == (0, "", None)
+    for count in (1, 2, 3):
+        loop.do(world.helper.end, 3)
+        loop.spend(0.01)
+        assert (restarts.count, restarts.reason, world.life.recent_ends) == (count, "exited with 3", count)
+        assert restarts.next_at is not None
+        assert world.record.reason.startswith("exited with 3; ")
+        loop.spend(5)
+        assert (world.life.status, restarts.next_at) == (RUNNING, None)
+    assert world.record.reason.startswith("started, pid ")
+    loop.spend(120)
+    assert (restarts.count, world.life.recent_ends) == (3, 0)
+    world.run(world.life.restart("uid:0"))
+    assert (restarts.count, restarts.reason) == (0, "")
+
+
+def test_one_that_waits_for_what_it_needs_keeps_no_other_from_starting(loop: VirtualLoop) -> None:
+    """Four whose engine was down held the four places for as long as it was, and nobody else was started."""
+
+    async def make() -> ManyWorld:
+        world = ManyWorld()
+        for number in range(8):
+            world.add(
+                f"waits-{number}", AgentStatus.STOPPED, tier=Tier.HIGH, stopped_by="hive", created_at=float(number)
+            )
+        world.add("free", AgentStatus.STOPPED, tier=Tier.LOW, stopped_by="hive", created_at=9.0)
+        world.helper.away = {f"waits-{number}" for number in range(8)}
+        return world
+
+    world = loop.run_until_complete(make())
+    loop.run_until_complete(world.roster.start_after_boot())
+    lives = {life.agent.name: life for life in world.roster}
+    assert lives.pop("free").status is RUNNING
+    loop.spend(3)
+    assert {life.status for life in lives.values()} == {AgentStatus.STARTING}
+    assert {life.restarts.reason for life in lives.values()} == {"the engine is down"}
+    loop.run_until_complete(lives["waits-0"].stop("uid:0"))
+    world.helper.away.clear()
+    loop.spend(1)
+    assert {name: life.status for name, life in lives.items() if life.status is not RUNNING} == {
+        "waits-0": AgentStatus.STOPPED
+    }
+
+
+def test_what_hive_up_ended_without_a_daemon_comes_back_as_what_a_daemon_stopped(loop: VirtualLoop) -> None:
+    """The helper says that it was Hive, whether the daemon hears of it or finds it."""
+    world = started(loop, restart=RestartPolicy.ON_FAILURE)
+    world.helper.state = "gone"
+    loop.do(world.life.ended, 143, 0, WENT_DOWN)
+    loop.spend(1)
+    assert (world.record.status, world.record.stopped_by, world.failures) == ("stopped", "hive", 0)
+    assert why_started(world.record, is_new_boot=False) == "it ran when Hive went down"

@@ -60,6 +60,12 @@ def until(what: str, holds: Callable[[], bool], limit_s: float = 30.0) -> float:
     return time.monotonic() - began
 
 
+def is_frozen(pid: int) -> bool:
+    """Whether the group it is in is frozen."""
+    group = next(line[3:] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines() if line.startswith("0::"))
+    return "frozen 1" in Path("/sys/fs/cgroup", group.lstrip("/"), "cgroup.events").read_text()
+
+
 def answers(path: str, token: str, body: bytes | None = None, *, limit_s: float = 60.0) -> tuple[int, bytes]:
     request = urllib.request.Request(
         f"http://127.0.0.1:{path}", body, {"authorization": f"Bearer {token}", "content-type": "application/json"}
@@ -201,6 +207,9 @@ def first_day() -> dict[str, Any]:
     for number in range(SLEEPERS):
         hive(*create(f"s{number}", "--autostart", restart="unless-stopped"))
     hive(*create("no-autostart", restart="always"))
+    hive(*create("plain", restart="no"))
+    hive("agent", "pause", "plain")
+    found["woken at a time"] = woken_at_a_time("plain")
     hive(*create("stopped-by-hand", "--autostart", restart="unless-stopped"))
     hive("agent", "stop", "stopped-by-hand")
     for number in range(SLEEPERS):
@@ -208,6 +217,14 @@ def first_day() -> dict[str, Any]:
     found["asleep"] = sum(status == "paused" for status in statuses().values())
     found["leaks"] = leaks()
     return found
+
+
+def woken_at_a_time(name: str) -> float:
+    """Seconds from its time to its wake."""
+    at = hive("agent", "wake-at", name, "+3s")["at"]
+    until(f"{name} is woken", lambda: statuses()[name] == "running")
+    since: float = agents()[name]["since"]
+    return since - at
 
 
 def create(name: str, *options: str, restart: str) -> list[str]:
@@ -308,6 +325,7 @@ def second_boot() -> dict[str, Any]:
     began = time.monotonic()
     until("all are up", lambda: sum(s == "running" for n, s in statuses().items() if n[1:].isdigit()) == SLEEPERS, 60)
     found["all_up_s"] = time.monotonic() - began
+    until("the one without a policy is up", lambda: statuses()["plain"] == "running")
     until("llama-server answers", lambda: hive("status")["status"] == "ok")
     found["backend"] = active_units()
     found["statuses"] = {name: status for name, status in statuses().items() if not name[1:].isdigit()}
@@ -352,8 +370,18 @@ def active_units() -> list[str]:
     return [unit for unit in units if run("systemctl", "is-active", "-q", f"{unit}.service").returncode == 0]
 
 
+def asleep(names: tuple[str, ...]) -> dict[str, Any]:
+    """Status, number of transitions and main process: the same before and after where nobody touched them."""
+    found = agents()
+    return {name: [found[name][field] for field in ("status", "depth", "generation", "pid")] for name in names}
+
+
 def leave() -> dict[str, Any]:
     """An upgrade that works, one that does not, then away: without, then with everything."""
+    sleepers = ("plain", "s0", "s1")
+    for name in sleepers:
+        hive("agent", "pause", name)
+    before = asleep(sleepers)
     init = Path(SOURCES, "hive/__init__.py")
     init.write_text(init.read_text().replace('__version__ = "', '__version__ = "9.'))
     upgrade = run(f"{SOURCES}/install.sh")
@@ -361,6 +389,7 @@ def leave() -> dict[str, Any]:
         "upgrade": [upgrade.returncode, upgrade.stdout + upgrade.stderr],
         "version": hive("version")["hive"],
         "agents after": statuses(),
+        "asleep": [before, asleep(sleepers)],
     }
     broken = Path(SOURCES, "hive/control/daemon.py")
     whole = broken.read_text()
@@ -374,6 +403,10 @@ def leave() -> dict[str, Any]:
     failed = run(f"{SOURCES}/install.sh")
     found["failed upgrade"] = [failed.returncode, failed.stdout + failed.stderr]
     found["version then"] = hive("version")["hive"]
+    found["asleep then"] = asleep(sleepers)
+    run("systemctl", "stop", "hive-sandbox.service")
+    found["frozen after a stop"] = [name for name in sleepers if is_frozen(before[name][3])]
+    run("systemctl", "start", "hive-sandbox.service")
     found["works then"] = ask("eve")[0]
     broken.write_text(whole)
     away = run(f"{SOURCES}/install.sh", "--uninstall", "--yes")

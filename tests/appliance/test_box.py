@@ -238,6 +238,11 @@ def test_fifty_that_slept_at_the_shutdown_are_back_after_the_boot(first_day: See
     assert second_boot["s7 answers"] == 200
 
 
+def test_what_has_no_restart_policy_ran_before_the_reboot_and_runs_after_it(second_boot: Seen) -> None:
+    """In a container the boot id is the host's: it ended as `error: ended, how is unknown`."""
+    assert second_boot["statuses"]["plain"] == "running"
+
+
 def test_the_inference_server_that_was_chosen_is_started_again(first_day: Seen, second_boot: Seen) -> None:
     assert first_day["chosen"] == [0, ["hive-inference-llama"]]
     assert second_boot["backend"] == ["hive-inference-llama"]
@@ -280,6 +285,15 @@ def test_an_upgrade_keeps_every_agent(left: Seen) -> None:
     assert left["agents after"]["eve"] == "running"
 
 
+def test_an_upgrade_and_one_that_is_taken_back_wake_nobody(left: Seen) -> None:
+    """A helper that was ended to be started again thawed everybody, as one that is stopped has to."""
+    before, after = left["asleep"]
+    assert {status for status, *_ in before.values()} == {"paused"}
+    assert after == before
+    assert left["asleep then"] == before
+    assert left["frozen after a stop"] == []
+
+
 def test_an_upgrade_that_does_not_come_up_is_taken_back(left: Seen) -> None:
     code, said = left["failed upgrade"]
     assert code == 6, said
@@ -295,7 +309,7 @@ def test_without_purge_configuration_state_and_secrets_stay(left: Seen) -> None:
     assert elsewhere == []
     assert left["kept users"] == []
     assert left["back"][0] == 0, left["back"][1]
-    assert len(left["agents back"]) == 53
+    assert len(left["agents back"]) == 54
 
 
 @pytest.mark.parametrize(

@@ -46,9 +46,14 @@ class HiveUp:
         self.process: subprocess.Popen[str] | None = None
         self.log = state.parent / "log"
 
+    @property
+    def prefix(self) -> list[str]:
+        """What the command is started by."""
+        return []
+
     def start(self, *flags: str, ports: tuple[int, int] = (0, 0)) -> HiveUp:
         """Returns at once; `until_up` waits."""
-        command = [*HIVE, "up", "--state-dir", str(self.state), "--backend", "demo"]
+        command = [*self.prefix, *HIVE, "up", "--state-dir", str(self.state), "--backend", "demo"]
         command += ["--port", str(ports[0]), "--ingress-port", str(ports[1]), *flags]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

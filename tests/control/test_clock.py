@@ -197,3 +197,17 @@ def test_the_hosts_zone_is_that_of_tz_and_nonsense_is_utc(monkeypatch: pytest.Mo
     monkeypatch.delenv("TZ")
     host = clock_of_the_host.strftime("%Y-%m-%d %H:%M:%S %Z", clock_of_the_host.localtime(0))
     assert clock.spoken(0.0, clock.local_zone()) == host
+
+
+@given(left_s=st.floats(0, 1e6))
+def test_a_wait_for_a_time_ends_with_a_short_one_whatever_the_long_one_was_off_by(left_s: float) -> None:
+    """A timer of 30 s may be late by a tenth of a second: the last wait before a time is of a second at most."""
+    now, waits = 0.0, 0
+    while now < left_s:
+        wait_s = clock.wait_s([left_s], now)
+        assert 0 < wait_s <= clock.CHECK_S
+        off_s = wait_s * 0.003
+        assert now + wait_s + off_s <= left_s + max(0.003 * clock.NEAR_S, 1e-6)
+        now, waits = now + wait_s + off_s, waits + 1
+        if waits > 10:
+            now = max(now, left_s - 40)  # the rest is as the beginning

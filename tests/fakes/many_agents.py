@@ -13,6 +13,7 @@ from hive.agents.lifecycle import Life
 from hive.agents.roster import Roster
 from hive.agents.world import Memory
 from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth, Tier, WakeCause
+from hive.errors import DependencyDown
 from hive.link.messages import Activity, Busy, Closed, PagedOut, Started, Stat
 from hive.link.specs import SandboxSpec
 from hive.settings import Settings
@@ -46,6 +47,8 @@ class Host:
         self.starts_at_once = self.most_starts_at_once = 0
         self.start_s = 0.0
         self.page_out_s = 0.0
+        self.away: set[str] = set()
+        """Agents whose engine is down."""
 
     @property
     def available(self) -> int | None:
@@ -55,6 +58,8 @@ class Host:
 
     async def start(self, agent: str) -> Started:
         self.log.append(("start", agent))
+        if agent in self.away:
+            raise DependencyDown("the engine is down")
         self.starts_at_once += 1
         self.most_starts_at_once = max(self.most_starts_at_once, self.starts_at_once)
         await asyncio.sleep(self.start_s)

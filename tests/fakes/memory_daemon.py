@@ -153,6 +153,9 @@ class MemoryDesk(TokenDesk):
             "deep_note": "swap is full" if self.no_swap and self._status[spec.name] == "paused" else "",
             "kept_awake_until": self._kept_until.get(spec.name),
             "messages_waiting": sum(found["name"] == spec.name for found in self._messages.values()),
+            "restarts": 0,
+            "restart_reason": "",
+            "next_start_at": None,
             "next_wake_at": min((s["at"] for s in self._schedules.values() if s["name"] == spec.name), default=None),
             "capabilities": {
                 "start": "",

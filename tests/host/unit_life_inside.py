@@ -1,6 +1,6 @@
 """An agent's life as a unit: run by test_unit.py in a machine with systemd as PID 1. Nothing is played."""
 
-# ruff: noqa: ASYNC110, ASYNC221, ASYNC240 - a test's loop may wait for its disk and for systemctl
+# ruff: noqa: ASYNC110, ASYNC220, ASYNC221, ASYNC240 - a test's loop may wait for its disk and for systemctl
 from __future__ import annotations
 
 import asyncio
@@ -35,6 +35,41 @@ from hive.host import systemd
 from hive.host.process import Snapshot, is_stopped
 from hive.sandbox.unit import UnitRuntime
 from hive.sandbox.unit_plan import unit_of
+
+# --- what systemd is busy with ---------------------------------------------------------------------------------------
+
+
+async def test_a_start_waits_while_systemd_carries_out_what_nothing_may_replace(daemon: Daemon) -> None:
+    """It failed with "Transaction is destructive", and the agent stayed in `error` whatever its policy."""
+    slow = ["--slice=hive-agents.slice", "--property=ExecStop=/bin/sleep 4", "/bin/sleep", "1000"]
+    subprocess.run(["systemd-run", "--quiet", "--unit=slow-to-stop.service", *slow], check=True)
+    stop = ["systemctl", "stop", "--no-block", "--job-mode=replace-irreversibly", "hive-agents.slice"]
+    subprocess.run(stop, check=True)
+    agent = new_id()
+    await daemon.client.define(agent, spec_of(agent, SLEEP))
+    refused = subprocess.run(["systemctl", "start", "hive-agents.slice"], capture_output=True, text=True, check=False)
+    assert systemd.IN_THE_WAY in refused.stderr, "it is not busy"
+    pid = (await daemon.client.start(agent)).pid
+    assert alive(pid)
+    assert (await systemd.show("slow-to-stop.service", "ActiveState"))["ActiveState"] in ("inactive", "failed")
+
+
+async def test_a_restart_is_told_from_a_stop() -> None:
+    """By the job that ends it: a helper that is started again at once wakes nobody."""
+    stopping = ["--property=ExecStop=/bin/sleep 2", "/bin/sleep", "1000"]
+    subprocess.run(["systemd-run", "--quiet", "--unit=told.service", *stopping], check=True)
+    assert not await systemd.is_being_restarted("told.service")
+    restarting = subprocess.Popen(["systemctl", "try-restart", "told.service"])
+    async with asyncio.timeout(10):
+        while not await systemd.is_being_restarted("told.service"):
+            await asyncio.sleep(0.02)
+    assert restarting.wait() == 0
+    ending = subprocess.Popen(["systemctl", "stop", "told.service"])
+    while (await systemd.show("told.service", "ActiveState"))["ActiveState"] == "active":
+        await asyncio.sleep(0.02)
+    assert not await systemd.is_being_restarted("told.service")
+    assert ending.wait() == 0
+
 
 # --- what it is ----------------------------------------------------------------------------------------------------
 

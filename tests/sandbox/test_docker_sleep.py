@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import docker_engine
 import pytest
@@ -155,15 +156,28 @@ async def test_trap_4_a_freeze_on_the_heels_of_a_thaw_comes_after_it(floor: Floo
     await until(lambda: paused(engine, running))
 
 
-async def test_a_wake_in_the_middle_of_a_freeze_wins(floor: Floor, engine: DockerEngine) -> None:
-    """The pause is on its way to the engine, and is undone once it has come back."""
+async def test_a_wake_in_the_middle_of_a_freeze_wins(
+    floor: Floor, engine: DockerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pause is on its way to the engine, and is undone once it has come back.
+
+    Its answer is held back: an engine that was quick, on a machine that was slow, had paused it before the wake.
+    """
     running = await started(floor, "burn")
-    woken = False
-    freezing = asyncio.ensure_future(running.freeze(deadline_s=5, give_up=lambda: woken))
-    await asyncio.sleep(0.001)
-    woken = True
+    paused_it, answers, call = asyncio.Event(), asyncio.Event(), running._call
+
+    async def answer_late(verb: str, **more: Any) -> Any:
+        found = await call(verb, **more)
+        if verb == "pause":
+            paused_it.set()
+            await answers.wait()
+        return found
+
+    monkeypatch.setattr(running, "_call", answer_late)
+    freezing = asyncio.ensure_future(running.freeze(deadline_s=20, give_up=paused_it.is_set))
     with pytest.raises(WrongState):
         await freezing
+    answers.set()
     await thaw(running)
     await asyncio.sleep(0.1)
     await works(running)

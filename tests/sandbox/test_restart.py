@@ -34,6 +34,7 @@ from hive.link.client import LinkClient
 from hive.link.link import Link, Reply
 from hive.link.message import Message
 from hive.link.messages import (
+    WENT_DOWN,
     AskListeners,
     Done,
     Hello,
@@ -215,6 +216,51 @@ async def test_a_leaving_helper_wakes_everyone_and_leaves_no_socket(
     await until(lambda: state(pid) == "S")
     assert daemon.thawed_alone == [(A, "the helper is leaving")]
     assert [entry for entry in paths.runtime.rglob("*") if not entry.is_dir()] == []
+
+
+async def test_a_helper_that_another_follows_leaves_asleep_whoever_sleeps(
+    paths: Paths, open_helper: OpenHelper, connect: Connect
+) -> None:
+    """A restart, as of an upgrade, woke everybody. A pause that is not committed yet is still undone."""
+    first = await open_helper()
+    daemon = await connect()
+    sleeps, begins = await running(daemon, paths, SLEEP), await running(daemon, paths, SLEEP, agent=B)
+    await daemon.client.freeze(A, 1)
+    await daemon.client.confirm(A, 1)
+    await daemon.client.freeze(B, 1)
+    await first.leave(for_another=True)
+    assert daemon.thawed_alone == [(B, "the helper is leaving")]
+    before = daemon.connected
+    await open_helper()
+    await until(lambda: daemon.connected > before)
+    found = await daemon.client.reconcile({A: 1})
+    assert {agent: (stat.state, stat.pid) for agent, stat in found.items()} == {
+        A: ("frozen", sleeps),
+        B: ("running", begins),
+    }
+    await daemon.client.thaw(A)
+    assert (await daemon.client.stat())[A].state == "running"
+
+
+async def test_what_hive_up_had_stopped_is_told_to_have_gone_down_with_it(
+    paths: Paths, open_helper: OpenHelper, connect: Connect
+) -> None:
+    """To the next daemon: it was recorded as running, and came back as `error: exited with 143`."""
+    await open_helper()
+    daemon, up = await connect(), await connect(role="up")
+    for agent in (A, B):
+        await running(daemon, paths, SLEEP, agent=agent)
+    await up.client.stop(A, grace_s=5)
+    await daemon.client.stop(B, grace_s=5)
+    truth = await daemon.client.stat()
+    assert {agent: (stat.state, stat.why) for agent, stat in truth.items()} == {
+        A: ("gone", WENT_DOWN),
+        B: ("gone", ""),
+    }
+    assert daemon.ended[0].why == WENT_DOWN
+    await running(daemon, paths, ["sh", "-c", "exit 3"])
+    await until(lambda: len(daemon.ended) > 1)
+    assert (await daemon.client.stat())[A].why == ""
 
 
 TALKS = """
