@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hive.store.chain import GENESIS, PRUNED, START, TAKEN_IN, Head, Link, hash_of
+from hive.store.chain import BEGUN_ANEW, GENESIS, PRUNED, START, TAKEN_IN, Head, Link, hash_of
 from hive.store.migrations import NAME_IN_DETAIL
 
 KEPT_S = 30 * 86400
@@ -143,6 +143,22 @@ def _add(conn: sqlite3.Connection, row: AuditRow, before: Head) -> Head:
 def own(act: str, at: float, detail: dict[str, Any]) -> AuditRow:
     """A row about the table itself."""
     return AuditRow(at=at, actor="hive", act=act, target="hive", origin="hive", detail=detail)
+
+
+def begin_anew(conn: sqlite3.Connection, last: Head, detail: dict[str, Any], *, now: float) -> Head:
+    """The first row of a table whose rows are gone with a damaged database: it follows `last`, which was noted outside.
+
+    Whoever begins so notes `last` as a beginning there first (anchors.py).
+    """
+    if last != START:
+        _begin_after(conn, last)
+    return _add(conn, own(BEGUN_ANEW, now, {"to": last.id, "hash": last.hash, "rows": 0, **detail}), last)
+
+
+def go_on_after(conn: sqlite3.Connection, last: Head | None, detail: dict[str, Any], *, now: float) -> Head:
+    """A row that says that rows are gone, up to `last`, which was noted outside; None where no row is missed."""
+    before = head(conn) if last is None else last
+    return _add(conn, own(BEGUN_ANEW, now, {"to": before.id, "hash": before.hash, "rows": 0, **detail}), before)
 
 
 def _begin_after(conn: sqlite3.Connection, before: Head) -> None:
