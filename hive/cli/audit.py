@@ -126,7 +126,8 @@ def _table(rows: list[Answer]) -> str:
 def _line(row: Answer) -> list[str]:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
     detail = row["detail"]
-    why = str(detail.get("error") or detail.get("reason") or "")
+    again = detail.get("refused_again")
+    why = f"{number(again)} more times" if again else str(detail.get("error") or detail.get("reason") or "")
     whom = str(detail.get("name") or row["target"])
     return [str(row["id"]), at, row["actor"], row["origin"], row["act"], whom, row["outcome"], why]
 
