@@ -107,13 +107,9 @@ def begin_anew(path: Path, why: str) -> Loss:
     except BaseException:
         _remove(fresh)
         raise
-    for side in SIDES:
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(f"{path}{side}", f"{aside}{side}")
+    _swap(path, fresh, aside)
     if copy == "damaged":
         os.rename(copy_of(path), copy_of(aside))
-    os.rename(fresh, path)
-    _sync(path.parent)
     log.critical(
         "database_damaged path=%s moved_to=%s error=%s copy=%s agents=%d tokens=%d: a new database is begun, "
         "hive restore brings a backup back",
@@ -175,6 +171,17 @@ def _make(fresh: Path, loss: Loss, contents: Contents | None, last: Head) -> Non
         told = {"damaged": loss.why, "aside": loss.aside, "copy": loss.copy, "agents": loss.agents}
         audit.begin_anew(conn, last, told | {"tokens": loss.tokens}, now=loss.at)
         conn.execute("COMMIT")
+
+
+def _swap(path: Path, fresh: Path, aside: Path) -> None:
+    """At no moment there is no database, which the next start would take for one that never was."""
+    for side in SIDES[1:]:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{path}{side}", f"{aside}{side}")
+    with contextlib.suppress(FileNotFoundError):
+        os.link(path, aside, follow_symlinks=False)
+    os.rename(fresh, path)
+    _sync(path.parent)
 
 
 def _free_name(path: Path) -> Path:

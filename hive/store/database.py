@@ -258,9 +258,9 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _open_sound(path: Path) -> _Opened:
     """A checked and migrated connection, and the second copy, which says the same from here on."""
-    existed = path.exists()
-    if not existed and copy_of(path).exists():
+    if not path.exists() and copy_of(path).exists():
         begin_anew(path, "it is not there any more")
+    existed = path.exists()
     # SQLite gives -wal and -shm the mode of the file itself, so no umask has to be changed.
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
