@@ -100,6 +100,7 @@ def _verdict(path: Path, known: _Known) -> Verdict:
             begun_after=begun_after,
             begins_as_noted=known.noted.vouch_for(begun_after) or now.vouch_for(begun_after),
             numbered_to=audit.numbered_to(conn),
+            beginnings=known.noted.beginnings | now.beginnings if known.noted.heads or now.heads else None,
         )
 
 

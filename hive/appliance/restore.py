@@ -8,7 +8,8 @@ What a kill -9 leaves:
     brings it to its end.
 
 So no Hive ever runs on a mixture. What was there before stays beside: `NAME.before-restore-TIME`. With the database go
-the heads of its audit table (`audit.heads`): of another table they would say that it was tampered with.
+the heads of its audit table (`audit.heads`), which of another table would say that it was tampered with, and its second
+copy, from which the daemon would bring it up to date again.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from hive.store.anchors import anchors_of
 from hive.store.database import plan_of
 from hive.store.lock import Lock
 from hive.store.migrations import refuse_newer, schema_of
+from hive.store.second_copy import copy_of
 
 SIDES = ("-wal", "-shm", "-journal")
 FS_IOC_GETFLAGS, FS_APPEND_FL = 0x80086601, 0x20
@@ -113,7 +115,8 @@ def _restore(place: Place, source: Path | None) -> Done:
         _write_plan(place, plan)
         finish(place)
         kept = [path for part in parts if os.path.lexists(path := _kept(part, plan.stamp))]
-        kept += [heads] if os.path.lexists(heads := _kept_heads(place.database, plan.stamp)) else []
+        beside = (_kept_heads(place.database, plan.stamp), _stamped(copy_of(place.database), plan.stamp))
+        kept += [path for path in beside if os.path.lexists(path)]
         if place.layout is not None and any(part.is_secret for part in parts):
             secrets.write_acl(place.layout)
     return Done(manifest, {part.name: part.path for part in parts}, _left_out(manifest, parts), kept, finished)
@@ -148,6 +151,8 @@ def _carry_out(part: Part, stamp: str) -> None:
     if part.name == DATABASE:
         with contextlib.suppress(FileNotFoundError):
             os.rename(anchors_of(path), _kept_heads(path, stamp))
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(copy_of(path), _stamped(copy_of(path), stamp))
         for side in SIDES:
             # Of a database that could not be folded: SQLite would play these into the new one.
             with contextlib.suppress(FileNotFoundError):
@@ -309,7 +314,7 @@ def _free_stamp(parts: list[Part]) -> str:
     now = time.strftime("%Y%m%dT%H%M%S")
     stamps = (now if number == 0 else f"{now}-{number}" for number in count())
     old = [part.path for part in parts]
-    old += [anchors_of(part.path) for part in parts if part.name == DATABASE]
+    old += [beside(part.path) for part in parts if part.name == DATABASE for beside in (anchors_of, copy_of)]
     return next(stamp for stamp in stamps if not any(os.path.lexists(_stamped(path, stamp)) for path in old))
 
 

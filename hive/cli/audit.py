@@ -126,7 +126,8 @@ def _table(rows: list[Answer]) -> str:
 def _line(row: Answer) -> list[str]:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["at"]))
     detail = row["detail"]
-    why = str(detail.get("error") or detail.get("reason") or "")
+    again = detail.get("refused_again")
+    why = f"{number(again)} more times" if again else str(detail.get("error") or detail.get("reason") or "")
     whom = str(detail.get("name") or row["target"])
     return [str(row["id"]), at, row["actor"], row["origin"], row["act"], whom, row["outcome"], why]
 
@@ -144,6 +145,7 @@ def _answer(checked: Any, took_s: float) -> Answer:
         "anchors_file": None if checked.anchors is None else str(checked.anchors),
         "unreadable_anchors": checked.unreadable,
         "taken_in": verdict.taken_in,
+        "begun_anew": verdict.begun_anew,
         "acts_waiting": checked.waiting,
         "database": str(checked.database),
         "took_s": round(took_s, 3),
@@ -169,6 +171,10 @@ def _said(answer: Answer) -> str:
         lines.append(f"acts of the hive command that a daemon is still to take in: {number(answer['acts_waiting'])}")
     if answer["taken_in"]:
         lines.append(f"{number(answer['taken_in'])} were taken in from an older Hive: before that nothing kept them")
+    if answer["begun_anew"]:
+        lines.append(
+            "it was begun anew after a damaged database: hive audit list --act audit.begun_anew names the file"
+        )
     if answer["unreadable_anchors"]:
         lines.append(f"lines of the anchors that cannot be read: {number(answer['unreadable_anchors'])}")
     return "\n".join(lines)

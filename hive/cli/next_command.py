@@ -50,6 +50,15 @@ class Where(NamedTuple):
     def finish_restore(self) -> str:
         return f"{'sudo ' if self.installed else ''}hive restore --finish{self.files}"
 
+    def restore(self) -> str:
+        """What brings a backup back. No daemon may run meanwhile, and the command says so."""
+        return f"{'sudo ' if self.installed else ''}hive restore FILE{self.files}"
+
+    def restart(self) -> str:
+        if self.installed:
+            return "sudo systemctl restart hive-daemon"
+        return "docker compose restart daemon" if self.composed else self.look("daemon")
+
     def hive(self, words: str) -> str:
         """
         >>> Where(option=" --state-dir /srv/h").hive("backend list")
@@ -68,11 +77,15 @@ def about(problem: str, health: Mapping[str, Any], where: Where) -> str:
     'hive logs proxy'
     >>> about("usage waits, it cannot be written: the disk of /s/hive.db is full", {"state_dir": "/s"}, Where())
     'df -h /s'
+    >>> about("the database was damaged (it is empty) and is begun anew", {}, Where(files=" --state-dir /s"))
+    'hive restore FILE --state-dir /s'
     >>> about("something new", {}, Where(option=" --state-dir /s"))
     'hive doctor --state-dir /s'
     """
     is_full = any(word in problem for word in ("is full", "no space left"))
     found = (
+        ("the database is damaged", where.restart()),
+        ("the database ", where.restore()),
         ("the proxy is not connected", where.look("proxy")),
         ("the helper is not connected", where.look("sandbox")),
         ("Redis ", where.look("redis") if _is_own_redis(health) else where.hive("doctor redis")),
@@ -148,7 +161,7 @@ def _of_silence(seen: Any, code: str, where: Where) -> Iterator[Problem]:
 def _of_daemon(seen: Any, code: str, where: Where) -> Problem:
     unit = next((unit for unit in seen.units or () if unit.name == DAEMON), None)
     if code == "timeout":
-        again = "sudo systemctl restart hive-daemon" if where.installed else where.look("daemon")
+        again = where.restart() if where.installed else where.look("daemon")
         return Problem("the daemon listens, and does not answer", again)
     if unit is not None and unit.active == "inactive":
         stands_alone = any(other.active == "active" for other in seen.units)
@@ -173,6 +186,9 @@ def _of_database(recorded: Any, where: Where) -> Iterator[Problem]:
     if recorded.is_cut_short:
         yield Problem(f"a restore of {recorded.path} was cut short: no daemon opens it", where.finish_restore())
     elif recorded.is_damaged:
-        yield Problem(f"{recorded.why}; a daemon that starts moves it aside", where.hive("doctor sqlite.integrity"))
+        yield Problem(
+            f"{recorded.why}; a daemon that starts moves it aside and begins anew",
+            where.hive("doctor sqlite.integrity"),
+        )
     else:
         yield Problem(f"{recorded.path} cannot be read: {recorded.why}", where.hive("doctor sqlite"))

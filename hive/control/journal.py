@@ -8,12 +8,14 @@ import logging
 import sqlite3
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from hive.agents.turns import outcome_of
 from hive.control.auth import API_TOKEN, INTERNAL
 from hive.control.carrying import carried_through
 from hive.control.feed import Event, Events, Feed
+from hive.control.refusals import RefusalCounter
 from hive.domain import Agent, AgentStatus
 from hive.errors import HiveError
 from hive.store import acts, anchors, audit, explain
@@ -83,6 +85,10 @@ def transition_of(before: Agent, after: Agent, actor: str) -> AuditRow:
     )
 
 
+def _pruning(to: Head, now: float, orders_from: int) -> Callable[[sqlite3.Connection], int]:
+    return lambda conn: audit.prune(conn, to, now=now, orders_from=orders_from)
+
+
 class Journal:
     """`changed` and `note` never wait and never fail; rows are written with a record (`take`), by `record` or `flush`.
 
@@ -94,7 +100,8 @@ class Journal:
         self._database = database
         self._live = live
         self._events = Events()
-        self._unwritten: deque[AuditRow] = deque(maxlen=UNWRITTEN_MAX)
+        self._unwritten: deque[AuditRow] = deque()
+        self._refusals = RefusalCounter()
         self._acts = acts_of(database.path)
         self._anchors = anchors_of(database.path)
         self._anchored = START
@@ -139,8 +146,15 @@ class Journal:
         self._live.publish(SystemEvent(at=row.at, kind=act, detail={"target": target} | row.detail))
 
     def _add(self, row: AuditRow) -> None:
-        self._unwritten.append(row)
+        self._keep(row)
         self._events.publish(event_of(row))
+
+    def _keep(self, *rows: AuditRow) -> None:
+        """To be written. Of too many the oldest go, permitted orders last."""
+        self._unwritten.extend(rows)
+        while len(self._unwritten) > UNWRITTEN_MAX:
+            others = (number for number, row in enumerate(self._unwritten) if not audit.is_permitted_order(row))
+            del self._unwritten[next(others, 0)]
 
     def take(self) -> list[AuditRow]:
         """The rows not written yet, now the caller's to write in its own transaction, or to `give_back`."""
@@ -150,7 +164,8 @@ class Journal:
 
     def give_back(self, rows: list[AuditRow]) -> None:
         """They were not written."""
-        self._unwritten = deque([*rows, *self._unwritten], maxlen=UNWRITTEN_MAX)
+        self._unwritten.extendleft(reversed(rows))
+        self._keep()
 
     def wrote(self, head: Head) -> None:
         """The chain ends with `head` now, on the disk."""
@@ -158,8 +173,13 @@ class Journal:
             spawn(self._anchor(head), name="audit anchor")
 
     async def record(self, row: AuditRow) -> None:
-        """Written when this returns; where it could not be, it is later, and the log says so."""
-        self._unwritten.append(row)
+        """Written when this returns; where it could not be, it is later, and the log says so.
+
+        Of what one person is refused again and again all but the first is counted, and written once the minute is over.
+        """
+        if audit.is_refusal(row) and not self._refusals.is_row(row):
+            return
+        self._keep(row)
         if isinstance(error := await outcome_of(self.flush()), HiveError):
             log.error("audit_late act=%s actor=%s error=%s", row.act, row.actor, error.message)
 
@@ -217,6 +237,7 @@ class Journal:
 
     async def close(self) -> None:
         """Writes what is unwritten, and notes the last row."""
+        self._keep(*self._refusals.take())
         head = await outcome_of(self.flush())
         if isinstance(head, HiveError):
             log.error("audit_lost rows=%d error=%s", len(self._unwritten), head.message)
@@ -261,6 +282,7 @@ class Journal:
     async def _write_always(self) -> None:
         while True:
             await asyncio.sleep(WRITE_S)
+            self._keep(*self._refusals.take(now=time.time()))
             if self._unwritten:
                 await outcome_of(self.flush())  # where it fails, all else that is written fails too, and says so
             await self._take_in()
@@ -285,7 +307,7 @@ class Journal:
 
     async def prune(self) -> int:
         """How many of its oldest rows were deleted (audit.py says which). Raises as `Database.write`, StoreFull."""
-        now, pruned = time.time(), 0
+        now, pruned, orders_from = time.time(), 0, None
         before: Head = await self._database.read(audit.begun_after)
         while (to := await self._database.write(lambda conn: audit.prunable(conn, now=now))) is not None:
             try:
@@ -293,7 +315,9 @@ class Journal:
                 await self._note(to, is_beginning=True)
             except OSError as error:
                 raise explain.os_error(error, self._anchors) from error
-            pruned += await self._database.write(lambda conn, to=to: audit.prune(conn, to, now=now))  # type: ignore[misc]
+            if orders_from is None:
+                orders_from = await self._database.read(audit.kept_orders_from)
+            pruned += await self._database.write(_pruning(to, now, orders_from))
         if pruned:
             await self._forget_heads(before)
         return pruned

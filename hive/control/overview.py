@@ -81,7 +81,10 @@ class Overview(Steering):
         """One sentence for each thing that is not as it should be, and what it means."""
         parts, backend = self._parts, self._parts.world.backend
         is_up, not_started = backend is not None and backend.up, parts.switcher.why_none
+        loss = parts.database.loss
         found = (
+            (parts.database.is_suspect, "the database is damaged: the next start of the daemon begins it anew"),
+            (loss is not None and loss.is_told(time.time()), "" if loss is None else loss.sentence),
             (parts.gates.session is None, "the proxy is not connected: no request is served, nobody is put to sleep"),
             (not parts.helper.connected, "the helper is not connected: no agent can be started, paused or woken"),
             (not parts.live.up, _redis_down(str(parts.live.at), parts.live.why_down)),

@@ -41,6 +41,8 @@ RETRY_S = (0.1, 2.0)
 PATIENCE_S = (10.0, 160.0)
 """A mark that stands still for so long while events fly may mean they were lost; doubles while it stays so."""
 LAST_TRY_S = 1.0
+HELD_S = 1.0
+"""The last byte of an answer whose event the disk does not take waits so long for the stream to have it."""
 
 MAX_TEXT = 256
 
@@ -102,6 +104,11 @@ class Backlog:
     def in_stream(self) -> int:
         """Events that are in the stream for sure and not committed."""
         return self._entry_ends[-1] - self.mark if self._entry_ends else 0
+
+    @property
+    def safe_to(self) -> int:
+        """Highest number that is in the stream for sure, or committed."""
+        return self._entry_ends[-1] if self._entry_ends else self.mark
 
     @property
     def done(self) -> bool:
@@ -228,6 +235,9 @@ class UsageLog:
         self._lines: list[bytes] = []
         """Of the events recorded in this turn of the loop; the last of them is number `_last`."""
         self._then: deque[Callable[[], None]] = deque()
+        self._held: deque[tuple[int, float, Callable[[], None]]] = deque()
+        """(highest number of its turn, until when, last byte) where the disk took that turn's lines in part or not."""
+        self._let_go_at: asyncio.TimerHandle | None = None
         self._scheduled = False
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -268,7 +278,8 @@ class UsageLog:
 
         Without `then` it is on disk when this returns (no fsync: it survives kill -9, not a power cut). With it, at
         the end of this turn of the loop, in one write with all the others of the turn; `then`, called right after
-        that, lets the last byte go. `epoch` and `event_no` of the argument are ignored.
+        that, lets the last byte go. On a full disk `then` waits until the disk has taken the line after all, or the
+        stream has the event, HELD_S at most. `epoch` and `event_no` of the argument are ignored.
         """
         no = self._last + 1
         try:
@@ -297,6 +308,9 @@ class UsageLog:
         """Writes what was recorded in this turn, and lets the last bytes of those answers go."""
         self._scheduled = False
         self._write()
+        if self._file.full:
+            self._hold()
+            return
         try:
             while self._then:
                 self._then.popleft()()
@@ -304,6 +318,32 @@ class UsageLog:
             if self._then:  # one of them raised; the others' clients must not wait for ever
                 self._scheduled = True
                 self._loop.call_soon(self._end_turn)
+
+    def _hold(self) -> None:
+        """The last bytes of this turn wait: what it cost is in memory alone, and a kill -9 would take it along."""
+        until = self._loop.time() + HELD_S
+        self._held.extend((self._last, until, then) for then in self._then)
+        self._then.clear()
+        if self._held and self._let_go_at is None:
+            self._let_go_at = self._loop.call_at(until, self._let_go)
+
+    def _let_go(self, *, every: bool = False) -> None:
+        """Lets those last bytes go whose events are on the disk or in the stream by now, or that waited for HELD_S;
+        `every`: all of them."""
+        if self._let_go_at is not None:
+            self._let_go_at.cancel()
+            self._let_go_at = None
+        now = self._loop.time()
+        while self._held:
+            last, until, then = self._held[0]
+            if self._file.full and last > self._backlog.safe_to and now < until and not every:
+                self._let_go_at = self._loop.call_at(until, self._let_go)
+                return
+            self._held.popleft()
+            try:
+                then()
+            except Exception:  # the others' clients must not wait for ever
+                log.exception("answer_not_ended")
 
     def _write(self) -> None:
         """One write for all lines that have none yet."""
@@ -360,6 +400,8 @@ class UsageLog:
             except DependencyDown:
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, RETRY_S[1])
+            if self._held:
+                self._let_go()
 
     async def close(self) -> None:
         """Ends `run`, sends what waits if Redis answers at once; what is not committed stays for the next proxy."""
@@ -373,6 +415,10 @@ class UsageLog:
                 with contextlib.suppress(DependencyDown, TimeoutError):
                     async with asyncio.timeout(LAST_TRY_S):
                         await self._send()
+        self._file.retry(self._backlog.mark)
+        self._let_go(every=True)
+        if self._file.full and self._last > self._backlog.safe_to:
+            log.error("usage_not_kept epoch=%s to=%d: neither the disk nor Redis took it", self.epoch, self._last)
         for file, backlog in [*self._old, (self._file, self._backlog)]:
             file.close(delete=backlog.done)
         self._lock.release()

@@ -9,7 +9,18 @@ from typing import Any
 
 import msgspec
 
-from hive.store.chain import GENESIS, PRUNED, START, TAKEN_IN, Head, Link, hash_of
+from hive.errors import (
+    BadRequest,
+    MethodNotAllowed,
+    NotFound,
+    NotPermitted,
+    Refusal,
+    RequestTimeout,
+    TooLarge,
+    Unauthorized,
+    WrongMediaType,
+)
+from hive.store.chain import BEGUN_ANEW, GENESIS, PRUNED, START, TAKEN_IN, Head, Link, hash_of
 from hive.store.migrations import NAME_IN_DETAIL
 
 KEPT_S = 30 * 86400
@@ -22,6 +33,17 @@ TAKEN_IN_AT_ONCE = 5_000
 """Rows of an older Hive that are in memory at once while they are taken into the chain."""
 ORDER = "order."
 """Before the name of an act that a person asked for, refused ones too; what came of it are rows of their own."""
+REFUSED = frozenset(
+    error.code
+    for error in (
+        *(BadRequest, MethodNotAllowed, NotFound, NotPermitted, Refusal, RequestTimeout),
+        *(TooLarge, Unauthorized, WrongMediaType),
+    )
+)
+"""Outcomes of an order that was not permitted, or made no sense: nothing was done about it."""
+ORDERS_MAX = ROWS_MAX // 2
+"""Permitted orders that stay though rows behind them are too many."""
+_IS_ORDER = f"act GLOB '{ORDER}*' AND outcome NOT IN ({', '.join(repr(code) for code in sorted(REFUSED))})"
 _COLUMNS = "id, at, actor, act, target, origin, outcome, detail, prev, hash"
 _NOT_TOLD = f"act NOT GLOB '{ORDER}*' AND act NOT GLOB 'audit.*'"
 """What is no event: nothing happened to an agent by it."""
@@ -42,6 +64,16 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     origin: str
     outcome: str = "ok"
     detail: dict[str, Any] = {}
+
+
+def is_refusal(row: AuditRow) -> bool:
+    """Whether somebody ordered what was refused."""
+    return row.act.startswith(ORDER) and row.outcome in REFUSED
+
+
+def is_permitted_order(row: AuditRow) -> bool:
+    """Whether somebody ordered what he may, however it ended."""
+    return row.act.startswith(ORDER) and row.outcome not in REFUSED
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +177,22 @@ def own(act: str, at: float, detail: dict[str, Any]) -> AuditRow:
     return AuditRow(at=at, actor="hive", act=act, target="hive", origin="hive", detail=detail)
 
 
+def begin_anew(conn: sqlite3.Connection, last: Head, detail: dict[str, Any], *, now: float) -> Head:
+    """The first row of a table whose rows are gone with a damaged database: it follows `last`, which was noted outside.
+
+    Whoever begins so notes `last` as a beginning there first (anchors.py).
+    """
+    if last != START:
+        _begin_after(conn, last)
+    return _add(conn, own(BEGUN_ANEW, now, {"to": last.id, "hash": last.hash, "rows": 0, **detail}), last)
+
+
+def go_on_after(conn: sqlite3.Connection, last: Head | None, detail: dict[str, Any], *, now: float) -> Head:
+    """A row that says that rows are gone, up to `last`, which was noted outside; None where no row is missed."""
+    before = head(conn) if last is None else last
+    return _add(conn, own(BEGUN_ANEW, now, {"to": before.id, "hash": before.hash, "rows": 0, **detail}), before)
+
+
 def _begin_after(conn: sqlite3.Connection, before: Head) -> None:
     conn.execute("INSERT OR REPLACE INTO audit_pruned (one, id, hash) VALUES (1, ?, ?)", before)
 
@@ -222,14 +270,37 @@ def prunable(conn: sqlite3.Connection, *, now: float) -> Head | None:
     return Head(gone[0], gone[1] or GENESIS)
 
 
-def prune(conn: sqlite3.Connection, to: Head, *, now: float) -> int:
-    """Deletes all rows up to `to`, which `prunable` named; how many that were.
+def kept_orders_from(conn: sqlite3.Connection) -> int:
+    """The id of the first permitted order that stays, however many other rows come: of the last ORDERS_MAX of them."""
+    found = conn.execute(
+        f"SELECT id FROM audit_log WHERE {_IS_ORDER} ORDER BY id DESC LIMIT 1 OFFSET ?", (ORDERS_MAX,)
+    ).fetchone()
+    return 0 if found is None else int(found[0]) + 1
 
-    What stays has no gap, and begins after a row whose number and hash are noted, also in a row of the chain: no other
-    beginning can be put in its place.
+
+def prune(conn: sqlite3.Connection, to: Head, *, now: float, orders_from: int | None = None) -> int:
+    """Deletes all rows up to `to`, which `prunable` named; how many are gone.
+
+    Permitted orders among them that are young enough, and not before `orders_from` (None: none of them), are added
+    again behind the others, with their time and their number of before (`carried`): neither refusals nor
+    what agents do, of which there may be any number, takes them away. What stays has no gap, and begins after a row
+    whose number and hash are noted, also in a row of the chain: no other beginning can be put in its place.
     """
-    before_it = head(conn)
-    pruned = conn.execute("DELETE FROM audit_log WHERE id <= ?", (to.id,)).rowcount
+    last = head(conn)
+    carried = [] if orders_from is None else _orders(conn, to, since=now - KEPT_S, orders_from=orders_from)
+    deleted = conn.execute("DELETE FROM audit_log WHERE id <= ?", (to.id,)).rowcount
     _begin_after(conn, to)
-    _add(conn, own(PRUNED, now, {"to": to.id, "hash": to.hash, "rows": pruned}), before_it)
-    return pruned
+    detail = {"to": to.id, "hash": to.hash, "rows": deleted, "carried": len(carried)}
+    last = _add(conn, own(PRUNED, now, detail), last)
+    for entry in carried:
+        detail = {"carried": entry.id} | entry.row.detail  # the number it had first stays
+        last = _add(conn, msgspec.structs.replace(entry.row, detail=detail), last)
+    return deleted - len(carried)
+
+
+def _orders(conn: sqlite3.Connection, to: Head, *, since: float, orders_from: int) -> list[Entry]:
+    rows = conn.execute(
+        f"SELECT {_COLUMNS} FROM audit_log WHERE id <= ? AND id >= ? AND at >= ? AND {_IS_ORDER} ORDER BY id",
+        (to.id, orders_from, since),
+    )
+    return [_entry(Link(*row)) for row in rows]

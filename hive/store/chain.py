@@ -16,7 +16,7 @@ import msgspec
 
 GENESIS = "0" * 64
 """What the first row of all follows."""
-TAKEN_IN, PRUNED = "audit.taken_in", "audit.pruned"
+TAKEN_IN, PRUNED, BEGUN_ANEW = "audit.taken_in", "audit.pruned", "audit.begun_anew"
 """Acts whose detail `{"to": id, "hash": hash}` says what is before the first row. `rows`: how many they were about."""
 
 
@@ -55,7 +55,8 @@ class Bad(NamedTuple):
 class Verdict(NamedTuple):
     """`head`: the last row that was found right. `anchored`: up to which row an anchor vouches, 0 where none does.
 
-    `taken_in`: rows that an older Hive wrote without a chain; what was done to them before is not known.
+    `taken_in`: rows that an older Hive wrote without a chain; what was done to them before is not known. `begun_anew`:
+    rows that say that those before them are gone with a damaged database.
     """
 
     rows: int
@@ -63,6 +64,7 @@ class Verdict(NamedTuple):
     bad: Bad | None
     anchored: int
     taken_in: int = 0
+    begun_anew: int = 0
 
     @property
     def unanchored(self) -> int:
@@ -100,20 +102,24 @@ def verify(
     begun_after: Head = START,
     begins_as_noted: bool = True,
     numbered_to: int = 0,
+    beginnings: frozenset[Head] | None = None,
 ) -> Verdict:
     """Looks at every row, in the order of their ids, until one is wrong.
 
-    `heads`: anchors. `begun_after`: what is said to have been before the first row; `begins_as_noted`: whether an
-    anchor says so too, or there are none. `numbered_to`: the last id the table has given out.
+    `heads`: anchors; `beginnings`: those of them behind which a chain may begin, None where there are no anchors.
+    `begun_after`: what is said to have been before the first row; `begins_as_noted`: whether an anchor says so too, or
+    there are none. `numbered_to`: the last id the table has given out.
     """
     anchors = _by_id(heads)
-    last, rows, anchored, taken_in, is_told = begun_after, 0, 0, 0, begun_after == START
+    last, rows, anchored, taken_in, begun_anew, is_told = begun_after, 0, 0, 0, 0, begun_after == START
     for link in links:
+        last = _after_loss(link, last, beginnings)
         if bad := _wrong(link, last) or _unlike(link.id, str(link.hash), anchors, after=anchored):
-            return Verdict(rows, last, bad, anchored, taken_in)
+            return Verdict(rows, last, bad, anchored, taken_in, begun_anew)
         last, rows = Head(link.id, str(link.hash)), rows + 1
         anchored = link.id if link.id in anchors else anchored
-        if link.act in (TAKEN_IN, PRUNED):
+        begun_anew += link.act == BEGUN_ANEW
+        if link.act in (TAKEN_IN, PRUNED, BEGUN_ANEW):
             told = _told(link.detail)
             is_told = is_told or (told.to, told.hash) == begun_after
             taken_in += told.rows if link.act == TAKEN_IN else 0
@@ -123,7 +129,16 @@ def verify(
         bad = Bad(begun_after.id + 1, f"it is said to be the first that was not pruned, and no {who} says so")
     if bad is None and (there_was := max(numbered_to, *anchors, 0)) > last.id:
         bad = Bad(last.id + 1, f"it is gone, and so is all behind it: there was a row {there_was}")
-    return Verdict(rows, last, bad, anchored, taken_in)
+    return Verdict(rows, last, bad, anchored, taken_in, begun_anew)
+
+
+def _after_loss(link: Link, last: Head, beginnings: frozenset[Head] | None) -> Head:
+    """Where `link` says that rows before it were lost with the database, and an anchor that it may: what it follows."""
+    if link.act != BEGUN_ANEW or link.id == last.id + 1:
+        return last
+    told = _told(link.detail)
+    follows = Head(told.to, told.hash)
+    return follows if follows.id > last.id and (beginnings is None or follows in beginnings) else last
 
 
 def _by_id(heads: Iterable[Head]) -> dict[int, set[str]]:

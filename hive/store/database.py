@@ -13,17 +13,20 @@ import logging
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
+
 from hive.errors import DependencyDown, WrongState
 from hive.store import explain
+from hive.store.anew import Loss, begin_anew, loss_of, notice_rollback
 from hive.store.lock import Lock
-from hive.store.migrations import migrate
+from hive.store.migrations import migrate, schema_of
+from hive.store.second_copy import SecondCopy, agreeing, copy_of
 
 log = logging.getLogger("hive.store")
 Result = TypeVar("Result")
@@ -44,13 +47,25 @@ class _Job(NamedTuple):
     future: Future[Any]
 
 
+class _Opened(NamedTuple):
+    """`loss`: what went with the last database that was damaged, None where none was."""
+
+    writer: sqlite3.Connection
+    copy: SecondCopy
+    loss: Loss | None
+
+
 class Database:
     """`hive.db`, held by this process alone (`flock` on `hive.db.lock`) until `close`."""
 
-    def __init__(self, path: Path, lock: Lock, writer: sqlite3.Connection, reader: sqlite3.Connection) -> None:
+    def __init__(self, path: Path, lock: Lock, opened: _Opened, reader: sqlite3.Connection) -> None:
         self.path = path
+        self.loss = opened.loss
+        self.is_suspect = False
+        """What was read of it cannot be right: the next start looks through all of it."""
         self._lock = lock
-        self._writer = writer
+        self._writer = opened.writer
+        self._copy = opened.copy
         self._reader = reader
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._closed = False
@@ -60,29 +75,34 @@ class Database:
 
     @classmethod
     def open(cls, path: Path) -> Database:
-        """Opens, checks and migrates; a damaged file is moved aside and a new one begun, which the log says loudly.
+        """Opens, checks and migrates; a damaged file is moved aside and a new one begun (anew.py), which the log says
+        loudly. Where the second copy knows of changes that the database has lost, it has them again.
 
-        Blocks. A file above `CHECKED_BYTES` is not looked through: `hive doctor sqlite.integrity` does. Raises
-        WrongState where another process holds it (naming its pid), a newer Hive wrote it, or a restore was cut short;
-        ConfigError where the directory is missing, NotPermitted, StoreFull.
+        Blocks. A file above `CHECKED_BYTES` is looked through only where it was found damaged while it was open:
+        `hive doctor sqlite.integrity` does. Raises WrongState where another process holds it (naming its pid), a newer
+        Hive wrote it, or a restore was cut short; ConfigError where the directory is missing, NotPermitted, StoreFull.
         """
         lock = Lock(path.with_name(path.name + ".lock"), what="the database")
         try:
             _refuse_half_restored(path)
-            writer = _open_sound(path)
+            opened = _open_sound(path)
             try:
                 reader = _connect(path)
                 reader.execute("PRAGMA query_only = ON")
             except BaseException:
-                writer.close()
+                opened.copy.close()
+                opened.writer.close()
                 raise
         except sqlite3.Error as error:
             lock.release()
             raise explain.sqlite_error(error, path) from error
+        except OSError as error:
+            lock.release()
+            raise explain.os_error(error, path) from error
         except BaseException:
             lock.release()
             raise
-        return cls(path, lock, writer, reader)
+        return cls(path, lock, opened, reader)
 
     @property
     def is_writing(self) -> bool:
@@ -120,6 +140,7 @@ class Database:
         self._readers.shutdown()
         self._reader.close()
         self._writer.close()
+        self._copy.close()
         self._lock.release()
 
     def _look(self, work: Work[Result]) -> Result:
@@ -130,7 +151,17 @@ class Database:
             finally:
                 self._reader.execute("ROLLBACK")
         except sqlite3.Error as error:
+            self._suspect(error)
             raise explain.sqlite_error(error, self.path) from error
+
+    def _suspect(self, error: BaseException) -> None:
+        """Notes that the file is damaged, so that the next start looks at all of it, however large it is."""
+        if self.is_suspect or not isinstance(error, sqlite3.Error) or not explain.is_corrupt(error):
+            return
+        self.is_suspect = True
+        log.critical("database_found_damaged path=%s error=%s: the next start begins it anew", self.path, error)
+        with contextlib.suppress(OSError):
+            suspect_of(self.path).touch(mode=0o600)
 
     def _serve(self) -> None:
         open_for_more = True
@@ -151,16 +182,20 @@ class Database:
             self._writer.execute("BEGIN IMMEDIATE")
             for job in jobs:
                 outcomes.append(self._attempt(job.work))
+            self._copy.append(self._writer)
             self._writer.execute("COMMIT")
         except BaseException as error:  # of foreign code in a thread that must live
             with contextlib.suppress(sqlite3.Error):
                 self._writer.execute("ROLLBACK")
+            self._copy.undo()
             with contextlib.suppress(sqlite3.Error):
                 # What failed stays in the WAL as dead pages: on a full disk they are needed back.
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
             if not last_try:
                 return False
             outcomes = [(None, error)] * len(jobs)
+        else:
+            self._copy.settle(self._writer)
         for job, (result, failure) in zip(jobs, outcomes, strict=True):
             if failure is None:
                 job.future.set_result(result)
@@ -185,6 +220,7 @@ class Database:
     def _explained(self, error: BaseException) -> BaseException:
         if not isinstance(error, sqlite3.Error) or isinstance(error, sqlite3.IntegrityError):
             return error
+        self._suspect(error)
         explained = explain.sqlite_error(error, self.path)
         explained.__cause__ = error
         return explained
@@ -193,6 +229,11 @@ class Database:
 def plan_of(path: Path) -> Path:
     """Where the plan of a restore is, for as long as it is not carried out to its end (appliance/restore.py)."""
     return path.with_name(f"{path.name}.restoring")
+
+
+def suspect_of(path: Path) -> Path:
+    """There where the database was found damaged while it was open."""
+    return path.with_name(f"{path.name}.suspect")
 
 
 def _refuse_half_restored(path: Path) -> None:
@@ -215,8 +256,10 @@ def _connect(path: Path) -> sqlite3.Connection:
     return conn
 
 
-def _open_sound(path: Path) -> sqlite3.Connection:
-    """A checked and migrated connection; a damaged file is moved aside first, a new one that fails is removed."""
+def _open_sound(path: Path) -> _Opened:
+    """A checked and migrated connection, and the second copy, which says the same from here on."""
+    if not path.exists() and copy_of(path).exists():
+        begin_anew(path, "it is not there any more")
     existed = path.exists()
     # SQLite gives -wal and -shm the mode of the file itself, so no umask has to be changed.
     try:
@@ -224,36 +267,55 @@ def _open_sound(path: Path) -> sqlite3.Connection:
     except OSError as error:
         raise explain.os_error(error, path) from error
     try:
-        return _checked(path)
+        conn = _checked(path)
     except sqlite3.DatabaseError as error:
         if not existed:
             for suffix in _SUFFIXES:
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
         if not explain.is_corrupt(error):
             raise
-        _move_aside(path, str(error))
-        return _checked(path)
+        begin_anew(path, str(error))
+        conn = _checked(path)
+    try:
+        with contextlib.suppress(OSError):
+            suspect_of(path).unlink()
+        copy, behind = agreeing(path, conn)
+        notice_rollback(path, conn, behind)
+        return _Opened(conn, copy, loss_of(conn))
+    except BaseException:
+        conn.close()
+        raise
 
 
 def _checked(path: Path) -> sqlite3.Connection:
     conn = _connect(path)
     try:
-        is_small = os.stat(path).st_size <= CHECKED_BYTES
-        found = conn.execute("PRAGMA quick_check(1)").fetchone()[0] if is_small else "ok"
-        if found != "ok":
-            damage = sqlite3.DatabaseError(found)
-            damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-            raise damage
+        if os.stat(path).st_size <= CHECKED_BYTES or suspect_of(path).exists():
+            _refuse_damaged(conn.execute("PRAGMA quick_check(1)").fetchone()[0])
+        if schema_of(conn).taken == 0 and copy_of(path).exists():
+            _refuse_damaged("it is empty")
         migrate(conn)
+        _refuse_damaged(_unreadable(conn))
     except BaseException:
         conn.close()
         raise
     return conn
 
 
-def _move_aside(path: Path, why: str) -> None:
-    aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%dT%H%M%S')}")
-    for suffix in _SUFFIXES:
-        with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + suffix).rename(aside.with_name(aside.name + suffix))
-    log.critical("database_damaged path=%s moved_to=%s error=%s: a new, empty database is begun", path, aside, why)
+def _refuse_damaged(found: str) -> None:
+    """Raises DatabaseError where it is not `ok`."""
+    if found != "ok":
+        damage = sqlite3.DatabaseError(found)
+        damage.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise damage
+
+
+def _unreadable(conn: sqlite3.Connection) -> str:
+    """What of the agents is no text or no JSON, which no check of SQLite's sees; else `ok`."""
+    for number, name, spec in conn.execute("SELECT rowid, CAST(name AS BLOB), CAST(spec AS BLOB) FROM agents"):
+        try:
+            name.decode()
+            msgspec.json.decode(spec)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return f"agent {number} cannot be read"
+    return "ok"

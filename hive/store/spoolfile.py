@@ -123,8 +123,12 @@ class SpoolFile:
             return []
         if not data:  # somebody else shortened the file
             self._read_at = self._size
+        at_end = self._read_at + len(data) >= self._size
         whole = data.rfind(b"\n") + 1
-        # A last line without its end was being written when its proxy was killed: nobody got that answer whole.
+        # A last line without its end was cut off by a full disk, or by the end of its proxy. One that lacks no more
+        # than its newline counts; of any other the answer was held back until something else had the event.
+        if at_end and _number(data[whole:]):
+            whole = len(data)
         self._read_at += whole or len(data)
         return [(no, line) for line in data[:whole].splitlines() if (no := _number(line))]
 

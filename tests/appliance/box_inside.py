@@ -253,8 +253,8 @@ def people() -> dict[str, Any]:
         "read secrets": [
             f"{user} {path}"
             for user in ("ann", "ben", "cid", "hive", "hive-proxy", "hive-redis", "hive-inference")
-            for path in (*secrets, "/var/lib/hive/daemon/hive.db")
-            if (user, os.path.basename(path)) != ("hive", "hive.db")
+            for path in (*secrets, "/var/lib/hive/daemon/hive.db", "/var/lib/hive/daemon/hive.db.second")
+            if (user, os.path.basename(path)) not in (("hive", "hive.db"), ("hive", "hive.db.second"))
             and run("head", "-c1", path, user=user).returncode == 0
         ],
         "ann operates": run("hive", "ps", user="ann").returncode,

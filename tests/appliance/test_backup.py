@@ -436,6 +436,23 @@ def test_what_the_old_database_had_beside_it_is_not_played_into_the_new_one(up: 
     assert [path.read_bytes() for path in up.paths.state.glob("*.before-restore-*-wal")] == [content]
 
 
+async def test_after_a_restore_the_second_copy_brings_nothing_of_what_came_later(up: Place, tmp_path: Path) -> None:
+    """It is of the same database, and ahead of it: it would take for lost changes what was to be undone."""
+    store = Database.open(up.database)
+    store.close()
+    backup(up, tmp_path / "b.tar", with_secrets=False)
+    store = Database.open(up.database)
+    await store.write(lambda conn: agents.remove(conn, agents.all(conn)[0].id, now=1.0))
+    await store.write(lambda conn: agents.insert(conn, Agent(id="new", spec=AgentSpec(name="new", command=["x"]))))
+    store.close()
+    done = restore(up, tmp_path / "b.tar")
+    assert any(path.name.startswith("hive.db.second.before-restore-") for path in done.kept)
+    store = Database.open(up.database)
+    assert [one.name for one in await store.read(agents.all)] == ["ann"]
+    assert store.loss is None
+    store.close()
+
+
 def test_two_restores_within_a_second_keep_both(up: Place, kept: Path) -> None:
     restore(up, kept)
     put_agent(up.database, "bob")

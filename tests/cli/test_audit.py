@@ -175,7 +175,8 @@ def test_after_a_restore_nothing_is_taken_for_tampered_and_what_was_done_is_told
     assert verify(no_daemon, state, "--json").json["anchored_to"] == 10
     restored = no_daemon("restore", str(tmp_path / "b.tar"), "--yes", "--json", *where)
     assert restored.code == 0
-    assert [Path(path).name.partition(".before")[0] for path in restored.json["kept"]] == ["hive.db", "audit.heads"]
+    kept = [Path(path).name.partition(".before")[0] for path in restored.json["kept"]]
+    assert kept == ["hive.db", "audit.heads", "hive.db.second"]
     said = verify(no_daemon, state)
     assert said.code == 0
     assert "was restored" in said.out

@@ -12,7 +12,7 @@ from control.box import Box
 
 from hive.control.client import Client, path_of
 from hive.control.serving import Server, serve
-from hive.errors import BadRequest, HiveError, NotFound, WrongState
+from hive.errors import BadRequest, DependencyDown, HiveError, NotFound, WrongState
 from hive.store import audit, chain
 from hive.store.database import Database
 
@@ -101,6 +101,35 @@ async def test_rows_are_asked_for_by_filters_in_pages(client: Client, desk: Any)
 async def test_a_malformed_filter_is_refused(client: Client, query: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         await to_thread(lambda: client.get("/api/audit", **query))
+
+
+async def test_what_a_real_daemon_refuses_203_times_is_a_few_rows_and_what_it_permits_is_all_of_it(box: Box) -> None:
+    """Two minutes may be in it. The one thing that was permitted is a row each time."""
+    await box.everything()
+    server = await serve(box.desk, box.paths.runtime / "again.sock")
+    client = Client(box.paths.runtime / "again.sock")
+
+    def ask() -> None:
+        for path in (path_of("nobody", "tokens"), *[path_of("nobody", "pause")] * 203):
+            with pytest.raises(NotFound):
+                client.get(path) if path.endswith("tokens") else client.post(path)
+        for _ in range(15):
+            with pytest.raises(DependencyDown):  # there is no server here; it may be asked all the same
+                client.post("/api/models/refresh")
+
+    await to_thread(ask)
+    await server.close()
+    await box.stop_daemon()
+    database = Database.open(box.paths.database)
+    rows = [entry.row for entry in await database.read(lambda conn: audit.page(conn, audit.Filter(), 1000))]
+    verdict = await database.read(lambda conn: chain.verify(audit.links(conn)))
+    database.close()
+    pauses = [row for row in rows if row.act == "order.pause"]
+    assert sum(row.detail.get("refused_again", 1) for row in pauses) == 203
+    assert len(pauses) <= 22
+    assert [row.outcome for row in rows if row.act == "order.tokens"] == ["not_found"]
+    assert len([row for row in rows if row.act == "order.refresh_models"]) == 15
+    assert verdict.bad is None
 
 
 async def test_a_real_daemon_has_orders_and_what_came_of_them_in_one_whole_chain(box: Box) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from control.held_database import cancelled_while_it_writes
 
+from hive.control import journal as journal_module
 from hive.control.journal import Journal, event_of, transition_of
 from hive.domain import Agent, AgentSpec, AgentStatus
 from hive.errors import DependencyDown, HiveError
@@ -20,6 +23,7 @@ from hive.store.audit import AuditRow, Filter
 from hive.store.chain import Bad
 from hive.store.database import Database
 from hive.store.live import Live
+from hive.tasks import spawn
 
 BOB = Agent(id="a1", spec=AgentSpec(name="bob", command=["/bin/true"]), status=AgentStatus.RUNNING)
 
@@ -136,6 +140,80 @@ async def test_an_order_that_cannot_be_written_is_kept_and_the_log_says_so(
     assert "audit_late act=order.stop actor=uid:7" in caplog.text
     await journal.close()
     assert "audit_lost rows=1" in caplog.text
+
+
+def ordered(at: float, outcome: str, *, actor: str = "token:viewer", act: str = "order.remove") -> AuditRow:
+    return AuditRow(at=at, actor=actor, act=act, target="a1", origin="tcp:127.0.0.1", outcome=outcome)
+
+
+async def test_of_what_one_is_refused_again_and_again_the_first_ten_are_rows_and_the_rest_of_a_minute_is_one(
+    database: Database, tmp_path: Path
+) -> None:
+    """Each was a row: somebody who may nothing wrote 203 a second, and each of them cost a write to the disk."""
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    for number in range(203):
+        await journal.record(ordered(60.0 + number / 10, "not_permitted"))
+    for number in range(30):
+        await journal.record(ordered(60.0 + number, "not_found", act="order.tokens"))
+        await journal.record(ordered(60.0 + number, "ok", actor="uid:0"))
+        await journal.record(ordered(60.0 + number, "timeout", actor="uid:0"))
+        await journal.record(ordered(60.0 + number, "wrong_state", actor="uid:0"))
+    await journal.record(ordered(60.0, "not_permitted", actor="token:other"))
+    await journal.record(ordered(120.0, "not_permitted"))
+    await journal.close()
+    entries = [entry.row for entry in await database.read(lambda conn: audit.page(conn, Filter(), 1000))]
+    assert Counter((row.actor, row.act, row.outcome) for row in entries) == {
+        ("token:viewer", "order.remove", "not_permitted"): 10 + 1 + 1,
+        ("token:viewer", "order.tokens", "not_found"): 10 + 1,
+        ("uid:0", "order.remove", "ok"): 30,
+        ("uid:0", "order.remove", "timeout"): 30,
+        ("uid:0", "order.remove", "wrong_state"): 30,
+        ("token:other", "order.remove", "not_permitted"): 1,
+    }
+    again = {row.act: row for row in entries if "refused_again" in row.detail}
+    assert {act: row.detail["refused_again"] for act, row in again.items()} == {"order.remove": 193, "order.tokens": 20}
+    assert again["order.remove"].detail["outcomes"] == {"not_permitted": 193}
+    assert (again["order.remove"].at, again["order.remove"].detail["from"]) == (80.2, 61.0)
+    assert (again["order.remove"].target, again["order.remove"].origin) == ("a1", "tcp:127.0.0.1")
+    assert await bad_of(database) is None
+
+
+async def test_the_count_is_written_when_the_minute_is_over(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "WRITE_S", 0.01)
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    for _ in range(12):
+        await journal.record(ordered(time.time() - 120, "not_permitted"))
+    running = spawn(journal.run(), name="journal")
+    async with asyncio.timeout(20):
+        found: list[audit.Entry] = []
+        while len(found) < 11:
+            found = await database.read(lambda conn: audit.page(conn, Filter(act="order.*"), 100))
+    running.cancel()
+    assert found[0].row.detail["refused_again"] == 2
+
+
+async def test_on_a_full_disk_what_agents_do_takes_the_place_of_no_order(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the rows that wait for room in memory the oldest went, whatever they were."""
+    monkeypatch.setattr(journal_module, "UNWRITTEN_MAX", 10)
+    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    database.close()
+    for number in range(4):
+        await journal.record(ordered(float(number), "ok"))
+    for _ in range(50):
+        journal.note("backend.up")
+        await journal.record(ordered(9.0, "not_permitted"))
+    kept = journal.take()
+    assert (len(kept), [row.at for row in kept if row.outcome == "ok" and row.act == "order.remove"]) == (
+        10,
+        [0.0, 1.0, 2.0, 3.0],
+    )
+    for number in range(15):
+        await journal.record(ordered(float(number), "ok"))
+    assert [row.at for row in journal.take()] == [float(number) for number in range(5, 15)]
 
 
 async def test_rows_of_a_month_ago_are_pruned_in_as_many_slices_as_it_takes(

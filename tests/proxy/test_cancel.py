@@ -446,3 +446,20 @@ async def test_whoever_leaves_while_its_body_is_read_elsewhere_takes_that_along(
 def states(proxy: Proxy) -> list[str]:
     """Where the requests are that are under way."""
     return [exchange.state for connection in proxy.connections if isinstance(exchange := connection.exchange, Exchange)]
+
+
+async def test_who_leaves_while_the_last_byte_is_held_back_leaves_nothing(tmp_path: Path) -> None:
+    """On a full disk the last byte of an answer waits for its event to be safe: by then the client may be gone."""
+    async with proxied(tmp_path) as (proxy, _):
+        with complaints() as complained:
+            before = held(proxy)
+            held_back: list[Callable[[], None]] = []
+            proxy.path.usage.record = lambda _, then=None: held_back.append(then)  # type: ignore[method-assign]
+            client = await Client.tcp(proxy.port)
+            client.writer.write(post(b"/v1/chat/completions", CHAT, token=MODEL_TOKEN))
+            await until(lambda: bool(held_back))
+            client.close()
+            await until(lambda: not proxy.connections)
+            held_back.pop()()
+            await asyncio.sleep(0.01)
+            assert (held(proxy), complained, held_back) == (before, [], [])

@@ -8,7 +8,7 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,6 +195,15 @@ def test_a_torn_last_line_is_no_event(tmp_path: Path) -> None:
     path.write_bytes(line(1) + line(2) + b"\0\xff not json\n" + line(4)[:-20])
     file = SpoolFile.found(path)
     assert (file.last, numbers(file)) == (2, [1, 2])
+    file.close(delete=False)
+
+
+def test_a_last_line_that_lacks_only_its_newline_is_an_event(tmp_path: Path) -> None:
+    """A full disk took all of the last line but its end; the next proxy left the event out."""
+    path = tmp_path / "p1.jsonl"
+    path.write_bytes(line(1) + line(2) + line(3)[:-1])
+    file = SpoolFile.found(path)
+    assert (file.last, numbers(file)) == (3, [1, 2, 3])
     file.close(delete=False)
 
 
@@ -403,7 +412,9 @@ async def test_a_disk_that_takes_a_part_of_a_turn_loses_and_doubles_nothing(
             for seq in range(1, 6):
                 log.record(event(seq), lambda seq=seq: gone.append(seq))  # type: ignore[misc]
             await asyncio.sleep(0)
-            assert (gone, "cannot be written" in log.degraded) == ([1, 2, 3, 4, 5], True)
+            assert (gone, "cannot be written" in log.degraded) == ([], True)
+            await until(lambda: gone)
+            assert (gone, log.sent) == ([1, 2, 3, 4, 5], 5)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         await until(lambda: reader.has("p1", 1, 2, 3, 4, 5))
@@ -627,6 +638,113 @@ async def test_kill_9_loses_no_event_whose_record_returned(
         assert last in (said, said + 1)  # killed between the write and the word
         log.marks({})
         await until(lambda: reader.has("dead", *range(1, last + 1)))
+
+
+ANSWERER = """
+import asyncio, os, sys, msgspec
+from pathlib import Path
+from hive.domain import UsageEvent
+from hive.tasks import spawn
+from hive.proxy.spool import UsageLog
+from hive.store.live import Live
+
+async def main(directory, epoch, socket, event):
+    live = Live(Path(socket))
+    log = UsageLog(Path(directory), epoch, live)
+    spawn(live.run(), name="live"); spawn(log.run(), name="usage")
+    event = msgspec.json.decode(event, type=UsageEvent)
+    while True:
+        for _ in range(20):
+            log.record(event, lambda: os.write(1, b"."))
+        await asyncio.sleep(0.001)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "hive-test", str(path)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted: {mounted.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def fill(path: Path) -> None:
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("answers", [1, 100, 201, 350, 900])
+async def test_kill_9_on_a_full_disk_loses_no_event_of_an_answer_that_ended(
+    tmp_path: Path, disk: Path, redis_server: RedisServer, reader: Reader, answers: int
+) -> None:
+    """A full disk took half of a line, the answer ended, and the proxy was killed before the stream had the event: of
+    5,021 whole answers one had no row.
+
+    The program says `.` with each last byte; the disk has room for some 200 lines.
+    """
+    arguments = [str(disk / "spool"), "dead", str(redis_server.socket), msgspec.json.encode(EVENT).decode()]
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", ANSWERER, *arguments, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    said = len(await process.stdout.readexactly(answers))
+    process.kill()
+    said += len(await process.stdout.read())
+    await process.wait()
+    assert answers < 300 or not (disk / "spool" / "dead.jsonl").read_bytes().endswith(b"\n")
+    async with opened(disk / "spool", "p1", redis_server.socket) as log:
+        log.marks({})
+
+        async def all_are_told() -> bool:
+            await reader.read()
+            return {one.first for one in reader.told if one.epoch == "dead" and one.event} >= set(range(1, said + 1))
+
+        await until(all_are_told)
+
+
+@pytest.mark.root
+async def test_where_neither_disk_nor_redis_takes_it_the_answer_ends_all_the_same(
+    disk: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then a second later; the event is kept in memory, and written once there is room."""
+    monkeypatch.setattr(spool, "HELD_S", 0.2)
+    redis_server.kill()
+    async with opened(disk / "spool", "p1", redis_server.socket) as log:
+        fill(disk / "filler")
+        gone: list[int] = []
+        log.record(event(1), lambda: gone.append(1))
+        await asyncio.sleep(0)
+        assert (gone, bool(log.degraded)) == ([], True)
+        await until(lambda: gone == [1])
+        log.record(event(2), lambda: gone.append(2))
+        (disk / "filler").unlink()
+        await until(lambda: gone == [1, 2])
+        assert numbers_on_disk(disk / "spool" / "p1.jsonl") == [1, 2]
+        redis_server.start()
+        await until(lambda: reader.has("p1", 1, 2))
+
+
+@pytest.mark.root
+async def test_a_proxy_that_leaves_writes_what_a_full_disk_did_not_take(disk: Path, redis_server: RedisServer) -> None:
+    """With Redis down it left events behind in memory, though there was room again."""
+    redis_server.kill()
+    gone: list[int] = []
+    async with opened(disk / "spool", "p1", redis_server.socket) as log:
+        await asyncio.sleep(0.1)  # it looks for news once a second at least; nothing is told here after that
+        fill(disk / "filler")
+        log.record(event(1), lambda: gone.append(1))
+        await asyncio.sleep(0)
+        (disk / "filler").unlink()
+    assert gone == [1]
+    assert numbers_on_disk(disk / "spool" / "p1.jsonl") == [1]
 
 
 async def test_what_is_no_spool_is_put_aside_and_said(

@@ -148,6 +148,72 @@ async def test_what_is_left_after_pruning_is_a_whole_chain_and_no_other_beginnin
     assert (bad.id, "no row of the chain says so" in bad.why) == (6, True)
 
 
+def order(at: float, act: str = "order.stop", outcome: str = "ok") -> AuditRow:
+    return AuditRow(at=at, actor="uid:0", act=act, target=f"t{at}", origin="socket", outcome=outcome)
+
+
+async def prune_all(database: Database) -> None:
+    """As the journal does it; what went is noted outside."""
+    orders_from: int | None = None
+
+    def work(conn: sqlite3.Connection) -> Head | None:
+        to = audit.prunable(conn, now=float(NOW))
+        if to is not None:
+            audit.prune(conn, to, now=float(NOW), orders_from=orders_from)
+        return to
+
+    while await database.read(lambda conn: audit.prunable(conn, now=float(NOW))) is not None:
+        if orders_from is None:
+            orders_from = await database.read(audit.kept_orders_from)
+        await database.write(work)
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [row_at(NOW, "agent.paused"), order(NOW, "order.remove", "not_permitted"), order(NOW, "order.tokens", "not_found")],
+    ids=["transitions", "refused orders", "refused questions for secrets"],
+)
+async def test_neither_refusals_nor_what_agents_do_take_permitted_orders_away(
+    database: Database, monkeypatch: pytest.MonkeyPatch, flood: AuditRow
+) -> None:
+    """Somebody who may do nothing pruned a million rows of others away within 82 minutes, and so did agents that slept
+    and woke."""
+    monkeypatch.setattr(audit, "ROWS_MAX", 40)
+    monkeypatch.setattr(audit, "ORDERS_MAX", 20)
+    monkeypatch.setattr(audit, "PRUNED_AT_ONCE", 7)
+    orders = [order(NOW + number, outcome=("ok", "timeout", "wrong_state")[number % 3]) for number in range(12)]
+    for one in orders:
+        head = await database.write(lambda conn, one=one: audit.append(conn, one))  # type: ignore[misc]
+    for _ in range(6):
+        for _ in range(50):
+            head = await database.write(lambda conn: audit.append(conn, flood))
+        await prune_all(database)
+        assert (await verdict_of(database, head)).bad is None
+    entries = await database.read(lambda conn: audit.page(conn, Filter(act="order.stop"), 100))
+    assert [(entry.row.at, entry.row.target, entry.row.outcome) for entry in reversed(entries)] == [
+        (one.at, one.target, one.outcome) for one in orders
+    ]
+    assert [entry.row.detail["carried"] for entry in reversed(entries)] == list(range(1, 13))
+    assert (await verdict_of(database)).rows <= 40
+
+
+async def test_orders_beyond_their_number_and_their_time_go_like_all_others(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "ROWS_MAX", 40)
+    monkeypatch.setattr(audit, "ORDERS_MAX", 5)
+    monkeypatch.setattr(audit, "PRUNED_AT_ONCE", 7)
+    for number in range(12):
+        await database.write(lambda conn, number=number: audit.append(conn, order(NOW + number)))  # type: ignore[misc]
+    await database.write(lambda conn: audit.append(conn, order(NOW - KEPT_S - 1)))
+    for _ in range(50):
+        await database.write(lambda conn: audit.append(conn, row_at(NOW, "agent.paused")))
+    await prune_all(database)
+    entries = await database.read(lambda conn: audit.page(conn, Filter(act="order.stop"), 100))
+    assert [entry.row.at for entry in reversed(entries)] == [NOW + 8, NOW + 9, NOW + 10, NOW + 11]
+    assert (await verdict_of(database)).bad is None
+
+
 # --- the chain -----------------------------------------------------------------------------------------------------
 
 

@@ -56,7 +56,7 @@ async def test_what_was_written_is_read_and_survives_a_reopen(tmp_path: Path) ->
 async def test_files_are_readable_by_their_owner_only(database: Database) -> None:
     await database.write(make_table)
     modes = {file.name: file.stat().st_mode & 0o777 for file in database.path.parent.iterdir()}
-    assert modes == dict.fromkeys(("hive.db", "hive.db-wal", "hive.db-shm", "hive.db.lock"), 0o600)
+    assert modes == dict.fromkeys(("hive.db", "hive.db-wal", "hive.db-shm", "hive.db.lock", "hive.db.second"), 0o600)
 
 
 async def test_a_work_that_raises_is_undone_alone_while_its_neighbours_are_committed(database: Database) -> None:

@@ -193,7 +193,8 @@ def judge_sqlite(found: str, version: int, path: Path, size: int) -> Verdict:
     '/h.db is sound (2,048 KiB)'
     """
     if found != "ok":
-        return failed(f"{path} is damaged: {_one_line(found)}", "hive restore FILE, or restart: it is moved aside")
+        fix = "hive restore FILE, or restart: agents and tokens come from its second copy"
+        return failed(f"{path} is damaged: {_one_line(found)}", fix)
     if version > len(STEPS):
         return failed(
             f"{path} was written by a newer Hive (its version {version}, known here {len(STEPS)})",
