@@ -119,10 +119,11 @@ def append(path: str | os.PathLike[str], text: bytes, limit_bytes: int) -> int:
             os.close(fd)
 
 
-def move(pipe: int, path: str, limit_bytes: int, most: int = PIECE_BYTES) -> int:
+def move(pipe: int, path: str, limit_bytes: int, most: int = PIECE_BYTES) -> int | None:
     """Moves up to `most` bytes of the pipe to the end of the log, which is cut back where it is full.
 
-    How many; 0 where the pipe is empty. Raises OSError where the log does not take them: they are in the pipe still.
+    How many; None where the pipe is empty, 0 where nobody can write to it any more besides. Raises OSError where the
+    log does not take them: they are in the pipe still.
     """
     fd = open_log(path)
     try:
@@ -137,21 +138,23 @@ def move(pipe: int, path: str, limit_bytes: int, most: int = PIECE_BYTES) -> int
         try:
             return os.splice(pipe, fd, room, offset_dst=size, flags=os.SPLICE_F_NONBLOCK)
         except BlockingIOError:
-            return 0
+            return None
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-        return os.pwrite(fd, _read(pipe, room), size)  # a file system without splice(2)
+        said = _read(pipe, room)  # a file system without splice(2)
+        return os.pwrite(fd, said, size) if said else None
     finally:
         if fd >= 0:
             os.close(fd)
 
 
-def _read(pipe: int, most: int) -> bytes:
+def _read(pipe: int, most: int) -> bytes | None:
+    """None where it is empty, no bytes where nobody can write to it besides."""
     try:
         return os.read(pipe, most)
     except BlockingIOError:
-        return b""
+        return None
 
 
 class AgentPipe:
@@ -168,18 +171,18 @@ class AgentPipe:
     def __repr__(self) -> str:
         return f"<AgentPipe {self.log} fd {self.fd}>"
 
-    def take(self, limit_bytes: int) -> int:
-        """Moves a piece into the log. What a log does not take (a full disk) is dropped, and told in the log later:
-        an agent that waited for room on a disk would be one that hangs. How many bytes."""
+    def take(self, limit_bytes: int) -> int | None:
+        """Moves a piece into the log; answers as `move`. What a log does not take (a full disk) is dropped, and told in
+        the log later: an agent that waited for room on a disk would be one that hangs."""
         try:
             if self.lost_bytes:
                 self._tell(limit_bytes)
             return move(self.fd, self.log, limit_bytes)
         except OSError as error:
-            dropped = len(_read(self.fd, PIECE_BYTES))
-            self.lost_bytes += dropped
+            said = _read(self.fd, PIECE_BYTES)
+            self.lost_bytes += len(said or b"")
             self.why_lost = os.strerror(error.errno or 0)
-            return dropped
+            return None if said is None else len(said)
 
     def _tell(self, limit_bytes: int) -> None:
         cut_back(self.log, limit_bytes)
@@ -231,13 +234,15 @@ class OutputReader:
         if source is None:  # it ended in this very round
             return 0
         if event & select.EPOLLIN:
-            return source.take(self._limit_bytes)
+            return source.take(self._limit_bytes) or 0
         self._close(source)
         return 0
 
     def _hear(self) -> None:
         """What the helper says, or that it is gone: its agents go on, and so does this."""
         said = _read(self._control, PIECE_BYTES)
+        if said is None:
+            return
         if not said:
             self._poll.unregister(self._control)
             os.close(self._control)
@@ -265,6 +270,9 @@ class OutputReader:
         if before is not None:
             self._end(before)
         source = AgentPipe(fd, found.st_ino, os.path.join(self._logs, f"{name}.log"))
+        if source.take(self._limit_bytes) == 0:  # left behind; the kernel would never tell that nobody writes
+            os.close(fd)
+            return
         self._sources[name] = self._by_fd[fd] = source
         self._poll.register(fd, select.EPOLLIN)
 

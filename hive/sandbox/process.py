@@ -468,6 +468,6 @@ def log_pipes_of(paths: Paths, limit_bytes: int) -> LogPipes:
 
 
 def trim_if_its_own(pipes: LogPipes, log_path: Path, limit_bytes: int) -> None:
-    """Of an agent that was started when agents still had their logs themselves (before 0.2): nobody else cuts it."""
+    """Of an agent that was started by a Hive whose agents had their logs themselves: nobody else cuts it."""
     if not pipes.has(log_path.stem):
         home.trim_log(log_path, limit_bytes)

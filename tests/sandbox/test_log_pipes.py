@@ -362,8 +362,8 @@ class Reader:
 
     def __init__(self, directory: Path, *, limit_bytes: int, file_bytes: int) -> None:
         self.pipes, self.logs = directory / "pipes", directory / "logs"
-        self.pipes.mkdir()
-        self.logs.mkdir()
+        self.pipes.mkdir(exist_ok=True)
+        self.logs.mkdir(exist_ok=True)
         control, self._control = os.pipe()
         arguments = [str(self.pipes), str(self.logs), str(limit_bytes), str(control)]
         self.process = subprocess.Popen(
@@ -459,3 +459,14 @@ async def test_a_reader_whose_helper_is_gone_reads_as_long_as_somebody_can_write
     assert reader.process.poll() is None
     os.close(agent)
     assert reader.process.wait(10) == 0
+
+
+async def test_a_pipe_that_was_left_behind_keeps_no_reader_alive(
+    tmp_path: Path, open_reader: Callable[..., Reader]
+) -> None:
+    """Nobody has it open, so the kernel would tell of no last writer, and the reader would wait for one for ever."""
+    (tmp_path / "pipes").mkdir()
+    os.mkfifo(tmp_path / "pipes" / "a")
+    reader = open_reader()
+    await until(lambda: reading(reader.pipes) == reader.process.pid)
+    assert reader.end() == 0
