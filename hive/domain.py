@@ -191,13 +191,15 @@ class DockerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class FirecrackerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[firecracker]`. Absolute paths of the kernel image and of the root file system's image; `tap`: an existing tap
-    device of the host for its network, empty for none; `balloon`: a balloon device with free page reporting."""
+    """`[firecracker]`. Absolute paths of the kernel image and of the root file system's image; `initrd`: one for a
+    kernel that cannot mount its root by itself, empty for none; `tap`: an existing tap device of the host for its
+    network, empty for none; `balloon`: a balloon device with free page reporting."""
 
     kernel: str
     rootfs: str
     kernel_args: str = "console=ttyS0 reboot=k panic=1 pci=off"
     rootfs_read_only: bool = False
+    initrd: str = ""
     vcpus: int = 1
     memory_mb: int = 256
     tap: str = ""

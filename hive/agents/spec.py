@@ -174,7 +174,8 @@ def _check_docker(docker: DockerSpec) -> None:
 
 
 def _check_firecracker(machine: FirecrackerSpec) -> None:
-    for field, path in (("kernel", machine.kernel), ("rootfs", machine.rootfs)):
+    paths = [("kernel", machine.kernel), ("rootfs", machine.rootfs)]
+    for field, path in [*paths, ("initrd", machine.initrd)] if machine.initrd else paths:
         if not os.path.isabs(path):
             raise BadRequest(f"firecracker: {field}: {path[:80]!r} is not absolute")
         _check_text(f"firecracker: {field}", [path])

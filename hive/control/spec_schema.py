@@ -50,6 +50,7 @@ FIELDS: dict[str, dict[str, Schema]] = {
     "FirecrackerSpec": {
         "kernel": {"pattern": "^/[^\\u0000]*$"},
         "rootfs": {"pattern": "^/[^\\u0000]*$"},
+        "initrd": {"pattern": "^(/[^\\u0000]*)?$"},
         "vcpus": {"minimum": 1, "maximum": 32},
         "memory_mb": {"minimum": 16, "maximum": 1 << 20},
         "tap": {"pattern": "^([!-.0-~]{1,15})?$"},

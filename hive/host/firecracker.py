@@ -9,8 +9,8 @@ from hive.host.program import run
 
 VERSION_S = 2.0
 """`--version` says it in milliseconds."""
-OLDEST = (1, 10, 0)
-"""Its API is what Hive is written for; before, a guest is not told of a reset vsock (firecracker issues 4736, 4796)."""
+OLDEST = (1, 14, 0)
+"""Its API is what Hive is written for: the balloon reports free pages from here on (firecracker CHANGELOG, 1.14)."""
 
 Version = tuple[int, int, int]
 
@@ -40,8 +40,23 @@ def why_not_pause(version: str, *, has_vsock: bool) -> str:
     if not has_vsock or (numbers := parse_version(version)) not in VSOCK_LOST_AT_PAUSE:
         return ""
     assert numbers is not None
-    plain = ".".join(map(str, numbers))
-    return f"Firecracker {plain} loses vsock at every pause (firecracker PR 6100): use 1.15.1, or 1.17"
+    return f"Firecracker {_plain(numbers)} loses vsock at every pause (firecracker PR 6100): use 1.15.1, or 1.17"
+
+
+def why_too_old(version: str) -> str:
+    """Why no machine of a VMM that calls its version so can start, as a sentence; empty where one can.
+
+    >>> why_too_old("1.13.1"), why_too_old("1.15.1"), why_too_old("main")
+    ('Firecracker 1.13.1 is too old: Hive needs 1.14.0 or newer', '', '')
+    """
+    numbers = parse_version(version)
+    if numbers is None or numbers >= OLDEST:
+        return ""
+    return f"Firecracker {_plain(numbers)} is too old: Hive needs {_plain(OLDEST)} or newer"
+
+
+def _plain(version: Version) -> str:
+    return ".".join(map(str, version))
 
 
 def ask_version(program: Path) -> str:

@@ -55,6 +55,7 @@ def spawn(
     cwd: Path | str | None = None,
     uid: int | None = None,
     gid: int | None = None,
+    groups: Sequence[int] = (),
     stdout_fd: int | None = None,
     session: bool = True,
     cgroup_dir: Path | None = None,
@@ -68,10 +69,11 @@ def spawn(
     """Starts `command` (never through a shell) with exactly `env`; returns once the new program runs.
 
     stdin is /dev/null; stdout and stderr go to `stdout_fd`, where None to this process's own. `uid` None: as this
-    user; else with the one group `gid`. The caller reaps it. The child enters `cgroup_dir`, each of `limit_dirs` (v1
-    hierarchies) and the network namespace `network_fd` while it may still do so, then gives up its groups, gid, uid,
-    and asks for `pdeathsig` last, because changing the uid clears that. A frozen `cgroup_dir` would block the
-    caller: thaw it first. `files`: how many it may have open, never more than the hard limit Hive was born with.
+    user; else with the group `gid` and `groups` besides. The caller reaps it. The child enters `cgroup_dir`, each of
+    `limit_dirs` (v1 hierarchies) and the network namespace `network_fd` while it may still do so, then gives up its
+    groups, gid, uid, and asks for `pdeathsig` last, because changing the uid clears that. A frozen `cgroup_dir` would
+    block the caller: thaw it first. `files`: how many it may have open, never more than the hard limit Hive was
+    born with.
 
     Raises NotFound (no such program or directory), NotPermitted (not executable, or the child may not become what
     was asked), BadRequest (no command, a NUL in it, arguments too long), HiveError.
@@ -80,14 +82,14 @@ def spawn(
         raise BadRequest("the command is empty")
     why_read, why_write = os.pipe()
     parent = os.getpid()
-    groups = [*limit_dirs] if cgroup_dir is None else [cgroup_dir, *limit_dirs]
+    cgroups = [*limit_dirs] if cgroup_dir is None else [cgroup_dir, *limit_dirs]
     descriptors = _DESCRIPTORS_AT_START if files is None else (allowed_files(files), allowed_files(files))
 
     def become() -> None:
         step = "restore limits"
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
-            for directory in groups:
+            for directory in cgroups:
                 step = f"enter {directory}"
                 write_control(directory / "cgroup.procs", b"0")
             if network_fd is not None:
@@ -95,7 +97,7 @@ def spawn(
                 netns.enter(network_fd)
             if uid is not None:
                 step = f"become uid {uid}"
-                _become_user(uid, uid if gid is None else gid)
+                _become_user(uid, uid if gid is None else gid, groups)
             step = "set process attributes"
             if no_new_privs:
                 forbid_new_privileges()
@@ -128,8 +130,8 @@ def spawn(
             os.close(why_write)
 
 
-def _become_user(uid: int, gid: int) -> None:
-    os.setgroups([])
+def _become_user(uid: int, gid: int, groups: Sequence[int]) -> None:
+    os.setgroups(groups)
     os.setgid(gid)
     os.setuid(uid)
 

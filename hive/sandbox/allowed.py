@@ -142,6 +142,8 @@ def _check_mount(policy: Policy, mount: str, resolve: Resolve) -> None:
 
 def _check_machine(policy: Policy, machine: FirecrackerSpec, resolve: Resolve) -> None:
     _check_path(policy, "kernels", "kernel", machine.kernel, resolve)
+    if machine.initrd:
+        _check_path(policy, "kernels", "initrd", machine.initrd, resolve)
     _check_path(policy, "rootfs", "root file system", machine.rootfs, resolve)
     if machine.tap and not any(fnmatch.fnmatchcase(machine.tap, pattern) for pattern in policy.networks.taps):
         raise _refused(policy, f"tap device {machine.tap}", "networks.taps")

@@ -31,7 +31,7 @@ from hive.errors import (
     WrongState,
 )
 from hive.host.cgroup import Leaf, Subtree
-from hive.host.firecracker import ask_version, why_not_pause
+from hive.host.firecracker import ask_version, why_not_pause, why_too_old
 from hive.host.limits import Fence, Fences
 from hive.host.process import Identity, Snapshot, boot_id, identify, spawn
 from hive.link.messages import dialled
@@ -40,7 +40,7 @@ from hive.link.specs import Capabilities, SandboxSpec
 from hive.sandbox import home, pageout, vmm
 from hive.sandbox.log_pipes import AgentOutput, LogPipes
 from hive.sandbox.machine import ENDS_S, RunningMachine
-from hive.sandbox.machine_dir import DISK, KERNEL, ROOTFS, MachineDir, Note, Owner, all_in, check_image
+from hive.sandbox.machine_dir import DISK, INITRD, KERNEL, ROOTFS, MachineDir, Note, Owner, all_in, check_image
 from hive.sandbox.process import check_user, group_of, log_pipes_of, trim_if_its_own
 from hive.sandbox.runtime import NO_EXEC, Place, Run, Running
 from hive.sandbox.vmm import PAUSED, RUNNING, START, Vmm
@@ -50,6 +50,8 @@ log = logging.getLogger("hive.sandbox")
 
 NAME = "firecracker"
 """What the VMM's file is called: a jailer names the directory of its jails after it."""
+LOG_LEVEL = "Warning"
+"""Of the VMM's own lines, which go where its guest's console goes: at `Info` each look would be one, 2 MB a day."""
 NO_FILTER = "what a tap device lets through is the host's firewall's to say"
 UP_S = 5.0
 """From the fork to an API that answers."""
@@ -104,7 +106,9 @@ class FirecrackerRuntime:
         except HiveError as error:
             why_not = error.message
         else:
-            why_not_freeze = why_not_pause(await asyncio.to_thread(self._ask_version), has_vsock=True)
+            version = await asyncio.to_thread(self._ask_version)
+            why_not = why_too_old(version)
+            why_not_freeze = why_not_pause(version, has_vsock=True)
         return Capabilities(
             why_not=why_not,
             why_not_freeze=why_not_freeze,
@@ -158,6 +162,8 @@ class FirecrackerRuntime:
             raise BadRequest("a jailed machine needs a uid of its own")
         check_user(spec)
         check_image("kernel", Path(machine.kernel))
+        if machine.initrd:
+            check_image("initrd", Path(machine.initrd))
         check_image("root file system", Path(machine.rootfs))
         if spec.egress is not None and machine.tap:
             raise NotSupported(
@@ -179,6 +185,8 @@ class FirecrackerRuntime:
         new = found.make(note, owner)
         try:
             found.provide(KERNEL, Path(machine.kernel))
+            if machine.initrd:
+                found.provide(INITRD, Path(machine.initrd))
             if machine.rootfs_read_only:
                 found.provide(ROOTFS, Path(machine.rootfs))
             else:
@@ -211,6 +219,7 @@ class FirecrackerRuntime:
             for call in vmm.boot(
                 machine,
                 kernel=found.inside(found.root / KERNEL),
+                initrd=found.inside(found.root / INITRD) if machine.initrd else "",
                 rootfs=found.inside(disk),
                 uds_path=found.inside(found.vsock),
             ):
@@ -250,6 +259,7 @@ class FirecrackerRuntime:
                 cwd=found.root,
                 uid=None if found.jailed else spec.uid,
                 gid=None if found.jailed else spec.gid,
+                groups=() if found.jailed or spec.uid is None else self._kvm_groups(spec.uid),
                 stdout_fd=log_fd,
                 cgroup_dir=leaf.path if leaf else None,
                 limit_dirs=fence.dirs,
@@ -263,8 +273,23 @@ class FirecrackerRuntime:
         ended_fd = os.pidfd_open(child.pid)
         return self._running(spec, run, mark, fence, ended_fd=ended_fd, output=output, child=child)
 
+    def _kvm_groups(self, uid: int) -> tuple[int, ...]:
+        """The device's group, where it is that group's to open and not everybody's: a VMM without a jailer needs it.
+
+        A jailer makes a device node of the machine's own instead. Raises NotPermitted.
+        """
+        found = self._kvm.stat()
+        if found.st_mode & 0o006 == 0o006:
+            return ()
+        if found.st_mode & 0o060 == 0o060 and found.st_gid != 0:
+            return (found.st_gid,)
+        raise NotPermitted(
+            f"{self._kvm} may not be opened by uid {uid}",
+            hint=f"give it to a group: chgrp kvm {self._kvm} && chmod g+rw {self._kvm}; or use a jailer",
+        )
+
     def _command(self, agent: str, spec: SandboxSpec, found: MachineDir) -> list[str]:
-        its_own = ["--api-sock", found.inside(found.api)]
+        its_own = ["--api-sock", found.inside(found.api), "--level", LOG_LEVEL]
         if self._jailer is None:
             return [str(self._firecracker), "--id", agent, *its_own]
         uid, gid = _owner(spec) or (0, 0)
@@ -434,14 +459,18 @@ def _size_of(path: Path) -> int:
 
 
 def _last_words(path: Path, offset: int) -> str:
-    """What the VMM, or its jailer, said last: both write on what is the guest's console later."""
+    """The cause that the VMM or its jailer gave for its end: both write on what is the guest's console later.
+
+    Firecracker's very last line only has the exit code; the cause is the `Error: …` before it (1.15.1).
+    """
     if not path.exists():
         return "it said nothing"
     with path.open("rb") as file:
         file.seek(offset)
         lines = [line.strip() for line in file.read(65536).decode(errors="replace").splitlines()]
     said = [line for line in lines if line]
-    return said[-1][:300] if said else "it said nothing"
+    causes = [line for line in said if line.startswith("Error: ")]
+    return (causes or said or ["it said nothing"])[-1][:300]
 
 
 async def _thaw_stray(api: Vmm) -> bool:

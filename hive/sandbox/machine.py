@@ -41,6 +41,8 @@ REFRESH_S = 10.0
 """A truth older than this is asked for anew when somebody looks: a stranger may have paused or resumed it."""
 ENDS_S = 0.5
 """From an API that hung up to the end of its process."""
+PRESS_AGAIN_S = 1.0
+"""Between two presses of Ctrl-Alt-Del: a guest whose keyboard driver is not up yet loses them without a word."""
 LOOK_S = 0.002
 
 
@@ -245,8 +247,16 @@ class RunningMachine:
             if not await self.ends_by_itself(within_s=min(ENDS_S, grace_s)):  # the answer of one that ends may be lost
                 log.warning("machine_not_asked_to_end pid=%d error=%s", self.run.main.pid, error)
         else:
-            await wait_until_over(lambda: not self._is_alive(), until - time.monotonic())
+            await self._press_until_it_ends(until)
         return await self.kill()
+
+    async def _press_until_it_ends(self, until: float) -> None:
+        """Presses the keys again and again. After four presses that no guest read, the VMM refuses more (1.15.1)."""
+        while (left_s := until - time.monotonic()) > 0:
+            if await self.ends_by_itself(within_s=min(PRESS_AGAIN_S, left_s)):
+                return
+            with contextlib.suppress(HiveError):
+                await self._api.call(vmm.CTRL_ALT_DEL, limit_s=min(PRESS_AGAIN_S, left_s))
 
     async def ends_by_itself(self, *, within_s: float) -> bool:
         """Whether its VMM is gone, or goes within this time."""

@@ -22,7 +22,7 @@ from hive.host.process import Snapshot
 from hive.sandbox.home import remove_tree
 
 ROOT, RUN, API, VSOCK = "root", "run", "api.sock", "v.sock"
-KERNEL, ROOTFS, DISK = "kernel", "rootfs", "disk"
+KERNEL, INITRD, ROOTFS, DISK = "kernel", "initrd", "rootfs", "disk"
 NOTE = "hive.json"
 """In `top`: whose machine this is. Another Hive may share the directory all jails are in."""
 PROXY_PORT = 11434

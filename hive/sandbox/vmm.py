@@ -1,6 +1,6 @@
 """Firecracker's API: what there is to ask (pure), and the client that asks it over the VMM's unix socket.
 
-Field names, answers and limits are those of Firecracker 1.10 to 1.17 (swagger/firecracker.yaml, micro-http).
+Field names, answers and limits are those of Firecracker 1.14 to 1.17 (swagger/firecracker.yaml, micro-http).
 """
 
 from __future__ import annotations
@@ -82,8 +82,10 @@ def machine(vcpus: int, memory_mb: int) -> Call:
     )
 
 
-def boot_source(kernel: str, arguments: str) -> Call:
-    return _put("/boot-source", kernel_image_path=kernel, boot_args=arguments)
+def boot_source(kernel: str, arguments: str, *, initrd: str = "") -> Call:
+    """`initrd` empty: the kernel mounts its root by itself."""
+    more = {"initrd_path": initrd} if initrd else {}
+    return _put("/boot-source", kernel_image_path=kernel, boot_args=arguments, **more)
 
 
 def root_drive(path: str, *, read_only: bool) -> Call:
@@ -119,15 +121,15 @@ def snapshot_load(state: str, memory: str) -> Call:
     )
 
 
-def boot(spec: FirecrackerSpec, *, kernel: str, rootfs: str, uds_path: str) -> list[Call]:
-    """All a new VMM is asked until its guest runs; the paths are as the VMM sees them.
+def boot(spec: FirecrackerSpec, *, kernel: str, rootfs: str, uds_path: str, initrd: str = "") -> list[Call]:
+    """All calls to a new VMM until its guest runs; the paths are as the VMM sees them.
 
     >>> [call.path for call in boot(FirecrackerSpec(kernel="", rootfs=""), kernel="/k", rootfs="/r", uds_path="/v")]
     ['/machine-config', '/boot-source', '/drives/rootfs', '/vsock', '/balloon', '/actions']
     """
     calls = [
         machine(spec.vcpus, spec.memory_mb),
-        boot_source(kernel, spec.kernel_args),
+        boot_source(kernel, spec.kernel_args, initrd=initrd),
         root_drive(rootfs, read_only=spec.rootfs_read_only),
     ]
     if spec.tap:

@@ -97,7 +97,10 @@ def may_be_mounted(real: str, *, read_only: bool) -> bool:
 
 def _check_images(machine: FirecrackerSpec, looks: Looks) -> None:
     """The guest reads its images from end to end, whatever they are: the helper would copy it any file of the host."""
-    for what, path in (("kernel", machine.kernel), ("rootfs", machine.rootfs)):
+    named = [("kernel", machine.kernel), ("rootfs", machine.rootfs)]
+    if machine.initrd:
+        named.append(("initrd", machine.initrd))
+    for what, path in named:
         real = looks.resolve(path)
         below = any(PurePosixPath(real).is_relative_to(top) for top in BELOW)
         if not below and not looks.is_open(real):

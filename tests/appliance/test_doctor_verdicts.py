@@ -184,8 +184,9 @@ def program(said: str, *, is_there: bool = True, is_roots: bool = True) -> sandb
 @pytest.mark.parametrize(
     ("version", "status", "word"),
     [
-        ("1.9.2", WARN, "1.10"),
-        ("1.10.0", PASS, "1.10.0"),
+        ("1.9.2", FAIL, "1.14.0 or newer"),
+        ("1.13.1", FAIL, "1.14.0 or newer"),
+        ("1.14.0", PASS, "1.14.0"),
         ("1.15.1", PASS, "1.15.1"),
         ("1.16.0", FAIL, "stay awake"),
         ("1.16.1", FAIL, "PR 6100"),

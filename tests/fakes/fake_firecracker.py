@@ -27,6 +27,16 @@ Pausing
 - the guest is stopped; the clocks go on (FC never touches KVM_SET_CLOCK at a bare pause)
 - SendCtrlAltDel while paused is 204, and the guest has the keys when it runs again (FC devices/legacy/i8042.rs)
 - a balloon's new target while paused is 204 and does nothing before the resume
+
+Three keys
+- are lost on a guest whose keyboard driver is not up: the VMM says 204 (seen, 1.15.1); the driver empties the
+  controller when it comes up (Linux drivers/input/serio/i8042.c `i8042_flush`)
+- the controller holds four presses nobody read; a fifth is refused (FC devices/legacy/i8042.rs `BUF_SIZE`)
+
+What it says of itself, on its standard output, beside the guest's console
+- the time, its id and the thread before each line; every request to the API, unless `--level` is `Warn` or quieter
+  (FC logger/logging.rs, parsed_request.rs `log_received_api_request`)
+- at an error its cause as `Error: …` on the standard error, and after it a line with the exit code (FC main.rs `main`)
 - the vsock device: see fake_vsock.py
 
 Snapshots, as protocol only: create needs Paused and resets vsock at the resume; load needs a VMM nothing was told yet,
@@ -35,12 +45,14 @@ and ends the process where it fails (FC rpc_interface.rs `load_snapshot`). The g
 The end: the guest's shutdown or reboot ends the VMM with exit code 0, whatever ran in it (FC lib.rs `FcExitCode`).
 
 Other than in the real one: the guest is a child of the VMM, stopped by SIGSTOP, so its CPU time and memory are not the
-VMM's own; no KVM, no disk, no network, no seccomp; the network's tap device is looked for, not opened.
+VMM's own, and it is up within 30 ms; no KVM, no disk, no network, no seccomp; the network's tap device is looked for,
+not opened.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -59,6 +71,9 @@ NOT_STARTED, RUNNING, PAUSED = "Not started", "Running", "Paused"
 PRE_BOOT = "The requested operation is not supported before starting the microVM."
 POST_BOOT = "The requested operation is not supported after starting the microVM."
 VCPUS_SILENT = "Internal VMM error: Failed to message the vCPUs."
+KEYS_FULL = "Internal VMM error: I8042 error: i8042 internal buffer full."
+UNREAD_PRESSES = 4
+QUIET_LEVELS = ("off", "error", "warn", "warning")
 
 FAULTS = {
     "dies-at-start": "ends with exit code 1 before it listens",
@@ -69,6 +84,7 @@ FAULTS = {
     "resume-hangs": "a Resume takes so many seconds",
     "boot-fails": "InstanceStart is refused",
     "freezes-at-boot": "InstanceStart is never answered",
+    "boots-slowly": "the guest's keyboard driver is up after so many seconds",
 }
 """Names of files in the directory of faults, for all machines or as `<id>.<name>` for one; numbers are in the file."""
 
@@ -85,7 +101,11 @@ class Vmm:
         self.config: dict[str, Any] = {"machine-config": {"vcpu_count": 1, "mem_size_mib": 128}}
         self.muxer: Muxer | None = None
         self.guest = 0
-        self.keys_pressed = False
+        self.presses = 0
+        """Presses of the three keys that the guest has not read."""
+        self.up_at = 0.0
+        self.is_up = False
+        """The guest's driver has emptied the keyboard's controller."""
         self.was_told = False
         self.snapshot_was_taken = False
         self.requests: queue.Queue[Request] = queue.Queue()
@@ -241,7 +261,7 @@ class Vmm:
             os.unlink(self.muxer.uds_path)
             self.muxer.listener.close()
         try:
-            self.muxer = Muxer(uds_path, blocks=self.version < (1, 17, 0))
+            self.muxer = Muxer(uds_path)
         except OSError as error:
             raise Fault(f"{VSOCK_ERROR}: {bind_error(error)}") from None
 
@@ -264,7 +284,11 @@ class Vmm:
                 )
             self.boot()
         elif action == "SendCtrlAltDel":
-            self.keys_pressed = True
+            if time.monotonic() >= self.up_at and not self.is_up:
+                self.is_up, self.presses = True, 0
+            if self.presses == UNREAD_PRESSES:
+                raise Fault(KEYS_FULL)
+            self.presses += 1
             self.pass_keys_on()
 
     def boot(self) -> None:
@@ -272,7 +296,9 @@ class Vmm:
             text = image.read()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel = ours
-        self.guest = fake_guest.boot(text, theirs)
+        boot_s = float(self.fault("boots-slowly") or fake_guest.BOOT_S)
+        self.up_at = time.monotonic() + boot_s
+        self.guest = fake_guest.boot(text, theirs, up_at=self.up_at)
         theirs.close()
         if self.muxer is not None:
             self.muxer.activate(self.selector, ours)
@@ -315,8 +341,8 @@ class Vmm:
         self.pass_keys_on()
 
     def pass_keys_on(self) -> None:
-        if self.keys_pressed and self.state == RUNNING:
-            self.keys_pressed = False
+        if self.presses and self.state == RUNNING and self.is_up:
+            self.presses = 0
             with contextlib.suppress(OSError):
                 self.channel.send(json.dumps({"op": "ctrl-alt-del"}).encode())
 
@@ -376,16 +402,29 @@ def run(arguments: list[str], *, version: str, faults: int) -> int:
     given = dict(zip(arguments[::2], arguments[1::2], strict=False))
     id_, path = given.get("--id", "anonymous-instance"), given.get("--api-sock", "/run/firecracker.socket")
     vmm = Vmm(id_, version, faults)
-    fake_guest.say(f"Running Firecracker v{version}")
-    if vmm.fault("dies-at-start") is not None:
-        fake_guest.say("Error: RunWithApi(SeccompFilter(Install(Prctl(1))))")
+    is_quiet = given.get("--level", "Info").lower() in QUIET_LEVELS
+
+    def log(line: str, thread: str = "main") -> None:
+        now = time.time()
+        second = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now))
+        fake_guest.say(f"{second}.{int(now % 1 * 1e9):09d} [{id_}:{thread}] {line}")
+
+    def ends_with(error: str) -> int:
+        log(f"RunWithApiError error: {error}")
+        fake_guest.say(f"Error: RunWithApi({error})")
+        log("Firecracker exiting with error. exit_code=1")
         return 1
+
+    if not is_quiet:
+        log(f"Running Firecracker v{version}")
+    if vmm.fault("dies-at-start") is not None:
+        return ends_with("SeccompFilter(Install(Prctl(1)))")
     vmm.sleep_as("api-late")
     try:
-        api = Api(path, vmm.version, vmm.ask, vmm.is_answered)
+        on_request = None if is_quiet else functools.partial(log, thread="fc_api")
+        api = Api(path, vmm.version, vmm.ask, vmm.is_answered, on_request)
     except OSError:
-        fake_guest.say(f'Error: RunWithApi(FailedToBindSocket("{path}"))')
-        return 1
+        return ends_with(f'FailedToBindSocket("{path}")')
     threading.Thread(target=api.run, daemon=True, name="fc_api").start()
     vmm.run()
     return 0

@@ -25,6 +25,10 @@ from collections.abc import Callable
 TAKEN = b"1"
 PR_SET_PDEATHSIG = 1
 HOST_CID = 2
+BOOT_S = 0.03
+"""Until its programs run and its keyboard driver is up; a real kernel takes 100 ms and more."""
+UP = "Run /sbin/init as init process"
+"""A kernel's last line before its first program, on the console."""
 _libc = ctypes.CDLL(None)
 
 
@@ -165,8 +169,11 @@ PROGRAMS: dict[str, Callable[..., None]] = {
 }
 
 
-def boot(image: str, channel: socket.socket) -> int:
-    """Forks the guest; its pid. It dies with its VMM's main thread. Raises KeyError for an unknown program."""
+def boot(image: str, channel: socket.socket, *, up_at: float) -> int:
+    """Forks the guest; its pid. It dies with its VMM's main thread. `up_at`: when its programs begin (monotonic).
+
+    Raises KeyError for an unknown program.
+    """
     lines = [line.split() for line in image.splitlines() if line.strip() and not line.startswith("#")]
     programs = [(PROGRAMS[name], arguments) for name, *arguments in lines]
     is_bound, bind = os.pipe()
@@ -178,6 +185,8 @@ def boot(image: str, channel: socket.socket) -> int:
         keep = os.dup(channel.fileno())
         os.dup2(keep, 3)
         os.closerange(4, 4096)
+        time.sleep(max(up_at - time.monotonic(), 0))
+        say(UP)
         _run(Guest(socket.socket(fileno=3)), programs)
         os._exit(0)
     os.close(bind)

@@ -140,9 +140,9 @@ def read_fields(body: bytes, schema: Fields, version: Version) -> dict[str, Any]
         raise Fault(f"{began}invalid type: expected struct{end}")
     for name, value in found.items():
         if name not in known:
-            expected = ", ".join(f"`{one}`" for one in known)
+            expected = one_of([f"`{one}`" for one in known])
             column = body.find(json.dumps(name).encode()) + len(name) + 2
-            raise Fault(f"{began}unknown field `{name}`, expected one of {expected} at line 1 column {column}.")
+            raise Fault(f"{began}unknown field `{name}`, expected {expected} at line 1 column {column}.")
         if value is not None and type(value) is not known[name][0]:
             raise Fault(f"{began}invalid type: expected {IN_WORDS[known[name][0]]}{end}")
     for name, (_, required) in known.items():
@@ -151,12 +151,27 @@ def read_fields(body: bytes, schema: Fields, version: Version) -> dict[str, Any]
     return found
 
 
+def one_of(names: list[str]) -> str:
+    """As serde says it: of one and of two it makes other sentences."""
+    if len(names) < 3:
+        return " or ".join(names)
+    return f"one of {', '.join(names)}"
+
+
 class Api:
     """micro-http's server; `run` is a thread of its own."""
 
-    def __init__(self, path: str, version: Version, ask: Callable[[Request], Answer], busy: threading.Lock) -> None:
-        """`ask`: has the VMM do it; raises Fault. `busy`: held while an answer is due. Raises OSError where something
-        is at `path`."""
+    def __init__(
+        self,
+        path: str,
+        version: Version,
+        ask: Callable[[Request], Answer],
+        busy: threading.Lock,
+        log: Callable[[str], None] | None = None,
+    ) -> None:
+        """`ask`: has the VMM do it; raises Fault. `busy`: held while an answer is due. `log`: is told of each request.
+        Raises OSError where something is at `path`."""
+        self.log = log
         self.busy = busy
         self.version = version
         self.ask = ask
@@ -217,6 +232,9 @@ class Api:
         return whole
 
     def answer(self, sock: socket.socket, method: str, target: str, body: bytes) -> None:
+        if self.log is not None:
+            name, with_body = method.capitalize(), f" with body {body.decode(errors='replace')!r}" if body else ""
+            self.log(f'The API server received a {name} request on "{target}"{with_body}.')
         try:
             request = parse(method, target, body, self.version)
             status, said = self.ask(request)

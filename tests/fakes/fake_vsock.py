@@ -4,17 +4,19 @@ Each behaviour with where it is written (src/vmm/src/devices/virtio/vsock/ in fi
 - binds `uds_path` itself and fails where the file exists; leaves it behind when it ends (unix/muxer.rs `new`)
 - a guest's call to CID 2 is connected to `<uds_path>_<port>`, without a word before the bytes; nobody there is a
   reset; other CIDs are dropped in silence (muxer.rs `handle_peer_request_pkt`, `send_pkt`)
-- that connect blocks the thread the machine and its API run on, up to 1.16; from 1.17 it does not, and a full backlog
-  is a reset (PR 5995, PR 6208)
+- that connect blocks the thread the machine and its API run on: a full backlog hangs both (PR 5995; seen up to 1.16.1,
+  and still so in main of August 2026)
 - a host's call says `CONNECT <port>\\n`, in one piece of 10 to 32 bytes, the word in any case, and gets
   `OK <assigned>\\n` once the guest took it; assigned ports count from 1073741824 (muxer.rs `read_local_stream_port`,
   `allocate_local_port`)
 - nobody listening in the guest: hung up without a word. A guest that says nothing: after 2 s (csm/mod.rs
   `CONN_REQUEST_TIMEOUT_MS`)
+- an end of the host's side, also of one direction only (SHUT_WR), ends both in the guest (csm/connection.rs `recv_pkt`)
 - 1023 connections; 64 KiB from guest to host are buffered, then the guest waits (unix/mod.rs `MAX_CONNECTIONS`,
   csm/mod.rs `CONN_TX_BUF_SIZE`)
 - 1.16.0 and 1.16.1: after the first resume nothing reaches the guest any more, no answer to a connect either (PR 6100)
-- after a snapshot all connections are closed at the resume; who listens goes on (docs/snapshotting/snapshot-support.md)
+- after a snapshot the guest's ends of all connections are reset at the resume, and the host's stay open and silent
+  (seen, 1.15.1); who listens goes on (docs/snapshotting/snapshot-support.md)
 """
 
 from __future__ import annotations
@@ -78,8 +80,10 @@ class Connection:
             data = self.answer
         if data:
             self.buffers[other] += data
+        elif name == "host":
+            self.ended |= {"guest", "host"}
         else:
-            self.ended.add(other)
+            self.ended.add("host")
 
     def update(self) -> None:
         """What to wait for next: a full buffer is not read into, an end is passed on after the last byte."""
@@ -112,23 +116,29 @@ class Connection:
             selector.unregister(sock)
 
     def close(self) -> None:
+        self.forget("host", "guest")
+
+    def forget(self, *ends: str) -> None:
+        """Closes these ends; one that stays open is silent from now on."""
         if self.closed:
             return
         self.closed = True
-        for sock in self.ends.values():
+        for name, sock in self.ends.items():
             with contextlib.suppress(KeyError):
                 self.muxer.selector.unregister(sock)
-            sock.close()
+            if name in ends:
+                sock.close()
+            else:
+                self.muxer.lost.append(sock)
         self.muxer.connections.discard(self)
 
 
 class Muxer:
     """The device. It binds at once and works from `activate` on, whenever its selector is asked."""
 
-    def __init__(self, uds_path: str, *, blocks: bool) -> None:
-        """`blocks`: whether it waits for a full backlog. Raises OSError where it cannot bind."""
+    def __init__(self, uds_path: str) -> None:
+        """Raises OSError where it cannot bind."""
         self.uds_path = uds_path
-        self.blocks = blocks
         self.is_deaf = False
         self.connections: set[Connection] = set()
         self.pending: set[socket.socket] = set()
@@ -160,7 +170,7 @@ class Muxer:
 
     def reset(self) -> None:
         for connection in list(self.connections):
-            connection.close()
+            connection.forget("guest")
         for sock in self.pending:
             self.selector.unregister(sock)
             sock.close()
@@ -215,7 +225,6 @@ class Muxer:
             self.lost.append(sock)
             return
         host = socket.socket(socket.AF_UNIX)
-        host.setblocking(self.blocks)
         try:
             if len(self.connections) >= MAX_CONNECTIONS:
                 raise OSError(errno.EMFILE, "limit reached")

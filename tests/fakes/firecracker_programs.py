@@ -17,7 +17,8 @@ PYTHON = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.e
 REAL, REAL_JAILER, REAL_GUESTS = "HIVE_FIRECRACKER", "HIVE_JAILER", "HIVE_FIRECRACKER_GUESTS"
 """With the first one set, the same tests run on a real VMM: then the third names a directory with a kernel `vmlinux`
 and a root file system `<kind>.ext4` for each kind of agent (`idle.ext4`, `http-8080.ext4`, `client+http-8080.ext4`)
-whose programs do what those of fake_guest.py do. Tests of kinds that are not there, and of faults, are skipped."""
+whose programs do what those of fake_guest.py do. Tests of kinds that are not there, and of faults, are skipped; without
+KVM, or without that directory, all tests that start a guest."""
 VERSION = "1.15.1"
 
 PROGRAM = """#!{python} -IS
@@ -54,10 +55,16 @@ class Programs(NamedTuple):
         path.write_text(text)
         return path
 
+    def need_kvm(self) -> None:
+        """Skips the test where a real VMM cannot start a guest; all before InstanceStart it does without KVM."""
+        if self.is_real and not os.access(self.kvm, os.R_OK | os.W_OK):
+            pytest.skip(f"a real Firecracker starts no guest without {self.kvm}")
+
     def guest(self, kind: str) -> Path:
         """A root file system. With the fakes `kind` is what it runs: a line for each program."""
         path = self.guests / f"{kind.replace(chr(10), '+').replace(' ', '-')}.ext4"
         if self.is_real:
+            self.need_kvm()
             if not path.exists():
                 pytest.skip(f"no guest at {path}")
             return path
@@ -98,7 +105,7 @@ def make_programs(directory: Path, *, version: str = VERSION) -> Programs:
 
 def _real(directory: Path, firecracker: Path) -> Programs:
     """Copies, for some tests take them away or break them."""
-    guests = Path(os.environ[REAL_GUESTS])
+    guests = Path(os.environ.get(REAL_GUESTS) or directory / "guests")
     jailer = Path(os.environ.get(REAL_JAILER, firecracker.with_name("jailer")))
     for name, real in (("firecracker", firecracker), ("jailer", jailer)):
         if real.exists():

@@ -12,6 +12,10 @@ from typing import Any
 
 from fakes.firecracker_programs import Programs
 
+BOOT_ARGS = "console=ttyS0 reboot=k panic=1 pci=off"
+UP = "as init process"
+"""In the last line of a kernel before its first program: the keyboard's driver is up by then."""
+SILENCE_S = 0.15
 PAUSED, RESUMED = {"state": "Paused"}, {"state": "Resumed"}
 
 
@@ -44,14 +48,16 @@ def request_of(method: str, path: str, fields: dict[str, Any] | None) -> bytes:
 class Vmm:
     """One fake in a directory of its own."""
 
-    def __init__(self, programs: Programs, directory: Path) -> None:
+    def __init__(self, programs: Programs, directory: Path, *arguments: str) -> None:
         self.programs = programs
         self.directory = directory
         self.api, self.vsock = directory / "api.sock", directory / "v.sock"
         self.console = directory / "console"
         with self.console.open("wb") as console:
             self.process = subprocess.Popen(
-                [programs.firecracker, "--id", "f1", "--api-sock", str(self.api)], stdout=console, stderr=console
+                [programs.firecracker, "--id", "f1", "--api-sock", str(self.api), *arguments],
+                stdout=console,
+                stderr=console,
             )
         until(self.listens)
 
@@ -72,7 +78,7 @@ class Vmm:
 
     def boot(self, kind: str) -> None:
         """A machine whose guest runs this."""
-        self.ok("PUT", "/boot-source", {"kernel_image_path": str(self.programs.kernel)})
+        self.ok("PUT", "/boot-source", {"kernel_image_path": str(self.programs.kernel), "boot_args": BOOT_ARGS})
         rootfs = {"drive_id": "rootfs", "is_root_device": True, "path_on_host": str(self.programs.guest(kind))}
         self.ok("PUT", "/drives/rootfs", rootfs)
         self.ok("PUT", "/vsock", {"guest_cid": 3, "uds_path": str(self.vsock)})
@@ -124,7 +130,8 @@ def until(predicate: Callable[[], object], limit_s: float = 20) -> None:
         time.sleep(0.005)
 
 
-def hears_nothing(sock: socket.socket, for_s: float = 0.15) -> bool:
+def hears_nothing(sock: socket.socket, for_s: float = SILENCE_S) -> bool:
+    """Whether nothing comes in that time. For what is to come, read: how long that takes is the machine's affair."""
     sock.settimeout(for_s)
     try:
         return sock.recv(100) is None

@@ -172,6 +172,12 @@ def test_what_is_named_is_permitted(policy: Policy, asked: SandboxSpec) -> None:
         (changed(IMAGES, rootfs=[]), MACHINE, "root file system /img/a.ext4", "rootfs"),
         (
             IMAGES,
+            changed(MACHINE, firecracker=FirecrackerSpec(kernel="/boot/k", rootfs="/img/a", initrd="/root/i")),
+            "initrd /root/i",
+            "kernels",
+        ),
+        (
+            IMAGES,
             changed(MACHINE, firecracker=FirecrackerSpec(kernel="/boot/k", rootfs="/img/a", tap="eth0")),
             "tap device eth0",
             "networks.taps",

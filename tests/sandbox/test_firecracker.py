@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from fakes.firecracker_programs import make_programs
 from sandbox.bench_firecracker import MARK, FirecrackerBench, open_bench, open_direct
 from sandbox.harness import A, B, Daemon, uid_of, until
 
@@ -34,6 +35,7 @@ from hive.link.messages import (
     dialled,
 )
 from hive.link.specs import SandboxSpec
+from hive.sandbox import vmm
 from hive.sandbox.log_process import append
 from hive.sandbox.machine_dir import MachineDir
 from hive.sandbox.server import Helper
@@ -124,13 +126,62 @@ async def test_a_machine_has_a_disk_of_its_own_unless_it_may_only_read(
     names = {path.name for path in (bench.top(A) / "root").iterdir()}
     assert ("rootfs" if read_only else "disk") in names
     assert ("disk" if read_only else "rootfs") not in names
-    if not read_only:
+    if not read_only and not bench.programs.is_real:  # a real disk is no text to be written over
         (bench.top(A) / "root" / "disk").write_text("ticks\n")  # as its guest would
         assert await running.kill()
         await running.reap()
         running.close()
         await bench.start(A, "idle", firecracker=machine)
         await until(lambda: "tick" in bench.console(A))
+
+
+async def test_an_initrd_is_beside_the_kernel_and_named_to_the_vmm(bench: FirecrackerBench) -> None:
+    """Debian's kernels have the drivers of a machine's disk as modules: without an initrd none of them boots."""
+    spec = bench.spec(A, "idle")
+    assert spec.firecracker is not None
+    initrd = bench.programs.kernel.with_name("initrd")
+    if not bench.programs.is_real:
+        initrd.write_text("drivers\n")
+    elif not initrd.exists():
+        pytest.skip(f"no initrd at {initrd}")
+    running = await bench.start(A, "idle", firecracker=msgspec.structs.replace(spec.firecracker, initrd=str(initrd)))
+    assert (bench.top(A) / "root" / "initrd").read_bytes() == initrd.read_bytes()
+    said = await running._api.call(vmm.Call("GET", "/vm/config"))
+    assert msgspec.json.decode(said)["boot-source"]["initrd_path"] == ("/initrd" if bench.jailed else "initrd")
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not ROOT, reason="only root gives a VMM another uid")
+async def test_a_machine_without_a_jailer_is_given_the_group_of_kvm(paths: Paths) -> None:
+    """/dev/kvm was looked at as root, and then the VMM, under its agent's uid, was not permitted to open it."""
+    kvm = paths.state.parent / "kvm"
+    kvm.touch()
+    async with open_direct(paths) as bench:
+        bench.runtime = bench.new_runtime(kvm=kvm)
+        kvm.chmod(0o600)
+        with pytest.raises(NotPermitted, match=rf"{kvm} may not be opened by uid {uid_of(A)}") as refused:
+            await bench.start(A, "idle")
+        assert "chgrp kvm" in refused.value.hint
+        os.chown(kvm, 0, 4711)
+        kvm.chmod(0o660)
+        running = await bench.start(B, "idle")
+        assert "Groups:\t4711 " in Path(f"/proc/{running.run.main.pid}/status").read_text()
+
+
+async def test_a_vmm_that_is_too_old_is_said_to_be(paths: Paths) -> None:
+    """1.13 refused the balloon of every default agent, in words that named no version."""
+    async with open_direct(paths) as bench:
+        old = make_programs(paths.state.parent / "old", version="1.13.1")
+        lacking = bench.new_runtime(firecracker=str(old.firecracker))
+        assert (await lacking.capabilities()).why_not == "Firecracker 1.13.1 is too old: Hive needs 1.14.0 or newer"
+
+
+async def test_looks_at_a_machine_leave_no_line_in_its_log(bench: FirecrackerBench) -> None:
+    """The VMM wrote a line for every look, 2 MB a day; cutting the log back then cost the guest's own lines."""
+    running = await bench.start(A, "idle")
+    for _ in range(20):
+        await running._api.ask()
+    assert "API server" not in bench.console(A)
 
 
 async def test_what_the_guest_prints_is_in_the_log_which_is_cut_back(bench: FirecrackerBench) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import select
 import signal
 import subprocess
 import sys
@@ -118,13 +119,10 @@ def open_fifo() -> Iterator[Callable[[Path], int]]:
 
 
 def is_broken(fd: int) -> bool:
-    try:
-        os.write(fd, b"later\n")
-    except BrokenPipeError:
-        return True
-    except BlockingIOError:
-        return False
-    return False
+    """Whether nobody reads it any more."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 # --- how much there is -------------------------------------------------------------------------------------------

@@ -46,6 +46,12 @@ SPEC = FirecrackerSpec(kernel="/k", rootfs="/r", vcpus=2, memory_mb=512, tap="ta
             {"kernel_image_path": "/kernel", "boot_args": "console=ttyS0"},
         ),
         (
+            vmm.boot_source("/kernel", "console=ttyS0", initrd="/initrd"),
+            "PUT",
+            "/boot-source",
+            {"kernel_image_path": "/kernel", "boot_args": "console=ttyS0", "initrd_path": "/initrd"},
+        ),
+        (
             vmm.root_drive("/disk", read_only=False),
             "PUT",
             "/drives/rootfs",

@@ -92,6 +92,9 @@ def test_an_image_is_what_everybody_may_read() -> None:
     """A machine with rootfs = "/etc/shadow" had a copy of it for a disk, made by root."""
     check(machine("/boot/vmlinux", "/images/a.ext4"), Host())
     check(machine("/boot/vmlinux", "/srv/images/a.ext4"), Host(closed="/srv/images/a.ext4"))
+    initrd = msgspec.structs.replace(machine("/srv/k", "/srv/a").firecracker, initrd="/etc/shadow")
+    with pytest.raises(NotPermitted, match="firecracker: initrd: /etc/shadow"):
+        check(msgspec.structs.replace(machine("/srv/k", "/srv/a"), firecracker=initrd), Host(closed="/etc/shadow"))
     for kernel, rootfs in (("/etc/shadow", "/srv/a"), ("/srv/k", "/etc/shadow"), ("/srv/k", "/srv/link")):
         with pytest.raises(NotPermitted, match=r"firecracker: (kernel|rootfs): .* everybody may read"):
             check(machine(kernel, rootfs), Host(links={"/srv/link": "/etc/shadow"}, closed="/etc/shadow"))

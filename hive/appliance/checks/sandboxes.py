@@ -13,7 +13,7 @@ from hive.appliance.checks.check import Check, Verdict, failed, passed, skipped,
 from hive.appliance.checks.subject import Subject
 from hive.errors import ConfigError, HiveError
 from hive.host import policy_file
-from hive.host.firecracker import OLDEST, ask_version, parse_version, why_not_pause
+from hive.host.firecracker import ask_version, parse_version, why_not_pause, why_too_old
 
 KVM = Path("/dev/kvm")
 KVM_GET_API_VERSION = 0xAE00
@@ -129,10 +129,9 @@ def judge_firecracker(vmm: Program, jailer: Program | None) -> Verdict:
         return warned(f"{vmm.path} does not say its version: {vmm.said[:60]!r}")
     if why := why_not_pause(vmm.said, has_vsock=True):
         return failed(f"{why}; its agents stay awake")
-    plain = ".".join(map(str, version))
-    if version < OLDEST:
-        return warned(f"Firecracker {plain}; Hive is written for 1.10 and later")
-    return _judge_jailer(plain, jailer)
+    if why := why_too_old(vmm.said):
+        return failed(f"{why}; no agent can be a virtual machine")
+    return _judge_jailer(".".join(map(str, version)), jailer)
 
 
 def _judge_jailer(vmm: str, jailer: Program | None) -> Verdict:
