@@ -53,6 +53,7 @@ from hive.link.messages import (
     Stats,
 )
 from hive.link.server import LinkServer
+from hive.sandbox.log_pipes import reading
 from hive.settings import Inference, Paths, Settings
 from hive.store import agents as agents_store
 from hive.store.database import Database
@@ -309,6 +310,7 @@ def of_hive(hive: Stack) -> tuple[dict[str, int], dict[str, float]]:
     """RAM (PSS) in KiB and CPU seconds, by process."""
     assert hive.process is not None
     pids = {"up": hive.process.pid} | {name: hive.pid_of(name) for name in PROCESSES}
+    pids["logs"] = reading(Paths(hive.state, hive.state).log_pipes)
     processes = {name: psutil.Process(pid) for name, pid in pids.items()}
     ram = {name: int(process.memory_full_info().pss / 1024) for name, process in processes.items()}
     return ram, {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}

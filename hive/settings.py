@@ -160,6 +160,14 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
 
     port: Annotated[int, _s("TCP port where agents reach the model.", unit="port", ge=0, le=65535)] = 11435
     ingress_port: Annotated[int, _s("TCP port where callers reach agents.", unit="port", ge=0, le=65535)] = 8480
+    ingress_domain: Annotated[
+        str,
+        _s(
+            "Each agent is an origin of its own at NAME.<this>, for callers that are browsers; empty: it has none.",
+            pattern=r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*)?$",
+            expected="a domain in lower case, like agents.example.org",
+        ),
+    ] = ""
     listen: Annotated[
         str,
         _s(
@@ -319,7 +327,7 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
     policy: Annotated[
         str,
         _s(
-            "What it may run, a root-owned file; empty: whatever an operator asks for.",
+            "What it may run, a root-owned file; empty: what is asked for, and of the host's files a short list.",
             pattern="^(/.*)?$",
             expected="an absolute path",
         ),
@@ -565,6 +573,11 @@ class Paths(msgspec.Struct, frozen=True):
     def sandbox_table(self) -> Path:
         """The helper's own table: what it started, by pid, start time and boot id."""
         return self._state_of("sandbox") / "sandbox.json"
+
+    @property
+    def log_pipes(self) -> Path:
+        """What agents print goes into their logs by these; they outlive the helper, and sockets' directories."""
+        return self._state_of("sandbox") / "log-pipes"
 
     @property
     def redis_dir(self) -> Path:

@@ -1,5 +1,8 @@
 """Callers of an agent: `/agents/<name>/rest?q` becomes `GET /rest?q` at the agent's port. Wakes a sleeping one.
 
+With `ingress_domain` so does `/rest?q` of the host `<name>.<ingress_domain>`, an origin of the agent's own; what an
+agent's answer may say to a browser under the origin all share is in origins.py.
+
 The token is checked before anything else happens; unknown name and wrong token are the same 401. Ingress has limits
 of its own and no window, tier, queue or usage. `/agents/<name>/.hive/…` is answered by Hive and wakes nobody. The one
 upgrade that passes is a WebSocket's; any other is an offer, and dropped.
@@ -22,6 +25,7 @@ from hive.errors import (
     Saturated,
     Unauthorized,
 )
+from hive.proxy import origins
 from hive.proxy.body_budget import BodyBudget
 from hive.proxy.gate import State
 from hive.proxy.refusals import too_many_wakes
@@ -93,6 +97,8 @@ OURS = frozenset(
 )
 """Fields a caller may not set for the agent: who asks, and what is asked, are what Hive saw."""
 NOT_FOR_AGENTS = HOP_BY_HOP | OURS
+NOT_FOR_SHARED = NOT_FOR_AGENTS | {origins.COOKIE}
+"""Nor a cookie where agents share an origin: another agent's may be in it."""
 
 
 class IngressPath:
@@ -140,7 +146,7 @@ class IngressExchange(Waiting):
 
     __slots__ = (
         *("_answered", "_chunked", "_handshake", "_head", "_own", "_path", "_pool", "_prefix", "_reader", "_rest"),
-        *("_retry_until", "_socket"),
+        *("_retry_until", "_shared", "_socket"),
     )
 
     def __init__(self, path: IngressPath, connection: Connection) -> None:
@@ -148,6 +154,8 @@ class IngressExchange(Waiting):
         self._path = path
         self._pool: Pool | None = None
         self._answered = self._chunked = False
+        self._shared = True
+        """Whether the caller's origin is that of all agents."""
         self._retry_until = 0.0
         self._prefix = self._rest = self._head = b""
         self._own: bytes | None = None
@@ -173,7 +181,7 @@ class IngressExchange(Waiting):
         asked = websocket.is_asked(request)
         if asked:
             request.keep_alive = False  # whatever the answer: what follows may be frames
-        name, token, self._prefix, self._rest = split_target(request.target)
+        name, token = self._read_target(request)
         token = token or request.field(b"x-hive-token") or b""
         entry = self._path.registry.by_ingress_token(name, token)
         if entry is None and not self._path.registry.heard:
@@ -181,6 +189,8 @@ class IngressExchange(Waiting):
         if entry is None:
             raise Unauthorized(
                 "unknown agent or wrong token: send X-Hive-Token, or a path under /agents/<name>/t/<token>"
+                if self._shared
+                else "unknown agent or wrong token: send X-Hive-Token, or a path under /.hive/t/<token>"
             )
         if self._path.leaving:
             raise Saturated("Hive is shutting down", retry_after_s=10)
@@ -197,6 +207,17 @@ class IngressExchange(Waiting):
         if not entry.gate.begin(self, self._begun_at, ingress=True):
             self.parked = True
             self.deadline = self._retry_until
+
+    def _read_target(self, request: Request) -> tuple[str, bytes]:
+        """The name of the agent, and the token in the path or empty. Raises NotFound."""
+        domain = self._path.settings.ingress_domain
+        own = origins.agent_of(request.field(b"host") or b"", domain.encode()) if domain else None
+        if own is None:
+            name, token, self._prefix, self._rest = split_target(request.target)
+            return name, token
+        self._shared = False
+        token, self._prefix, self._rest = origins.split_own(request.target)
+        return own, token
 
     def _check_room(self, entry: Entry) -> None:
         """Raises Saturated, TooManyRequests."""
@@ -269,8 +290,9 @@ class IngressExchange(Waiting):
         request = self._request
         assert request is not None
         lines = [b"%b %b HTTP/1.1\r\n" % (request.method, self._rest)]
-        lines += _passed(request.fields, NOT_FOR_AGENTS)
-        lines.append(b"x-forwarded-prefix: %b\r\n" % self._prefix)
+        lines += _passed(request.fields, NOT_FOR_SHARED if self._shared else NOT_FOR_AGENTS)
+        if self._prefix:
+            lines.append(b"x-forwarded-prefix: %b\r\n" % self._prefix)
         if self._handshake is not None:
             return b"".join(lines) + self._handshake.request_fields() + b"\r\n"
         content = b"".join(request.body)
@@ -285,7 +307,7 @@ class IngressExchange(Waiting):
         assert request is not None
         is_dated = any(name == b"date" for name, _ in head.fields)
         lines = [status_line(head.status) if is_dated else head_start(head.status)]
-        lines += _passed(head.fields, HOP_BY_HOP)
+        lines += self._answer_lines(head.fields)
         bodiless = request.method == b"HEAD" or head.status in (204, 304)
         if head.content_length is not None and head.status not in (204, 304):
             lines.append(b"content-length: %d\r\n" % head.content_length)
@@ -299,6 +321,12 @@ class IngressExchange(Waiting):
         if not request.keep_alive:
             lines.append(b"connection: close\r\n")
         self._head = b"".join(lines) + b"\r\n"
+
+    def _answer_lines(self, fields: Fields) -> list[bytes]:
+        """The lines of an agent's answer that pass, and what tells of those that do not."""
+        assert self._request is not None
+        dropped, told = origins.dropped(self._request.fields, fields, shared=self._shared)
+        return [*_passed(fields, HOP_BY_HOP | dropped), told]
 
     def on_data(self, data: bytes, *, last: bool) -> None:
         self.deadline = NEVER
@@ -343,7 +371,7 @@ class IngressExchange(Waiting):
         clocks = Clocks(proxy.websocket_idle_s, proxy.between_bytes_s, proxy.gate_wait_s)
         self._socket = WebSocket(entry, clocks, path.deadlines, end=self._on_socket_end, give_up=self.refuse)
         path.sockets.add(self._socket)
-        self._connection.write(SWITCHED + own + b"".join(_passed(fields, HOP_BY_HOP)) + b"\r\n")
+        self._connection.write(SWITCHED + own + b"".join(self._answer_lines(fields)) + b"\r\n")
         self._socket.open(self._connection, reader.transport, rest)
 
     def on_no_switch(self, reason: str) -> None:

@@ -18,7 +18,9 @@ from hive.domain import DockerSpec, FirecrackerSpec, Limits, RuntimeKind
 from hive.errors import NotPermitted
 from hive.host.policy_file import Policy, load
 from hive.link.specs import SandboxSpec
+from hive.sandbox import without_policy
 
+ETC = "/etc"
 Resolve = Callable[[str], str]
 
 
@@ -117,9 +119,18 @@ def _check_container(policy: Policy, spec: SandboxSpec, docker: DockerSpec, reso
 
 
 def _check_mount(policy: Policy, mount: str, resolve: Resolve) -> None:
-    """Nor may a mount for writing hold what is named as `ro` deeper in it."""
+    """Nor may a mount for writing hold what is named as `ro` deeper in it.
+
+    Of /etc, where passwords and keys are, only exactly what is named, read-only. (What is never mounted, whatever the
+    policy names, container_spec.py says.)
+    """
     host, *rest = mount.split(":")
     for path in (host, resolve(host)):
+        if path == ETC or path.startswith(f"{ETC}/"):
+            if path not in policy.mounts or path == ETC:
+                raise _refused(policy, f"mount of {_led_to(host, path)}", "mounts", f"below {ETC} only paths it names")
+            if rest[-1:] != ["ro"]:
+                raise _refused(policy, f"writing to {_led_to(host, path)}", f"mounts.{path}", "mount it as :ro")
         above = [named for named in policy.mounts if path == named or path.startswith(named.rstrip("/") + "/")]
         if not above:
             raise _refused(policy, f"mount of {_led_to(host, path)}", "mounts")
@@ -199,7 +210,7 @@ def _where(policy: Policy, key: str) -> str:
 
 
 class Allowed:
-    """The policy in force; without a file everything the runtimes themselves allow."""
+    """The policy in force; without a file what the runtimes themselves allow, and of the host's files little."""
 
     def __init__(self, path: Path | None) -> None:
         """Raises ConfigError."""
@@ -207,7 +218,7 @@ class Allowed:
         self._policy = None if path is None else load(path)
 
     def __repr__(self) -> str:
-        return f"<Allowed by {self._path or 'nobody: everything'}>"
+        return f"<Allowed by {self._path or 'nobody: what is on the built-in list'}>"
 
     def reload(self) -> None:
         """Reads the file anew. Raises ConfigError; then the policy read before stays in force."""
@@ -217,6 +228,7 @@ class Allowed:
     def permit(self, spec: SandboxSpec) -> SandboxSpec:
         """The spec as it may run, with the policy's limits. Raises NotPermitted."""
         if self._policy is None:
+            without_policy.check(spec, without_policy.Files())
             return spec
         check(self._policy, spec)
         return limited(self._policy, spec)

@@ -33,6 +33,7 @@ from hive.link.messages import (
 )
 from hive.link.server import peer_of
 from hive.sandbox import home
+from hive.sandbox.log_process import open_log
 
 log = logging.getLogger("hive.sandbox")
 audit = logging.getLogger("hive.sandbox.audit")
@@ -127,7 +128,7 @@ class _File(logging.StreamHandler[TextIO]):
     """Appends to a file that may be cut back under its hands; a full disk is told once, not with every line."""
 
     def __init__(self, path: Path) -> None:
-        self._file = os.fdopen(home.open_log(path), "w")
+        self._file = os.fdopen(open_log(path, more=os.O_APPEND), "w")
         super().__init__(self._file)
         self.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
         self._failed = False

@@ -19,7 +19,7 @@ import msgspec
 
 from hive.errors import HiveError, NotFound
 from hive.host.engine import Engine, Entry, Frames, as_since, parse_entry
-from hive.sandbox import home
+from hive.sandbox.log_process import append, cut_back
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")
@@ -74,12 +74,21 @@ class ContainerLog:
     """Follows one container from `begin` until it ended or `close`; `is_over()`: its main process ended."""
 
     def __init__(
-        self, engine: Engine, container: str, *, path: Path, note: Path, agent: str, is_over: Callable[[], bool]
+        self,
+        engine: Engine,
+        container: str,
+        *,
+        path: Path,
+        limit_bytes: int,
+        note: Path,
+        agent: str,
+        is_over: Callable[[], bool],
     ) -> None:
-        """`path`: the agent's log; `note`: where it is written down how far the copy is."""
+        """`path`: the agent's log, of at most `limit_bytes`; `note`: where it is written down how far the copy is."""
         self._engine = engine
         self._container = container
         self._path = path
+        self._limit_bytes = limit_bytes
         self._note = note
         self._agent = agent
         self._is_over = is_over
@@ -136,9 +145,20 @@ class ContainerLog:
                 new, skip = fresh([parse_entry(payload) for payload in frames.feed(chunk)], at, skip)
                 if new:
                     # Text, then position, without an await between them.
-                    size = append(self._path, b"".join(entry.text for entry in new))
+                    text = b"".join(entry.text for entry in new)
+                    position = self._with_room(position, len(text))
+                    size = append(self._path, text, self._limit_bytes)
                     position = advanced(position, new, size)
                     write_position(self._note, position)
+
+    def _with_room(self, position: Position, room: int) -> Position:
+        """Where the copy is once the log is cut back for so many bytes more."""
+        cut_back(self._path, self._limit_bytes, room=room)
+        with contextlib.suppress(FileNotFoundError):
+            if (size := os.stat(self._path).st_size) < position.size:
+                position = msgspec.structs.replace(position, size=size)
+                write_position(self._note, position)
+        return position
 
     def _resumed(self) -> Position:
         """Where the copy is; what the log has beyond that was written without its position, and is cut off."""
@@ -151,17 +171,6 @@ class ContainerLog:
         return position
 
 
-def append(path: Path, text: bytes) -> int:
-    """Writes all of it at the end of the log; its length then. Raises OSError."""
-    fd = home.open_log(path)
-    try:
-        while text:
-            text = text[os.write(fd, text) :]
-        return os.fstat(fd).st_size
-    finally:
-        os.close(fd)
-
-
 def read_position(note: Path) -> Position | None:
     """None where there is no note, or none that can be read."""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
@@ -169,9 +178,9 @@ def read_position(note: Path) -> Position | None:
     return None
 
 
-def begin_anew(path: Path, note: Path) -> None:
+def begin_anew(path: Path, note: Path, limit_bytes: int) -> None:
     """For a new container: what an earlier one printed stays in the log. Raises OSError."""
-    write_position(note, Position(size=append(path, b"")))
+    write_position(note, Position(size=append(path, b"", limit_bytes)))
 
 
 def write_position(note: Path, position: Position) -> None:
@@ -181,12 +190,3 @@ def write_position(note: Path, position: Position) -> None:
         os.pwrite(fd, msgspec.json.encode(position).ljust(128), 0)
     finally:
         os.close(fd)
-
-
-def trim(path: Path, note: Path, limit_bytes: int) -> None:
-    """Cuts the log back if it is too long; its length in the note is the new one then. Raises OSError."""
-    home.trim_log(path, limit_bytes)
-    position = read_position(note)
-    with contextlib.suppress(FileNotFoundError):
-        if position is not None and (size := os.stat(path).st_size) < position.size:
-            write_position(note, msgspec.structs.replace(position, size=size))

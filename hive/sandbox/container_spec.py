@@ -22,7 +22,10 @@ from hive.settings import Paths
 
 HOME = "/home/agent"
 SOCKET_DIRECTORY, SOCKET_NAME = os.path.split(MOUNTED_SOCKET)
-ENGINE_STATE = Path("/var/lib/docker")
+ENGINES = ("/var/lib/docker", "/var/lib/containerd", "/run/docker", "/run/containerd", "/etc/docker")
+HIVES = ("/etc/hive", "/opt/hive")
+KERNELS = ("/proc", "/sys", "/dev", "/root")
+"""Never mounted, nor anything in them: the kernel's own, devices, and what is root's alone."""
 MIB = 1024 * 1024
 _USER = re.compile(r"(\d{1,10})(?::(\d{1,10}))?")
 
@@ -71,12 +74,21 @@ def check(agent: str, spec: SandboxSpec, paths: Paths, *, engine: Path, own: tup
     uid, _ = user_of(spec, own)
     if own[0] not in (0, uid):
         raise NotPermitted(f"only root can run agents as other users, here uid {uid}")
-    for mount in spec.docker.mounts:
-        _check_mount(mount, (paths.state, paths.runtime, engine, ENGINE_STATE))
+    check_mounts(spec, paths, engine=engine)
 
 
-def _check_mount(mount: str, private: tuple[Path, ...]) -> None:
-    """What belongs to Hive or to the engine is not mounted, nor what it lies in, nor by another name."""
+def check_mounts(spec: SandboxSpec, paths: Paths, *, engine: Path, engine_state: str = "") -> None:
+    """Before every start too: a link may lead elsewhere than when the agent was defined. `engine_state`: where the
+    engine says its own files are. Raises NotPermitted."""
+    kept = [paths.state, paths.runtime, engine, *map(Path, (*ENGINES, *HIVES, *KERNELS))]
+    if engine_state:
+        kept.append(Path(engine_state))
+    for mount in spec.docker.mounts if spec.docker is not None else ():
+        _check_mount(mount, kept)
+
+
+def _check_mount(mount: str, private: list[Path]) -> None:
+    """What belongs to Hive, to the engine or to the kernel is not mounted, nor what it lies in, nor by another name."""
     source = mount.split(":", 1)[0]
     real = Path(os.path.realpath(source))
     for kept in private:
@@ -122,13 +134,32 @@ def create_body(
                 _bind(str(place), SOCKET_DIRECTORY, read_only=True),
                 *(_mount(entry) for entry in docker.mounts),
             ],
-            "LogConfig": {"Type": "json-file", "Config": {"max-size": str(log_max_bytes), "max-file": "2"}},
+            "LogConfig": _log_config(log_max_bytes),
             **_limits(spec.limits, info),
         },
     }
     if spec.command:
         body["Cmd"] = spec.command
     return body
+
+
+def _log_config(log_max_bytes: int) -> dict[str, Any]:
+    """The engine's own copy of what it prints: at most the bound. Not less: an engine that begins a new file loses some
+    of what is read from it meanwhile (seen with 20.10), so it should do so seldom.
+
+    >>> _log_config(8192)["Config"]
+    {'max-size': '4096', 'max-file': '2'}
+    """
+    return {"Type": "json-file", "Config": {"max-size": str(log_max_bytes // 2), "max-file": "2"}}
+
+
+def own_log_max_bytes(log_max_bytes: int) -> int:
+    """Of the log Hive copies it to: with the half that lies beside a log while it is cut back, at most the bound.
+
+    >>> own_log_max_bytes(9000)
+    6000
+    """
+    return log_max_bytes * 2 // 3
 
 
 def _tmpfs(entry: str, user: tuple[int, int]) -> tuple[str, str]:

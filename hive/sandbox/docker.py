@@ -117,17 +117,18 @@ class DockerRuntime:
                 leftover.rmdir() if leftover.is_dir() else leftover.unlink()
 
     def trim_log(self, spec: SandboxSpec) -> None:
-        path = Path(spec.log)
-        container_log.trim(path, self._notes(path.stem).log, self._log_max_bytes)
+        """Who copies it here keeps it short."""
 
     # --- start ---------------------------------------------------------------------------------------------------
 
     async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
         info, notes = await self._ask_info(), self._notes(agent)
+        state = str(info.get("DockerRootDir") or "")
+        container_spec.check_mounts(spec, self._paths, engine=self._engine.path, engine_state=state)
         image = await self._image(spec)
         await self._remove_all(agent)  # what is left of an earlier one; nobody holds it any more
         notes.begin()
-        container_log.begin_anew(Path(spec.log), notes.log)
+        container_log.begin_anew(Path(spec.log), notes.log, self._log_max_bytes)
         self._open_place(agent, spec)
         try:
             container = await self._create(agent, spec, mark, image, info)
@@ -208,6 +209,7 @@ class DockerRuntime:
             self._engine,
             run.handle,
             path=Path(spec.log),
+            limit_bytes=container_spec.own_log_max_bytes(self._log_max_bytes),
             note=notes.log,
             agent=spec.name,
             is_over=lambda: not run.main.is_alive(),
@@ -252,7 +254,13 @@ class DockerRuntime:
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:  # noqa: ARG002
         notes = self._notes(agent)
         last = ContainerLog(
-            self._engine, run.handle, path=Path(spec.log), note=notes.log, agent=spec.name, is_over=lambda: True
+            self._engine,
+            run.handle,
+            path=Path(spec.log),
+            limit_bytes=container_spec.own_log_max_bytes(self._log_max_bytes),
+            note=notes.log,
+            agent=spec.name,
+            is_over=lambda: True,
         )
         last.begin()
         await last.finish()

@@ -38,9 +38,10 @@ from hive.link.messages import dialled
 from hive.link.server import PATH_MAX_BYTES
 from hive.link.specs import Capabilities, SandboxSpec
 from hive.sandbox import home, pageout, vmm
+from hive.sandbox.log_pipes import AgentOutput, LogPipes
 from hive.sandbox.machine import ENDS_S, RunningMachine
 from hive.sandbox.machine_dir import DISK, INITRD, KERNEL, ROOTFS, MachineDir, Note, Owner, all_in, check_image
-from hive.sandbox.process import check_user, group_of
+from hive.sandbox.process import check_user, group_of, log_pipes_of, trim_if_its_own
 from hive.sandbox.runtime import NO_EXEC, Place, Run, Running
 from hive.sandbox.vmm import PAUSED, RUNNING, START, Vmm
 from hive.settings import Paths, Sandbox
@@ -59,9 +60,19 @@ UP_S = 5.0
 class FirecrackerRuntime:
     """See `Runtime` for the contract."""
 
-    def __init__(self, paths: Paths, settings: Sandbox, *, log_max_bytes: int, kvm: Path = Path("/dev/kvm")) -> None:
-        """As root, and where a jailer is set, machines are jailed. `kvm`: the device this takes."""
+    def __init__(
+        self,
+        paths: Paths,
+        settings: Sandbox,
+        *,
+        log_max_bytes: int,
+        pipes: LogPipes | None = None,
+        kvm: Path = Path("/dev/kvm"),
+    ) -> None:
+        """As root, and where a jailer is set, machines are jailed. `pipes`: shared with other runtimes of this helper;
+        `kvm`: the device this takes."""
         self._paths = paths
+        self._pipes = pipes or log_pipes_of(paths, log_max_bytes)
         self._firecracker = Path(settings.firecracker)
         self._jailer = Path(settings.jailer) if settings.jailer and os.geteuid() == 0 else None
         self._chroot_base = Path(settings.chroot_base)
@@ -197,15 +208,11 @@ class FirecrackerRuntime:
         if left := found.residents(Snapshot()):
             raise WrongState(f"processes are left in {found.root}: {left}")
         found.clear(NAME)
-        log_fd = home.open_log(Path(spec.log))
-        try:
-            said_before = os.fstat(log_fd).st_size
-            subtree, _ = self._cgroups()
-            if subtree is not None:
-                await subtree.leaf(agent).let_go()
-            running, api = self._spawn(agent, spec, found, mark, log_fd)
-        finally:
-            os.close(log_fd)
+        said_before = _size_of(Path(spec.log))
+        subtree, _ = self._cgroups()
+        if subtree is not None:
+            await subtree.leaf(agent).let_go()
+        running, api = self._spawn(agent, spec, found, mark)
         try:
             await _until_it_answers(running, api)
             disk = found.root / (ROOTFS if machine.rootfs_read_only else DISK)
@@ -225,18 +232,21 @@ class FirecrackerRuntime:
         except BaseException as error:
             ended = isinstance(error, DependencyDown) and await running.ends_by_itself(within_s=ENDS_S)
             await running.kill()
+            await running.finish_output()
             running.close()
             if ended:
                 raise HiveError(f"Firecracker ended: {_last_words(Path(spec.log), said_before)}") from error
             raise
         return running
 
-    def _spawn(
-        self, agent: str, spec: SandboxSpec, found: MachineDir, mark: str, log_fd: int
-    ) -> tuple[RunningMachine, Vmm]:
+    def _spawn(self, agent: str, spec: SandboxSpec, found: MachineDir, mark: str) -> tuple[RunningMachine, Vmm]:
         subtree, fences = self._cgroups()
         leaf = subtree.leaf(agent) if subtree else None
-        with contextlib.ExitStack() as made:
+        with contextlib.ExitStack() as unused, contextlib.ExitStack() as made:
+            output = self._pipes.make(agent)
+            made.callback(output.remove)
+            log_fd = output.writing_end()
+            unused.callback(os.close, log_fd)
             if leaf is not None:
                 leaf.make()
                 made.callback(leaf.remove)
@@ -260,7 +270,8 @@ class FirecrackerRuntime:
         main = identify(child.pid)
         assert main is not None, "a child that was not waited for is at least a zombie"
         run = Run(main=main, leaf=None if leaf is None else str(leaf.path), since=time.time(), handle=str(found.top))
-        return self._running(spec, run, mark, fence, ended_fd=os.pidfd_open(child.pid), child=child)
+        ended_fd = os.pidfd_open(child.pid)
+        return self._running(spec, run, mark, fence, ended_fd=ended_fd, output=output, child=child)
 
     def _kvm_groups(self, uid: int) -> tuple[int, ...]:
         """The device's group, where it is that group's to open and not everybody's: a VMM without a jailer needs it.
@@ -313,13 +324,17 @@ class FirecrackerRuntime:
         fence: Fence,
         *,
         ended_fd: int,
+        output: AgentOutput | None,
         child: subprocess.Popen[bytes] | None = None,
     ) -> tuple[RunningMachine, Vmm]:
         found = MachineDir(Path(run.handle), jailed=self._jailer is not None)
         api = Vmm(found.api, pid=run.main.pid)
         address = _address_of(found, spec)
         group = group_of(spec, run, mark)
-        return RunningMachine(run, api, group, fence, address=address, place=found, ended_fd=ended_fd, child=child), api
+        running = RunningMachine(
+            run, api, group, fence, address=address, place=found, ended_fd=ended_fd, output=output, child=child
+        )
+        return running, api
 
     # --- across helpers ------------------------------------------------------------------------------------------
 
@@ -334,7 +349,7 @@ class FirecrackerRuntime:
             return None
         _, fences = self._cgroups()
         fence = fences.find(agent, spec.limits, None if run.leaf is None else Leaf(Path(run.leaf)))
-        return self._running(spec, run, mark, fence, ended_fd=fd)[0]
+        return self._running(spec, run, mark, fence, ended_fd=fd, output=self._pipes.adopt(agent))[0]
 
     async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
         """One that does not say that it was booted is killed: nobody was told that it had been started."""
@@ -356,17 +371,18 @@ class FirecrackerRuntime:
         running = self._adopt(agent, spec, run, mark)
         if running is not None and await running.learn() not in (RUNNING, PAUSED):
             await running.kill()
+            await running.finish_output()
             running.close()
             return None
         return running
 
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:
-        if not run.main.is_of_this_boot():
-            return
-        group_of(spec, run, mark).kill()
-        for pid in self._dir(agent).residents(Snapshot()):
-            if (who := identify(pid)) is not None and pid in self._dir(agent).residents(Snapshot()):
-                who.send(signal.SIGKILL)
+        if run.main.is_of_this_boot():
+            group_of(spec, run, mark).kill()
+            for pid in self._dir(agent).residents(Snapshot()):
+                if (who := identify(pid)) is not None and pid in self._dir(agent).residents(Snapshot()):
+                    who.send(signal.SIGKILL)
+        await self._pipes.sweep(agent)
 
     async def thaw_strays(self, known: set[str]) -> list[str]:
         snapshot, thawed = Snapshot(), []
@@ -379,11 +395,12 @@ class FirecrackerRuntime:
         return thawed
 
     async def discard(self, agent: str, spec: SandboxSpec) -> None:
+        self._pipes.remove(agent)
         await asyncio.to_thread(self._dir(agent).remove)
         await asyncio.to_thread(home.discard, Path(spec.home), Path(spec.log))
 
     def trim_log(self, spec: SandboxSpec) -> None:
-        home.trim_log(Path(spec.log), self._log_max_bytes)
+        trim_if_its_own(self._pipes, Path(spec.log), self._log_max_bytes)
 
 
 # --- steps -------------------------------------------------------------------------------------------------------
@@ -434,11 +451,20 @@ async def _until_it_answers(running: RunningMachine, api: Vmm) -> None:
             return
 
 
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def _last_words(path: Path, offset: int) -> str:
     """The cause that the VMM or its jailer gave for its end: both write on what is the guest's console later.
 
     Firecracker's very last line only has the exit code; the cause is the `Error: …` before it (1.15.1).
     """
+    if not path.exists():
+        return "it said nothing"
     with path.open("rb") as file:
         file.seek(offset)
         lines = [line.strip() for line in file.read(65536).decode(errors="replace").splitlines()]

@@ -153,22 +153,10 @@ def _remove_entry(name: str, top: int) -> None:
     os.rmdir(name, dir_fd=top)
 
 
-def open_log(path: Path) -> int:
-    """The agent's log for appending, Hive's: the agent writes through this descriptor and cannot open it.
-
-    0600, or readable for the group of a directory that is (the daemon's, where Hive is installed).
-    """
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    directory = path.parent.stat()
-    if directory.st_mode & stat.S_IXGRP and os.fstat(fd).st_uid == os.geteuid():
-        os.fchown(fd, -1, directory.st_gid)
-        os.fchmod(fd, 0o640)
-    return fd
-
-
 def trim_log(path: Path, limit_bytes: int) -> None:
     """Keeps the last half of `limit_bytes`, from a line start, of a log that is longer than `limit_bytes`.
 
+    For logs that others have open; where Hive is the only writer, log_process.py cuts.
     The file stays the same one, its writers append to it all the while: what they write during the copy is copied
     too, up to the last microseconds before the cut. Missing is fine.
     """

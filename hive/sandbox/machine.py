@@ -24,6 +24,7 @@ from hive.host.process import Snapshot, exit_code, wait_until_over
 from hive.link.messages import PagedOut, Stat
 from hive.sandbox import pageout, vmm
 from hive.sandbox.dialling import to_vmm
+from hive.sandbox.log_pipes import AgentOutput
 from hive.sandbox.machine_dir import MachineDir
 from hive.sandbox.process import Group, remove_groups
 from hive.sandbox.runtime import Run
@@ -60,9 +61,11 @@ class RunningMachine:
         address: str,
         place: MachineDir,
         ended_fd: int,
+        output: AgentOutput | None,
         child: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        """`group`: the VMM's process, and whatever may come of it; `child` where it is this process's own."""
+        """`group`: the VMM's process, and whatever may come of it; `output`: what it prints into, where that is this
+        helper's; `child` where it is this process's own."""
         self.run = run
         self.address = address
         self._place = place
@@ -71,6 +74,7 @@ class RunningMachine:
         self._group = group
         self._fence = fence
         self._child = child
+        self._output = output
         self._owes_resume = False
         """A Pause was sent, by this helper or perhaps by an earlier one, and no Resumed was verified since."""
         self._cpu_us_asleep: int | None = None
@@ -271,12 +275,20 @@ class RunningMachine:
 
     async def reap(self) -> int | None:
         """Of the VMM: 0 when its guest shut down or rebooted, whatever ran in it."""
+        await self.finish_output()
         if self._child is None:
             return None
         returncode = self._child.poll()
         return None if returncode is None else exit_code(returncode)
 
+    async def finish_output(self) -> None:
+        """Of one that ended: all it said is in its log then."""
+        if self._output is not None:
+            await self._output.finish()
+
     def close(self) -> None:
+        if self._output is not None:
+            self._output.close()
         for task in (self._resuming, self._refreshing):
             if task is not None:
                 task.cancel()

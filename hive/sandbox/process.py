@@ -26,6 +26,7 @@ from hive.link.messages import PagedOut, Stat, dialled
 from hive.link.specs import Capabilities, SandboxSpec
 from hive.sandbox import home, pageout
 from hive.sandbox.dialling import to_port
+from hive.sandbox.log_pipes import AgentOutput, LogPipes
 from hive.sandbox.runtime import NO_EXEC, Place, Run, Running
 from hive.sandbox.signals import SignalGroup
 from hive.settings import Paths
@@ -84,8 +85,10 @@ class RunningProcess:
         child: subprocess.Popen[bytes] | None = None,
         inner: socket.socket | None = None,
         address: str = "",
+        output: AgentOutput | None = None,
     ) -> None:
-        """`child` where it is this process's own; `inner`: what listens in its network already (see `take_inner`)."""
+        """`child` where it is this process's own; `inner`: what listens in its network already (see `take_inner`);
+        `output`: what it prints into, None where that is nothing of this helper's."""
         self.run = run
         self.address = address
         self.ended_fd = ended_fd
@@ -94,6 +97,7 @@ class RunningProcess:
         self._fence = fence
         self._child = child
         self._inner = inner
+        self._output = output
 
     def __repr__(self) -> str:
         return f"<RunningProcess {self.run.main.pid} {self._group!r}>"
@@ -193,6 +197,8 @@ class RunningProcess:
         if killed := self._fence.oom_kills():
             self.why_ended = "out of memory"
             self._tell_of_memory(killed)
+        if self._output is not None:
+            await self._output.finish()
         if self._child is None:
             return None
         returncode = self._child.poll()
@@ -202,14 +208,14 @@ class RunningProcess:
         """Into the agent's log too: there its owner looks for why it ended."""
         limit = f"limits.memory_mb = {self._fence.memory_mb()}"
         log.warning("agent_out_of_memory agent=%s killed=%d %s", self._spec.name, killed, limit)
-        with contextlib.suppress(OSError):
-            fd = home.open_log(Path(self._spec.log))
-            with os.fdopen(fd, "w") as file:
-                file.write(
-                    f"hive: it used more memory than it may ({limit}); the kernel killed {killed} of its processes\n"
-                )
+        if self._output is not None:
+            self._output.say(
+                f"hive: it used more memory than it may ({limit}); the kernel killed {killed} of its processes\n"
+            )
 
     def close(self) -> None:
+        if self._output is not None:
+            self._output.close()
         if (inner := self.take_inner()) is not None:
             inner.close()
         if self.ended_fd >= 0:
@@ -286,9 +292,12 @@ def _address_of(agent: str, spec: SandboxSpec) -> str:
 class ProcessRuntime:
     """See `Runtime` for the contract."""
 
-    def __init__(self, paths: Paths, *, subtree: Subtree | None, log_max_bytes: int) -> None:
-        """`subtree` None: agents are frozen by signals."""
+    def __init__(
+        self, paths: Paths, *, subtree: Subtree | None, log_max_bytes: int, pipes: LogPipes | None = None
+    ) -> None:
+        """`subtree` None: agents are frozen by signals. `pipes`: shared with other runtimes of this helper."""
         self._paths = paths
+        self._pipes = pipes or log_pipes_of(paths, log_max_bytes)
         self._subtree = subtree
         self._fences = Fences(paths.state, subtree)
         self._log_max_bytes = log_max_bytes
@@ -349,7 +358,9 @@ class ProcessRuntime:
             if network is not None:
                 unused.callback(os.close, network.fd)
                 made.callback(network.sock.close)
-            log_fd = home.open_log(Path(spec.log))
+            output = self._pipes.make(agent)
+            made.callback(output.remove)
+            log_fd = output.writing_end()
             unused.callback(os.close, log_fd)
             if leaf is not None:
                 leaf.make()
@@ -372,6 +383,7 @@ class ProcessRuntime:
             child=child,
             inner=network.sock if network else None,
             address=_address_of(agent, spec),
+            output=output,
         )
 
     def _spawn(
@@ -402,8 +414,15 @@ class ProcessRuntime:
         if fd is None:
             return None
         fence = self._fences.find(agent, spec.limits, Leaf(Path(run.leaf)) if run.leaf else None)
-        address = _address_of(agent, spec)
-        return RunningProcess(run, group_of(spec, run, mark), spec, fence, ended_fd=fd, address=address)
+        return RunningProcess(
+            run,
+            group_of(spec, run, mark),
+            spec,
+            fence,
+            ended_fd=fd,
+            address=_address_of(agent, spec),
+            output=self._pipes.adopt(agent),
+        )
 
     async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
         leaders = [stat for stat in snapshot.with_environment(mark) if stat.pid == stat.session]
@@ -416,12 +435,12 @@ class ProcessRuntime:
         return await self.adopt(agent, spec, run, mark=mark)
 
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:
-        if not run.main.is_of_this_boot():
-            return
-        group = group_of(spec, run, mark)
-        group.kill()
-        group.thaw()
-        self._fences.find(agent, spec.limits, None).remove()
+        if run.main.is_of_this_boot():
+            group = group_of(spec, run, mark)
+            group.kill()
+            group.thaw()
+            self._fences.find(agent, spec.limits, None).remove()
+        await self._pipes.sweep(agent)
 
     async def thaw_strays(self, known: set[str]) -> list[str]:
         strays = [leaf for leaf in self._subtree.leaves() if leaf.path.name not in known] if self._subtree else []
@@ -430,7 +449,8 @@ class ProcessRuntime:
             leaf.remove()
         return [leaf.path.name for leaf in strays if leaf.path.exists()]
 
-    async def discard(self, agent: str, spec: SandboxSpec) -> None:  # noqa: ARG002
+    async def discard(self, agent: str, spec: SandboxSpec) -> None:
+        self._pipes.remove(agent)
         await asyncio.to_thread(home.discard, Path(spec.home), Path(spec.log))
 
     def leave(self) -> None:
@@ -440,4 +460,14 @@ class ProcessRuntime:
             self._subtree.remove()
 
     def trim_log(self, spec: SandboxSpec) -> None:
-        home.trim_log(Path(spec.log), self._log_max_bytes)
+        trim_if_its_own(self._pipes, Path(spec.log), self._log_max_bytes)
+
+
+def log_pipes_of(paths: Paths, limit_bytes: int) -> LogPipes:
+    return LogPipes(paths.log_pipes, paths.log("any").parent, limit_bytes=limit_bytes)
+
+
+def trim_if_its_own(pipes: LogPipes, log_path: Path, limit_bytes: int) -> None:
+    """Of an agent that was started by a Hive whose agents had their logs themselves: nobody else cuts it."""
+    if not pipes.has(log_path.stem):
+        home.trim_log(log_path, limit_bytes)

@@ -67,7 +67,7 @@ from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.firecracker import FirecrackerRuntime
 from hive.sandbox.held import Held, Limits
 from hive.sandbox.listeners import Listeners, clear_directory
-from hive.sandbox.process import ProcessRuntime
+from hive.sandbox.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.runtime import Runtime
 from hive.sandbox.table import Table
 from hive.sandbox.unit import UnitRuntime
@@ -463,14 +463,15 @@ async def _serve(paths: Paths, settings: Settings, notifier: Notifier, watch_fd:
     make_directories(paths)
     subtree = Subtree.find(paths.state)
     log_max_bytes = settings.agents.log_max_bytes
-    process = ProcessRuntime(paths, subtree=subtree, log_max_bytes=log_max_bytes)
+    pipes = log_pipes_of(paths, log_max_bytes)  # one reader for all
+    process = ProcessRuntime(paths, subtree=subtree, log_max_bytes=log_max_bytes, pipes=pipes)
     units = UnitRuntime(paths, settings.sandbox, log_max_bytes=log_max_bytes)
     # A service of systemd makes its agents units of systemd; `hive up` is gone when its terminal is.
     as_units = watch_fd is None and not (await units.capabilities()).why_not
     runtimes: dict[RuntimeKind, Runtime] = {
         RuntimeKind.PROCESS: units if as_units else process,
         RuntimeKind.DOCKER: DockerRuntime(paths, settings.sandbox, log_max_bytes=log_max_bytes),
-        RuntimeKind.FIRECRACKER: FirecrackerRuntime(paths, settings.sandbox, log_max_bytes=log_max_bytes),
+        RuntimeKind.FIRECRACKER: FirecrackerRuntime(paths, settings.sandbox, log_max_bytes=log_max_bytes, pipes=pipes),
     }
     policy = Path(settings.sandbox.policy) if settings.sandbox.policy else None
     # Under `hive up` stderr is somebody's terminal: a line for every pause and wake would flood it.

@@ -40,12 +40,28 @@ def engine() -> Iterator[PrivateEngine]:
         yield engine
 
 
+POLICY = """\
+programs = ["/"]
+images = ["*"]
+[mounts]
+"/" = "ro"
+[networks]
+host = true
+bridge = true
+"""
+"""Root's leave to mount where this repository and its packages lie; without it a few places may be."""
+
+
 @pytest.fixture(scope="module")
-def hive(engine: PrivateEngine) -> Iterator[Stack]:
+def hive(engine: PrivateEngine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """With one agent on a network, called web."""
+    policy = tmp_path_factory.mktemp("policy") / "sandbox.toml"
+    policy.write_text(POLICY)
+    policy.chmod(0o644)
+    config = f"[sandbox]\ndocker_socket = {engine.socket}\npolicy = {policy}\n"
     with (
         fake_backend("ollama", "--models", "tiny,m") as backend,
-        stack(url=backend.url, auto_sleep=True, config=f"[sandbox]\ndocker_socket = {engine.socket}\n") as hive,
+        stack(url=backend.url, auto_sleep=True, config=config) as hive,
     ):
         create_called(hive, "web")
         yield hive

@@ -73,7 +73,7 @@ class DockerBench:
 
     def __init__(self, paths: Paths, engine: docker_engine.DockerEngine) -> None:
         self.engine = engine
-        self.runtime: Runtime = DockerRuntime(paths, Sandbox(docker_socket=str(engine.socket)), log_max_bytes=65536)
+        self.runtime: Runtime = DockerRuntime(paths, Sandbox(docker_socket=str(engine.socket)), log_max_bytes=1 << 18)
         self._paths = paths
 
     def spec(self, agent: str, kind: str) -> SandboxSpec:

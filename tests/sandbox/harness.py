@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from hive.host.process import Identity, Snapshot, identify
 from hive.link.messages import Ended
 from hive.link.specs import SandboxSpec
 from hive.sandbox.client import SandboxClient
+from hive.sandbox.log_pipes import reading
 from hive.sandbox.process import ProcessRuntime
 from hive.sandbox.runtime import Runtime
 from hive.sandbox.server import Helper
@@ -54,6 +56,11 @@ def kill_all_under(paths: Paths) -> None:
             leaf.remove()
         subtree.remove()
     Fences(paths.state, subtree).remove()
+    until = time.monotonic() + 10
+    while (reader := reading(paths.log_pipes)) and time.monotonic() < until:
+        time.sleep(0.005)  # it ends after them, and writes into these directories until then
+    if reader and (who := identify(reader)) is not None:
+        who.send(signal.SIGKILL)
 
 
 def runtime(paths: Paths, freezer: str, *, log_max_bytes: int = 4096) -> ProcessRuntime:

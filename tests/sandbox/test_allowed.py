@@ -68,6 +68,10 @@ def the_same(path: str) -> str:
             changed(MACHINE, firecracker=FirecrackerSpec(kernel="/boot/k", rootfs="/img/a", tap="hive-3")),
         ),
         (
+            changed(IMAGES, mounts={"/etc/ssl/certs": "ro"}),
+            changed(CONTAINER, docker=DockerSpec(image="debian:12", mounts=["/etc/ssl/certs:/c:ro"])),
+        ),
+        (
             changed(IMAGES, mounts={"/srv": "ro", "/srv/rw": "rw"}),
             changed(CONTAINER, docker=DockerSpec(image="debian:12", mounts=["/srv/rw/x:/x", "/srv/y:/y:ro"])),
         ),
@@ -115,6 +119,30 @@ def test_what_is_named_is_permitted(policy: Policy, asked: SandboxSpec) -> None:
             changed(CONTAINER, docker=DockerSpec(image="debian:12", mounts=["/srv/x:/x"])),
             "writing to /srv/x",
             "mounts./srv",
+        ),
+        (
+            changed(IMAGES, mounts={"/etc": "ro", "/etc/ssl": "ro"}),
+            changed(CONTAINER, docker=DockerSpec(image="debian:12", mounts=["/etc/ssl/certs:/c:ro"])),
+            "mount of /etc/ssl/certs is not permitted by the policy: below /etc only paths it names",
+            "mounts",
+        ),
+        (
+            changed(IMAGES, mounts={"/etc": "ro"}),
+            changed(CONTAINER, docker=DockerSpec(image="debian:12", mounts=["/etc:/c:ro"])),
+            "mount of /etc is",
+            "mounts",
+        ),
+        (
+            changed(IMAGES, mounts={"/": "rw"}),
+            changed(CONTAINER, docker=DockerSpec(image="debian:12", mounts=["/etc/shadow:/c:ro"])),
+            "mount of /etc/shadow",
+            "mounts",
+        ),
+        (
+            changed(IMAGES, mounts={"/etc/a": "rw"}),
+            changed(CONTAINER, docker=DockerSpec(image="debian:12", mounts=["/etc/a:/c"])),
+            "writing to /etc/a",
+            "mounts./etc/a",
         ),
         (
             changed(IMAGES, mounts={"/srv": "rw"}),
@@ -381,10 +409,10 @@ async def test_a_spec_outside_the_policy_is_neither_defined_nor_started(
     await helper.leave()
 
 
-async def test_without_a_policy_everything_an_operator_asks_for_runs(paths: Paths, daemon: Daemon) -> None:
+async def test_without_a_policy_every_program_an_operator_asks_for_runs(paths: Paths, daemon: Daemon) -> None:
     await daemon.client.define(B, spec(paths, B, SLEEP))
     assert (await daemon.client.start(B)).pid > 0
-    assert repr(Allowed(None)) == "<Allowed by nobody: everything>"
+    assert repr(Allowed(None)) == "<Allowed by nobody: what is on the built-in list>"
 
 
 async def test_sighup_reads_the_policy_anew(

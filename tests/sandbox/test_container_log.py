@@ -7,17 +7,17 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.host.engine import Entry
+from hive.host.engine import Engine, Entry
 from hive.sandbox.container_log import (
+    ContainerLog,
     Position,
     advanced,
-    append,
     begin_anew,
     fresh,
     read_position,
-    trim,
     write_position,
 )
+from hive.sandbox.log_process import append
 
 
 def entry(moment: int, number: int) -> Entry:
@@ -57,12 +57,17 @@ def test_a_position_is_read_as_it_was_written_and_a_shorter_one_replaces_a_longe
 
 def test_a_log_that_was_cut_back_has_its_new_length_in_the_note(tmp_path: Path) -> None:
     path, note = tmp_path / "a.log", tmp_path / "note"
-    begin_anew(path, note)
+    begin_anew(path, note, 4096)
     assert read_position(note) == Position(size=0)
-    size = append(path, b"line\n" * 2000)
-    write_position(note, Position("2026-11-20T14:25:03.000000001", 1, size))
-    trim(path, note, 4096)
-    position = read_position(note)
-    assert position is not None
-    assert position.size == path.stat().st_size <= 4096
-    assert position.at
+    size = append(path, b"line\n" * 700, 4096)
+    before = Position("2026-11-20T14:25:03.000000001", 1, size)
+    write_position(note, before)
+    log = ContainerLog(
+        Engine(tmp_path / "none"), "c", path=path, limit_bytes=4096, note=note, agent="a", is_over=lambda: True
+    )
+    assert log._with_room(before, 100) == before
+    assert path.stat().st_size == 3500
+    position = log._with_room(before, 1000)
+    assert position == read_position(note)
+    assert position.size == path.stat().st_size <= 2048
+    assert position.at == before.at

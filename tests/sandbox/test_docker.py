@@ -9,6 +9,7 @@ engine does when it goes away, are in test_docker_sleep.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -36,8 +37,8 @@ from hive.errors import (
 from hive.host.process import Snapshot
 from hive.link.server import bind_private
 from hive.sandbox.container import RunningContainer
-from hive.sandbox.container_log import append
 from hive.sandbox.docker import DockerRuntime
+from hive.sandbox.log_process import append
 from hive.sandbox.server import make_directories
 from hive.settings import Paths, Sandbox
 
@@ -232,6 +233,16 @@ def docker(**more: Any) -> DockerSpec:
         ({"docker": docker(mounts=["/:/host"])}, NotPermitted, "mounts"),
         ({"docker": docker(mounts=["/proc/self/root/run:/s:ro"])}, NotPermitted, "mounts"),
         ({"docker": docker(mounts=["/var/lib/docker/volumes:/s"])}, NotPermitted, "mounts"),
+        ({"docker": docker(mounts=["/run/containerd/containerd.sock:/s"])}, NotPermitted, "mounts"),
+        ({"docker": docker(mounts=["/dev:/s"])}, NotPermitted, "mounts"),
+        ({"docker": docker(mounts=["/dev/kvm:/s"])}, NotPermitted, "mounts"),
+        ({"docker": docker(mounts=["/sys/fs/cgroup:/s"])}, NotPermitted, "mounts"),
+        ({"docker": docker(mounts=["/proc/sys:/s:ro"])}, NotPermitted, "mounts"),
+        ({"docker": docker(mounts=["/root/.ssh:/s:ro"])}, NotPermitted, "mounts"),
+        ({"docker": docker(mounts=["/etc:/s:ro"])}, NotPermitted, "mounts"),
+        ({"docker": docker(mounts=["/etc/hive:/s:ro"])}, NotPermitted, "mounts"),
+        ({"docker": docker(mounts=["/opt:/s:ro"])}, NotPermitted, "mounts"),
+        ({"docker": docker(mounts=["/srv/../root:/s:ro"])}, NotPermitted, "mounts"),
         ({"home": "/etc"}, BadRequest, "home"),
         ({"log": "/etc/passwd"}, BadRequest, "log"),
     ],
@@ -360,7 +371,7 @@ async def test_the_log_goes_on_where_it_was_after_a_change_of_helpers(floor: Flo
     running.close()
     await asyncio.sleep(0.1)
     last = lines_of(printed(spec))[-1]
-    append(Path(spec.log), b"line 7777 without a posit")
+    append(Path(spec.log), b"line 7777 without a posit", 1 << 20)
     adopted = floor.hold(await floor.runtime.adopt(A, spec, running.run, mark=MARKS[A]))
     await until(lambda: f"line {last + 50}\n" in printed(spec))
     assert await adopted.kill()
@@ -372,14 +383,39 @@ async def test_the_log_goes_on_where_it_was_after_a_change_of_helpers(floor: Flo
 async def test_a_log_that_is_cut_back_goes_on(floor: Floor) -> None:
     spec = floor.bench.spec(A, "idle")
     running = await started(floor, command=[*COUNTS, "x" * 1000])
-    await until(lambda: Path(spec.log).stat().st_size > 65536)
-    floor.runtime.trim_log(spec)
-    assert 0 < Path(spec.log).stat().st_size <= 65536
+    await until(lambda: lines_of(printed(spec))[-1:] > [400])  # of a thousand bytes
+    assert 0 < Path(spec.log).stat().st_size <= 1 << 18
     running.close()
     adopted = floor.hold(await floor.runtime.adopt(A, spec, running.run, mark=MARKS[A]))
     seen = lines_of(printed(spec))[-1]
     await until(lambda: lines_of(printed(spec))[-1] > seen)
     assert await adopted.kill()
+
+
+async def test_a_flood_never_takes_more_than_twice_the_bound(floor: Floor, engine: DockerEngine) -> None:
+    """What the engine keeps of it included: that alone was twice the bound, and the log had a second of it more."""
+    bound = 1 << 18
+    spec = floor.bench.spec(A, "idle")
+    running = await started(floor, command=["sh", "-c", "echo ready; while :; do seq 1 10000; done"])
+    own = Path(engine.inspect(running.run.handle)["LogPath"]).parent
+    most = 0
+    for _ in range(500):
+        most = max(most, log_bytes(Path(spec.log).parent, "") + log_bytes(own, "-json.log"))
+        await asyncio.sleep(0.002)
+    assert bound // 2 < most <= 2 * bound + LAST_ENTRIES
+    assert await running.kill()
+
+
+LAST_ENTRIES = 2 * 20_000
+"""The engine looks how long a file is before it writes an entry (16 KiB, in JSON), of which it has two."""
+
+
+def log_bytes(directory: Path, name: str) -> int:
+    total = 0
+    for path in directory.glob(f"*{name}*"):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
 
 
 async def test_what_ended_while_no_helper_was_there_has_its_last_words_in_the_log(floor: Floor) -> None:

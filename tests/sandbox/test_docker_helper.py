@@ -43,7 +43,7 @@ async def open_docker(paths: Paths, engine: DockerEngine) -> AsyncIterator[OpenH
     opened: list[Helper] = []
 
     async def open_(docker_socket: str = str(engine.socket), **limits: float) -> Helper:
-        docker = DockerRuntime(paths, Sandbox(docker_socket=docker_socket), log_max_bytes=65536)
+        docker = DockerRuntime(paths, Sandbox(docker_socket=docker_socket), log_max_bytes=1 << 17)
         process = ProcessRuntime(paths, subtree=None, log_max_bytes=65536)
         runtimes = {RuntimeKind.DOCKER: docker, RuntimeKind.PROCESS: process}
         helper = Helper(paths, runtimes, limits=Limits(**{"log_check_s": 0.02, **limits}))
@@ -262,7 +262,7 @@ from hive.settings import Paths, Sandbox
 state, runtime, docker = sys.argv[1:]
 paths = Paths(Path(state), Path(runtime))
 async def main():
-    kinds = {RuntimeKind.DOCKER: DockerRuntime(paths, Sandbox(docker_socket=docker), log_max_bytes=65536)}
+    kinds = {RuntimeKind.DOCKER: DockerRuntime(paths, Sandbox(docker_socket=docker), log_max_bytes=1 << 17)}
     await Helper(paths, kinds).open()
     await asyncio.Event().wait()
 asyncio.run(main())

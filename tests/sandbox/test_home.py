@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.errors import NotFound, NotPermitted
-from hive.sandbox.home import make_home, open_log, remove_tree, trim_log
+from hive.sandbox.home import make_home, remove_tree, trim_log
+from hive.sandbox.log_process import open_log
 
 
 def test_a_new_home_is_private_and_an_old_one_made_private_again(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_a_trimmed_log_is_the_end_of_the_whole_one_from_a_line_start(
 
 def test_what_is_appended_after_a_cut_follows_the_kept_part(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
-    writer = open_log(log)
+    writer = open_log(log, more=os.O_APPEND)
     os.write(writer, b"old\n" * 1000)
     trim_log(log, 400)
     os.write(writer, b"new\n")

@@ -169,7 +169,7 @@ def look_at_policy(subject: Subject) -> Verdict:
 
 
 def judge_no_policy(*, is_appliance: bool) -> Verdict:
-    reason = "[sandbox] policy is empty: the helper runs whatever an operator asks for"
+    reason = "[sandbox] policy is empty: the helper runs whatever program an operator asks for"
     return failed(reason, "hive config set sandbox.policy /etc/hive/sandbox.toml") if is_appliance else skipped(reason)
 
 
