@@ -213,6 +213,8 @@ def weights(count: int | None) -> str:
 
 
 def _loaded(model: Answer) -> str:
+    if model.get("leaves"):
+        return "elsewhere"
     return UNKNOWN if model["loaded"] is None else "yes" if model["loaded"] else "no"
 
 
@@ -232,6 +234,7 @@ def _shown(view: Answer) -> str:
         ("Owned by", view["owned_by"]),
         ("Adapter on", view["parent"]),
         ("Loaded", _loaded(view)),
+        ("Leaves the box", view.get("leaves", "")),
         ("Base", view["base"]),
         ("Variants", ", ".join(view["variants"])),
         ("Adapters", ", ".join(view["adapters"])),

@@ -55,6 +55,7 @@ class Answer:
         "_filtered",
         "_head",
         "_held",
+        "_hidden",
         "_is_framed",
         "_late_error",
         "_renamer",
@@ -77,8 +78,9 @@ class Answer:
         caller: Caller,
         request_id: str,
         aliases: Sequence[tuple[str, str]] = (),
+        hidden: frozenset[str] = frozenset(),
     ) -> None:
-        """`aliases`: put into the backend's list of models, each with the one it stands for."""
+        """`aliases`: put into the backend's list of models, each with the one it stands for; `hidden`: left out."""
         self._connection = connection
         self._request = request
         self._endpoint = endpoint
@@ -86,6 +88,7 @@ class Answer:
         self._caller = caller
         self._request_id = request_id
         self._aliases = aliases
+        self._hidden = hidden
         self._chunked = self._late_error = self._filtered = False
         self._is_framed = True
         self._head = b""
@@ -133,7 +136,7 @@ class Answer:
             self._held = [] if self._late_error else None
             return
         fields.append(own_fields)
-        if (self._aliases or lists.is_filtered(self._endpoint.target, self._caller)) and status == 200:
+        if status == 200 and (self._aliases or self._hidden or lists.is_filtered(self._endpoint.target, self._caller)):
             self._held = []
             self._filtered = True
         elif not self._streams and self._is_remade:
@@ -205,7 +208,7 @@ class Answer:
             self._held.append(data)
             data = b"".join(self._held)
         if self._filtered:
-            data = lists.filtered(data, self._caller, self._aliases)
+            data = lists.filtered(data, self._caller, self._aliases, self._hidden)
         elif self._back is not None:
             data = self._back.whole(data) if self.status < 400 else self._back.error(self.status, data)
         if self._filtered or self._is_remade:
