@@ -14,7 +14,7 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal, Saturated
 from hive.field_rules import Rules
-from hive.models.capabilities import ignored, lacking, lacks_endpoint
+from hive.models.capabilities import lacking, lacks_endpoint, passed_over
 from hive.models.names import spelled
 from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
@@ -44,6 +44,9 @@ log = logging.getLogger("hive.proxy")
 SHORT_ANSWERS = (BackendKind.VLLM, BackendKind.REMOTE)
 """Their own limit at /v1/completions is OpenAI's, 16 tokens: less than any tier's."""
 NOTHING_HIDDEN: frozenset[str] = frozenset()
+LIMIT_BY_FIRST_NAME = frozenset(BackendKind) - {BackendKind.REMOTE}
+"""Whom a limit of tokens is told by the first of its names as well: Ollama knows no `max_completion_tokens`. OpenAI's
+newest models, which are somebody else's, refuse a request with both."""
 ROUTES_KEPT = 4096
 """Names asked for, by tier and permitted models; clients may ask for any."""
 
@@ -387,7 +390,8 @@ class DataPath:
             model_first=self._preferences.routing or bool(self._preferences.aliases),
             translate="" if asked is endpoint else endpoint.name,
             lacking=() if backend is None or asked is endpoint else lacking(backend),
-            ignored=() if backend is None or asked is not endpoint else ignored(backend, endpoint.name),
+            passed_over=() if backend is None or asked is not endpoint else passed_over(backend, endpoint.name),
+            limit_by_first_name=backend is not None and backend.kind in LIMIT_BY_FIRST_NAME,
         )
         return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)
 

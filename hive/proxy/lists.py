@@ -17,7 +17,7 @@ from hive.proxy.endpoints import MODEL_PREFIX, Endpoint
 
 _encode = msgspec.json.Encoder().encode
 LATEST = ":latest"
-TAGS, RUNNING = b"/api/tags", b"/api/ps"
+TAGS, RUNNING, SHOW = b"/api/tags", b"/api/ps", b"/api/show"
 FILTERED = frozenset({TAGS, RUNNING})
 """Lists of models that Ollama answers; a caller whose tenant is limited gets its own part of them."""
 
