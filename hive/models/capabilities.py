@@ -25,13 +25,18 @@ class Over(msgspec.Struct, frozen=True):
 
     `refused`: the answer would have another shape than was asked for (several instead of one, JSON by a schema), so
     nobody is asked; else the request goes there, and the field is told in X-Hive-Ignored. `idle`: values that ask
-    for nothing, or for what happens anyway; without any the empty ones do. A dot stands before a field of an object.
+    for nothing, or for what happens anyway; without any the empty ones do. `inner`: a field of the object `field`.
     """
 
     field: str
     why: str
     refused: bool = False
     idle: tuple[object, ...] = ()
+    inner: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.field}.{self.inner}" if self.inner else self.field
 
 
 _SCHEMA = "it answers in any words, and no schema holds it"
@@ -59,7 +64,7 @@ PASSED_OVER: Mapping[BackendKind, Mapping[str, tuple[Over, ...]]] = {
             Over("logit_bias", _BIAS),
         ),
         "/v1/messages": (
-            Over("output_config.format", _SCHEMA, refused=True),
+            Over("output_config", _SCHEMA, refused=True, inner="format"),
             Over("output_format", _SCHEMA, refused=True),
             Over("tool_choice", _MODEL_CHOOSES, idle=({"type": "auto"},)),
         ),
@@ -67,9 +72,11 @@ PASSED_OVER: Mapping[BackendKind, Mapping[str, tuple[Over, ...]]] = {
     BackendKind.LLAMA: {  # measured with 0c1e570
         "/v1/completions": (Over("suffix", "it continues the prompt, and knows of nothing behind it", refused=True),),
         "/v1/messages": (
-            Over("output_config.format", _SCHEMA, refused=True),
+            Over("output_config", _SCHEMA, refused=True, inner="format"),
             Over("output_format", _SCHEMA, refused=True),
-            Over("thinking.type", "the template alone decides whether it thinks", idle=("enabled", "adaptive")),
+            Over(
+                "thinking", "the template alone decides whether it thinks", idle=("enabled", "adaptive"), inner="type"
+            ),
         ),
     },
 }

@@ -34,6 +34,7 @@ _encode = msgspec.json.Encoder().encode
 _bool = msgspec.json.Decoder(bool).decode
 _value = msgspec.json.Decoder().decode
 _BRACE = b"{"[0]
+_NULL = Raw(b"null")
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -187,17 +188,20 @@ def _with(text: bytes, inject: tuple[tuple[str, bytes], ...]) -> bytes:
 def _ignored(draft: Draft, passed_over: tuple[Over, ...]) -> tuple[str, ...]:
     """Which of these fields ask for something, in vain. Raises NotSupported for one that is refused."""
     found: list[str] = []
+    fields = draft.fields
     for over in passed_over:
-        name, dot, inner = over.field.partition(".")
-        raw = draft.fields.get(name)
-        if raw is not None and dot:
-            raw = read_object(raw, f'"{name}"')[0].get(inner) if memoryview(raw)[0] == _BRACE else None
-        if raw is None or _asks_nothing(raw, over.idle):
+        if over.field not in fields:
+            continue
+        raw = fields[over.field]
+        if over.inner:
+            is_object = memoryview(raw)[0] == _BRACE
+            raw = read_object(raw, f'"{over.field}"')[0].get(over.inner, _NULL) if is_object else _NULL
+        if _asks_nothing(raw, over.idle):
             continue
         if over.refused:
-            why = f'"{over.field}" cannot be said to this backend, which passes over it: {over.why}'
+            why = f'"{over.name}" cannot be said to this backend, which passes over it: {over.why}'
             raise NotSupported(why, hint="leave it out")
-        found.append(over.field)
+        found.append(over.name)
     return tuple(found)
 
 

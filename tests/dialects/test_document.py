@@ -33,7 +33,7 @@ def _passed_over() -> str:
         for endpoint, overs in by_endpoint.items():
             for over in overs:
                 fate = "refused with 501" if over.refused else "sent, and told in `X-Hive-Ignored`"
-                text += f"| `{endpoint}` | `{over.field}` | {fate} | {over.why}{_unless(over)} |\n"
+                text += f"| `{endpoint}` | `{over.name}` | {fate} | {over.why}{_unless(over)} |\n"
     return text
 
 

@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def row(self, name: str) -> dict[str, Any]:
         details = {"format": "gguf", "family": "llama", "families": ["llama"], "parameter_size": "3.2B"}
-        details |= {"parent_model": "", "quantization_level": "Q4_K_M"}
+        details |= {"parent_model": "", "quantization_level": "Q4_K_M", "context_length": 4096, "embedding_length": 64}
         size = self.server.models[name]
         digest = hashlib.sha256(name.encode()).hexdigest()
         row = {"name": name, "model": name, "modified_at": "2026-11-20T14:56:49.277302595+02:00", "size": size}
@@ -74,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
             details |= {"format": "", "families": None, "quantization_level": "MXFP4"}
             row |= {"remote_model": "gpt-oss:120b", "remote_host": "https://cloud.invalid:443"}
             digest = digest[::-1]
-        return row | {"digest": digest, "details": details}
+        return row | {"digest": digest, "details": details, "capabilities": ["completion", "tools"]}
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
