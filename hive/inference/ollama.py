@@ -9,9 +9,10 @@ from datetime import datetime
 import msgspec
 
 from hive.domain import BackendKind, ModelInfo
-from hive.errors import BackendDown, BackendTimeout
+from hive.errors import BackendDown, BackendTimeout, NotSupported
 from hive.host.access import NO_ACCESS, Access
 from hive.inference.server import LOAD_S, Server, check_done
+from hive.models.whereabouts import UNKNOWN, Whereabouts, would_leave
 
 TAGS = "/api/tags"
 
@@ -108,5 +109,10 @@ class Ollama(Server):
             await super().unload(model)
         await self._ask({"model": model, "stream": False, "keep_alive": 0})
 
-    async def _ask(self, body: object) -> None:
+    async def _ask(self, body: dict[str, object]) -> None:
+        """Raises NotSupported where that would be sent on to another host: there is nothing to load here."""
+        model = str(body["model"])
+        why = Whereabouts(self.kind, await self.models()).why_far(model)
+        if why and why != UNKNOWN:
+            raise NotSupported(would_leave(model, why))
         check_done(await self._post("/api/generate", body, within_s=LOAD_S), self.address)

@@ -17,6 +17,7 @@ from hive.domain import BackendKind, ModelInfo
 from hive.models.names import spelled
 
 HINT = "an operator permits it by its name in [tenant NAME] models"
+UNKNOWN = "Ollama has not said where it runs"
 
 
 def why_far(kind: BackendKind | None, model: ModelInfo) -> str:
@@ -107,7 +108,7 @@ class Whereabouts:
             return self._far[key]
         if is_of_the_cloud(name):
             return why_far(self.kind, ModelInfo(name=name))
-        return "" if key in self._near else "Ollama has not said where it runs"
+        return "" if key in self._near else UNKNOWN
 
 
 NOWHERE = Whereabouts(None, [])
