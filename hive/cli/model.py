@@ -213,6 +213,11 @@ def weights(count: int | None) -> str:
 
 
 def _loaded(model: Answer) -> str:
+    """Whether it is in memory, in a word.
+
+    >>> _loaded({"leaves": "Ollama sends it to h", "loaded": False}), _loaded({"leaves": "", "loaded": True})
+    ('elsewhere', 'yes')
+    """
     if model.get("leaves"):
         return "elsewhere"
     return UNKNOWN if model["loaded"] is None else "yes" if model["loaded"] else "no"

@@ -96,7 +96,9 @@ class BackendWatch:
         up = await self._backend.health()
         now = asyncio.get_running_loop().time()
         is_due = anew or not self.info.up or now - self._models_at >= self._settings().daemon.models_refresh_s
-        if up and (is_due or await self._is_another(self._backend)):
+        if up and not (is_due and self._mark):  # the first mark is older than the first list
+            is_due = await self._is_another(self._backend) or is_due
+        if up and is_due:
             up = await self._refresh(self._backend, now)
         self.info = msgspec.structs.replace(self.info, up=up)
         if up:

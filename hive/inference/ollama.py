@@ -83,6 +83,8 @@ class Ollama(Server):
 
     async def mark(self) -> str:
         """Its version and its list: a name in it may become a stub of the cloud from one moment to the next."""
+        if self.kind is BackendKind.DEMO:
+            return ""
         version, tags = await asyncio.gather(self._text(self.health_path), self._text(TAGS))
         return "" if version is None or tags is None else hashlib.sha256(version + tags).hexdigest()
 

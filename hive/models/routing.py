@@ -304,7 +304,8 @@ def explain_for(
     if near.model:
         return near
     if is_of_the_cloud(asked) and spelled(asked) in named(models, prefs.aliases):  # Ollama has it without having it
-        return Explained(asked, "an operator named it", near.steps[:1])
+        why = "an operator named it"
+        return Explained(asked, why, (near.steps[0], f"takes {asked[:SHOWN]}: {why}"))
     far = explain(asked, tier, offers, prefs, permits(models, prefs.aliases))
     model = far.model or asked
     why = where.why_far(model) if far.model or is_of_the_cloud(asked) else ""
