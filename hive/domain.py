@@ -410,7 +410,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One model the backend offers, by the name the backend uses.
 
     `quantization`: in the backend's words, empty where it tells none. `parameters`: how many weights. `parent`: the
-    model this is an adapter on, empty for a model of its own.
+    model this is an adapter on, empty for a model of its own. `remote_host` and `remote_model`: where the backend
+    sends its requests instead of answering them, and for which model there (Ollama's cloud stubs); empty where it
+    answers them itself. `digest`: another one is another model, whatever its name; empty where it tells none.
     """
 
     name: str
@@ -420,3 +422,6 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str = ""
     parameters: int | None = None
     parent: str = ""
+    remote_host: str = ""
+    remote_model: str = ""
+    digest: str = ""

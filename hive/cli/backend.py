@@ -125,7 +125,8 @@ def _switched(job: Answer) -> str:
         return f"{result['backend']} is in use already"
     cut = "" if not result["cut"] else f", {result['cut']} of its requests did not end in time"
     before = f" (was {result['from']})" if result["from"] else ""
-    return one_line(f"{result['backend']} is in use now{before}, after {span(result['took_s'])}{cut}")
+    note = f"; {result['note']}" if result.get("note") else ""  # a job of an older Hive has none
+    return one_line(f"{result['backend']} is in use now{before}, after {span(result['took_s'])}{cut}{note}")
 
 
 def _cancelled(job: Answer) -> str:

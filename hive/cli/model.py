@@ -213,6 +213,13 @@ def weights(count: int | None) -> str:
 
 
 def _loaded(model: Answer) -> str:
+    """Whether it is in memory, in a word.
+
+    >>> _loaded({"leaves": "Ollama sends it to h", "loaded": False}), _loaded({"leaves": "", "loaded": True})
+    ('elsewhere', 'yes')
+    """
+    if model.get("leaves"):
+        return "elsewhere"
     return UNKNOWN if model["loaded"] is None else "yes" if model["loaded"] else "no"
 
 
@@ -232,6 +239,7 @@ def _shown(view: Answer) -> str:
         ("Owned by", view["owned_by"]),
         ("Adapter on", view["parent"]),
         ("Loaded", _loaded(view)),
+        ("Leaves the box", view.get("leaves", "")),
         ("Base", view["base"]),
         ("Variants", ", ".join(view["variants"])),
         ("Adapters", ", ".join(view["adapters"])),

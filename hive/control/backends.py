@@ -51,6 +51,7 @@ class BackendWatch:
         self.seen_at: float | None = None
         """Unix seconds at which it said what it offers; None where it never has."""
         self._models_at = float("-inf")
+        self._mark = ""
         self._checking = asyncio.Lock()
         self.checked = asyncio.Event()
         """Set once the first check is over."""
@@ -76,7 +77,8 @@ class BackendWatch:
     async def check(self, *, anew: bool = False) -> None:
         """Is it up, and does its own queue fill?
 
-        What it offers is asked when it came up, every `models_refresh_s`, and `anew`: then files that came since, too.
+        What it offers is asked when it came up, every `models_refresh_s`, where its mark is another one (it was
+        replaced, or given other models, between two looks), and `anew`: then files that came since, too.
         """
         async with self._checking:
             await self._check(anew)
@@ -93,7 +95,10 @@ class BackendWatch:
             await self._backend.look_for_files()
         up = await self._backend.health()
         now = asyncio.get_running_loop().time()
-        if up and (anew or not self.info.up or now - self._models_at >= self._settings().daemon.models_refresh_s):
+        is_due = anew or not self.info.up or now - self._models_at >= self._settings().daemon.models_refresh_s
+        if up and not (is_due and self._mark):  # the first mark is older than the first list
+            is_due = await self._is_another(self._backend) or is_due
+        if up and is_due:
             up = await self._refresh(self._backend, now)
         self.info = msgspec.structs.replace(self.info, up=up)
         if up:
@@ -121,6 +126,12 @@ class BackendWatch:
         except HiveError as error:
             log.error("backend_key_not_read error=%s", error.message)
             return NO_ACCESS
+
+    async def _is_another(self, backend: Backend) -> bool:
+        """Whether what answers is not what answered at the last look; False where it does not tell."""
+        mark = await backend.mark()
+        before, self._mark = self._mark, mark or self._mark
+        return self._mark != before
 
     async def _refresh(self, backend: Backend, now: float) -> bool:
         """Reads version and models; False where it went down over that."""

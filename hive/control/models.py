@@ -105,7 +105,8 @@ class Models:
     @property
     def catalog(self) -> Catalog:
         world = self._parts.world
-        return Catalog(world.models, preferences_of(world.settings.inference))
+        kind = None if world.backend is None else world.backend.kind
+        return Catalog(world.models, preferences_of(world.settings.inference), kind)
 
     async def listed(self) -> ModelList:
         """As the server said last; which of them are in memory it is asked now."""
@@ -407,6 +408,7 @@ def _listed(catalog: Catalog, model: ModelInfo, in_memory: frozenset[str] | None
         "parent": model.parent,
         "owned_by": model.owned_by,
         "created": model.created,
+        "leaves": catalog.where.why_far(model.name),
         "loaded": None if in_memory is None else model.name in in_memory,
         "aliases": catalog.aliases(model.name),
         "tiers": catalog.tiers(model.name),

@@ -22,8 +22,9 @@ from hive.control.world import DaemonWorld
 from hive.domain import ALIVE, AgentStatus, ModelInfo, UsageEvent
 from hive.errors import HiveError, NotSupported
 from hive.models.prompts import Holder, Prefix, Warmth, share_counts, sharers
-from hive.models.routing import explain, models_of, offers_of, permits, preferences_of
+from hive.models.routing import explain_for, models_of, offers_of, preferences_of
 from hive.models.salts import cache_group
+from hive.models.whereabouts import Whereabouts
 from hive.settings import Inference, TenantRow
 from hive.tasks import spawn
 
@@ -195,7 +196,8 @@ class Prewarmer:
         limited = self._row_of(spec.tenant).models
         key = (asked, str(spec.tier), limited)
         if key not in self._routes:
-            prefs = preferences_of(inference)
-            permitted = permits(models_of(limited), prefs.aliases)
-            self._routes[key] = explain(asked, spec.tier, offers_of(models), prefs, permitted).model
+            backend, prefs = self._world.backend, preferences_of(inference)
+            where = Whereabouts(None if backend is None else backend.kind, models)
+            asks = (models_of(limited), asked, spec.tier)
+            self._routes[key] = explain_for(*asks, offers_of(models), prefs, where).model
         return self._routes[key]

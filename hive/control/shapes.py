@@ -288,6 +288,7 @@ class Model(TypedDict):
     """A model the inference server offers, by the name it uses. `created`: Unix seconds, 0 where it does not tell.
 
     `quantization`: in its words, `parent`: the model it is an adapter on; both empty where it does not tell.
+    `remote_host`, `remote_model`: where it sends what it is asked for this model; empty where it answers by itself.
     """
 
     name: str
@@ -297,6 +298,9 @@ class Model(TypedDict):
     quantization: str
     parameters: int | None
     parent: str
+    remote_host: str
+    remote_model: str
+    digest: str
 
 
 class InferenceServer(TypedDict):

@@ -20,6 +20,9 @@ class ListedModel(TypedDict):
     parent: Annotated[str, Meta(description="The model it is an adapter on; empty for a model of its own.")]
     owned_by: str
     created: Annotated[int, Meta(description="Unix seconds; 0 where the server does not tell.")]
+    leaves: Annotated[
+        str, Meta(description="Why what is said to it leaves this box, and where to; empty where it stays.")
+    ]
     loaded: Annotated[bool | None, Meta(description="Whether it is in memory; null where the server does not tell.")]
     aliases: list[str]
     tiers: Annotated[list[Tier], Meta(description="Given this one for its name without a variant.")]

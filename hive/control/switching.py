@@ -117,6 +117,7 @@ class Switcher:
         self._beginning = False
         self._cancel = asyncio.Event()
         self._cut = 0
+        self._note = ""
         self._carrying: asyncio.Task[None] | None = None
         self.towards = ""
         self.why_none = ""
@@ -170,7 +171,7 @@ class Switcher:
             return await jobs.end(job, JobState.DONE, result=self._result(job, new, old, changed=False))
         eta_s = await jobs.usual_s(KIND, lambda job: job.plan.get("new", {}).get("kind") == new.kind)
         job = await jobs.begin(KIND, plan=self._plan(switch), progress=sentence(switch), actor=actor, eta_s=eta_s)
-        self._job, self._switch, self._cut = job, switch, 0
+        self._job, self._switch, self._cut, self._note = job, switch, 0, ""
         self._carrying = spawn(self._carry(), name="switch")
         return job
 
@@ -291,6 +292,7 @@ class Switcher:
             "from": None if old is None else str(old.kind),
             "changed": changed,
             "cut": self._cut,
+            "note": self._note,
             "took_s": round(time.time() - job.created_at, 3),
         }
 
@@ -423,8 +425,11 @@ class Switcher:
             return error.message
         if not models:
             raise BackendDown("it offers no model", hint="give it one first")
-        said = ""
-        for model in models_to_probe(models, self._parts.settings().default_model, backend.kind):
+        said, probed = "", models_to_probe(models, self._parts.settings().default_model, backend.kind)
+        if not probed and backend.kind is BackendKind.OLLAMA:
+            self._note = "none of its models runs on this box, so none was asked for a token"
+            log.warning("switch_asked_no_token address=%s models=%d", backend.address, len(models))
+        for model in probed:
             try:
                 within_s = max(TOKEN_MIN_S, until - time.monotonic())
                 await one_token.generate(backend.kind, backend.address, model, within_s=within_s, access=backend.access)

@@ -21,6 +21,7 @@ from hive.host.process import boot_id, is_same_boot, kernel_boot_id
 from hive.link.messages import AgentRow
 from hive.link.specs import SandboxSpec
 from hive.models.prompts import hash_prompt
+from hive.models.whereabouts import Whereabouts
 from hive.settings import Paths, Settings
 from hive.store import agents, audit, runtime_settings
 from hive.store.chain import Head
@@ -226,5 +227,6 @@ class DaemonWorld:
         return None if self.has_own_network(spec) else f"127.0.0.1:{spec.port}"
 
     def _model_of(self, agent: Agent) -> str | None:
-        offered = self.models[0].name if self.models else None
+        where = Whereabouts(None if self.backend is None else self.backend.kind, self.models)
+        offered = next((model.name for model in self.models if where.is_near(model.name)), None)
         return agent.spec.model or self.settings.inference.default_model or offered

@@ -71,7 +71,8 @@ ROWS: dict[str, Row] = {
     **_no("a message that is shown for a time only cannot be said in OpenAI's dialect", "messages.clear_at"),
     **_no("OpenAI's dialect has one effort for the whole request", "messages.output_config"),
     **_to("stop", "stop_sequences"),
-    **_to("user", "metadata", "metadata.user_id"),
+    **_to("", "metadata"),
+    **_aside("whose account it is is nobody else's business", "metadata.user_id"),
     **_to("tools", "tools"),
     **_to("tool_choice", "tool_choice", "tool_choice[none]"),
     **_to("reasoning_effort", "thinking", "output_config.effort"),
@@ -542,8 +543,7 @@ class MessagesWay:
         if stops:
             sent["stop"] = fields["stop_sequences"]
         if "metadata" in fields:
-            of = taken.fields(read_object(fields["metadata"], "metadata"), "metadata", "metadata")
-            sent.update(("user", words(user, "metadata.user_id")) for user in of.values())
+            taken.fields(read_object(fields["metadata"], "metadata"), "metadata", "metadata")
         hidden = _add_thinking_and_format(taken, fields, sent)
         _add_tools(taken, fields, sent)
         if "context_management" in fields:

@@ -5,6 +5,7 @@ What Hive does not know is left out, as Go leaves out what is empty; ollama-pyth
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
@@ -18,6 +19,12 @@ RUNNING = b"Ollama is running"
 LIKE_OLLAMA = "0.13.3"
 """The version told to clients that ask for features by it: what is translated here is Ollama's API of that time."""
 _encode = msgspec.json.Encoder().encode
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_text = msgspec.json.Decoder(str).decode
+_FROM = re.compile(r"^([ \t]*(?:FROM|ADAPTER)[ \t]+)(.*)$", re.IGNORECASE | re.MULTILINE)
+"""A line of a Modelfile that names a model or a file."""
+_PATH = re.compile(r"(?:[A-Za-z]:)?[~.]*[/\\]")
+"""How the name of a file begins, and no model's."""
 
 
 class _Model(msgspec.Struct, omit_defaults=True):
@@ -57,6 +64,38 @@ def shown(model: ModelInfo) -> bytes:
     known = {"general.basename": model.name, "hive.owned_by": model.owned_by}
     info = {name: value for name, value in known.items() if value}
     return _encode(_Shown(_time(model) or msgspec.UNSET, info, ("completion",)))
+
+
+def without_paths(answer: bytes) -> bytes:
+    """Ollama's answer to `POST /api/show` without the directories of its host: its Modelfile names the files that the
+    model is made of, and so may `parent_model`. As it came where it is no such answer.
+
+    >>> without_paths(b'{"modelfile":"# made\\\\nFROM /var/lib/x/blobs/sha256-ab\\\\nPARAMETER stop /a/b","size":1e2}')
+    b'{"modelfile":"# made\\\\nFROM sha256-ab\\\\nPARAMETER stop /a/b","size":1e2}'
+    """
+    try:
+        told = _object(answer)
+        if "modelfile" in told:
+            text = _FROM.sub(lambda found: found[1] + _file_name(found[2]), _text(told["modelfile"]))
+            told["modelfile"] = msgspec.Raw(_encode(text))
+        details = _object(told["details"]) if "details" in told else {}
+        if "parent_model" in details:
+            parent = _text(details["parent_model"])
+            details["parent_model"] = msgspec.Raw(_encode(_file_name(parent)))
+            told["details"] = msgspec.Raw(_encode(details))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return answer
+    return _encode(told)
+
+
+def _file_name(name: str) -> str:
+    """A path without its directories; any other name as it is.
+
+    >>> _file_name("/root/.ollama/models/x.gguf"), _file_name("meta/llama3.2:1b"), _file_name("C:\\\\models\\\\x.gguf")
+    ('x.gguf', 'meta/llama3.2:1b', 'x.gguf')
+    """
+    plain = name.strip(' \t\r"')
+    return re.split(r"[/\\]", plain)[-1] if _PATH.match(plain) else name
 
 
 def version() -> bytes:

@@ -252,6 +252,16 @@ def program_of(pid: int) -> str:
     return _read_proc(f"/proc/{pid}/comm").decode(errors="replace").strip()
 
 
+def words_of(pid: int) -> tuple[str, ...]:
+    """The command line a process shows; empty where it has ended, or shows none.
+
+    >>> words_of(2**22 + 1)
+    ()
+    """
+    content = _read_proc(f"/proc/{pid}/cmdline").rstrip(b"\0")
+    return tuple(content.decode(errors="replace").split("\0")) if content else ()
+
+
 def _read_proc(path: str) -> bytes:
     """The content, empty where the process is gone or may not be looked at."""
     try:

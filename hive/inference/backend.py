@@ -40,6 +40,10 @@ class Backend(Protocol):
     async def health(self) -> bool:
         """Whether it would serve a request now: False while it loads, is down or does not answer. Never raises."""
 
+    async def mark(self) -> str:
+        """Another text where another server answers, or another list of models is there, as far as that can be told at
+        every look; empty where it cannot. Never raises."""
+
     async def models(self) -> list[ModelInfo]:
         """What it offers, in its own order and by its own names; an empty list is an answer.
 

@@ -91,6 +91,7 @@ def launch(
 
 
 def _ollama(inference: Inference, environment: dict[str, str]) -> Launch:
+    less = {"OLLAMA_NO_CLOUD": "1"}  # what would leave the box fails there, whatever it is named; a drop-in may say 0
     more = {
         "OLLAMA_HOST": OLLAMA_ADDRESS,
         "OLLAMA_MODELS": inference.ollama_models,
@@ -102,7 +103,7 @@ def _ollama(inference: Inference, environment: dict[str, str]) -> Launch:
     )
     return Launch(
         (inference.ollama_program, "serve"),
-        environment | more,
+        less | environment | more,
         (_program("ollama_program", inference.ollama_program), store),
         None,
     )

@@ -66,6 +66,14 @@ class LlamaServer(Server):
             for model in models.data
         ]
 
+    async def mark(self) -> str:
+        """Its build and the names it lists: with a small model it is back before anybody saw that it was gone."""
+        try:
+            props, listed = await asyncio.gather(self._props(), self._shape("/v1/models", _Models))
+        except (BackendDown, BackendTimeout):
+            return ""
+        return "\n".join([props.build_info, *(model.id for model in listed.data)])
+
     async def loaded(self) -> frozenset[str] | None:
         """A router says of each; with one model it has in memory what it lists."""
         try:

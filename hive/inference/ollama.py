@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from datetime import datetime
 
 import msgspec
 
 from hive.domain import BackendKind, ModelInfo
-from hive.errors import BackendDown, BackendTimeout
+from hive.errors import BackendDown, BackendTimeout, NotSupported
 from hive.host.access import NO_ACCESS, Access
 from hive.inference.server import LOAD_S, Server, check_done
+from hive.models.whereabouts import UNKNOWN, Whereabouts, would_leave
+
+TAGS = "/api/tags"
 
 
 class _Version(msgspec.Struct):
@@ -25,6 +30,9 @@ class _Tag(msgspec.Struct):
     size: int | None = None
     modified_at: str = ""
     details: _Details | None = None
+    digest: str = ""
+    remote_host: str = ""
+    remote_model: str = ""
 
 
 class _Tags(msgspec.Struct):
@@ -57,7 +65,7 @@ class Ollama(Server):
         return f"<Ollama {self.kind} at {self.address}>"
 
     async def models(self) -> list[ModelInfo]:
-        tags = await self._shape("/api/tags", _Tags)
+        tags = await self._shape(TAGS, _Tags)
         owner = "library" if self.kind is BackendKind.OLLAMA else "hive"
         return [
             ModelInfo(
@@ -66,9 +74,19 @@ class Ollama(Server):
                 owned_by=owner,
                 created=unix_seconds(tag.modified_at),
                 quantization=tag.details.quantization_level if tag.details else "",
+                remote_host=tag.remote_host,
+                remote_model=tag.remote_model,
+                digest=tag.digest,
             )
             for tag in tags.models or []  # Go writes an empty list as null
         ]
+
+    async def mark(self) -> str:
+        """Its version and its list: a name in it may become a stub of the cloud from one moment to the next."""
+        if self.kind is BackendKind.DEMO:
+            return ""
+        version, tags = await asyncio.gather(self._text(self.health_path), self._text(TAGS))
+        return "" if version is None or tags is None else hashlib.sha256(version + tags).hexdigest()
 
     async def loaded(self) -> frozenset[str] | None:
         if self.kind is BackendKind.DEMO:
@@ -93,5 +111,10 @@ class Ollama(Server):
             await super().unload(model)
         await self._ask({"model": model, "stream": False, "keep_alive": 0})
 
-    async def _ask(self, body: object) -> None:
+    async def _ask(self, body: dict[str, object]) -> None:
+        """Raises NotSupported where that would be sent on to another host: there is nothing to load here."""
+        model = str(body["model"])
+        why = Whereabouts(self.kind, await self.models()).why_far(model)
+        if why and why != UNKNOWN:
+            raise NotSupported(would_leave(model, why))
         check_done(await self._post("/api/generate", body, within_s=LOAD_S), self.address)

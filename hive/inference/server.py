@@ -68,6 +68,9 @@ class Server:
     async def health(self) -> bool:
         return await ask.is_ok(self.address, self.health_path, within_s=self._within_s, access=self.access)
 
+    async def mark(self) -> str:
+        return ""
+
     async def busy(self) -> Busy:
         return Busy()
 

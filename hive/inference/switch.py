@@ -17,6 +17,7 @@ from enum import StrEnum
 import msgspec
 
 from hive.domain import BackendKind, ModelInfo
+from hive.models.whereabouts import Whereabouts
 from hive.settings import Inference
 
 RESUMED_MAX = 2
@@ -265,7 +266,8 @@ def waits_for_memory(*, has_gpu: bool, is_free: bool | None, waited_s: float, li
 
 
 def models_to_probe(models: Sequence[ModelInfo], default_model: str, kind: BackendKind = BackendKind.VLLM) -> list[str]:
-    """Which models to ask for one token, until one gives it: the default one, else the small ones first.
+    """Which models to ask for one token, until one gives it: the default one, else the small ones first. None of them
+    is far: nobody asked for anything to leave the box, and a stub of Ollama's is smaller than every model.
 
     Somebody else's server may list hundreds, most of which do not chat, and bills a token: there it is the default one
     alone, and without one none where there are more than a few.
@@ -273,16 +275,18 @@ def models_to_probe(models: Sequence[ModelInfo], default_model: str, kind: Backe
     >>> models = [ModelInfo(name="big", size_bytes=9), ModelInfo(name="small", size_bytes=1), ModelInfo(name="m")]
     >>> models_to_probe(models, ""), models_to_probe(models, "m")
     (['small', 'big', 'm'], ['m', 'small', 'big'])
+    >>> models_to_probe([*models, ModelInfo(name="s", size_bytes=0, remote_host="https://h")], "s", BackendKind.OLLAMA)
+    ['small', 'big', 'm']
     >>> many = [ModelInfo(name=f"m{number}") for number in range(4)]
     >>> [models_to_probe(many, default, BackendKind.REMOTE) for default in ("m3", "")]
     [['m3'], []]
     """
     if kind is BackendKind.REMOTE and len(models) > PROBES_MAX:
         return [model.name for model in models if model.name == default_model]
-    ordered = sorted(
-        models, key=lambda model: (model.name != default_model, model.size_bytes is None, model.size_bytes or 0)
-    )
-    return [model.name for model in ordered[:PROBES_MAX]]
+    where = Whereabouts(kind, models)
+    near = [model for model in models if where.is_near(model.name)]
+    near.sort(key=lambda model: (model.name != default_model, model.size_bytes is None, model.size_bytes or 0))
+    return [model.name for model in near[:PROBES_MAX]]
 
 
 def longest_s(inference: Inference) -> float:

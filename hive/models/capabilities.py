@@ -1,10 +1,14 @@
 """What a backend can do with a request, by what it was found to take. Pure.
 
 A server that does not know a field passes over it (llama-server, vLLM) or refuses the whole request (OpenAI's own, and
-what is built like it). Neither is an answer to what was asked, so what is known not to be taken is not sent.
+what is built like it). Neither is an answer to what was asked, so what is known not to be taken is not sent, or told.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
 
 from hive.domain import BackendInfo, BackendKind
 
@@ -15,8 +19,68 @@ EXTRA = (
 )
 """Fields of no schema of OpenAI's that Hive's translations make or Hive puts in; the last one within a message."""
 
-LLAMA_IGNORES = {"/v1/completions": {"suffix": "llama-server passes over it (measured, 0c1e570)"}}
-"""By endpoint: what a llama-server is sent in vain, and gives another answer than was asked for."""
+
+class Over(msgspec.Struct, frozen=True):
+    """One field that a server passes over without a word.
+
+    `refused`: the answer would have another shape than was asked for (several instead of one, JSON by a schema), so
+    nobody is asked; else the request goes there, and the field is told in X-Hive-Ignored. `idle`: values that ask
+    for nothing, or for what happens anyway; without any the empty ones do. `inner`: a field of the object `field`.
+    """
+
+    field: str
+    why: str
+    refused: bool = False
+    idle: tuple[object, ...] = ()
+    inner: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.field}.{self.inner}" if self.inner else self.field
+
+
+_SCHEMA = "it answers in any words, and no schema holds it"
+_ONE = "it gives one answer, however many are asked for"
+_BEST = "it gives the first answer it makes"
+_BIAS = "it weighs all tokens as the model does"
+_MODEL_CHOOSES = "the model alone chooses whether it calls a tool, and which"
+_NO_FUNCTIONS = "it has tools, and not what OpenAI had before them"
+_TEXT = "it answers in text"
+PASSED_OVER: Mapping[BackendKind, Mapping[str, tuple[Over, ...]]] = {
+    BackendKind.OLLAMA: {  # measured with 0.17.4 and 0.32.15; openai/openai.go, anthropic/anthropic.go of 2026-08
+        "/v1/chat/completions": (
+            Over("n", _ONE, refused=True, idle=(1,)),
+            Over("audio", _TEXT, refused=True),
+            Over("tool_choice", _MODEL_CHOOSES, idle=("auto",)),
+            Over("parallel_tool_calls", "a model that can call several tools at once may", idle=(True,)),
+            Over("logit_bias", _BIAS),
+            Over("functions", _NO_FUNCTIONS),
+            Over("function_call", _NO_FUNCTIONS, idle=("auto", "none")),
+        ),
+        "/v1/completions": (
+            Over("n", _ONE, refused=True, idle=(1,)),
+            Over("response_format", _SCHEMA, refused=True, idle=({"type": "text"},)),
+            Over("best_of", _BEST, idle=(1,)),
+            Over("logit_bias", _BIAS),
+        ),
+        "/v1/messages": (
+            Over("output_config", _SCHEMA, refused=True, inner="format"),
+            Over("output_format", _SCHEMA, refused=True),
+            Over("tool_choice", _MODEL_CHOOSES, idle=({"type": "auto"},)),
+        ),
+    },
+    BackendKind.LLAMA: {  # measured with 0c1e570
+        "/v1/completions": (Over("suffix", "it continues the prompt, and knows of nothing behind it", refused=True),),
+        "/v1/messages": (
+            Over("output_config", _SCHEMA, refused=True, inner="format"),
+            Over("output_format", _SCHEMA, refused=True),
+            Over(
+                "thinking", "the template alone decides whether it thinks", idle=("enabled", "adaptive"), inner="type"
+            ),
+        ),
+    },
+}
+"""By kind and endpoint, in the server's own dialect: what it is asked in vain."""
 
 
 def lacking(backend: BackendInfo) -> tuple[str, ...]:
@@ -33,13 +97,13 @@ def lacking(backend: BackendInfo) -> tuple[str, ...]:
     return () if taken is None else tuple(name for name in EXTRA if name not in taken)
 
 
-def ignored(backend: BackendInfo, endpoint: str) -> tuple[tuple[str, str], ...]:
-    """Fields of this endpoint that it would pass over without a word, and why they are refused.
+def passed_over(backend: BackendInfo, endpoint: str) -> tuple[Over, ...]:
+    """Fields of this endpoint that it would pass over without a word.
 
-    >>> [name for name, why in ignored(BackendInfo(kind=BackendKind.LLAMA, address="x"), "/v1/completions")]
+    >>> [over.field for over in passed_over(BackendInfo(kind=BackendKind.LLAMA, address="x"), "/v1/completions")]
     ['suffix']
     """
-    return tuple(LLAMA_IGNORES.get(endpoint, {}).items()) if backend.kind is BackendKind.LLAMA else ()
+    return PASSED_OVER.get(backend.kind, {}).get(endpoint, ())
 
 
 def lacks_endpoint(backend: BackendInfo, endpoint: str) -> bool:

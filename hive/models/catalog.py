@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from hive.domain import ModelInfo, Tier
+from hive.domain import BackendKind, ModelInfo, Tier
 from hive.errors import NotFound, did_you_mean
 from hive.models.names import spelled
-from hive.models.routing import Explained, Offer, Preferences, explain, models_of, offers_of, permits
+from hive.models.routing import Explained, Offer, Preferences, explain, explain_for, models_of, offers_of
+from hive.models.whereabouts import Whereabouts
 
 
 class Catalog:
-    """One list of models.
+    """One list of models, of a server of `kind`.
 
     >>> from hive.models.routing import preferences
     >>> there = [ModelInfo(name="llama3.2:q4_0"), ModelInfo(name="llama3.2:q8_0")]
@@ -24,8 +25,9 @@ class Catalog:
     (['fast'], ['llama3.2:q8_0'], 'llama3.2:q4_0')
     """
 
-    def __init__(self, models: Sequence[ModelInfo], prefs: Preferences) -> None:
+    def __init__(self, models: Sequence[ModelInfo], prefs: Preferences, kind: BackendKind | None = None) -> None:
         self.models = list(models)
+        self.where = Whereabouts(kind, self.models)
         self._prefs = prefs
         self._offers = offers_of(models)
 
@@ -34,13 +36,14 @@ class Catalog:
 
     def given(self, asked: str, tier: Tier, limits: str = "") -> Explained:
         """What a request for `asked` is given; `limits`: `[tenant] models` of who asks, empty for none."""
-        names = models_of(limits)
-        return explain(asked, tier, self._offers, self._prefs, permits(names, self._prefs.aliases))
+        return explain_for(models_of(limits), asked, tier, self._offers, self._prefs, self.where)
 
     def tiers(self, name: str) -> list[Tier]:
         """The tiers that are given this one for its name without a variant; all of them where no tier makes a
-        difference, because routing is off or there is an adapter on a model."""
+        difference, because routing is off or there is an adapter on a model; none of them where it is far."""
         offer = self._offer(name)
+        if name in self.where.far:
+            return []
         if not self._prefs.routing or offer.ref.adapter:
             return list(Tier)
         return [tier for tier in Tier if self._by_tier.get((offer.model, tier)) == name]
@@ -53,7 +56,10 @@ class Catalog:
             base, publisher, revision = model
             asked = f"{publisher}/{base}" if publisher else base
             asked = f"{asked}@{revision}" if revision else asked
-            found |= {(model, tier): explain(asked, tier, self._offers, self._prefs).model for tier in Tier}
+            found |= {
+                (model, tier): explain(asked, tier, self._offers, self._prefs, self.where.is_near).model
+                for tier in Tier
+            }
         return found
 
     def aliases(self, name: str) -> list[str]:

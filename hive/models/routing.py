@@ -25,6 +25,7 @@ import msgspec
 from hive.domain import ModelInfo, Tier
 from hive.errors import ConfigError, NotFound
 from hive.models.names import ModelRef, Quantization, leaves_out_only_size_and_purpose, parse, quantization_of, spelled
+from hive.models.whereabouts import HINT, NOWHERE, Whereabouts, is_of_the_cloud, named, would_leave
 from hive.settings import Inference
 
 TIER_QUANTIZATIONS: dict[Tier, tuple[str, ...]] = {
@@ -79,12 +80,14 @@ class Routed(msgspec.Struct, frozen=True):
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """`Routed`, or why nothing was: `model` is empty then, `why` and `hint` are the refusal's."""
+    """`Routed`, or why nothing was: `model` is empty then, `why` and `hint` are the refusal's. `is_far`: there is one
+    of this name, and nobody permitted that what is said to it leaves the box."""
 
     model: str
     why: str
     steps: tuple[str, ...]
     hint: str = ""
+    is_far: bool = False
 
 
 # what the settings and the server say ---------------------------------------------------------------------------------
@@ -203,27 +206,29 @@ def models_of(text: str) -> frozenset[str] | None:
     return names or None
 
 
-def permits(models: frozenset[str] | None, aliases: Mapping[str, tuple[str, ...]]) -> Permitted:
+def permits(
+    models: frozenset[str] | None, aliases: Mapping[str, tuple[str, ...]], where: Whereabouts = NOWHERE
+) -> Permitted:
     """Which models may be taken for a caller limited to `models` (`policy.may` judges the name it asks for).
 
     A listed model stands for its variants, unless a variant of it is listed: then for that one alone. A listed alias
-    stands for its targets. Nothing is left out here: who lists `llama3.1` has not listed `llama3.1:405b`.
+    stands for its targets. Nothing is left out here: who lists `llama3.1` has not listed `llama3.1:405b`. One that is
+    far (`where`) is taken for nobody but who has that very one listed.
 
     >>> may_take = permits(frozenset({"llama3.2", "fast"}), {"fast": ("qwen3:4b-q4_0",)})
     >>> [may_take(name) for name in ("llama3.2:q8_0", "llama3.2:70b", "qwen3:4b-q4_0", "qwen3:4b-q8_0")]
     [True, False, True, False]
     """
     if models is None:
-        return lambda _: True
-    names = {target for name in models for target in aliases.get(spelled(name), (name,))}
-    listed = {spelled(name) for name in names}
-    refs = [parse(name) for name in names]
+        return where.is_near
+    listed = named(models, aliases)
+    refs = [parse(name) for name in listed]
     narrowed = {_model_of(ref) for ref in refs if ref.variant is not None}
     whole = {_model_of(ref) for ref in refs} - narrowed
 
     @lru_cache(maxsize=1024)  # it is asked of every name there is, and a name takes 20 µs to read
     def may_take(name: str) -> bool:
-        return spelled(name) in listed or _model_of(parse(name)) in whole
+        return spelled(name) in listed or (_model_of(parse(name)) in whole and where.is_near(name))
 
     return may_take
 
@@ -273,6 +278,41 @@ def explain(
     except NotFound as error:
         return Explained("", error.message, (*routing.steps, f"takes none: {error.message}"), error.hint)
     return Explained(routed.model, routed.why, routed.steps)
+
+
+def explain_for(
+    models: frozenset[str] | None,
+    asked: str,
+    tier: Tier,
+    offers: Sequence[Offer],
+    prefs: Preferences,
+    where: Whereabouts,
+    permitted: Permitted | None = None,
+) -> Explained:
+    """`explain` for a caller limited to `models` (None: to none), to whom a far model is as if it were not there, and
+    who is told so. `permitted`: `permits` of these, where that is made already.
+
+    >>> from hive.domain import BackendKind
+    >>> models = [ModelInfo(name="x:q8_0"), ModelInfo(name="x:q4_0", remote_host="https://h")]
+    >>> found = (offers_of(models), preferences(routing=True), Whereabouts(BackendKind.OLLAMA, models))
+    >>> explain_for(None, "x", Tier.HIGH, *found).model, explain_for(None, "x", Tier.LOW, *found).is_far
+    ('x:q8_0', True)
+    >>> explain_for(frozenset({"x:q4_0"}), "x:q4_0", Tier.LOW, *found).model
+    'x:q4_0'
+    """
+    near = explain(asked, tier, offers, prefs, permitted or permits(models, prefs.aliases, where))
+    if near.model:
+        return near
+    if is_of_the_cloud(asked) and spelled(asked) in named(models, prefs.aliases):  # Ollama has it without having it
+        why = "an operator named it"
+        return Explained(asked, why, (near.steps[0], f"takes {asked[:SHOWN]}: {why}"))
+    far = explain(asked, tier, offers, prefs, permits(models, prefs.aliases))
+    model = far.model or asked
+    why = where.why_far(model) if far.model or is_of_the_cloud(asked) else ""
+    if not why:
+        return near
+    why = would_leave(model, why)
+    return Explained("", why, (*far.steps[:-1], f"takes none: {why}"), HINT, is_far=True)
 
 
 class _Routing:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from hive.dialects.errors import as_event, heartbeat, render_in_stream
+from hive.dialects.ollama_lists import without_paths
 from hive.dialects.renaming import Renamer
 from hive.dialects.sse import UsageStripper
 from hive.dialects.translation import WayBack
@@ -55,6 +56,7 @@ class Answer:
         "_filtered",
         "_head",
         "_held",
+        "_hidden",
         "_is_framed",
         "_late_error",
         "_renamer",
@@ -77,8 +79,9 @@ class Answer:
         caller: Caller,
         request_id: str,
         aliases: Sequence[tuple[str, str]] = (),
+        hidden: frozenset[str] = frozenset(),
     ) -> None:
-        """`aliases`: put into the backend's list of models, each with the one it stands for."""
+        """`aliases`: put into the backend's list of models, each with the one it stands for; `hidden`: left out."""
         self._connection = connection
         self._request = request
         self._endpoint = endpoint
@@ -86,6 +89,7 @@ class Answer:
         self._caller = caller
         self._request_id = request_id
         self._aliases = aliases
+        self._hidden = hidden
         self._chunked = self._late_error = self._filtered = False
         self._is_framed = True
         self._head = b""
@@ -133,7 +137,7 @@ class Answer:
             self._held = [] if self._late_error else None
             return
         fields.append(own_fields)
-        if (self._aliases or lists.is_filtered(self._endpoint.target, self._caller)) and status == 200:
+        if status == 200 and self._is_of_models:
             self._held = []
             self._filtered = True
         elif not self._streams and self._is_remade:
@@ -192,7 +196,8 @@ class Answer:
                 self._write(data)
             return
         held.append(data)
-        most = MAX_TRANSLATED if self._is_remade else MAX_WHOLE
+        is_large = self._is_remade or self._endpoint.target == lists.SHOW
+        most = MAX_TRANSLATED if is_large else MAX_WHOLE
         if sum(map(len, held)) > most:  # only where the length was not told
             held.clear()
             raise BackendDown(f"the backend's answer is longer than {most} bytes")
@@ -205,13 +210,25 @@ class Answer:
             self._held.append(data)
             data = b"".join(self._held)
         if self._filtered:
-            data = lists.filtered(data, self._caller, self._aliases)
+            data = self._told_of_models(data)
         elif self._back is not None:
             data = self._back.whole(data) if self.status < 400 else self._back.error(self.status, data)
         if self._filtered or self._is_remade:
             self._head += b"content-length: %d\r\n" % len(data)
         self._head += self._cache_fields()
         return data
+
+    @property
+    def _is_of_models(self) -> bool:
+        """Whether it tells of models, and not all of that is this caller's to know."""
+        target = self._endpoint.target
+        is_partial = self._aliases or self._hidden or lists.is_filtered(target, self._caller)
+        return target == lists.SHOW or bool(is_partial)
+
+    def _told_of_models(self, data: bytes) -> bytes:
+        if self._endpoint.target == lists.SHOW:
+            return without_paths(data)
+        return lists.filtered(data, self._caller, self._aliases, self._hidden)
 
     def finish(self, data: bytes) -> None:
         """Writes what `prepare` gave, and the end of the framing."""

@@ -15,6 +15,7 @@ from hive.dialects.fitting import fit
 from hive.dialects.ways import way_of
 from hive.errors import BadRequest, NotSupported
 from hive.field_rules import Fields, Rules
+from hive.models.capabilities import Over
 from hive.proxy.draft import IDLE, Draft, member, read_number
 from hive.proxy.names import read_object, read_text
 
@@ -26,9 +27,14 @@ MAX_SHOWN = 20
 """Names told in X-Hive-Dropped; of the rest only how many."""
 LARGE_BYTES = 256 * 1024
 CROWDED_BYTES = 16 * 1024
+IDLE_BYTES = 64
+"""A longer value asks for something."""
 Raw = msgspec.Raw
 _encode = msgspec.json.Encoder().encode
 _bool = msgspec.json.Decoder(bool).decode
+_value = msgspec.json.Decoder().decode
+_BRACE = b"{"[0]
+_NULL = Raw(b"null")
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -40,7 +46,8 @@ class Want(msgspec.Struct, frozen=True):
     `limit_absent`: where no limit of tokens is named, the tier's is put in; False where the server's own default is
     a small one (vLLM's /v1/completions: 16). `translate`: the client's endpoint, where the backend is asked another
     (hive.dialects.ways). `lacking`: fields a translation may make and this backend does not take
-    (hive.dialects.fitting). `ignored`: fields it would pass over without a word, and why they are refused.
+    (hive.dialects.fitting). `passed_over`: fields it would pass over without a word. `limit_by_first_name`: a limit of
+    tokens that goes by another of its names is said by the first one, too.
     """
 
     default_model: str = ""
@@ -51,14 +58,16 @@ class Want(msgspec.Struct, frozen=True):
     translate: str = ""
     model_first: bool = False
     lacking: tuple[str, ...] = ()
-    ignored: tuple[tuple[str, str], ...] = ()
+    passed_over: tuple[Over, ...] = ()
+    limit_by_first_name: bool = True
 
 
 class Asked(msgspec.Struct, frozen=True):
     """One body: the model it names, whether it wants a stream, and what goes upstream, in pieces of `size` bytes.
 
     `usage_added`: the usage of the stream was asked for by Hive, not by the client, who must not see it. `dropped`:
-    fields left out, as a header may name them; `clamped`: fields whose number was changed, as `name=value`.
+    fields left out, as a header may name them; `clamped`: fields whose number was changed, as `name=value`; `ignored`:
+    fields that went upstream and that the backend passes over.
     `max_tokens`: how many may be generated, None for no limit. `target`: whom
     the backend is asked, where it is another than the client's, and `kept` what the translation of its answer needs.
     `model_bytes`: the first bytes of `upstream`, which name the model and may be replaced; 0 where they may not.
@@ -77,16 +86,20 @@ class Asked(msgspec.Struct, frozen=True):
     kept: bytes = b""
     model_bytes: int = 0
     served: str = ""
+    ignored: tuple[str, ...] = ()
 
     def changes(self) -> bytes:
-        """The header lines that tell the client what of its body did not go upstream as it was.
+        """The header lines that tell the client what of its body did not go upstream as it was, or went in vain.
 
         >>> Asked("m", False, [], dropped=("seed", "raw"), clamped=("max_tokens=4096",)).changes()
         b'x-hive-dropped: seed, raw\\r\\nx-hive-clamped: max_tokens=4096\\r\\n'
+        >>> Asked("m", False, [], ignored=("logit_bias",)).changes()
+        b'x-hive-ignored: logit_bias\\r\\n'
         """
         dropped = b"x-hive-dropped: %b\r\n" % ", ".join(self.dropped).encode() if self.dropped else b""
         clamped = b"x-hive-clamped: %b\r\n" % ", ".join(self.clamped).encode() if self.clamped else b""
-        return dropped + clamped
+        ignored = b"x-hive-ignored: %b\r\n" % ", ".join(self.ignored).encode() if self.ignored else b""
+        return dropped + clamped + ignored
 
 
 def is_heavy(body: bytes) -> bool:
@@ -118,11 +131,10 @@ def read(body: bytes, rules: Rules, want: Want) -> Asked:
     fields, text = read_object(body, "the body", rules.fields.plain)
     draft = Draft(fields, rules.fields, rules.target)
     draft.judge()
-    if want.ignored:
-        _check_ignored(draft, want.ignored)
+    ignored = _ignored(draft, want.passed_over) if want.passed_over else ()
     model = _model(draft, rules.alias, want.default_model)
     stream = _stream(draft, want.streams)
-    max_tokens = _tokens(draft, rules, want.limit_absent) if rules.tokens else None
+    max_tokens = _tokens(draft, rules, want.limit_absent, want.limit_by_first_name) if rules.tokens else None
     usage_added = want.ask_usage and stream and not want.translate and _ask_usage(draft)
     for name, value in () if want.translate else want.inject:
         if name in draft.fields:
@@ -145,7 +157,8 @@ def read(body: bytes, rules: Rules, want: Want) -> Asked:
         draft.dropped.extend(sent.dropped)
     dropped, clamped = _told(draft.dropped) if draft.dropped else (), tuple(draft.clamped)
     first = len(named) if named and text.startswith(named) else 0
-    return Asked(model, stream, [text], usage_added, dropped, clamped, max_tokens, len(text), target, kept, first)
+    found = (usage_added, dropped, clamped, max_tokens, len(text), target, kept, first)
+    return Asked(model, stream, [text], *found, ignored=ignored)
 
 
 def for_model(asked: Asked, served: str) -> Asked:
@@ -172,11 +185,30 @@ def _with(text: bytes, inject: tuple[tuple[str, bytes], ...]) -> bytes:
     return text[:-1] + members + b"}" if members else text
 
 
-def _check_ignored(draft: Draft, ignored: tuple[tuple[str, str], ...]) -> None:
-    for name, why in ignored:
-        raw = draft.fields.get(name)
-        if raw is not None and bytes(memoryview(raw)[:8]) not in IDLE:
-            raise NotSupported(f'"{name}" cannot be said to this backend: {why}', hint="leave it out")
+def _ignored(draft: Draft, passed_over: tuple[Over, ...]) -> tuple[str, ...]:
+    """Which of these fields ask for something, in vain. Raises NotSupported for one that is refused."""
+    found: list[str] = []
+    fields = draft.fields
+    for over in passed_over:
+        if over.field not in fields:
+            continue
+        raw = fields[over.field]
+        if over.inner:
+            is_object = memoryview(raw)[0] == _BRACE
+            raw = read_object(raw, f'"{over.field}"')[0].get(over.inner, _NULL) if is_object else _NULL
+        if _asks_nothing(raw, over.idle):
+            continue
+        if over.refused:
+            why = f'"{over.name}" cannot be said to this backend, which passes over it: {over.why}'
+            raise NotSupported(why, hint="leave it out")
+        found.append(over.name)
+    return tuple(found)
+
+
+def _asks_nothing(raw: Raw, idle: tuple[object, ...]) -> bool:
+    if len(memoryview(raw)) > IDLE_BYTES:
+        return False
+    return bytes(raw) in IDLE if not idle else bytes(raw) == b"null" or _value(raw) in idle
 
 
 def _told(names: list[str]) -> tuple[str, ...]:
@@ -238,7 +270,7 @@ def _ask_usage(draft: Draft) -> bool:
     return True
 
 
-def _tokens(draft: Draft, rules: Rules, limit_absent: bool) -> int | None:
+def _tokens(draft: Draft, rules: Rules, limit_absent: bool, limit_by_first_name: bool) -> int | None:
     """How many tokens may be generated, None for no limit; the tier's limit is put in where none is named."""
     limit, first = rules.max_tokens, rules.tokens[0]
     if not rules.tokens_in and draft.fields.keys().isdisjoint(rules.tokens):
@@ -248,10 +280,13 @@ def _tokens(draft: Draft, rules: Rules, limit_absent: bool) -> int | None:
         return limit
     inner, unchanged = (draft, b"") if not rules.tokens_in else _inner(draft, rules.tokens_in)
     asked = _asked_tokens(inner.fields, rules.tokens)
-    if limit is None or (asked is None and not limit_absent):
+    if asked is None and (limit is None or not limit_absent):
+        return None
+    if limit is None and not limit_by_first_name:
         return asked
     asked = limit if asked is None else asked
-    if asked > limit:  # under another name than the one an operator bounded
+    assert asked is not None
+    if limit is not None and asked > limit:  # under another name than the one an operator bounded
         asked = limit
         for name in rules.tokens:
             raw = inner.fields.get(name)

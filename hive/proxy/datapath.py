@@ -15,9 +15,11 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal, Saturated
 from hive.field_rules import Rules
-from hive.models.capabilities import ignored, lacking, lacks_endpoint
-from hive.models.routing import Explained, Offer, Permitted, explain, offers_of, permits, preferences_of
+from hive.models.capabilities import lacking, lacks_endpoint, passed_over
+from hive.models.names import spelled
+from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
+from hive.models.whereabouts import NOWHERE, Whereabouts, named
 from hive.proxy.backend_gate import BackendGate
 from hive.proxy.body import Want
 from hive.proxy.body_budget import BodyBudget
@@ -26,7 +28,7 @@ from hive.proxy.deep import DeepReaders
 from hive.proxy.endpoints import Endpoint, answered_by_hive, asked_as, translated
 from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
-from hive.proxy.lists import RUNNING, TAGS
+from hive.proxy.lists import FILTERED, RUNNING, TAGS
 from hive.proxy.looking import Looking
 from hive.proxy.metering import asks_usage
 from hive.proxy.metrics import Metrics
@@ -44,6 +46,10 @@ log = logging.getLogger("hive.proxy")
 
 SHORT_ANSWERS = (BackendKind.VLLM, BackendKind.REMOTE)
 """Their own limit at /v1/completions is OpenAI's, 16 tokens: less than any tier's."""
+NOTHING_HIDDEN: frozenset[str] = frozenset()
+LIMIT_BY_FIRST_NAME = frozenset(BackendKind) - {BackendKind.REMOTE}
+"""Whom a limit of tokens is told by the first of its names as well: Ollama knows no `max_completion_tokens`. OpenAI's
+newest models, which are somebody else's, refuse a request with both."""
 ROUTES_KEPT = 4096
 """Names asked for, by tier and permitted models; clients may ask for any."""
 
@@ -120,6 +126,8 @@ class DataPath:
         self.shares: ConnectionShares[Connection] = ConnectionShares(sys.maxsize)
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
+        self.where = NOWHERE
+        """Which of the models are near."""
         self._offers: tuple[Offer, ...] = ()
         self._preferences = preferences_of(settings.inference)
         self._routes: dict[tuple[str, Tier, frozenset[str] | None], Explained] = {}
@@ -127,7 +135,8 @@ class DataPath:
         self.looking: Looking | None = None
         """For models that are not in the list; None where nobody can be asked."""
         self.backends = 0
-        """Grows with every other backend: what was read for one is not sent to the next."""
+        """Grows with every other backend, and where one has a model no more, or no more near: what was read for one is
+        not sent to the next."""
         self.gate = BackendGate()
         self.pool: Pool | None = None
         self.way = NO_WAY
@@ -157,10 +166,12 @@ class DataPath:
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
         """The daemon's word on who answers. Requests under way end where they began."""
         before, self.backend, self.models = self.backend, backend, models
+        where_before, self.where = self.where, Whereabouts(None if backend is None else backend.kind, models)
         self._offers = offers_of(models)
         self._routes.clear()
         self._permits.clear()
-        if backend is None or before is None or (backend.kind, backend.address) != (before.kind, before.address):
+        is_same = backend is not None and before is not None and _place_of(backend) == _place_of(before)
+        if not is_same or not self.where.keeps(where_before):
             self.backends += 1
             self._renew_pool()
         self.registry.generation += 1
@@ -264,13 +275,6 @@ class DataPath:
             self.metrics.gave_place("stranger" if left is not None and left.is_strangers else "idle")
         return place.there_is
 
-    def leaves_the_box(self, model: str) -> bool:
-        """Whether Ollama would send this model's requests to its maker, whoever pulled it or not (2026-08-21)."""
-        if self.backend is None or self.backend.kind is not BackendKind.OLLAMA:
-            return False
-        tag = model.strip().lower().rpartition(":")[2]
-        return tag == "cloud" or tag.endswith("-cloud")
-
     def answers(self, endpoint: Endpoint) -> bool:
         """Whether Hive answers this by itself, from its list of models."""
         return endpoint.listing or (self.backend is not None and answered_by_hive(endpoint, self.backend.kind))
@@ -285,23 +289,29 @@ class DataPath:
         raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}{why}")
 
     def routed(self, asked: str, caller: Caller) -> str:
-        """Which of the backend's models is meant; the name itself where no list is known. Raises NotFound, and Refusal
-        for one that leaves the box and the caller may not name.
+        """Which of the backend's models is meant; the name itself where no list is known. Raises NotFound, Refusal for
+        one that leaves the box and that nobody named for this caller, and Saturated where nobody can tell yet.
 
         llama-server answers by whatever name it is asked, and clients would believe it.
         """
-        is_known = asked and self.models and not self.gate.is_closed and not self.leaves_the_box(asked)
-        model = self._route(asked, caller) if is_known else asked
-        if self._leaves_unasked(model, caller):
-            raise Refusal(f'"{asked[:80]}" would run on somebody else\'s machine; name it in [tenant NAME] models')
-        return model
+        if not asked or self.gate.is_closed:  # behind the gate it is asked again
+            return asked
+        backend, can_be_far = self.backend, self.where.can_be_far
+        if can_be_far and not self.models and backend is not None and not backend.up:
+            raise Saturated("the inference server has not said yet what it offers", retry_after_s=1)
+        return self._route(asked, caller) if self.models or can_be_far else asked
+
+    def _is_named(self, model: str, caller: Caller) -> bool:
+        return caller.models is not None and spelled(model) in named(caller.models, self._preferences.aliases)
 
     def look_again(
         self, error: HiveError, then: Callable[[], None], refuse: Callable[[HiveError], None]
     ) -> asyncio.Task[None] | None:
-        """For a model that is not in the list, which may be old: calls `then` once that is new. Refuses at once for
-        another error, and where it was looked a moment ago, which is so for whoever has waited here."""
-        waiting = self.looking.wait(then) if isinstance(error, NotFound) and self.looking is not None else None
+        """For a model that is not in the list, which may be old, and where there is none yet: calls `then` once that is
+        new. Refuses at once for another error, and where it was looked a moment ago, which is so for whoever has
+        waited here."""
+        is_old = isinstance(error, NotFound | Saturated)
+        waiting = self.looking.wait(then) if is_old and self.looking is not None else None
         if waiting is None:
             refuse(error)
         return waiting
@@ -315,7 +325,22 @@ class DataPath:
         """The models of the list that is asked for, and beside them every alias that leads this caller to one of them:
         what it may name, as far as `policy.may` lets it. An alias does not run, so of those that do there is none."""
         aliases = () if decided.target == RUNNING else self.aliases_of(decided.caller)
-        return self.models + [model for model, _ in aliases]
+        hidden = self.hidden_from(decided.caller)
+        there = [model for model in self.models if model.name not in hidden] if hidden else self.models
+        return there + [model for model, _ in aliases]
+
+    def hidden_in(self, decided: Decided) -> frozenset[str]:
+        """Names that a list of the backend's has, and this caller may not see."""
+        return self.hidden_from(decided.caller) if decided.target in FILTERED else NOTHING_HIDDEN
+
+    def hidden_from(self, caller: Caller) -> frozenset[str]:
+        """Names of the far models that this caller may not use, so no list shows them to it."""
+        far = self.where.far
+        return frozenset(name for name in far if not self._is_named(name, caller)) if far else far
+
+    def differences(self, decided: Decided) -> tuple[list[tuple[str, str]], frozenset[str]]:
+        """What of a list of the backend's this caller sees besides, and what of it not (`Answer`)."""
+        return self.added_to(decided), self.hidden_in(decided)
 
     def added_to(self, decided: Decided) -> list[tuple[str, str]]:
         """The aliases that a list of the backend's lacks, each with the model it stands for."""
@@ -330,17 +355,14 @@ class DataPath:
         names = {offer.key for offer in self._offers}
         for alias in self._preferences.aliases:
             target = "" if alias in names else self._explained(alias, caller).model
-            if target and not self._leaves_unasked(target, caller):
+            if target:
                 found.append((msgspec.structs.replace(by_name[target], name=alias, parent=""), target))
         return found
-
-    def _leaves_unasked(self, model: str, caller: Caller) -> bool:
-        return caller.models is None and self.leaves_the_box(model)
 
     def _route(self, asked: str, caller: Caller) -> str:
         found = self._explained(asked, caller)
         if not found.model:
-            raise NotFound(found.why, hint=found.hint)
+            raise (Refusal if found.is_far else NotFound)(found.why, hint=found.hint)
         return found.model
 
     def _explained(self, asked: str, caller: Caller) -> Explained:
@@ -351,8 +373,9 @@ class DataPath:
                 self._routes.clear()
             prefs, permitted = self._preferences, self._permits.get(caller.models)
             if permitted is None:
-                permitted = self._permits[caller.models] = permits(caller.models, prefs.aliases)
-            found = self._routes[key] = explain(asked, caller.tier, self._offers, prefs, permitted)
+                permitted = self._permits[caller.models] = permits(caller.models, prefs.aliases, self.where)
+            asks = (caller.models, asked, caller.tier)
+            found = self._routes[key] = explain_for(*asks, self._offers, prefs, self.where, permitted)
         return found
 
     def _asked_as(self, backend: BackendInfo, endpoint: Endpoint) -> Endpoint:
@@ -397,9 +420,15 @@ class DataPath:
             model_first=self._preferences.routing or bool(self._preferences.aliases),
             translate="" if asked is endpoint else endpoint.name,
             lacking=() if backend is None or asked is endpoint else lacking(backend),
-            ignored=() if backend is None or asked is not endpoint else ignored(backend, endpoint.name),
+            passed_over=() if backend is None or asked is not endpoint else passed_over(backend, endpoint.name),
+            limit_by_first_name=backend is not None and backend.kind in LIMIT_BY_FIRST_NAME,
         )
         return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)
+
+
+def _place_of(backend: BackendInfo) -> tuple[BackendKind, str]:
+    """What makes it another backend where it is another."""
+    return backend.kind, backend.address
 
 
 def _row_at(backend: BackendInfo, endpoint: Endpoint) -> Endpoint | None:

@@ -327,6 +327,8 @@ temperature = allow
 top_p = allow
 top_k = allow
 metadata = max_bytes 16384
+# Whose account it is: nobody's business here, and far less elsewhere.
+metadata.user_id = drop
 service_tier = allow
 container = drop
 diagnostics = allow

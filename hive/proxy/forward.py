@@ -391,7 +391,7 @@ class Exchange(Waiting):
             assert decided is not None
             assert request is not None
             found = (decided.endpoint, self._asked, decided.caller, self.request_id)
-            answer = self._answer = Answer(self._connection, request, *found, self._path.added_to(decided))
+            answer = self._answer = Answer(self._connection, request, *found, *self._path.differences(decided))
         return answer
 
     def on_data(self, data: bytes, *, last: bool) -> None:
@@ -459,7 +459,7 @@ class Exchange(Waiting):
     def on_failed(self, error: HiveError, *, retry: bool) -> None:
         self._upstream = None
         begun = self._answer is not None and self._answer.begun
-        if retry and not begun and self._path.pool is not None:
+        if retry and not begun and self._path.pool is not None and self._for == self._path.backends:
             self._pending = self._path.pool.connect(self)
         elif begun:
             self.refuse(StreamIncomplete(error.message))

@@ -17,7 +17,7 @@ from hive.proxy.endpoints import MODEL_PREFIX, Endpoint
 
 _encode = msgspec.json.Encoder().encode
 LATEST = ":latest"
-TAGS, RUNNING = b"/api/tags", b"/api/ps"
+TAGS, RUNNING, SHOW = b"/api/tags", b"/api/ps", b"/api/show"
 FILTERED = frozenset({TAGS, RUNNING})
 """Lists of models that Ollama answers; a caller whose tenant is limited gets its own part of them."""
 
@@ -119,9 +119,11 @@ def is_filtered(target: bytes, caller: Caller) -> bool:
     return caller.models is not None and target in FILTERED
 
 
-def filtered(answer: bytes, caller: Caller, aliases: Sequence[tuple[str, str]] = ()) -> bytes:
-    """Ollama's list without the models that `caller` may not see, and with `aliases`, each as a further model like the
-    one it stands for. Raises BackendDown where it is no such list.
+def filtered(
+    answer: bytes, caller: Caller, aliases: Sequence[tuple[str, str]] = (), hidden: frozenset[str] = frozenset()
+) -> bytes:
+    """Ollama's list without the models that `caller` may not see, nor those of `hidden`, and with `aliases`, each as a
+    further model like the one it stands for. Raises BackendDown where it is no such list.
 
     >>> from hive.domain import CallerKind
     >>> alice = Caller(CallerKind.AGENT, "a1", models=frozenset({"a"}))
@@ -135,7 +137,8 @@ def filtered(answer: bytes, caller: Caller, aliases: Sequence[tuple[str, str]] =
         listed = _decode(answer)
         models = _rows(listed.get("models", msgspec.Raw(b"[]")))
         by_name = {_named(model).name: model for model in models}
-        seen = [model for name, model in by_name.items() if may(caller, Act.SEE, name) is None]
+        shown = [name for name in by_name if name not in hidden and may(caller, Act.SEE, name) is None]
+        seen = [by_name[name] for name in shown]
         for alias, target in aliases:
             if target in by_name and may(caller, Act.SEE, alias) is None:
                 own = msgspec.Raw(_encode(alias))

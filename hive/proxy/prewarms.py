@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from hive.domain import BackendKind, Band
+from hive.domain import BackendKind, Band, Caller
 from hive.errors import BackendDown, HiveError, NotFound, NotSupported, Saturated
 from hive.link.link import Reply, failed
 from hive.link.prompts import Prewarm, Prewarmed
@@ -82,6 +82,14 @@ class Ahead(Exchange):
 
     def _3_not_too_often(self, decided: Decided) -> None:
         """It is Hive's own doing, and charged to nobody."""
+
+    def _6_which_model(self, caller: Caller, asked: Asked) -> Asked:
+        """Raises NotSupported for a model that is far, also where this agent's own requests may go there."""
+        found = super()._6_which_model(caller, asked)
+        why = self._path.where.why_far(found.served or found.model)
+        if why:
+            raise NotSupported(f"nothing is read ahead that leaves the box: {why}")
+        return found
 
     def _on_asked(self, asked: Asked | HiveError) -> None:
         super()._on_asked(asked)

@@ -6,7 +6,9 @@ Writes what it saw as JSON to the file it is given; test_inference_units.py judg
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from pathlib import Path
 HIVE, SOCKETS, HOME = Path("/srv/hive"), Path("/run/hive-inference"), Path("/var/lib/hive/inference")
 STAND_IN = f"""#!/usr/bin/python3
 # A stand-in for Ollama, vLLM and llama-server: it listens where the real one would, and takes a second to end.
-import os, signal, socket, sys, time
+import os, signal, socket, subprocess, sys, time
 def note(what):
     with open("{HOME}/life", "a") as life:
         print(what, os.path.basename(sys.argv[0]), time.monotonic(), file=life)
@@ -34,6 +36,10 @@ else:
     server.bind((host, int(port)))
 server.listen()
 signal.signal(signal.SIGTERM, end)
+if sys.argv[0].endswith("ollama"):  # its runner, which outlives it where nobody sees to that
+    runner = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    with open("{HOME}/runners", "a") as runners:
+        print(runner.pid, file=runners)
 note("started")
 while True:
     caller, _ = server.accept()
@@ -65,6 +71,29 @@ def ask(name: str) -> str:
                 why = type(error).__name__
         if state(unit(name)) != "active" or time.monotonic() > until:
             return why
+        time.sleep(0.05)
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those of them that run, 5 s after which none is given up."""
+    until = time.monotonic() + 5
+    while left := [pid for pid in pids if Path("/proc", str(pid)).exists()]:
+        if time.monotonic() > until:
+            return left
+        time.sleep(0.05)
+    return []
+
+
+def runners() -> list[int]:
+    """Every runner that an Ollama started, by the pid it had."""
+    return [int(line) for line in (HOME / "runners").read_text().split()]
+
+
+def kill_main(name: str) -> None:
+    """The server alone, as the kernel does where memory is short. Returns when systemd has started it again."""
+    before = run("systemctl", "show", unit(name), "--property=MainPID", "--value")
+    os.kill(int(before), signal.SIGKILL)
+    while run("systemctl", "show", unit(name), "--property=MainPID", "--value") in (before, "0"):
         time.sleep(0.05)
 
 
@@ -129,11 +158,16 @@ def main(report: Path) -> None:
     seen["nobody"] = [ask_as_nobody("ollama")]
     crash("ollama")
     seen["after a crash"] = ask("ollama")
+    [*earlier, last] = runners()
+    kill_main("ollama")
+    ask("ollama")
+    seen["runners"] = {"started": len(earlier) + 1, "after a crash": alive([*earlier, last])}
     for name in ("vllm", "llama", "ollama", "llama"):
         run("systemctl", "start", unit(name))
         answers = {other: ask(other) for other in ("ollama", "vllm", "llama")}
         states = {other: state(unit(other)) for other in ("ollama", "vllm", "llama")}
         seen.setdefault("switches", []).append({"to": name, "answers": answers, "states": states})  # type: ignore[attr-defined]
+    seen["runners"]["after all"] = alive(runners())  # type: ignore[index]
     seen["nobody"].append(ask_as_nobody("llama"))  # type: ignore[attr-defined]
     crash("llama")
     seen["over its own socket"] = ask("llama")

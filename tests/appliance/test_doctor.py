@@ -35,7 +35,7 @@ from hive.host.cgroup import Subtree
 from hive.host.gpu import read_gpus
 from hive.host.memory import read_swaps
 from hive.host.nvml import GpuState, Seen
-from hive.host.process import spawn
+from hive.host.process import Snapshot, spawn, words_of
 from hive.host.zram import take_down
 from hive.settings import Paths, Settings
 from hive.settings import Sandbox as SandboxSettings
@@ -438,6 +438,29 @@ def test_kvm_is_asked_itself(up: Subject) -> None:
 
 
 # --- backends ----------------------------------------------------------------------------------------------------
+
+
+def test_the_runner_of_an_ollama_that_was_killed_is_told_with_what_it_holds(up: Subject, tmp_path: Path) -> None:
+    """It holds the model's memory, is nobody's child any more, and no server knows of it."""
+    model = tmp_path / "blobs" / "sha256-ab"
+    runs = f'exec -a /usr/lib/ollama/llama-server sh -c "sleep 1000; :" sh --model {model}'
+    script = f"({runs}) & echo $!; wait"
+    serving = subprocess.Popen(["/usr/bin/ollama", "-c", script], executable="/bin/bash", stdout=subprocess.PIPE)
+    assert serving.stdout is not None
+    runner = int(serving.stdout.readline())
+    try:
+        while not words_of(runner)[0].endswith("llama-server"):
+            time.sleep(0.01)
+        assert str(runner) not in look(up, "backend.runners").fix.split()
+        serving.kill()
+        serving.wait()
+        found = look(up, "backend.runners")
+        assert (found.status, str(runner) in found.fix.split()) == (WARN, True)
+        assert "of an Ollama that ended" in found.reason
+    finally:
+        for pid in Snapshot().with_descendants({runner}):
+            os.kill(pid, signal.SIGKILL)
+        serving.stdout.close()
 
 
 def test_a_socket_that_lets_every_user_in_is_found(up: Subject, passable: Path) -> None:

@@ -413,6 +413,29 @@ def test_ways_to_the_backend(ways: list[backends.Way], isolation: str, status: S
     assert says(backends.judge_ways(ways, isolation=isolation, is_appliance=True), status)
 
 
+SERVE = backends.Program(7, 1, ("/usr/local/bin/ollama", "serve"))
+RUNNER = backends.Program(8, 7, ("/usr/local/bin/ollama", "runner", "--port", "1"), 1 << 30)
+LLAMA = ("/usr/local/lib/ollama/llama-server", "--model", "/m/blobs/sha256-ab", "--port", "2")
+OWN_LLAMA = backends.Program(9, 1, ("/opt/llama-server", "-m", "/srv/tiny.gguf"), 1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("programs", "status", "fix"),
+    [
+        ([], SKIP, ""),
+        ([OWN_LLAMA], SKIP, ""),
+        ([SERVE, OWN_LLAMA], PASS, ""),
+        ([SERVE, RUNNER, backends.Program(9, 7, LLAMA)], PASS, ""),
+        ([RUNNER._replace(parent=1)], WARN, "kill 8"),
+        ([SERVE, RUNNER._replace(parent=1), backends.Program(9, 1, LLAMA)], WARN, "kill 8 9"),
+        ([SERVE, RUNNER, backends.Program(9, 8, LLAMA)], WARN, "kill 9"),
+    ],
+)
+def test_what_an_ollama_left_behind(programs: list[backends.Program], status: Status, fix: str) -> None:
+    verdict = backends.judge_runners(programs)
+    assert (verdict.status, verdict.fix) == (status, fix)
+
+
 # --- Hive itself -------------------------------------------------------------------------------------------------
 
 WELL: dict[str, Any] = {"problems": [], "version": "0.1.0"}

@@ -61,6 +61,11 @@ def test_none_begins_before_the_one_before_has_ended(seen: dict[str, Any]) -> No
     assert ended == ["ollama", "vllm", "llama-server", "ollama", "llama-server"]
 
 
+def test_an_ollama_that_is_killed_or_stopped_leaves_no_runner_behind(seen: dict[str, Any]) -> None:
+    """Ollama's runners outlive it by themselves, and hold the memory that the next server needs."""
+    assert seen["runners"] == {"started": 2, "after a crash": [], "after all": []}
+
+
 def test_who_is_not_in_the_group_reaches_none(seen: dict[str, Any]) -> None:
     assert seen["nobody"] == ["PermissionError", "PermissionError"]
 

@@ -62,6 +62,20 @@ async def test_a_change_of_the_slots_is_told_and_a_silent_backend_keeps_them(sho
     assert told == [True, False, True, False]
 
 
+async def test_a_llama_server_that_is_replaced_between_two_looks_is_known_at_the_next_one(short_path: Path) -> None:
+    """With a small model it is back within a second; its old name and version stood for minutes."""
+    answers = {"/health": b"", "/props": PROPS, "/v1/models": MODELS}
+    async with serving(short_path / "b.sock", answers) as address:
+        watch, told = watching(BackendKind.LLAMA, address)
+        await watch.check()
+        await watch.check()
+        answers |= {"/props": PROPS.replace(b"b1", b"b2"), "/v1/models": MODELS.replace(b"tiny", b"other")}
+        await watch.check()
+        assert watch.info is not None
+        assert (watch.info.version, [model.name for model in watch.models]) == ("b2", ["other"])
+        assert told == [True, False, True]
+
+
 async def test_vllms_own_queue_contradicts_and_the_warning_is_told_once(
     short_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -56,9 +56,14 @@ def serving(*flags: str) -> Iterator[Ollama]:
 
 
 @asynccontextmanager
-async def ollama_box(box: Box, *flags: str, **inference: object) -> AsyncIterator[Ollama]:
+async def ollama_box(
+    box: Box, *flags: str, check_s: float = AWAKE.daemon.backend_check_s, **inference: object
+) -> AsyncIterator[Ollama]:
     with serving(*flags) as ollama:
-        await box.everything(settings(**inference), backend=(BackendKind.OLLAMA, ollama.address))
+        wanted = settings(**inference)
+        daemon = msgspec.structs.replace(wanted.daemon, backend_check_s=check_s)
+        wanted = msgspec.structs.replace(wanted, daemon=daemon)
+        await box.everything(wanted, backend=(BackendKind.OLLAMA, ollama.address))
         await until(lambda: box.desk.inference()["running"])
         yield ollama
 
@@ -95,14 +100,14 @@ async def test_the_list_says_who_is_given_what_and_is_stale_but_there_when_the_s
 
 
 async def test_however_many_ask_the_server_is_asked_once(box: Box) -> None:
-    async with ollama_box(box) as ollama:
+    async with ollama_box(box, check_s=600) as ollama:
         before = ollama.seen["listed"]
         await asyncio.gather(*(box.desk.refresh_models() for _ in range(20)))
         assert ollama.seen["listed"] == before + 1
 
 
 async def test_a_proxy_that_meets_an_unknown_model_has_it_looked_for_but_not_again_at_once(box: Box) -> None:
-    async with ollama_box(box) as ollama:
+    async with ollama_box(box, check_s=600) as ollama:
         async with httpx.AsyncClient(trust_env=False) as client:
             await client.post(f"http://{ollama.address}/api/pull", json={"model": "new"})
         told = box.proxy.told
@@ -188,3 +193,50 @@ async def test_files_are_brought_and_removed_where_the_servers_read_them(box: Bo
         job = await ended(box, await box.desk.remove_model(name, force=name == "main", actor="uid:0"))
         assert (job["state"], job["result"]["freed_bytes"]) == ("done", source.stat().st_size)
     assert list(models.iterdir()) == []
+
+
+async def test_a_model_that_becomes_a_stub_is_known_at_the_next_look(box: Box) -> None:
+    """The list was read every 300 s: for so long a name that was given to a stub of the cloud counted as near."""
+    async with ollama_box(box, "work-helper", "tiny", "--stub", "first") as ollama:
+        listed = {model["name"]: model for model in (await box.desk.models())["models"]}
+        assert listed["work-helper:latest"]["leaves"] == ""
+        assert listed["first:latest"]["leaves"] == "Ollama sends it to https://cloud.invalid:443, as gpt-oss:120b"
+        assert listed["first:latest"]["tiers"] == []
+        found = box.desk.route("first", Tier.LOW)
+        assert (found["model"], "would leave this box" in found["why"]) == ("", True)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            await client.post(f"http://{ollama.address}/fake/stub", json={"model": "work-helper"})
+        await until(lambda: any(m.name == "work-helper:latest" and m.remote_host for m in _told(box)))
+        assert box.desk.route("work-helper", Tier.LOW)["model"] == ""
+
+
+def _told(box: Box) -> list[Any]:
+    """The models that the proxy was told of last."""
+    found = [message.models for message in box.proxy.told if isinstance(message, Backend)]
+    return found[-1] if found else []
+
+
+async def test_an_agent_is_given_a_model_that_runs_here(box: Box) -> None:
+    """Without a model of its own it was given the first of the list: Ollama's newest, a stub or not."""
+    async with ollama_box(box, "tiny", "--stub", "first"):
+        await box.desk.apply(AgentSpec(name="alice", command=SLEEPER), "uid:0")
+        assert box.daemon is not None
+        [life] = list(box.daemon.roster)
+        assert [model.name for model in box.daemon.world.models] == ["first:latest", "tiny:latest"]
+        assert box.daemon.world._model_of(life.agent) == "tiny:latest"
+
+
+async def test_an_ollama_that_is_replaced_between_two_looks_is_known_at_the_next_one(box: Box) -> None:
+    """It stayed known by its old version and models for minutes: nothing was seen of it being away."""
+    async with ollama_box(box, "tiny", check_s=600) as old:
+        assert box.daemon is not None
+        watch = box.daemon._active._watch
+        assert watch is not None
+        port = old.address.rpartition(":")[2]
+        await watch.check()
+        old.process.kill()
+        old.process.wait()
+        with serving("--port", port, "--version", "0.32.15", "other"):
+            await watch.check()
+            shown = box.desk.inference()
+            assert (shown["version"], [model["name"] for model in shown["models"]]) == ("0.32.15", ["other:latest"])

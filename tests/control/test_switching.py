@@ -84,7 +84,9 @@ class Server:
         self.asked.append(json.loads(body)["model"])
         message = {"role": "assistant", "content": str(self.kind)}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return 200, {"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}}
+        return 200, {"choices": [choice], "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}} | {
+            "eval_count": 1
+        }
 
 
 class Units(Services):
@@ -228,6 +230,36 @@ async def test_a_default_model_that_was_changed_meanwhile_is_the_one_that_has_to
     await hive.desk.change_config({"inference.default_model": "other"}, "uid:0")
     assert (await hive.ended(await hive.begin(VLLM)))["state"] == "done"
     assert hive.units.running[VLLM].asked[0] == "other"
+
+
+FAR = {"size": 196, "remote_host": "https://cloud.invalid:443", "remote_model": "gpt-oss:120b"}
+STUBS = [{"name": f"helper{number}:latest", **FAR} for number in range(3)]
+
+
+@pytest.mark.parametrize("default", ["", "helper0:latest"])
+async def test_an_ollamas_cloud_is_not_asked_for_the_token(
+    hive: ServicesBox, monkeypatch: pytest.MonkeyPatch, default: str
+) -> None:
+    """The three smallest models were asked. Ollama's cloud stubs are 196 bytes: the prompts went to its cloud, and with
+    three of them the switch was rolled back although a local model worked."""
+    monkeypatch.setitem(GETS, "/api/version", {"version": "0.32.15"})
+    monkeypatch.setitem(GETS, "/api/tags", {"models": [*STUBS, {"name": "tiny:latest", "size": 656640}]})
+    if default:
+        await hive.desk.change_config({"inference.default_model": default}, "uid:0")
+    job = await hive.ended(await hive.begin(OLLAMA))
+    assert (job["state"], job["result"]["note"]) == ("done", "")
+    assert hive.units.running[OLLAMA].asked == ["tiny:latest"]
+
+
+async def test_an_ollama_with_nothing_but_stubs_is_switched_to_and_asked_for_nothing(
+    hive: ServicesBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(GETS, "/api/version", {"version": "0.32.15"})
+    monkeypatch.setitem(GETS, "/api/tags", {"models": STUBS})
+    job = await hive.ended(await hive.begin(OLLAMA))
+    assert job["state"] == "done"
+    assert job["result"]["note"] == "none of its models runs on this box, so none was asked for a token"
+    assert hive.units.running[OLLAMA].asked == []
 
 
 async def test_what_is_in_use_and_answers_is_done_at_once(hive: ServicesBox) -> None:

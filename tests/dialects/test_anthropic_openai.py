@@ -203,7 +203,7 @@ TOP: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"stream": False}, {"stream": False}),
     ({"stop_sequences": ["END", "\n"]}, {"stop": ["END", "\n"]}),
     ({"stop_sequences": []}, {}),
-    ({"metadata": {"user_id": "u-1"}}, {"user": "u-1"}),
+    ({"metadata": {}}, {}),
     ({"metadata": {"user_id": None}}, {}),
     ({"metadata": None, "system": None, "tools": None, "temperature": None}, {}),
     ({"tools": [TOOL]}, {"tools": [{"type": "function", "function": FUNCTION}]}),
@@ -371,7 +371,7 @@ def test_whatever_a_tool_was_called_with_and_a_user_said_arrives(value: Any, wor
     [
         ({"cache_control": {"type": "ephemeral"}, "service_tier": "auto"}, ("cache_control", "service_tier")),
         ({"speed": "fast", "betas": ["x"], "n_predict": 5}, ("speed", "betas", "n_predict")),
-        ({"metadata": {"user_id": "u", "Other": 1}}, ("metadata.Other",)),
+        ({"metadata": {"user_id": "u", "Other": 1}}, ("metadata.user_id", "metadata.Other")),
         ({"metadata": {"a\r\nb, c": 1, "type": "x"}}, ("metadata.a??b??c", "metadata.type")),
         ({"tools": [{**TOOL, "eager_input_streaming": True}]}, ("tools[custom].eager_input_streaming",)),
         (

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from hive.dialects import anthropic_openai, ollama_openai
 from hive.dialects.fitting import FIELDS
 from hive.dialects.translation import Fate, Row
+from hive.inference.recognise import NAMES
+from hive.models.capabilities import PASSED_OVER, Over
 from hive.proxy.endpoints import TRANSLATED
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "dialects.md"
@@ -18,7 +22,24 @@ BEGIN = "<!-- from here on written by tests/dialects/test_document.py -->\n"
 
 def tables() -> str:
     ways = {**ollama_openai.WAYS, **anthropic_openai.WAYS}
-    return "".join(_table(endpoint, way.rows) for endpoint, way in ways.items()) + _fitting()
+    return "".join(_table(endpoint, way.rows) for endpoint, way in ways.items()) + _fitting() + _passed_over()
+
+
+def _passed_over() -> str:
+    """What a server would pass over in its own dialect."""
+    text = "\n## What a server passes over in its own dialect\n"
+    for kind, by_endpoint in PASSED_OVER.items():
+        text += f"\n{NAMES[kind]}:\n\n| endpoint | field | becomes | |\n|---|---|---|---|\n"
+        for endpoint, overs in by_endpoint.items():
+            for over in overs:
+                fate = "refused with 501" if over.refused else "sent, and told in `X-Hive-Ignored`"
+                text += f"| `{endpoint}` | `{over.name}` | {fate} | {over.why}{_unless(over)} |\n"
+    return text
+
+
+def _unless(over: Over) -> str:
+    values = ", ".join(f"`{msgspec.json.encode(value).decode()}`" for value in over.idle)
+    return f"; not where it is {values}" if values else ""
 
 
 def _fitting() -> str:

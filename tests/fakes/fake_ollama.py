@@ -2,7 +2,11 @@
 """A stand-in for Ollama's store of models, no Ollama: it replays the shapes that Ollama publishes (api/types.go and
 docs/api.md of 2026-08) of `/api/tags`, `/api/ps`, `/api/pull` with its stream, `/api/delete`, `/api/version`.
 
-    fake_ollama.py [--port 0] [--layer-bytes N] [--pieces N] [--delay S] [--fail TEXT] [MODEL …]
+    fake_ollama.py [--port 0] [--layer-bytes N] [--pieces N] [--delay S] [--fail TEXT]
+                   [--version V] [--stub NAME]… [MODEL …]
+
+A stub is a model of its cloud, as Ollama 0.32.15 lists it: 196 bytes, and what it is asked is sent to another host.
+`GET /fake/left` tells for which models something was, and `POST /fake/stub` makes a model a stub under its own name.
 
 Prints `{"address": …}` when it listens. `GET /fake/pulls` tells what became of each pull: a pull whose client leaves is
 `gone`, and leaves no model behind.
@@ -17,6 +21,8 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+STUB_BYTES = 196
+
 
 class Store(ThreadingHTTPServer):
     daemon_threads = True
@@ -24,7 +30,10 @@ class Store(ThreadingHTTPServer):
     def __init__(self, flags: argparse.Namespace) -> None:
         super().__init__(("127.0.0.1", flags.port), Handler)
         self.flags = flags
-        self.models: dict[str, int] = dict.fromkeys(map(tagged, flags.model), 2 * flags.layer_bytes)
+        self.stubs = set(map(tagged, flags.stub))
+        self.left: list[str] = []
+        self.models: dict[str, int] = dict.fromkeys(map(tagged, flags.stub), STUB_BYTES)
+        self.models |= dict.fromkeys(map(tagged, flags.model), 2 * flags.layer_bytes)
         self.loaded: set[str] = set()
         self.pulls: list[dict[str, Any]] = []
         self.listed = 0
@@ -43,11 +52,13 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/":
             self.answer("Ollama is running")
         elif self.path == "/api/version":
-            self.answer({"version": "0.13.3"})
+            self.answer({"version": store.flags.version})
         elif self.path in ("/api/tags", "/api/ps"):
             store.listed += self.path == "/api/tags"
             names = [name for name in store.models if self.path == "/api/tags" or name in store.loaded]
             self.answer({"models": [self.row(name) for name in names]})
+        elif self.path == "/fake/left":
+            self.answer({"left": store.left})
         elif self.path == "/fake/pulls":
             self.answer({"pulls": store.pulls, "listed": store.listed})
         else:
@@ -55,18 +66,31 @@ class Handler(BaseHTTPRequestHandler):
 
     def row(self, name: str) -> dict[str, Any]:
         details = {"format": "gguf", "family": "llama", "families": ["llama"], "parameter_size": "3.2B"}
-        details |= {"parent_model": "", "quantization_level": "Q4_K_M"}
+        details |= {"parent_model": "", "quantization_level": "Q4_K_M", "context_length": 4096, "embedding_length": 64}
         size = self.server.models[name]
         digest = hashlib.sha256(name.encode()).hexdigest()
         row = {"name": name, "model": name, "modified_at": "2026-11-20T14:56:49.277302595+02:00", "size": size}
-        return row | {"digest": digest, "details": details}
+        if name in self.server.stubs:
+            details |= {"format": "", "families": None, "quantization_level": "MXFP4"}
+            row |= {"remote_model": "gpt-oss:120b", "remote_host": "https://cloud.invalid:443"}
+            digest = digest[::-1]
+        return row | {"digest": digest, "details": details, "capabilities": ["completion", "tools"]}
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/api/pull":
+        if self.path == "/fake/stub":
+            name = tagged(body["model"])
+            self.server.stubs.add(name)
+            self.server.models[name] = STUB_BYTES
+            self.answer({})
+        elif self.path == "/api/pull":
             self.pull(tagged(body["model"]))
         elif self.path in ("/api/generate", "/api/chat") and tagged(body["model"]) in self.server.models:  # loads it
-            self.server.loaded.add(tagged(body["model"]))
+            name = tagged(body["model"])
+            if name in self.server.stubs:
+                self.server.left.append(name)
+            else:
+                self.server.loaded.add(name)
             said = {"message": {"role": "assistant", "content": "x"}} if self.path == "/api/chat" else {"response": "x"}
             counts = {"prompt_eval_count": 1, "eval_count": 1}
             self.answer({"model": body["model"], **said, "done": True, "done_reason": "length", **counts})
@@ -144,6 +168,8 @@ def main() -> None:
     parser.add_argument("--pieces", type=int, default=4)
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--fail", default="")
+    parser.add_argument("--version", default="0.13.3")
+    parser.add_argument("--stub", action="append", default=[])
     parser.add_argument("model", nargs="*")
     store = Store(parser.parse_args())
     print(json.dumps({"address": f"127.0.0.1:{store.server_port}"}), flush=True)

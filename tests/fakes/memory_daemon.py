@@ -475,7 +475,8 @@ class MemoryDesk(TokenDesk):
         """The tenant `acme` is limited to what is q4_0."""
         there = ["llama3.2:q4_0"] if tenant == "acme" else ["llama3.2:q4_0", "llama3.2:q8_0"]
         found = explain(model, tier, offers_of(there), preferences(routing=True))
-        return {"asked": model, "tier": tier, **msgspec.to_builtins(found)}
+        told = {name: value for name, value in msgspec.to_builtins(found).items() if name != "is_far"}
+        return {"asked": model, "tier": tier, **told}
 
     def prompts(self) -> Answer:
         about = {"bytes": 1200, "tenants": ["default"], "model": "tiny", "prewarm": True, "tokens_reused": 4800}
@@ -490,7 +491,7 @@ class MemoryDesk(TokenDesk):
         listed |= {"label": "demo", "up": False, "routing": True, "aliases": {"fast": ["llama3.2:q4_0"]}}
         small = {"name": "llama3.2:q4_0", "size_bytes": 1_900_000_000, "parameters": 3_210_000_000, "parent": ""}
         small |= {"quantization": "Q4_0", "loaded": True, "aliases": ["fast"], "tiers": ["low"], "owned_by": "library"}
-        small["created"] = 1_700_000_000
+        small |= {"created": 1_700_000_000, "leaves": ""}
         large = {**small, "name": "llama3.2:q8_0\x1b[2J", "size_bytes": None, "parameters": None, "quantization": ""}
         large |= {"loaded": None, "aliases": [], "tiers": ["medium", "high"], "created": 0}
         listed |= {"directory": "/var/lib/hive/models/pulled", "files": {"qwen3-8b\x1b[2J": 15 << 30}}

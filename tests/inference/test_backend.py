@@ -36,7 +36,13 @@ async def test_a_backend_tells_its_health_version_and_dialects(
     [
         (
             BackendKind.OLLAMA,
-            {"size_bytes": 656640, "owned_by": "library", "created": 1777899409, "quantization": "F32"},
+            {
+                "size_bytes": 656640,
+                "owned_by": "library",
+                "created": 1777899409,
+                "quantization": "F32",
+                "digest": "ab" * 32,
+            },
         ),
         (BackendKind.VLLM, {"size_bytes": None, "owned_by": "vllm", "created": 1795154964}),
         (BackendKind.LLAMA, {"size_bytes": 656640, "owned_by": "llamacpp", "created": 1795154964}),

@@ -101,6 +101,7 @@ def test_ollama_listens_in_its_own_network_and_keeps_every_model() -> None:
     assert found.command == ("/usr/local/bin/ollama", "serve")
     assert found.socket is None
     wanted = {"OLLAMA_HOST": "127.0.0.1:11434", "OLLAMA_MODELS": "/srv/store", "OLLAMA_NOPRUNE": "1"}
+    wanted["OLLAMA_NO_CLOUD"] = "1"
     assert wanted.items() <= found.environment.items()
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -50,3 +54,38 @@ async def test_a_router_loads_and_unloads_and_both_may_be_asked_twice(router: Ll
 async def test_a_llama_server_of_one_model_says_that_it_is_one(llama_server: LlamaServer) -> None:
     with pytest.raises(NotSupported, match="serves the one model it was started with"):
         await open_backend(BackendKind.LLAMA, llama_server.address).unload(MODEL)
+
+
+class Ollama:
+    """The stand-in of Ollama's store (fakes/fake_ollama.py)."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def left(self) -> object:
+        """The models for which it sent something to another host."""
+        return httpx.get(f"http://{self.address}/fake/left", trust_env=False).json()["left"]
+
+
+@pytest.fixture
+def ollama() -> Iterator[Ollama]:
+    """It has `tiny`, and `work-helper` is a stub of its cloud."""
+    fake = Path(__file__).parents[1] / "fakes" / "fake_ollama.py"
+    command = [sys.executable, str(fake), "tiny", "--stub", "work-helper"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield Ollama(json.loads(process.stdout.readline())["address"])
+        process.kill()
+
+
+async def test_an_ollama_is_asked_to_load_nothing_that_it_would_send_on(ollama: Ollama) -> None:
+    """The question has no prompt, and would reach the host of the stub all the same."""
+    backend = open_backend(BackendKind.OLLAMA, ollama.address)
+    await backend.load("tiny")
+    assert await backend.loaded() == {"tiny:latest"}
+    for ask in (backend.load, backend.unload):
+        with pytest.raises(NotSupported, match="would leave this box"):
+            await ask("work-helper")
+    with pytest.raises(NotFound):
+        await backend.load("nobody")
+    assert ollama.left() == []

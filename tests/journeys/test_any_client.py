@@ -66,6 +66,8 @@ KINDS = {
     "the demo backend": [],
 }
 COUNTS_NOT = "501: a count cannot be asked for in OpenAI's dialect, and a guess would be taken for one"
+SCHEMA_LOST = "501: {} would pass over `output_config` in its own `/v1/messages`"
+IS_TRANSLATED = "; what Hive translates has it"
 OWN_MESSAGES = "llama-server 0c1e570 passes over `{}` in its own `/v1/messages`; what Hive translates has it"
 NO_OBJECT = (
     "the random model calls with `true`, which vLLM 0.32 permits without `strict`: no object, as Anthropic's dialect "
@@ -74,8 +76,9 @@ NO_OBJECT = (
 NO_EMBEDDINGS = "a vLLM that generates says of itself that it has none: Hive does not ask it in another dialect's name"
 GAPS: dict[str, dict[tuple[str, str], str]] = {
     "llama-server": {
-        ("JSON by a schema", "anthropic, relayed"): OWN_MESSAGES.format("output_config"),
-        ("JSON by a schema, streamed", "anthropic, relayed"): OWN_MESSAGES.format("output_config"),
+        ("JSON by a schema", "anthropic, relayed"): SCHEMA_LOST.format("llama-server 0c1e570") + IS_TRANSLATED,
+        ("JSON by a schema, streamed", "anthropic, relayed"): SCHEMA_LOST.format("llama-server 0c1e570")
+        + IS_TRANSLATED,
         ("thinking switched off", "anthropic, relayed"): OWN_MESSAGES.format('thinking: {"type": "disabled"}'),
     },
     "vLLM": {
@@ -86,7 +89,11 @@ GAPS: dict[str, dict[tuple[str, str], str]] = {
         },
         ("embeddings", "ollama, translated"): NO_EMBEDDINGS,
     },
-    "Ollama's shapes": {("tokens counted beforehand", "anthropic, relayed"): COUNTS_NOT},
+    "Ollama's shapes": {
+        ("JSON by a schema", "anthropic, relayed"): SCHEMA_LOST.format("Ollama 0.32"),
+        ("JSON by a schema, streamed", "anthropic, relayed"): SCHEMA_LOST.format("Ollama 0.32"),
+        ("tokens counted beforehand", "anthropic, relayed"): COUNTS_NOT,
+    },
     "the demo backend": {("tokens counted beforehand", "anthropic, translated"): COUNTS_NOT},
 }
 """Differences that are known, with their reasons."""
@@ -107,7 +114,11 @@ NOTES: dict[str, dict[str, str]] = {
         "a picture": "the tiny model sees none: the server's own refusal",
         "embeddings": "a model that generates has none here: the server's own refusal",
     },
-    "Ollama's shapes": {"a prompt that is too long": "Ollama cuts it; the stand-in takes it"},
+    "Ollama's shapes": {
+        "a prompt that is too long": "Ollama cuts it; the stand-in takes it",
+        "a tool forced by its name": "Ollama 0.32 passes over `tool_choice`, which Hive tells in `X-Hive-Ignored`; the "
+        "stand-in calls whatever is offered",
+    },
     "the demo backend": dict.fromkeys(
         (
             *("a stop sequence", "a tool offered", "a tool forced by its name", "JSON without a schema"),

@@ -10,11 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.errors import BadRequest, HiveError, TooLarge
+from hive.domain import BackendInfo, BackendKind, Tier
+from hive.errors import BadRequest, HiveError, NotSupported, TooLarge
 from hive.field_rules import Fields, Rule, Rules, Verb
+from hive.models.capabilities import PASSED_OVER, passed_over
 from hive.proxy import body
 from hive.proxy.body import Asked, Want
+from hive.proxy.fields import FieldTable
 from hive.proxy.names import MAX_NAMES
+from hive.settings import Settings
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
@@ -416,3 +420,80 @@ def test_a_body_of_many_small_parts_is_heavy_long_before_it_is_long() -> None:
     assert body.is_heavy(text % (b"x" * 270_000))
     assert body.is_heavy(b'{"messages":[%b]}' % b",".join([b'{"content":[{}]}'] * 1500))
     assert body.is_heavy(b"[%b]" % b",".join([b"[]"] * 12_000))
+
+
+# --- what the backend passes over -------------------------------------------------------------------------------------
+
+OLLAMA = BackendInfo(kind=BackendKind.OLLAMA, address="x")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "field"),
+    [
+        ("/v1/chat/completions", b'"n":2'),
+        ("/v1/chat/completions", b'"audio":{"voice":"a","format":"mp3"}'),
+        ("/v1/completions", b'"n":3'),
+        ("/v1/completions", b'"response_format":{"type":"json_schema","json_schema":{"schema":{"type":"object"}}}'),
+        ("/v1/messages", b'"output_config":{"effort":"low","format":{"type":"json_schema","schema":{}}}'),
+        ("/v1/messages", b'"output_format":{"type":"json_schema","schema":{}}'),
+    ],
+)
+def test_what_would_give_another_shape_is_refused(endpoint: str, field: bytes) -> None:
+    """Ollama passed over them: one answer for two, and text where JSON by a schema was asked for."""
+    rules = FieldTable(Settings()).rules(endpoint, Tier.HIGH)
+    with pytest.raises(NotSupported, match="cannot be said to this backend"):
+        body.read(b'{"model":"m",%b}' % field, rules, Want(passed_over=passed_over(OLLAMA, endpoint)))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "told"),
+    [
+        ("/v1/chat/completions", b'"tool_choice":"required","logit_bias":{"5":1}', ("tool_choice", "logit_bias")),
+        ("/v1/chat/completions", b'"tool_choice":{"type":"function","function":{"name":"f"}}', ("tool_choice",)),
+        ("/v1/chat/completions", b'"parallel_tool_calls":false', ("parallel_tool_calls",)),
+        ("/v1/chat/completions", b'"functions":[{"name":"f"}],"function_call":"auto"', ("functions",)),
+        ("/v1/chat/completions", b'"n":1,"tool_choice":"auto","parallel_tool_calls":true,"logit_bias":{}', ()),
+        ("/v1/chat/completions", b'"n":null,"n_keep":4', ()),
+        ("/v1/completions", b'"best_of":2', ("best_of",)),
+        ("/v1/completions", b'"best_of":1,"response_format":{"type":"text"}', ()),
+        ("/v1/messages", b'"tool_choice":{"type":"tool","name":"f"}', ("tool_choice",)),
+        ("/v1/messages", b'"tool_choice":{"type":"auto"},"output_config":{"effort":"low"}', ()),
+    ],
+)
+def test_what_only_changes_the_words_goes_on_and_is_told(endpoint: str, fields: bytes, told: tuple[str, ...]) -> None:
+    rules = FieldTable(Settings()).rules(endpoint, Tier.HIGH)
+    asked = body.read(b'{"model":"m",%b}' % fields, rules, Want(passed_over=passed_over(OLLAMA, endpoint)))
+    assert asked.ignored == told
+    assert msgspec.json.decode(b"".join(asked.upstream)).items() >= msgspec.json.decode(b"{%b}" % fields).items()
+    assert asked.changes() == (b"x-hive-ignored: %b\r\n" % ", ".join(told).encode() if told else b"")
+
+
+def test_every_field_of_the_table_is_one_of_its_endpoint() -> None:
+    """A row for a field that is dropped or refused anyway would never be reached."""
+    for kind, by_endpoint in PASSED_OVER.items():
+        for endpoint, overs in by_endpoint.items():
+            fields = FieldTable(Settings()).rules(endpoint, Tier.HIGH).fields
+            for over in overs:
+                name = over.field
+                rule = fields.policed.get(name)
+                assert name in fields.plain or (rule is not None and rule.verb is not Verb.REFUSE), (kind, over.field)
+
+
+@pytest.mark.parametrize(
+    ("text", "goes_on"),
+    [
+        (b'{"max_completion_tokens":5}', {"max_completion_tokens": 5, "max_tokens": 5}),
+        (b'{"max_completion_tokens":5,"max_tokens":null}', {"max_completion_tokens": 5, "max_tokens": 5}),
+        (b'{"max_tokens":7}', {"max_tokens": 7}),
+        (b"{}", {}),
+    ],
+)
+def test_a_limit_by_another_name_reaches_a_server_that_knows_one(text: bytes, goes_on: dict[str, int]) -> None:
+    """Before Ollama `max_completion_tokens` had no effect for a tier without a limit: asked for 5, it made 200."""
+    free = Fields(plain=frozenset({"max_tokens", "max_completion_tokens"}))
+    rules = Rules(target="/x", fields=free, tokens=("max_tokens", "max_completion_tokens"))
+    asked = body.read(text, rules, Want())
+    assert msgspec.json.decode(asked.upstream[0]) == goes_on
+    assert asked.max_tokens == max(goes_on.values(), default=None)
+    kept = body.read(text, rules, Want(limit_by_first_name=False))
+    assert msgspec.json.decode(kept.upstream[0]) == msgspec.json.decode(text), "OpenAI refuses both of them at once"

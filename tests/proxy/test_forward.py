@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from harness import (
     CHAT,
@@ -23,7 +24,7 @@ from harness import (
     until,
 )
 
-from hive.domain import BackendKind
+from hive.domain import BackendKind, Tier
 
 EVENTS = [
     b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n',
@@ -590,3 +591,24 @@ async def test_a_backend_that_gave_up_in_mid_stream_is_never_a_clean_end(tmp_pat
         await until(lambda: [event.cut for event in proxy.events] == [True])
         assert nothing_is_held(proxy)
         client.close()
+
+
+async def test_what_ollama_passes_over_is_told_and_its_limit_reaches_it_by_the_name_it_knows(tmp_path: Path) -> None:
+    """`max_completion_tokens` did nothing before Ollama for a tier without a limit: asked for 5, it made 200, on its
+    only slot. A forced tool was not forced, and nobody was told."""
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.OLLAMA)
+        proxy.registry.learn(msgspec.structs.replace(proxy.row, tier=Tier.HIGH))
+        backend.reply = answer(JSON_ANSWER)
+        client = await Client.unix(proxy.socket_path)
+        asked = CHAT[:-1] + b',"max_completion_tokens":5,"tool_choice":"required"}'
+        status, fields, _ = await client.ask(post(b"/v1/chat/completions", asked))
+        assert (status, fields[b"x-hive-ignored"]) == (200, b"tool_choice")
+        sent = json.loads(backend.requests[0][1])
+        assert (sent["max_tokens"], sent["tool_choice"]) == (5, "required")
+        status, fields, content = await client.ask(post(b"/v1/chat/completions", CHAT[:-1] + b',"n":2}'))
+        assert (status, len(backend.requests)) == (501, 1)
+        assert b"it gives one answer, however many are asked for" in content
+        proxy.use(backend, BackendKind.LLAMA)
+        status, fields, _ = await client.ask(post(b"/v1/chat/completions", asked))
+        assert (status, b"x-hive-ignored" in fields) == (200, False)

@@ -246,6 +246,21 @@ async def test_what_a_client_writes_itself_a_strict_server_judges_itself(tmp_pat
         assert (status, b"Unrecognized request argument supplied: top_k" in said) == (400, True)
 
 
+@pytest.mark.parametrize("kind", [BackendKind.REMOTE, BackendKind.VLLM])
+async def test_whose_account_it_is_is_told_to_no_server(tmp_path: Path, kind: BackendKind) -> None:
+    """`metadata.user_id` of the anthropic package became `user`: an account's id went to somebody else's server, which
+    answered 400 where it takes 64 or 128 characters of it."""
+    async with proxied(tmp_path) as (proxy, backend):
+        backend.reply = answer(JSON_ANSWER)
+        use(proxy, BackendInfo(kind=kind, address=backend.address, up=True))
+        about = {"user_id": "user_" + "a" * 150, "other": 1}
+        body = {"messages": HELLO, "max_tokens": 5, "metadata": about}
+        _, fields, _ = await ask(proxy, b"/v1/messages", body)
+        assert "metadata.user_id" in fields[b"x-hive-dropped"].decode().split(", ")
+        assert b"user_aaa" not in backend.requests[0][1]
+        assert "user" not in json.loads(backend.requests[0][1])
+
+
 async def test_by_plain_http_it_is_asked_by_its_own_name(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
         use(proxy, BackendInfo(kind=BackendKind.REMOTE, address=backend.address, up=True, capabilities=STRICT))
@@ -260,7 +275,7 @@ async def test_what_llama_server_would_pass_over_is_refused(tmp_path: Path) -> N
     async with proxied(tmp_path) as (proxy, backend):
         status, _, said = await ask(proxy, b"/v1/completions", {"prompt": "a", "suffix": "b"})
         assert (status, backend.requests) == (501, [])
-        assert b"llama-server passes over it" in said
+        assert b"which passes over it: it continues the prompt" in said
         assert (await ask(proxy, b"/v1/completions", {"prompt": "a", "suffix": ""}))[0] == 200
 
 

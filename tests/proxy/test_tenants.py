@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -99,6 +100,31 @@ async def test_a_caller_without_limits_gets_ollamas_list_byte_for_byte(tmp_path:
         backend.reply = answer(TAGS)
         client = await Client.unix(proxy.socket_path)
         assert (await client.ask(get(b"/api/tags")))[2] == TAGS
+
+
+SHOWN: dict[str, Any] = {
+    "modelfile": "# made by ollama show\n# FROM tiny:latest\n\nFROM /var/lib/hive/models/ollama/blobs/sha256-ab\n"
+    'ADAPTER "/srv/my models/x.gguf"\nTEMPLATE """{{ .Prompt }} of /etc"""\nPARAMETER stop /a/b\n',
+    "details": {"parent_model": "/root/models/base.gguf", "format": "gguf"},
+    "model_info": {"general.parameter_count": 1e9},
+}
+
+
+async def test_what_is_shown_of_a_model_names_no_directory_of_the_host(tmp_path: Path) -> None:
+    """Ollama's Modelfile names the blobs it is made of by their paths, and agents were told where models lie."""
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.OLLAMA)
+        backend.reply = answer(json.dumps(SHOWN).encode())
+        client = await Client.unix(proxy.socket_path)
+        status, fields, body = await client.ask(post(b"/api/show", b'{"model":"m"}'))
+        shown = json.loads(body)
+        assert (status, int(fields[b"content-length"])) == (200, len(body))
+        assert shown["details"] == {"parent_model": "base.gguf", "format": "gguf"}
+        assert shown["model_info"] == SHOWN["model_info"]
+        told = SHOWN["modelfile"].replace("/var/lib/hive/models/ollama/blobs/", "")
+        assert shown["modelfile"] == told.replace('"/srv/my models/x.gguf"', "x.gguf")
+        backend.reply = answer(b"<html>")
+        assert (await client.ask(post(b"/api/show", b'{"model":"m"}')))[2] == b"<html>"
 
 
 # X-… fields ----------------------------------------------------------------------------------------------------------

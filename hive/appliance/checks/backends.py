@@ -18,6 +18,7 @@ from hive.host import gpu_memory
 from hive.host.access import NO_ACCESS, access_of
 from hive.host.gpu import Gpus, read_gpus
 from hive.host.nvml import Seen
+from hive.host.process import Snapshot, words_of
 from hive.inference.ask import parse_address
 from hive.inference.recognise import CANDIDATES, find, recognise
 
@@ -183,8 +184,60 @@ def _judge_tcp(address: str, *, is_appliance: bool) -> Verdict:
     return warned(reason, "hive backend list  # the installed units listen on sockets" if is_appliance else "")
 
 
+# --- who holds its memory ----------------------------------------------------------------------------------------
+
+
+class Program(NamedTuple):
+    """A running process: whose child it is, the words it was started with, how much memory it holds."""
+
+    pid: int
+    parent: int
+    words: tuple[str, ...]
+    rss_bytes: int = 0
+
+
+def look_at_runners(subject: Subject) -> Verdict:  # noqa: ARG001 - the same for all
+    found = Snapshot().processes.values()
+    return judge_runners([Program(one.pid, one.parent, words_of(one.pid), one.rss_bytes) for one in found if one.alive])
+
+
+def judge_runners(programs: Sequence[Program]) -> Verdict:
+    """Ollama starts a process for each model, which outlives an Ollama that is killed and keeps the model in memory.
+
+    >>> serve, runner = Program(7, 1, ("ollama", "serve")), Program(8, 7, ("ollama", "runner", "--port", "1"), 2 * GIB)
+    >>> judge_runners([serve, runner]).reason
+    'no Ollama that ended left a runner behind'
+    >>> judge_runners([runner])[1:]
+    ('1 runner of an Ollama that ended holds 2.0 GiB: process 8', 'kill 8')
+    """
+    servers = {one.pid for one in programs if _is_called(one, "ollama") and not _is_runner(one)}
+    runners = [one for one in programs if _is_runner(one)]
+    if not servers and not runners:
+        return skipped("no Ollama runs on this host")
+    left = [one for one in runners if one.parent not in servers]
+    if not left:
+        return passed("no Ollama that ended left a runner behind")
+    pids, held = [str(one.pid) for one in left], sum(one.rss_bytes for one in left) / GIB
+    one_or_more = ("runner", "holds", "process") if len(left) == 1 else ("runners", "hold", "processes")
+    what, hold, named = one_or_more
+    reason = f"{len(left)} {what} of an Ollama that ended {hold} {held:.1f} GiB: {named} {', '.join(pids)}"
+    return warned(reason, f"kill {' '.join(pids)}")
+
+
+def _is_runner(program: Program) -> bool:
+    """`ollama runner …` (0.17), or since 0.32 a llama-server with a model of Ollama's store."""
+    if _is_called(program, "ollama"):
+        return "runner" in program.words[1:]
+    return _is_called(program, "llama-server") and any("/blobs/sha256-" in word for word in program.words)
+
+
+def _is_called(program: Program, name: str) -> bool:
+    return bool(program.words) and program.words[0].rpartition("/")[2] == name
+
+
 CHECKS = (
     Check("gpu.driver", "NVIDIA's driver, device files and NVML.", look_at_gpu),
     Check("backend.answers", "An inference server answers.", look_at_backend),
+    Check("backend.runners", "No process of an Ollama that ended holds memory.", look_at_runners),
     Check("backend.apart", "Agents reach the inference server through Hive only.", look_at_ways),
 )
