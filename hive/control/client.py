@@ -208,8 +208,13 @@ def _error_of(status: int, data: bytes) -> HiveError:
         code, detail, hint = found["code"], found["detail"], found.get("hint", "")
     except (ValueError, KeyError, TypeError, AttributeError):
         return HiveError(f"the answer was {status}")
-    error = by_code(code)(detail)
-    error.code, error.status = code, status
-    if hint:
-        error.hint = hint
+    return error_of({"status": status, "code": code, "detail": detail, "hint": hint})
+
+
+def error_of(told: Answer) -> HiveError:
+    """The error that is told by `status`, `code`, `detail` and `hint`, as the class it had in the daemon."""
+    error = by_code(told["code"])(told["detail"])
+    error.code, error.status = told["code"], told["status"]
+    if told["hint"]:
+        error.hint = told["hint"]
     return error
