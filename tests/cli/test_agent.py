@@ -294,7 +294,7 @@ def test_several_are_removed_by_one_command(many: Hive) -> None:
     """Each is tried, and the exit code is that of the first that failed."""
     said = many("agent", "remove", "a001", "zzz", "a002", "a001", "--yes")
     assert said.out == "a001 is removed\na002 is removed\n"
-    assert (said.code, said.err.splitlines()[0]) == (3, "hive: there is no agent zzz")
+    assert (said.code, said.err.splitlines()[0]) == (3, "hive: there is no agent 'zzz'")
     told = many("agent", "rm", "a003", "yyy", "--yes", "--json")
     assert told.code == 3
     assert [one["name"] for one in told.json["removed"]] == ["a003"]
