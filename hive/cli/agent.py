@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import AgentName, AgentNames, Answer, Call, agents_in_short, chosen_agents, pages_of
+from hive.cli.call import AgentName, AgentNames, Answer, Call, chosen_agents
 from hive.cli.text import ago, fields, harmless, milliseconds, number, size, span, table
 from hive.control.client import error_of, path_of
 from hive.errors import HiveError
@@ -44,11 +44,11 @@ def list_agents(
     """
     client = call.client
     if quiet and not call.as_json:
-        names = [agent["name"] for agent in agents_in_short(client)]
+        names = [agent["name"] for agent in client.agents_in_short()]
         call.show("agent.list", {}, lambda: "\n".join(names))
         return
     is_cut = not (every or call.as_json) and sys.stdout.isatty()
-    found = [next(pages_of(client, limit=ON_A_TERMINAL))] if is_cut else [*pages_of(client)]
+    found = [next(client.agents(limit=ON_A_TERMINAL))] if is_cut else [*client.agents()]
     agents = [agent for page in found for agent in page["agents"]]
     call.show("agent.list", {"agents": agents}, lambda: _listed(agents))
     if left := found[0]["total"] - len(agents) if is_cut else 0:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 Answer = dict[str, Any]
-PAGE = 500
-"""Agents asked for at a time: what is said of them is never long in coming, however many there are."""
 
 
 class Call(typer.Context):
@@ -77,7 +75,7 @@ class Call(typer.Context):
             raise
 
     def _nearest(self, ref: str) -> str:
-        agents = agents_in_short(self.client)
+        agents = self.client.agents_in_short()
         if any(ref in (agent["name"], agent["id"]) for agent in agents):
             return ""
         return did_you_mean(ref, [agent["name"] for agent in agents])
@@ -118,21 +116,6 @@ def client_of(socket: Path | None, state_dir: Path | None) -> Client:
     return find(api_sockets(socket=socket, state_dir=state_dir, uid=os.geteuid(), env=os.environ))
 
 
-def agents_in_short(client: Client, timeout_s: float | None = None) -> list[Answer]:
-    """Id, name, status … of every agent, by name: what costs nobody a look."""
-    return [agent for page in pages_of(client, timeout_s=timeout_s, short=1) for agent in page["agents"]]
-
-
-def pages_of(client: Client, *, timeout_s: float | None = None, limit: int = PAGE, short: int = 0) -> Iterator[Answer]:
-    """All agents by name, a page at a time."""
-    after: str | None = None
-    while True:
-        page = client.get("/api/agents", timeout_s=timeout_s, limit=limit, short=short, after=after)
-        yield page
-        if (after := page["next"]) is None:
-            return
-
-
 COMPLETED_WITHIN_S = 0.2
 
 
@@ -144,7 +127,7 @@ def agent_names(incomplete: str) -> list[str]:
 
     def ask() -> None:
         try:
-            found.extend(agent["name"] for agent in agents_in_short(client_of(None, None), COMPLETED_WITHIN_S))
+            found.extend(agent["name"] for agent in client_of(None, None).agents_in_short(timeout_s=COMPLETED_WITHIN_S))
         except HiveError:
             return
 
@@ -189,7 +172,7 @@ def chosen_agents(call: Call, names: list[str] | None, *, every: bool) -> list[s
     if every and names:
         raise UsageError("--all means each agent: name none beside it")
     if every:
-        return [agent["name"] for agent in agents_in_short(call.client)]
+        return [agent["name"] for agent in call.client.agents_in_short()]
     if not names:
         raise UsageError("which agent?", hint="NAME..., or --all for each of them")
     return [*dict.fromkeys(names)]

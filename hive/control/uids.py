@@ -46,9 +46,10 @@ def uids_in_use() -> frozenset[int]:
 
 
 def _uids_of(pid: str) -> list[int]:
-    """The owner of its directory is its effective uid, or root where it hides what it does: then more is read.
+    """The owner of its directory is its effective uid, whatever it hides; reading all three takes five times as long.
 
-    The three differ only of programs of root's, and of such that hide: agents cannot gain privileges.
+    They differ of programs that are root's by their mode, and of those that are read. Agents cannot gain privileges:
+    theirs are one.
     """
     try:
         uid = os.stat(f"/proc/{pid}").st_uid

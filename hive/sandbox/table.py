@@ -87,18 +87,34 @@ class Table:
         table = cls(
             directory, {path.stem: _read(path, _File, VERSION).agent for path in sorted(directory.glob("*.json"))}
         )
-        if (old := directory.with_suffix(".json")).exists():
-            table._take_over(old)
+        if table._whole.exists() and _stamp(table._whole) != table._taken_over():
+            table._take_over()
         return table
 
-    def _take_over(self, old: Path) -> None:
-        """Begun anew where it was cut short: until all is on the disk nothing else is written."""
-        self.records = _read(old, _Whole, WHOLE_VERSION).agents
-        for agent, record in self.records.items():
-            _translate(_write, self._path(agent, ".new"), _encode(record), False)
-            _translate(self._path(agent, ".new").replace, self._path(agent))
+    @property
+    def _whole(self) -> Path:
+        """What an older Hive keeps. It stays for one that comes back (an upgrade that is undone) until the first agent
+        is removed, of which it would keep the environment."""
+        return self._directory.with_suffix(".json")
+
+    @property
+    def _mark(self) -> Path:
+        """Says which state of that was taken over: what an older Hive writes later is, once more."""
+        return self._directory / "taken_over"
+
+    def _taken_over(self) -> bytes:
+        return self._mark.read_bytes() if self._mark.exists() else b""
+
+    def _take_over(self) -> None:
+        """Begun anew where it was cut short: until all is on the disk the mark is not."""
+        stamp, before = _stamp(self._whole), self.records
+        self.records = _read(self._whole, _Whole, WHOLE_VERSION).agents
+        for agent in before.keys() - self.records.keys():
+            _translate(self._path(agent).unlink)
+        for agent in self.records:
+            self.save(agent)
         os.sync()
-        _translate(old.unlink)
+        _translate(_write, self._mark, stamp, True)
 
     def save(self, agent: str) -> None:
         """Replaces the agent's file; survives a kill of the helper, which is all that is asked of pids.
@@ -126,6 +142,7 @@ class Table:
         del self.records[agent]
         for suffix in (".json", ".new", ".durable"):
             _translate(self._path(agent, suffix).unlink, True)
+        _translate(self._whole.unlink, True)
         await asyncio.to_thread(_translate, files.sync, self._directory)
 
     def _path(self, agent: str, suffix: str = ".json") -> Path:
@@ -149,6 +166,11 @@ def _read(path: Path, shape: type[Kept], version: int) -> Kept:
         raise ConfigError(
             f"{path} is damaged: {error}", hint="Move it away: what is in it is then defined anew."
         ) from error
+
+
+def _stamp(path: Path) -> bytes:
+    found = path.stat()
+    return f"{found.st_ino} {found.st_mtime_ns}".encode()
 
 
 def _encode(record: Record) -> bytes:

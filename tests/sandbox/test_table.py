@@ -54,15 +54,40 @@ async def test_a_missing_table_is_an_empty_one(tmp_path: Path) -> None:
 
 
 async def test_a_table_in_one_file_is_taken_over(tmp_path: Path) -> None:
-    """What lives when Hive is upgraded is known to the new helper."""
+    """What lives when Hive is upgraded is known to the new helper, and to the old one where the upgrade is undone."""
     whole = {"version": 1, "agents": {"a1": Record(spec=SPEC, run=RUN), "a2": Record(spec=SPEC)}}
     (tmp_path / "sandbox.json").write_bytes(msgspec.json.encode(whole))
     (tmp_path / "sandbox.d").mkdir()
     (tmp_path / "sandbox.d" / "a1.json").write_bytes(b'{"version": 2, "agent": ')  # cut short the first time
     (tmp_path / "sandbox.d" / "a1.json").rename(tmp_path / "sandbox.d" / "a1.new")
-    assert Table.load(tmp_path / "sandbox.d").records == whole["agents"]
+    table = Table.load(tmp_path / "sandbox.d")
+    assert table.records == whole["agents"]
+    table.records["a1"].run = None
+    table.save("a1")
+    assert Table.load(tmp_path / "sandbox.d").records["a1"].run is None, "taken over once"
+    assert msgspec.json.decode((tmp_path / "sandbox.json").read_bytes()) == msgspec.to_builtins(whole)
+
+
+async def test_what_an_older_hive_wrote_after_an_upgrade_was_undone_is_taken_over_anew(tmp_path: Path) -> None:
+    path, fresh = tmp_path / "sandbox.json", tmp_path / "sandbox.fresh"
+    path.write_bytes(msgspec.json.encode({"version": 1, "agents": {"a1": Record(spec=SPEC)}}))
+    table = Table.load(tmp_path / "sandbox.d")
+    table.records["a3"] = Record(spec=SPEC)
+    table.save("a3")
+    later = {"a1": Record(spec=SPEC, run=RUN), "a2": Record(spec=SPEC)}
+    fresh.write_bytes(msgspec.json.encode({"version": 1, "agents": later}))
+    fresh.replace(path)
+    assert Table.load(tmp_path / "sandbox.d").records == later
+    assert Table.load(tmp_path / "sandbox.d").records == later
+
+
+async def test_of_a_removed_agent_nothing_is_left_in_the_old_file(tmp_path: Path) -> None:
+    """Its environment has its secrets."""
+    (tmp_path / "sandbox.json").write_bytes(msgspec.json.encode({"version": 1, "agents": {"a1": Record(spec=SPEC)}}))
+    table = Table.load(tmp_path / "sandbox.d")
+    await table.remove("a1")
     assert not (tmp_path / "sandbox.json").exists()
-    assert Table.load(tmp_path / "sandbox.d").records == whole["agents"]
+    assert Table.load(tmp_path / "sandbox.d").records == {}
 
 
 async def test_a_record_of_a_later_hive_is_refused(tmp_path: Path) -> None:
