@@ -208,19 +208,27 @@ def _remove_one(call: Call, name: str, *, yes: bool) -> None:
 
 
 def _remove_many(call: Call, names: list[str], *, yes: bool) -> None:
-    """In orders of some hundred: each is answered before anybody gives up waiting. Raises what the first failed of."""
+    """In orders of some hundred: each is answered before anybody gives up waiting. Raises what the first failed of.
+
+    Where the daemon is gone meanwhile what it has removed is told all the same.
+    """
     call.confirm(f"Remove {number(len(names))} agents and their files?", yes=yes)
     told: dict[str, list[Answer]] = {"removed": [], "failed": []}
+    broken: list[HiveError] = []
     for first in range(0, len(names), REMOVED_AT_ONCE):
-        answer = call.client.post(
-            "/api/removals", {"agents": names[first : first + REMOVED_AT_ONCE]}, timeout_s=REMOVED_S
-        )
+        order = {"agents": names[first : first + REMOVED_AT_ONCE]}
+        try:
+            answer = call.client.post("/api/removals", order, timeout_s=REMOVED_S)
+        except HiveError as error:
+            broken.append(error)
+            break
         for outcome, found in told.items():
             found += answer[outcome]
-    call.show("agent.remove", dict(told), lambda: "\n".join(f"{one['name']} is removed" for one in told["removed"]))
-    errors = [error_of(found) for found in told["failed"]]
-    for error in errors[1:]:
-        call.say(f"hive: {error.message}")
+    if told["removed"] or not broken:
+        call.show("agent.remove", dict(told), lambda: "\n".join(f"{one['name']} is removed" for one in told["removed"]))
+    errors = [*map(error_of, told["failed"]), *broken]
+    for more in errors[1:]:
+        call.say(f"hive: {more.message}")
     if errors:
         raise errors[0]
 

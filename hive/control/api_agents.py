@@ -53,6 +53,8 @@ FRESH_MAX = 250
 """More lines than a terminal has."""
 
 PAGE_MAX = 1000
+REF_MAX = 100
+"""Characters of what may name an agent; ids and names have fewer."""
 REMOVED_MAX = 1000
 """Agents in one order: each may take `stop_grace_s` to end, and a hundred end at a time."""
 UP_TO = Number("limit", "At most so many of them, and what comes next; 0: all.", default=0, most=PAGE_MAX)
@@ -87,7 +89,7 @@ class KeepAwakeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class RemovalOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Names or ids."""
 
-    agents: Annotated[list[str], Meta(min_length=1, max_length=REMOVED_MAX)]
+    agents: Annotated[list[Annotated[str, Meta(max_length=REF_MAX)]], Meta(min_length=1, max_length=REMOVED_MAX)]
 
 
 class MessageOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,7 +6,6 @@ import asyncio
 import sqlite3
 import time
 
-from hive.control.carrying import carried_through
 from hive.control.journal import Journal, event_row
 from hive.domain import Agent
 from hive.store import agents, audit
@@ -45,7 +44,7 @@ class Forgetting:
         while self._waiting:
             some, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
             try:
-                await carried_through(self._write([agent for agent, _, _ in some], [row for _, row, _ in some]))
+                await self._write([agent for agent, _, _ in some], [row for _, row, _ in some])
             except Exception as error:  # whoever waits is told, and raises it
                 for _, _, done in some:
                     done.set_exception(error)

@@ -208,7 +208,7 @@ async def test_a_removal_that_cannot_be_written_is_none(tmp_path: Path) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("agents_named", [[], ["x"] * 1001, "x"])
+@pytest.mark.parametrize("agents_named", [[], ["x"] * 1001, "x", ["x" * 101]])
 async def test_an_order_to_remove_nobody_or_too_many_is_refused(client: Client, agents_named: Any) -> None:
     with pytest.raises(BadRequest):
         await to_thread(client.post, "/api/removals", {"agents": agents_named})
