@@ -571,8 +571,13 @@ class Paths(msgspec.Struct, frozen=True):
 
     @property
     def sandbox_table(self) -> Path:
-        """The helper's own table: what it started, by pid, start time and boot id."""
-        return self._state_of("sandbox") / "sandbox.json"
+        """The helper's own table, a file for each agent: what it started, by pid, start time and boot id."""
+        return self._state_of("sandbox") / "sandbox.d"
+
+    @property
+    def sandbox_lock(self) -> Path:
+        """Held by the helper of this state directory."""
+        return self._state_of("sandbox") / "sandbox.lock"
 
     @property
     def log_pipes(self) -> Path:

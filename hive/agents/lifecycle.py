@@ -25,7 +25,7 @@ from hive.agents.state import Answer, State, wrong_state
 from hive.agents.waking import Waking
 from hive.agents.world import World
 from hive.domain import ALIVE, AT_REST, Agent, AgentSpec, AgentStatus, SleepDepth, WakeCause
-from hive.errors import AgentBusy, NotFound, NotSupported, Saturated, TimedOut, WrongState
+from hive.errors import AgentBusy, HiveError, NotFound, NotSupported, Saturated, TimedOut, WrongState
 from hive.link.messages import WENT_DOWN, Open, Refused, Stat
 
 RETRY_BUSY_S = 1.0
@@ -326,10 +326,14 @@ class Life:
         await self._turns.take(last, verb)
 
     async def _remove(self, actor: str) -> None:
-        await self._starting.stop(actor, "being removed")
-        with contextlib.suppress(NotFound):  # it was never started
-            await self._world.helper.remove(self.agent.id)
-        await self._world.forget(self.agent)
+        await self._starting.stop(actor, "being removed", is_last=True)
+        try:
+            with contextlib.suppress(NotFound):  # it was never started
+                await self._world.helper.remove(self.agent.id)
+            await self._world.forget(self.agent, actor)
+        except HiveError:
+            await self._state.record()
+            raise
         self._turns.end()
         self._world.gates.gone(self.agent.id)
 

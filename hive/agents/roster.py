@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
 
 from hive.agents import boot
@@ -22,6 +23,8 @@ log = logging.getLogger("hive.agents")
 
 STARTS_AT_ONCE = 4
 """After a boot: a thousand programs that start together make each other slow, and the host unusable."""
+SOCKET_DIGITS = 8
+"""So many of an agent's id name its socket (Paths.agent_socket)."""
 FOUND_AT_ONCE = 200
 """Told what was found of them before others have their turn: some 3 ms."""
 
@@ -34,6 +37,9 @@ class Roster:
         self.line = Line(world)
         self._lives: dict[str, Life] = {}
         self._by_name: dict[str, Life] = {}
+        self._names: list[str] = []
+        """In their order."""
+        self._sockets: set[str] = set()
         self._is_begun = False
 
     def __repr__(self) -> str:
@@ -46,12 +52,20 @@ class Roster:
         return len(self._lives)
 
     def add(self, agent: Agent) -> Life:
-        life = self._lives[agent.id] = self._by_name[agent.name] = Life(agent, self._world, self.line)
+        life = self._lives[agent.id] = Life(agent, self._world, self.line)
+        if agent.name not in self._by_name:
+            insort(self._names, agent.name)
+        self._by_name[agent.name] = life
+        self._sockets.add(agent.id[:SOCKET_DIGITS])
         return life
 
     def drop(self, agent: str) -> None:
-        if (life := self._lives.pop(agent, None)) is not None and self._by_name.get(life.agent.name) is life:
+        if (life := self._lives.pop(agent, None)) is None:
+            return
+        self._sockets.discard(agent[:SOCKET_DIGITS])
+        if self._by_name.get(life.agent.name) is life:
             del self._by_name[life.agent.name]
+            del self._names[bisect_left(self._names, life.agent.name)]
 
     def get(self, agent: str) -> Life | None:
         """By id."""
@@ -59,6 +73,16 @@ class Roster:
 
     def named(self, name: str) -> Life | None:
         return self._by_name.get(name)
+
+    def by_name(self, *, after: str = "", limit: int | None = None) -> list[Life]:
+        """The lives in the order of their names, those behind `after`, at most `limit`."""
+        first = bisect_right(self._names, after) if after else 0
+        names = self._names[first:] if limit is None else self._names[first : first + limit]
+        return [self._by_name[name] for name in names]
+
+    def has_socket(self, agent: str) -> bool:
+        """Whether an agent's socket is called as that of one with this id would be."""
+        return agent[:SOCKET_DIGITS] in self._sockets
 
     def find(self, ref: str) -> Life:
         """By id, else by name. Raises NotFound."""

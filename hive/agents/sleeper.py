@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 
 import msgspec
 
@@ -44,12 +45,18 @@ class Sleeper:
         self._loop = asyncio.get_running_loop()
         self._activity: dict[str, Activity] = {}
         self._seen_at = 0.0
+        self._seen_alone: dict[str, tuple[Activity, float]] = {}
+        """Agents that were asked about by themselves since, and when."""
         self._cpu: dict[str, _Cpu] = {}
         self._deepener = Deepener(roster, world)
 
     def activity(self, agent: str) -> Activity:
         """What the proxy saw of it last."""
-        return self._activity.get(agent, Activity())
+        return self._seen(agent)[0]
+
+    def _seen(self, agent: str) -> tuple[Activity, float]:
+        """What the proxy saw of it last, and when."""
+        return self._seen_alone.get(agent) or (self._activity.get(agent, Activity()), self._seen_at)
 
     def verdict(self, life: Life) -> Verdict:
         """As things were seen last: would it be put to sleep now, and why (not)."""
@@ -82,13 +89,22 @@ class Sleeper:
             await asyncio.sleep(self._world.settings.sleep.check_s)
             await self.check()
 
-    async def look(self) -> None:
-        """Asks the proxy what it sees now; where it cannot be asked, what was seen before stands."""
+    async def look(self, agents: Collection[str] = ()) -> None:
+        """Asks the proxy what it sees now of the agents named, of all where none is.
+
+        Where it cannot be asked, what was seen before stands.
+        """
         if self._world.gates.session is None:
             return
-        activity = await outcome_of(self._world.gates.activity())
-        if not isinstance(activity, HiveError):
-            self._activity, self._seen_at = activity, self._loop.time()
+        activity = await outcome_of(self._world.gates.activity(agents))
+        if isinstance(activity, HiveError):
+            return
+        now = self._loop.time()
+        if agents:
+            self._seen_alone.update((agent, (activity.get(agent, Activity()), now)) for agent in agents)
+        else:
+            self._activity, self._seen_at = activity, now
+            self._seen_alone.clear()
 
     async def check(self) -> None:
         """One round. The proxy is asked once for all, the helper only about those who may be idle by the next check.
@@ -98,6 +114,7 @@ class Sleeper:
         awake = [life for life in self._roster if life.status is AgentStatus.RUNNING]
         if not awake:
             self._cpu.clear()
+            self._seen_alone.clear()
             return
         await self.look()
         check_s = self._world.settings.sleep.check_s
@@ -139,7 +156,7 @@ class Sleeper:
 
     def _facts(self, life: Life) -> Facts:
         settings, agent = self._world.settings, life.agent
-        seen = self.activity(agent.id)
+        seen, seen_at = self._seen(agent.id)
         cpu = self._cpu.get(agent.id)
         idle_s = agent.spec.idle_s
         return Facts(
@@ -156,7 +173,7 @@ class Sleeper:
             parked=seen.parked,
             ingress=seen.ingress,
             why_busy=seen.why_busy,
-            last_active_at=None if seen.quiet_s is None else self._seen_at - seen.quiet_s,
+            last_active_at=None if seen.quiet_s is None else seen_at - seen.quiet_s,
             cpu_percent=None if cpu is None else cpu.percent,
             retry_at=life.retry_freeze_at,
             kept_awake_until=self._loop.time() + life.kept_awake_for_s,

@@ -73,21 +73,21 @@ class Starting:
         if not state.gone:
             await self._waking.running(f"started, pid {state.pid}", actor)
 
-    async def stop(self, actor: str, reason: str, *, by: str = "") -> None:
+    async def stop(self, actor: str, reason: str, *, by: str = "", is_last: bool = False) -> None:
         """Left in `stopping` where the helper is gone: the reconciliation that follows finishes it.
 
         `by`: as in `Agent.stopped_by`. What is at rest stays as it is, but does not come back after a boot where an
-        operator wants it stopped.
+        operator wants it stopped. `is_last`: that it is at rest is not recorded, its record goes next.
         """
         state = self._state
         if state.status not in AT_REST:
-            await self.end(actor, reason, by=by)
+            await self.end(actor, reason, by=by, is_last=is_last)
         elif by == OPERATOR and state.status is not AgentStatus.CREATED and state.agent.stopped_by != OPERATOR:
             changed = msgspec.structs.replace(state.agent, stopped_by=by)
             await state.world.save(changed)
             state.agent = changed
 
-    async def end(self, actor: str, reason: str, *, by: str = "") -> None:
+    async def end(self, actor: str, reason: str, *, by: str = "", is_last: bool = False) -> None:
         """Whatever lives of it is asked to end, and killed after the grace."""
         state = self._state
         state.become(AgentStatus.STOPPING, reason, actor, bump=True, stopped_by=by)
@@ -96,7 +96,7 @@ class Starting:
         await state.record()
         with contextlib.suppress(NotFound, WrongState):  # nothing of it lived any more
             await state.world.helper.stop(state.agent.id, grace_s=state.world.settings.agents.stop_grace_s)
-        await self.rest(AgentStatus.STOPPED, reason, actor, stopped_by=by)
+        await self.rest(AgentStatus.STOPPED, reason, actor, stopped_by=by, is_last=is_last)
 
     async def after_end(self, exit_code: int | None, why: str = "") -> None:
         """It ended by itself, `why` if known: what the restart policy says. Ended by Hive, it comes back with Hive."""
@@ -178,7 +178,9 @@ class Starting:
             await self.rest(AgentStatus.ERROR, error.message, "hive")
         return None
 
-    async def rest(self, status: AgentStatus, reason: str, actor: str, *, stopped_by: str = "") -> None:
+    async def rest(
+        self, status: AgentStatus, reason: str, actor: str, *, stopped_by: str = "", is_last: bool = False
+    ) -> None:
         """It is at rest: nothing of it lives, and nobody waits for it."""
         state = self._state
         state.gone, state.pid, state.started_spec = False, None, None
@@ -189,4 +191,5 @@ class Starting:
         state.world.gates.tell(state.agent)
         state.world.gates.refuse(state.agent)
         state.answer(state.refused)
-        await state.record()
+        if not is_last:
+            await state.record()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 import msgspec
@@ -83,8 +84,8 @@ class Gates(Protocol):
         """Raises LinkLost, TimedOut."""
         ...
 
-    async def activity(self) -> dict[str, Activity]:
-        """What the proxy sees of each agent it knows. Raises LinkLost, TimedOut."""
+    async def activity(self, agents: Collection[str] = ()) -> dict[str, Activity]:
+        """What the proxy sees of the agents named, of each it knows where none is. Raises LinkLost, TimedOut."""
         ...
 
     def asleep(self, agent: Agent) -> None: ...
@@ -111,8 +112,8 @@ class World(Protocol):
         """Returns once it is committed; saves of one agent happen in the order of their calls. Raises StoreFull …"""
         ...
 
-    async def forget(self, agent: Agent) -> None:
-        """Deletes the record and every key of it, frees its uid."""
+    async def forget(self, agent: Agent, actor: str) -> None:
+        """Deletes the record and every key of it, frees its uid; that it is removed is told and audited."""
         ...
 
     async def sandbox_spec(self, agent: Agent) -> SandboxSpec:

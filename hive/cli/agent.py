@@ -9,14 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import AgentName, Answer, Call
+from hive.cli.call import AgentName, AgentNames, Answer, Call, chosen_agents
 from hive.cli.text import ago, fields, harmless, milliseconds, number, size, span, table
-from hive.control.client import path_of
+from hive.control.client import error_of, path_of
 from hive.errors import HiveError
 from hive.terminal_text import MASK
 
 ACT_S = 60.0
 """How long an answer to start, stop … may take: `stop_grace_s` is in it."""
+REMOVED_AT_ONCE = 500
+REMOVED_S = 600.0
+"""For so many of whom each takes its grace time to end, a hundred at a time."""
+ON_A_TERMINAL = 100
+"""Agents in a table that somebody reads."""
 PAUSE_S = 600.0
 """How long the daemon's own `pause_timeout_s` may be before this side gives up."""
 
@@ -24,18 +29,30 @@ PAUSE_S = 600.0
 def list_agents(
     call: Call,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Names only, one a line.")] = False,
+    every: Annotated[bool, typer.Option("--all", "-a", help="On a terminal too, each of them.")] = False,
 ) -> None:
     """Lists the agents: what they do, what they cost, why they are awake.
 
-    Aliases: ls, and `hive ps`.
+    A table on a terminal has the first 100 and says how many there are; what goes into a file or a pipe, --quiet and
+    --json are always complete. Aliases: ls, and `hive ps`.
 
     Examples:
       hive agent list
+      hive ps --all
       hive ps -q | xargs -n1 hive agent stop
       hive agent list --json | jq '.agents[] | select(.status == "paused") | .name'
     """
-    answer = call.client.get("/api/agents")
-    call.show("agent.list", answer, lambda: _listed(answer["agents"], quiet=quiet))
+    client = call.client
+    if quiet and not call.as_json:
+        names = [agent["name"] for agent in client.agents_in_short()]
+        call.show("agent.list", {}, lambda: "\n".join(names))
+        return
+    is_cut = not (every or call.as_json) and sys.stdout.isatty()
+    found = [next(client.agents(limit=ON_A_TERMINAL))] if is_cut else [*client.agents()]
+    agents = [agent for page in found for agent in page["agents"]]
+    call.show("agent.list", {"agents": agents}, lambda: _listed(agents))
+    if left := found[0]["total"] - len(agents) if is_cut else 0:
+        call.say(f"… and {number(left)} more of {number(found[0]['total'])}: --all shows each of them, -q the names")
 
 
 def show(
@@ -159,20 +176,61 @@ def usage(
 
 def remove(
     call: Call,
-    name: AgentName,
+    names: AgentNames = None,
+    every: Annotated[bool, typer.Option("--all", "-a", help="Every agent there is.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Removes an agent: it is stopped, its files and its keys go; what it used stays in the books. Alias: rm.
+    """Removes agents: they are stopped, their files and their keys go; what they used stays in the books. Alias: rm.
+
+    Of several each is tried; the exit code is that of the first that could not be removed.
 
     Examples:
       hive agent remove alice
-      hive agent rm alice --yes
+      hive agent rm alice bob --yes
+      hive agent remove --all
+      hive ps -q | grep ^test- | xargs hive agent remove --yes
     """
+    chosen = chosen_agents(call, names, every=every)
+    if len(chosen) == 1 and not every:
+        _remove_one(call, chosen[0], yes=yes)
+    elif chosen:
+        _remove_many(call, chosen, yes=yes)
+    else:
+        call.show("agent.remove", {"removed": [], "failed": []}, lambda: "there is no agent")
+
+
+def _remove_one(call: Call, name: str, *, yes: bool) -> None:
     with call.about(name):
         call.client.get(path_of(name))
         call.confirm(f"Remove {name} and its files?", yes=yes)
         answer = call.client.delete(path_of(name), timeout_s=ACT_S)
     call.show("agent.remove", answer, lambda: f"{answer['name']} is removed")
+
+
+def _remove_many(call: Call, names: list[str], *, yes: bool) -> None:
+    """In orders of some hundred: each is answered before anybody gives up waiting. Raises what the first failed of.
+
+    Where the daemon is gone meanwhile what it has removed is told all the same.
+    """
+    call.confirm(f"Remove {number(len(names))} agents and their files?", yes=yes)
+    told: dict[str, list[Answer]] = {"removed": [], "failed": []}
+    broken: list[HiveError] = []
+    for first in range(0, len(names), REMOVED_AT_ONCE):
+        order = {"agents": names[first : first + REMOVED_AT_ONCE]}
+        try:
+            answer = call.client.post("/api/removals", order, timeout_s=REMOVED_S)
+        except HiveError as error:
+            broken.append(error)
+            break
+        for outcome, found in told.items():
+            found += answer[outcome]
+    if told["removed"] or not broken:
+        call.show("agent.remove", dict(told), lambda: "\n".join(f"{one['name']} is removed" for one in told["removed"]))
+    errors = [*map(error_of, told["failed"]), *broken]
+    for more in errors[1:]:
+        call.say(f"hive: {more.message}")
+    if errors:
+        raise errors[0]
 
 
 def _act(call: Call, name: str, verb: str) -> None:
@@ -191,9 +249,7 @@ def refuse_failed(view: Answer) -> None:
         )
 
 
-def _listed(agents: list[Answer], *, quiet: bool) -> str:
-    if quiet:
-        return "\n".join(agent["name"] for agent in agents)
+def _listed(agents: list[Answer]) -> str:
     now = time.time()
     rows = [
         [

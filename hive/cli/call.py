@@ -75,7 +75,7 @@ class Call(typer.Context):
             raise
 
     def _nearest(self, ref: str) -> str:
-        agents = self.client.get("/api/agents")["agents"]
+        agents = self.client.agents_in_short()
         if any(ref in (agent["name"], agent["id"]) for agent in agents):
             return ""
         return did_you_mean(ref, [agent["name"] for agent in agents])
@@ -127,10 +127,7 @@ def agent_names(incomplete: str) -> list[str]:
 
     def ask() -> None:
         try:
-            found.extend(
-                agent["name"]
-                for agent in client_of(None, None).get("/api/agents", timeout_s=COMPLETED_WITHIN_S)["agents"]
-            )
+            found.extend(agent["name"] for agent in client_of(None, None).agents_in_short(timeout_s=COMPLETED_WITHIN_S))
         except HiveError:
             return
 
@@ -162,3 +159,20 @@ AgentName = Annotated[
     str, typer.Argument(metavar="NAME", help="The agent's name or id.", autocompletion=agent_names, show_default=False)
 ]
 """The one argument of most commands."""
+
+AgentNames = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="NAME...", help="The agents' names or ids.", autocompletion=agent_names, show_default=False),
+]
+"""Of a command that takes several; `chosen_agents` says which."""
+
+
+def chosen_agents(call: Call, names: list[str] | None, *, every: bool) -> list[str]:
+    """Those named, each once, or with `every` (`--all`) each there is. Raises UsageError for none, or for both."""
+    if every and names:
+        raise UsageError("--all means each agent: name none beside it")
+    if every:
+        return [agent["name"] for agent in call.client.agents_in_short()]
+    if not names:
+        raise UsageError("which agent?", hint="NAME..., or --all for each of them")
+    return [*dict.fromkeys(names)]

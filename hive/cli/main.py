@@ -41,10 +41,10 @@ Examples:
         "keep-awake": Entry("agent_time:keep_awake", "Keeps an agent from being put to sleep."),
         "logs": Entry("agent:logs", "Prints what an agent wrote to its output."),
         "usage": Entry("agent:usage", "Shows what one agent used."),
-        "remove": Entry("agent:remove", "Removes an agent."),
+        "remove": Entry("agent:remove", "Removes agents."),
         "ls": Entry("agent:list_agents", "Lists the agents.", hidden=True),
         "ps": Entry("agent:list_agents", "Lists the agents.", hidden=True),
-        "rm": Entry("agent:remove", "Removes an agent.", hidden=True),
+        "rm": Entry("agent:remove", "Removes agents.", hidden=True),
     },
 )
 BENCH = Group(

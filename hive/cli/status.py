@@ -41,7 +41,7 @@ def status(call: Call) -> int:
     try:
         client = call.client
         health = client.get("/api/health", timeout_s=ANSWER_S)
-        agents = client.get("/api/agents", timeout_s=LIST_S)["agents"]
+        agents = client.agents_in_short(timeout_s=LIST_S)
     except HiveError as error:
         return _silent(call, error)
     counts = dict(Counter(agent["status"] for agent in agents))

@@ -24,16 +24,19 @@ from hive.control.routes import TEXT, LeadsTo, Row
 from hive.control.shapes_agents import (
     AgentChanges,
     AgentList,
+    AgentPage,
     AgentUsage,
     AgentView,
     Applied,
     MessageDropped,
     MessageList,
     MessageOf,
+    Removals,
     Removed,
     ScheduleCancelled,
     ScheduleList,
     ScheduleOf,
+    ShortPage,
     Tokens,
 )
 from hive.control.tail import follow, tail
@@ -49,6 +52,14 @@ VIEWER, OPERATOR = Role.VIEWER, Role.OPERATOR
 FRESH_MAX = 250
 """More lines than a terminal has."""
 
+PAGE_MAX = 1000
+REF_MAX = 100
+"""Characters of what may name an agent; ids and names have fewer."""
+REMOVED_MAX = 1000
+"""Agents in one order: each may take `stop_grace_s` to end, and a hundred end at a time."""
+UP_TO = Number("limit", "At most so many of them, and what comes next; 0: all.", default=0, most=PAGE_MAX)
+AFTER = Text("after", "Only those behind this name: the `next` of the page before.")
+SHORT = Flag("short", "1: only what is known without asking anybody, in pages of 1000 where no `limit` is given.")
 SINCE = Text("since", "Only those who changed since the answer that had this `cursor`; empty: all, and a cursor.")
 FRESH = Text("fresh", "With `since`: also these, ids with commas between them.")
 DRY_RUN = Flag("dry_run", "1: say what would change, and change nothing.")
@@ -73,6 +84,12 @@ class KeepAwakeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": KEEP_AWAKE_MAX_S})]
         | Annotated[str, Meta(extra_json_schema={"pattern": LENGTH})]
     )
+
+
+class RemovalOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Names or ids."""
+
+    agents: Annotated[list[Annotated[str, Meta(max_length=REF_MAX)]], Meta(min_length=1, max_length=REMOVED_MAX)]
 
 
 class MessageOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,8 +128,9 @@ class AgentApi:
         message, schedule = f"{one}/messages/{{id}}", f"{one}/schedules/{{id}}"
         return [
             Row(
-                *("GET", "/api/agents", VIEWER, self.list_agents, "Every agent, by name.", AgentList | AgentChanges),
-                query=(SINCE, FRESH),
+                *("GET", "/api/agents", VIEWER, self.list_agents, "Every agent, by name."),
+                AgentList | AgentPage | ShortPage | AgentChanges,
+                query=(UP_TO, AFTER, SHORT, SINCE, FRESH),
             ),
             Row(
                 *("POST", "/api/agents", OPERATOR, self.create, "Make an agent and start it.", AgentView),
@@ -128,6 +146,10 @@ class AgentApi:
                 query=(DRY_RUN,),
             ),
             Row("DELETE", one, OPERATOR, self.remove, "Stop an agent and forget it.", Removed),
+            Row(
+                *("POST", "/api/removals", OPERATOR, self.remove_many, "Stop agents and forget them.", Removals),
+                body=RemovalOrder,
+            ),
             Row("POST", f"{one}/start", OPERATOR, self.start, "Start an agent.", AgentView, errors=(501,)),
             Row("POST", f"{one}/stop", OPERATOR, self.stop, "Stop an agent.", AgentView),
             Row(
@@ -176,13 +198,24 @@ class AgentApi:
         ]
 
     async def list_agents(self, request: Request) -> Response:
-        """With `since` only who changed meanwhile. What changes with time alone, messages and schedules are none.
+        """With `limit` a page of them. With `since` only who changed meanwhile: what changes with time alone, messages
+        and schedules are no change.
 
         The values of `env` are masked for a viewer, prompts for everybody.
         """
         since, fresh = SINCE.of(request), [agent for agent in (FRESH.of(request) or "").split(",") if agent]
         if len(fresh) > FRESH_MAX:
             raise BadRequest(f"{FRESH.name}: {len(fresh)} agents are named, {FRESH_MAX} is the limit")
+        limit, after, short = UP_TO.of(request), AFTER.of(request), SHORT.of(request)
+        if since is not None and (limit or after is not None or short):
+            raise BadRequest(f"{SINCE.name}: what changed is not told in pages")
+        if after is not None and not (limit or short):
+            raise BadRequest(f"{AFTER.name}: it goes with {UP_TO.name}")
+        if short:
+            return as_json(self._desk.shorts(after or "", limit or PAGE_MAX))
+        if limit:
+            page = await self._desk.page(after or "", limit)
+            return as_json({**page, "agents": listed_to(person(request), page["agents"])})
         if since is None:
             return as_json({"agents": listed_to(person(request), await self._desk.views())})
         found = await self._desk.changes(since, fresh)
@@ -206,6 +239,15 @@ class AgentApi:
 
     async def remove(self, request: Request) -> Response:
         return await self._done(self._desk.remove(named(request), actor(request)))
+
+    async def remove_many(self, request: Request) -> Response:
+        """`failed` has those that could not be removed; each removal is in the audit table, as where it alone is
+        ordered."""
+        order = body_of(request, RemovalOrder)
+        note(request, agents=len(order.agents))
+        removals = await carried_through(self._desk.remove_many(order.agents, actor(request)))
+        note(request, removed=len(removals["removed"]), not_removed=[one["agent"] for one in removals["failed"]][:20])
+        return as_json(removals)
 
     async def start(self, request: Request) -> Response:
         return await self._done(self._desk.start(named(request), actor(request)))

@@ -24,6 +24,8 @@ Query = str | int | float | bool | None
 
 CONNECT_S = 2.0
 PIECE_BYTES = 65536
+PAGE = 500
+"""Agents asked for at a time: the daemon is never long in answering, however many there are."""
 ANSWER_MAX_BYTES = 256 * 1024 * 1024
 NOT_YOURS = "ask as the user who runs this Hive or as root; an installed one lets in the group hive"
 NOT_RUNNING = "start one with `hive up`, or name its socket with --socket"
@@ -63,6 +65,19 @@ class Client:
 
     def delete(self, path: str, *, timeout_s: float | None = None, **query: Query) -> Answer:
         return self._ask("DELETE", path, None, query, timeout_s)
+
+    def agents(self, *, limit: int = PAGE, short: bool = False, timeout_s: float | None = None) -> Iterator[Answer]:
+        """All agents by name, a page at a time: `{"agents", "next", "total"}`."""
+        after: str | None = None
+        while True:
+            page = self.get("/api/agents", timeout_s=timeout_s, limit=limit, short=int(short), after=after)
+            yield page
+            if (after := page["next"]) is None:
+                return
+
+    def agents_in_short(self, *, timeout_s: float | None = None) -> list[Answer]:
+        """Id, name, status … of every agent, by name: what costs nobody a look."""
+        return [agent for page in self.agents(short=True, timeout_s=timeout_s) for agent in page["agents"]]
 
     def lines(self, path: str, *, silence_s: float | None = None, **query: Query) -> Iterator[bytes]:
         """The lines of a text answer as they come, with their newline. `silence_s` None waits for ever.
@@ -208,8 +223,13 @@ def _error_of(status: int, data: bytes) -> HiveError:
         code, detail, hint = found["code"], found["detail"], found.get("hint", "")
     except (ValueError, KeyError, TypeError, AttributeError):
         return HiveError(f"the answer was {status}")
-    error = by_code(code)(detail)
-    error.code, error.status = code, status
-    if hint:
-        error.hint = hint
+    return error_of({"status": status, "code": code, "detail": detail, "hint": hint})
+
+
+def error_of(told: Answer) -> HiveError:
+    """The error that is told by `status`, `code`, `detail` and `hint`, as the class it had in the daemon."""
+    error = by_code(told["code"])(told["detail"])
+    error.code, error.status = told["code"], told["status"]
+    if told["hint"]:
+        error.hint = told["hint"]
     return error

@@ -16,16 +16,19 @@ from hive.control.feed import Event
 from hive.control.pull_order import PullOrder
 from hive.control.shapes_agents import (
     AgentChanges,
+    AgentPage,
     AgentUsage,
     AgentView,
     Applied,
     MessageDropped,
     MessageList,
     MessageOf,
+    Removals,
     Removed,
     ScheduleCancelled,
     ScheduleList,
     ScheduleOf,
+    ShortPage,
     Tokens,
 )
 from hive.control.shapes_models import ModelList, ModelView
@@ -74,6 +77,14 @@ class Desk(Protocol):
         """Every agent, by name."""
         ...
 
+    async def page(self, after: str, limit: int) -> AgentPage:
+        """By name those behind `after`, at most `limit`."""
+        ...
+
+    def shorts(self, after: str, limit: int) -> ShortPage:
+        """The same without asking anybody."""
+        ...
+
     async def changes(self, since: str, fresh: Collection[str]) -> AgentChanges:
         """Who changed since the answer with that cursor.
 
@@ -115,6 +126,10 @@ class Desk(Protocol):
 
     async def remove(self, ref: str, actor: str) -> Removed:
         """Stopped and forgotten, with its messages and schedules; its usage stays."""
+        ...
+
+    async def remove_many(self, refs: Collection[str], actor: str) -> Removals:
+        """`remove` of each; one that fails keeps no other one."""
         ...
 
     async def send(self, ref: str, text: str, actor: str) -> MessageOf:

@@ -59,19 +59,20 @@ class WithElsewhere:
             await self._helper.remove(agent)
 
     async def stat(self, agents: list[str]) -> dict[str, Stat]:
-        here = self._elsewhere()
-        told = {agent: stat for agent, stat in here.items() if not agents or agent in agents}
+        told = self._elsewhere(agents)
         asked = [agent for agent in agents if agent not in told]
         if not self._enabled or (agents and not asked):
             return told
         return {**await self._helper.stat(asked), **told}
 
     async def reconcile(self, asleep: dict[str, int]) -> dict[str, Stat]:
-        return {**await self._asked().reconcile(asleep), **self._elsewhere()}
+        return {**await self._asked().reconcile(asleep), **self._elsewhere([])}
 
-    def _elsewhere(self) -> dict[str, Stat]:
-        """Nobody sees them: each is what it was last told to be."""
-        lives = [life.agent for life in self._roster() if life.agent.spec.runtime is RuntimeKind.EXTERNAL]
+    def _elsewhere(self, agents: list[str]) -> dict[str, Stat]:
+        """Of those named, of all where none is. Nobody sees them: each is what it was last told to be."""
+        roster = self._roster()
+        named = (life for agent in agents if (life := roster.get(agent)) is not None) if agents else roster
+        lives = [life.agent for life in named if life.agent.spec.runtime is RuntimeKind.EXTERNAL]
         return {agent.id: Stat(state="running" if agent.status in ALIVE else "gone") for agent in lives}
 
     def _is_elsewhere(self, agent: str) -> bool:

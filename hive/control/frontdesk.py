@@ -22,6 +22,7 @@ from hive.control.overview import Overview
 from hive.control.parts import Parts
 from hive.control.shapes_agents import (
     AgentChanges,
+    AgentPage,
     AgentUsage,
     AgentView,
     Applied,
@@ -29,21 +30,25 @@ from hive.control.shapes_agents import (
     MessageList,
     MessageOf,
     OfAgent,
+    Removals,
     Removed,
     ScheduleCancelled,
     ScheduleList,
     ScheduleOf,
+    ShortPage,
     Tokens,
 )
 from hive.control.tail import Output
 from hive.control.token_desk import TokenDesk
-from hive.control.uids import uids_in_use
+from hive.control.uids import UidLook, UidsSeen
 from hive.domain import ALIVE, Agent, AgentSpec, Isolation
 from hive.errors import HiveError, LinkLost, WrongState
 from hive.link.messages import Leaving, Stat
 from hive.store import agents as agents_store
 from hive.store import usage
 
+REMOVED_AT_ONCE = 100
+"""Agents that are stopped and removed together: as many as go in one transaction (forgetting.py)."""
 VIEWS_AT_ONCE = 200
 """Shown before others have their turn: some 5 ms."""
 FREEZERS = {"signals": "signal"}
@@ -67,12 +72,28 @@ class FrontDesk(TokenDesk, Overview):
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
         self._lookout = Lookout(parts, self._stats)
+        self._uids = UidLook()
 
     # agents -------------------------------------------------------------------------------------------------------
 
     async def views(self) -> list[AgentView]:
-        lives = sorted(self._parts.roster, key=lambda life: life.agent.name)
-        return await self._all_shown(lives, await self._look([]))
+        return await self._all_shown(self._parts.roster.by_name(), await self._look([]))
+
+    async def page(self, after: str, limit: int) -> AgentPage:
+        lives, following = self._page(after, limit)
+        seen = await self._look([life.agent.id for life in lives]) if lives else Seen({}, {}, {})
+        total = len(self._parts.roster)
+        return {"agents": await self._all_shown(lives, seen), "next": following, "total": total}
+
+    def shorts(self, after: str, limit: int) -> ShortPage:
+        lives, following = self._page(after, limit)
+        found = [views.short_view(life.agent) for life in lives]
+        return {"agents": found, "next": following, "total": len(self._parts.roster)}
+
+    def _page(self, after: str, limit: int) -> tuple[list[Life], str | None]:
+        """Also what `after` is for the next one; None where nobody comes behind it."""
+        found = self._parts.roster.by_name(after=after, limit=limit + 1)
+        return found[:limit], found[limit - 1].agent.name if len(found) > limit else None
 
     async def changes(self, since: str, fresh: Collection[str]) -> AgentChanges:
         changed, stats = await self._lookout.look(since, fresh)
@@ -172,6 +193,23 @@ class FrontDesk(TokenDesk, Overview):
         await self._remove(life, actor)
         return {"removed": life.agent.id, "name": life.agent.name}
 
+    async def remove_many(self, refs: Collection[str], actor: str) -> Removals:
+        """Those named twice are removed once."""
+        slots = asyncio.Semaphore(REMOVED_AT_ONCE)
+
+        async def remove(ref: str) -> Removed:
+            async with slots:
+                return await self.remove(ref, actor)
+
+        outcomes = await asyncio.gather(*(outcome_of(remove(ref)) for ref in dict.fromkeys(refs)))
+        told: Removals = {"removed": [], "failed": []}
+        for ref, outcome in zip(dict.fromkeys(refs), outcomes, strict=True):
+            if isinstance(outcome, HiveError):
+                told["failed"].append(views.not_removed_view(ref, outcome))
+            else:
+                told["removed"].append(outcome)
+        return told
+
     async def shutdown(self, actor: str) -> shapes.Shutdown:
         """Hive is going down: ingress refuses, every agent is stopped, and comes back with Hive if its spec says so."""
         self._parts.gates.say(Leaving())
@@ -188,13 +226,15 @@ class FrontDesk(TokenDesk, Overview):
         if parts.roster.named(spec.name) is not None:
             raise WrongState(f"there is an agent named {spec.name} already", hint="hive agent apply changes it")
         agent_id = self._new_id()
-        in_use = await asyncio.to_thread(uids_in_use) if self._has_uids else set()
+        seen = await self._uids.look() if self._has_uids else UidsSeen(frozenset(), 0.0)
         first_uid, now = parts.settings.agents.first_uid, time.time()
 
         def work(conn: sqlite3.Connection) -> Agent:
             uid = None
             if self._has_uids:
-                uid = agents_store.allocate_uid(conn, agent_id, first_uid=first_uid, in_use=in_use)
+                uid = agents_store.allocate_uid(
+                    conn, agent_id, first_uid=first_uid, in_use=seen.in_use, freed_before=seen.at
+                )
             agent = Agent(id=agent_id, spec=spec, uid=uid, since=now, created_at=now)
             agents_store.insert(conn, agent)
             return agent
@@ -212,8 +252,7 @@ class FrontDesk(TokenDesk, Overview):
 
     def _new_id(self) -> str:
         """32 hex digits. The first 8 name its socket, so no two agents share them."""
-        taken = {life.agent.id[:8] for life in self._parts.roster}
-        while (agent_id := secrets.token_hex(16))[:8] in taken:
+        while self._parts.roster.has_socket(agent_id := secrets.token_hex(16)):
             pass
         return agent_id
 
@@ -223,8 +262,6 @@ class FrontDesk(TokenDesk, Overview):
         self._lacking.pop(life.agent.id, None)
         self._parts.courier.forget(life.agent.id)
         self._parts.scheduler.forget(life.agent.id)
-        detail = {"name": life.agent.name}
-        self._parts.journal.note("agent.removed", target=life.agent.id, actor=actor, detail=detail)
 
     async def _shown(self, life: Life) -> AgentView:
         return self._view(life, await self._look([life.agent.id]))
@@ -232,7 +269,7 @@ class FrontDesk(TokenDesk, Overview):
     async def _look(self, agents: list[str]) -> Seen:
         """Asks whoever knows about the agents named, about all where none is; who cannot be asked is left out."""
         stats, _, waiting = await asyncio.gather(
-            self._stats(agents), self._parts.sleeper.look(), outcome_of(self._parts.courier.waiting(agents))
+            self._stats(agents), self._parts.sleeper.look(agents), outcome_of(self._parts.courier.waiting(agents))
         )
         return Seen(stats, None if isinstance(waiting, HiveError) else waiting, self._parts.scheduler.next_times())
 

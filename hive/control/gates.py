@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -119,8 +119,8 @@ class ProxyGates:
     async def still_closed(self, agent: str, generation: int) -> Closed | Busy:
         return _closed_or_busy(await self._ask(StillClosed(agent=agent, generation=generation)))
 
-    async def activity(self) -> dict[str, Activity]:
-        answer = await self._ask(AskActivity())
+    async def activity(self, agents: Collection[str] = ()) -> dict[str, Activity]:
+        answer = await self._ask(AskActivity(agents=list(agents)))
         return answer.agents if isinstance(answer, Activities) else {}
 
     def asleep(self, agent: Agent) -> None:

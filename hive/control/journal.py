@@ -64,6 +64,11 @@ def event_of(row: AuditRow) -> Event:
     return {"at": row.at, "kind": row.act, "agent": row.target, "actor": row.actor, "outcome": row.outcome} | row.detail
 
 
+def event_row(act: str, *, target: str, actor: str, detail: dict[str, Any]) -> AuditRow:
+    """The row of an event that is no transition, as of now."""
+    return AuditRow(at=time.time(), actor=actor, act=act, target=target, origin=origin_of(actor), detail=detail)
+
+
 def transition_of(before: Agent, after: Agent, actor: str) -> AuditRow:
     """The row of one transition. A pause that ended awake is `agent.stayed_awake`, not another `agent.running`."""
     act = f"agent.{after.status}"
@@ -116,7 +121,8 @@ class Journal:
 
     def changed(self, before: Agent, after: Agent, actor: str) -> None:
         row = transition_of(before, after, actor)
-        self._add(row)
+        self._keep(row)
+        self._events.publish(event_of(row))
         self._live.publish(
             AgentChanged(
                 at=row.at,
@@ -134,20 +140,14 @@ class Journal:
         self, act: str, *, target: str = "hive", actor: str = "hive", detail: dict[str, Any] | None = None
     ) -> None:
         """Anything that is no transition: `agent.created`, `backend.up`, `proxy.lost` …"""
-        row = AuditRow(
-            at=time.time(),
-            actor=actor,
-            act=act,
-            target=target,
-            origin=origin_of(actor),
-            detail=detail or {},
-        )
-        self._add(row)
-        self._live.publish(SystemEvent(at=row.at, kind=act, detail={"target": target} | row.detail))
-
-    def _add(self, row: AuditRow) -> None:
+        row = event_row(act, target=target, actor=actor, detail=detail or {})
         self._keep(row)
+        self.tell(row)
+
+    def tell(self, row: AuditRow) -> None:
+        """Tells who listens of an event that is in the table, or on its way."""
         self._events.publish(event_of(row))
+        self._live.publish(SystemEvent(at=row.at, kind=row.act, detail={"target": row.target} | row.detail))
 
     def _keep(self, *rows: AuditRow) -> None:
         """To be written. Of too many the oldest go, permitted orders last."""
@@ -196,8 +196,7 @@ class Journal:
         rows = self.take()
 
         def work(conn: sqlite3.Connection) -> Head:
-            heads = [audit.append(conn, row) for row in rows]
-            return heads[-1] if heads else audit.head(conn)
+            return audit.append_all(conn, rows)
 
         try:
             head = await self._database.write(work)

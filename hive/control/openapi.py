@@ -37,6 +37,7 @@ TAGS = {
     "openapi.json": "This description.",
     "prompts": "System prompts, and who shares one.",
     "queue": "Who waits for the model.",
+    "removals": "Agents, many at once.",
     "requests": "Single requests to the model.",
     "stats": "Counts.",
     "system": "The inference server, the host, Hive itself.",

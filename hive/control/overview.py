@@ -235,8 +235,8 @@ class Overview(Steering):
     # the audit table ----------------------------------------------------------------------------------------------
 
     def meant(self, ref: str) -> tuple[str, str]:
-        known = [life.agent for life in self._parts.roster if ref in (life.agent.id, life.agent.name)]
-        return (known[0].id, known[0].name) if known else (ref, "")
+        life = self._parts.roster.get(ref) or self._parts.roster.named(ref)
+        return (ref, "") if life is None else (life.agent.id, life.agent.name)
 
     async def ordered(self, row: AuditRow) -> None:
         await self._parts.journal.record(row)

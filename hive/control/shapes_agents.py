@@ -109,6 +109,33 @@ class AgentList(TypedDict):
     agents: list[AgentView]
 
 
+class AgentPage(AgentList):
+    """Some of them, by name; `next`: what `after` is for the page behind it, null for the last. `total`: of all."""
+
+    next: str | None
+    total: int
+
+
+class AgentShort(TypedDict):
+    """What is known of an agent without asking anybody."""
+
+    id: str
+    name: str
+    tenant: str
+    runtime: RuntimeKind
+    status: AgentStatus
+    depth: SleepDepth
+    since: Annotated[float, Meta(description="Unix seconds at which it took this status.")]
+
+
+class ShortPage(TypedDict):
+    """As `AgentPage`, in short."""
+
+    agents: list[AgentShort]
+    next: str | None
+    total: int
+
+
 class AgentChanges(AgentList):
     """Who changed since `since`, by name; all there are where `is_whole`. `gone`: ids of those that were removed;
     `cursor`: what `since` is the next time."""
@@ -139,6 +166,23 @@ class Removed(TypedDict):
 
     removed: str
     name: str
+
+
+class NotRemoved(TypedDict):
+    """`agent`: as it was named; `status`, `code`, `detail`, `hint`: of the error, as where it alone is removed."""
+
+    agent: str
+    status: int
+    code: str
+    detail: str
+    hint: str
+
+
+class Removals(TypedDict):
+    """What came of each, in the order in which they were named."""
+
+    removed: list[Removed]
+    failed: list[NotRemoved]
 
 
 class OfAgent(TypedDict):

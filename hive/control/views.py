@@ -14,12 +14,13 @@ from hive.agents.spec import changed_fields
 from hive.agents.tokens import TokenKind
 from hive.control import clock, shapes
 from hive.control.choices import Choice
-from hive.control.shapes_agents import AgentView, Change, Spec, Tokens
+from hive.control.shapes_agents import AgentShort, AgentView, Change, NotRemoved, Spec, Tokens
 from hive.control.shapes_agents import Capabilities as CapabilitiesView
 from hive.control.shapes_agents import Message as MessageView
 from hive.control.shapes_agents import Schedule as ScheduleView
 from hive.control.stats import Used
 from hive.domain import Agent, AgentSpec, AgentStatus, BackendCapabilities, BackendInfo, ModelInfo
+from hive.errors import HiveError
 from hive.host.memory import Memory, Pressure, Zram
 from hive.host.nvml import MIB, GpuProcess, GpuState, Instance, Seen
 from hive.inference.concurrency import prefix_cache
@@ -99,6 +100,28 @@ def agent_view(
         "last_wake_cause": cause,
         "wakes": life.wakes,
         "pauses": life.pauses,
+    }
+
+
+def short_view(agent: Agent) -> AgentShort:
+    return {
+        "id": agent.id,
+        "name": agent.name,
+        "tenant": agent.spec.tenant,
+        "runtime": agent.spec.runtime,
+        "status": agent.status,
+        "depth": agent.depth,
+        "since": agent.since,
+    }
+
+
+def not_removed_view(ref: str, error: HiveError) -> NotRemoved:
+    return {
+        "agent": ref,
+        "status": error.status,
+        "code": error.code,
+        "detail": error.message,
+        "hint": error.hint,
     }
 
 

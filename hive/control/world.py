@@ -12,6 +12,7 @@ from hive.agents.tokens import TokenKind, derive, digest
 from hive.agents.world import Gates, Helper, Memory
 from hive.control.carrying import carried_through
 from hive.control.environment import dialect_of, environment, has_own_network
+from hive.control.forgetting import Forgetting
 from hive.control.gates import ProxyGates
 from hive.control.journal import Journal
 from hive.control.stats import Counters
@@ -65,6 +66,7 @@ class DaemonWorld:
         self._counters = counters
         self._proxy = gates
         self._own_networks = own_networks
+        self._forgetting = Forgetting(database, journal)
         self._is_new_boot: bool | None = None
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
@@ -85,8 +87,7 @@ class DaemonWorld:
 
         def work(conn: sqlite3.Connection) -> Head | None:
             agents.update(conn, agent)
-            heads = [audit.append(conn, row) for row in rows]
-            return heads[-1] if heads else None
+            return audit.append_all(conn, rows) if rows else None
 
         try:
             head = await self._database.write(work)
@@ -96,8 +97,8 @@ class DaemonWorld:
         if head is not None:
             self._journal.wrote(head)
 
-    async def forget(self, agent: Agent) -> None:
-        await self._database.write(lambda conn: agents.remove(conn, agent.id, now=time.time()))
+    async def forget(self, agent: Agent, actor: str) -> None:
+        await self._forgetting.forget(agent, actor)
         self._live.forget_agent(agent.id)
         self._counters.forget(agent.id)
         self.started_with_port.pop(agent.id, None)

@@ -178,7 +178,12 @@ class Leaf:
         return [stat for directory in self._directories() for stat in self._stats_in(directory)]
 
     def _directories(self) -> Iterator[str]:
-        return (directory for directory, _, _ in os.walk(self.path, topdown=False))
+        """Those of groups below it first; hardly any has one, and its links tell so for less than a walk."""
+        try:
+            is_alone = os.stat(self.path).st_nlink == 2
+        except OSError:
+            return iter(())
+        return iter((str(self.path),)) if is_alone else (found for found, _, _ in os.walk(self.path, topdown=False))
 
     @staticmethod
     def _stats_in(directory: str) -> list[ProcessStat]:
@@ -222,15 +227,12 @@ class Leaf:
         except OSError:
             self.signal(signal.SIGKILL)
 
-    def usage(self, snapshot: Snapshot) -> tuple[int, int, int]:  # noqa: ARG002 - other groups need the walk
-        """(CPU time in µs of everything that ever ran in it, RSS in bytes, living processes)."""
+    def usage(self, snapshot: Snapshot) -> tuple[int, int, int, int]:  # noqa: ARG002 - other groups need the walk
+        """(CPU time in µs of everything that ever ran in it, RSS in bytes, living processes, bytes in swap)."""
         cpu_us = next((int(line.split()[1]) for line in self._read("cpu.stat").splitlines() if line), 0)
         stats = self._stats()
-        return cpu_us, sum(stat.rss_bytes for stat in stats), len(stats)
-
-    def swap_bytes(self, snapshot: Snapshot) -> int:  # noqa: ARG002 - as above
-        """What of its memory is in swap."""
-        return held_by(self.pids()).swap_bytes
+        swap_bytes = held_by(stat.pid for stat in stats).swap_bytes
+        return cpu_us, sum(stat.rss_bytes for stat in stats), len(stats), swap_bytes
 
     def looks_frozen(self, snapshot: Snapshot) -> bool:  # noqa: ARG002 - as above
         return self.is_frozen()

@@ -220,7 +220,11 @@ def parse_status(text: str) -> Held:
     >>> parse_status("Name:\\tx\\nVmRSS:\\t    8 kB\\nVmSwap:\\t    4 kB\\n")
     Held(rss_bytes=8192, swap_bytes=4096)
     """
-    found = _kib_fields(text, {"VmRSS", "VmSwap"})
+    start = text.find("VmRSS:")
+    if start < 0:
+        return Held(0, 0)
+    # Not all of its 60 lines: a list of all agents asks for that of every process.
+    found = _kib_fields(text[start : text.find("\n", text.find("VmSwap:", start))], {"VmRSS", "VmSwap"})
     return Held(found.get("VmRSS", 0), found.get("VmSwap", 0))
 
 

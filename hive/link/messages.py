@@ -196,7 +196,9 @@ class Refused(Message, tag=True, frozen=True, kw_only=True):
 
 
 class AskActivity(Message, tag=True, frozen=True, kw_only=True):
-    """Ask. Answer: `Activities` of all agents."""
+    """Ask. Answer: `Activities` of those named that the proxy knows, of all where none is."""
+
+    agents: list[str] = msgspec.field(default_factory=list)
 
 
 class Backend(Message, tag=True, frozen=True, kw_only=True):

@@ -172,7 +172,7 @@ class Links:
 
     def _daemon_here(self, link: Link) -> None:
         now = time.monotonic()
-        agents = {agent: entry.activity(now) for agent, entry in self.registry.by_id.items()}
+        agents = self.registry.activity([], now)
         link.tell(Hello(role="proxy", epoch=self._epoch, pid=os.getpid()))
         port, ingress_port = self._ports
         link.tell(ProxyTable(agents=agents, port=port, ingress_port=ingress_port, spooled=self._usage.spooled()))
@@ -190,9 +190,8 @@ class Links:
         match message:
             case Close() | StillClosed() if reply is not None:
                 reply(self._close(message, now))
-            case AskActivity() if reply is not None:
-                agents = {agent: entry.activity(now) for agent, entry in self.registry.by_id.items()}
-                reply(Activities(agents=agents))
+            case AskActivity(agents=named) if reply is not None:
+                reply(Activities(agents=self.registry.activity(named, now)))
             case Asleep(agent=agent, generation=generation):
                 if (entry := self.registry.by_id.get(agent)) is not None:
                     entry.gate.asleep(generation)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -165,8 +165,8 @@ class Registry:
         self._by_cid: dict[int, Entry] = {}
         self.generation = 0
         """Grows with whatever changes what was decided about a request before."""
-        self._groups = 0
-        self._groups_at = -1
+        self._groups: Counter[str] = Counter()
+        """Agents by the group whose prefix cache they share."""
         self.vsock_listener: Listener | None = None
         """Where the guests that are agents by their context id arrive, all at one."""
         self.heard = False
@@ -210,8 +210,10 @@ class Registry:
             self.by_id[row.id] = entry
         else:
             self._unindex(entry)
+            self._count(entry, -1)
             entry.learn(row, self.tenants.of(row.tenant))
             self._place(entry)
+        self._count(entry, 1)
         self._by_name[row.name] = entry
         if row.cid is not None:
             self._by_cid[row.cid] = entry
@@ -228,6 +230,7 @@ class Registry:
             entry = self._new(AgentRow(id=agent, name=agent, generation=UNHEARD, gate="closed", status="unknown"))
             entry.gate.move(State.CLOSED, UNHEARD, "unknown")
             self.by_id[agent] = entry
+            self._count(entry, 1)
         return entry
 
     def serve_unheard(self) -> None:
@@ -242,6 +245,7 @@ class Registry:
             return None
         self.generation += 1
         self._unindex(entry)
+        self._count(entry, -1)
         entry.gate.move(State.REFUSED, entry.gate.generation, "removed")
         entry.close_listeners()
         for connection in list(entry.connections):
@@ -262,6 +266,7 @@ class Registry:
             entry.window = window_of(settings.window_requests, settings.window_s, entry.window)
             entry.learn(entry.row, self.tenants.of(entry.row.tenant))
             self._place(entry)
+        self._groups = Counter(entry.tenant.cache_group for entry in self.by_id.values())
 
     def on_behalf_of(self, tenant_name: str) -> tuple[Caller, Tenant, Flow]:
         """The operator where it asks for a tenant: its limits, its models, its place in the queue."""
@@ -289,12 +294,21 @@ class Registry:
         if not any(other.flow is entry.flow for other in self.stand_ins):
             self.queue.forget(entry.flow)
 
+    def activity(self, agents: Collection[str], now: float) -> dict[str, Activity]:
+        """What is seen of the agents named that are known, of all where none is. Each is asked of the kernel."""
+        known = self.by_id
+        named = [agent for agent in agents if agent in known] if agents else known
+        return {agent: known[agent].activity(now) for agent in named}
+
     def cache_groups(self) -> int:
-        """How many groups of agents share a prefix cache each, of all agents there are. Counted once a generation."""
-        if self._groups_at != self.generation:
-            self._groups_at = self.generation
-            self._groups = len({entry.tenant.cache_group for entry in self.by_id.values()})
-        return self._groups
+        """How many groups of agents share a prefix cache each, of all agents there are."""
+        return len(self._groups)
+
+    def _count(self, entry: Entry, by: int) -> None:
+        group = entry.tenant.cache_group
+        self._groups[group] += by
+        if not self._groups[group]:
+            del self._groups[group]
 
     def give_turns(self, waiters: Iterable[Turning]) -> None:
         """Each owns a slot and begins. One that fails at once gives its slot to the next: a loop, not a recursion."""

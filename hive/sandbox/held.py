@@ -190,10 +190,11 @@ class Held:
         before = records.get(self.agent)
         records[self.agent] = msgspec.structs.replace(before, spec=spec) if before else Record(spec=spec)
         try:
-            await self._table.save_durably()
+            await self._table.save_durably(self.agent)
         except HiveError:
             if before is None:
-                del records[self.agent]
+                with contextlib.suppress(HiveError):
+                    await self._table.remove(self.agent)
             else:
                 records[self.agent] = before
             raise
@@ -216,7 +217,7 @@ class Held:
             self._take(running)
             record.run = running.run
             try:
-                self._table.save()
+                self._table.save(self.agent)
             except HiveError:
                 await running.kill()
                 await self._end(running)
@@ -277,8 +278,7 @@ class Held:
                 await runtime.discard(self.agent, record.spec)
             else:
                 log.warning("files_not_deleted agent=%s runtime=%s", self._name, record.spec.runtime)
-            del self._table.records[self.agent]
-            await self._table.save_durably()
+            await self._table.remove(self.agent)
 
     # --- the end -------------------------------------------------------------------------------------------------
 
@@ -328,7 +328,7 @@ class Held:
             running.close()
         # A record that still names the ended process does no harm: its identity is looked at before it is believed.
         with contextlib.suppress(HiveError):
-            self._table.save()
+            self._table.save(self.agent)
         return self._last_end()
 
     def _last_end(self) -> Ended:
@@ -343,6 +343,8 @@ class Held:
                 self._report.set_result(exit_code)
         elif record is not None and record.last_pid == pid and record.exit_code is None:
             record.exit_code = exit_code
+            with contextlib.suppress(HiveError):
+                self._table.save(self.agent)
 
     # --- asleep and awake ----------------------------------------------------------------------------------------
 
@@ -513,18 +515,16 @@ class Held:
 
     async def _adopt(self, snapshot: Snapshot) -> None:
         record = self.record
-        runtime, running = self._runtime_of(record.spec), None
-        if record.run is not None:
-            running = await runtime.adopt(self.agent, record.spec, record.run, mark=record.environment)
-            if running is None:
-                await runtime.sweep(self.agent, record.spec, record.run, mark=record.environment)
-                record.last_pid, record.exit_code, record.why = record.run.main.pid, None, ""
-                record.run = None
-        else:
-            running = await runtime.find(self.agent, record.spec, snapshot, mark=record.environment)
+        before = msgspec.structs.replace(record)
+        running = await self._find_or_sweep(record, snapshot)
+        if running is not None:
+            record.run = running.run
+        if record != before:
+            # Not written it does no harm: what is named there is looked at before it is believed, or found by its mark.
+            with contextlib.suppress(HiveError):
+                self._table.save(self.agent)
         if running is None:
             return
-        record.run = running.run
         self._take(running)
         log.info("agent_adopted agent=%s pid=%d", self._name, running.run.main.pid)
         if running.is_frozen():
@@ -532,6 +532,18 @@ class Held:
             self._arm(self._limits.adopted_confirm_s)
         elif running.is_half_frozen():
             spawn(self.thaw_alone("half frozen"), name=f"thaw {self.agent}")
+
+    async def _find_or_sweep(self, record: Record, snapshot: Snapshot) -> Running | None:
+        """What an earlier helper started of it, if it lives; else takes down that it is gone."""
+        runtime = self._runtime_of(record.spec)
+        if record.run is not None:
+            running = await runtime.adopt(self.agent, record.spec, record.run, mark=record.environment)
+            if running is None:
+                await runtime.sweep(self.agent, record.spec, record.run, mark=record.environment)
+                record.last_pid, record.exit_code, record.why = record.run.main.pid, None, ""
+                record.run = None
+            return running
+        return await runtime.find(self.agent, record.spec, snapshot, mark=record.environment)
 
     def release(self) -> None:
         """The helper leaves; the agent stays."""

@@ -206,7 +206,7 @@ class RunningMachine:
         if time.monotonic() - self._api.last_at > REFRESH_S and not self._is_refreshing():
             self._refreshing = spawn(self._refresh(), name=f"ask {self.run.main.pid}")
         is_frozen = self.is_frozen()
-        cpu_us, rss_bytes, processes = self._group.usage(snapshot)
+        cpu_us, rss_bytes, processes, swap_bytes = self._group.usage(snapshot)
         if is_frozen:
             self._cpu_us_asleep = cpu_us = cpu_us if self._cpu_us_asleep is None else self._cpu_us_asleep
         return Stat(
@@ -215,7 +215,7 @@ class RunningMachine:
             cpu_us=cpu_us,
             rss_bytes=rss_bytes,
             processes=processes,
-            swap_bytes=self._group.swap_bytes(snapshot),
+            swap_bytes=swap_bytes,
             freezer=self.freezer,
             address=self.address,
             limits=self._fence.lacking,

@@ -135,7 +135,7 @@ class Helper:
         Raises WrongState where another helper has the directory, NotPermitted where it is not Hive's, ConfigError.
         """
         make_directories(self._paths)
-        self._lock_fd = await _take_lock(self._paths.sandbox_table.with_suffix(".lock"))
+        self._lock_fd = await _take_lock(self._paths.sandbox_lock)
         self._table = Table.load(self._paths.sandbox_table)
         await self._adopt()
         self._server = LinkServer(
@@ -163,7 +163,6 @@ class Helper:
                     log.warning("unknown_agent_thawed agent=%s", stray)
             except (HiveError, OSError) as error:
                 log.error("strays_not_looked_for runtime=%s error=%s", kind, error)
-        self._table.save()
 
     def _hold(self, agent: str) -> Held:
         held = Held(

@@ -111,15 +111,12 @@ class SignalGroup:
         """SIGKILL to all found now; repeat until `pids` is empty, for one may have forked meanwhile."""
         self.signal(signal.SIGKILL)
 
-    def usage(self, snapshot: Snapshot) -> tuple[int, int, int]:
-        """(CPU time in µs of the living and of the children they waited for, RSS in bytes, living processes)."""
+    def usage(self, snapshot: Snapshot) -> tuple[int, int, int, int]:
+        """(CPU time in µs of the living and of the children they waited for, RSS in bytes, living processes, swap)."""
         members = self.members(snapshot)
         ticks = sum(stat.cpu_ticks + stat.waited_cpu_ticks for stat in members)
-        return ticks * TICK_US, sum(stat.rss_bytes for stat in members), len(members)
-
-    def swap_bytes(self, snapshot: Snapshot) -> int:
-        """What of its memory is in swap."""
-        return held_by(stat.pid for stat in self.members(snapshot)).swap_bytes
+        swap_bytes = held_by(stat.pid for stat in members).swap_bytes
+        return ticks * TICK_US, sum(stat.rss_bytes for stat in members), len(members), swap_bytes
 
     def looks_frozen(self, snapshot: Snapshot) -> bool:
         """`is_frozen` by one walk that may serve many agents: good enough to show, not to rely on."""

@@ -62,7 +62,7 @@ def _instead_of_a_helper(path: Path) -> Iterator[None]:
 def main(paths: Paths, settings: Settings) -> int:
     """Thaws everybody and says whom. Raises WrongState where a helper runs."""
     log_max_bytes, sandbox = settings.agents.log_max_bytes, settings.sandbox
-    with _instead_of_a_helper(paths.sandbox_table.with_suffix(".lock")):
+    with _instead_of_a_helper(paths.sandbox_lock):
         runtimes = (
             UnitRuntime(paths, sandbox, log_max_bytes=log_max_bytes),
             ProcessRuntime(paths, subtree=Subtree.find(paths.state), log_max_bytes=log_max_bytes),

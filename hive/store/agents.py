@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Collection, Mapping
 
@@ -89,19 +90,33 @@ def touch(conn: sqlite3.Connection, active_at: Mapping[str, float]) -> None:
     )
 
 
-def allocate_uid(conn: sqlite3.Connection, agent_id: str, *, first_uid: int, in_use: Collection[int]) -> int:
-    """The agent's uid: the one it holds, else the lowest from `first_uid` up that no agent holds.
+def allocate_uid(
+    conn: sqlite3.Connection,
+    agent_id: str,
+    *,
+    first_uid: int,
+    in_use: Collection[int],
+    freed_before: float = math.inf,
+) -> int:
+    """The agent's uid: the one it holds, else the lowest from `first_uid` up that an agent gave back, else a new one.
 
     `in_use`: uids a process lives under now; none of them is given out, also where its agent was removed.
+    `freed_before`: what was given back later is not given out yet, for `in_use` may not know of it.
     Raises Saturated where the 32-bit range is exhausted.
     """
     held = conn.execute("SELECT uid FROM uids WHERE agent_id = ? AND freed_at IS NULL", (agent_id,)).fetchone()
     if held is not None:
         return int(held["uid"])
-    taken = {int(row["uid"]) for row in conn.execute("SELECT uid FROM uids WHERE freed_at IS NULL")}
-    taken |= NOT_FOR_AGENTS | set(in_use)
-    uid = next((uid for uid in range(first_uid, 2**32 - 2) if uid not in taken), None)
+    freed = conn.execute(
+        "SELECT uid FROM uids WHERE freed_at IS NOT NULL AND uid >= ? AND freed_at < ? ORDER BY uid",
+        (first_uid, freed_before),
+    )
+    uid = next((int(row[0]) for row in freed if row[0] not in in_use), None)
     if uid is None:
+        uid = max(first_uid, 1 + (conn.execute("SELECT max(uid) FROM uids").fetchone()[0] or 0))
+        while uid in NOT_FOR_AGENTS or uid in in_use:
+            uid += 1
+    if uid >= 2**32 - 2:
         raise Saturated("no uid is left for another agent")
     conn.execute("INSERT OR REPLACE INTO uids (uid, agent_id, freed_at) VALUES (?, ?, NULL)", (uid, agent_id))
     return uid

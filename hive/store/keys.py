@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
-_GLOB = re.compile(r"[*?\[\]^\\-]")
-
 DAY_S = 86400
 """Life of a key about an agent; the daemon refreshes it while the agent lives."""
 MODELS_S = 300
@@ -20,9 +16,11 @@ CONFIG_RUNTIME = "hive:config:runtime"
 PROMPTS = "hive:prompt:*"
 """Pattern of `prompt` and `prompt_agents`."""
 VM_INSTANCES = "hive:vm:instance:*"
-"""SCAN pattern of `vm_instance`."""
+"""Pattern of `vm_instance`."""
 VM_CIDS = "hive:vm:cid:*"
-"""SCAN pattern of `vm_cid`."""
+"""Pattern of `vm_cid`."""
+VM = "hive:vm:*"
+"""SCAN pattern of both."""
 
 AGENT_STATUS = "hive:agent:status"
 AGENT_LOGS = "hive:agent:logs"
@@ -76,10 +74,10 @@ def cid_tier(cid: int | str) -> str:
     return f"hive:agent:tier:{cid}"
 
 
-def keys_of_agent(agent: str) -> str:
-    """SCAN pattern of every key that ends in this agent's id.
+def keys_of_agent(agent: str) -> list[str]:
+    """Every key that has this agent's id in its name.
 
-    >>> keys_of_agent("a1"), keys_of_agent("*")
-    ('hive:agent:*:a1', 'hive:agent:*:\\\\*')
+    >>> keys_of_agent("a1")[:2]
+    ['hive:agent:paused:a1', 'hive:agent:tier:a1']
     """
-    return "hive:agent:*:" + _GLOB.sub(r"\\\g<0>", agent)
+    return [of(agent) for of in (agent_paused, agent_tier, agent_prompt, agent_activity, agent_tokens)]

@@ -40,7 +40,9 @@ GATHER_S = 0.05
 """What is said within this goes out in one pipeline."""
 AGENTS_AT_ONCE = 250
 """Said in one pipeline: some 10 ms of this process. All that Redis must know of 10,000 agents takes half a second."""
+SWEEP_AGAIN_S = 10.0
 PING_S = 2.0
+_VM_CID = keys.VM_CIDS.removesuffix("*").encode()
 _NOT_LET_IN = (redis.exceptions.AuthenticationError, redis.exceptions.NoPermissionError)
 """Redis answers, but not to this user and password: until somebody changes that it is of no use."""
 RETRY_S = (0.1, 5.0)
@@ -74,6 +76,9 @@ class Live:
         self._connects = 0
         self._identified = 0
         self._waiting = WriteBehind()
+        self._unswept: set[str] = set()
+        """Forgotten agents to whom keys of an earlier daemon may still lead."""
+        self._sweep_at = float("-inf")
         self._something = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._op_timeout_s = op_timeout_s
@@ -303,6 +308,7 @@ class Live:
         batch = self._waiting.take()
         if not batch:
             await self._do(self._redis.ping())
+            await self._sweep()
             return
         parts = deque(in_parts(batch, AGENTS_AT_ONCE))
         try:
@@ -315,29 +321,36 @@ class Live:
             raise
 
     async def _write(self, batch: Batch) -> None:
-        found = {agent: await self._keys_of(agent) for agent in batch.forgotten}
+        self._unswept |= batch.forgotten
+        await self._sweep()
         pipeline = self._redis.pipeline(transaction=False)
-        _fill(pipeline, batch, found)
+        _fill(pipeline, batch)
         await self._do(pipeline.execute())
 
-    async def _keys_of(self, agent: str) -> list[bytes]:
-        found = [key async for key in self._scan(keys.keys_of_agent(agent))]
-        cids = await self._pointing_to(agent, keys.VM_CIDS)
-        tiers = [keys.cid_tier(key.decode().rpartition(":")[2]).encode() for key in cids]
-        return [*found, *await self._pointing_to(agent, keys.VM_INSTANCES), *cids, *tiers]
-
-    async def _pointing_to(self, agent: str, pattern: str) -> list[bytes]:
-        """The keys of this pattern whose value is the agent's id."""
-        found = [key async for key in self._scan(pattern)]
-        owners = await self._do(self._redis.mget(found)) if found else []
-        return [key for key, owner in zip(found, owners, strict=True) if owner == agent.encode()]
+    async def _sweep(self) -> None:
+        """Deletes what earlier daemons left that leads to forgotten agents. It is a look at every key there is: for one
+        agent at once, of many that are removed one after the other for some together."""
+        now = asyncio.get_running_loop().time()
+        if not self._unswept or now < self._sweep_at:
+            return
+        gone = {agent.encode() for agent in self._unswept if agent not in self._waiting.known}
+        async for found in self._scan(keys.VM):
+            owners = await self._do(self._redis.mget(found))
+            left = [key for key, owner in zip(found, owners, strict=True) if owner in gone]
+            cids = [key.removeprefix(_VM_CID) for key in left if key.startswith(_VM_CID)]
+            left += [keys.cid_tier(cid.decode()).encode() for cid in cids]
+            if left:
+                await self._do(self._redis.delete(*left))
+        self._unswept.clear()
+        self._sweep_at = now + SWEEP_AGAIN_S
 
     async def _scan(self, pattern: str) -> Any:
+        """Some keys of this pattern at a time."""
         cursor: Any = 0
         while True:
             cursor, found = await self._do(self._redis.scan(cursor, match=pattern, count=1000))
-            for key in found:
-                yield key
+            if found:
+                yield found
             if not int(cursor):
                 return
 
@@ -365,11 +378,10 @@ def in_parts(batch: Batch, at_once: int) -> list[Batch]:
     return [first, *middle, msgspec.structs.replace(batch, agents={}, totals={}, **gone)]
 
 
-def _fill(pipeline: Any, batch: Batch, forgotten: dict[str, list[bytes]]) -> None:
-    """Turns a batch into commands; `forgotten`: agent → its keys."""
-    for agent, found in forgotten.items():
-        if found:
-            pipeline.delete(*found)
+def _fill(pipeline: Any, batch: Batch) -> None:
+    """Turns a batch into commands."""
+    for agent in batch.forgotten:
+        pipeline.delete(*keys.keys_of_agent(agent))
         pipeline.zrem(keys.AGENTS_ACTIVITY, agent)
     for instance in batch.gone_instances:
         pipeline.delete(keys.vm_instance(instance))

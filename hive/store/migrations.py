@@ -271,7 +271,13 @@ CREATE TABLE agent_prompts (
 """Not in the spec's own column: an older Hive refuses a spec with what it does not know, and that row is written with
 every transition of its agent, a prompt of 256 KiB hardly ever."""
 
-STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP, _JOBS, _CHAIN, _ROLLUPS, _TOKENS, _AUDIT_INDEXES, _PROMPTS)
+_UIDS = """
+CREATE INDEX uids_agent ON uids (agent_id) WHERE freed_at IS NULL;
+CREATE INDEX uids_freed ON uids (uid) WHERE freed_at IS NOT NULL;
+"""
+"""So that to give a uid out, or back, is no look at every agent's."""
+
+STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP, _JOBS, _CHAIN, _ROLLUPS, _TOKENS, _AUDIT_INDEXES, _PROMPTS, _UIDS)
 """A step that has been released is never changed; new ones are appended and only add: tables, columns that are NULL or
 have a default, indexes that refuse nothing (tests/store/test_migrations.py)."""
 

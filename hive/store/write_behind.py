@@ -85,9 +85,16 @@ class WriteBehind:
         before = self.known.pop(agent, None)
         if before is not None and before.prompt is not None:
             self._change_prompt(agent, before.prompt, None)
+        if before is not None and before.instance is not None:
+            self._batch.gone_instances.add(before.instance)
+        if before is not None and before.cid is not None and not self._is_taken(before.cid):
+            self._batch.gone_cids.add(before.cid)
         for part in (self._batch.agents, self._batch.touched, self._batch.counted, self._batch.totals):
             part.pop(agent, None)
         self._batch.forgotten.add(agent)
+
+    def _is_taken(self, cid: int) -> bool:
+        return any(said.cid == cid for said in self.known.values())
 
     def _change_prompt(self, agent: str, before: tuple[str, str] | None, now: tuple[str, str] | None) -> None:
         if before is not None:

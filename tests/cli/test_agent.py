@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from hive.control.client import Client
+
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
 
@@ -260,3 +262,51 @@ def test_a_person_is_asked_and_may_say_no(hive: Hive, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "stdin", stdin)
     assert hive("agent", "remove", "alice").code == code
     assert hive("ps", "-q").out.startswith("alice") == (code != 0)
+
+
+@pytest.fixture
+def many(hive: Hive) -> Hive:
+    """With `a000` to `a149` beside the two."""
+    client = Client(hive.socket)
+    for number in range(150):
+        client.post("/api/agents", {"name": f"a{number:03}", "runtime": "external"})
+    return hive
+
+
+def test_only_a_table_on_a_terminal_is_cut_and_it_says_so(many: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of a thousand ran past everybody who typed `hive ps`; what a script reads must never be less than all."""
+    whole = many("ps")
+    assert len(whole.out.splitlines()) == 1 + 152
+    assert whole.err == ""
+    assert len(many("ps", "-q").out.splitlines()) == 152
+    assert len(many("ps", "--json").json["agents"]) == 152
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    cut = many("ps")
+    assert [line.split()[0] for line in cut.out.splitlines()[1:]] == [f"a{number:03}" for number in range(100)]
+    assert cut.err == "… and 52 more of 152: --all shows each of them, -q the names\n"
+    for words in (("ps", "--all"), ("ps", "-a")):
+        assert len(many(*words).out.splitlines()) == 1 + 152
+    assert len(many("ps", "-q").out.splitlines()) == 152
+    assert len(many("ps", "--json").json["agents"]) == 152
+
+
+def test_several_are_removed_by_one_command(many: Hive) -> None:
+    """Each is tried, and the exit code is that of the first that failed."""
+    said = many("agent", "remove", "a001", "zzz", "a002", "a001", "--yes")
+    assert said.out == "a001 is removed\na002 is removed\n"
+    assert (said.code, said.err.splitlines()[0]) == (3, "hive: there is no agent 'zzz'")
+    told = many("agent", "rm", "a003", "yyy", "--yes", "--json")
+    assert told.code == 3
+    assert [one["name"] for one in told.json["removed"]] == ["a003"]
+    assert [(one["agent"], one["code"]) for one in told.json["failed"]] == [("yyy", "not_found")]
+    assert many("agent", "remove", "a004", "--yes", "--json").json["removed"] == "id-a004"
+    assert len(many("ps", "-q").out.splitlines()) == 152 - 4
+
+
+def test_all_are_removed_by_one_command(many: Hive) -> None:
+    assert many("agent", "remove", "--all").code == 2  # nobody is there to be asked
+    assert many("agent", "remove", "--all", "alice", "--yes").code == 2
+    assert many("agent", "remove", "--yes").code == 2
+    assert len(many("agent", "remove", "--all", "--yes", "--json").json["removed"]) == 152
+    assert many("ps", "-q").out == "\n"
+    assert many("agent", "remove", "-a", "-y").code == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import warnings
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from hive.agents.reconcile import gate_of
@@ -377,7 +377,7 @@ class Proxy:
         answer: Closed | Busy = await self.wire.ask(effect)
         return answer
 
-    async def activity(self) -> dict[str, Activity]:
+    async def activity(self, agents: Collection[str] = ()) -> dict[str, Activity]:
         seen: dict[str, Activity] = await self.wire.ask(lambda: {self.world.agent_id: self.seen})
         return seen
 
@@ -496,7 +496,7 @@ class MemoryWorld:
 
         await self.wire.ask(effect)
 
-    async def forget(self, agent: Agent) -> None:
+    async def forget(self, agent: Agent, actor: str) -> None:
         self.forgotten = True
 
     async def sandbox_spec(self, agent: Agent) -> SandboxSpec:

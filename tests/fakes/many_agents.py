@@ -7,6 +7,7 @@ VirtualLoop and by benchmarks/idle.py on a real one.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 from hive.agents.lifecycle import Life
@@ -128,7 +129,7 @@ class Gates:
     async def still_closed(self, agent: str, generation: int) -> Closed | Busy:
         return Closed(agent=agent, generation=generation)
 
-    async def activity(self) -> dict[str, Activity]:
+    async def activity(self, agents: Collection[str] = ()) -> dict[str, Activity]:
         return self.seen
 
     def asleep(self, agent: Agent) -> None: ...
@@ -192,7 +193,7 @@ class ManyWorld:
     async def save(self, agent: Agent) -> None:
         self.record[agent.id] = agent
 
-    async def forget(self, agent: Agent) -> None: ...
+    async def forget(self, agent: Agent, actor: str) -> None: ...
 
     async def sandbox_spec(self, agent: Agent) -> SandboxSpec:
         return SandboxSpec(name=agent.name, command=agent.spec.command, env={}, home="/h", log="/l")

@@ -137,6 +137,27 @@ class MemoryDesk(TokenDesk):
     async def views(self) -> list[Answer]:
         return [await self.view(name) for name in sorted(self._specs)]
 
+    async def page(self, after: str, limit: int) -> Answer:
+        names = sorted(name for name in self._specs if name > after)
+        following = names[limit - 1] if len(names) > limit else None
+        agents = [await self.view(name) for name in names[:limit]]
+        return {"agents": agents, "next": following, "total": len(self._specs)}
+
+    def shorts(self, after: str, limit: int) -> Answer:
+        names = sorted(name for name in self._specs if name > after)
+        following = names[limit - 1] if len(names) > limit else None
+        short = [{"id": f"id-{name}", "name": name, "status": self._status[name]} for name in names[:limit]]
+        return {"agents": short, "next": following, "total": len(self._specs)}
+
+    async def remove_many(self, refs: Collection[str], actor: str) -> Answer:
+        told: Answer = {"removed": [], "failed": []}
+        for ref in refs:
+            try:
+                told["removed"].append(await self.remove(ref, actor))
+            except NotFound as error:
+                told["failed"].append(views.not_removed_view(ref, error))
+        return told
+
     async def changes(self, since: str, fresh: Collection[str]) -> Answer:
         """Everybody, always: it remembers no cursor."""
         return {"agents": await self.views(), "gone": [], "cursor": "", "is_whole": True}

@@ -140,7 +140,7 @@ class Bystanders:
             self.wrong.append(f"recorded g{agent.generation} over g{self.record.generation}")
         self.record = agent
 
-    async def forget(self, agent: Agent) -> None:
+    async def forget(self, agent: Agent, actor: str) -> None:
         self.roster.drop(agent.id)
         self.forgotten = True
 

@@ -82,9 +82,11 @@ class ProxyPeer:
             case Prewarm():
                 assert reply is not None
                 self.prewarms.append((message, reply))
-            case AskActivity():
+            case AskActivity(agents=named):
                 assert reply is not None
-                reply(Activities(agents=self.seen))
+                reply(
+                    Activities(agents={agent: self.seen[agent] for agent in named or self.seen if agent in self.seen})
+                )
             case _:
                 pass
         self._changed.set()

@@ -84,7 +84,7 @@ def test_a_frozen_leaf_uses_no_cpu_until_it_is_thawed(leaf: Leaf) -> None:
         wait_until(leaf.is_frozen)
         assert leaf.was_asked_to_freeze()
         time.sleep(0.02)
-        before, _, processes = leaf.usage(Snapshot())
+        before, _, processes, _ = leaf.usage(Snapshot())
         time.sleep(0.1)
         assert leaf.usage(Snapshot())[0] == before
         assert processes == 1
@@ -163,7 +163,7 @@ def test_a_leaf_that_is_gone_answers_quietly(subtree: Subtree) -> None:
     gone.thaw()
     gone.kill()
     gone.remove()
-    assert (gone.pids(), gone.is_frozen(), gone.usage(Snapshot())) == ([], False, (0, 0, 0))
+    assert (gone.pids(), gone.is_frozen(), gone.usage(Snapshot())) == ([], False, (0, 0, 0, 0))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -158,8 +159,8 @@ def nothing_is_left() -> Iterator[None]:
         subprocess.run(["systemctl", "kill", "--signal=SIGKILL", group.name], check=False)
         subprocess.run(["systemctl", "stop", group.name], check=False)
     subprocess.run(["systemctl", "reset-failed"], check=True)
-    for name in ("sandbox.json", "sandbox.lock"):
-        (PATHS.state / name).unlink(missing_ok=True)
+    shutil.rmtree(PATHS.sandbox_table, ignore_errors=True)
+    PATHS.sandbox_lock.unlink(missing_ok=True)
 
 
 async def started(daemon: Daemon, agent: str, command: list[str], **more: Any) -> int:

@@ -305,9 +305,10 @@ async def test_a_started_agent_that_could_not_be_written_down_is_found_by_its_ma
     daemon = await connect()
     pid = await running(daemon, paths, SLEEP)
     helper.end(signal.SIGKILL)
-    table = msgspec.json.decode(paths.sandbox_table.read_bytes())
-    table["agents"][A]["run"] = None
-    paths.sandbox_table.write_bytes(msgspec.json.encode(table))
+    kept = paths.sandbox_table / f"{A}.json"
+    record = msgspec.json.decode(kept.read_bytes())
+    record["agent"]["run"] = None
+    kept.write_bytes(msgspec.json.encode(record))
     before = daemon.connected
     helper_process()
     await until(lambda: daemon.connected > before)
@@ -335,13 +336,14 @@ async def test_a_process_that_got_the_pid_of_an_ended_agent_is_left_alone(
     helper.end(signal.SIGKILL)
     who = identify(bystander.pid)
     assert who is not None
-    table = msgspec.json.decode(paths.sandbox_table.read_bytes())
+    kept = paths.sandbox_table / f"{A}.json"
+    record = msgspec.json.decode(kept.read_bytes())
     for main in (
         {"pid": who.pid, "start_ticks": who.start_ticks - 1, "boot": who.boot},
         {"pid": who.pid, "start_ticks": who.start_ticks, "boot": "another"},
     ):
-        table["agents"][A]["run"] = {"main": main, "leaf": None, "since": 0.0}
-        paths.sandbox_table.write_bytes(msgspec.json.encode(table))
+        record["agent"]["run"] = {"main": main, "leaf": None, "since": 0.0}
+        kept.write_bytes(msgspec.json.encode(record))
         before = daemon.connected
         helper = helper_process()
         await until(lambda now=before: daemon.connected > now)
@@ -382,9 +384,9 @@ async def ask_for_listeners(paths: Paths) -> list[tuple[str, str]]:
 
 
 async def test_a_damaged_table_is_named(paths: Paths, open_helper: OpenHelper) -> None:
-    paths.state.mkdir(mode=0o711, exist_ok=True)
-    paths.sandbox_table.write_text('{"version": 1, "agents"')
-    with pytest.raises(ConfigError, match=r"sandbox\.json"):
+    paths.sandbox_table.mkdir(mode=0o700, parents=True)
+    (paths.sandbox_table / f"{A}.json").write_text('{"version": 2, "agent"')
+    with pytest.raises(ConfigError, match=rf"{A}\.json"):
         await open_helper()
 
 

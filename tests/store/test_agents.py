@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from typing import Any
 
 import msgspec
 import pytest
@@ -123,6 +124,37 @@ async def test_a_uid_is_kept_until_removal_and_not_given_out_while_a_process_liv
     await database.write(lambda conn: agents.remove(conn, "a1", now=1.0))
     assert await allocate("c3", {70000}) == 70002  # type: ignore[misc]
     assert await allocate("d4", set()) == 70000  # type: ignore[misc]
+
+
+async def test_a_uid_that_came_back_after_the_last_look_is_not_given_out(database: Database) -> None:
+    """A process of its agent may be left, of which a look that was taken before it ended knows nothing."""
+
+    def allocate(agent: str, freed_before: float) -> Any:
+        return database.write(
+            lambda conn: agents.allocate_uid(
+                conn, agent, first_uid=70000, in_use=frozenset(), freed_before=freed_before
+            )
+        )
+
+    assert await allocate("a1", 5.0) == 70000
+    await database.write(lambda conn: agents.remove(conn, "a1", now=6.0))
+    assert await allocate("b2", 6.0) == 70001
+    assert await allocate("c3", 6.5) == 70000
+
+
+async def test_giving_a_uid_out_and_back_looks_at_no_other_agents(database: Database) -> None:
+    """Every row was read for each agent that was made, and again for each that was removed."""
+    queries = (
+        "SELECT uid FROM uids WHERE agent_id = ? AND freed_at IS NULL",
+        "SELECT uid FROM uids WHERE freed_at IS NOT NULL AND uid >= ? AND freed_at < ? ORDER BY uid",
+        "SELECT max(uid) FROM uids",
+        "UPDATE uids SET freed_at = ? WHERE agent_id = ? AND freed_at IS NULL",
+    )
+    for query in queries:
+        plan = await database.read(
+            lambda conn, query=query: [*conn.execute(f"EXPLAIN QUERY PLAN {query}", ("1",) * query.count("?"))]
+        )
+        assert all("SCAN" not in row["detail"] for row in plan), [row["detail"] for row in plan]
 
 
 @settings(max_examples=50, deadline=None)

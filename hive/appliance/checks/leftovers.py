@@ -39,7 +39,7 @@ def _known(subject: Subject) -> frozenset[str] | None:
     """Ids of the agents there are; None where nobody says."""
     if subject.client is None:
         return None
-    return frozenset(str(agent["id"]) for agent in subject.client.get("/api/agents", timeout_s=0.6)["agents"])
+    return frozenset(str(agent["id"]) for agent in subject.client.agents_in_short(timeout_s=0.6))
 
 
 def _units(directory: Path, state: Path) -> list[Leftover]:

@@ -1,0 +1,71 @@
+"""Deletes the records of agents that are removed, with the rows of the audit table that say so."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+
+from hive.control.journal import Journal, event_row
+from hive.domain import Agent
+from hive.store import agents, audit
+from hive.store.audit import AuditRow
+from hive.store.chain import Head
+from hive.store.database import Database
+from hive.tasks import spawn
+
+AT_ONCE = 100
+"""Agents in one transaction: a commit, which is what a removal costs most, is shared; others wait some 20 ms for it."""
+
+
+class Forgetting:
+    """What is asked for while a transaction is written goes together in the next one."""
+
+    def __init__(self, database: Database, journal: Journal) -> None:
+        self._database = database
+        self._journal = journal
+        self._waiting: list[tuple[str, AuditRow, asyncio.Future[None]]] = []
+        self._is_writing = False
+
+    def __repr__(self) -> str:
+        return f"<Forgetting {len(self._waiting)} waiting>"
+
+    async def forget(self, agent: Agent, actor: str) -> None:
+        """Returns once the record is gone and the removal is in the audit table. Raises as `Database.write`."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        row = event_row("agent.removed", target=agent.id, actor=actor, detail={"name": agent.name})
+        self._waiting.append((agent.id, row, done))
+        if not self._is_writing:
+            self._is_writing = True
+            spawn(self._write_all(), name="forget agents")
+        await asyncio.shield(done)
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            some, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
+            try:
+                await self._write([agent for agent, _, _ in some], [row for _, row, _ in some])
+            except Exception as error:  # whoever waits is told, and raises it
+                for _, _, done in some:
+                    done.set_exception(error)
+            else:
+                for _, _, done in some:
+                    done.set_result(None)
+        self._is_writing = False
+
+    async def _write(self, ids: list[str], removals: list[AuditRow]) -> None:
+        rows = self._journal.take()
+
+        def work(conn: sqlite3.Connection) -> Head:
+            for agent in ids:
+                agents.remove(conn, agent, now=time.time())
+            return audit.append_all(conn, [*rows, *removals])
+
+        try:
+            head = await self._database.write(work)
+        except BaseException:
+            self._journal.give_back(rows)
+            raise
+        self._journal.wrote(head)
+        for row in removals:
+            self._journal.tell(row)
