@@ -181,7 +181,8 @@ def offer(
     """One model, with what else the server tells of it. What it tells goes before what the name says.
 
     `quantization`: in its words (Ollama's `quantization_level`). `size_bytes` and `parameters` (llama-server's `meta`):
-    together the bits of a weight, looked at where no quantization is known. `parent`: the model this is an adapter on (vLLM).
+    together the bits of a weight, looked at where no quantization is known. `parent`: the model this is an
+    adapter on (vLLM).
 
     >>> offer("tiny", size_bytes=1_125_000_000, parameters=2_000_000_000).bits
     4.5

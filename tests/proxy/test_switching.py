@@ -365,6 +365,7 @@ async def test_a_token_in_the_path_stays_valid_over_a_switch_on_a_connection_tha
     """33 of the requests that waited for 16 switches were refused with 403: of a head that is known already the token
     was not taken off the path again, and the path with it is on no list of endpoints."""
     async with two(tmp_path) as box:
+        box.goes_on.set()
         client = await Client.tcp(box.proxy.port)
         ask = post(b"/a/%b/v1/chat/completions" % MODEL_TOKEN, CHAT)
         client.writer.write(ask)
