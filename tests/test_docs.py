@@ -136,10 +136,3 @@ def test_links_inside_the_repository_lead_somewhere(document: str) -> None:
     broken = [link for link in links if not (ROOT / link).exists()]
     assert not broken
 
-
-@pytest.mark.parametrize(
-    "path", sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "hive").rglob("*.py")), ids=str
-)
-def test_no_file_has_two_subjects(path: str) -> None:
-    """Above about 600 lines the projects that Hive learns from hurt; one long file, the data path, is meant."""
-    assert len(text_of(path).splitlines()) <= 650
