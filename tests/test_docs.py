@@ -135,4 +135,3 @@ def test_links_inside_the_repository_lead_somewhere(document: str) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text_of(document))
     broken = [link for link in links if not (ROOT / link).exists()]
     assert not broken
-
