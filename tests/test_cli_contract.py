@@ -253,3 +253,28 @@ def test_a_wrong_command_suggests_the_right_one(capsys: pytest.CaptureFixture[st
     assert "did you mean `agent`?" in capsys.readouterr().err
     assert main(["agent", "lst", "--json"]) == 2
     assert json.loads(capsys.readouterr().err)["message"] == "no such command: lst; did you mean `list`?"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["pause", "a1"], "did you mean `hive agent pause`?"),
+        (["start"], "did you mean `hive agent start`?"),
+        (["switch", "vllm"], "did you mean `hive backend switch`?"),
+        (["revoke"], "did you mean `hive token revoke`?"),
+        (["set"], "did you mean `hive config set`?"),
+    ],
+)
+def test_a_verb_without_its_noun_is_found(typed: list[str], meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`hive pause a1` is what fingers type; it was `no such command: pause`, and no more."""
+    assert main(typed) == 2
+    assert meant in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["help"], ["help", "agent"], ["help", "agent", "pause"], ["agent", "help", "pause"]])
+def test_help_is_a_command_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    told = capsys.readouterr().out
+    assert main([*(word for word in words if word != "help"), "--help"]) == 0
+    assert told == capsys.readouterr().out
+    assert told.startswith("Usage: hive")

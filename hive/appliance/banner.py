@@ -58,6 +58,29 @@ def banner(
     return f"Hive {health.get('version')} is up; Ctrl-C ends it\n\n{told}\n\nType in another terminal:\n{commands}\n"
 
 
+def headline(health: Mapping[str, object]) -> str:
+    """The line that stays on the screen while everything else scrolls by.
+
+    >>> headline({"version": "0.1.0", "proxy": {"port": 11435, "ingress_port": 8480}})
+    'Hive 0.1.0 is up · model http://127.0.0.1:11435 · callers http://127.0.0.1:8480 · Ctrl-C ends it'
+    """
+    proxy = _table(health.get("proxy"))
+    ports = f"model http://127.0.0.1:{proxy.get('port')} · callers http://127.0.0.1:{proxy.get('ingress_port')}"
+    return f"Hive {health.get('version')} is up · {ports} · Ctrl-C ends it"
+
+
+def farewell(did: Mapping[str, object], *, command: str, which: str) -> str:
+    """The closing sentence of `hive up`. `did`: `supervisor.summary`. `which`: the flags that name this state.
+
+    >>> did = {"agents": 3, "requests": 12, "tokens_in": 300, "tokens_out": 45, "wakes": 7}
+    >>> farewell(did, command="hive", which="")
+    'Hive has ended: 12 requests, 345 tokens, 7 wakes; 3 agents are kept. `hive up` goes on where it ended.'
+    """
+    tokens = int(str(did["tokens_in"])) + int(str(did["tokens_out"]))
+    counted = f"{did['requests']} requests, {tokens} tokens, {did['wakes']} wakes"
+    return f"Hive has ended: {counted}; {did['agents']} agents are kept. `{command} up{which}` goes on where it ended."
+
+
 INDENT = 13
 """Columns before a text."""
 

@@ -68,6 +68,18 @@ def worth_telling(name: str, text: str) -> str | None:
     return None if found[1].startswith(REDIS_NOISE) else found[1]
 
 
+_KEPT_ONLY = re.compile(r"\b(?:audit_head|deep_reader_ended) ")
+
+
+def is_routine(text: str) -> bool:
+    """Whether a line is for the log file only: it tells of work that goes on all the time and asks for nothing.
+
+    >>> is_routine("audit_head head=3:9f"), is_routine("audit_heads_unreadable path=x")
+    (True, False)
+    """
+    return _KEPT_ONLY.search(text) is not None
+
+
 def wants_colour(*, is_terminal: bool, env: Mapping[str, str]) -> bool:
     """Whether to colour (no-color.org: NO_COLOR set and not empty says no).
 

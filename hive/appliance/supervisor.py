@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Sequence
 
@@ -28,6 +29,8 @@ from hive.tasks import spawn
 log = logging.getLogger("hive.up")
 
 TABLE_EVERY_S = 1.0
+TABLE_SHARE = 4.0
+"""A list of agents that took long is asked for again after so many times that long."""
 LAST_TURN_S = 10.0
 SETTLE_S = 3.0
 """How long the last usage may take from the proxy over Redis into SQLite before the sums are read."""
@@ -59,6 +62,7 @@ class Supervisor:
         self._may_move = True
         self._demo: Demo | None = None
         self._before: Answer = {}
+        self._farewell = ""
 
     def __repr__(self) -> str:
         return f"<Supervisor {', '.join(map(repr, self._children.values()))}>"
@@ -81,6 +85,8 @@ class Supervisor:
         finally:
             # Where Hive could not come up, agents of an earlier run live on.
             await self._end()
+        if self._farewell:
+            self._screen.tell(self._farewell)
         return 130 if self._interrupts.hurry.is_set() else 0
 
     # --- coming up ---------------------------------------------------------------------------------------------------
@@ -145,12 +151,14 @@ class Supervisor:
         if demo:
             self._demo = Demo(self._daemon, paths, ingress_port=self._ports.ingress)
             await unless(asked, self._demo.set_up(), name="demo")
-            showing = spawn(self._show_table(), name="table")
+            showing = spawn(self._show_table(banner.headline(health)), name="table")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(exit_after_s):
                 await asked.wait()
         if json:
             self._screen.result(await self._summary())
+        else:
+            await self._take_leave(demo=demo)
         if showing is not None:
             showing.cancel()
             await asyncio.wait((showing,))
@@ -158,12 +166,21 @@ class Supervisor:
         if self._demo is not None:
             await self._demo.finish(within_s=0.0)
 
-    async def _show_table(self) -> None:
+    async def _show_table(self, head: str) -> None:
         while True:
+            began = time.monotonic()
             with contextlib.suppress(HiveError):  # the daemon may be starting again; its end was told
                 views = (await self._daemon.get("/api/agents"))["agents"]
-                self._screen.show(views, now=time.monotonic())
-            await asyncio.sleep(TABLE_EVERY_S)
+                self._screen.show(views, now=time.monotonic(), head=head)
+            await asyncio.sleep(max(TABLE_EVERY_S, TABLE_SHARE * (time.monotonic() - began)))
+
+    async def _take_leave(self, *, demo: bool) -> None:
+        """Writes the closing sentence while there is a daemon to ask."""
+        with contextlib.suppress(HiveError):  # a daemon that is gone has nothing to tell
+            did = summary(await self._daemon.get("/api/stats"), self._before, {}, demo_errors=0)
+            which = " --demo" if demo else ""
+            which += "" if self._default_state else f" --state-dir {shlex.quote(str(self._plan.paths.state))}"
+            self._farewell = banner.farewell(did, command=banner.command_here(), which=which)
 
     async def _summary(self) -> dict[str, object]:
         """What this Hive did, once no turn is on its way and the sums stand still."""
@@ -222,5 +239,5 @@ def summary(stats: Answer, before: Answer, health: Answer, *, demo_errors: int) 
         **{name: stats[name] for name in ("pauses", "wakes", "wake_ms")},
         "errors": stats["errors"] + demo_errors,
         "backend": backend.get("kind"),
-        "isolation": health["isolation"],
+        "isolation": health.get("isolation"),
     }

@@ -75,6 +75,8 @@ class LazyGroup(TyperGroup):
         return _lightly(super().get_params(ctx))
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
         is_named = bool(args) and (not args[0].startswith("-") or args[0] in ctx.help_option_names)
         if self._group.default and not is_named:
             args = [self._group.default, *args]
@@ -95,8 +97,7 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         if not ctx.resilient_parsing and args[0] not in self._group.entries and not args[0].startswith("-"):
-            visible = [name for name, entry in self._group.entries.items() if not entry.hidden]
-            near = did_you_mean(args[0], visible)
+            near = nested(self._group, args[0], ctx.command_path) or did_you_mean(args[0], visible(self._group))
             ctx.fail(f"no such command: {args[0]}" + (f"; {near}" if near else ""))
         return super().resolve_command(ctx, args)
 
@@ -108,9 +109,25 @@ class LazyGroup(TyperGroup):
     def shell_complete(self, ctx: Context, incomplete: str) -> list[CompletionItem]:
         from typer._click.shell_completion import CompletionItem
 
-        visible = [name for name, entry in self._group.entries.items() if not entry.hidden]
-        own = [CompletionItem(name) for name in visible if name.startswith(incomplete)]
+        own = [CompletionItem(name) for name in visible(self._group) if name.startswith(incomplete)]
         return own + super(TyperGroup, self).shell_complete(ctx, incomplete)
+
+
+def visible(group: Group) -> list[str]:
+    """The commands that help lists."""
+    return [name for name, entry in group.entries.items() if not entry.hidden]
+
+
+def nested(group: Group, name: str, path: str) -> str:
+    """A question about the commands of that name one word deeper, empty where there are none.
+
+    >>> pause = Group("", "", {"agent": Group("", "", {"pause": Entry("", "")})})
+    >>> nested(pause, "pause", "hive"), nested(pause, "agent", "hive")
+    ('did you mean `hive agent pause`?', '')
+    """
+    groups = [(word, entry) for word, entry in group.entries.items() if isinstance(entry, Group)]
+    found = [f"`{path} {word} {name}`" for word, entry in groups if name in visible(entry)]
+    return f"did you mean {' or '.join(found)}?" if found else ""
 
 
 def load(name: str, entry: Entry) -> HiveCommand:

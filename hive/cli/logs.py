@@ -62,7 +62,7 @@ def _found(call: Call, component: str | None, *, lines: int, follow: bool) -> It
     known = tuple(dict.fromkeys((*COMPONENTS, *IN_FILE)))
     if component is not None and component not in known:
         near = did_you_mean(component, known) or f"known are {', '.join(known)}"
-        raise UsageError(f"no such component: {component}", hint=near)
+        raise UsageError(f"no such component: {component}", hint=f"{near}; an agent's output: hive agent logs NAME")
     components = [] if component is None else [component]
     state = _state_dir(call)
     there = COMPONENTS if state is None else IN_FILE

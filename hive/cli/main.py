@@ -13,7 +13,7 @@ import typer
 from hive import __version__
 from hive.cli.call import err, flush, out, report, wants_json
 from hive.cli.lazy import Entry, Group, LazyGroup, options
-from hive.errors import HiveError, UsageError
+from hive.errors import HiveError, NotPermitted, UsageError
 
 AGENT = Group(
     "Agents: create, look at, pause, remove.",
@@ -276,6 +276,8 @@ def main(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         _forget_stdout()
         return 1
+    except PermissionError as error:
+        return report(_forbidden(error), as_json=as_json)
     except Exception as error:
         if os.environ.get("HIVE_DEBUG") or (arguments and arguments[0] in SERVICES):
             traceback.print_exc()
@@ -283,6 +285,14 @@ def main(arguments: Sequence[str]) -> int:
             f"a fault in Hive itself: {type(error).__name__}: {error}", hint="HIVE_DEBUG=1 shows where it happened"
         )
         return report(fault, as_json=as_json)
+
+
+def _forbidden(error: PermissionError) -> NotPermitted:
+    """A file of another user's, which a command came upon: no fault of Hive."""
+    if os.environ.get("HIVE_DEBUG"):
+        traceback.print_exc()
+    hint = "" if os.geteuid() == 0 else "as root: sudo hive …"
+    return NotPermitted(f"{error.filename or 'this'}: {error.strerror or 'permission denied'}", hint=hint)
 
 
 def _misused(error: typer.TyperException, *, as_json: bool) -> int:

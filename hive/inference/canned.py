@@ -1,7 +1,9 @@
 """What the demo backend answers: pure functions from a request to the whole reply. No model is asked.
 
 It speaks Ollama's dialect under `/api` (server/routes.go of 2026-08) and OpenAI's under `/v1`, and says in every
-answer that it is canned. One word is one token, in prompts and in answers, so usage can be counted by reading.
+answer that it is canned. One word is one token, in prompts and in answers, so usage can be counted by reading. Where
+tools are offered it calls one, with arguments that fit, until it is told a result; where JSON by a schema is asked for
+it answers with such a value: a newcomer's agent loop runs to its end without a model.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import msgspec
 
 from hive import __version__
+from hive.inference.canned_json import value_for
 
 MODEL = "hive-demo"
 SERVER = "hive-demo"
@@ -71,6 +74,30 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
+class _Function(msgspec.Struct):
+    name: str = ""
+    parameters: dict[str, Any] | None = None
+
+
+class _Tool(msgspec.Struct):
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Choice(msgspec.Struct):
+    """`tool_choice` that names a function."""
+
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Schema(msgspec.Struct):
+    schema: dict[str, Any] | None = None
+
+
+class _ResponseFormat(msgspec.Struct):
+    type: str = "text"
+    json_schema: _Schema | None = None
+
+
 class Wish(msgspec.Struct):
     """Every field of a request, of either dialect, that changes the answer."""
 
@@ -87,6 +114,10 @@ class Wish(msgspec.Struct):
     stream_options: _StreamOptions | None = None
     keep_alive: str | float | None = None
     encoding_format: str | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: str | _Choice | None = None
+    response_format: _ResponseFormat | None = None
+    format: str | dict[str, Any] | None = None
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -97,12 +128,20 @@ class Moment(msgspec.Struct, frozen=True):
     tokens_per_s: float
 
 
+class _Call(msgspec.Struct):
+    """A call of a tool."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
 class _Talk(msgspec.Struct):
-    """A prompt answered: `tokens` join to the text."""
+    """A prompt answered: `tokens` join to the text, or to the arguments of `call`."""
 
     prompt_tokens: int
     tokens: list[str]
     reason: str
+    call: _Call | None = None
 
 
 def mark(prompt: str) -> str:
@@ -180,13 +219,47 @@ def _talk(wish: Wish) -> _Talk:
     else:
         asked = "\n".join(wish.prompt) if isinstance(wish.prompt, list) else wish.prompt or ""
         texts = [wish.system or "", asked]
-    tokens = answer_words(asked)
+    prompt_tokens = sum(len(text.split()) for text in texts)
+    call = _call(wish, asked)
+    if call is not None:
+        return _Talk(prompt_tokens, _spoken(_json(call.arguments)), "tool_calls", call)
+    tokens = answer_words(asked) if (schema := _schema(wish)) is None else _spoken(_json(value_for(schema, asked)))
     limit = _limit(wish)
     return _Talk(
-        prompt_tokens=sum(len(text.split()) for text in texts),
+        prompt_tokens=prompt_tokens,
         tokens=tokens[:limit],
         reason="length" if limit is not None and limit < len(tokens) else "stop",
     )
+
+
+def _call(wish: Wish, asked: str) -> _Call | None:
+    """The call of a tool that is offered: the one that is asked for by name, else the one whose name's words the prompt
+    has most of, else the first. None where none is wanted, and where a result has come: that ends the loop."""
+    tools = [tool.function for tool in wish.tools or () if tool.function.name]
+    if not tools or wish.tool_choice == "none" or not wish.messages or wish.messages[-1].role == "tool":
+        return None
+    named = wish.tool_choice.function.name if isinstance(wish.tool_choice, _Choice) else ""
+    said = set(re.findall(r"[a-z0-9]+", asked.lower()))
+    tools.sort(key=lambda one: (one.name != named, -len(said & set(re.findall(r"[a-z0-9]+", one.name.lower())))))
+    found = value_for(tools[0].parameters or {"type": "object"}, asked)
+    return _Call(tools[0].name, found if isinstance(found, dict) else {})
+
+
+def _schema(wish: Wish) -> object:
+    """The schema that the answer has to fit, as OpenAI's clients or Ollama's say it; None where text is wanted."""
+    if wish.response_format is not None and wish.response_format.type == "json_schema":
+        return (wish.response_format.json_schema or _Schema()).schema or {"type": "object"}
+    wants_json = wish.format == "json" or (wish.response_format and wish.response_format.type == "json_object")
+    return wish.format if isinstance(wish.format, dict) else {"type": "object"} if wants_json else None
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _spoken(text: str) -> list[str]:
+    """A text as tokens of a few letters each."""
+    return re.findall(r"(?s).{1,6}", text)
 
 
 def _limit(wish: Wish) -> int | None:
@@ -236,7 +309,7 @@ def _show(_wish: Wish, _moment: Moment) -> Reply:
             "template": "{{ .Prompt }}",
             "details": _DETAILS,
             "model_info": {"general.architecture": MODEL, "general.parameter_count": 0},
-            "capabilities": ["completion", "embedding"],
+            "capabilities": ["completion", "tools", "embedding"],
             "modified_at": _time(0),
         }
     )
@@ -262,11 +335,27 @@ def _ollama(
         reason = "unload" if wish.keep_alive in (0, "0", "0s") else "load"
         return _whole({**base, **spoken(""), "done": True, "done_reason": reason})
     talk = _talk(wish)
+    if talk.call is not None:
+        return _ollama_call(wish, moment, talk, base)
     last = {"done": True, "done_reason": talk.reason, **more, **_durations(talk, moment)}
     if wish.stream is False:
         return _whole({**base, **spoken("".join(talk.tokens)), **last}, len(talk.tokens))
     lines: list[tuple[int, dict[str, Any]]] = [(1, {**base, **spoken(word), "done": False}) for word in talk.tokens]
     lines.append((0, {**base, **spoken(""), **last}))
+    parts = [(tokens, msgspec.json.encode(line) + b"\n") for tokens, line in lines]
+    return Reply(content_type="application/x-ndjson", parts=parts, streamed=True)
+
+
+def _ollama_call(wish: Wish, moment: Moment, talk: _Talk, base: dict[str, Any]) -> Reply:
+    """A call is said in one line, and its end in another (0.32)."""
+    assert talk.call is not None
+    function = {"name": talk.call.name, "arguments": talk.call.arguments}
+    message = {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+    last = {"done": True, "done_reason": "stop", **_durations(talk, moment)}
+    if wish.stream is False:
+        return _whole({**base, "message": message, **last}, len(talk.tokens))
+    end = {"message": {"role": "assistant", "content": ""}, **last}
+    lines = [(len(talk.tokens), {**base, "message": message, "done": False}), (0, {**base, **end})]
     parts = [(tokens, msgspec.json.encode(line) + b"\n") for tokens, line in lines]
     return Reply(content_type="application/x-ndjson", parts=parts, streamed=True)
 
@@ -330,18 +419,31 @@ def _chat_completions(wish: Wish, moment: Moment) -> Reply:
     base = {"id": f"chatcmpl-demo-{moment.number}", "created": int(moment.now), "model": MODEL}
     talk = _talk(wish)
     if not wish.stream:
-        message = {"role": "assistant", "content": "".join(talk.tokens)}
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(talk.tokens)}
+        if talk.call is not None:
+            function = {"name": talk.call.name, "arguments": "".join(talk.tokens)}
+            call = {"id": f"call_demo_{moment.number}", "type": "function", "function": function}
+            message |= {"content": None, "tool_calls": [call]}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": talk.reason}
         found = {**base, "object": "chat.completion", "choices": [choice], "usage": _usage(talk)}
         return _whole(found, len(talk.tokens))
     deltas: list[tuple[int, dict[str, Any], str | None]] = [(0, {"role": "assistant", "content": ""}, None)]
-    deltas += [(1, {"content": word}, None) for word in talk.tokens]
+    if talk.call is not None:
+        opened = {"id": f"call_demo_{moment.number}", "type": "function"}
+        deltas.append((0, _call_delta({"name": talk.call.name, "arguments": ""}, opened), None))
+        deltas += [(1, _call_delta({"arguments": word}), None) for word in talk.tokens]
+    else:
+        deltas += [(1, {"content": word}, None) for word in talk.tokens]
     deltas.append((0, {}, talk.reason))
     choices = [
         (tokens, {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason})
         for tokens, delta, reason in deltas
     ]
     return _events({**base, "object": "chat.completion.chunk"}, choices, wish, talk)
+
+
+def _call_delta(function: dict[str, str], more: dict[str, str] | None = None) -> dict[str, Any]:
+    return {"tool_calls": [{"index": 0, **(more or {}), "function": function}]}
 
 
 def _completions(wish: Wish, moment: Moment) -> Reply:

@@ -16,7 +16,7 @@ SILENCE_S = 600.0
 """It says nothing while it reads what it has to find out whether it is whole; 100 GB take minutes."""
 DELETED_WITHIN_S = 60.0
 LINE_MAX_BYTES = 65536
-ALONE = "Hive's own Ollama has no network; one that pulls needs a registry it reaches (systemctl edit hive-inference)"
+ALONE = "this Ollama must reach its registry; the one that Hive runs has no network (systemctl edit hive-inference)"
 
 
 class Step(msgspec.Struct, frozen=True):

@@ -61,7 +61,10 @@ class Preferences(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A model that is there, its name taken apart once. `bits`: of a weight, None where nobody tells."""
+    """A model that is there, its name taken apart once.
+
+    `bits`: of a weight: nominal where its quantization is known, else measured, None where neither is told.
+    """
 
     name: str
     key: str
@@ -181,7 +184,8 @@ def offer(
     """One model, with what else the server tells of it. What it tells goes before what the name says.
 
     `quantization`: in its words (Ollama's `quantization_level`). `size_bytes` and `parameters` (llama-server's `meta`):
-    together the bits of a weight. `parent`: the model this is an adapter on (vLLM).
+    together the bits of a weight, looked at where no quantization is known. `parent`: the model this is an
+    adapter on (vLLM).
 
     >>> offer("tiny", size_bytes=1_125_000_000, parameters=2_000_000_000).bits
     4.5
@@ -193,7 +197,7 @@ adapter='support', revision='', publisher='')
     told = quantization_of(quantization) or ref.variant
     measured = size_bytes * 8 / parameters if size_bytes and parameters else None
     ref = msgspec.structs.replace(ref, variant=told, adapter=name if parent else "")
-    return Offer(name, spelled(name), ref, measured or (told.bits if told else None), _model_of(ref))
+    return Offer(name, spelled(name), ref, told.bits if told else measured, _model_of(ref))
 
 
 def models_of(text: str) -> frozenset[str] | None:
@@ -429,7 +433,7 @@ class _Routing:
     def _fallback(self, same: Sequence[Offer], most: float, named: Offer | None) -> tuple[Offer, str] | None:
         """What is taken where nothing of the list is there, and why; of equal ones the one that was named."""
         known = [(one.bits, one is not named, one.name, one) for one in same if one.bits is not None]
-        small = [row for row in known if row[0] <= most]
+        small = [row for row in known if not _is_larger(row[3], most)]
         if small:
             found = min(small, key=lambda row: (-row[0], *row[1:3]))[3]
             return found, f"the largest there that tier {self._tier} may have"
@@ -484,7 +488,11 @@ def _is_anothers(one: Offer, other: Offer) -> bool:
 
 
 def _is_larger(one: Offer, most: float) -> bool:
-    return one.bits is not None and one.bits > most
+    """Nominal bits are compared as they are. Measured ones by whole bits: a file holds more than its weights, so a
+    Q8_0 measures 8.508 bits a weight where 8.5 are nominal."""
+    if one.bits is None:
+        return False
+    return one.bits > most if one.ref.variant is not None else int(one.bits) > int(most)
 
 
 def _first(offers: Iterable[Offer]) -> Offer | None:

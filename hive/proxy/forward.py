@@ -301,7 +301,8 @@ class Exchange(Waiting):
         assert decided is not None
         self._for = self._path.backends
         try:
-            self._2_may_be_asked(request)
+            if not self._path.gate.is_closed:
+                self._path.check_offered(decided.endpoint)
         except HiveError as error:
             self.refuse(error)
             return

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from nobody import run_as_nobody
 
 from hive.appliance import conf_file
 from hive.appliance.archive import MANIFEST
@@ -640,3 +642,18 @@ def test_the_first_file_is_the_manifest(kept: Path) -> None:
     with tarfile.open(kept) as tar:
         assert tar.getnames()[:2] == [MANIFEST, DATABASE]
         assert {info.mode for info in tar} == {0o600}
+
+
+BACKUP_BY = """
+import sys
+from hive.cli.main import main
+print(main(["backup", "--state-dir", {state!r}, "/tmp/never.tar", "--json"]), file=sys.stdout)
+"""
+
+
+def test_a_user_who_may_not_read_the_state_is_told_so() -> None:
+    """A member of the group hive read `a fault in Hive itself: PermissionError`."""
+    with tempfile.TemporaryDirectory() as name:
+        state = Path(name) / "state"
+        state.mkdir()
+        assert run_as_nobody(BACKUP_BY.format(state=str(state))).strip().endswith("4")

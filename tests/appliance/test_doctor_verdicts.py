@@ -511,6 +511,15 @@ def test_ports(ports: list[running.Port], is_appliance: bool, status: Status) ->
     assert says(running.judge_ports(ports, is_appliance=is_appliance), status)
 
 
+def test_a_user_who_sees_no_owner_is_told_so_and_not_that_hive_fails() -> None:
+    """Outside the group hive every port of an installed Hive was `taken`, and doctor said FAIL."""
+    ports = [running.Port("agents", 11435, None, running.UNSEEN)]
+    verdict = running.judge_ports(ports, is_appliance=True)
+    assert says(verdict, WARN, "only root sees which")
+    assert verdict.fix == "sudo hive doctor hive.ports"
+    assert says(running.judge_ports(ports, is_appliance=True, is_root=True), FAIL)
+
+
 # --- files -------------------------------------------------------------------------------------------------------
 
 KEY = files.Row(Path("/k"), "root", "root", 0o600)

@@ -24,12 +24,12 @@ if {json}:
 """
 
 
-def on_terminal(*, json: bool, **env: str) -> str:
+def on_terminal(*, json: bool = False, program: str = PROGRAM, **env: str) -> str:
     """What the program writes to a terminal that is its stdout and stderr."""
     leader, follower = pty.openpty()
     out = b""
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(json=json)],
+        [sys.executable, "-c", program.format(json=json)],
         stdout=follower,
         stderr=follower,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "120", **env},
@@ -62,6 +62,33 @@ def test_a_terminal_gets_a_live_table_below_the_lines() -> None:
         assert cell in shown
     assert len(re.findall(r"line \d+", shown)) == 12
     assert "\x1b[36m" in shown, "coloured"
+
+
+MANY = """
+import os
+from hive.appliance.screen import Screen
+screen = Screen(json=False)
+for second in range(3):
+    views = [{{"name": f"agent-{{n}}", "status": "paused"}} for n in range(900)]
+    views.append({{"name": "ill", "status": "error"}})
+    screen.show(views, now=100.0 + second, head="Hive is up · model http://127.0.0.1:11435")
+    for line in range(2000):
+        screen.say("proxy", f"line {{line}}")
+    screen.say("daemon", "audit_head head=7:abc")
+screen.close()
+"""
+
+
+def test_of_many_agents_and_lines_what_fits_is_drawn_and_few_times() -> None:
+    """At 934 agents each log line drew the whole table anew, 471 ms; the demo's callers were silent for minutes."""
+    shown = on_terminal(program=MANY)
+    drawn = shown.count("Hive is up · model")
+    assert 1 <= drawn < 600, "six thousand lines are not as many drawings"
+    assert "ill" in shown, "an agent in trouble comes first"
+    assert re.search(r"… 8\d\d agents more: hive agent list", shown)
+    assert re.search(r"… \d+ lines more: hive logs", shown)
+    assert "line 1999" in shown
+    assert "audit_head" not in shown
 
 
 def test_no_color_is_respected() -> None:

@@ -201,3 +201,73 @@ def test_any_json_in_any_field_has_an_answer(value: object) -> None:
         body = msgspec.json.encode({"prompt": "a", name: value})
         for path in ("/api/generate", "/v1/completions", "/v1/embeddings", "/api/embed"):
             assert reply_to("POST", path, body, MOMENT).status in (200, 400, 404)
+
+
+# --- tools ---------------------------------------------------------------------------------------------------------
+
+LOOK_UP = {
+    "name": "look_up",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+ADD = {
+    "name": "add_numbers",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+}
+TOOLS = [{"type": "function", "function": LOOK_UP}, {"type": "function", "function": ADD}]
+IN_PARIS: Any = [{"role": "user", "content": "how warm is it in Paris?"}]
+
+
+def test_a_tool_that_is_offered_is_called_with_arguments_that_fit() -> None:
+    """It passed over tools, so a newcomer's agent loop never ran."""
+    whole = json.loads(ask("/v1/chat/completions", messages=IN_PARIS, tools=TOOLS).parts[0][1])["choices"][0]
+    (call,) = whole["message"]["tool_calls"]
+    assert (whole["finish_reason"], whole["message"]["content"]) == ("tool_calls", None)
+    assert (call["type"], call["function"]["name"]) == ("function", "look_up")
+    assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+    streamed = events(ask("/v1/chat/completions", messages=IN_PARIS, tools=TOOLS, stream=True))
+    pieces = [piece for event in streamed for piece in event["choices"][0]["delta"].get("tool_calls", [])]
+    assert "".join(piece["function"]["arguments"] for piece in pieces) == call["function"]["arguments"]
+    assert [piece["index"] for piece in pieces] == [0] * len(pieces)
+    assert streamed[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_ollamas_clients_are_given_the_arguments_as_an_object(stream: bool) -> None:
+    found = lines(ask("/api/chat", messages=IN_PARIS, tools=TOOLS, stream=stream))
+    assert found[0]["message"]["tool_calls"] == [{"function": {"name": "look_up", "arguments": {"city": "Paris"}}}]
+    assert (found[-1]["done"], found[-1]["done_reason"]) == (True, "stop")
+    assert len(found) == (2 if stream else 1)
+
+
+def test_a_result_ends_the_loop_and_the_next_question_begins_another() -> None:
+    told = [*IN_PARIS, {"role": "assistant", "content": None}, {"role": "tool", "content": "21 degrees"}]
+    message = json.loads(ask("/v1/chat/completions", messages=told, tools=TOOLS).parts[0][1])["choices"][0]["message"]
+    assert ("tool_calls" in message, "canned" in message["content"]) == (False, True)
+    again = json.loads(ask("/v1/chat/completions", messages=[*told, *IN_PARIS], tools=TOOLS).parts[0][1])
+    assert again["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("asked", "choice", "called"),
+    [
+        ("add the numbers", "auto", "add_numbers"),
+        ("how warm is it in Paris?", {"type": "function", "function": {"name": "add_numbers"}}, "add_numbers"),
+        ("how warm is it in Paris?", "required", "look_up"),
+        ("how warm is it in Paris?", "none", None),
+    ],
+)
+def test_which_tool_is_called(asked: str, choice: Any, called: str | None) -> None:
+    messages = [{"role": "user", "content": asked}]
+    found = json.loads(ask("/v1/chat/completions", messages=messages, tools=TOOLS, tool_choice=choice).parts[0][1])
+    calls = found["choices"][0]["message"].get("tool_calls", [])
+    assert [call["function"]["name"] for call in calls] == ([called] if called else [])
+
+
+def test_an_answer_fits_the_schema_that_is_asked_for() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}, "warm": {"type": "boolean"}}}
+    openai = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    message = json.loads(ask("/v1/chat/completions", messages=IN_PARIS, response_format=openai).parts[0][1])
+    assert json.loads(message["choices"][0]["message"]["content"]) == {"city": "Paris", "warm": True}
+    ollama = lines(ask("/api/chat", messages=IN_PARIS, format=schema))
+    assert json.loads("".join(line["message"]["content"] for line in ollama)) == {"city": "Paris", "warm": True}
+    assert json.loads(lines(ask("/api/generate", prompt="x", format="json", stream=False))[0]["response"]) == {}

@@ -120,10 +120,7 @@ NOTES: dict[str, dict[str, str]] = {
         "stand-in calls whatever is offered",
     },
     "the demo backend": dict.fromkeys(
-        (
-            *("a stop sequence", "a tool offered", "a tool forced by its name", "JSON without a schema"),
-            *("JSON by a schema", "a picture", "thinking", "a tool called", "a prompt that is too long"),
-        ),
+        ("a stop sequence", "a picture", "thinking", "a prompt that is too long"),
         PASSED_OVER,
     ),
 }

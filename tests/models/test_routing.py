@@ -123,6 +123,19 @@ def test_what_the_server_tells_goes_before_what_the_name_says() -> None:
     assert explain("tiny", MEDIUM, [measured], ON).model == "tiny"
 
 
+def test_what_is_measured_is_compared_by_whole_bits_and_what_is_named_by_its_name() -> None:
+    """A file holds more than its weights: a Q8_0 measures 8.508 bits, an F16 16.005, the Q4_K_M of a small model 5.1.
+    Each was refused to the very tier that asks for it, as soon as its size was known."""
+    sizes = {"x-Q8_0.gguf": (8508, MEDIUM), "x-F16.gguf": (16005, HIGH), "x-Q4_K_M.gguf": (5100, LOW)}
+    for name, (size_bytes, tier) in sizes.items():
+        one = offer(name, size_bytes=size_bytes, parameters=8000)
+        assert explain("x", tier, [one], ON).model == name, name
+    unnamed = offer("tiny", size_bytes=8508, parameters=8000)
+    assert explain("tiny", MEDIUM, [unnamed], ON).model == "tiny"
+    assert explain("tiny", LOW, [unnamed], ON).model == ""
+    assert explain("x", LOW, [offer("x-Q8_0.gguf", size_bytes=4000, parameters=8000)], ON).model == ""
+
+
 # which model is meant -------------------------------------------------------------------------------------------------
 
 

@@ -361,6 +361,23 @@ async def test_over_tcp_it_waits_as_well(tmp_path: Path) -> None:
         assert (await client.answer())[2] == NEW
 
 
+async def test_a_token_in_the_path_stays_valid_over_a_switch_on_a_connection_that_is_kept(tmp_path: Path) -> None:
+    """33 of the requests that waited for 16 switches were refused with 403: of a head that is known already the token
+    was not taken off the path again, and the path with it is on no list of endpoints."""
+    async with two(tmp_path) as box:
+        box.goes_on.set()
+        client = await Client.tcp(box.proxy.port)
+        ask = post(b"/a/%b/v1/chat/completions" % MODEL_TOKEN, CHAT)
+        client.writer.write(ask)
+        assert (await client.answer())[0] == 200
+        box.close()
+        client.writer.write(ask)
+        await until(lambda: box.proxy.registry.queue.waiting == 1)
+        box.open(box.new)
+        status, _, body = await client.answer()
+        assert (status, body) == (200, NEW)
+
+
 async def test_a_request_whose_body_comes_after_the_switch_is_judged_by_the_new_backend(tmp_path: Path) -> None:
     """Its endpoint was not judged at the closed gate, and then not at all: Ollama's went to a llama-server."""
     async with two(tmp_path) as box:

@@ -16,6 +16,7 @@ LISTENING = "0A"
 """State of a socket in /proc/net/tcp (TCP_LISTEN)."""
 SYSTEMD = "systemd (pid 1)"
 """Holds an appliance's ports for the proxy (socket units)."""
+UNSEEN = "another user's process"
 NET_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
@@ -112,8 +113,8 @@ def judge_config(file: Path | None, error: str, *, is_appliance: bool) -> Verdic
 
 
 class Port(NamedTuple):
-    """`what` goes through it. `ours`: the port Hive says it has, None where no Hive does. `owner`: who listens at
-    `wanted`: `NAME (pid N)`, `somebody` where that cannot be seen, empty for nobody."""
+    """`what` goes through it. `ours`: the port Hive says it has, None where no Hive does. `owner`: the process that
+    listens at `wanted`: `NAME (pid N)`, `UNSEEN` where that cannot be seen, empty for none."""
 
     what: str
     wanted: int
@@ -135,7 +136,7 @@ def look_at_ports(subject: Subject) -> Verdict:
             *([("the API", settings.api.port, api.get("port"))] if settings.api.port else []),
         )
     ]
-    return judge_ports(ports, is_appliance=subject.is_appliance)
+    return judge_ports(ports, is_appliance=subject.is_appliance, is_root=os.geteuid() == 0)
 
 
 def _listening() -> dict[int, list[str]]:
@@ -172,7 +173,7 @@ def _owner(inodes: Sequence[str]) -> str:
                 return f"{(entry / 'comm').read_text().strip()} (pid {entry.name})"
             except OSError:
                 break
-    return "somebody"
+    return UNSEEN
 
 
 def _has_open(directory: Path, wanted: set[str]) -> bool:
@@ -182,8 +183,9 @@ def _has_open(directory: Path, wanted: set[str]) -> bool:
         return False
 
 
-def judge_ports(ports: Sequence[Port], *, is_appliance: bool) -> Verdict:
-    """
+def judge_ports(ports: Sequence[Port], *, is_appliance: bool, is_root: bool = False) -> Verdict:
+    """`is_root`: this user sees the owner of every socket.
+
     >>> judge_ports([Port("agents", 11435, None), Port("callers", 8480, None)], is_appliance=False).reason
     '11435 for agents and 8480 for callers are free'
     """
@@ -191,6 +193,11 @@ def judge_ports(ports: Sequence[Port], *, is_appliance: bool) -> Verdict:
         look = f"ss -ltnp 'sport = :{port.wanted}'"
         if port.ours not in (None, port.wanted) and port.owner:
             return warned(f"{port.ours} is for {port.what}: {port.owner} has {port.wanted}", look)
+        if port.ours is None and port.owner == UNSEEN and not is_root:
+            return warned(
+                f"{port.wanted} for {port.what} is in use, by Hive or by another program: only root sees which",
+                "sudo hive doctor hive.ports",
+            )
         if port.ours is None and port.owner and not (is_appliance and port.owner == SYSTEMD):
             reason = f"{port.wanted} for {port.what} is taken by {port.owner}"
             if is_appliance:
