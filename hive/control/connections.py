@@ -31,7 +31,7 @@ TOO_LONG = (
 )
 
 MALFORMED_HEAD = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
-"""To a HEAD: uvicorn's own answer has a body."""
+"""Answers a HEAD: uvicorn's own answer has a body."""
 
 
 class OverTcp(NamedTuple):

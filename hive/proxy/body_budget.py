@@ -1,4 +1,4 @@
-"""How many bytes of request bodies may be held at once: by all, by one tenant, by one agent and its callers. Pure.
+"""Shares of the request bodies held at once: of one tenant, of one agent and its callers. Pure.
 
 Nobody's body is refused for what others hold as long as it fits into one body's size. What is short then comes from
 uploads that have not ended, the largest holder's first: so memory stays bounded however many agents there are.
@@ -19,7 +19,7 @@ class Upload(Protocol):
 
     @property
     def parked(self) -> bool:
-        """Whether it waits for its agent to wake, which therefore cannot send the rest."""
+        """True while it waits for its agent to wake, which therefore cannot send the rest."""
         ...
 
     def on_body_displaced(self) -> None:
@@ -28,7 +28,7 @@ class Upload(Protocol):
 
 
 class TenantBodies:
-    """What the agents of one tenant hold together."""
+    """Bytes that the agents of one tenant hold together."""
 
     __slots__ = ("used",)
 
@@ -40,7 +40,7 @@ class TenantBodies:
 
 
 class BodyShare:
-    """What one agent's own requests hold, or its callers' (`of` is the agent's own share then).
+    """Bytes that one agent's own requests hold, or its callers' (`of` is the agent's own share then).
 
     `is_tenants`: it may hold what a tenant may, as an operator who speaks for many does.
     """
@@ -104,7 +104,7 @@ class BodyBudget:
         self.tenant_limit = max(one_body, limit // TENANT_PART)
 
     def take(self, share: BodyShare, size: int) -> bool:
-        """Whether `size` bytes more may be held; they count then, until `give`. May leave some in `displaced`."""
+        """Counts `size` bytes more until `give`, or says False. May leave uploads in `displaced`."""
         tenant = share.tenant
         held, all_held, tenants = share.used + size, self.used + size, tenant.used + size
         if held > self.one_body and not self._fits_agent(share, size):

@@ -1,4 +1,4 @@
-"""Whose connections are open, and which one has to go for another. Pure.
+"""Shares of the connections that are open, and the choice of one that has to go for another. Pure.
 
 Each agent keeps a few places that nobody else takes. Whoever comes when all the others are taken gets the place of the
 oldest connection that has shown no token yet, else that of the longest idle one of the largest holder.
@@ -17,7 +17,7 @@ STRANGERS_KEPT = 64
 callers come in by them."""
 HOLDERS_LOOKED_AT = 16
 CONNECTIONS_LOOKED_AT = 256
-"""Of one holder, the oldest."""
+"""Counts the oldest ones of a holder."""
 
 
 class Placed(Protocol):
@@ -29,7 +29,7 @@ class Placed(Protocol):
         ...
 
     def is_quiet(self) -> bool:
-        """Whether nothing of its peer waits to be read either."""
+        """Says that nothing of its peer waits to be read either."""
         ...
 
 
@@ -37,7 +37,7 @@ C = TypeVar("C", bound=Placed)
 
 
 class Holder(Generic[C]):
-    """Those connections that count as one's: an agent's own, an agent's callers', or strangers' at one door."""
+    """Connections that count as one's: an agent's own, an agent's callers', or strangers' at one door."""
 
     __slots__ = ("_connections", "is_agents", "is_strangers")
 
@@ -64,14 +64,14 @@ class Holder(Generic[C]):
         self._connections.pop(connection, None)
 
     def longest_idle(self) -> C | None:
-        """Of the CONNECTIONS_LOOKED_AT oldest ones."""
+        """Finds it among the CONNECTIONS_LOOKED_AT oldest ones."""
         seen = ((one.idle_since, one) for one in islice(self._connections, CONNECTIONS_LOOKED_AT))
         idle = sorted(((since, one) for since, one in seen if since is not None), key=lambda found: found[0])
         return next((one for _, one in idle if one.is_quiet()), None)
 
 
 class Place(NamedTuple, Generic[C]):
-    """Whether there is a place, and who has to go for that."""
+    """An answer to a connection that comes: if there is a place, and which one has to go for that."""
 
     there_is: bool
     instead_of: C | None = None
@@ -94,13 +94,13 @@ class ConnectionShares(Generic[C]):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.strangers: tuple[Holder[C], Holder[C]] = (Holder(is_strangers=True), Holder(is_strangers=True))
-        """At the model's door, and at that of ingress."""
+        """Strangers at the model's door, and at that of ingress."""
         self.hives_own: Holder[C] = Holder()
         self._holders: dict[C, Holder[C]] = {}
         self._by_size: dict[int, dict[Holder[C], None]] = {}
         """Holders but for the strangers."""
         self._at_least = [0] * (GUARANTEED + 1)
-        """How many agents hold at least so many, by that number."""
+        """Numbers of agents that hold at least so many."""
 
     def __repr__(self) -> str:
         return f"<ConnectionShares {self.held}/{self.limit}, {self._strangers} strangers>"
@@ -117,21 +117,21 @@ class ConnectionShares(Generic[C]):
         return self._holders.get(connection)
 
     def enter(self, connection: C, holder: Holder[C]) -> None:
-        """It is this holder's from now on, whoever's it was before."""
+        """Makes it this holder's, also where it was another one's before."""
         self.leave(connection)
         self._holders[connection] = holder
         holder.add(connection)
         self._resized(holder, len(holder) - 1)
 
     def leave(self, connection: C) -> None:
-        """It is nobody's; also where it was not before."""
+        """Makes it nobody's, also where it was not known."""
         holder = self._holders.pop(connection, None)
         if holder is not None:
             holder.discard(connection)
             self._resized(holder, len(holder) + 1)
 
     def place_for(self, holder: Holder[C], *, agents: int, moving: C | None = None) -> Place[C]:
-        """For one more connection of this holder; with `moving` for that one, which is a stranger's now.
+        """Finds one for one more connection of this holder; with `moving` for that one, which is a stranger's now.
 
         `agents`: how many there are, which places are kept for.
         """
@@ -166,7 +166,7 @@ class ConnectionShares(Generic[C]):
         return oldest if found is None and is_its_own else found
 
     def _longest_idle(self, guaranteed: int) -> C | None:
-        """Of the largest holder that has an idle one."""
+        """Finds it at the largest holder that has an idle one."""
         sizes = sorted((size for size in self._by_size if size > guaranteed), reverse=True)
         for holder in islice((one for size in sizes for one in self._by_size[size]), HOLDERS_LOOKED_AT):
             found = holder.longest_idle()

@@ -256,7 +256,7 @@ class DataPath:
         self.shares.enter(connection, holder)
 
     def claim_for_caller(self, connection: Connection, entry: Entry) -> None:
-        """The same for whoever calls an agent; who called another one before is let in to this one as it is."""
+        """Does the same for a caller of an agent; one that called another agent before keeps its place."""
         holder = self.shares.holder_of(connection)
         if holder is entry.callers:
             return
@@ -266,7 +266,7 @@ class DataPath:
             self.shares.enter(connection, entry.callers)
 
     def makes_place(self, holder: Holder[Connection], *, moving: Connection | None = None) -> bool:
-        """Whether there is a place for one more connection of this holder; another one may have ended for it."""
+        """Says if there is a place for one more connection of this holder; another one may have ended for it."""
         place = self.shares.place_for(holder, agents=len(self.registry.by_id) + 1, moving=moving)
         if place.instead_of is not None:
             left = self.shares.holder_of(place.instead_of)

@@ -89,7 +89,7 @@ class _TurnedAway:
 
 
 def _asks_head(sock: socket.socket) -> bool:
-    """Whether what has come already begins with HEAD. Raises OSError where the client left."""
+    """Looks at what has come: does it begin with HEAD? Raises OSError where the client left."""
     try:
         return sock.recv(5, socket.MSG_PEEK) == b"HEAD "
     except BlockingIOError:

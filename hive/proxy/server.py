@@ -380,7 +380,7 @@ class ProxyServer:
         holder: Holder[wire.Connection] | None = None,
         half_open: HalfOpen | None = None,
     ) -> wire.Connection | None:
-        """Of this holder, or of Hive's own. None where there is no place; that one is turned away with an answer."""
+        """Makes one of this holder, else Hive's own. None where there is no place: it is turned away in words."""
         shares = self.path.shares
         holder = shares.hives_own if holder is None else holder
         if not self.path.makes_place(holder):

@@ -59,7 +59,7 @@ class Waiting(ABC):
         self._upstream: UpstreamConnection | None = None
         self._entered = self._ready = self._left = self._blocked = False
         self._bodies: BodyShare | None = None
-        """Whose share of the budget its body takes; known before a body is read."""
+        """Share of the budget that its body takes; known before a body is read."""
         self._body_bytes = 0
         deadlines.add(self)
 
@@ -76,7 +76,7 @@ class Waiting(ABC):
         """The request is ready and the gate is open."""
 
     def _counts_for(self, entry: Entry, bodies: BodyShare) -> None:
-        """It is this agent's from here to `_release`, at the gate too."""
+        """Makes it this agent's until `_release`, at the gate too."""
         self._entry, self._bodies = entry, bodies
         self._entered = True
 
@@ -95,7 +95,7 @@ class Waiting(ABC):
             budget.displaced.pop().on_body_displaced()
 
     def _body_is_in(self) -> None:
-        """It is nobody's to displace any more."""
+        """Ends its time as an upload: nobody displaces it any more."""
         share = self._bodies
         if share is not None and share.uploads:
             self._budget.ended(share, self)

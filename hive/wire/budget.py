@@ -49,7 +49,7 @@ class HalfOpen:
         self._unknown_max = unknown
         self._counts: dict[object, int] = {}
         self._unknown: dict[object, Callable[[], None]] = {}
-        """How to end each, the oldest first."""
+        """Calls that end each, the oldest first."""
 
     def __repr__(self) -> str:
         return f"<HalfOpen {self.held} heads of {len(self._counts) + bool(self._unknown)} owners>"
@@ -60,7 +60,7 @@ class HalfOpen:
         return sum(self._counts.values()) + len(self._unknown)
 
     def take(self, who: object, owner: object, end: Callable[[], None]) -> bool:
-        """Whether this connection may be half-open; it is counted then, until `give` with the same owner."""
+        """Counts this connection until `give` with the same owner, or says False."""
         if owner is None:
             if len(self._unknown) >= self._unknown_max:
                 self._unknown.pop(next(iter(self._unknown)))()
@@ -73,7 +73,7 @@ class HalfOpen:
         return True
 
     def give(self, who: object, owner: object) -> None:
-        """Also for an unknown one that was ended here."""
+        """Counts it no more; also an unknown one that was ended here."""
         if owner is None:
             self._unknown.pop(who, None)
             return

@@ -21,7 +21,7 @@ _EXTENSION = rb';%b(?:=(?:%b|%b"))?' % (_TOKEN, _TOKEN, _QUOTED)
 _SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})\r\n")
 _SIZE_EXTENDED = re.compile(rb"([0-9A-Fa-f]{1,16})(?:%b)+\r\n" % _EXTENSION)
 _SIZE_SO_FAR = re.compile(rb"[0-9A-Fa-f]{1,16}(?:%b)*(?:;(?:%b(?:=(?:%b\\?)?)?)?|\r)?" % (_EXTENSION, _TOKEN, _QUOTED))
-"""What may still become a whole line: it ends inside an extension, or before the line's end."""
+"""Beginnings of such a line: it ends inside an extension, or before the line's end."""
 _TRAILER = re.compile(rb"%b:[\t -~\x80-\xff]*\r\n" % _TOKEN)
 _TRAILER_SO_FAR = re.compile(rb"\r|%b(?::[\t -~\x80-\xff]*\r?)?" % _TOKEN)
 _FRAMES = re.compile(rb"(?i:content-length|transfer-encoding):")
@@ -50,7 +50,7 @@ class ChunkDecoder:
         """Its bytes have come, but not the line end behind them."""
         self._in_trailers = False
         self._line = b""
-        """What has come of a line."""
+        """Bytes that have come of a line."""
         self._trailers = 0
         self._meta = self._size = 0
 
@@ -106,7 +106,7 @@ class ChunkDecoder:
         return at
 
     def _after_data(self, data: bytes, at: int) -> int:
-        """Where it goes on behind the line end of a chunk; -1 where more must come."""
+        """Finds where it goes on behind the line end of a chunk; -1 where more must come."""
         if data.startswith(_CRLF, at):
             self._wants_crlf = False
             return at + 2
@@ -115,7 +115,7 @@ class ChunkDecoder:
         raise BadChunks("malformed chunk: its bytes do not end where its size says")
 
     def _after_size(self, data: bytes, at: int) -> int:
-        """Where a chunk's bytes begin; -1 where more must come."""
+        """Finds where a chunk's bytes begin; -1 where more must come."""
         match = _SIZE.match(data, at) or _SIZE_EXTENDED.match(data, at)
         if match is None:
             _check_so_far(_SIZE_SO_FAR, data[at : at + MAX_LINE + 1], "size or extension")
@@ -128,7 +128,7 @@ class ChunkDecoder:
         return end
 
     def _after_trailer(self, data: bytes, at: int) -> int:
-        """Where the next line begins; -1 where more must come."""
+        """Finds where the next line begins; -1 where more must come."""
         match = _TRAILER.match(data, at)
         if match is None:
             _check_so_far(_TRAILER_SO_FAR, data[at : at + MAX_LINE + 1], "trailer")

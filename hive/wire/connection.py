@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
         return self._idle_from
 
     def is_quiet(self) -> bool:
-        """Whether nothing is asked on it and no byte of a request waits in the kernel."""
+        """Says that nothing is asked on it and no byte of a request waits in the kernel."""
         return self.why_busy(0.0, unread_counts=False) is None
 
     def give_place(self) -> None:
@@ -185,7 +185,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def asks_head(self) -> bool:
-        """Whether the request in flight is a HEAD, also where its head is refused: then its answer has no body."""
+        """Says that the request in flight is a HEAD, also where its head is refused: then its answer has no body."""
         return self._parser.asks_head if self._request is None else self._request.method == b"HEAD"
 
     # what an exchange calls ---------------------------------------------------------------------------------------

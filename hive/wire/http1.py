@@ -74,7 +74,7 @@ _STARTS = Dated(lambda status, date: status_line(status) + date)
 
 
 def head_start(status: int) -> bytes:
-    """What each head begins with that Hive writes itself: the status line and the Date of this moment."""
+    """Begins a head that Hive writes itself: the status line and the Date of this moment."""
     return _STARTS.at(status, time.time())
 
 
@@ -282,7 +282,7 @@ class RequestParser:
         self._checked = 0
         self._chunks: ChunkDecoder | None = None
         self.asks_head = False
-        """Whether what has come of a request begins with HEAD, where it became no request: its answer has no body."""
+        """True where what came begins with HEAD and became no request: its answer has no body."""
         self.max_body = max_body
 
     def close(self) -> None:

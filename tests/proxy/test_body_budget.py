@@ -1,4 +1,4 @@
-"""How much of all request bodies one agent, its callers and its tenant may hold: the decider, and over real sockets."""
+"""Shares of all request bodies, of an agent, its callers and its tenant: the decider, and over real sockets."""
 
 from __future__ import annotations
 

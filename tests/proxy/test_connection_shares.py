@@ -1,4 +1,4 @@
-"""Whose connections there may be, and which one goes for another: the decider, and over real sockets."""
+"""Shares of the connections, and the one that goes for another: the decider, and over real sockets."""
 
 from __future__ import annotations
 

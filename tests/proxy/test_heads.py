@@ -1,4 +1,4 @@
-"""What every head has that Hive writes itself, and what an answer to HEAD never has."""
+"""Heads that Hive writes itself, and answers to HEAD; chunks as the grammar has them."""
 
 from __future__ import annotations
 
