@@ -195,12 +195,13 @@ class Database:
                 return False
             outcomes = [(None, error)] * len(jobs)
         else:
-            self._copy.settle(self._writer)
+            self._copy.settle()
         for job, (result, failure) in zip(jobs, outcomes, strict=True):
             if failure is None:
                 job.future.set_result(result)
             else:
                 job.future.set_exception(self._explained(failure))
+        self._copy.tidy(self._writer)
         return True
 
     def _attempt(self, work: Work[Any]) -> tuple[Any, BaseException | None]:

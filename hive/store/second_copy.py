@@ -324,7 +324,8 @@ def _catch_up(conn: sqlite3.Connection, contents: Contents, mark: CopyMark) -> N
 class SecondCopy:
     """The copy that the writer of a database keeps; used by one thread at a time.
 
-    `append` within the transaction, as its last act; then `settle` once it is committed, or `undo`.
+    `append` within the transaction, as its last act; once it is committed `settle` and, whenever there is time, `tidy`,
+    else `undo`.
     """
 
     def __init__(self, path: Path, conn: sqlite3.Connection) -> None:
@@ -369,7 +370,7 @@ class SecondCopy:
             os.ftruncate(self._fd, contents.size)
         except OSError as error:
             raise explain.os_error(error, self.path) from error
-        self._size = self._allocated = self._began_with = contents.size
+        self._size = self._allocated = contents.size
         self._digest, self._lines = contents.digest, contents.lines
 
     def append(self, conn: sqlite3.Connection) -> None:
@@ -381,17 +382,18 @@ class SecondCopy:
         self._pending = self.commit + 1, len(line), digest
         end = self._size + len(line)
         try:
+            _write_at(self._fd, line, self._size)
             if end > self._allocated:
-                _write_at(self._fd, line + bytes(AHEAD_BYTES), self._size)
-                self._allocated = end + AHEAD_BYTES
-            else:
-                _write_at(self._fd, line, self._size)
+                self._allocated = end
+                with contextlib.suppress(OSError):  # the line itself had room
+                    _write_at(self._fd, bytes(AHEAD_BYTES), end)
+                    self._allocated = end + AHEAD_BYTES
             os.fdatasync(self._fd)
         except OSError as error:
             raise explain.os_error(error, self.path) from error
         self._mark(conn, self.commit + 1)
 
-    def settle(self, conn: sqlite3.Connection) -> None:
+    def settle(self) -> None:
         """What was appended is committed."""
         self._changed.clear()
         if self._pending is None:
@@ -401,10 +403,18 @@ class SecondCopy:
         self._size, self._lines = self._size + length, self._lines + 1
         try:
             _write_at(self._fd, _seal(self.name, self.commit, self._lines), 0)
-            if self._size > max(COMPACT_BYTES, 2 * self._began_with):
-                self._write_whole(conn, self.name, self.commit)
-        except (OSError, HiveError) as error:
-            log.error("second_copy_not_sealed path=%s error=%s", self.path, error)
+        except OSError as error:
+            log.error("second_copy_not_sealed path=%s error=%s", self.path, error.strerror)
+
+    def tidy(self, conn: sqlite3.Connection) -> None:
+        """Writes it anew where most of it is old; where that fails, it goes on as it is."""
+        if self._size <= max(COMPACT_BYTES, 2 * self._began_with):
+            return
+        try:
+            self._write_whole(conn, self.name, self.commit)
+        except (HiveError, sqlite3.Error) as error:
+            self._began_with = self._size  # not again at once
+            log.error("second_copy_not_tidied path=%s error=%s", self.path, error)
 
     def undo(self) -> None:
         """It is not, and will not be."""

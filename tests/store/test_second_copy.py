@@ -288,7 +288,8 @@ def test_after_every_commit_it_says_what_the_database_does(commits: list[list[tu
                 conn.execute("RELEASE work")
             copy.append(conn)
             conn.execute("COMMIT")
-            copy.settle(conn)
+            copy.settle()
+            copy.tidy(conn)
             found, why = read(path)
             assert found is not None, why
             assert second_copy.says(conn, found)
@@ -323,6 +324,7 @@ async def test_sleeping_waking_and_usage_write_nothing_to_it(tmp_path: Path) -> 
 
 async def test_it_does_not_grow_with_every_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(second_copy, "COMPACT_BYTES", 8000)
+    monkeypatch.setattr(second_copy, "AHEAD_BYTES", 1000)
     store = await a_hive(tmp_path / "hive.db")
     for serial in range(4, 200):
         changed = agent("ann", serial=serial, uid=70000, tenant="t1", system_prompt="Be kind.")
