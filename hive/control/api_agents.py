@@ -57,9 +57,9 @@ REF_MAX = 100
 """Characters of what may name an agent; ids and names have fewer."""
 REMOVED_MAX = 1000
 """Agents in one order: each may take `stop_grace_s` to end, and a hundred end at a time."""
-UP_TO = Number("limit", "At most so many of them, and what comes next; 0: all.", default=0, most=PAGE_MAX)
-AFTER = Text("after", "Only those behind this name: the `next` of the page before.")
-SHORT = Flag("short", "1: only what is known without asking anybody, in pages of 1000 where no `limit` is given.")
+UP_TO = Number("limit", "A page of so many; 0: all, or 1000 with `after` or `short`.", default=0, most=PAGE_MAX)
+AFTER = Text("after", "A page of those behind this name: the `next` of the page before.")
+SHORT = Flag("short", "1: a page of what is known without asking anybody.")
 SINCE = Text("since", "Only those who changed since the answer that had this `cursor`; empty: all, and a cursor.")
 FRESH = Text("fresh", "With `since`: also these, ids with commas between them.")
 DRY_RUN = Flag("dry_run", "1: say what would change, and change nothing.")
@@ -209,12 +209,10 @@ class AgentApi:
         limit, after, short = UP_TO.of(request), AFTER.of(request), SHORT.of(request)
         if since is not None and (limit or after is not None or short):
             raise BadRequest(f"{SINCE.name}: what changed is not told in pages")
-        if after is not None and not (limit or short):
-            raise BadRequest(f"{AFTER.name}: it goes with {UP_TO.name}")
         if short:
             return as_json(self._desk.shorts(after or "", limit or PAGE_MAX))
-        if limit:
-            page = await self._desk.page(after or "", limit)
+        if limit or after is not None:
+            page = await self._desk.page(after or "", limit or PAGE_MAX)
             return as_json({**page, "agents": listed_to(person(request), page["agents"])})
         if since is None:
             return as_json({"agents": listed_to(person(request), await self._desk.views())})

@@ -37,6 +37,9 @@ IN_ORDER = [
     Asked("health"),
     Asked("list_agents"),
     Asked("list_agents", query={"since": ""}),
+    Asked("list_agents", query={"limit": 3}),
+    Asked("list_agents", query={"limit": 1000, "after": "awake"}),
+    Asked("list_agents", query={"limit": 2, "short": 1}),
     *(
         Asked("show", {"ref": name})
         for name in ("awake", "asleep", "stopped", "refusing", "dying", "elsewhere", "made")
@@ -55,6 +58,8 @@ IN_ORDER = [
     Asked("tokens", {"ref": "new"}),
     Asked("agent_events", {"ref": "new"}),
     Asked("remove", {"ref": "new"}),
+    Asked("create", body=SPEC, status=201),
+    Asked("remove_many", body={"agents": ["new", "nobody"]}),
     *(Asked("agent_usage", AWAKE, {"period": period}) for period in ("1h", "30d")),
     Asked("messages", {"ref": "refusing"}),
     Asked("messages", {"ref": "stopped"}),
