@@ -182,6 +182,9 @@ class _Reader:
         self._ended_fd = self._control = -1
         self._started_at = 0.0
         self._later: asyncio.TimerHandle | None = None
+        self._held: list[int] = []
+        """Every pipe, from before an earlier helper's reader is killed until this one has them all open: agents that
+        this helper has not come to yet would be without a reader."""
         self._start()
 
     def __repr__(self) -> str:
@@ -200,7 +203,8 @@ class _Reader:
 
     def let_go(self) -> None:
         """It goes on while agents do, and ends after them."""
-        self._not_later()
+        if not self._held:
+            self._not_later()
         if self._control >= 0:
             os.close(self._control)
             self._control = -1
@@ -208,6 +212,7 @@ class _Reader:
     def _start(self) -> None:
         """In the place of one that another helper started. What that has taken from a pipe is in the log."""
         self._later = None
+        self._hold_all()
         _kill_reader(self._directory)
         control, self._control = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._control, False)
@@ -232,10 +237,23 @@ class _Reader:
     def _check(self) -> None:
         """Until it reads: one of an earlier helper may have been started so late that it came first."""
         self._later = None
-        if reading(self._directory) == self._pid:
+        if reading(self._directory, byte=1) == self._pid:
+            self._hold_none()
             return
-        _kill_reader(self._directory)
+        if reading(self._directory) != self._pid:
+            _kill_reader(self._directory)
         self._later = self._loop.call_later(READS_S, self._check)
+
+    def _hold_all(self) -> None:
+        self._hold_none()
+        for path in self._directory.iterdir():
+            with contextlib.suppress(OSError):
+                if stat.S_ISFIFO(os.lstat(path).st_mode):
+                    self._held.append(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC))
+
+    def _hold_none(self) -> None:
+        while self._held:
+            os.close(self._held.pop())
 
     def _not_later(self) -> None:
         if self._later is not None:
@@ -248,6 +266,8 @@ class _Reader:
         code = _wait_for(self._pid)
         self._ended_fd, ended, self._pid = -1, self._pid, 0
         if self._control < 0:
+            self._not_later()
+            self._hold_none()
             return
         os.close(self._control)
         self._control = -1
@@ -259,14 +279,17 @@ class _Reader:
             self._later = self._loop.call_later(AGAIN_S, self._start)
 
 
-def reading(directory: Path) -> int:
-    """The pid of the process that reads the pipes in this directory, 0 where there is none: who holds its lock."""
+def reading(directory: Path, *, byte: int = 0) -> int:
+    """The pid of the process that reads the pipes in this directory, 0 where there is none: who holds its lock.
+
+    `byte` 1: only once it has all of them open.
+    """
     try:
         fd = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return 0
     try:
-        found = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0)))
+        found = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, 0, byte, 1, 0)))
     finally:
         os.close(fd)
     return 0 if found[0] == fcntl.F_UNLCK else int(found[4])

@@ -32,7 +32,8 @@ CALM_BYTES = 16 * 1024
 LAST_BYTES = 1024 * 1024
 """Moved at most of an agent that ended, whoever has its pipe still: the most a pipe of a user may hold (pipe(7))."""
 LOCK = ".lock"
-"""Locked (fcntl) by the process that reads: the next one waits for it, and a helper learns its pid."""
+"""Locked (fcntl) by the process that reads: the next one waits for its first byte, and a helper learns its pid. The
+second byte it locks once it has every pipe open."""
 NEW, OVER = "+", "-"
 """What the helper says of an agent, in a line with its id: there is a new pipe; it ended."""
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -214,10 +215,11 @@ class OutputReader:
     def __repr__(self) -> str:
         return f"<OutputReader {len(self._by_fd)} of {len(self._sources)} pipes>"
 
-    def run(self) -> None:
+    def run(self, lock: int) -> None:
         for name in os.listdir(self._pipes):
             if not name.startswith("."):
                 self._open(name)
+        fcntl.lockf(lock, fcntl.LOCK_EX, 1, 1)
         os.set_blocking(self._control, False)
         self._poll.register(self._control, select.EPOLLIN)
         while self._control >= 0 or self._by_fd:
@@ -297,8 +299,8 @@ def main(pipes: str, logs: str, limit_bytes: str, control: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     os.umask(0o077)
     lock = os.open(os.path.join(pipes, LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    fcntl.lockf(lock, fcntl.LOCK_EX)
-    OutputReader(pipes, logs, int(limit_bytes), int(control)).run()
+    fcntl.lockf(lock, fcntl.LOCK_EX, 1, 0)
+    OutputReader(pipes, logs, int(limit_bytes), int(control)).run(lock)
 
 
 if __name__ == "__main__":
