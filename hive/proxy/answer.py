@@ -241,15 +241,16 @@ class Answer:
             return
         held.append(data)
         self._held_bytes += len(data)
-        if self._held_bytes > (MAX_TRANSLATED if self._may_be_long else MAX_WHOLE):
-            self._let_go(b"".join(held))
+        most = MAX_TRANSLATED if self._may_be_long else MAX_WHOLE
+        if self._held_bytes > most:
+            whole = b"".join(held)
+            held.clear()
+            if self._may_be_long or self._late_error:
+                raise BackendDown(f"the backend's answer is longer than {most} bytes")
+            self._let_go(whole)
 
     def _let_go(self, data: bytes) -> None:
-        """An answer in one piece is longer than was told."""
-        if self._may_be_long or self._late_error:
-            if self._held is not None:
-                self._held.clear()
-            raise BackendDown(f"the backend's answer is longer than {self._held_bytes - 1} bytes")
+        """An answer in one piece, of which nobody told how long it is, is too long to be held."""
         self._held = None
         fields = [self._head]
         was_kept = self._request.keep_alive
