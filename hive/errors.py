@@ -204,6 +204,16 @@ class StreamIncomplete(BackendDown):
     code = "stream_incomplete"
 
 
+class BackendGaveUp(StreamIncomplete):
+    """The backend gave up on its answer."""
+
+    def __init__(self, told: bytes = b"", status: int = StreamIncomplete.status) -> None:
+        """`told`: its own error, one line in the client's dialect; empty where it said nothing."""
+        super().__init__()
+        self.told = told
+        self.status = status
+
+
 class BackendTimeout(HiveError):
     """The backend did not answer in time."""
 

@@ -14,8 +14,27 @@ from __future__ import annotations
 
 import msgspec
 
+from hive.dialects.anthropic_blocks import TEXT, THINKING, Blocks
+from hive.dialects.errors import GaveUp, gave_up_saying
+from hive.dialects.openai_answers import (
+    GIVEN_UP,
+    MAX_WORDS,
+    NONE,
+    NOT_JSON,
+    Cached,
+    Number,
+    Said,
+    TokenUsage,
+    ToolCall,
+    ToolCalls,
+    count,
+    is_object,
+    read,
+    status_of,
+    words_of,
+)
 from hive.dialects.sse import SseReader
-from hive.errors import BackendDown, StreamIncomplete
+from hive.errors import BackendDown, HiveError, StreamIncomplete
 
 Raw = msgspec.Raw
 _TYPES = {
@@ -38,10 +57,6 @@ _REASONS = {
     "content_filter": "refusal",
 }
 """`stop`, and what no server is known to say, is the end of a turn."""
-_GIVEN_UP = frozenset({"abort", "error"})
-"""Reasons of a backend that was stopped (vLLM) or that failed (OpenRouter)."""
-_NULL = b"null"
-_NONE = Raw(_NULL)
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -52,85 +67,26 @@ class Kept(msgspec.Struct, frozen=True):
     hidden: bool = False
 
 
-# --- what the backend says --------------------------------------------------------------------------------------------
-
-
-class _Function(msgspec.Struct, gc=False):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _Call(msgspec.Struct, gc=False):
-    index: int | None = None
-    id: str | None = None
-    function: _Function | None = None
-
-
-class _Said(msgspec.Struct, gc=False):
-    """A delta, or a message. vLLM says `reasoning`, others `reasoning_content`."""
-
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Choice(msgspec.Struct, gc=False):
-    delta: _Said | None = None
-    message: _Said | None = None
-    finish_reason: str | None = None
-    stop_reason: Raw = Raw(_NULL)
-
-
-class _Details(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
-    created_cache_tokens: int | None = None
-
-
-class _Thought(msgspec.Struct, gc=False):
-    reasoning_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Thought | None = None
-
-
-class _Chunk(msgspec.Struct, gc=False):
-    """One event of a stream, or the one answer."""
-
-    id: str = ""
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    error: Raw = _NONE
-
-
-_chunk = msgspec.json.Decoder(_Chunk).decode
 _text = msgspec.json.Decoder(str).decode
-_object = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
-_BAD = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-def _count(number: int | None) -> int:
-    """Some backends say -1 for a count they do not have (llama-swap #760)."""
-    return max(0, number or 0)
+def _count(number: Number | None) -> int:
+    """Anthropic's clients need a number."""
+    return count(number) or 0
 
 
-def _usage_of(usage: _Usage | None) -> dict[str, object]:
+def _usage_of(usage: TokenUsage | None) -> dict[str, object]:
     """Anthropic's `input_tokens` leave out what came from a cache or went into one.
 
-    >>> _usage_of(_Usage(prompt_tokens=30, completion_tokens=5, prompt_tokens_details=_Details(cached_tokens=29)))
+    >>> _usage_of(TokenUsage(prompt_tokens=30, completion_tokens=5, prompt_tokens_details=Cached(cached_tokens=29)))
     {'input_tokens': 1, 'cache_read_input_tokens': 29, 'output_tokens': 5}
     """
     if usage is None:
         return {"output_tokens": 0}
     parts: dict[str, object] = {}
     rest = _count(usage.prompt_tokens)
-    details = usage.prompt_tokens_details or _Details()
+    details = usage.prompt_tokens_details or Cached()
     if details.created_cache_tokens is not None:
         parts["cache_creation_input_tokens"] = _count(details.created_cache_tokens)
         rest -= _count(details.created_cache_tokens)
@@ -144,13 +100,13 @@ def _usage_of(usage: _Usage | None) -> dict[str, object]:
     return told
 
 
-def _message_id(given: str) -> str:
+def _message_id(given: str | int | None) -> str:
     """Anthropic's begin with `msg_`.
 
-    >>> _message_id("chatcmpl-8ddb")
-    'msg_8ddb'
+    >>> _message_id("chatcmpl-8ddb"), _message_id(None)
+    ('msg_8ddb', 'msg_')
     """
-    return "msg_" + given.removeprefix("chatcmpl-")
+    return "msg_" + ("" if given is None else str(given)).removeprefix("chatcmpl-")
 
 
 def _kind_of(status: int) -> str:
@@ -160,31 +116,6 @@ def _kind_of(status: int) -> str:
     ('invalid_request_error', 'rate_limit_error', 'api_error', 'overloaded_error')
     """
     return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-
-
-def _words_of(error: Raw | bytes) -> tuple[str, int]:
-    """The words of an error, as servers spell it, and the status in it (0 for none).
-
-    >>> _words_of(b'{"message":"busy","code":503}'), _words_of(b'"Unauthorized"'), _words_of(b'<html>')
-    (('busy', 503), ('Unauthorized', 0), ('<html>', 0))
-    """
-    try:
-        found = _object(error)
-    except _BAD:
-        try:
-            return _text(error), 0
-        except _BAD:
-            return bytes(error).decode("utf-8", "replace"), 0
-    for name in ("error", "message", "detail"):
-        if name in found and bytes(found[name]) != _NULL:
-            words, code = _words_of(found[name])
-            return words, code or _status(found.get("code"))
-    return bytes(error).decode("utf-8", "replace"), _status(found.get("code"))
-
-
-def _status(raw: Raw | None) -> int:
-    code = bytes(raw or b"")
-    return int(code) if len(code) == 3 and code.isdigit() else 0
 
 
 def _error(kind: str, words: str) -> bytes:
@@ -198,15 +129,7 @@ def _event(name: str, fields: dict[str, object]) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), _encode({"type": name, **fields}))
 
 
-_DELTA = (
-    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":'
-    b'{"type":"%b_delta","%b":%b}}\n\n'
-)
-_STOPPED = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
-_SIGNATURE = _DELTA.replace(b"%b_delta", b"signature_delta").replace(b'"%b":%b', b'"signature":""')
 _END = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
-_TEXT: dict[str, object] = {"type": "text", "text": ""}
-_THINKING: dict[str, object] = {"type": "thinking", "thinking": "", "signature": ""}
 
 
 class Answer:
@@ -229,8 +152,8 @@ class Answer:
     """
 
     __slots__ = (
-        *("_begun", "_block", "_calls", "_ended", "_kept", "_last_call", "_open", "_over", "_reader", "_reason"),
-        *("_refused", "_stop", "_usage", "content_type"),
+        *("_begun", "_blocks", "_ended", "_kept", "_over", "_reader", "_reason", "_refused", "_stop", "_usage"),
+        *("content_type", "gave_up"),
     )
 
     def __init__(self, kept: Kept, *, stream: bool) -> None:
@@ -239,23 +162,18 @@ class Answer:
         self._reader = SseReader()
         self._begun = False
         self._over = False
-        """Whether nothing more is said: after message_stop, an error, or a reason that means the backend gave up."""
-        self._open = ""
-        """What the open block is of: text, thinking or tool_use."""
-        self._block = -1
-        """The index of the last block that was begun."""
-        self._calls: dict[int, tuple[int, str]] = {}
-        """The blocks of calls, and the ids the backend gave them, by its index of the call."""
-        self._last_call = -1
+        """Whether nothing more is said: after message_stop, or once it is broken."""
+        self._blocks = Blocks(hidden=kept.hidden)
         self._reason = ""
-        self._stop = Raw(_NULL)
+        self._stop = NONE
         self._refused = False
-        self._usage: _Usage | None = None
+        self._usage: TokenUsage | None = None
         self._ended = False
         """Whether message_delta has been written."""
+        self.gave_up: GaveUp | None = None
 
     def __repr__(self) -> str:
-        return f"<Answer {self._block + 1} blocks, {'over' if self._over else self._open or 'waiting'}>"
+        return f"<Answer {self._blocks!r}{', over' if self._over else ''}>"
 
     # a stream ---------------------------------------------------------------------------------------------------------
 
@@ -269,25 +187,27 @@ class Answer:
 
     def _take(self, payloads: list[bytes]) -> bytes:
         said: list[bytes] = []
-        for payload in payloads:
-            if self._over:
-                break
-            if payload == b"[DONE]":
-                self._finish(said)
-            else:
-                self._read(payload, said)
-        if self._reader.lost and not self._over:
-            self._fail("an event of the backend is longer than 1 MiB", 0, said)
+        try:
+            for payload in payloads:
+                if self._over:
+                    break
+                if payload == b"[DONE]":
+                    self._finish(said)
+                else:
+                    self._read(payload, said)
+            if self._reader.lost and not self._over:
+                raise BackendDown("an event of the backend is longer than 1 MiB")
+        except HiveError as error:
+            self._fail(GaveUp(_error(_kind_of(500), error.message)))
         return said[0] if len(said) == 1 else b"".join(said)
 
     def _read(self, payload: bytes, said: list[bytes]) -> None:
         try:
-            chunk = _chunk(payload)
-        except _BAD:
-            self._fail("the backend sent an event that is none of OpenAI's dialect", 0, said)
-            return
-        if chunk.error is not _NONE and bytes(chunk.error) != _NULL:
-            self._fail(*_words_of(chunk.error), said)
+            chunk = read(payload)
+        except NOT_JSON:
+            raise BackendDown("the backend sent an event that is none of OpenAI's dialect") from None
+        if chunk.is_error:
+            self._fail(self._told(payload))
             return
         if not self._begun:
             self._begin(chunk.id, said)
@@ -299,103 +219,68 @@ class Answer:
                 self._say(choice.delta, said)
             if choice.finish_reason is not None:
                 self._reason, self._stop = choice.finish_reason, choice.stop_reason
-                self._over = choice.finish_reason in _GIVEN_UP
+                if choice.finish_reason in GIVEN_UP:
+                    self._fail(GaveUp())
         elif self._reason and chunk.usage is not None:
             self._tell_end(said)
 
-    def _begin(self, given_id: str, said: list[bytes]) -> None:
+    def _begin(self, given_id: str | int | None, said: list[bytes]) -> None:
         self._begun = True
         usage: dict[str, object] = {"input_tokens": 0, "output_tokens": 0}
         message = {**self._envelope(given_id, [], usage), "stop_reason": None, "stop_sequence": None}
         said.append(_event("message_start", {"message": message}))
 
-    def _say(self, delta: _Said, said: list[bytes]) -> None:
-        thought = delta.reasoning_content or delta.reasoning
-        if thought:
-            if self._open != "thinking":
-                self._begin_block("thinking", _THINKING, said)
-            if not self._kept.hidden:
-                said.append(_DELTA % (self._block, b"thinking", b"thinking", _encode(thought)))
-        text = delta.content or delta.refusal
-        if text:
-            if self._open != "text":
-                self._begin_block("text", _TEXT, said)
-            said.append(_DELTA % (self._block, b"text", b"text", _encode(text)))
+    def _say(self, delta: Said, said: list[bytes]) -> None:
         self._refused = self._refused or bool(delta.refusal)
-        for call in delta.tool_calls or ():
-            self._call(call, said)
-
-    def _call(self, call: _Call, said: list[bytes]) -> None:
-        """A call begins with its first delta, or where one index comes with a new id (some servers say 0 for all)."""
-        function = call.function or _Function()
-        index = call.index if call.index is not None else self._last_call + bool(call.id and self._is_new(call.id))
-        known = self._calls.get(index)
-        if known is None or (call.id and known[1] and call.id != known[1]):
-            given = call.id or f"toolu_{self._block + 1}"
-            block: dict[str, object] = {"type": "tool_use", "id": given, "name": function.name or "", "input": {}}
-            self._begin_block("tool_use", block, said)
-            known = self._calls[index] = (self._block, call.id or "")
-        self._last_call = index
-        if function.arguments:  # of a call whose block has ended they still go there: readers add up by index
-            said.append(_DELTA % (known[0], b"input_json", b"partial_json", _encode(function.arguments)))
-
-    def _is_new(self, call_id: str) -> bool:
-        return all(known != call_id for _, known in self._calls.values())
-
-    def _begin_block(self, kind: str, block: dict[str, object], said: list[bytes]) -> None:
-        self._end_block(said)
-        self._block += 1
-        self._open = kind
-        said.append(_event("content_block_start", {"index": self._block, "content_block": block}))
-
-    def _end_block(self, said: list[bytes]) -> None:
-        if self._open == "thinking":
-            said.append(_SIGNATURE % self._block)
-        if self._open:
-            said.append(_STOPPED % self._block)
-        self._open = ""
+        if self._ended and (delta.text or delta.thinking or delta.tool_calls):
+            raise BackendDown("the backend went on after the end of its answer")
+        self._blocks.take(delta, said)
 
     def _tell_end(self, said: list[bytes]) -> None:
         if self._ended:
             return
         self._ended = True
-        self._end_block(said)
-        reason, sequence = self._why(self._reason, self._stop, called=bool(self._calls), refused=self._refused)
+        self._blocks.end(said, cut_off=self._reason == "length")
+        reason, sequence = self._why(self._reason, self._stop, called=self._blocks.called, refused=self._refused)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         said.append(_event("message_delta", {"delta": delta, "usage": _usage_of(self._usage)}))
 
     def _finish(self, said: list[bytes]) -> None:
-        self._over = True
         if self._begun:
             self._tell_end(said)
             said.append(_END)
-
-    def _fail(self, words: str, status: int, said: list[bytes]) -> None:
         self._over = True
-        told = _error(_kind_of(status or 500), words)
-        said.append(b"event: error\ndata: %b\n\n" % told)
+
+    def _told(self, error: bytes) -> GaveUp:
+        """An error of the backend's within an answer under 200."""
+        told = gave_up_saying(error)
+        return GaveUp(self.error(status_of(error) or 500, error), told.status) if told.body else told
+
+    def _fail(self, why: GaveUp) -> None:
+        self._over = True
+        self.gave_up = why
 
     # one piece --------------------------------------------------------------------------------------------------------
 
     def whole(self, body: bytes) -> bytes:
         """The Message. Raises BackendDown for what is no chat completion, StreamIncomplete for an aborted one."""
         try:
-            found = _chunk(body)
-        except _BAD:
+            found = read(body)
+        except NOT_JSON:
             raise BackendDown("the backend's answer is no chat completion") from None
-        if bytes(found.error) != _NULL:
-            raise BackendDown(f"the backend failed: {_words_of(found.error)[0]}")
+        if found.is_error:
+            raise BackendDown(f"the backend failed: {words_of(body)}")
         message = found.choices[0].message if found.choices else None
         if not found.choices or message is None:
             raise BackendDown("the backend's answer has no message")
         choice = found.choices[0]
         finish = choice.finish_reason or ""
-        if finish in _GIVEN_UP:
+        if finish in GIVEN_UP:
             raise StreamIncomplete
-        calls = message.tool_calls or []
+        calls = ToolCalls().take_whole(message.tool_calls or [])
         reason, sequence = self._why(finish, choice.stop_reason, called=bool(calls), refused=bool(message.refusal))
-        content = self._blocks(message)
-        content.extend(_tool_use(call, number, finish) for number, call in enumerate(calls))
+        content = self._content(message)
+        content.extend(_tool_use(call, finish) for call in calls)
         usage = {"input_tokens": 0, **_usage_of(found.usage)}
         answer = self._envelope(found.id, content, usage)
         return _encode({**answer, "stop_reason": reason, "stop_sequence": sequence})
@@ -406,22 +291,23 @@ class Answer:
         >>> Answer(Kept(), stream=False).error(404, b'{"error":{"message":"no such model","type":"x"}}')
         b'{"type":"error","error":{"type":"not_found_error","message":"no such model"}}'
         """
-        words = _words_of(body)[0] if body.strip() else f"the backend answered {status}"
+        words = words_of(body) or body[:MAX_WORDS].decode("utf-8", "replace").strip()
+        words = words or f"the backend answered {status}"
         return _error(_kind_of(status), words)
 
-    def _blocks(self, message: _Said) -> list[object]:
+    def _content(self, message: Said) -> list[object]:
         blocks: list[object] = []
-        thought = message.reasoning_content or message.reasoning
-        if thought:
-            blocks.append({**_THINKING, "thinking": "" if self._kept.hidden else thought})
-        text = message.content or message.refusal
-        if text:
-            blocks.append({**_TEXT, "text": text})
+        if message.thinking:
+            blocks.append({**THINKING, "thinking": "" if self._kept.hidden else message.thinking})
+        if message.text:
+            blocks.append({**TEXT, "text": message.text})
         return blocks
 
     # both -------------------------------------------------------------------------------------------------------------
 
-    def _envelope(self, given_id: str, content: list[object], usage: dict[str, object]) -> dict[str, object]:
+    def _envelope(
+        self, given_id: str | int | None, content: list[object], usage: dict[str, object]
+    ) -> dict[str, object]:
         head = {"id": _message_id(given_id), "type": "message", "role": "assistant", "model": self._kept.model}
         return {**head, "content": content, "usage": usage}
 
@@ -437,26 +323,26 @@ class Answer:
         if self._kept.stop and bytes(met)[:1] == b'"':
             try:
                 sequence = _text(met)
-            except _BAD:
+            except NOT_JSON:
                 sequence = ""
             if sequence in self._kept.stop:
                 return "stop_sequence", sequence
         return ("tool_use" if called else "end_turn"), None
 
 
-def _tool_use(call: _Call, number: int, finish: str) -> object:
+def _tool_use(call: ToolCall, finish: str) -> object:
     """Arguments are kept as they were written. Raises BackendDown where they are no object, but for those cut short.
 
     A client must not run a tool with other arguments than the model's; that of an answer cut short it does not run.
     """
-    function = call.function or _Function()
-    arguments = (function.arguments or "").strip() or "{}"
-    try:
-        _object(arguments)
-    except _BAD:
+    arguments = call.arguments.strip() or "{}"
+    if not is_object(arguments):
         if finish != "length":
-            name = (function.name or "")[:60]
-            raise BackendDown(f"the model calls {name!r} with arguments that are no JSON object") from None
+            raise BackendDown(call.unreadable)
         arguments = "{}"
-    given = call.id or f"toolu_{number}"
-    return {"type": "tool_use", "id": given, "name": function.name or "", "input": Raw(arguments.encode())}
+    return {
+        "type": "tool_use",
+        "id": call.id or f"toolu_{call.number}",
+        "name": call.name,
+        "input": Raw(arguments.encode()),
+    }

@@ -6,8 +6,9 @@ import math
 
 import msgspec
 
+from hive.dialects.openai_answers import kind_of, status_of
 from hive.domain import Dialect
-from hive.errors import HiveError, MethodNotAllowed, Saturated, TooManyRequests
+from hive.errors import BackendGaveUp, HiveError, MethodNotAllowed, Saturated, TooManyRequests
 
 _encode = msgspec.json.Encoder().encode
 MAX_RETRY_AFTER_S = 120
@@ -45,8 +46,41 @@ _ANTHROPIC_TYPES = {
 """The rest is `invalid_request_error` where the request is to blame, else `api_error`."""
 
 
+_STATUS_OF = {
+    "invalid_request_error": 400,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+    "overloaded_error": 503,
+}
+"""Of an error in a stream or in an answer under 200 that tells its type alone."""
+
+
+class GaveUp(msgspec.Struct, frozen=True):
+    """What a backend said when it gave up in its answer: its error as the client's dialect has errors, empty where it
+    said nothing, and the status that goes with it where nothing has been said yet."""
+
+    body: bytes = b""
+    status: int = 502
+
+
+def gave_up_saying(told: bytes) -> GaveUp:
+    """An error that a backend told inside an answer of status 200, in its own words and with its own status. What it
+    says of a key (401) is not the client's: servers repeat a part of it.
+
+    >>> gave_up_saying(b'{"error":{"message":"too long","code":400}}').status
+    400
+    >>> gave_up_saying(b'{"type":"error","error":{"type":"overloaded_error"}}').status, gave_up_saying(b"{}").status
+    (503, 502)
+    """
+    status = status_of(told) or _STATUS_OF.get(kind_of(told), 502)
+    return GaveUp(told, status) if status != 401 else GaveUp()
+
+
 def render(error: HiveError, dialect: Dialect, request_id: str = "") -> bytes:
-    """The JSON body of an error, as the dialect's own clients take it; `src` says that it is Hive's.
+    """The JSON body of an error, as the dialect's own clients take it; `src` says that it is Hive's. What a backend
+    said when it gave up stays as it said it.
 
     A string for Ollama's, an object for OpenAI's and Anthropic's; only the last has a place for `request_id`.
 
@@ -56,6 +90,8 @@ def render(error: HiveError, dialect: Dialect, request_id: str = "") -> bytes:
     >>> render(NotFound("no such model"), Dialect.ANTHROPIC, "e-7")[:73]
     b'{"type":"error","error":{"type":"not_found_error","message":"no such mode'
     """
+    if isinstance(error, BackendGaveUp) and error.told:
+        return error.told
     text = f"{error.message}; {error.hint}" if error.hint else error.message
     if dialect is Dialect.OLLAMA:
         return _encode({"error": text, "src": "hive", **error.details})

@@ -28,6 +28,11 @@ class NdjsonReader:
         """Whether the bytes so far end with a line, so that another may be put there."""
         return not self._pieces and not self._skipping
 
+    @property
+    def rest(self) -> bytes:
+        """The line that has not ended."""
+        return b"".join(self._pieces)
+
     def feed(self, data: bytes) -> list[bytes]:
         first, *lines = data.split(b"\n")
         if not lines:

@@ -14,7 +14,6 @@ translated. A count nobody told is left out, never 0.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -22,15 +21,29 @@ from typing import NamedTuple
 
 import msgspec
 
+from hive.dialects.errors import GaveUp, gave_up_saying
+from hive.dialects.openai_answers import (
+    GIVEN_UP,
+    NOT_JSON,
+    Choice,
+    Logprobs,
+    Number,
+    Said,
+    ServerTimings,
+    Token,
+    TokenUsage,
+    ToolCall,
+    ToolCalls,
+    count,
+    read,
+    readable,
+    words_of,
+)
 from hive.dialects.sse import SseReader
 from hive.errors import BackendDown, StreamIncomplete
 
 Raw = msgspec.Raw
-_NONE = Raw(b"null")
 _encode = msgspec.json.Encoder().encode
-_NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-MAX_WORDS = 4096
-"""Characters of a backend's own words about an error."""
 
 
 class Kept(msgspec.Struct, omit_defaults=True):
@@ -43,151 +56,7 @@ class Kept(msgspec.Struct, omit_defaults=True):
     dimensions: int = 0
 
 
-# --- what the backend sends -------------------------------------------------------------------------------------------
-
-Number = int | float
-
-
-class _Cached(msgspec.Struct, gc=False):
-    cached_tokens: Number | None = None
-
-
-class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens: Number | None = None
-    completion_tokens: Number | None = None
-    prompt_tokens_details: _Cached | None = None
-
-
-class _Timings(msgspec.Struct, gc=False):
-    """llama-server's; `prompt_n` leaves out what came from its cache."""
-
-    cache_n: Number = 0
-    prompt_n: Number = 0
-    prompt_ms: Number = 0
-    predicted_n: Number = 0
-    predicted_ms: Number = 0
-
-
-class _Function(msgspec.Struct, gc=False):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _Call(msgspec.Struct, gc=False):
-    index: int | None = None
-    id: str | None = None
-    function: _Function | None = None
-
-
-class _Said(msgspec.Struct, gc=False):
-    """A `delta` or a `message`. Thinking is `reasoning` (vLLM) or `reasoning_content` (llama-server)."""
-
-    content: str | None = None
-    refusal: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_Call] | None = None
-
-
-class _Token(msgspec.Struct, gc=False):
-    token: str = ""
-    logprob: float = 0.0
-    bytes: list[int] | None = None
-    top_logprobs: list[_Token] | None = None
-
-
-class _Logprobs(msgspec.Struct, gc=False):
-    """Of a chat `content`, of a completion vLLM's other three, one list for all tokens each."""
-
-    content: list[_Token] | None = None
-    tokens: list[str] | None = None
-    token_logprobs: list[float | None] | None = None
-    top_logprobs: list[dict[str, float] | None] | None = None
-
-
-class _Choice(msgspec.Struct, gc=False):
-    delta: _Said | None = None
-    message: _Said | None = None
-    text: str | None = None
-    finish_reason: str | None = None
-    logprobs: _Logprobs | None = None
-
-
-class _Answer(msgspec.Struct, gc=False):
-    """A chunk of a stream, or an answer in one piece."""
-
-    choices: list[_Choice] | None = None
-    usage: _Usage | None = None
-    timings: _Timings | None = None
-    error: Raw = _NONE
-
-
-_answer = msgspec.json.Decoder(_Answer).decode
-_HALF = re.compile(
-    rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-)
-
-
-def _read(payload: bytes) -> _Answer:
-    """Raises one of `_NOT_JSON`. Half a surrogate pair, as gateways in JavaScript cut texts, becomes U+FFFD.
-
-    >>> _read(rb'{"choices":[{"text":"\\ud83d"}]}').choices[0].text
-    '\ufffd'
-    """
-    try:
-        return _answer(payload)
-    except msgspec.DecodeError:
-        mended = _HALF.sub(rb"\\ufffd", payload)
-        if mended == payload:
-            raise
-        return _answer(mended)
-
-
-def _count(number: Number | None) -> int | None:
-    """Backends use -1 for a count they do not have (llama-swap #760)."""
-    return None if number is None or number < 0 else int(number)
-
-
 # --- errors -----------------------------------------------------------------------------------------------------------
-
-
-class _Worded(msgspec.Struct):
-    """Wherever a server puts its words: OpenAI's and llama-server's `error`, FastAPI's `detail`, or `message`."""
-
-    error: Raw = Raw(b"null")
-    detail: Raw = Raw(b"null")
-    message: Raw = Raw(b"null")
-
-
-_worded = msgspec.json.Decoder(_Worded).decode
-
-
-def words_of(body: bytes) -> str:
-    """What a backend's error body says, at most 4096 characters of it; empty where it says nothing.
-
-    >>> words_of(b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}')
-    'Loading model'
-    >>> words_of(b'{"detail":"Not Found"}'), words_of(b"upstream timed out\\n"), words_of(b"{}")
-    ('Not Found', 'upstream timed out', '')
-    """
-    try:
-        told = _worded(body)
-    except _NOT_JSON:
-        return body[: 4 * MAX_WORDS].decode(errors="replace").strip()[:MAX_WORDS]
-    for raw in (told.error, told.detail, told.message):
-        if words := _words(raw):
-            return words[:MAX_WORDS]
-    return ""
-
-
-def _words(raw: Raw) -> str:
-    text = bytes(raw)
-    if text.startswith(b"{"):
-        return words_of(text) or text.decode(errors="replace")
-    try:
-        return msgspec.json.decode(text, type=str)
-    except _NOT_JSON:
-        return "" if text in (b"null", b"[]") else text.decode(errors="replace")
 
 
 def error_body(status: int, body: bytes) -> bytes:
@@ -202,47 +71,26 @@ def error_body(status: int, body: bytes) -> bytes:
 # --- tool calls and probabilities -------------------------------------------------------------------------------------
 
 
-class ToolCalls:
-    """Calls put together from their pieces; a piece without an index belongs to the last call begun.
+def _told_calls(calls: list[ToolCall], *, cut_off: bool) -> bytes:
+    """The member `tool_calls`; empty where there is none. `cut_off`: the answer ended for its length, so that an
+    unfinished call is left out, as `done_reason` tells. Else one that cannot be read raises BackendDown.
 
+    >>> from hive.dialects.openai_answers import CalledFunction, CallPiece
     >>> calls = ToolCalls()
-    >>> calls.add([_Call(0, "c1", _Function("f", '{"n":'))]), calls.add([_Call(0, None, _Function(None, "1e2}"))])
-    (None, None)
-    >>> calls.told(cut_off=False)
+    >>> pieces = CallPiece(0, "c1", CalledFunction("f", '{"n":')), CallPiece(0, None, CalledFunction(None, "1e2}"))
+    >>> _told_calls([calls.take(piece)[0] for piece in pieces][:1], cut_off=False)
     b',"tool_calls":[{"id":"c1","function":{"index":0,"name":"f","arguments":{"n":1e2}}}]'
     """
-
-    def __init__(self) -> None:
-        self._calls: dict[int, tuple[list[str], list[str], list[str]]] = {}
-        """Id, name and arguments by index, each in pieces."""
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
-
-    def add(self, pieces: list[_Call]) -> None:
-        for piece in pieces:
-            last = max(self._calls, default=-1)
-            index = piece.index if piece.index is not None else last + 1 if piece.id or last < 0 else last
-            id, name, arguments = self._calls.setdefault(index, ([], [], []))
-            if piece.id and not id:
-                id.append(piece.id)
-            if piece.function is not None:
-                name.append(piece.function.name or "")
-                arguments.append(piece.function.arguments or "")
-
-    def told(self, *, cut_off: bool) -> bytes:
-        """The member `tool_calls`; empty where there is none. `cut_off`: the answer ended for its length, so that an
-        unfinished call is left out, as `done_reason` tells. Else one that cannot be read raises BackendDown."""
-        calls = []
-        for index, (id, name, pieces) in enumerate(self._calls[at] for at in sorted(self._calls)):
-            arguments = _one_line_object("".join(pieces).strip() or "{}")
-            if arguments is None:
-                if cut_off:
-                    continue
-                raise BackendDown(f'the model called "{"".join(name)}" with arguments that are no JSON object')
-            function = {"index": index, "name": "".join(name), "arguments": arguments}
-            calls.append({**({"id": id[0]} if id else {}), "function": function})
-        return b',"tool_calls":' + _encode(calls) if calls else b""
+    told = []
+    for index, call in enumerate(calls):
+        arguments = _one_line_object(call.arguments.strip() or "{}")
+        if arguments is None:
+            if cut_off:
+                continue
+            raise BackendDown(call.unreadable)
+        function = {"index": index, "name": call.name, "arguments": arguments}
+        told.append({**({"id": call.id} if call.id else {}), "function": function})
+    return b',"tool_calls":' + _encode(told) if told else b""
 
 
 def _one_line_object(text: str) -> Raw | None:
@@ -250,11 +98,11 @@ def _one_line_object(text: str) -> Raw | None:
     try:
         msgspec.json.decode(text, type=dict[str, Raw])
         return Raw(msgspec.json.format(text, indent=-1).encode())
-    except _NOT_JSON:
+    except NOT_JSON:
         return None
 
 
-def _told_logprobs(given: _Logprobs | None, alternatives: int | None) -> bytes:
+def _told_logprobs(given: Logprobs | None, alternatives: int | None) -> bytes:
     """The member `logprobs`; empty where none were asked for or none came. Of alternatives no more than asked."""
     if given is None or alternatives is None:
         return b""
@@ -263,28 +111,28 @@ def _told_logprobs(given: _Logprobs | None, alternatives: int | None) -> bytes:
     return b',"logprobs":' + _encode(told) if told else b""
 
 
-def _token(token: _Token) -> dict[str, object]:
+def _token(token: Token) -> dict[str, object]:
     told: dict[str, object] = {"token": token.token, "logprob": token.logprob}
     return {**told, "bytes": token.bytes} if token.bytes else told
 
 
-def _others(token: _Token, alternatives: int) -> dict[str, object]:
+def _others(token: Token, alternatives: int) -> dict[str, object]:
     others = (token.top_logprobs or [])[:alternatives]
     return {"top_logprobs": [_token(other) for other in others]} if others else {}
 
 
-def _of_completion(given: _Logprobs) -> list[_Token]:
+def _of_completion(given: Logprobs) -> list[Token]:
     tokens = given.tokens or []
     probabilities = given.token_logprobs or [None] * len(tokens)
     others = given.top_logprobs or [None] * len(tokens)
     return [
-        _Token(token, 0.0 if logprob is None else logprob, top_logprobs=_by_likelihood(other or {}))
+        Token(token, 0.0 if logprob is None else logprob, top_logprobs=_by_likelihood(other or {}))
         for token, logprob, other in zip(tokens, probabilities, others, strict=False)
     ]
 
 
-def _by_likelihood(others: dict[str, float]) -> list[_Token]:
-    return [_Token(token, logprob) for token, logprob in sorted(others.items(), key=lambda other: -other[1])]
+def _by_likelihood(others: dict[str, float]) -> list[Token]:
+    return [Token(token, logprob) for token, logprob in sorted(others.items(), key=lambda other: -other[1])]
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -303,8 +151,6 @@ _CHAT = _Shape(b'"message":{"role":"assistant","content":', b"}")
 _GENERATE = _Shape(b'"response":', b"")
 _ENDINGS = {"tool_calls": "stop", "function_call": "stop"}
 """Ollama has `stop` and `length`; another word of the backend's goes on as it is."""
-_GIVEN_UP = frozenset({"abort", "error"})
-"""vLLM's `finish_reason` of an answer it was stopped over, or lost."""
 
 
 class TextBack:
@@ -334,6 +180,7 @@ class TextBack:
         "_shape",
         "_timings",
         "_usage",
+        "gave_up",
     )
 
     def __init__(self, kept: Kept, now: Callable[[], float], shape: _Shape) -> None:
@@ -344,11 +191,12 @@ class TextBack:
         self._before = b'Z",' + shape.before
         self._reader = SseReader()
         self._calls = ToolCalls()
-        self._usage: _Usage | None = None
-        self._timings: _Timings | None = None
+        self._usage: TokenUsage | None = None
+        self._timings: ServerTimings | None = None
         self._reason = ""
         self._over = False
         """Whether the end was told, or that there will be none."""
+        self.gave_up: GaveUp | None = None
         self._second = -1
         self._date = b""
         self._began = kept.began
@@ -366,8 +214,8 @@ class TextBack:
 
     def feed(self, data: bytes) -> bytes:
         payloads = self._reader.feed(data)
-        if self._reader.lost:
-            return b"" if self._over else self._give_up("the backend sent an event longer than 1 MiB")
+        if self._reader.lost and not self._over:
+            self._give_up("the backend sent an event longer than 1 MiB")
         if len(payloads) == 1:
             return self._take(payloads[0])
         return b"".join([self._take(payload) for payload in payloads]) if payloads else b""
@@ -377,22 +225,22 @@ class TextBack:
 
     def whole(self, body: bytes) -> bytes:
         try:
-            answer = _read(body)
-        except _NOT_JSON:
+            answer = read(body)
+        except NOT_JSON:
             raise BackendDown("the backend's answer cannot be read") from None
-        if bytes(answer.error) != b"null":
+        if answer.is_error:
             raise BackendDown(words_of(body) or "the backend's answer is an error")
         if not answer.choices:
             raise BackendDown("the backend's answer has no text")
         choice = answer.choices[0]
-        if choice.finish_reason in _GIVEN_UP:
+        if choice.finish_reason in GIVEN_UP:
             raise StreamIncomplete
         self._usage, self._timings, self._reason = answer.usage, answer.timings, choice.finish_reason or ""
-        said = choice.message or _Said(content=choice.text)
-        self._calls.add(said.tool_calls or [])
-        calls = self._calls.told(cut_off=self._reason == "length")
+        said = choice.message or Said(content=choice.text)
+        made = self._calls.take_whole(said.tool_calls or [])
+        calls = _told_calls(made, cut_off=self._reason == "length")
         now, logprobs = self._now(), _told_logprobs(choice.logprobs, self._alternatives)
-        return self._line(now, _text_of(said), _thinking_of(said), calls, logprobs, self._ending(now, streamed=False))
+        return self._line(now, said.text, said.thinking, calls, logprobs, self._ending(now, streamed=False))
 
     def error(self, status: int, body: bytes) -> bytes:
         return error_body(status, body)
@@ -403,29 +251,34 @@ class TextBack:
         if payload == b"[DONE]":
             return self._finish()
         try:
-            chunk = _read(payload)
-        except _NOT_JSON:
+            chunk = read(payload)
+        except NOT_JSON:
             return self._give_up("the backend sent an event that cannot be read")
         if chunk.usage is not None:
             self._usage = chunk.usage
         if chunk.timings is not None:
             self._timings = chunk.timings
-        if chunk.error is not _NONE and bytes(chunk.error) != b"null":
-            return self._give_up(words_of(payload) or "the backend gave up")
+        if chunk.is_error:
+            told = gave_up_saying(payload)
+            words = words_of(payload) if told.body else ""
+            return self._give_up(words or "the backend gave up", told.status)
         return self._choose(chunk.choices[0]) if chunk.choices else b""
 
-    def _choose(self, choice: _Choice) -> bytes:
+    def _choose(self, choice: Choice) -> bytes:
         text, thinking, said = choice.text, "", choice.delta
         if said is not None:
-            text = said.content
-            if said.tool_calls:
-                self._calls.add(said.tool_calls)
-            thinking = _thinking_of(said)
-            text = text or said.refusal
+            text = said.content or said.refusal
+            thinking = said.reasoning or said.reasoning_content or ""
+            try:
+                for piece in said.tool_calls or ():
+                    self._calls.take(piece)
+            except BackendDown as error:
+                return self._give_up(error.message)
         logprobs = b"" if choice.logprobs is None else _told_logprobs(choice.logprobs, self._alternatives)
         if choice.finish_reason is not None:
             self._reason = choice.finish_reason
-            self._over = self._reason in _GIVEN_UP
+            if self._reason in GIVEN_UP:
+                self._give_up("")
         if not (text or thinking or logprobs):
             if self._calls and self._first is None:
                 self._first = self._now()
@@ -443,7 +296,7 @@ class TextBack:
         calls = b""
         if self._calls:
             try:
-                calls = self._calls.told(cut_off=self._reason == "length")
+                calls = _told_calls(self._calls.in_order(), cut_off=self._reason == "length")
             except BackendDown as error:
                 return self._give_up(error.message)
         self._over = True
@@ -451,9 +304,10 @@ class TextBack:
         called = self._line(now, "", "", calls, b"", b',"done":false') + b"\n" if calls else b""
         return called + self._line(now, "", "", b"", b"", self._ending(now, streamed=True)) + b"\n"
 
-    def _give_up(self, why: str) -> bytes:
+    def _give_up(self, why: str, status: int = 502) -> bytes:
         self._over = True
-        return _encode({"error": why}) + b"\n"
+        self.gave_up = GaveUp(_encode({"error": why}) if why else b"", status)
+        return b""
 
     def _line(self, now: float, text: str, thinking: str, calls: bytes, logprobs: bytes, end: bytes) -> bytes:
         if (second := int(now)) != self._second:
@@ -484,15 +338,15 @@ class TextBack:
         usage, timings = self._usage, self._timings
         if usage is not None and usage.prompt_tokens is not None:
             details = usage.prompt_tokens_details
-            cached = None if details is None else _count(details.cached_tokens)
-            return _count(usage.prompt_tokens), cached, _count(usage.completion_tokens)
+            cached = None if details is None else count(details.cached_tokens)
+            return count(usage.prompt_tokens), cached, count(usage.completion_tokens)
         if timings is not None:
-            return _count(timings.cache_n + timings.prompt_n), _count(timings.cache_n), _count(timings.predicted_n)
+            return count(timings.cache_n + timings.prompt_n), count(timings.cache_n), count(timings.predicted_n)
         return None, None, None
 
     def _durations(self, now: float, *, streamed: bool) -> tuple[int | None, int | None]:
         if self._timings is not None:
-            return _ns(self._timings.prompt_ms / 1000), _ns(self._timings.predicted_ms / 1000)
+            return _ns_of(self._timings.prompt_ms), _ns_of(self._timings.predicted_ms)
         if not streamed or self._first is None:
             return None, None
         return _ns(self._first - self._opened), _ns(now - self._first)
@@ -508,17 +362,18 @@ def _date(second: int) -> bytes:
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S.").encode()
 
 
+def _ns_of(milliseconds: Number) -> int | None:
+    """As a server tells it; what no clock can say is not told.
+
+    >>> _ns_of(1.5), _ns_of(-1), _ns_of(10**400)
+    (1500000, None, None)
+    """
+    return None if count(milliseconds) is None else _ns(milliseconds / 1000)
+
+
 def _ns(seconds: float) -> int:
     """Nanoseconds; a clock that was set back gives none."""
     return round(max(0.0, seconds) * 1e9)
-
-
-def _text_of(said: _Said) -> str:
-    return said.content or said.refusal or ""
-
-
-def _thinking_of(said: _Said) -> str:
-    return said.reasoning or said.reasoning_content or ""
 
 
 # --- vectors ----------------------------------------------------------------------------------------------------------
@@ -531,10 +386,19 @@ class _Vector(msgspec.Struct):
 
 class _VectorsAnswer(msgspec.Struct):
     data: list[_Vector]
-    usage: _Usage | None = None
+    usage: TokenUsage | None = None
 
 
 _vectors = msgspec.json.Decoder(_VectorsAnswer).decode
+
+
+def _read_vectors(body: bytes) -> _VectorsAnswer:
+    try:
+        return _vectors(body)
+    except msgspec.DecodeError:
+        return _vectors(readable(body))
+
+
 _floats = msgspec.json.Decoder(list[float]).decode
 
 
@@ -542,6 +406,7 @@ class VectorsBack:
     """The answer to an embedding: of /api/embed all vectors, of /api/embeddings the one."""
 
     content_type = b"application/json"
+    gave_up: GaveUp | None = None
 
     def __init__(self, kept: Kept, now: Callable[[], float], *, only_one: bool) -> None:
         self._kept = kept
@@ -564,10 +429,10 @@ class VectorsBack:
 
     def whole(self, body: bytes) -> bytes:
         try:
-            answer = _vectors(body)
+            answer = _read_vectors(body)
             given = sorted(answer.data, key=lambda vector: vector.index)
             vectors = [_cut(vector.embedding, self._kept.dimensions) for vector in given]
-        except _NOT_JSON:
+        except NOT_JSON:
             raise BackendDown(words_of(body) or "the backend's answer has no embedding") from None
         if not vectors:
             raise BackendDown("the backend's answer has no embedding")
@@ -575,8 +440,8 @@ class VectorsBack:
             return _encode({"embedding": vectors[0]})
         told: dict[str, object] = {"model": self._kept.model, "embeddings": vectors}
         told["total_duration"] = _ns(self._now() - self._kept.began)
-        if answer.usage is not None and (count := _count(answer.usage.prompt_tokens)) is not None:
-            told["prompt_eval_count"] = count
+        if answer.usage is not None and (given_count := count(answer.usage.prompt_tokens)) is not None:
+            told["prompt_eval_count"] = given_count
         return _encode(told)
 
     def error(self, status: int, body: bytes) -> bytes:

@@ -11,6 +11,8 @@ from typing import Protocol
 
 import msgspec
 
+from hive.dialects.errors import GaveUp
+
 
 class Sent(msgspec.Struct, frozen=True):
     """A request as the backend takes it.
@@ -50,6 +52,11 @@ class WayBack(Protocol):
 
     @property
     def content_type(self) -> bytes: ...
+
+    @property
+    def gave_up(self) -> GaveUp | None:
+        """Why there will be no end: the backend said that it gave up, or what it says cannot be told. Nothing follows
+        what `feed` and `end` gave until then, and the error itself is not among it."""
 
     def feed(self, data: bytes) -> bytes:
         """Bytes of the backend's stream, split anywhere; nothing is held back longer than its event lasts."""

@@ -1,10 +1,11 @@
 """The way back: the backend's answer to the client, its head rebuilt, its body as it comes, its end made sure of.
 
 A copy of every byte is metered, in the backend's dialect; where that is not the client's it is translated, and where
-Hive asked for the usage in the client's stead, that is taken out again. Nothing is held back but the head (until the
-first byte of the body), answers small enough to be described in their head, lists that are filtered, and one-piece
-answers that are translated. What began as a stream and cannot end well ends with an error in the stream's own dialect
-and without the end its framing demands, so that no client takes it for whole.
+Hive asked for the usage in the client's stead, that is taken out again. Of a stream nothing is held back but the head,
+until the first byte of the body; it is framed by Hive, so that only Hive ends it. An answer in one piece is held until
+it is known to be one, as far as it is not longer than 1 MiB (16 MiB where it is translated). What has begun and cannot
+end well ends with an error in the stream's own dialect and without the end its framing demands, so that no client takes
+it for whole; what has not begun is an error with the backend's own words and status.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hive.dialects.errors import as_event, heartbeat, render_in_stream
+from hive.dialects.errors import GaveUp, as_event, heartbeat, render_in_stream
 from hive.dialects.ollama_lists import without_paths
 from hive.dialects.renaming import Renamer
 from hive.dialects.sse import UsageStripper
 from hive.dialects.translation import WayBack
 from hive.dialects.ways import way_of
 from hive.domain import Caller, Dialect
-from hive.errors import BackendDown, HiveError
+from hive.errors import BackendDown, BackendGaveUp, HiveError, StreamIncomplete
 from hive.proxy import lists
 from hive.proxy.body import Asked
 from hive.proxy.endpoints import Endpoint, find
@@ -35,12 +36,16 @@ RELAYED = frozenset(
 """Fields of the backend's answer that reach the client; the head is rebuilt from these."""
 MAX_TRANSLATED = 16 * 1024 * 1024
 """Bytes of a one-piece answer that is held to be translated: 600 vectors of 2,000 numbers."""
-_END_MARKER = re.compile(rb"^(?:data: ?\[DONE\]|event: ?message_stop)", re.MULTILINE)
+_END_MARKER = re.compile(
+    rb"(?:\A|(?<=[\r\n]))"
+    rb"(?:data: ?\[DONE\]|event: ?message_stop|data:[^\r\n]*\"message_stop\"|\{[^\r\n]*\"done\" ?: ?true)"
+)
 _STREAM_TYPE = {Dialect.OLLAMA: b"application/x-ndjson"}
 
 
 class Answer:
     """One answer. `begun`: bytes of it have gone out, so its status stands and errors can only follow in the stream.
+    `broken`: the backend has said, in the middle of a stream, that it gave up, or cannot be understood any more.
 
     `reading` meters it; None until the backend's head is there. `status` is the backend's, 0 before. `asked`: the body
     that is answered; it may still change before that head, where another backend takes over.
@@ -56,6 +61,7 @@ class Answer:
         "_filtered",
         "_head",
         "_held",
+        "_held_bytes",
         "_hidden",
         "_is_framed",
         "_late_error",
@@ -66,6 +72,7 @@ class Answer:
         "_stripper",
         "asked",
         "begun",
+        "broken",
         "reading",
         "status",
     )
@@ -94,11 +101,13 @@ class Answer:
         self._is_framed = True
         self._head = b""
         self._held: list[bytes] | None = None
+        self._held_bytes = 0
         self._stripper: UsageStripper | None = None
         self._back: WayBack | None = None
         self._renamer: Renamer | None = None
         self._streams = False
         self.begun = False
+        self.broken = False
         self.reading: Reading | None = None
         self.status = 0
 
@@ -106,65 +115,77 @@ class Answer:
         return f"<Answer {self.status} {'begun' if self.begun else 'not begun'}>"
 
     def take_head(self, head: Response, own_fields: bytes) -> None:
-        """Rebuilds the head; it goes out together with the first bytes of the body."""
-        request = self._request
-        self.status = status = head.status
+        """Rebuilds the head; it goes out together with the first bytes of the body. Raises BackendDown for one that no
+        answer to this request can have."""
+        request, asked, status = self._request, self.asked, head.status
         content_type = b""
         fields = [head_start(status)]
-        asked = self.asked
         is_translated = asked is not None and bool(asked.target)
         for name, value in head.fields:
             if name == b"content-type":
                 content_type = value
                 if is_translated:
                     continue
+            elif name == b"content-encoding" and value.strip().lower() != b"identity":
+                raise BackendDown(
+                    f"the backend's answer is encoded ({value.decode('latin-1')[:40]}); nobody asked for it"
+                )
             if name in RELAYED:
                 fields.append(b"%b: %b\r\n" % (name, value))
         stream = asked is not None and asked.stream
         answering = find(b"POST", asked.target.encode()) if asked is not None and is_translated else self._endpoint
-        reading = self.reading = reading_for(answering, stream=stream, content_type=content_type)
-        self._streams = not isinstance(reading, WholeReading)
+        reading = reading_for(answering, status=status, stream=stream, content_type=content_type)
+        self._streams = streams = not isinstance(reading, WholeReading)
+        self.reading, self.status = reading, status
         if asked is not None and is_translated:
-            self._back = way_of(self._endpoint.name).back(asked.kept, stream=self._streams)
-            kind = self._back.content_type if self._streams else b"application/json"
+            self._back = way_of(self._endpoint.name).back(asked.kept, stream=streams)
+            kind = self._back.content_type if streams else b"application/json"
             fields.append(b"content-type: %b\r\n" % kind)
         if asked is not None and asked.usage_added and isinstance(reading, SseReading):
             self._stripper = UsageStripper()
         if asked is not None and asked.served and self._back is None:  # a translation knows the name that was asked for
             self._renamer = Renamer(asked.served, asked.model)
         if self.begun:  # a heartbeat opened it with 200: an error can only be an event of that stream
-            self._late_error = isinstance(reading, WholeReading)
+            self._late_error = not streams
             self._held = [] if self._late_error else None
             return
         fields.append(own_fields)
-        if status == 200 and self._is_of_models:
-            self._held = []
-            self._filtered = True
-        elif not self._streams and self._is_remade:
-            self._held = []
-        elif head.content_length is not None and self._stripper is None and not self._is_remade:  # its own length
+        self._filtered = status == 200 and self._is_of_models
+        if streams:
+            self._frame(fields, stream=True)
+        elif not self._may_be_long and head.content_length is not None and head.content_length > MAX_WHOLE:
             fields.append(b"content-length: %d\r\n" % head.content_length)
-            if not stream and head.content_length <= MAX_WHOLE:
-                self._held = []  # small enough to say in the head what the end tells
-        elif request.method == b"HEAD":
-            pass
-        elif request.chunks:
+        else:
+            self._held = []
+        if not request.keep_alive:
+            fields.append(b"connection: close\r\n")
+        self._head = b"".join(fields)
+
+    @property
+    def _may_be_long(self) -> bool:
+        """Whether all of an answer in one piece is held, however long it is: it is not sent as it came."""
+        return self._filtered or self._is_remade
+
+    def _frame(self, fields: list[bytes], *, stream: bool) -> None:
+        """What has no length for the client."""
+        if self._request.chunks:
             self._chunked = True
             fields.append(b"transfer-encoding: chunked\r\n")
             if stream:
                 fields.append(b"x-accel-buffering: no\r\n")
         else:
-            self._is_framed = request.keep_alive = False
-        if not request.keep_alive:
-            fields.append(b"connection: close\r\n")
-        self._head = b"".join(fields)
+            self._is_framed = self._request.keep_alive = False
 
     def meter(self, data: bytes) -> bytes:
         """Reads a copy; gives what of it is the client's."""
-        assert self.reading is not None
-        self.reading.feed(data)
-        if self._back is not None and self._streams:
-            return self._back.feed(data)
+        reading, back = self.reading, self._back
+        assert reading is not None
+        reading.feed(data)
+        self.broken = reading.gave_up is not None
+        if back is not None and self._streams:
+            data = back.feed(data)
+            self.broken = self.broken or back.gave_up is not None
+            return data
         if self._stripper is not None:
             data = self._stripper.feed(data)
         return data if self._renamer is None else self._renamer.feed(data)
@@ -186,7 +207,34 @@ class Answer:
     @property
     def whole(self) -> bool:
         """Whether what came is a complete answer (asked after `end`)."""
-        return self.reading is not None and not self._late_error and (self.reading.whole or self.status >= 400)
+        reading, back = self.reading, self._back
+        if reading is None or self._late_error:
+            return False
+        return self.status >= 400 or (reading.whole and (back is None or back.gave_up is None))
+
+    def failure(self, data: bytes, rest: bytes = b"") -> HiveError:
+        """Why it is not whole. Where it has begun, as much of its last bytes goes out before as may be seen; what `end`
+        gave, only where it is whole events."""
+        why, told = self._why_given_up(), b""
+        if self.begun and (self._streams or self._late_error):
+            self.relay(data + rest if self._back is not None else without_end_marker(data))
+        if why is None:
+            early = "the backend ended its answer early"
+            return StreamIncomplete(early if self._streams else "the backend's answer is not what was asked for")
+        if self._back is not None or not self.begun:  # else the backend's own words have just gone out
+            told = _one_line(why.body) if why.body else b""
+        return BackendGaveUp(told, why.status)
+
+    def _why_given_up(self) -> GaveUp | None:
+        reading, back = self.reading, self._back
+        why = reading.gave_up if reading is not None else None
+        if back is None:
+            return why
+        if self._streams:
+            return back.gave_up or (None if why is None else GaveUp())
+        if why is None or not why.body:
+            return why
+        return GaveUp(back.error(why.status, why.body), why.status)
 
     def relay(self, data: bytes) -> None:
         """Bytes that are not the last ones."""
@@ -196,11 +244,25 @@ class Answer:
                 self._write(data)
             return
         held.append(data)
-        is_large = self._is_remade or self._endpoint.target == lists.SHOW
-        most = MAX_TRANSLATED if is_large else MAX_WHOLE
-        if sum(map(len, held)) > most:  # only where the length was not told
+        self._held_bytes += len(data)
+        most = MAX_TRANSLATED if self._may_be_long else MAX_WHOLE
+        if self._held_bytes > most:
+            whole = b"".join(held)
             held.clear()
-            raise BackendDown(f"the backend's answer is longer than {most} bytes")
+            if self._may_be_long or self._late_error:
+                raise BackendDown(f"the backend's answer is longer than {most} bytes")
+            self._let_go(whole)
+
+    def _let_go(self, data: bytes) -> None:
+        """An answer in one piece, of which nobody told how long it is, is too long to be held."""
+        self._held = None
+        fields = [self._head]
+        was_kept = self._request.keep_alive
+        self._frame(fields, stream=False)
+        if was_kept and not self._request.keep_alive:
+            fields.append(b"connection: close\r\n")
+        self._head = b"".join(fields)
+        self._write(data)
 
     def prepare(self, data: bytes) -> bytes:
         """The last bytes, with what was held before them. Raises BackendDown for a list or an answer that is none."""
@@ -213,8 +275,7 @@ class Answer:
             data = self._told_of_models(data)
         elif self._back is not None:
             data = self._back.whole(data) if self.status < 400 else self._back.error(self.status, data)
-        if self._filtered or self._is_remade:
-            self._head += b"content-length: %d\r\n" % len(data)
+        self._head += b"content-length: %d\r\n" % len(data)
         self._head += self._cache_fields()
         return data
 
@@ -303,10 +364,12 @@ class Answer:
 
 
 def without_end_marker(data: bytes) -> bytes:
-    """Bytes of a stream up to OpenAI's or Anthropic's end of it: what gave up must not be taken for what ended.
+    """Bytes of a stream up to the end of it in any dialect: what gave up must not be taken for what ended.
 
-    >>> without_end_marker(b'data: {"error":{}}\\n\\ndata: [DONE]\\n\\n')
-    b'data: {"error":{}}\\n\\n'
+    >>> without_end_marker(b'data: {"error":{}}\\r\\rdata: [DONE]\\r\\r')
+    b'data: {"error":{}}\\r\\r'
+    >>> without_end_marker(b'{"error":"no"}\\n{"model":"m","done":true}\\n')
+    b'{"error":"no"}\\n'
     """
     end = _END_MARKER.search(data)
     return data if end is None else data[: end.start()]

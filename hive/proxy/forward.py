@@ -25,7 +25,7 @@ from hive.errors import (
 from hive.link.requests import UnderWay
 from hive.policy import Act, may
 from hive.proxy import body, endpoints, lists
-from hive.proxy.answer import Answer, without_end_marker
+from hive.proxy.answer import Answer
 from hive.proxy.backend_gate import BackendGate
 from hive.proxy.cost import NOTHING, UNKNOWN, cost_of, expected
 from hive.proxy.datapath import DataPath, Decided
@@ -383,7 +383,10 @@ class Exchange(Waiting):
     def on_answer(self, head: Response) -> None:
         self._close_if_draining()
         self._path.answered(head.status)
-        self._open_answer().take_head(head, self._own_fields())
+        try:
+            self._open_answer().take_head(head, self._own_fields())
+        except HiveError as error:
+            self.refuse(error)
 
     def _open_answer(self) -> Answer:
         answer = self._answer
@@ -412,24 +415,20 @@ class Exchange(Waiting):
         if self._first_at is not None:
             self.deadline = min(now + self._path.settings.proxy.between_bytes_s, self._ends_at)
         try:
-            if answer.reading.broken:
-                answer.relay(without_end_marker(data))
-                raise StreamIncomplete("the backend gave up on its answer")
+            if answer.broken:
+                raise answer.failure(data)
             answer.relay(data)
         except HiveError as error:
             self.refuse(error)
 
     def _end(self, answer: Answer, data: bytes, now: float) -> None:
         """The last bytes: metered first, then written."""
-        data += answer.end()
+        rest = answer.end()
         self._upstream = None
-        if not answer.whole:
-            if data and answer.begun:
-                answer.relay(without_end_marker(data))  # the backend's own word on what went wrong
-            self.refuse(StreamIncomplete("the backend ended its answer early"))
-            return
         try:
-            data = answer.prepare(data)
+            if not answer.whole:
+                raise answer.failure(data, rest)
+            data = answer.prepare(data + rest)
         except HiveError as error:
             self.refuse(error)
             return
@@ -452,7 +451,7 @@ class Exchange(Waiting):
         assert answer is not None
         self._upstream = None
         rest = answer.end()
-        if answer.whole and answer.reading is not None and answer.reading.events:
+        if answer.reading is not None and answer.reading.events:
             self._end(answer, rest, time.monotonic())
         else:
             self.refuse(StreamIncomplete())
@@ -478,7 +477,8 @@ class Exchange(Waiting):
         if decided is None or entry is None:
             return False
         endpoint = decided.endpoint
-        status = answer.status if answer is not None and answer.status else status
+        if answer is not None and (answer.begun or not status):
+            status = answer.status or status
         cost = cost_of(answer.reading if answer is not None else None, cut=cut)
         ttft_s = self._first_at - self._begun_at if self._first_at is not None else None
         path.metrics.ended(

@@ -24,9 +24,12 @@ from typing import Protocol
 
 import msgspec
 
+from hive.dialects.errors import GaveUp, gave_up_saying
 from hive.dialects.ndjson import NdjsonReader
+from hive.dialects.openai_answers import GIVEN_UP, NONE, NOT_JSON, Number, count
 from hive.dialects.sse import SseReader
 from hive.domain import BackendKind, Usage
+from hive.errors import BackendDown
 from hive.proxy.endpoints import Endpoint, Meter
 
 UNKNOWN = Usage()
@@ -36,42 +39,69 @@ MAX_WHOLE = 1024 * 1024
 END_KEPT = 8 * 1024
 
 
+Raw = msgspec.Raw
+
+
 class _Cached(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Number | None = None
 
 
 class _Counts(msgspec.Struct):
     """OpenAI's three, then Anthropic's four."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: Number | None = None
+    completion_tokens: Number | None = None
     prompt_tokens_details: _Cached | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    input_tokens: Number | None = None
+    output_tokens: Number | None = None
+    cache_read_input_tokens: Number | None = None
+    cache_creation_input_tokens: Number | None = None
 
 
 class _Timings(msgspec.Struct):
     """llama-server's; `prompt_n` leaves out what came from its cache."""
 
-    prompt_n: int
-    predicted_n: int
-    cache_n: int = 0
+    prompt_n: Number
+    predicted_n: Number
+    cache_n: Number = 0
 
 
-class _Cost(msgspec.Struct):
-    """Wherever the dialects put it; everything else in the object is passed over."""
+class _Evaluated(msgspec.Struct):
+    """Ollama's."""
 
-    usage: _Counts | None = None
-    timings: _Timings | None = None
-    prompt_eval_count: int | None = None
-    eval_count: int | None = None
-    prompt_eval_cached_count: int | None = None
-    done: bool = False
+    prompt_eval_count: Number | None = None
+    eval_count: Number | None = None
+    prompt_eval_cached_count: Number | None = None
 
 
-_cost = msgspec.json.Decoder(_Cost).decode
+class _Told(msgspec.Struct):
+    """What an object of any dialect says of its cost and of its end, each as it was written: what one of them is
+    keeps nobody from reading the others."""
+
+    usage: Raw = NONE
+    timings: Raw = NONE
+    prompt_eval_count: Raw = NONE
+    error: Raw = NONE
+    object: Raw = NONE
+    type: Raw = NONE
+    choices: Raw = NONE
+    stop_reason: Raw = NONE
+    done: Raw = NONE
+    data: Raw = NONE
+    embeddings: Raw = NONE
+    embedding: Raw = NONE
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: Raw = NONE
+
+
+_told = msgspec.json.Decoder(_Told).decode
+_counts = msgspec.json.Decoder(_Counts).decode
+_timings = msgspec.json.Decoder(_Timings).decode
+_evaluated = msgspec.json.Decoder(_Evaluated).decode
+_choices = msgspec.json.Decoder(list[_Choice]).decode
+_GIVEN_UP = frozenset(b'"%b"' % reason.encode() for reason in GIVEN_UP)
 
 
 def source_of(endpoint: Endpoint, backend: BackendKind, *, stream: bool) -> str:
@@ -106,53 +136,95 @@ def read_cost(payload: bytes) -> Usage:
     Usage(tokens_in=None, tokens_out=None, cached_tokens=None)
     """
     try:
-        cost = _cost(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return _cost_of(_told(payload), payload)
+    except NOT_JSON:
         return UNKNOWN
-    if cost.usage is not None and cost.usage.prompt_tokens is not None:
-        details = cost.usage.prompt_tokens_details
-        return Usage(
-            tokens_in=_count(cost.usage.prompt_tokens),
-            tokens_out=_count(cost.usage.completion_tokens),
-            cached_tokens=_count(details.cached_tokens) if details is not None else None,
-        )
-    if cost.usage is not None and cost.usage.input_tokens is not None:
-        return _anthropic_usage(cost.usage)
-    if cost.timings is not None:
-        timings = cost.timings
-        return Usage(
-            tokens_in=_count(timings.prompt_n + timings.cache_n),
-            tokens_out=_count(timings.predicted_n),
-            cached_tokens=_count(timings.cache_n),
-        )
+
+
+def _cost_of(told: _Told, payload: bytes) -> Usage:
+    try:
+        if told.usage is not NONE and (usage := _usage(told.usage)) is not None:
+            return usage
+        if told.timings is not NONE and bytes(told.timings) != b"null":
+            timings = _timings(told.timings)
+            return Usage(
+                tokens_in=count(timings.prompt_n + timings.cache_n),
+                tokens_out=count(timings.predicted_n),
+                cached_tokens=count(timings.cache_n),
+            )
+        if told.prompt_eval_count is NONE and b'"eval_count"' not in payload:
+            return UNKNOWN
+        counts = _evaluated(payload)
+    except NOT_JSON:
+        return UNKNOWN
     return Usage(
-        tokens_in=_count(cost.prompt_eval_count),
-        tokens_out=_count(cost.eval_count),
-        cached_tokens=_count(cost.prompt_eval_cached_count),
+        tokens_in=count(counts.prompt_eval_count),
+        tokens_out=count(counts.eval_count),
+        cached_tokens=count(counts.prompt_eval_cached_count),
     )
+
+
+def _usage(raw: Raw) -> Usage | None:
+    """OpenAI's or Anthropic's; None where it is neither. Raises one of NOT_JSON."""
+    if bytes(raw) == b"null":
+        return None
+    counts = _counts(raw)
+    if counts.prompt_tokens is not None:
+        details = counts.prompt_tokens_details
+        return Usage(
+            tokens_in=count(counts.prompt_tokens),
+            tokens_out=count(counts.completion_tokens),
+            cached_tokens=count(details.cached_tokens) if details is not None else None,
+        )
+    return _anthropic_usage(counts) if counts.input_tokens is not None else None
 
 
 def _anthropic_usage(counts: _Counts) -> Usage:
     """Anthropic's `input_tokens` leave out what came from a cache or went into one."""
     parts = [counts.input_tokens, counts.cache_read_input_tokens, counts.cache_creation_input_tokens]
-    given = [part for part in map(_count, parts) if part is not None]
+    given = [part for part in map(count, parts) if part is not None]
     return Usage(
         tokens_in=sum(given) if given else None,
-        tokens_out=_count(counts.output_tokens),
-        cached_tokens=_count(counts.cache_read_input_tokens),
+        tokens_out=count(counts.output_tokens),
+        cached_tokens=count(counts.cache_read_input_tokens),
     )
 
 
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
+def gave_up_in(payload: bytes) -> GaveUp | None:
+    """What an event says where it says that the backend did not finish.
+
+    >>> gave_up_in(b'{"error":{"message":"too long","code":400},"choices":null}').status
+    400
+    >>> gave_up_in(b'{"choices":[{"finish_reason":"abort"}]}'), gave_up_in(b'{"choices":[{"delta":{"content":"a"}}]}')
+    (GaveUp(body=b'', status=502), None)
+    """
+    try:
+        told = _told(payload)
+    except NOT_JSON:
+        return None
+    if _is_error(told):
+        return gave_up_saying(payload)
+    return GaveUp() if _reasons(_choices_of(told)) & _GIVEN_UP else None
 
 
-class _Fate(msgspec.Struct):
-    error: msgspec.Raw = msgspec.Raw(b"null")
-    choices: list[_Choice] = []
+def _is_error(told: _Told) -> bool:
+    return (
+        (told.error is not NONE and bytes(told.error) != b"null")
+        or bytes(told.object) == b'"error"'  # vLLM before 0.10
+        or bytes(told.type) == b'"error"'
+    )
 
 
-_fate = msgspec.json.Decoder(_Fate).decode
+def _choices_of(told: _Told) -> list[_Choice]:
+    try:
+        return _choices(told.choices)
+    except NOT_JSON:
+        return []
+
+
+def _reasons(choices: list[_Choice]) -> set[bytes]:
+    """Why they ended, as it was written; null where one says that it has not."""
+    return {bytes(choice.finish_reason) for choice in choices if choice.finish_reason is not NONE}
 
 
 def _is_done(payload: bytes) -> bool:
@@ -162,29 +234,20 @@ def _is_done(payload: bytes) -> bool:
     (True, False)
     """
     try:
-        return _cost(payload).done
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return bytes(_told(payload).done) == b"true"
+    except NOT_JSON:
         return False
 
 
-def _gave_up(payload: bytes) -> bool:
-    """Whether this event says that the backend did not finish.
-
-    >>> _gave_up(b'{"error":{"message":"EngineCore encountered an issue"}}')
-    True
-    >>> _gave_up(b'{"choices":[{"finish_reason":"abort"}]}'), _gave_up(b'{"choices":[{"delta":{"content":"error"}}]}')
-    (True, False)
-    """
+def _is_cut_short(payload: bytes) -> bool:
+    """Whether an event is no whole object: half of one, most of all."""
+    if payload[-1] == 0x7D:  # a closing brace: the others need a closer look
+        return False
     try:
-        fate = _fate(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
-    return bytes(fate.error) != b"null" or any(choice.finish_reason == "abort" for choice in fate.choices)
-
-
-def _count(number: int | None) -> int | None:
-    """Backends use -1 for a count they do not have (llama-swap #760)."""
-    return None if number is None or number < 0 else number
+        _told(payload)
+    except NOT_JSON:
+        return True
+    return False
 
 
 class Reading(Protocol):
@@ -193,16 +256,13 @@ class Reading(Protocol):
     `events`: pieces of text, as far as they can be told from the rest: what a cut stream is estimated by.
     `whole`: the end the dialect demands was seen, and nothing that says the backend gave up (asked when bytes have
     ended). A killed vLLM ends its stream cleanly: an error event, then `[DONE]`; a stopped one says `abort`.
+    `gave_up`: what it said then.
     """
 
     usage: Usage
     events: int
     whole: bool
-
-    @property
-    def broken(self) -> bool:
-        """Whether the backend has said, in the middle of a stream, that it gave up."""
-        ...
+    gave_up: GaveUp | None
 
     @property
     def begun(self) -> bool:
@@ -222,14 +282,15 @@ class Reading(Protocol):
 
 
 class SseReading:
-    """A stream of the OpenAI dialect; its end is `data: [DONE]`."""
+    """A stream of the OpenAI dialect; its end is `data: [DONE]`, after one event at least that has `choices`."""
 
-    __slots__ = ("_costing", "_reader", "broken", "events", "usage", "whole")
+    __slots__ = ("_chose", "_costing", "_has_hole", "_reader", "events", "gave_up", "usage", "whole")
 
     def __init__(self) -> None:
         self._reader = SseReader()
         self._costing = b""
-        self.broken = False
+        self._chose = self._has_hole = False
+        self.gave_up: GaveUp | None = None
         self.usage = UNKNOWN
         self.events = 0
         self.whole = False
@@ -248,11 +309,15 @@ class SseReading:
     def _take(self, payloads: list[bytes]) -> None:
         for payload in payloads:
             if payload == b"[DONE]":
-                self.whole = not self.broken
+                self.whole = self._chose and not self._has_hole and self.gave_up is None
                 continue
             self.events += 1
+            if not self._chose:
+                self._chose = b'"choices"' in payload
+            if payload[-1] != 0x7D:
+                self._has_hole = self._has_hole or _is_cut_short(payload)
             if b"error" in payload or b"abort" in payload:
-                self.broken = self.broken or _gave_up(payload)
+                self.gave_up = self.gave_up or gave_up_in(payload)
             if b'"timings":' in payload or (b'"usage":' in payload and b'"usage":null' not in payload):
                 self._costing = payload
 
@@ -262,46 +327,44 @@ class SseReading:
             self.usage = read_cost(self._costing)
 
 
-class _Message(msgspec.Struct):
-    usage: _Counts | None = None
-
-
 class _Delta(msgspec.Struct):
-    stop_reason: str | msgspec.UnsetType | None = msgspec.UNSET
+    stop_reason: Raw = NONE
 
 
 class _MessagesEvent(msgspec.Struct):
-    type: str = ""
-    message: _Message | None = None
-    delta: _Delta | None = None
-    usage: _Counts | None = None
+    type: Raw = NONE
+    message: Raw = NONE
+    delta: Raw = NONE
+    usage: Raw = NONE
 
 
 _messages_event = msgspec.json.Decoder(_MessagesEvent).decode
+_delta = msgspec.json.Decoder(_Delta | None).decode
 
 
 class MessagesReading:
-    """A stream of the Anthropic dialect; its end is the event `message_stop`.
+    """A stream of the Anthropic dialect; its end is the event `message_stop`, after a `message_delta` with a reason.
 
     What went in is told by `message_start`, and again by `message_delta` where it has it: vLLM 0.32 tells the cached
     part only there, Ollama only estimates before. What came out is told by `message_delta` alone (cumulative). A
     `stop_reason` of null in it is how vLLM says `abort` here.
     """
 
-    __slots__ = ("_given", "_out", "_reader", "broken", "events", "usage", "whole")
+    __slots__ = ("_given", "_has_hole", "_has_reason", "_out", "_reader", "events", "gave_up", "usage", "whole")
 
     def __init__(self) -> None:
         self._reader = SseReader()
-        self.broken = False
+        self.gave_up: GaveUp | None = None
         self._given = UNKNOWN
         self._out: int | None = None
+        self._has_hole = self._has_reason = False
         self.usage = UNKNOWN
         self.events = 0
         self.whole = False
 
     @property
     def begun(self) -> bool:
-        return self.events > 0 or self.whole or self.broken or self._given is not UNKNOWN
+        return self.events > 0 or self.whole or self.gave_up is not None or self._given is not UNKNOWN
 
     @property
     def at_boundary(self) -> bool:
@@ -314,28 +377,39 @@ class MessagesReading:
         for payload in payloads:
             if b'"content_block_delta"' in payload:  # inside a JSON string its quotes would be escaped
                 self.events += 1
+                if payload[-1] != 0x7D:
+                    self._has_hole = self._has_hole or _is_cut_short(payload)
             else:
                 self._note(payload)
 
     def _note(self, payload: bytes) -> None:
         """Any other event; there are five in an answer."""
-        if b'"error"' in payload and _gave_up(payload):
-            self.broken = True
+        if b'"error"' in payload and (why := gave_up_in(payload)) is not None:
+            self.gave_up = self.gave_up or why
             return
         try:
             event = _messages_event(payload)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return
-        if event.type == "message_stop":
-            self.whole = not self.broken
-        elif event.type == "message_start":
-            self._given = _anthropic_usage(event.message.usage) if event.message and event.message.usage else Usage()
-        elif event.type == "message_delta":
-            self.broken = self.broken or (event.delta is not None and event.delta.stop_reason is None)
-            if event.usage is not None:
-                told = _anthropic_usage(event.usage)
-                self._given = told if told.tokens_in else self._given
-                self._out = told.tokens_out if told.tokens_out is not None else self._out
+            kind = bytes(event.type)
+            if kind == b'"message_stop"':
+                self.whole = self._has_reason and not self._has_hole and self.gave_up is None
+            elif kind == b'"message_start"':
+                self._given = Usage()
+                self._given = _usage_in(_messages_event(event.message).usage) or self._given
+            elif kind == b'"message_delta"':
+                self._note_end(event)
+        except NOT_JSON:
+            self._has_hole = True
+
+    def _note_end(self, event: _MessagesEvent) -> None:
+        delta = _delta(event.delta)
+        if delta is not None and delta.stop_reason is not NONE:
+            self._has_reason = bytes(delta.stop_reason) != b"null"
+            if not self._has_reason:
+                self.gave_up = self.gave_up or GaveUp()
+        told = _usage_in(event.usage)
+        if told is not None:
+            self._given = told if told.tokens_in else self._given
+            self._out = told.tokens_out if told.tokens_out is not None else self._out
 
     def end(self) -> None:
         self._take(self._reader.end())
@@ -343,17 +417,25 @@ class MessagesReading:
         self.usage = Usage(tokens_in=given.tokens_in, tokens_out=self._out, cached_tokens=given.cached_tokens)
 
 
+def _usage_in(raw: Raw) -> Usage | None:
+    """Anthropic's; None where none is told, or none that can be read."""
+    try:
+        return None if bytes(raw) == b"null" else _anthropic_usage(_counts(raw))
+    except NOT_JSON:
+        return None
+
+
 class NdjsonReading:
-    """A stream of the Ollama dialect; its end is the object with `"done":true`."""
+    """A stream of the Ollama dialect; its end is the object with `"done":true`. A line with an error is no part of an
+    answer, whatever follows it."""
 
-    __slots__ = ("_last", "_reader", "events", "usage", "whole")
-
-    broken = False
-    """An error is a line like any other: it is known for the last one at the end."""
+    __slots__ = ("_has_hole", "_last", "_reader", "events", "gave_up", "usage", "whole")
 
     def __init__(self) -> None:
         self._reader = NdjsonReader()
         self._last = b""
+        self._has_hole = False
+        self.gave_up: GaveUp | None = None
         self.usage = UNKNOWN
         self.events = 0
         self.whole = False
@@ -367,34 +449,45 @@ class NdjsonReading:
         return self._reader.at_boundary
 
     def feed(self, data: bytes) -> None:
-        lines = self._reader.feed(data)
-        if lines:
-            self.events += len(lines)
-            self._last = lines[-1]
+        self._take(self._reader.feed(data))
+
+    def _take(self, lines: list[bytes]) -> None:
+        for line in lines:
+            if b'"error"' in line:  # inside a JSON string its quotes would be escaped
+                self.gave_up = self.gave_up or gave_up_in(line)
+            if line[-1] != 0x7D:
+                self._has_hole = self._has_hole or _is_cut_short(line)
+            self._last = line
+        self.events += len(lines)
 
     def end(self) -> None:
+        rest = self._reader.rest
+        if rest:  # the last line needs no line end
+            self._take([rest])
+            self.events -= 1
         if self._last:
             self.usage = read_cost(self._last)
-            self.whole = _is_done(self._last) and not _gave_up(self._last)
+            self.whole = self.gave_up is None and not self._has_hole and _is_done(self._last)
 
 
 class WholeReading:
-    """An answer in one piece, framed by its length; `usage` is read from it at the end.
+    """An answer in one piece; `usage` is read from it at the end, and whether it is one.
 
-    Nothing can be put into it, so it has no boundary.
+    Nothing can be put into it, so it has no boundary. What is in one piece either comes whole or not at all: so
+    `gave_up` is known at the end.
     """
 
     at_boundary = False
 
-    __slots__ = ("_kept", "_kept_bytes", "_tail", "events", "usage", "whole")
+    __slots__ = ("_endpoint", "_kept", "_kept_bytes", "_tail", "events", "gave_up", "usage", "whole")
 
-    broken = False
-    """What is in one piece either comes whole or not at all."""
-
-    def __init__(self) -> None:
+    def __init__(self, endpoint: Endpoint | None = None) -> None:
+        """`endpoint`: whose answer it has to be; None for an error, which may be anything."""
+        self._endpoint = endpoint
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._tail = b""
+        self.gave_up: GaveUp | None = None
         self.usage = UNKNOWN
         self.events = 0
         self.whole = True
@@ -411,20 +504,51 @@ class WholeReading:
             self._tail = (self._tail + data)[-END_KEPT:]
 
     def end(self) -> None:
+        if self._endpoint is None:
+            return
         if self._tail:
             self.usage = _cost_at_the_end(self._tail)
-        elif self._kept:
-            answer = self._kept[0] if len(self._kept) == 1 else b"".join(self._kept)
-            self.usage = read_cost(answer)
-            self.whole = b'"abort"' not in answer or not _was_aborted(answer)
+            first = self._kept[0] if self._kept else b"{"
+            self.whole = first.lstrip()[:1] == b"{" and self._tail.rstrip()[-1:] == b"}"
+        elif self._endpoint.target != b"/":  # a sentence
+            self._judge(self._endpoint, b"".join(self._kept))
+
+    def _judge(self, endpoint: Endpoint, answer: bytes) -> None:
+        self.whole = False
+        try:
+            answer.decode()  # else no client can read it; what is passed over below is not looked at
+            told = _told(answer)
+        except NOT_JSON:
+            return
+        self.usage = _cost_of(told, answer)
+        if _is_error(told):
+            self.gave_up = gave_up_saying(answer)
+        else:
+            self.whole = _is_answer(endpoint, told)
 
 
-def _was_aborted(answer: bytes) -> bool:
-    """Whether the backend was stopped over it (vLLM: `finish_reason: abort`, under 200)."""
-    try:
-        return any(choice.finish_reason == "abort" for choice in _fate(answer).choices)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
+_NEEDS = {"/v1/embeddings": "data", "/api/embed": "embeddings", "/api/embeddings": "embedding"}
+
+
+def _is_answer(endpoint: Endpoint, told: _Told) -> bool:
+    """Whether this object is a whole answer of that endpoint, by what its clients cannot do without.
+
+    >>> from hive.proxy.endpoints import find
+    >>> chat = find(b"POST", b"/v1/chat/completions")
+    >>> [_is_answer(chat, _told(b'{"choices":[{"finish_reason":%b}]}' % reason)) for reason in (b'"stop"', b"null")]
+    [True, False]
+    >>> _is_answer(find(b"POST", b"/api/chat"), _told(b'{"message":{},"done":false}'))
+    False
+    """
+    needed = _NEEDS.get(endpoint.name)
+    if needed is not None:
+        return bytes(getattr(told, needed)).startswith(b"[")
+    if endpoint.meter is Meter.OPENAI:
+        choices = _choices_of(told)
+        return bool(choices) and not _reasons(choices) & {*_GIVEN_UP, b"null"}
+    if endpoint.meter is Meter.ANTHROPIC:
+        return bytes(told.stop_reason).startswith(b'"')
+    return endpoint.meter is not Meter.OLLAMA or bytes(told.done) == b"true"
 
 
 def _cost_at_the_end(tail: bytes) -> Usage:
@@ -436,10 +560,20 @@ def _cost_at_the_end(tail: bytes) -> Usage:
     return UNKNOWN
 
 
-def reading_for(endpoint: Endpoint, *, stream: bool, content_type: bytes) -> Reading:
-    """Who reads this answer: by what was asked and by what the backend says it sends."""
-    if stream and content_type.startswith(b"text/event-stream"):
+def reading_for(endpoint: Endpoint, *, status: int, stream: bool, content_type: bytes) -> Reading:
+    """Who reads this answer: by what was asked and by what the backend says it sends. Raises BackendDown for a status
+    that no answer has, and for what is no stream where one was asked for: its clients would find it empty.
+    """
+    if status >= 400:
+        return WholeReading()
+    if status != 200:
+        raise BackendDown(f"the backend answered {status}, which is no answer to this")
+    if not stream or endpoint.meter is Meter.NONE or endpoint.name in _NEEDS:
+        return WholeReading(endpoint)
+    kind = content_type.partition(b";")[0].strip().lower()
+    if endpoint.meter is Meter.OLLAMA:
+        if kind in (b"application/x-ndjson", b"application/json", b""):  # what it answers at once is a line of its own
+            return NdjsonReading()
+    elif kind in (b"text/event-stream", b""):
         return MessagesReading() if endpoint.meter is Meter.ANTHROPIC else SseReading()
-    if stream and endpoint.meter is Meter.OLLAMA and content_type.startswith(b"application/x-ndjson"):
-        return NdjsonReading()
-    return WholeReading()
+    raise BackendDown(f"the backend answered with {kind.decode('latin-1')[:60]}, which is no stream")

@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 from llama import MODEL, LlamaServer, llama_server
 
 from hive.dialects.anthropic_openai import WAYS
+from hive.dialects.errors import as_event
 from hive.dialects.translation import Sent, WayBack
+from hive.domain import Dialect
 from hive.errors import BackendDown, HiveError, StreamIncomplete
 
 STREAMS = Path(__file__).parents[1] / "proxy" / "streams"
@@ -40,7 +42,13 @@ def back(pieces: list[bytes], **of: Any) -> bytes:
     for text in said:
         assert not text or text.endswith(b"\n\n"), text
         assert text.count(b"\n") == 3 * text.count(b"\n\n") == 3 * text.count(b"\ndata: "), text
-    return b"".join([*said, answer.end()])
+    return b"".join([*said, answer.end(), last_words(answer)])
+
+
+def last_words(answer: WayBack) -> bytes:
+    """As the relay writes what a backend said when it gave up."""
+    why = answer.gave_up
+    return as_event(why.body, Dialect.ANTHROPIC) if why is not None and why.body else b""
 
 
 def events(stream: bytes) -> list[dict[str, Any]]:
@@ -216,7 +224,7 @@ def test_thoughts_text_and_whole_calls_split_anywhere_translate_to_the_same_byte
     ("deltas", "expected"),
     [
         ([call(0, "{}", "a", "x"), call(0, "{}", "b", "y")], [(0, "{}"), (1, "{}")]),  # one index for every call
-        ([call(0, "{", "a", "x"), call(1, "[]", "b", "y"), call(0, "}")], [(0, "{"), (1, "[]"), (0, "}")]),
+        ([call(0, "{", "a", "x"), call(1, "{}", "b", "y"), call(0, "}")], [(0, "{"), (0, "}"), (1, "{}")]),
         (
             [
                 {"tool_calls": [{"id": "x", "function": {"name": "a", "arguments": "{"}}]},
@@ -354,7 +362,8 @@ def test_an_event_that_is_too_long_to_be_held_is_an_error_not_a_hole() -> None:
 
 def test_text_of_the_backend_cannot_make_events() -> None:
     nasty = 'a\n\nevent: message_stop\ndata: {"type":"message_stop"}\n\n"\\\u2028é\r'
-    stream = chunks({"content": nasty}, {"reasoning": nasty}, call(0, nasty, nasty, nasty), usage=USAGE)
+    arguments = json.dumps({nasty: nasty})
+    stream = chunks({"content": nasty}, {"reasoning": nasty}, call(0, arguments, nasty, nasty), usage=USAGE)
     found = events(back([stream.replace(b"chatcmpl-7", b'7\\n\\nevent: x\\"')], model=nasty))
     assert [event["type"] for event in found].count("message_stop") == 1
     assert found[0]["message"]["model"] == nasty
@@ -402,7 +411,7 @@ def test_arguments_cut_short_are_no_input_and_other_nonsense_is_a_fault() -> Non
 
     cut = json.loads(WAY.back(kept(), stream=False).whole(answer("length")))
     assert (cut["stop_reason"], cut["content"][0]["input"]) == ("max_tokens", {})
-    with pytest.raises(BackendDown, match="'look' with arguments that are no JSON object"):
+    with pytest.raises(BackendDown, match='"look" with arguments that are no JSON object'):
         WAY.back(kept(), stream=False).whole(answer("tool_calls"))
 
 
@@ -489,6 +498,7 @@ def _translated(answer: WayBack, status: int, pieces: Any, wants_stream: bool) -
     elif wants_stream:
         yield from map(answer.feed, pieces)
         yield answer.end()
+        yield last_words(answer)
     else:
         yield answer.whole(b"".join(pieces))
 

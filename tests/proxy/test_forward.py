@@ -403,7 +403,7 @@ async def test_a_slow_reader_stops_the_backend_not_the_memory(tmp_path: Path) ->
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal sent
         await read_request(reader)
-        event = b"data: " + b"x" * 10_000 + b"\n\n"
+        event = b'data: {"choices":[{"delta":{"content":"%b"}}]}\n\n' % (b"x" * 10_000)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         for _ in range(2000):
             writer.write(b"%x\r\n%b\r\n" % (len(event), event))
@@ -423,6 +423,7 @@ async def test_a_slow_reader_stops_the_backend_not_the_memory(tmp_path: Path) ->
         assert sent < 12_000_000, "the sockets' buffers are full, the proxy holds a bounded rest"
         whole = 0
         while b"0\r\n\r\n" not in (data := await client.reader.read(65536)) or whole < 15_000_000:
+            assert data
             whole += len(data)
         await until(lambda: nothing_is_held(proxy))
         assert [event.cut for event in proxy.events] == [False]
@@ -498,7 +499,7 @@ async def test_a_slow_head_is_408(tmp_path: Path) -> None:
 
 async def test_a_cached_prefix_is_told_in_the_head_of_a_whole_answer(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
-        backend.reply = answer(b'{"timings":{"cache_n":31,"prompt_n":1,"predicted_n":4}}')
+        backend.reply = answer(b'{"choices":[{}],"timings":{"cache_n":31,"prompt_n":1,"predicted_n":4}}')
         client = await Client.unix(proxy.socket_path)
         _, fields, _ = await client.ask(post(b"/v1/chat/completions", CHAT))
         assert (fields[b"x-cache-hit"], fields[b"x-cache-tokens-reused"]) == (b"true", b"31")
@@ -587,7 +588,7 @@ async def test_a_backend_that_gave_up_in_mid_stream_is_never_a_clean_end(tmp_pat
             status, _, _ = await client.answer()
         except (asyncio.IncompleteReadError, ConnectionResetError):
             status = 0
-        assert status in (0, 502)
+        assert status in (0, 500, 502)
         await until(lambda: [event.cut for event in proxy.events] == [True])
         assert nothing_is_held(proxy)
         client.close()

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hive.dialects.errors import GaveUp
 from hive.dialects.sse import SseReader
 from hive.domain import BackendKind, Usage
-from hive.proxy.endpoints import find
+from hive.errors import BackendDown
+from hive.proxy.endpoints import Endpoint, find
 from hive.proxy.metering import (
     MAX_WHOLE,
     MessagesReading,
@@ -83,7 +85,7 @@ def test_what_is_not_told_is_unknown_never_zero() -> None:
 
 
 def test_a_long_answer_is_read_at_its_end() -> None:
-    reading = WholeReading()
+    reading = WholeReading(find(b"POST", b"/v1/embeddings"))
     reading.feed(b'{"data":[' + b"0.5," * (MAX_WHOLE // 4))
     reading.feed(b'0.5],"usage":{"prompt_tokens":8,"total_tokens":8}}')
     reading.end()
@@ -135,7 +137,9 @@ def test_a_message_that_was_cut_tells_what_went_in_and_not_what_came_out() -> No
 )
 def test_a_message_the_backend_gave_up_is_not_whole_whatever_follows(gave_up: bytes) -> None:
     assert messages(START, gave_up, STOP).whole is False
-    assert messages(START, STOP).whole is True
+    ended = b'{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":null}'
+    assert messages(START, ended, STOP).whole is True
+    assert messages(START, STOP).whole is False, "nobody said why it ended"
 
 
 def test_a_ping_is_no_beginning() -> None:
@@ -146,7 +150,7 @@ def test_a_ping_is_no_beginning() -> None:
 
 def test_an_answer_in_one_piece_that_was_aborted_is_not_whole() -> None:
     for reason, whole in ((b"abort", False), (b"stop", True)):
-        reading = WholeReading()
+        reading = WholeReading(find(b"POST", b"/v1/chat/completions"))
         assert reading.begun is False
         reading.feed(b'{"choices":[{"message":{"content":"\\"abort\\""},"finish_reason":"%b"}]}' % reason)
         assert (reading.begun, reading.at_boundary) == (True, False)
@@ -167,10 +171,75 @@ def test_where_counts_come_from() -> None:
 
 
 def test_who_reads_depends_on_what_was_asked_and_on_what_came() -> None:
-    chat, native = find(b"POST", b"/v1/chat/completions"), find(b"POST", b"/api/chat")
-    assert isinstance(reading_for(chat, stream=True, content_type=b"text/event-stream; charset=utf-8"), SseReading)
-    assert isinstance(reading_for(chat, stream=True, content_type=b"application/json"), WholeReading)
-    message = find(b"POST", b"/v1/messages")
-    assert isinstance(reading_for(message, stream=True, content_type=b"text/event-stream"), MessagesReading)
-    assert isinstance(reading_for(native, stream=True, content_type=b"application/x-ndjson"), NdjsonReading)
-    assert isinstance(reading_for(native, stream=False, content_type=b"application/json"), WholeReading)
+    chat, native, message = (find(b"POST", path) for path in (b"/v1/chat/completions", b"/api/chat", b"/v1/messages"))
+
+    def reads(endpoint: Endpoint, kind: bytes, *, stream: bool = True, status: int = 200) -> type[Reading]:
+        return type(reading_for(endpoint, status=status, stream=stream, content_type=kind))
+
+    assert reads(chat, b"text/event-stream; charset=utf-8") is SseReading
+    assert reads(chat, b"") is SseReading
+    assert reads(message, b"Text/Event-Stream;charset=utf-8") is MessagesReading, "media types have no case (RFC 9110)"
+    assert reads(native, b"application/x-ndjson") is NdjsonReading
+    assert reads(native, b"application/json; charset=utf-8") is NdjsonReading, "a model that was only loaded"
+    assert reads(native, b"application/json", stream=False) is WholeReading
+    assert reads(find(b"POST", b"/v1/embeddings"), b"application/json") is WholeReading, "of which there is no stream"
+    assert reads(chat, b"text/html", status=503) is WholeReading
+    for status, kind in ((204, b""), (206, b"text/event-stream"), (302, b"text/html"), (304, b""), (200, b"text/html")):
+        with pytest.raises(BackendDown):
+            reads(chat, kind, status=status)
+    with pytest.raises(BackendDown):
+        reads(chat, b"application/json")
+
+
+@pytest.mark.parametrize(
+    ("target", "answer", "whole"),
+    [
+        (b"/v1/chat/completions", b'{"choices":[{"finish_reason":"stop"}]}', True),
+        (b"/v1/chat/completions", b'{"choices":[{}],"usage":{"prompt_tokens":"?"}}', True),
+        (b"/v1/chat/completions", b'{"choices":[{"finish_reason":null}]}', False),
+        (b"/v1/chat/completions", b'{"choices":[{"finish_reason":"error"}]}', False),
+        (b"/v1/chat/completions", b'{"choices":[]}', False),
+        (b"/v1/chat/completions", b'{"choices":[{"finish_reason":"stop"}],"x":"\xff"}', False),
+        (b"/v1/chat/completions", b'{"choices":[{"finish_reason":"stop"}]', False),
+        (b"/v1/chat/completions", b'{"error":{"message":"x"},"choices":null}', False),
+        (b"/v1/chat/completions", b'{"object":"error","message":"x"}', False),
+        (b"/v1/messages", b'{"type":"message","stop_reason":"end_turn"}', True),
+        (b"/v1/messages", b'{"type":"message","stop_reason":null}', False),
+        (b"/v1/messages", b'{"type":"message"}', False),
+        (b"/api/chat", b'{"message":{},"done":true}', True),
+        (b"/api/chat", b'{"message":{},"done":false}', False),
+        (b"/api/generate", b'{"error":"x","done":true}', False),
+        (b"/api/embed", b'{"embeddings":[[0.5]]}', True),
+        (b"/v1/embeddings", b'{"data":null}', False),
+        (b"/api/show", b"{}", True),
+        (b"/api/show", b"<html></html>", False),
+        (b"/api/show", b"", False),
+    ],
+)
+def test_an_answer_in_one_piece_is_what_its_clients_need(target: bytes, answer: bytes, whole: bool) -> None:
+    """`stop_reason` of null, `{"error"}` under 200 and pages of HTML were counted as whole answers."""
+    reading = WholeReading(find(b"POST", target))
+    reading.feed(answer)
+    reading.end()
+    assert reading.whole is whole
+
+
+def test_an_error_line_is_no_part_of_an_answer_whatever_follows() -> None:
+    """Only the last line was looked at: `{"error"}` followed by `done` counted as whole."""
+    reading = NdjsonReading()
+    reading.feed(b'{"response":"a"}\n{"error":"out of memory"}\n{"done":true,"eval_count":2}\n')
+    reading.end()
+    assert (reading.whole, reading.gave_up) == (False, GaveUp(b'{"error":"out of memory"}', 502))
+    called = NdjsonReading()
+    called.feed(b'{"message":{"tool_calls":[{"function":{"arguments":{"error":1}}}]}}\n{"done":true}')
+    called.end()
+    assert (called.whole, called.gave_up) == (True, None)
+
+
+def test_counts_are_read_however_they_are_written() -> None:
+    """One `30.0` made all counts of an answer unknown; no number of a backend's may be too long for the database."""
+    details = b'"prompt_tokens_details":{"cached_tokens":30.0}'
+    assert read_cost(b'{"usage":{"prompt_tokens":31,"completion_tokens":2e0,%b}}' % details) == Usage(
+        tokens_in=31, tokens_out=2, cached_tokens=30
+    )
+    assert read_cost(b'{"usage":{"prompt_tokens":1%b,"completion_tokens":2}}' % (b"0" * 40)) == Usage(tokens_out=2)

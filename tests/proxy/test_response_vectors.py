@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import CHAT, STREAM, Client, post, proxied
+from harness import CHAT, STREAM, Client, get, post, proxied
+
+from hive.domain import BackendKind
 
 sys.path.append(str(Path(__file__).parent.parent / "wire"))
 
@@ -35,11 +37,13 @@ async def test_no_nonsense_of_a_backend_reaches_the_client(tmp_path: Path, answe
             assert answer.body in seen
             assert not seen.endswith(b"0\r\n\r\n"), "a cut stream must not end cleanly"
             return
-        status, fields, body = await client.ask(post(b"/v1/chat/completions", CHAT))
         if answer.outcome == "relayed":
+            proxy.use(backend, BackendKind.OLLAMA)  # whose greeting is a sentence: anything
+            status, fields, body = await client.ask(get(b"/"))
             assert (status, body) == (200, answer.body)
             assert not {b"x", b"x-a", b"upgrade", b"trailer", b"link"} & set(fields)
             return
+        status, fields, body = await client.ask(post(b"/v1/chat/completions", CHAT))
         assert status == 502
         assert b'"code":"backend_unavailable"' in body
         backend.script = None

@@ -126,6 +126,83 @@ async def test_the_end_marker_of_a_backend_that_gave_up_is_not_relayed(
         await until(lambda: [event.cut for event in proxy.events] == [True])
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "one piece"])
+@pytest.mark.parametrize(
+    ("kind", "target", "told", "status"),
+    [
+        (BackendKind.VLLM, b"/v1/chat/completions", b'{"error":{"message":"busy","code":503}}', 503),
+        (
+            BackendKind.VLLM,
+            b"/v1/messages",
+            b'{"type":"error","error":{"type":"rate_limit_error","message":"busy"}}',
+            429,
+        ),
+        (BackendKind.OLLAMA, b"/api/chat", b'{"error":"busy"}', 502),
+        (BackendKind.LLAMA, b"/api/chat", b'{"error":{"message":"busy","code":400}}', 400),
+        (BackendKind.REMOTE, b"/v1/messages", b'{"error":{"message":"busy","code":429}}', 429),
+        (BackendKind.REMOTE, b"/v1/messages", b'{"error":{"message":"busy: sk-12***","code":401}}', 502),
+    ],
+)
+async def test_an_error_that_comes_with_its_end_keeps_its_words_and_its_status(
+    tmp_path: Path, kind: BackendKind, target: bytes, told: bytes, status: int, stream: bool
+) -> None:
+    """In one read with its end an error became "the backend ended its answer early" with 502; in one piece under 200 it
+    was passed on as an answer. What is said of Hive's own key is not passed on."""
+    event = told + b"\n" if kind is BackendKind.OLLAMA else b"data: %b\n\n" % told + DONE
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, kind)
+        content_type = NDJSON if kind is BackendKind.OLLAMA else b"text/event-stream"
+        backend.reply = chunked(event, content_type=content_type) if stream else answer(told)
+        body = b'{"model":"m","max_tokens":9,"stream":%b,' % (b"true" if stream else b"false") + CHAT[13:]
+        if target == b"/api/chat":
+            body = body.replace(b'"max_tokens":9,', b"")
+        client = await Client.unix(proxy.socket_path)
+        got, fields, said = await client.ask(post(target, body))
+        assert (got, fields[b"content-type"]) == (status, b"application/json")
+        assert (b"busy" in said) is (b"sk-" not in told)
+        if kind in (BackendKind.OLLAMA, BackendKind.VLLM):
+            assert json.loads(said) == json.loads(told), "in its own dialect it stays as it is"
+        await until(lambda: [(event.cut, event.status) for event in proxy.events] == [(True, status)])
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["HTTP/1.1", "HTTP/1.0"])
+async def test_a_stream_that_has_a_length_is_not_ended_by_it(tmp_path: Path, old: bool) -> None:
+    """It kept its Content-Length, so that all bytes of a stream that gave up made a whole answer."""
+    error = b'data: {"error":{"message":"busy"}}\n\n'
+    whole = answer(TEXT + error + DONE, content_type=b"text/event-stream")
+    async with proxied(tmp_path) as (proxy, backend):
+        begun = len(whole) - len(error + DONE)
+        sends_and_dies(backend, whole[:begun], whole[begun:])
+        said = await heard(proxy, OLD if old else post(b"/v1/chat/completions", STREAM))
+        assert b"content-length" not in said
+        assert error in said
+        assert b"[DONE]" not in said
+        assert not said.endswith(b"0\r\n\r\n")
+        await until(lambda: [event.cut for event in proxy.events] == [True])
+
+
+async def test_a_long_answer_in_one_piece_that_is_none_stays_short_of_its_length(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        body = b'{"data":[' + b"0.5," * 400_000
+        sends_and_dies(backend, answer(body)[:-9], body[-9:])
+        said = await heard_or_reset(proxy, post(b"/v1/embeddings", b'{"model":"m","input":"x"}'))
+        head, _, got = said.partition(b"\r\n\r\n")
+        assert b"content-length: %d" % len(body) in head
+        assert len(got) < len(body)
+        await until(lambda: [event.cut for event in proxy.events] == [True])
+
+
+async def heard_or_reset(proxy: Proxy, request: bytes) -> bytes:
+    client, said = await Client.unix(proxy.socket_path), b""
+    client.writer.write(request)
+    try:
+        while piece := await asyncio.wait_for(client.reader.read(65536), 10):
+            said += piece
+    except ConnectionResetError:
+        pass
+    return said
+
+
 OLD = post(b"/v1/chat/completions", STREAM, token=b"hm_alice").replace(b"HTTP/1.1", b"HTTP/1.0")
 
 
@@ -322,11 +399,11 @@ async def test_an_anthropic_stream_goes_on_after_its_signs_of_life(tmp_path: Pat
 
 
 async def test_no_sign_of_life_gets_between_a_head_and_its_body(tmp_path: Path) -> None:
-    """The backend answers a stream in one piece, and takes its time behind the head."""
+    """The backend refuses a stream, and takes its time behind the head."""
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
-        whole = answer(JSON_ANSWER)
+        whole = answer(JSON_ANSWER, status=b"400 Bad Request")
         head = whole.index(b"\r\n\r\n") + 4
         writer.write(whole[:head])
         await asyncio.sleep(1.5)
@@ -337,7 +414,7 @@ async def test_no_sign_of_life_gets_between_a_head_and_its_body(tmp_path: Path) 
         backend.script = script
         client = await Client.unix(proxy.socket_path)
         status, fields, body = await client.ask(post(b"/v1/chat/completions", STREAM, fields=BEAT))
-        assert (status, fields[b"content-type"], body) == (200, b"application/json", JSON_ANSWER)
+        assert (status, fields[b"content-type"], body) == (400, b"application/json", JSON_ANSWER)
 
 
 async def test_a_heartbeat_of_five_thousand_digits_is_400_like_any_other(tmp_path: Path) -> None:
