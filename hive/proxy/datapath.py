@@ -30,6 +30,7 @@ from hive.proxy.metering import asks_usage
 from hive.proxy.metrics import Metrics
 from hive.proxy.queue import Flow
 from hive.proxy.registry import OPERATOR, Entry, Registry
+from hive.proxy.schemas import Limits
 from hive.proxy.tenants import Tenant
 from hive.proxy.upstream_way import NO_WAY, way_to
 from hive.settings import Settings
@@ -368,8 +369,15 @@ class DataPath:
             translate="" if asked is endpoint else endpoint.name,
             lacking=() if backend is None or asked is endpoint else lacking(backend),
             ignored=() if backend is None or asked is not endpoint else ignored(backend, endpoint.name),
+            grammar=None if backend is None else grammar_limits(self.settings, backend.kind),
         )
         return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)
+
+
+def grammar_limits(settings: Settings, kind: BackendKind) -> Limits:
+    """What schemas may become before a server of this kind; of one that is not known, as before `remote`."""
+    section = f"grammar_{kind}" if kind is not BackendKind.DEMO else "grammar_remote"
+    return msgspec.convert(msgspec.to_builtins(getattr(settings, section)), Limits)
 
 
 def _row_at(backend: BackendInfo, endpoint: Endpoint) -> Endpoint | None:
