@@ -345,6 +345,9 @@ Found = tuple[float, str, Schema]
 def run(server: Server, kind: BackendKind, arguments: argparse.Namespace) -> float:
     """The worst hold in ms."""
     judge = Judge(kind)
+    plain = as_format(_object({"a": STRING}))
+    server.ask("/v1/chat/completions", plain)  # the first one makes vLLM load what it needs for grammars
+    show("a plain schema", plain, *measure(server, plain))
     found = families(server, judge, arguments.only)
     tried = search(server, judge, found, arguments)
     worst, name, body = found[0]

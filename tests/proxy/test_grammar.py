@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from harness import CHAT, Client, post, proxied
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hive.domain import BackendKind
+from hive.domain import BackendKind, Tier
 from hive.errors import BadRequest, GrammarTooComplex
 from hive.field_rules import Fields, Rules
 from hive.proxy import body, grammar
 from hive.proxy.body import Want
 from hive.proxy.datapath import grammar_limits
+from hive.proxy.deep import DeepReaders
 from hive.proxy.deep_worker import read as read_in_worker
+from hive.proxy.fields import FieldTable
 from hive.proxy.patterns import Pattern, PatternError
 from hive.settings import Settings
 from hive.settings_file import load_text
@@ -356,3 +360,36 @@ def test_each_kind_of_server_has_limits_of_its_own() -> None:
     assert grammar_limits(given, BackendKind.LLAMA).choices == 3
     assert grammar_limits(given, BackendKind.VLLM).choices == 9
     assert grammar_limits(given, BackendKind.DEMO) == grammar_limits(given, BackendKind.REMOTE)
+
+
+async def test_an_agent_hears_the_pointer_and_the_server_is_not_asked(tmp_path: Path) -> None:
+    """Over a socket, a body with a pattern by way of a real worker, a small one on the loop."""
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.path.readers = readers = DeepReaders()
+        readers.start()
+        try:
+            client = await Client.unix(proxy.socket_path)
+            for schema, pointer in (({"pattern": "^(a*)*$"}, "pattern"), ({"enum": [*range(300)]}, "enum")):
+                text = json.dumps({**json.loads(CHAT), "response_format": answer(schema)}).encode()
+                status, _, said = await client.ask(post(b"/v1/chat/completions", text))
+                assert (status, json.loads(said)["error"]["code"]) == (400, "grammar_too_complex")
+                assert json.loads(said)["error"]["message"].startswith(f"{AT}/{pointer}: ")
+            text = json.dumps({**json.loads(CHAT), "tools": [usual_tool(at) for at in range(30)]}).encode()
+            assert backend.requests == []
+            assert (await client.ask(post(b"/v1/chat/completions", text)))[0] == 200
+            assert len(json.loads(backend.requests[0][1])["tools"]) == 30
+        finally:
+            readers.close()
+
+
+@pytest.mark.parametrize("target", ["/v1/embeddings", "/api/embed"])
+def test_texts_to_be_embedded_are_bounded(target: str) -> None:
+    """A list of any length was taken, each text of which is a request to the server."""
+    rules = FieldTable(Settings()).rules(target, Tier.LOW)
+    for number, is_taken in ((2048, True), (2049, False)):
+        text = json.dumps({"model": "m", "input": ["a"] * number}).encode()
+        if is_taken:
+            assert body.read(text, rules, Want())
+        else:
+            with pytest.raises(BadRequest, match="more than 2048 prompts"):
+                body.read(text, rules, Want())
