@@ -60,6 +60,13 @@ class BadRequest(Refusal):
     exit_code = 2
 
 
+class GrammarTooComplex(BadRequest):
+    """A schema would hold up the inference server."""
+
+    code = "grammar_too_complex"
+    hint = "simplify the schema there; how much is taken is said by [grammar_...] in hive.conf"
+
+
 class TargetTooLong(BadRequest):
     """The request target is too long."""
 

@@ -270,6 +270,47 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
     ingress_open_max: Annotated[int, _s("Requests open to one agent through ingress.", runtime=True, ge=1)] = 64
 
 
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """`[grammar_KIND]`: what schemas of one request may become in a server of that kind."""
+
+    schema_bytes: Annotated[
+        int, _s("Longest schema of an answer (`response_format`, `format`).", runtime=True, unit="bytes", ge=1)
+    ] = 65536
+    tools_bytes: Annotated[int, _s("All tools together.", runtime=True, unit="bytes", ge=1)] = 262144
+    depth: Annotated[int, _s("Objects and lists within each other.", runtime=True, ge=1, le=100)] = 64
+    choices: Annotated[
+        int,
+        _s("Alternatives at once: values of an `enum`, optional properties, branches.", runtime=True, ge=1),
+    ] = 128
+    tools: Annotated[int, _s("Tools of one request.", runtime=True, ge=1)] = 256
+    rules: Annotated[
+        int, _s("Rules of the grammar that all schemas together become, as Hive counts.", runtime=True, ge=1)
+    ] = 100_000
+    pattern_ways: Annotated[
+        int, _s("Ways in which a `pattern` may read a text of 8 letters; 0: none is taken.", runtime=True, ge=0)
+    ] = 256
+
+
+class GrammarLlama(Grammar, frozen=True, kw_only=True):
+    """`[grammar_llama]`: llama-server; each choice is tried with every token, in the loop that serves all."""
+
+
+class GrammarOllama(Grammar, frozen=True, kw_only=True):
+    """`[grammar_ollama]`: Ollama, which runs llama.cpp; of `tools` it makes no grammar."""
+
+
+class GrammarVllm(Grammar, frozen=True, kw_only=True):
+    """`[grammar_vllm]`: vLLM with xgrammar, which tries every token with every rule before it begins."""
+
+    rules: Annotated[
+        int, _s("Rules of the grammar that all schemas together become, as Hive counts.", runtime=True, ge=1)
+    ] = 64_000
+
+
+class GrammarRemote(Grammar, frozen=True, kw_only=True):
+    """`[grammar_remote]`: any other server, which has limits of its own."""
+
+
 class Sleep(msgspec.Struct, frozen=True, kw_only=True):
     """`[sleep]`: when idle agents are put to sleep."""
 
@@ -405,6 +446,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     inference: Inference = Inference()
     proxy: Proxy = Proxy()
+    grammar_llama: GrammarLlama = GrammarLlama()
+    grammar_ollama: GrammarOllama = GrammarOllama()
+    grammar_vllm: GrammarVllm = GrammarVllm()
+    grammar_remote: GrammarRemote = GrammarRemote()
     sleep: Sleep = Sleep()
     agents: Agents = Agents()
     sandbox: Sandbox = Sandbox()
@@ -418,6 +463,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 SECTIONS: dict[str, type[msgspec.Struct]] = {
     "inference": Inference,
     "proxy": Proxy,
+    "grammar_llama": GrammarLlama,
+    "grammar_ollama": GrammarOllama,
+    "grammar_vllm": GrammarVllm,
+    "grammar_remote": GrammarRemote,
     "sleep": Sleep,
     "agents": Agents,
     "sandbox": Sandbox,

@@ -63,12 +63,18 @@ def free_port() -> int:
 
 @contextmanager
 def serve(
-    folder: Path, *, on_socket: bool = False, as_router: bool = False, template: str = "", more: Sequence[str] = ()
+    folder: Path,
+    *,
+    on_socket: bool = False,
+    as_router: bool = False,
+    template: str = "",
+    tokens: int = 0,
+    more: Sequence[str] = (),
 ) -> Iterator[LlamaServer]:
     """llama-server on a free port, or on a socket in `folder`, where its model and log lie too; ready to answer.
 
     `as_router`: it starts without a model and loads `MODEL` when it is first asked for. `template`: a chat template
-    instead of the model's. `more`: words of its command line.
+    instead of the model's. `tokens`: size of its vocabulary. `more`: words of its command line.
     """
     path = program()
     if path is None:
@@ -76,7 +82,8 @@ def serve(
     models, log = folder / "models", folder / "llama.log"
     models.mkdir()
     model = models / f"{MODEL}.gguf"
-    subprocess.run([sys.executable, str(MAKE_MODEL), str(model)], check=True, stdout=subprocess.DEVNULL)
+    made = [sys.executable, str(MAKE_MODEL), str(model), *(["--tokens", str(tokens)] if tokens else [])]
+    subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
     port = free_port()
     address = str(folder / "llama.sock") if on_socket else f"127.0.0.1:{port}"
     command = [str(path), *(["--host", address] if on_socket else ["--host", "127.0.0.1", "--port", str(port)])]

@@ -60,11 +60,11 @@ def model_for(venv: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def serve(venv: Path, folder: Path) -> Iterator[VllmServer]:
+def serve(venv: Path, folder: Path, model: Path | None = None) -> Iterator[VllmServer]:
     """vLLM on a free port, all that it writes in `folder`; ready to answer."""
     port, log = free_port(), folder / "vllm.log"
     command = [venv / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", model_for(venv, folder), "--served-model-name", MODEL, "--host", "127.0.0.1"]
+    command += ["--model", model or model_for(venv, folder), "--served-model-name", MODEL, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-num-seqs", str(SEQUENCES), "--scheduling-policy", "priority"]
     # In bfloat16 its attention uses AMX wherever the CPU names it; not every kernel lets a process (SIGILL at the first
     # token).

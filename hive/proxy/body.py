@@ -16,8 +16,10 @@ from hive.dialects.ways import way_of
 from hive.errors import BadRequest, NotSupported
 from hive.field_rules import Fields, Rules
 from hive.models.capabilities import Over
+from hive.proxy import grammar
 from hive.proxy.draft import IDLE, Draft, member, read_number
 from hive.proxy.names import read_object, read_text
+from hive.proxy.schemas import Limits
 
 MAX_MODEL_NAME = 512
 """Characters."""
@@ -47,7 +49,8 @@ class Want(msgspec.Struct, frozen=True):
     a small one (vLLM's /v1/completions: 16). `translate`: the client's endpoint, where the backend is asked another
     (hive.dialects.ways). `lacking`: fields a translation may make and this backend does not take
     (hive.dialects.fitting). `passed_over`: fields it would pass over without a word. `limit_by_first_name`: a limit of
-    tokens that goes by another of its names is said by the first one, too.
+    tokens that goes by another of its names is said by the first one, too. `grammar`: the most that its schemas may
+    become, None where there is no server yet.
     """
 
     default_model: str = ""
@@ -60,6 +63,11 @@ class Want(msgspec.Struct, frozen=True):
     lacking: tuple[str, ...] = ()
     passed_over: tuple[Over, ...] = ()
     limit_by_first_name: bool = True
+    grammar: Limits | None = None
+
+
+class TooHeavyHere(Exception):
+    """What this body holds takes too long to look at on the loop; `deep.py` has processes for it."""
 
 
 class Asked(msgspec.Struct, frozen=True):
@@ -116,8 +124,8 @@ def is_heavy(body: bytes) -> bool:
     return size > LARGE_BYTES or body.count(b"{") > 1000 or body.count(b",") > 4000
 
 
-def read(body: bytes, rules: Rules, want: Want) -> Asked:
-    """Reads and rebuilds a JSON body. Raises BadRequest, TooLarge, NotSupported.
+def read(body: bytes, rules: Rules, want: Want, *, on_loop: bool = False) -> Asked:
+    """Reads and rebuilds a JSON body. Raises BadRequest, TooLarge, NotSupported, and TooHeavyHere `on_loop`.
 
     >>> from hive.field_rules import Rule, Verb
     >>> fields = Fields(plain=frozenset({"model", "n"}), policed={"raw": Rule(verb=Verb.DROP)})
@@ -131,6 +139,10 @@ def read(body: bytes, rules: Rules, want: Want) -> Asked:
     fields, text = read_object(body, "the body", rules.fields.plain)
     draft = Draft(fields, rules.fields, rules.target)
     draft.judge()
+    if want.grammar is not None:
+        if on_loop and not grammar.is_light(draft.fields):
+            raise TooHeavyHere
+        grammar.check(draft.fields, want.grammar)
     ignored = _ignored(draft, want.passed_over) if want.passed_over else ()
     model = _model(draft, rules.alias, want.default_model)
     stream = _stream(draft, want.streams)

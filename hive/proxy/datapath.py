@@ -34,6 +34,7 @@ from hive.proxy.metering import asks_usage
 from hive.proxy.metrics import Metrics
 from hive.proxy.queue import Flow
 from hive.proxy.registry import OPERATOR, Entry, Registry
+from hive.proxy.schemas import Limits
 from hive.proxy.tenants import Tenant
 from hive.proxy.upstream_way import NO_WAY, way_to
 from hive.settings import Settings
@@ -422,6 +423,7 @@ class DataPath:
             lacking=() if backend is None or asked is endpoint else lacking(backend),
             passed_over=() if backend is None or asked is not endpoint else passed_over(backend, endpoint.name),
             limit_by_first_name=backend is not None and backend.kind in LIMIT_BY_FIRST_NAME,
+            grammar=None if backend is None else grammar_limits(self.settings, backend.kind),
         )
         return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)
 
@@ -429,6 +431,12 @@ class DataPath:
 def _place_of(backend: BackendInfo) -> tuple[BackendKind, str]:
     """What makes it another backend where it is another."""
     return backend.kind, backend.address
+
+
+def grammar_limits(settings: Settings, kind: BackendKind) -> Limits:
+    """What schemas may become before a server of this kind; of one that is not known, as before `remote`."""
+    section = f"grammar_{kind}" if kind is not BackendKind.DEMO else "grammar_remote"
+    return msgspec.convert(msgspec.to_builtins(getattr(settings, section)), Limits)
 
 
 def _row_at(backend: BackendInfo, endpoint: Endpoint) -> Endpoint | None:

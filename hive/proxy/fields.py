@@ -86,7 +86,8 @@ options.repeat_last_n = clamp -1..65536
 options.stop = max_bytes 4096
 
 [fields /api/generate /api/chat]
-format = max_bytes 65536
+# Compiled by the server; grammar.py counts what this and all other schemas of a request become.
+format = allow
 think = allow
 truncate = allow
 shift = allow
@@ -112,7 +113,8 @@ messages = filled local_media
 tools = allow
 
 [fields /api/embed]
-input = allow
+# Each text is a request of its own; OpenAI's own limit, and clients send 1000 at once (langchain).
+input = max_items 2048
 truncate = allow
 dimensions = allow
 
@@ -161,8 +163,9 @@ logprob_token_ids = max_bytes 4096
 prompt_logprobs = refuse
 # As many beams as n, each step in the server's own loop.
 use_beam_search = refuse
+# Counted by grammar.py, with `tools` and `functions`.
+response_format = allow
 # Compiled inside the server, where a bad one could end it (vllm #19270, #17248); response_format does what they do.
-response_format = max_bytes 65536
 structured_outputs = refuse
 guided_json = refuse
 guided_regex = refuse
@@ -283,7 +286,7 @@ best_of = clamp 1..concurrency
 logprobs = clamp 0..20
 
 [fields /v1/embeddings]
-input = local_media
+input = local_media max_items 2048
 messages = local_media
 content = local_media
 dimensions = allow
@@ -306,8 +309,9 @@ system = local_media
 tools = local_tools
 tool_choice = allow
 thinking = allow
-output_config = max_bytes 65536
-output_format = max_bytes 65536
+# Counted by grammar.py, with `tools`.
+output_config = allow
+output_format = allow
 cache_control = allow
 context_management = allow
 compaction = allow

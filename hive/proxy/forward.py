@@ -251,7 +251,11 @@ class Exchange(Waiting):
             self._pending = path.readers.read(pieces, plan.rules, plan.want, self._on_asked, owner=entry)
             return
         try:
-            asked = body.read(whole, plan.rules, plan.want)
+            asked = body.read(whole, plan.rules, plan.want, on_loop=path.readers is not None)
+        except body.TooHeavyHere:
+            assert path.readers is not None
+            self._pending = path.readers.read(pieces, plan.rules, plan.want, self._on_asked, owner=entry)
+            return
         except HiveError as error:
             self.refuse(error)
             return

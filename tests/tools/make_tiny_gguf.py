@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Makes a tiny random-weight Llama model that llama-server can serve: 670 kB, nothing is downloaded.
 
-    make_tiny_gguf.py OUT.gguf [--seed N]
+    make_tiny_gguf.py OUT.gguf [--seed N] [--tokens N]
 
 Weights are random (seeded), the vocabulary comes from a few sentences held here. The output rows of special tokens
-and of bytes that are not printable ASCII are zero, so with `ignore_eos` N tokens asked for are N tokens given.
+and of bytes that are not printable ASCII are zero, so with `ignore_eos` N tokens asked for are N tokens given. With
+`--tokens` the vocabulary is filled up with made-up words, numbers and marks: what grammars cost grows with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +37,18 @@ VOCABULARY, CONTEXT = 512, 4096
 HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, HEAD_SIZE = 64, 128, 2, 4, 2, 32
 
 
-def make_vocabulary() -> tuple[list[str], list[float], list[Any]]:
-    """Tokens, scores and types: specials, all bytes, then characters and prefixes of words.
+def made_up_words(seed: int) -> Iterator[str]:
+    """Words with and without a space before them, numbers, and marks as JSON has them, as vocabularies have them."""
+    dice = random.Random(seed)
+    while True:
+        kind = dice.random()
+        letters = "0123456789" if kind < 0.05 else '{}[]",:._-/()' if kind < 0.12 else "etaoinshrdlucmfwypvbgkjqxz"
+        word = "".join(dice.choices(letters, k=dice.randint(1, 3 if kind < 0.12 else 9)))
+        yield ("\u2581" if dice.random() < 0.5 else "") + (word.capitalize() if dice.random() < 0.2 else word)
+
+
+def make_vocabulary(size: int = VOCABULARY) -> tuple[list[str], list[float], list[Any]]:
+    """Tokens, scores and types: specials, all bytes, then characters and prefixes of words, then made-up words.
 
     llama.cpp builds a word by merging neighbours whose concatenation is a token, best score first; so every prefix of
     a word has to be a token of its own.
@@ -46,6 +59,11 @@ def make_vocabulary() -> tuple[list[str], list[float], list[Any]]:
     pieces += [("\u2581" + word)[:end] for word in words for end in range(2, len(word) + 2)]
     fixed = [*SPECIALS, *(f"<0x{byte:02X}>" for byte in range(256))]
     normal = list(dict.fromkeys(pieces))[: VOCABULARY - len(fixed)]
+    if size > VOCABULARY:
+        more, known = made_up_words(0), dict.fromkeys(normal)
+        while len(fixed) + len(known) < size:
+            known[next(more)] = None
+        normal = list(known)
     types = [kinds.UNKNOWN, *[kinds.CONTROL] * (len(SPECIALS) - 1), *[kinds.BYTE] * 256, *[kinds.NORMAL] * len(normal)]
     scores = [0.0] * len(fixed) + [-float(rank) for rank in range(len(normal))]
     return fixed + normal, scores, types
@@ -68,8 +86,8 @@ def add_shape(writer: gguf.GGUFWriter, tokens: int) -> None:
     writer.add_file_type(gguf.LlamaFileType.ALL_F32)
 
 
-def add_tokenizer(writer: gguf.GGUFWriter) -> int:
-    tokens, scores, types = make_vocabulary()
+def add_tokenizer(writer: gguf.GGUFWriter, size: int) -> int:
+    tokens, scores, types = make_vocabulary(size)
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores(scores)
@@ -112,10 +130,10 @@ def add_tensors(writer: gguf.GGUFWriter, tokens: int, seed: int) -> None:
             writer.add_tensor(f"blk.{layer}.{name}.weight", np.ones(HIDDEN, np.float32))
 
 
-def make(out: Path, seed: int = 0) -> None:
+def make(out: Path, seed: int = 0, size: int = VOCABULARY) -> None:
     """Writes the model to `out`; the same bytes for the same seed."""
     writer = gguf.GGUFWriter(out, "llama")
-    tokens = add_tokenizer(writer)
+    tokens = add_tokenizer(writer, size)
     add_shape(writer, tokens)
     add_tensors(writer, tokens, seed)
     writer.write_header_to_file()
@@ -128,8 +146,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("out", type=Path, help="GGUF file to write")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=VOCABULARY, help="size of the vocabulary")
     arguments = parser.parse_args()
-    make(arguments.out, arguments.seed)
+    make(arguments.out, arguments.seed, arguments.tokens)
     print(f"{arguments.out}: {arguments.out.stat().st_size} bytes")
 
 

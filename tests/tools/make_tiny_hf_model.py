@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Makes a tiny random-weight Llama model that vLLM can serve: 660 kB, nothing is downloaded.
 
-    make_tiny_hf_model.py FOLDER [--seed N]
+    make_tiny_hf_model.py FOLDER [--seed N] [--tokens N]
 
 Weights are random (seeded), the tokenizer is trained on a few sentences held here. The output rows of special tokens
-and of bytes that are not printable ASCII are zero, so N tokens asked for are N tokens given. Runs in vLLM's own
-environment: torch, transformers and tokenizers come with it.
+and of bytes that are not printable ASCII are zero, so N tokens asked for are N tokens given. With
+`--tokens` the tokenizer is trained on made-up words as well: what grammars cost grows with its vocabulary. Runs in
+vLLM's own environment: torch, transformers and tokenizers come with it.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +42,25 @@ HEAD_SIZE = 32
 """The smallest that vLLM's attention on a CPU has code for."""
 
 
-def make_tokenizer() -> Any:
+def made_up_words(number: int) -> str:
+    """Words, numbers and marks as JSON has them."""
+    dice = random.Random(0)
+    kinds = ("etaoinshrdlucmfwypvbgkjqxz", "0123456789", '{}[]",:._-/()')
+    letters = (dice.choices(kinds, weights=(88, 5, 7))[0] for _ in range(number))
+    return " ".join("".join(dice.choices(some, k=dice.randint(1, 9))) for some in letters)
+
+
+def make_tokenizer(size: int = VOCABULARY) -> Any:
     """Byte-level BPE: 256 bytes, the specials, and pieces of the sentences."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
+        vocab_size=size, special_tokens=SPECIALS, initial_alphabet=alphabet, show_progress=False
     )
-    bpe.train_from_iterator(SENTENCES * 4, trainer)
+    more = [made_up_words(size * 2)] if size > VOCABULARY else []
+    bpe.train_from_iterator([*SENTENCES * 4, *more], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         pad_token=PAD,
@@ -101,8 +112,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tokens", type=int, default=VOCABULARY, help="size of the vocabulary")
     asked = parser.parse_args()
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(asked.tokens)
     model = make_model(tokenizer, asked.seed)
     model.save_pretrained(asked.folder, safe_serialization=True)
     tokenizer.save_pretrained(asked.folder)
