@@ -237,6 +237,26 @@ async def test_the_next_helper_starts_a_reader_of_its_own(
     assert found == list(range(1, len(found) + 1))
 
 
+async def test_no_agent_is_without_a_reader_while_the_next_helper_takes_them_up(
+    paths: Paths, helper_process: StartHelper, connect: Connect
+) -> None:
+    """The earlier helper's reader was killed at the first agent; the others had nobody who read then: SIGPIPE."""
+    helper = helper_process()
+    daemon = await connect()
+    agents = [f"c{number}b2c3d4e5f6" for number in range(6)]
+    pids = {}
+    for agent in agents:
+        pids[agent] = await running(daemon, paths, ["sh", "-c", "while echo up; do sleep 0.001; done"], agent=agent)
+    await until(lambda: reading(paths.log_pipes, byte=1))
+    before = daemon.connected
+    helper.end(signal.SIGKILL)
+    helper_process()
+    await until(lambda: daemon.connected > before)
+    await until(lambda: reading(paths.log_pipes, byte=1))
+    assert {agent: stat.pid for agent, stat in (await daemon.client.stat()).items()} == pids
+    assert all(alive(pid) for pid in pids.values())
+
+
 async def test_a_helper_killed_before_its_reader_reads_leaves_the_next_one_a_reader(
     paths: Paths, helper_process: StartHelper, connect: Connect
 ) -> None:
