@@ -379,6 +379,7 @@ def asleep(names: tuple[str, ...]) -> dict[str, Any]:
 def leave() -> dict[str, Any]:
     """An upgrade that works, one that does not, then away: without, then with everything."""
     sleepers = ("plain", "s0", "s1")
+    until("Hive answers", lambda: run("hive", "ps").returncode == 0, 60)
     until("they are up", lambda: {statuses()[name] for name in sleepers} <= {"running", "paused"}, 60)
     for name in sleepers:
         hive("agent", "pause", name)
