@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-from harness import CHAT, Client, answer, nothing_is_held, post, proxied, until
+from harness import CHAT, JSON_ANSWER, Client, answer, nothing_is_held, post, proxied, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -165,7 +165,7 @@ async def test_more_agents_than_the_budget_has_bodies_are_let_in_and_memory_stay
 async def test_callers_of_one_agent_starve_neither_it_nor_other_agents_callers(tmp_path: Path) -> None:
     """Ingress took from the same budget, so that callers of one agent had all of it."""
     async with proxied(tmp_path) as (proxy, backend):
-        backend.reply = answer(b"{}")
+        backend.reply = answer(JSON_ANSWER)
         proxy.row = msgspec.structs.replace(proxy.row, address=backend.address)
         proxy.registry.learn(proxy.row)
         bob = proxy.another("bob")

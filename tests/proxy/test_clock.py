@@ -131,6 +131,8 @@ MAY_READ = {
     ("proxy/server.py", "__init__"): "a part of the epoch's name",
     ("proxy/server.py", "_touch"): "the record of activity",
     ("agents/state.py", "replaced"): "the record of a change",
+    ("agents/starting.py", "after_end"): "the moment of the next start, as it is told",
+    ("agents/starting.py", "_start_again"): "the moment of the next start, as it is told",
     ("agents/state.py", "_loop_time_of"): "how long an operator keeps an agent awake, as it is recorded",
 }
 

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from harness import CHAT, INGRESS_TOKEN, Client, Proxy, answer, get, post, proxied, until
+from harness import CHAT, INGRESS_TOKEN, JSON_ANSWER, Client, Proxy, answer, get, post, proxied, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -119,7 +119,7 @@ async def test_many_agents_that_take_all_they_can_leave_each_other_agent_its_few
 async def test_callers_of_one_agent_cannot_take_what_others_need(tmp_path: Path) -> None:
     """Callers of one agent, with a good token, kept as many idle connections as there were places."""
     async with proxied(tmp_path) as (proxy, backend):
-        backend.reply = answer(b"{}")
+        backend.reply = answer(JSON_ANSWER)
         proxy.path.shares.limit = 40
         own = proxy.another("bob")
         state = get(b"/agents/alice/t/" + INGRESS_TOKEN + b"/.hive/state")
