@@ -316,21 +316,24 @@ async def test_a_client_that_reads_no_more_loses_its_slot(tmp_path: Path) -> Non
 
 
 async def test_a_client_that_reads_little_by_little_is_served_to_the_end(tmp_path: Path) -> None:
-    total = 2 * MIB
+    long = JSON_ANSWER.replace(b'"hi"', b'"%b"' % (b"x" * (2 * MIB)))
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_request(reader)
-        writer.write(answer(b"x" * total))
+        writer.write(answer(long))
 
     async with faulty(tmp_path, between_bytes_s=0.5) as (proxy, backend):
         backend.script = script
         client = Client(*await asyncio.open_unix_connection(str(proxy.socket_path), limit=1000))
         client.writer.write(ASK)
         await client.reader.readuntil(b"\r\n\r\n")
-        got = 0
-        while got < total:
-            got += len(await asyncio.wait_for(client.reader.read(32768), 10))
+        got = b""
+        while len(got) < len(long):
+            piece = await asyncio.wait_for(client.reader.read(32768), 10)
+            assert piece, "it was cut"
+            got += piece
             await asyncio.sleep(0.015)
+        assert got == long
         assert [event.cut for event in proxy.events] == [False]
 
 
