@@ -13,7 +13,8 @@ import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.dialects.anthropic_openai import ROWS, WAYS
+from hive.dialects.anthropic_fields import ROWS
+from hive.dialects.anthropic_openai import WAYS
 from hive.dialects.translation import Fate, Sent
 from hive.domain import Tier
 from hive.errors import BadRequest, NotSupported, Refusal
@@ -70,7 +71,10 @@ def result(content: Any = "7", **of: Any) -> dict[str, Any]:
 
 WHOLE = {"tools[custom].input_schema", "content[tool_use].input", "tools[custom].input_examples"}
 """Fields that go on as the client wrote them, whatever is in them."""
-BLOCKS = ("messages.content", "system", "content[tool_result].content", "content[document].source[content].content")
+BLOCKS = (
+    *("messages.content", "system", "content[tool_result].content", "content[document].source[content].content"),
+    "content[search_result].content",
+)
 """Where blocks of content stand; a block has one row wherever it does."""
 PACKAGES = ["anthropic.types", "anthropic.types.beta"]
 
@@ -227,7 +231,7 @@ TOP: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
         {"thinking_token_budget": 1024, "thinking_budget_tokens": 1024},
     ),
-    ({"thinking": {"type": "disabled"}, "output_config": {"effort": "max"}}, {"reasoning_effort": "max"}),
+    ({"output_config": {"effort": "max"}}, {"reasoning_effort": "max"}),
     ({"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, {"response_format": JSON_FORMAT}),
     ({"output_format": {"type": "json_schema", "schema": SCHEMA}}, {"response_format": JSON_FORMAT}),
     ({"output_config": {"effort": None, "format": None}}, {}),
@@ -327,6 +331,11 @@ def test_an_answer_the_client_has_begun_is_gone_on_with() -> None:
         ([text("Be "), text("brief.", cache_control={"type": "ephemeral"})], "Be brief."),
         ("x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=a5145;You are", "You are"),
         ([text("x-anthropic-billing-header: cc_version=2.1; cch=a5145;"), text("You are")], "You are"),
+        (
+            [text("You are\n"), text("x-anthropic-billing-header: cc_version=2.1; cch=a5145;"), text("it")],
+            "You are\nit",
+        ),
+        ("You are it.\nx-anthropic-billing-header: cc_version=2.1; cch=a5145;\nBe", "You are it.\nBe"),
         ("see x-anthropic-billing-header: a=b;", "see x-anthropic-billing-header: a=b;"),
         ("x-anthropic-billing-header: what is it?", "x-anthropic-billing-header: what is it?"),
     ],
@@ -431,9 +440,11 @@ NOT_SAID: list[tuple[dict[str, Any], str]] = [
     ({"messages": [user({**IMAGE, "transformations": {"oversized_image": "error"}})]}, "transformations is not taken"),
     ({"messages": [user({**DOCUMENT, "source": {"type": "base64", "data": "x"}})]}, "read no PDF"),
     ({"messages": [user({**DOCUMENT, "citations": {"enabled": True}})]}, "citations is not taken"),
-    ({"messages": [user({"type": "search_result", "content": []})]}, "no results of a search"),
-    ({"messages": [user(result([{"type": "search_result", "content": []}]))]}, "content.0.content.0: `search_result`"),
-    ({"messages": [assistant({"type": "server_tool_use"}), *HELLO]}, "runs on Anthropic's servers"),
+    (
+        {"messages": [user(result([{"type": "container_upload", "file_id": "f"}]))]},
+        "content.0.content.0: `container_upload`",
+    ),
+    ({"messages": [assistant({"type": "server_tool_use"})]}, "runs on Anthropic's servers"),
     ({"messages": [user({"type": "hologram"})]}, "no way to say `hologram`"),
     ({"messages": [{"role": "system", "content": "x", "clear_at": "next_user_message"}]}, "clear_at is not taken"),
     ({"lora": [{"id": 1}]}, "no field of Messages"),

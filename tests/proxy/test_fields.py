@@ -378,6 +378,17 @@ def test_addresses_in_texts_and_in_calls_of_tools_are_nobody_s_business() -> Non
             assert json.loads(ask(target, {"messages": messages}).upstream[0])["messages"] == messages
 
 
+def test_the_source_of_a_search_result_is_a_label() -> None:
+    """It was refused as media that would have to be fetched; an object in its place still is."""
+    found = {"type": "search_result", "source": "https://kb.example/7", "title": "t", "content": []}
+    for content in ([found], [{"type": "tool_result", "tool_use_id": "c", "content": [found]}]):
+        messages = [{"role": "user", "content": content}]
+        assert json.loads(ask("/v1/messages", {"messages": messages}).upstream[0])["messages"] == messages
+    for other in ({"source": {"url": "http://x/"}}, {"type": "image"}, {"image_url": "http://x/"}):
+        with pytest.raises(BadRequest, match="nothing is fetched"):
+            ask("/v1/messages", {"messages": [{"role": "user", "content": [{**found, **other}]}]})
+
+
 @pytest.mark.parametrize("name", ["uuid", "image_embeds", "audio_embeds"])
 def test_media_of_other_callers_and_tensors_are_refused(name: str) -> None:
     content = [{"type": "image_url", "image_url": {"url": PNG}, name: "x"}]
