@@ -167,8 +167,8 @@ class MessagesWay:
         kept = {"model": model, "stop": [read_text(raw, "stop_sequences") for raw in stops], "hidden": hidden}
         return Sent(TARGET, _encode(sent), tuple(taken.dropped), _encode(kept))
 
-    def back(self, kept: bytes, *, stream: bool) -> WayBack:
-        return Answer(msgspec.json.decode(kept, type=Kept), stream=stream)
+    def back(self, kept: bytes, *, stream: bool, request_id: str = "") -> WayBack:
+        return Answer(msgspec.json.decode(kept, type=Kept), stream=stream, request_id=request_id)
 
 
 def _conversation(taken: Taken, fields: Fields) -> list[dict[str, Any]]:

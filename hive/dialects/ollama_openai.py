@@ -580,7 +580,7 @@ class OllamaWay:
         target, sent, kept = self._ask(request, self._now())
         return Sent(target, _encode(sent), tuple(request.dropped), _encode(kept))
 
-    def back(self, kept: bytes, *, stream: bool) -> WayBack:  # noqa: ARG002 – the answer itself tells
+    def back(self, kept: bytes, *, stream: bool, request_id: str = "") -> WayBack:  # noqa: ARG002 – no place for them
         return self._back(msgspec.json.decode(kept, type=Kept), self._now)
 
 

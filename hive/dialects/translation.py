@@ -81,4 +81,5 @@ class Way(Protocol):
     def there(self, body: bytes) -> Sent:
         """The request in the backend's dialect. Raises BadRequest, NotSupported for what cannot be said there."""
 
-    def back(self, kept: bytes, *, stream: bool) -> WayBack: ...
+    def back(self, kept: bytes, *, stream: bool, request_id: str = "") -> WayBack:
+        """`request_id`: Hive's own, for dialects whose answers and errors name one."""

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from hive.domain import Caller, UsageEvent
+from hive.domain import Caller, Dialect, UsageEvent
 from hive.errors import (
     Asleep,
     BackendTimeout,
@@ -548,12 +548,8 @@ class Exchange(Waiting):
             self._leave(now)
             connection.cut(last_words)
             return
-        if self._decided is not None:
-            dialect = self._decided.endpoint.dialect
-        else:
-            dialect = endpoints.dialect_of(self._request.target if self._request is not None else b"")
         self._close_if_draining()
-        keep = self._answer_with(error, dialect, self._own_fields(), self.request_id)
+        keep = self._answer_with(error, self._dialect, self._own_fields(), self.request_id)
         self._leave(now)
         connection.finished(keep=keep)
 
@@ -632,9 +628,18 @@ class Exchange(Waiting):
         if self._path.draining and self._request is not None:
             self._request.keep_alive = False
 
+    @property
+    def _dialect(self) -> Dialect:
+        if self._decided is not None:
+            return self._decided.endpoint.dialect
+        return endpoints.dialect_of(self._request.target if self._request is not None else b"")
+
     def _own_fields(self) -> bytes:
         waited_s = self._sent_at - self._queued_at if self._sent_at else 0.0
-        fields = b"x-request-id: %b\r\nx-queue-wait-ms: %d\r\n" % (self.request_id.encode(), int(waited_s * 1000))
+        request_id = self.request_id.encode()
+        fields = b"x-request-id: %b\r\nx-queue-wait-ms: %d\r\n" % (request_id, int(waited_s * 1000))
+        if self._dialect is Dialect.ANTHROPIC:  # where its clients look for it
+            fields += b"request-id: %b\r\n" % request_id
         return fields if self._asked is None else fields + self._asked.changes()
 
     def _answer_list(self, decided: Decided) -> None:

@@ -529,7 +529,7 @@ def test_nonsense_in_any_field_is_refused_or_translated_never_a_fault(name: str,
 def test_nonsense_in_a_message_is_refused_or_translated_never_a_fault(value: Any) -> None:
     for turn in (user(value), assistant(value), {"role": "user", "content": value}, user(result([value]))):
         try:
-            assert said(turn, *HELLO)[-1] == HELLO[0]
+            assert said(turn, *HELLO)[-1]["content"].endswith("hello")
         except Refusal:
             continue
 

@@ -163,6 +163,38 @@ async def test_an_anthropic_client_is_answered_by_a_backend_that_never_heard_of_
         assert proxy.events[0].endpoint == "/v1/messages"
 
 
+async def test_an_anthropic_client_reads_which_request_it_was(tmp_path: Path) -> None:
+    """The package looks for `request-id` in the head and `request_id` in an error; answers that were translated, and
+    errors in them, had neither."""
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.DEMO)
+        body = {"max_tokens": 5, "messages": HELLO}
+        _, fields, _ = await asked(proxy, b"/v1/messages", body)
+        assert fields[b"request-id"] == fields[b"x-request-id"] == b"e-1"
+        backend.reply = answer(b'{"error":{"message":"too long","type":"BadRequestError"}}', status=b"400 Bad Request")
+        _, fields, told = await asked(proxy, b"/v1/messages", body)
+        assert json.loads(told)["request_id"].encode() == fields[b"request-id"] == b"e-2"
+        _, fields, told = await asked(proxy, b"/v1/messages", {"messages": HELLO})
+        assert json.loads(told)["request_id"].encode() == fields[b"request-id"] == b"e-3"
+        backend.reply = answer(b'{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}]}')
+        assert json.loads((await asked(proxy, b"/v1/messages", body))[2])["id"] == "msg_e-4"
+        status, fields, _ = await asked(proxy, b"/v1/chat/completions", {"messages": HELLO})
+        assert (status, b"request-id" in fields) == (200, False)
+
+
+async def test_a_backends_own_request_id_gives_way_to_hives(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.LLAMA)
+        message = b'{"type":"message","content":[],"usage":{"input_tokens":1,"output_tokens":1},"stop_reason":"end"}'
+        backend.reply = answer(message).replace(b"\r\n", b"\r\nrequest-id: theirs\r\n", 1)
+        client = await Client.unix(proxy.socket_path)
+        body = {"model": "m", "max_tokens": 5, "messages": HELLO}
+        client.writer.write(post(b"/v1/messages", json.dumps(body).encode()))
+        head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), 10)
+        assert head.count(b"request-id: e-1\r\n") == 2
+        assert b"theirs" not in head
+
+
 async def test_where_there_is_no_ollama_hive_says_what_its_clients_ask_besides(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
         client = await Client.tcp(proxy.port)
