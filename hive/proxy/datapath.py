@@ -15,7 +15,7 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal, Saturated
 from hive.field_rules import Rules
-from hive.models.capabilities import lacking, lacks_endpoint, passed_over
+from hive.models.capabilities import lacking, lacks_endpoint, limit_name, passed_over
 from hive.models.names import spelled
 from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
@@ -423,6 +423,7 @@ class DataPath:
             lacking=() if backend is None or asked is endpoint else lacking(backend),
             passed_over=() if backend is None or asked is not endpoint else passed_over(backend, endpoint.name),
             limit_by_first_name=backend is not None and backend.kind in LIMIT_BY_FIRST_NAME,
+            limit_as="" if backend is None else limit_name(backend),
             grammar=None if backend is None else grammar_limits(self.settings, backend.kind),
         )
         return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)

@@ -69,6 +69,19 @@ class Draft:
         if self._added.pop(name, None) is None:
             self.remove(name)
 
+    def rename(self, name: str, other: str) -> None:
+        """Has a field go by another name, where that is not there itself, which then says it alone."""
+        value = self.fields.get(name)
+        if name in self._added:
+            text = self._added.pop(name)
+            value = Raw(text[len(member(name, b"")) :])
+        elif value is None:
+            return
+        else:
+            self.remove(name)
+        if bytes(self.fields.get(other, b"null")) == b"null":
+            self.put(other, bytes(value))
+
     def _own(self) -> dict[str, Raw]:
         if not self._changed:
             self._changed = True
