@@ -3,9 +3,8 @@
 Made from anthropic 2.10.0 (every field its types can send has a row in ROWS, which a test walks) and from what
 llama-server 0c1e570 and vLLM 0.33 do with Messages themselves, so that a prompt is the same whoever translates it.
 
-There is no way for `/v1/messages/count_tokens`: OpenAI's dialect has no endpoint that counts the tokens of messages,
-and a guess would be taken for a count. llama-server and vLLM count in Anthropic's dialect themselves; of any other
-backend Hive answers 501.
+There is no way for `/v1/messages/count_tokens`: OpenAI's dialect has no endpoint that counts the tokens of messages.
+llama-server and vLLM count in Anthropic's dialect themselves; for any other backend Hive estimates (token_estimate.py).
 
 Decided here, where the dialects leave it open:
 - Thinking that comes back in `messages` goes on as `reasoning_content`. `thinking`: `disabled` is the effort `none`,

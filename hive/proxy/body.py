@@ -11,6 +11,7 @@ from functools import cache
 
 import msgspec
 
+from hive.dialects import token_estimate
 from hive.dialects.fitting import fit
 from hive.dialects.ways import way_of
 from hive.errors import BadRequest, NotSupported
@@ -50,8 +51,8 @@ class Want(msgspec.Struct, frozen=True):
     (hive.dialects.ways). `lacking`: fields a translation may make and this backend does not take
     (hive.dialects.fitting). `passed_over`: fields it would pass over without a word. `limit_by_first_name`: a limit of
     tokens that goes by another of its names is said by the first one, too. `limit_as`: the one name of a limit that
-    this server's chats take, where it is not `max_tokens`. `grammar`: the most that its schemas may become, None where
-    there is no server yet.
+    this server's chats take, where it is not `max_tokens`. `estimate`: nobody is asked; how many tokens it may be is
+    the answer. `grammar`: the most that its schemas may become, None where there is no server yet.
     """
 
     default_model: str = ""
@@ -65,6 +66,7 @@ class Want(msgspec.Struct, frozen=True):
     passed_over: tuple[Over, ...] = ()
     limit_by_first_name: bool = True
     limit_as: str = ""
+    estimate: bool = False
     grammar: Limits | None = None
 
 
@@ -79,7 +81,8 @@ class Asked(msgspec.Struct, frozen=True):
     fields left out, as a header may name them; `clamped`: fields that say less than they did, as `name=value`;
     `ignored`: fields that went upstream and that the backend passes over.
     `max_tokens`: how many may be generated, None for no limit. `target`: whom
-    the backend is asked, where it is another than the client's, and `kept` what the translation of its answer needs.
+    the backend is asked, where it is another than the client's, and `kept` what the translation of its answer needs, or
+    an estimate, which is the answer.
     `model_bytes`: the first bytes of `upstream`, which name the model and may be replaced; 0 where they may not.
     `served`: the model that answers instead of the one named.
     """
@@ -148,6 +151,8 @@ def read(body: bytes, rules: Rules, want: Want, *, on_loop: bool = False) -> Ask
     ignored = _ignored(draft, want.passed_over) if want.passed_over else ()
     model = _model(draft, rules.alias, want.default_model)
     stream = _stream(draft, want.streams)
+    if want.estimate:
+        return Asked(model, stream, [], kept=token_estimate.told(draft.fields))
     max_tokens = _tokens(draft, rules, want.limit_absent, want.limit_by_first_name) if rules.tokens else None
     if want.limit_as and not want.translate and "max_completion_tokens" in rules.tokens:
         draft.rename(rules.tokens[0], want.limit_as)

@@ -25,7 +25,7 @@ from hive.proxy.body import Want
 from hive.proxy.body_budget import BodyBudget
 from hive.proxy.connection_shares import ConnectionShares, Holder
 from hive.proxy.deep import DeepReaders
-from hive.proxy.endpoints import Endpoint, answered_by_hive, asked_as, translated
+from hive.proxy.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, translated
 from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.lists import FILTERED, RUNNING, TAGS
@@ -277,8 +277,13 @@ class DataPath:
         return place.there_is
 
     def answers(self, endpoint: Endpoint) -> bool:
-        """Whether Hive answers this by itself, from its list of models."""
-        return endpoint.listing or (self.backend is not None and answered_by_hive(endpoint, self.backend.kind))
+        """Whether Hive answers this by itself, from its list of models or by an estimate."""
+        backend = self.backend
+        if endpoint.listing or backend is None:
+            return endpoint.listing
+        return answered_by_hive(endpoint, backend.kind) or (
+            endpoint.name == COUNT and lacks_endpoint(backend, endpoint.name)
+        )
 
     def check_offered(self, endpoint: Endpoint) -> None:
         """Raises NotSupported where the active backend is to answer and cannot, in its own dialect or another."""
@@ -423,6 +428,7 @@ class DataPath:
             lacking=() if backend is None or asked is endpoint else lacking(backend),
             passed_over=() if backend is None or asked is not endpoint else passed_over(backend, endpoint.name),
             limit_by_first_name=backend is not None and backend.kind in LIMIT_BY_FIRST_NAME,
+            estimate=endpoint.name == COUNT and self.answers(endpoint),
             limit_as="" if backend is None else limit_name(backend),
             grammar=None if backend is None else grammar_limits(self.settings, backend.kind),
         )

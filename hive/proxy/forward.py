@@ -14,6 +14,7 @@ from hive.domain import Caller, Dialect, UsageEvent
 from hive.errors import (
     Asleep,
     BackendTimeout,
+    BadRequest,
     HiveError,
     NotFound,
     Refusal,
@@ -647,14 +648,20 @@ class Exchange(Waiting):
         named = (asked.served or asked.model) if asked is not None else ""
         assert request is not None
         try:
-            said = lists.answer_any(decided.endpoint, decided.target, self._path.seen(decided), decided.caller, named)
-        except NotFound as error:
+            if asked is not None and decided.endpoint.name == endpoints.COUNT:
+                said = lists.estimated(asked.kept, asked.upstream)
+            else:
+                seen = self._path.seen(decided)
+                said = lists.answer_any(decided.endpoint, decided.target, seen, decided.caller, named)
+        except (NotFound, BadRequest) as error:
             self.refuse(error)
             return
         self._close_if_draining()
         self._10_meter(now := time.monotonic(), cut=False, status=200)
         keep, content = request.keep_alive, said.content
-        head = answer_head(200, len(content), self._own_fields(), keep=keep, content_type=said.content_type)
+        head = answer_head(
+            200, len(content), self._own_fields() + said.fields, keep=keep, content_type=said.content_type
+        )
         self._connection.write(head if request.method == b"HEAD" else head + content)
         self._leave(now)
         self._connection.finished(keep=keep)
