@@ -35,11 +35,12 @@ def _kinds(where: str, *kinds: str) -> list[str]:
 
 _AT_ANTHROPIC = "this runs on Anthropic's servers, and there are none here"
 _OF_CLAUDE = "only Claude knows this tool's schema; give a tool of your own with name and input_schema"
+_ALL_TOOLS = "all tools are shown to the model from the beginning, so none has to be searched for"
 _FILES = "there is no store of files here; send the content itself"
 _FETCHED = "nothing is fetched from here; send the content itself"
 _CACHED = (
     *("content[text]", "content[image]", "content[document]", "content[search_result]"),
-    *("content[tool_use]", "content[tool_result]"),
+    *("content[tool_use]", "content[tool_result]", "content[tool_reference]"),
 )
 _SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
 _SCHEMA = "response_format.json_schema.schema"
@@ -97,7 +98,9 @@ ROWS: dict[str, Row] = {
     **_to("tools.function.strict", "tools[custom].strict"),
     **_aside("arguments are streamed as they come", "tools[custom].eager_input_streaming"),
     **_no(_AT_ANTHROPIC, "tools[custom].allowed_callers"),
-    **_no("no server here searches for tools; leave it out, or the tool", "tools[custom].defer_loading"),
+    **_aside(_ALL_TOOLS, "tools[custom].defer_loading", *_kinds("tools", "tool_search_tool_bm25")),
+    **_aside(_ALL_TOOLS, *_kinds("tools", "tool_search_tool_regex", "tool_search_tool_bm25_20251119")),
+    **_aside(_ALL_TOOLS, *_kinds("tools", "tool_search_tool_regex_20251119")),
     **_no(
         _OF_CLAUDE, *_kinds("tools", "bash_20241022", "bash_20250124", "memory_20250818", "browser_toolset_20260801")
     ),
@@ -108,8 +111,7 @@ ROWS: dict[str, Row] = {
     **_no(_AT_ANTHROPIC, *_kinds("tools", "code_execution_20260120", "code_execution_20260521", "mcp_toolset")),
     **_no(_AT_ANTHROPIC, *_kinds("tools", "web_search_20250305", "web_search_20260209", "web_search_20260318")),
     **_no(_AT_ANTHROPIC, *_kinds("tools", "web_fetch_20250910", "web_fetch_20260209", "web_fetch_20260309")),
-    **_no(_AT_ANTHROPIC, *_kinds("tools", "web_fetch_20260318", "tool_search_tool_bm25", "tool_search_tool_regex")),
-    **_no(_AT_ANTHROPIC, *_kinds("tools", "tool_search_tool_bm25_20251119", "tool_search_tool_regex_20251119")),
+    **_no(_AT_ANTHROPIC, *_kinds("tools", "web_fetch_20260318")),
     # blocks of content, wherever they stand: messages, system, results, documents
     **_to("messages.content.text", "content[text].text", "content[document].title", "content[document].context"),
     **_to("messages.content.text", "content[document].source", "content[document].source[text].data"),
@@ -140,7 +142,8 @@ ROWS: dict[str, Row] = {
     **_no(_AT_ANTHROPIC, *_kinds("content", "server_tool_use", "web_search_tool_result", "web_fetch_tool_result")),
     **_no(_AT_ANTHROPIC, *_kinds("content", "code_execution_tool_result", "bash_code_execution_tool_result")),
     **_no(_AT_ANTHROPIC, *_kinds("content", "text_editor_code_execution_tool_result", "tool_search_tool_result")),
-    **_no(_AT_ANTHROPIC, *_kinds("content", "tool_reference", "tool_addition", "tool_removal", "advisor_tool_result")),
+    **_no(_AT_ANTHROPIC, *_kinds("content", "tool_addition", "tool_removal", "advisor_tool_result")),
+    **_to("messages.content.text", "content[tool_reference].tool_name"),
     **_no(_AT_ANTHROPIC, *_kinds("content", "mcp_tool_use", "mcp_tool_result", "mcp_tool_listing")),
 }
 """By the field's name, with dots into objects; in brackets the `type` of an object that may be of several."""

@@ -164,13 +164,16 @@ class Messages:
 
     def _parts(self, kind: str, found: Fields, at: str) -> list[dict[str, Any]]:
         """A block of text or media as OpenAI's parts."""
-        if kind not in ("text", "image", "document", "search_result"):
+        if kind not in ("text", "image", "document", "search_result", "tool_reference"):
             raise BadRequest(f"{at}: a block of type `{kind}` cannot stand here")
         fields = self._taken.fields(found, f"content[{kind}]", at)
         if kind == "text":
             return [_text_part(read_text(required(fields, "text", at), f"{at}.text"))]
         if kind == "search_result":
             return [_text_part(self._found(fields, at))]
+        if kind == "tool_reference":
+            name = read_text(required(fields, "tool_name", at), f"{at}.tool_name")
+            return [_text_part(f"[the tool {name} can be called]")]
         source = read_object(required(fields, "source", at), f"{at}.source")
         if self._earlier and not can_be_said(f"content[{kind}].source", source):
             self._taken.dropped[f"content[{kind}].source"] = None

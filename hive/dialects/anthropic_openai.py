@@ -60,7 +60,8 @@ def _tools(taken: Taken, raw: Raw) -> list[object]:
     tools: list[object] = []
     for number, found in enumerate(read_objects(raw, "tools")):
         at = f"tools.{number}"
-        taken.kind(found, "tools", at, default="custom")
+        if not taken.kind(found, "tools", at, default="custom"):
+            continue
         fields = taken.fields(found, "tools[custom]", at)
         schema = required(fields, "input_schema", at)
         if "input_examples" in fields:

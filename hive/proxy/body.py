@@ -13,6 +13,7 @@ import msgspec
 
 from hive.dialects import token_estimate
 from hive.dialects.fitting import fit
+from hive.dialects.translation import Sent
 from hive.dialects.ways import way_of
 from hive.errors import BadRequest, NotSupported
 from hive.field_rules import Fields, Rules
@@ -52,7 +53,8 @@ class Want(msgspec.Struct, frozen=True):
     (hive.dialects.fitting). `passed_over`: fields it would pass over without a word. `limit_by_first_name`: a limit of
     tokens that goes by another of its names is said by the first one, too. `limit_as`: the one name of a limit that
     this server's chats take, where it is not `max_tokens`. `estimate`: nobody is asked; how many tokens it may be is
-    the answer. `grammar`: the most that its schemas may become, None where there is no server yet.
+    the answer. `apart`: translated only to keep the prompts of tenants apart. `grammar`: the most that its schemas may
+    become, None where there is no server yet.
     """
 
     default_model: str = ""
@@ -67,7 +69,14 @@ class Want(msgspec.Struct, frozen=True):
     limit_by_first_name: bool = True
     limit_as: str = ""
     estimate: bool = False
+    apart: bool = False
     grammar: Limits | None = None
+
+
+_APART = (
+    "; the server itself would be asked, were its prompts not kept apart by groups of tenants: tenants of one "
+    "`cache_group` are one group (hive.conf)"
+)
 
 
 class TooHeavyHere(Exception):
@@ -170,10 +179,7 @@ def read(body: bytes, rules: Rules, want: Want, *, on_loop: bool = False) -> Ask
     else:
         text = draft.text(text)
     if want.translate:
-        way = way_of(want.translate)
-        sent = way.there(text)
-        if want.lacking or want.limit_as:
-            sent = fit(sent, way.rows, want.lacking, limit_as=want.limit_as)
+        sent = _translated(text, want)
         target, kept, text = sent.target, sent.kept, _with(sent.body, want.inject)
         draft.dropped.extend(sent.dropped)
         draft.clamped.extend(sent.clamped)
@@ -181,6 +187,17 @@ def read(body: bytes, rules: Rules, want: Want, *, on_loop: bool = False) -> Ask
     first = len(named) if named and text.startswith(named) else 0
     found = (usage_added, dropped, clamped, max_tokens, len(text), target, kept, first)
     return Asked(model, stream, [text], *found, ignored=ignored)
+
+
+def _translated(text: bytes, want: Want) -> Sent:
+    way = way_of(want.translate)
+    try:
+        sent = way.there(text)
+        return fit(sent, way.rows, want.lacking, limit_as=want.limit_as) if want.lacking or want.limit_as else sent
+    except NotSupported as error:
+        if not want.apart:
+            raise
+        raise NotSupported(f"{error.message}{_APART}", hint=error.hint) from None
 
 
 def for_model(asked: Asked, served: str) -> Asked:

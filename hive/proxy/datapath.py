@@ -17,7 +17,7 @@ from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refus
 from hive.field_rules import Rules
 from hive.models.capabilities import lacking, lacks_endpoint, limit_name, passed_over
 from hive.models.names import spelled
-from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of
+from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of, undated
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
 from hive.models.whereabouts import NOWHERE, Whereabouts, named
 from hive.proxy.backend_gate import BackendGate
@@ -307,6 +307,10 @@ class DataPath:
             raise Saturated("the inference server has not said yet what it offers", retry_after_s=1)
         return self._route(asked, caller) if self.models or can_be_far else asked
 
+    def meant(self, asked: str) -> str:
+        """The name by which it is judged whether a model may be used: of a dated alias the alias."""
+        return undated(asked, self._preferences.aliases, self._offers)
+
     def _is_named(self, model: str, caller: Caller) -> bool:
         return caller.models is not None and spelled(model) in named(caller.models, self._preferences.aliases)
 
@@ -428,6 +432,7 @@ class DataPath:
             lacking=() if backend is None or asked is endpoint else lacking(backend),
             passed_over=() if backend is None or asked is not endpoint else passed_over(backend, endpoint.name),
             limit_by_first_name=backend is not None and backend.kind in LIMIT_BY_FIRST_NAME,
+            apart=backend is not None and asked is not endpoint and _row_at(backend, endpoint) is endpoint,
             estimate=endpoint.name == COUNT and self.answers(endpoint),
             limit_as="" if backend is None else limit_name(backend),
             grammar=None if backend is None else grammar_limits(self.settings, backend.kind),

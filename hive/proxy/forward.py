@@ -264,7 +264,7 @@ class Exchange(Waiting):
 
     def _6_which_model(self, caller: Caller, asked: body.Asked) -> body.Asked:
         """Raises Refusal for a model that the caller may not use, NotFound for one that nobody offers."""
-        reason = may(caller, Act.USE, asked.model)
+        reason = may(caller, Act.USE, self._path.meant(asked.model))
         if reason is not None:
             raise Refusal(reason)
         return body.for_model(asked, self._path.routed(asked.model, caller))

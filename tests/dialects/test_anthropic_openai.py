@@ -384,6 +384,15 @@ def test_whatever_a_tool_was_called_with_and_a_user_said_arrives(value: Any, wor
         ({"metadata": {"a\r\nb, c": 1, "type": "x"}}, ("metadata.a??b??c", "metadata.type")),
         ({"tools": [{**TOOL, "eager_input_streaming": True}]}, ("tools[custom].eager_input_streaming",)),
         (
+            {
+                "tools": [
+                    {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"},
+                    {**TOOL, "defer_loading": True},
+                ]
+            },
+            ("tools[tool_search_tool_regex_20251119]", "tools[custom].defer_loading"),
+        ),
+        (
             {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
             ("context_management.edits[clear_thinking_20251015]",),
         ),
@@ -417,6 +426,18 @@ def test_thoughts_a_client_wants_left_out_are_noted_for_the_way_back() -> None:
         assert json.loads(send(thinking={**kind, "display": "summarized"}).kept)["hidden"] is False
 
 
+def test_tools_that_would_be_searched_for_are_there_from_the_beginning() -> None:
+    """Of a server that is shared by groups of tenants they were refused, so the second tenant's first agent ended the
+    first one's conversations."""
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    assert sent(tools=[search, {**TOOL, "defer_loading": True}])["tools"] == [
+        {"type": "function", "function": FUNCTION}
+    ]
+    assert sent(tools=[search]) == {}
+    found = result([{"type": "tool_reference", "tool_name": "look"}])
+    assert said(*HELLO, assistant(CALL), user(found))[2]["content"] == "[the tool look can be called]"
+
+
 # what is refused ------------------------------------------------------------------------------------------------------
 
 NOT_SAID: list[tuple[dict[str, Any], str]] = [
@@ -425,7 +446,6 @@ NOT_SAID: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "text_editor_20250728", "name": "t"}]}, "only Claude knows"),
     ({"tools": [{"type": "computer_20251124", "name": "c"}]}, "only Claude knows"),
     ({"tools": [{"type": "new_20270101\r\n", "name": "c"}]}, r"no way to say `new_20270101\?\?`"),
-    ({"tools": [{**TOOL, "defer_loading": True}]}, r"tools\.0\.defer_loading is not taken"),
     ({"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]}, "allowed_callers is not taken"),
     ({"thinking": {"type": "between_tools"}}, "between tools"),
     ({"inference_geo": "eu"}, "cannot promise where"),
