@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llama import MODEL, LlamaServer, llama_server
 
 from hive.dialects.anthropic_openai import WAYS
 from hive.errors import NotSupported, Refusal
 
+__all__ = ["llama_server"]
 HELLO: Any = {"role": "user", "content": "hello"}
 YES: Any = {"role": "assistant", "content": "yes"}
 PDF: Any = {
@@ -226,3 +229,24 @@ def test_nonsense_in_an_earlier_turn_is_refused_or_a_line_never_a_fault(value: A
                 assert said(turn, YES, HELLO)[-1] == HELLO
             except Refusal:
                 continue
+
+
+@pytest.mark.llama
+def test_llama_server_goes_on_with_such_a_conversation(llama_server: LlamaServer) -> None:
+    """It renders the template of the model with what was made of the history, and answers."""
+    call = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [PDF]}
+    turns = [
+        user(PDF, text("what is it?")),
+        assistant(text("I look."), ASKED, FOUND, text("Bees."), call),
+        user(result, text("")),
+        YES,
+        HELLO,
+    ]
+    body = {"model": MODEL, "max_tokens": 5, "messages": turns, "tools": [{"name": "f", "input_schema": {}}]}
+    sent = WAYS["/v1/messages"].there(json.dumps(body).encode())
+    with httpx.Client(trust_env=False) as client:
+        answered = client.post(llama_server.url + sent.target, content=sent.body, timeout=60)
+    assert answered.status_code == 200, answered.text
+    told = json.loads(WAYS["/v1/messages"].back(sent.kept, stream=False, request_id="e-7").whole(answered.content))
+    assert told["usage"]["output_tokens"] == 5
