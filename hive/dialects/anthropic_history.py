@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from hive.dialects.anthropic_fields import Fields, Raw
+from hive.dialects.anthropic_fields import Fields, Raw, shown
 
 UNTOLD = frozenset({"server_tool_use", "mcp_tool_use", "fallback"})
 """Left out: a call that the quoted result tells of, and where another model went on."""
@@ -34,10 +34,10 @@ def placeholder(kind: str, source: Fields | None = None) -> str:
     >>> placeholder("image", {"type": Raw(b'"url"')}), placeholder("container_upload")
     ('[image, url: not readable here]', '[container_upload: not readable here]')
     """
-    told = [kind]
+    told = [shown(kind)]
     if source is not None:
         media_type = _word(source.get("media_type"))
-        told.append(media_type if _MEDIA_TYPE.fullmatch(media_type) else _word(source.get("type"))[:20])
+        told.append(media_type if _MEDIA_TYPE.fullmatch(media_type) else shown(_word(source.get("type"))[:20]))
         data = len(memoryview(source.get("data", b"")))
         if data > 2:
             told.append(f"{-(-data * 3 // 4096)} KB")
