@@ -303,6 +303,10 @@ class GrammarOllama(Grammar, frozen=True, kw_only=True):
 class GrammarVllm(Grammar, frozen=True, kw_only=True):
     """`[grammar_vllm]`: vLLM with xgrammar, which tries every token with every rule before it begins."""
 
+    choices: Annotated[
+        int,
+        _s("Alternatives at once: values of an `enum`, optional properties, branches.", runtime=True, ge=1),
+    ] = 80
     rules: Annotated[
         int, _s("Rules of the grammar that all schemas together become, as Hive counts.", runtime=True, ge=1)
     ] = 64_000

@@ -91,7 +91,8 @@ def applied_by(name: Name) -> list[str]:
     """
     full, section = str(name), name.section.partition(" ")[0]
     server = next((kind for kind in ("vllm", "ollama", "llama") if name.key.startswith(f"{kind}_")), "")
-    reload_proxy = section in ("tenant", "fields") or full in ALSO_PROXY or (section == "proxy" and full not in BOUND)
+    reload_proxy = section in ("tenant", "fields") or section.startswith("grammar_") or full in ALSO_PROXY
+    reload_proxy = reload_proxy or (section == "proxy" and full not in BOUND)
     restarted = [
         (PROXY, full in BOUND),
         (SANDBOX, section == "sandbox" or full in ALSO_SANDBOX),

@@ -200,6 +200,18 @@ def _translated(text: bytes, want: Want) -> Sent:
         raise NotSupported(f"{error.message}{_APART}", hint=error.hint) from None
 
 
+def read_on_loop(pieces: list[bytes], size: int, rules: Rules, want: Want, *, is_alone: bool) -> Asked | None:
+    """`read`, or None for a body that belongs into a worker; never None where there are none (`is_alone`)."""
+    if is_alone:
+        return read(b"".join(pieces), rules, want)
+    if size > LARGE_BYTES or is_heavy(whole := b"".join(pieces)):
+        return None
+    try:
+        return read(whole, rules, want, on_loop=True)
+    except TooHeavyHere:
+        return None
+
+
 def for_model(asked: Asked, served: str) -> Asked:
     """The same body for another model. Of a long one only the first piece is copied.
 

@@ -246,21 +246,16 @@ class Exchange(Waiting):
         path = self._path
         plan = path.plan(entry, decided.endpoint, decided.tenant, decided.wishes, self.request_id)
         pieces = request.body  # kept until it is sent: another backend may be there before its turn is
-        is_large = self._body_bytes > body.LARGE_BYTES and path.readers is not None
-        whole = b"" if is_large else b"".join(pieces)
-        if path.readers is not None and (is_large or body.is_heavy(whole)):
-            self._pending = path.readers.read(pieces, plan.rules, plan.want, self._on_asked, owner=entry)
-            return
+        is_alone = path.readers is None
         try:
-            asked = body.read(whole, plan.rules, plan.want, on_loop=path.readers is not None)
-        except body.TooHeavyHere:
-            assert path.readers is not None
-            self._pending = path.readers.read(pieces, plan.rules, plan.want, self._on_asked, owner=entry)
-            return
+            asked = body.read_on_loop(pieces, self._body_bytes, plan.rules, plan.want, is_alone=is_alone)
         except HiveError as error:
             self.refuse(error)
             return
-        self._on_asked(asked)
+        if asked is not None:
+            self._on_asked(asked)
+        elif path.readers is not None:
+            self._pending = path.readers.read(pieces, plan.rules, plan.want, self._on_asked, owner=entry)
 
     def _6_which_model(self, caller: Caller, asked: body.Asked) -> body.Asked:
         """Raises Refusal for a model that the caller may not use, NotFound for one that nobody offers."""

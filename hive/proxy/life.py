@@ -29,7 +29,11 @@ BOUND = {
 """Keys that say where the proxy listens: they wait for its restart."""
 READ = {
     "inference": frozenset({"default_model", "token_tracking"}),
-    "proxy": frozenset(SECTIONS["proxy"].__struct_fields__),
+    **{
+        section: frozenset(SECTIONS[section].__struct_fields__)
+        for section in SECTIONS
+        if section == "proxy" or section.startswith("grammar_")
+    },
 }
 """Keys the proxy reads at all; the others are the daemon's and the helper's."""
 

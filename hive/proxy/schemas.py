@@ -24,7 +24,7 @@ _MOST_COPIES = 2000
 """`maxLength` and `maxItems` beyond this are none to llama-server."""
 _REFERENCES = 32
 """`$ref`s that lead to a `$ref`."""
-_PATTERN_SHARE = 16
+_PATTERN_SHARE = 64
 """One pattern may become this part of all rules."""
 _MOST_WITHIN = 100
 """Schemas within each other, through references too."""

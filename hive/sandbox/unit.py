@@ -50,6 +50,8 @@ log = logging.getLogger("hive.sandbox")
 TOOLS = ("systemd-run", "systemctl", "journalctl", "setpriv")
 BECOMES_S = 10.0
 """Seconds from the script's first line to the agent's first instruction; 3 ms on an idle machine."""
+SAID_S = 1.0
+"""Seconds the journal may take to have the last line of a unit that ended; seen: more than the unit lived."""
 NOTICES_S = 5.0
 """Seconds PID 1 may take to notice that a process ended."""
 ROOT_STEP_NAME = "root_step"
@@ -393,9 +395,15 @@ async def _raise_if_not_executed(spec: SandboxSpec, ended: systemd.Ended | None,
     steps before it print. Raises NotFound, NotPermitted, HiveError."""
     if ended is None or ended.code not in (unit_plan.FAILED, unit_plan.NOT_EXECUTABLE, unit_plan.NO_PROGRAM):
         return
+    program, until = spec.command[0], time.monotonic() + SAID_S
+    refused = f"exec: {program}: "
     said = await systemd.read_invocation(invocation)
-    program = spec.command[0]
-    if f"exec: {program}: " in said:
+    while refused not in said and "hive: " not in said:
+        if time.monotonic() > until:
+            return
+        await asyncio.sleep(SAID_S / 20)
+        said = await systemd.read_invocation(invocation)
+    if refused in said:
         if ended.code == unit_plan.NO_PROGRAM:
             hint = "its sandbox hides /home, /root, /run and Hive's own directories"
             raise NotFound(f"no such command: {program}", hint=hint)

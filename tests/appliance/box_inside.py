@@ -210,7 +210,7 @@ def first_day() -> dict[str, Any]:
     hive(*create("plain", restart="no"))
     hive("agent", "pause", "plain")
     found["woken at a time"] = woken_at_a_time("plain")
-    hive(*create("stopped-by-hand", "--autostart", restart="unless-stopped"))
+    hive(*create("stopped-by-hand", restart="unless-stopped"))
     hive("agent", "stop", "stopped-by-hand")
     for number in range(SLEEPERS):
         hive("agent", "pause", f"s{number}")
@@ -379,6 +379,8 @@ def asleep(names: tuple[str, ...]) -> dict[str, Any]:
 def leave() -> dict[str, Any]:
     """An upgrade that works, one that does not, then away: without, then with everything."""
     sleepers = ("plain", "s0", "s1")
+    until("Hive answers", lambda: run("hive", "ps").returncode == 0, 60)
+    until("they are up", lambda: {statuses()[name] for name in sleepers} <= {"running", "paused"}, 60)
     for name in sleepers:
         hive("agent", "pause", name)
     before = asleep(sleepers)

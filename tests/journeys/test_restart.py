@@ -75,7 +75,8 @@ class Appliance:
         self._start(redis_command(self.paths))
         self._start([*HIVE, "sandbox", *self._where])
         isolation = "uid" if os.geteuid() == 0 else "none"
-        self._start([*HIVE, "daemon", *self._where, "--backend", f"llama={backend}", "--isolation", isolation])
+        where = [*self._where, "--api-port", "0"]
+        self._start([*HIVE, "daemon", *where, "--backend", f"llama={backend}", "--isolation", isolation])
 
     @property
     def log(self) -> str:
