@@ -10,7 +10,8 @@ field, a field of an object inside it with a dot between. `*` as TARGET is every
 - `allow`, `drop` (left out, and named in X-Hive-Dropped), `refuse` (400), `clamp LOW..HIGH` (a number put into this
   range), `inject JSON` (this value, whatever was asked), `take` (Hive's own rows: read by Hive and passed on).
 - `max_bytes N` (longer as JSON text is 413), `max_items N` (a list of more texts is 400), `filled` (400 where absent or
-  empty), `local_media` (media only as `data:` URLs), `local_tools` (no tool that the server itself would run).
+  empty), `local_media` (media only as `data:` URLs), `local_tools` (no tool that the server itself would run),
+  `switch` (true, false, or one of the words in SWITCHES).
 
 Conditions, alone or beside `allow` and `clamp`, add to those that are there, and open nothing that is closed; `allow`
 with nothing beside it opens the field altogether. The end of a range may be left out, or be `max_tokens` or
@@ -42,6 +43,8 @@ TARGETS = (
 )
 """Endpoints whose bodies have fields."""
 EVERYWHERE = "*"
+SWITCHES = ("none", "minimal", "low", "medium", "high", "xhigh", "max", "auto", "on", "off")
+"""What a `switch` may be beside true and false: words that models' own templates know."""
 MAX_FIELD = 200
 """Characters of a field's name, with the names it stands in."""
 
@@ -75,6 +78,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     filled: bool = False
     local_media: bool = False
     local_tools: bool = False
+    switch: bool = False
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +92,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     filled: bool = False
     local_media: bool = False
     local_tools: bool = False
+    switch: bool = False
     max_items: int | None = None
     inside: Fields | None = None
 
@@ -132,7 +137,7 @@ _RULE = re.compile(r'(?:[^;"]|"(?:[^"\\]|\\.)*")+')
 _TIERS = re.compile(r"(.*?)((?:(?:^|\s+)(?:low|medium|high))*)", re.DOTALL)
 _NUMBER = r"-?[0-9]{1,15}(?:\.[0-9]{1,15})?"
 _RANGE = re.compile(rf"({_NUMBER})?\.\.({_NUMBER}|{'|'.join(TIER_BOUNDS)})?")
-_CONDITIONS = ("max_bytes", "max_items", "filled", "local_media", "local_tools")
+_CONDITIONS = ("max_bytes", "max_items", "filled", "local_media", "local_tools", "switch")
 
 
 def field_name(key: str) -> str:
@@ -288,6 +293,7 @@ def _with_conditions(rule: Rule, choice: Choice, below: Rule, bounds: Mapping[st
         filled=choice.filled or below.filled,
         local_media=choice.local_media or below.local_media,
         local_tools=choice.local_tools or below.local_tools,
+        switch=choice.switch or below.switch,
     )
 
 

@@ -95,7 +95,8 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
     aliases: Annotated[
         str,
         _s(
-            "Other names of models: `gpt-4 = llama3.2, fast = llama3.2:1b | Llama-3.2-1B`, the first that is there.",
+            "Other names of models: `gpt-4 = llama3.2, fast = llama3.2:1b | Llama-3.2-1B`, the first that is there. "
+            "That of a `claude-` name holds for the same name with a date or `-latest` behind it.",
             pattern=r"^( *[^,=|]*[^,=| ] *= *[^,=| ][^,=|]*(\|[^,=|]+)*(,|$))*$",
             expected="NAME = TARGET, separated by commas",
         ),

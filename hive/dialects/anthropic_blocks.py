@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from collections.abc import Mapping
 
 import msgspec
 
-from hive.dialects.openai_answers import MAX_HELD, PIECES_KEPT, Said, ToolCall, ToolCalls, is_object
+from hive.dialects.openai_answers import MAX_HELD, NO_NAMES, PIECES_KEPT, Said, ToolCall, ToolCalls, is_object
 from hive.errors import BackendDown
 
 _encode = msgspec.json.Encoder().encode
@@ -83,13 +84,17 @@ class Blocks:
     """
 
     __slots__ = (
-        *("_begun", "_call", "_calls", "_end", "_ended", "_hidden", "_open", "_waiting", "_waiting_size"),
+        *("_begun", "_call", "_calls", "_end", "_ended", "_hidden", "_names", "_open", "_tag", "_waiting"),
+        "_waiting_size",
         "last",
     )
 
-    def __init__(self, *, hidden: bool = False) -> None:
-        """`hidden`: thoughts are left out, but for the block they are in."""
+    def __init__(self, *, hidden: bool = False, tag: str = "", names: Mapping[str, str] = NO_NAMES) -> None:
+        """`hidden`: thoughts are left out, but for the block they are in. `tag`: what makes the ids of calls that have
+        none this answer's own. `names`: the client's names of tools, by those the backend was told."""
         self._hidden = hidden
+        self._tag = tag
+        self._names = names
         self._calls = ToolCalls()
         self._open = ""
         """What the open block is of: text, thinking or tool_use."""
@@ -119,7 +124,7 @@ class Blocks:
 
         Raises BackendDown for arguments that are none, and where too much waits.
         """
-        others = self._take_calls(delta, said) if delta.tool_calls else ()
+        others = self._take_calls(delta, said) if delta.tool_calls or delta.function_call is not None else ()
         thought = delta.reasoning_content or delta.reasoning
         if thought:
             self._say("thinking", thought, said)
@@ -142,7 +147,7 @@ class Blocks:
     def _take_calls(self, delta: Said, said: list[bytes]) -> list[ToolCall]:
         """The calls that begin with this delta."""
         others: list[ToolCall] = []
-        for piece in delta.tool_calls or ():
+        for piece in delta.calls:
             call, words = self._calls.take(piece)
             if call is self._call:
                 self._send(words, said)
@@ -185,8 +190,9 @@ class Blocks:
             self._waiting_size -= len(words) + 64
             self._write(kind, words, said)
             return
-        given = item.id or f"toolu_{self.last + 1}"
-        block = {"type": "tool_use", "id": given, "name": item.name, "input": {}}
+        given = item.id or f"toolu_{self._tag}{item.number}"
+        name = self._names.get(item.name, item.name)
+        block = {"type": "tool_use", "id": given, "name": name, "input": {}}
         self._begin("tool_use", _encode(block), said)
         self._call, self._end = item, ObjectEnd()
         self._send(item.arguments, said)

@@ -60,11 +60,13 @@ _REASONS = {
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Of the request: the model as it was named there, its stop sequences, whether thoughts are to be left out."""
+    """Of the request: the model as it was named there, its stop sequences, whether thoughts are to be left out, and
+    its names of tools by those the backend was told (hive.dialects.fitting)."""
 
     model: str = ""
     stop: list[str] = []
     hidden: bool = False
+    names: dict[str, str] = {}
 
 
 _text = msgspec.json.Decoder(str).decode
@@ -87,9 +89,9 @@ def _usage_of(usage: TokenUsage | None) -> dict[str, object]:
     parts: dict[str, object] = {}
     rest = _count(usage.prompt_tokens)
     details = usage.prompt_tokens_details or Cached()
-    if details.created_cache_tokens is not None:
-        parts["cache_creation_input_tokens"] = _count(details.created_cache_tokens)
-        rest -= _count(details.created_cache_tokens)
+    if details.written is not None:
+        parts["cache_creation_input_tokens"] = _count(details.written)
+        rest -= _count(details.written)
     if details.cached_tokens is not None:
         parts["cache_read_input_tokens"] = _count(details.cached_tokens)
         rest -= _count(details.cached_tokens)
@@ -100,13 +102,14 @@ def _usage_of(usage: TokenUsage | None) -> dict[str, object]:
     return told
 
 
-def _message_id(given: str | int | None) -> str:
-    """Anthropic's begin with `msg_`.
+def _message_id(given: str | int | None, request_id: str) -> str:
+    """Anthropic's begin with `msg_`. Where the backend gives none, the request's own makes it unlike all others.
 
-    >>> _message_id("chatcmpl-8ddb"), _message_id(None)
-    ('msg_8ddb', 'msg_')
+    >>> _message_id("chatcmpl-8ddb", "e-7"), _message_id(None, "e-7"), _message_id("msg_x", "e-7")
+    ('msg_8ddb', 'msg_e-7', 'msg_x')
     """
-    return "msg_" + ("" if given is None else str(given)).removeprefix("chatcmpl-")
+    told = "" if given is None else str(given).removeprefix("chatcmpl-").removeprefix("msg_")
+    return f"msg_{told or request_id}"
 
 
 def _kind_of(status: int) -> str:
@@ -118,8 +121,8 @@ def _kind_of(status: int) -> str:
     return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
-def _error(kind: str, words: str) -> bytes:
-    return _encode({"type": "error", "error": {"type": kind, "message": words}})
+def _error(kind: str, words: str, request_id: str) -> bytes:
+    return _encode({"type": "error", "error": {"type": kind, "message": words}, "request_id": request_id or None})
 
 
 # --- what the client gets ---------------------------------------------------------------------------------------------
@@ -152,18 +155,21 @@ class Answer:
     """
 
     __slots__ = (
-        *("_begun", "_blocks", "_ended", "_kept", "_over", "_reader", "_reason", "_refused", "_stop", "_usage"),
+        *("_begun", "_blocks", "_ended", "_kept", "_over", "_reader", "_reason", "_refused"),
+        *("_request_id", "_stop", "_usage"),
         *("content_type", "gave_up"),
     )
 
-    def __init__(self, kept: Kept, *, stream: bool) -> None:
+    def __init__(self, kept: Kept, *, stream: bool, request_id: str = "") -> None:
+        """`request_id`: Hive's, which errors tell, and ids are made of that the backend does not give."""
+        self._request_id = request_id
         self.content_type = b"text/event-stream; charset=utf-8" if stream else b"application/json"
         self._kept = kept
         self._reader = SseReader()
         self._begun = False
         self._over = False
         """Whether nothing more is said: after message_stop, or once it is broken."""
-        self._blocks = Blocks(hidden=kept.hidden)
+        self._blocks = Blocks(hidden=kept.hidden, tag=self._tag, names=kept.names)
         self._reason = ""
         self._stop = NONE
         self._refused = False
@@ -171,6 +177,11 @@ class Answer:
         self._ended = False
         """Whether message_delta has been written."""
         self.gave_up: GaveUp | None = None
+
+    @property
+    def _tag(self) -> str:
+        """What ids of calls have in front of their number."""
+        return f"{self._request_id}_" if self._request_id else ""
 
     def __repr__(self) -> str:
         return f"<Answer {self._blocks!r}{', over' if self._over else ''}>"
@@ -198,7 +209,7 @@ class Answer:
             if self._reader.lost and not self._over:
                 raise BackendDown("an event of the backend is longer than 1 MiB")
         except HiveError as error:
-            self._fail(GaveUp(_error(_kind_of(500), error.message)))
+            self._fail(GaveUp(_error(_kind_of(500), error.message, self._request_id)))
         return said[0] if len(said) == 1 else b"".join(said)
 
     def _read(self, payload: bytes, said: list[bytes]) -> None:
@@ -277,10 +288,10 @@ class Answer:
         finish = choice.finish_reason or ""
         if finish in GIVEN_UP:
             raise StreamIncomplete
-        calls = ToolCalls().take_whole(message.tool_calls or [])
+        calls = ToolCalls().take_whole(message.calls)
         reason, sequence = self._why(finish, choice.stop_reason, called=bool(calls), refused=bool(message.refusal))
         content = self._content(message)
-        content.extend(_tool_use(call, finish) for call in calls)
+        content.extend(self._tool_use(call, finish) for call in calls)
         usage = {"input_tokens": 0, **_usage_of(found.usage)}
         answer = self._envelope(found.id, content, usage)
         return _encode({**answer, "stop_reason": reason, "stop_sequence": sequence})
@@ -289,11 +300,11 @@ class Answer:
         """The backend's own error, its words kept.
 
         >>> Answer(Kept(), stream=False).error(404, b'{"error":{"message":"no such model","type":"x"}}')
-        b'{"type":"error","error":{"type":"not_found_error","message":"no such model"}}'
+        b'{"type":"error","error":{"type":"not_found_error","message":"no such model"},"request_id":null}'
         """
         words = words_of(body) or body[:MAX_WORDS].decode("utf-8", "replace").strip()
         words = words or f"the backend answered {status}"
-        return _error(_kind_of(status), words)
+        return _error(_kind_of(status), words, self._request_id)
 
     def _content(self, message: Said) -> list[object]:
         blocks: list[object] = []
@@ -308,7 +319,12 @@ class Answer:
     def _envelope(
         self, given_id: str | int | None, content: list[object], usage: dict[str, object]
     ) -> dict[str, object]:
-        head = {"id": _message_id(given_id), "type": "message", "role": "assistant", "model": self._kept.model}
+        head = {
+            "id": _message_id(given_id, self._request_id),
+            "type": "message",
+            "role": "assistant",
+            "model": self._kept.model,
+        }
         return {**head, "content": content, "usage": usage}
 
     def _why(self, finish: str, met: Raw, *, called: bool, refused: bool) -> tuple[str, str | None]:
@@ -329,20 +345,19 @@ class Answer:
                 return "stop_sequence", sequence
         return ("tool_use" if called else "end_turn"), None
 
+    def _tool_use(self, call: ToolCall, finish: str) -> object:
+        """Arguments are kept as they were written. Raises BackendDown where they are no object, but of one cut short.
 
-def _tool_use(call: ToolCall, finish: str) -> object:
-    """Arguments are kept as they were written. Raises BackendDown where they are no object, but for those cut short.
-
-    A client must not run a tool with other arguments than the model's; that of an answer cut short it does not run.
-    """
-    arguments = call.arguments.strip() or "{}"
-    if not is_object(arguments):
-        if finish != "length":
-            raise BackendDown(call.unreadable)
-        arguments = "{}"
-    return {
-        "type": "tool_use",
-        "id": call.id or f"toolu_{call.number}",
-        "name": call.name,
-        "input": Raw(arguments.encode()),
-    }
+        A client must not run a tool with other arguments than the model's; that of an answer cut short it does not run.
+        """
+        arguments = call.arguments.strip() or "{}"
+        if not is_object(arguments):
+            if finish != "length":
+                raise BackendDown(call.unreadable)
+            arguments = "{}"
+        return {
+            "type": "tool_use",
+            "id": call.id or f"toolu_{self._tag}{call.number}",
+            "name": self._kept.names.get(call.name, call.name),
+            "input": Raw(arguments.encode()),
+        }

@@ -2,7 +2,8 @@
 
 Translations write fields that OpenAI's schema does not have: vLLM and llama-server know them. A server that refuses
 what it does not know (OpenAI's own does) gets none of them: what asks for nothing or changes no answer is left out and
-told, and what would give another answer is refused.
+told, and what would give another answer is refused. What OpenAI's own schema says in another way is said so: efforts,
+names of tools, schemas that hold an answer (openai_schema.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
+from hive.dialects import openai_schema
 from hive.dialects.translation import Fate, Row, Sent
 from hive.errors import BadRequest, NotSupported
 
@@ -18,6 +20,10 @@ Raw = msgspec.Raw
 _encode = msgspec.json.Encoder().encode
 _object = msgspec.json.Decoder(dict[str, Raw]).decode
 _objects = msgspec.json.Decoder(list[dict[str, Raw]]).decode
+CHAT = "/v1/chat/completions"
+EFFORTS = ((4096, "low"), (16384, "medium"))
+"""Below so many tokens of budget; more is `high`."""
+_HIGHER, _HIGH = frozenset({b'"max"', b'"xhigh"'}), Raw(b'"high"')
 _SHORT = 32
 """Bytes of a value that may ask for nothing; a longer one is looked at no further."""
 
@@ -31,7 +37,7 @@ def _aside(why: str) -> Row:
 
 
 _ALONE = "it has OpenAI's schema alone, which has no "
-_BUDGET = _no(_ALONE + "budget of tokens for thinking; say an effort")
+_BUDGET = Row(Fate.MAPPED, to="reasoning_effort", why="below 4,096 low, below 16,384 medium, else high")
 _GOES_ON = _no(_ALONE + "way to go on with the assistant's last message")
 _PENALTY = _no(_ALONE + "penalty of that kind, only presence_penalty and frequency_penalty")
 FIELDS: Mapping[str, Row] = {
@@ -71,30 +77,65 @@ _GREEDY = frozenset({"top_k", "min_p"})
 """What chooses among likely tokens, of which temperature 0 takes the likeliest anyway."""
 
 
-def fit(sent: Sent, rows: Mapping[str, Row], lacking: Collection[str]) -> Sent:
+def fit(sent: Sent, rows: Mapping[str, Row], lacking: Collection[str], *, limit_as: str = "") -> Sent:
     """The request without what the backend lacks. `rows`: of the client's endpoint, to name fields as the client does.
+    `limit_as`: its name for `max_tokens`, where it has another.
 
     Raises NotSupported for a field without which the answer would be another.
 
     >>> rows = {"options.top_k": Row(Fate.MAPPED, "top_k"), "options.seed": Row(Fate.MAPPED, "seed")}
-    >>> fit(Sent("/v1/completions", b'{"top_k":5,"temperature":0,"seed":1e0}'), rows, ["top_k"])
-    Sent(target='/v1/completions', body=b'{"temperature":0,"seed":1e0}', dropped=('options.top_k',), kept=b'{}')
+    >>> sent = fit(Sent("/v1/completions", b'{"top_k":5,"temperature":0,"seed":1e0}'), rows, ["top_k"])
+    >>> sent.body, sent.dropped
+    (b'{"temperature":0,"seed":1e0}', ('options.top_k',))
     """
     fields = _object(sent.body)
-    if fields.keys().isdisjoint(lacking) and "reasoning_content" not in lacking:
+    if fields.keys().isdisjoint(lacking) and "reasoning_content" not in lacking and not limit_as:
         return sent
-    dropped = list(sent.dropped)
+    dropped, clamped = list(sent.dropped), list(sent.clamped)
     left = {name: value for name, value in fields.items() if name not in lacking or name not in FIELDS}
     for name in fields:
         if name in left or any(name in group and group & left.keys() for group in ALTERNATIVES):
             continue
         told = _as_asked(rows, name)
+        if FIELDS[name].fate is Fate.MAPPED:
+            _say_effort(left, _number(fields[name]) or 0, told, dropped, clamped)
+            continue
         if FIELDS[name].fate is Fate.REFUSED and not _asks_for_nothing(name, fields):
             raise NotSupported(f'"{told}" cannot be said to this backend: {FIELDS[name].why}', hint="leave it out")
         dropped.append(told)
     if "reasoning_content" in lacking and "messages" in left:
         left["messages"] = _plain(left["messages"], rows, dropped)
-    return Sent(sent.target, _encode(left), tuple(dict.fromkeys(dropped)), sent.kept)
+    kept = sent.kept
+    if FIELDS.keys() <= set(lacking):
+        _say_less(left, rows, clamped)
+        if names := openai_schema.fit(left):
+            kept = _encode({**_object(kept), "names": Raw(_encode(names))})
+    if limit_as and sent.target == CHAT and "max_tokens" in left:
+        left[limit_as] = left.pop("max_tokens")
+    return Sent(sent.target, _encode(left), tuple(dict.fromkeys(dropped)), kept, tuple(dict.fromkeys(clamped)))
+
+
+def _say_effort(left: dict[str, Raw], budget: float, told: str, dropped: list[str], clamped: list[str]) -> None:
+    """A budget of tokens for thinking as an effort, where the client says none itself."""
+    effort = next((effort for most, effort in EFFORTS if budget < most), "high")
+    if f"{told}={effort}" in clamped:  # the other name of the same budget
+        return
+    if "reasoning_effort" in left:
+        dropped.append(told)
+        return
+    left["reasoning_effort"] = Raw(_encode(effort))
+    clamped.append(f"{told}={effort}")
+
+
+def _say_less(left: dict[str, Raw], rows: Mapping[str, Row], clamped: list[str]) -> None:
+    """The highest efforts only some models take, and the others refuse the request."""
+    if bytes(left.get("reasoning_effort", b"")) in _HIGHER:
+        left["reasoning_effort"] = _HIGH
+        clamped.append(f"{_asked_effort(rows)}=high")
+
+
+def _asked_effort(rows: Mapping[str, Row]) -> str:
+    return "output_config.effort" if "output_config.effort" in rows else "think"
 
 
 def _as_asked(rows: Mapping[str, Row], name: str) -> str:

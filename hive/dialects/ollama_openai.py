@@ -555,8 +555,9 @@ class OllamaWay:
     """One endpoint of Ollama's. `now` is Unix seconds: durations are told by it, and when a chunk was made.
 
     >>> way = OllamaWay(EMBEDDINGS_ROWS, _embed_one, VectorsBack.one, now=lambda: 0.0)
-    >>> way.there(b'{"model":"m","prompt":"hi"}')
-    Sent(target='/v1/embeddings', body=b'{"model":"m","input":"hi"}', dropped=(), kept=b'{"model":"m","began":0.0}')
+    >>> sent = way.there(b'{"model":"m","prompt":"hi"}')
+    >>> sent.target, sent.body, sent.kept
+    ('/v1/embeddings', b'{"model":"m","input":"hi"}', b'{"model":"m","began":0.0}')
     """
 
     def __init__(
@@ -580,7 +581,7 @@ class OllamaWay:
         target, sent, kept = self._ask(request, self._now())
         return Sent(target, _encode(sent), tuple(request.dropped), _encode(kept))
 
-    def back(self, kept: bytes, *, stream: bool) -> WayBack:  # noqa: ARG002 – the answer itself tells
+    def back(self, kept: bytes, *, stream: bool, request_id: str = "") -> WayBack:  # noqa: ARG002 – no place for them
         return self._back(msgspec.json.decode(kept, type=Kept), self._now)
 
 

@@ -14,7 +14,7 @@ translated. A count nobody told is left out, never 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
@@ -24,6 +24,7 @@ import msgspec
 from hive.dialects.errors import GaveUp, gave_up_saying
 from hive.dialects.openai_answers import (
     GIVEN_UP,
+    NO_NAMES,
     NOT_JSON,
     Choice,
     Logprobs,
@@ -48,12 +49,14 @@ _encode = msgspec.json.Encoder().encode
 
 class Kept(msgspec.Struct, omit_defaults=True):
     """What the way back knows of the request: the model by the client's name, when it `began` (Unix seconds), how many
-    other tokens are told with each one (None: no probabilities at all), and how long a vector may be (0: any)."""
+    other tokens are told with each one (None: no probabilities at all), how long a vector may be (0: any), and the
+    client's names of tools by those the backend was told (hive.dialects.fitting)."""
 
     model: str
     began: float = 0.0
     alternatives: int | None = None
     dimensions: int = 0
+    names: dict[str, str] = {}
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -71,7 +74,7 @@ def error_body(status: int, body: bytes) -> bytes:
 # --- tool calls and probabilities -------------------------------------------------------------------------------------
 
 
-def _told_calls(calls: list[ToolCall], *, cut_off: bool) -> bytes:
+def _told_calls(calls: list[ToolCall], *, cut_off: bool, names: Mapping[str, str] = NO_NAMES) -> bytes:
     """The member `tool_calls`; empty where there is none. `cut_off`: the answer ended for its length, so that an
     unfinished call is left out, as `done_reason` tells. Else one that cannot be read raises BackendDown.
 
@@ -88,7 +91,7 @@ def _told_calls(calls: list[ToolCall], *, cut_off: bool) -> bytes:
             if cut_off:
                 continue
             raise BackendDown(call.unreadable)
-        function = {"index": index, "name": call.name, "arguments": arguments}
+        function = {"index": index, "name": names.get(call.name, call.name), "arguments": arguments}
         told.append({**({"id": call.id} if call.id else {}), "function": function})
     return b',"tool_calls":' + _encode(told) if told else b""
 
@@ -171,6 +174,7 @@ class TextBack:
         "_date",
         "_first",
         "_head",
+        "_names",
         "_now",
         "_opened",
         "_over",
@@ -187,6 +191,7 @@ class TextBack:
         self._now = now
         self._shape = shape
         self._alternatives = kept.alternatives
+        self._names = kept.names
         self._head = b'{"model":' + _encode(kept.model) + b',"created_at":"'
         self._before = b'Z",' + shape.before
         self._reader = SseReader()
@@ -237,8 +242,8 @@ class TextBack:
             raise StreamIncomplete
         self._usage, self._timings, self._reason = answer.usage, answer.timings, choice.finish_reason or ""
         said = choice.message or Said(content=choice.text)
-        made = self._calls.take_whole(said.tool_calls or [])
-        calls = _told_calls(made, cut_off=self._reason == "length")
+        made = self._calls.take_whole(said.calls)
+        calls = _told_calls(made, cut_off=self._reason == "length", names=self._names)
         now, logprobs = self._now(), _told_logprobs(choice.logprobs, self._alternatives)
         return self._line(now, said.text, said.thinking, calls, logprobs, self._ending(now, streamed=False))
 
@@ -270,7 +275,7 @@ class TextBack:
             text = said.content or said.refusal
             thinking = said.reasoning or said.reasoning_content or ""
             try:
-                for piece in said.tool_calls or ():
+                for piece in said.calls if said.tool_calls or said.function_call is not None else ():
                     self._calls.take(piece)
             except BackendDown as error:
                 return self._give_up(error.message)
@@ -296,7 +301,7 @@ class TextBack:
         calls = b""
         if self._calls:
             try:
-                calls = _told_calls(self._calls.in_order(), cut_off=self._reason == "length")
+                calls = _told_calls(self._calls.in_order(), cut_off=self._reason == "length", names=self._names)
             except BackendDown as error:
                 return self._give_up(error.message)
         self._over = True

@@ -7,6 +7,8 @@ pair, a `usage` of another shape cost nobody the answer. What is said is read st
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -28,12 +30,22 @@ PIECES_KEPT = 1024
 _A_CALL = 64
 """What a call is reckoned as beside its arguments."""
 
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
+"""No tool has another name for the backend than for the client."""
+
 Number = int | float
 
 
 class Cached(msgspec.Struct, gc=False):
+    """What was written to a cache is `created_cache_tokens` (vLLM) or `cache_write_tokens` (OpenAI)."""
+
     cached_tokens: Number | None = None
     created_cache_tokens: Number | None = None
+    cache_write_tokens: Number | None = None
+
+    @property
+    def written(self) -> Number | None:
+        return self.created_cache_tokens if self.created_cache_tokens is not None else self.cache_write_tokens
 
 
 class Thought(msgspec.Struct, gc=False):
@@ -71,13 +83,22 @@ class CallPiece(msgspec.Struct, gc=False):
 
 
 class Said(msgspec.Struct, gc=False):
-    """A delta, or a message. Thinking is `reasoning` (vLLM) or `reasoning_content` (llama-server)."""
+    """A delta, or a message. Thinking is `reasoning` (vLLM) or `reasoning_content` (llama-server); `function_call` is
+    what OpenAI had before `tool_calls`, and some servers still say."""
 
     content: str | None = None
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[CallPiece] | None = None
+    function_call: CalledFunction | None = None
+
+    @property
+    def calls(self) -> list[CallPiece]:
+        """The calls in it, or pieces of them; there is only one `function_call` in an answer."""
+        if self.tool_calls or self.function_call is None:
+            return self.tool_calls or []
+        return [CallPiece(0, None, self.function_call)]
 
     @property
     def text(self) -> str:

@@ -18,13 +18,15 @@ class Sent(msgspec.Struct, frozen=True):
     """A request as the backend takes it.
 
     `target`: whom it asks there. `dropped`: fields of the client's that have no place there and change no answer, to be
-    told in X-Hive-Dropped. `kept`: JSON, what the way back has to know of the request; it may cross a process.
+    told in X-Hive-Dropped; `clamped`: fields that say less there, as `name=value`. `kept`: JSON, what the way back has
+    to know of the request; it may cross a process.
     """
 
     target: str
     body: bytes
     dropped: tuple[str, ...] = ()
     kept: bytes = b"{}"
+    clamped: tuple[str, ...] = ()
 
 
 class Fate(StrEnum):
@@ -81,4 +83,5 @@ class Way(Protocol):
     def there(self, body: bytes) -> Sent:
         """The request in the backend's dialect. Raises BadRequest, NotSupported for what cannot be said there."""
 
-    def back(self, kept: bytes, *, stream: bool) -> WayBack: ...
+    def back(self, kept: bytes, *, stream: bool, request_id: str = "") -> WayBack:
+        """`request_id`: Hive's own, for dialects whose answers and errors name one."""

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from hive.domain import DIALECTS, BackendKind, Dialect
+from hive.domain import DIALECTS, BackendInfo, BackendKind, Dialect
 from hive.errors import BackendDown
 from hive.host.access import NO_ACCESS, Access
 from hive.inference import ask
+from hive.models.capabilities import limit_name
 
 PROMPT = "Hi"
 
@@ -30,8 +31,8 @@ class _OpenAiAnswer(msgspec.Struct):
     usage: _Usage = msgspec.field(default_factory=_Usage)
 
 
-def question(kind: BackendKind, model: str) -> tuple[str, dict[str, Any]]:
-    """Path and body, in the dialect that is the server's own.
+def question(kind: BackendKind, model: str, limit: str = "max_tokens") -> tuple[str, dict[str, Any]]:
+    """Path and body, in the dialect that is the server's own. `limit`: by which name its chats take one.
 
     >>> question(BackendKind.VLLM, "m")
     ('/v1/completions', {'model': 'm', 'prompt': 'Hi', 'max_tokens': 1})
@@ -41,7 +42,7 @@ def question(kind: BackendKind, model: str) -> tuple[str, dict[str, Any]]:
         return "/api/generate", {"model": model, "prompt": PROMPT, "stream": False, "options": options}
     if kind is BackendKind.REMOTE:  # many of them chat only
         messages = [{"role": "user", "content": PROMPT}]
-        return "/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 1}
+        return "/v1/chat/completions", {"model": model, "messages": messages, limit: 1}
     return "/v1/completions", {"model": model, "prompt": PROMPT, "max_tokens": 1}
 
 
@@ -64,7 +65,7 @@ async def generate(kind: BackendKind, address: str, model: str, *, within_s: flo
 
     Raises `BackendDown` where it does not, saying what was answered, and `BackendTimeout`.
     """
-    path, body = question(kind, model)
+    path, body = question(kind, model, limit_name(BackendInfo(kind=kind, address=address)) or "max_tokens")
     answer = await ask.post(address, path, body, within_s=within_s, access=access)
     if answer.status != 200:
         said = " ".join(answer.body[:200].decode(errors="replace").split())

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from hive.domain import BackendInfo, BackendKind
+from hive.domain import BackendInfo, BackendKind, origin_of
 
 EXTRA = (
     *("top_k", "min_p", "repetition_penalty", "repeat_penalty", "repeat_last_n", "chat_template_kwargs"),
@@ -18,6 +18,11 @@ EXTRA = (
     *("truncate_prompt_tokens", "cache_salt", "cache_prompt", "priority", "reasoning_content"),
 )
 """Fields of no schema of OpenAI's that Hive's translations make or Hive puts in; the last one within a message."""
+
+
+OPENAIS = (".openai.com", ".openai.azure.com")
+"""Ends of the names of OpenAI's own servers, whose newer models refuse `max_tokens`; all of their chats take
+`max_completion_tokens`. Others that speak the dialect may pass over that one, and answer without a limit."""
 
 
 class Over(msgspec.Struct, frozen=True):
@@ -95,6 +100,16 @@ def lacking(backend: BackendInfo) -> tuple[str, ...]:
     """
     taken = backend.capabilities.fields
     return () if taken is None else tuple(name for name in EXTRA if name not in taken)
+
+
+def limit_name(backend: BackendInfo) -> str:
+    """The name of a limit of tokens in a chat, where it is not `max_tokens`.
+
+    >>> [limit_name(BackendInfo(kind=BackendKind.REMOTE, address=at)) for at in ("https://api.openai.com", "https://h")]
+    ['max_completion_tokens', '']
+    """
+    is_openais = backend.kind is BackendKind.REMOTE and origin_of(backend.address).name.endswith(OPENAIS)
+    return "max_completion_tokens" if is_openais else ""
 
 
 def passed_over(backend: BackendInfo, endpoint: str) -> tuple[Over, ...]:

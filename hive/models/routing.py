@@ -17,6 +17,7 @@ In this order, and every step is told in words (`hive model route`):
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -155,6 +156,27 @@ def aliases_of(text: str) -> dict[str, tuple[str, ...]]:
             raise ConfigError(f"an alias is NAME = TARGET, not {item[:SHOWN]!r}")
         found[key] = found.get(key, ()) + _items(targets, "|")
     return found
+
+
+_DATED = re.compile(r"(claude-[a-z0-9.-]+?)(?:[-@]20[0-9]{6}|-latest)")
+
+
+def undated(asked: str, aliases: Mapping[str, tuple[str, ...]], offers: Sequence[Offer]) -> str:
+    """The alias that is meant by one of Claude's dated names; the name itself where it is an alias or a model, or where
+    there is none for it. Anthropic's clients name a model with and without the date.
+
+    >>> undated("claude-sonnet-4-5-20250929", {"claude-sonnet-4-5": ("m",)}, [])
+    'claude-sonnet-4-5'
+    >>> undated("claude-opus-4-1-20250805", {"claude-sonnet-4-5": ("m",)}, []), undated("llama3.2", {}, [])
+    ('claude-opus-4-1-20250805', 'llama3.2')
+    """
+    if not aliases or asked[:7].lower() != "claude-":
+        return asked
+    key = spelled(asked)
+    found = _DATED.fullmatch(key)
+    if found is None or key in aliases or found[1] not in aliases or any(one.key == key for one in offers):
+        return asked
+    return found[1]
 
 
 def offers_of(models: Iterable[ModelInfo | str]) -> tuple[Offer, ...]:
@@ -333,7 +355,7 @@ class _Routing:
         self.steps.append(f"asked for {asked[:SHOWN] or 'no model'}, tier {self._tier}")
         if not asked:
             return self._the_only_one()
-        targets = self._prefs.aliases.get(spelled(asked))
+        targets = self._prefs.aliases.get(spelled(undated(asked, self._prefs.aliases, self._offers)))
         if targets is not None:
             self.steps.append(f"{asked[:SHOWN]} is an alias of {', or else '.join(targets)}")
         if not self._prefs.routing:

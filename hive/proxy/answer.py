@@ -121,6 +121,7 @@ class Answer:
         content_type = b""
         fields = [head_start(status)]
         is_translated = asked is not None and bool(asked.target)
+        tells_own_id = self._endpoint.dialect is Dialect.ANTHROPIC
         for name, value in head.fields:
             if name == b"content-type":
                 content_type = value
@@ -130,7 +131,7 @@ class Answer:
                 raise BackendDown(
                     f"the backend's answer is encoded ({value.decode('latin-1')[:40]}); nobody asked for it"
                 )
-            if name in RELAYED:
+            if name in RELAYED and (name != b"request-id" or not tells_own_id):
                 fields.append(b"%b: %b\r\n" % (name, value))
         stream = asked is not None and asked.stream
         answering = find(b"POST", asked.target.encode()) if asked is not None and is_translated else self._endpoint
@@ -138,7 +139,7 @@ class Answer:
         self._streams = streams = not isinstance(reading, WholeReading)
         self.reading, self.status = reading, status
         if asked is not None and is_translated:
-            self._back = way_of(self._endpoint.name).back(asked.kept, stream=streams)
+            self._back = way_of(self._endpoint.name).back(asked.kept, stream=streams, request_id=self._request_id)
             kind = self._back.content_type if streams else b"application/json"
             fields.append(b"content-type: %b\r\n" % kind)
         if asked is not None and asked.usage_added and isinstance(reading, SseReading):

@@ -11,7 +11,9 @@ from functools import cache
 
 import msgspec
 
+from hive.dialects import token_estimate
 from hive.dialects.fitting import fit
+from hive.dialects.translation import Sent
 from hive.dialects.ways import way_of
 from hive.errors import BadRequest, NotSupported
 from hive.field_rules import Fields, Rules
@@ -49,7 +51,9 @@ class Want(msgspec.Struct, frozen=True):
     a small one (vLLM's /v1/completions: 16). `translate`: the client's endpoint, where the backend is asked another
     (hive.dialects.ways). `lacking`: fields a translation may make and this backend does not take
     (hive.dialects.fitting). `passed_over`: fields it would pass over without a word. `limit_by_first_name`: a limit of
-    tokens that goes by another of its names is said by the first one, too. `grammar`: the most that its schemas may
+    tokens that goes by another of its names is said by the first one, too. `limit_as`: the one name of a limit that
+    this server's chats take, where it is not `max_tokens`. `estimate`: nobody is asked; how many tokens it may be is
+    the answer. `apart`: translated only to keep the prompts of tenants apart. `grammar`: the most that its schemas may
     become, None where there is no server yet.
     """
 
@@ -63,7 +67,16 @@ class Want(msgspec.Struct, frozen=True):
     lacking: tuple[str, ...] = ()
     passed_over: tuple[Over, ...] = ()
     limit_by_first_name: bool = True
+    limit_as: str = ""
+    estimate: bool = False
+    apart: bool = False
     grammar: Limits | None = None
+
+
+_APART = (
+    "; the server itself would be asked, were its prompts not kept apart by groups of tenants: tenants of one "
+    "`cache_group` are one group (hive.conf)"
+)
 
 
 class TooHeavyHere(Exception):
@@ -74,10 +87,11 @@ class Asked(msgspec.Struct, frozen=True):
     """One body: the model it names, whether it wants a stream, and what goes upstream, in pieces of `size` bytes.
 
     `usage_added`: the usage of the stream was asked for by Hive, not by the client, who must not see it. `dropped`:
-    fields left out, as a header may name them; `clamped`: fields whose number was changed, as `name=value`; `ignored`:
-    fields that went upstream and that the backend passes over.
+    fields left out, as a header may name them; `clamped`: fields that say less than they did, as `name=value`;
+    `ignored`: fields that went upstream and that the backend passes over.
     `max_tokens`: how many may be generated, None for no limit. `target`: whom
-    the backend is asked, where it is another than the client's, and `kept` what the translation of its answer needs.
+    the backend is asked, where it is another than the client's, and `kept` what the translation of its answer needs, or
+    an estimate, which is the answer.
     `model_bytes`: the first bytes of `upstream`, which name the model and may be replaced; 0 where they may not.
     `served`: the model that answers instead of the one named.
     """
@@ -146,7 +160,11 @@ def read(body: bytes, rules: Rules, want: Want, *, on_loop: bool = False) -> Ask
     ignored = _ignored(draft, want.passed_over) if want.passed_over else ()
     model = _model(draft, rules.alias, want.default_model)
     stream = _stream(draft, want.streams)
+    if want.estimate:
+        return Asked(model, stream, [], kept=token_estimate.told(draft.fields))
     max_tokens = _tokens(draft, rules, want.limit_absent, want.limit_by_first_name) if rules.tokens else None
+    if want.limit_as and not want.translate and "max_completion_tokens" in rules.tokens:
+        draft.rename(rules.tokens[0], want.limit_as)
     usage_added = want.ask_usage and stream and not want.translate and _ask_usage(draft)
     for name, value in () if want.translate else want.inject:
         if name in draft.fields:
@@ -161,16 +179,25 @@ def read(body: bytes, rules: Rules, want: Want, *, on_loop: bool = False) -> Ask
     else:
         text = draft.text(text)
     if want.translate:
-        way = way_of(want.translate)
-        sent = way.there(text)
-        if want.lacking:
-            sent = fit(sent, way.rows, want.lacking)
+        sent = _translated(text, want)
         target, kept, text = sent.target, sent.kept, _with(sent.body, want.inject)
         draft.dropped.extend(sent.dropped)
+        draft.clamped.extend(sent.clamped)
     dropped, clamped = _told(draft.dropped) if draft.dropped else (), tuple(draft.clamped)
     first = len(named) if named and text.startswith(named) else 0
     found = (usage_added, dropped, clamped, max_tokens, len(text), target, kept, first)
     return Asked(model, stream, [text], *found, ignored=ignored)
+
+
+def _translated(text: bytes, want: Want) -> Sent:
+    way = way_of(want.translate)
+    try:
+        sent = way.there(text)
+        return fit(sent, way.rows, want.lacking, limit_as=want.limit_as) if want.lacking or want.limit_as else sent
+    except NotSupported as error:
+        if not want.apart:
+            raise
+        raise NotSupported(f"{error.message}{_APART}", hint=error.hint) from None
 
 
 def read_on_loop(pieces: list[bytes], size: int, rules: Rules, want: Want, *, is_alone: bool) -> Asked | None:

@@ -15,9 +15,9 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal, Saturated
 from hive.field_rules import Rules
-from hive.models.capabilities import lacking, lacks_endpoint, passed_over
+from hive.models.capabilities import lacking, lacks_endpoint, limit_name, passed_over
 from hive.models.names import spelled
-from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of
+from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of, undated
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
 from hive.models.whereabouts import NOWHERE, Whereabouts, named
 from hive.proxy.backend_gate import BackendGate
@@ -25,7 +25,7 @@ from hive.proxy.body import Want
 from hive.proxy.body_budget import BodyBudget
 from hive.proxy.connection_shares import ConnectionShares, Holder
 from hive.proxy.deep import DeepReaders
-from hive.proxy.endpoints import Endpoint, answered_by_hive, asked_as, translated
+from hive.proxy.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, translated
 from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.lists import FILTERED, RUNNING, TAGS
@@ -277,8 +277,13 @@ class DataPath:
         return place.there_is
 
     def answers(self, endpoint: Endpoint) -> bool:
-        """Whether Hive answers this by itself, from its list of models."""
-        return endpoint.listing or (self.backend is not None and answered_by_hive(endpoint, self.backend.kind))
+        """Whether Hive answers this by itself, from its list of models or by an estimate."""
+        backend = self.backend
+        if endpoint.listing or backend is None:
+            return endpoint.listing
+        return answered_by_hive(endpoint, backend.kind) or (
+            endpoint.name == COUNT and lacks_endpoint(backend, endpoint.name)
+        )
 
     def check_offered(self, endpoint: Endpoint) -> None:
         """Raises NotSupported where the active backend is to answer and cannot, in its own dialect or another."""
@@ -301,6 +306,10 @@ class DataPath:
         if can_be_far and not self.models and backend is not None and not backend.up:
             raise Saturated("the inference server has not said yet what it offers", retry_after_s=1)
         return self._route(asked, caller) if self.models or can_be_far else asked
+
+    def meant(self, asked: str) -> str:
+        """The name by which it is judged whether a model may be used: of a dated alias the alias."""
+        return undated(asked, self._preferences.aliases, self._offers)
 
     def _is_named(self, model: str, caller: Caller) -> bool:
         return caller.models is not None and spelled(model) in named(caller.models, self._preferences.aliases)
@@ -423,6 +432,9 @@ class DataPath:
             lacking=() if backend is None or asked is endpoint else lacking(backend),
             passed_over=() if backend is None or asked is not endpoint else passed_over(backend, endpoint.name),
             limit_by_first_name=backend is not None and backend.kind in LIMIT_BY_FIRST_NAME,
+            apart=backend is not None and asked is not endpoint and _row_at(backend, endpoint) is endpoint,
+            estimate=endpoint.name == COUNT and self.answers(endpoint),
+            limit_as="" if backend is None else limit_name(backend),
             grammar=None if backend is None else grammar_limits(self.settings, backend.kind),
         )
         return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)

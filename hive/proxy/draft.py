@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import NoReturn
 
 import msgspec
 
 from hive.errors import BadRequest, TooLarge
-from hive.field_rules import Fields, Number, Rule, Verb
+from hive.field_rules import SWITCHES, Fields, Number, Rule, Verb
 from hive.proxy.media import check_media, check_tools, is_text
 from hive.proxy.names import read_list, read_object, read_text, shown
 
@@ -17,6 +18,11 @@ IDLE = frozenset({b"null", b"false", b'""', b"[]", b"{}"})
 _BLANK = frozenset(b' \t\r\n"\\')
 """What may follow the quote of a text that is empty or white space: also the quote at its end, and an escape."""
 _QUOTE, _BRACE, _BRACKET, _NULL = b'"{[n'
+_SWITCHES = frozenset({b"null", b"true", b"false", *(b'"%b"' % word.encode() for word in SWITCHES)})
+_WHY = {
+    "chat_template_kwargs": ": what it names can replace the template that the server runs (CVE-2025-62426); taken are "
+    "enable_thinking, thinking, clear_thinking and reasoning_effort, as a switch"
+}
 _encode = msgspec.json.Encoder().encode
 _number = msgspec.json.Decoder(int | float).decode
 
@@ -69,6 +75,19 @@ class Draft:
         if self._added.pop(name, None) is None:
             self.remove(name)
 
+    def rename(self, name: str, other: str) -> None:
+        """Has a field go by another name, where that is not there itself, which then says it alone."""
+        value = self.fields.get(name)
+        if name in self._added:
+            text = self._added.pop(name)
+            value = Raw(text[len(member(name, b"")) :])
+        elif value is None:
+            return
+        else:
+            self.remove(name)
+        if bytes(self.fields.get(other, b"null")) == b"null":
+            self.put(other, bytes(value))
+
     def _own(self) -> dict[str, Raw]:
         if not self._changed:
             self._changed = True
@@ -103,7 +122,7 @@ class Draft:
             elif rules.unknown is Verb.DROP:
                 self._drop(name)
             elif rules.unknown is Verb.REFUSE:
-                raise BadRequest(f'the field "{self._shown(name)}" is not known on {self._target}')
+                self._refuse(name)
         for name in rules.always:
             if name not in fields:
                 self._judge_absent(name, rules.policed[name])
@@ -121,6 +140,8 @@ class Draft:
             check_media(raw, name)
         if rule.local_tools:
             check_tools(bytes(raw))
+        if rule.switch and bytes(raw) not in _SWITCHES:
+            raise BadRequest(f'"{self._shown(name)}" must be true, false or one of {", ".join(SWITCHES)}')
 
     def _count_items(self, name: str, raw: Raw, most: int) -> None:
         """A list of numbers is one prompt, of texts or lists as many as it has."""
@@ -139,9 +160,13 @@ class Draft:
             case Verb.REFUSE if bytes(raw) in IDLE:
                 self.remove(name)
             case Verb.REFUSE:
-                raise BadRequest(f'the field "{self._shown(name)}" is not taken on {self._target}')
+                self._refuse(name, "taken")
             case Verb.INJECT:
                 self.put(name, rule.value)
+
+    def _refuse(self, name: str, what: str = "known") -> NoReturn:
+        why = _WHY.get((self._prefix + name).partition(".")[0], "")
+        raise BadRequest(f'the field "{self._shown(name)}" is not {"taken" if why else what} on {self._target}{why}')
 
     def _judge_absent(self, name: str, rule: Rule) -> None:
         if rule.filled:

@@ -140,6 +140,10 @@ TRANSLATED = {
 """Whom a backend is asked instead that does not speak the client's dialect (hive.dialects.ways)."""
 ANSWERED = frozenset({"/", "/api/tags", "/api/ps", "/api/show", "/api/version"})
 """What Hive answers by itself for such a backend, from its list of models."""
+COUNT = "/v1/messages/count_tokens"
+"""What Hive estimates where no server counts."""
+
+ANSWERED_OR_ESTIMATED = ANSWERED | {COUNT}
 
 _ROWS = {(row.method, row.target): row for row in ENDPOINTS}
 _METHODS: dict[bytes, str] = {}
@@ -177,7 +181,7 @@ def asked_as(endpoint: Endpoint, kind: BackendKind) -> Endpoint | None:
 
     >>> asked_as(find(b"POST", b"/api/chat"), BackendKind.VLLM).name
     '/v1/chat/completions'
-    >>> asked_as(find(b"POST", b"/v1/messages/count_tokens"), BackendKind.DEMO)
+    >>> asked_as(find(b"POST", COUNT.encode()), BackendKind.DEMO)
     """
     return endpoint if endpoint.is_offered_by(kind) else translated(endpoint, kind)
 
@@ -199,7 +203,7 @@ def answered_by_hive(endpoint: Endpoint, kind: BackendKind) -> bool:
     >>> answered_by_hive(show, BackendKind.LLAMA), answered_by_hive(show, BackendKind.OLLAMA)
     (True, False)
     """
-    return endpoint.listing or (endpoint.name in ANSWERED and not endpoint.is_offered_by(kind))
+    return endpoint.listing or (endpoint.name in ANSWERED_OR_ESTIMATED and not endpoint.is_offered_by(kind))
 
 
 def check_body(endpoint: Endpoint, request: Request) -> None:

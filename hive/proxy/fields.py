@@ -128,6 +128,14 @@ verbose = drop
 system = drop
 options = drop
 
+[fields /v1/chat/completions /v1/messages]
+# Switches that models' own templates have; any other key could be one of the template's own variables.
+chat_template_kwargs = refuse
+chat_template_kwargs.enable_thinking = allow switch
+chat_template_kwargs.thinking = allow switch
+chat_template_kwargs.clear_thinking = allow switch
+chat_template_kwargs.reasoning_effort = allow switch
+
 [fields /v1/chat/completions /v1/completions]
 stream_options = take
 stream_options.include_usage = take

@@ -10,10 +10,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from hive.domain import Caller, UsageEvent
+from hive.domain import Caller, Dialect, UsageEvent
 from hive.errors import (
     Asleep,
     BackendTimeout,
+    BadRequest,
     HiveError,
     NotFound,
     Refusal,
@@ -258,7 +259,7 @@ class Exchange(Waiting):
 
     def _6_which_model(self, caller: Caller, asked: body.Asked) -> body.Asked:
         """Raises Refusal for a model that the caller may not use, NotFound for one that nobody offers."""
-        reason = may(caller, Act.USE, asked.model)
+        reason = may(caller, Act.USE, self._path.meant(asked.model))
         if reason is not None:
             raise Refusal(reason)
         return body.for_model(asked, self._path.routed(asked.model, caller))
@@ -543,12 +544,8 @@ class Exchange(Waiting):
             self._leave(now)
             connection.cut(last_words)
             return
-        if self._decided is not None:
-            dialect = self._decided.endpoint.dialect
-        else:
-            dialect = endpoints.dialect_of(self._request.target if self._request is not None else b"")
         self._close_if_draining()
-        keep = self._answer_with(error, dialect, self._own_fields(), self.request_id)
+        keep = self._answer_with(error, self._dialect, self._own_fields(), self.request_id)
         self._leave(now)
         connection.finished(keep=keep)
 
@@ -627,9 +624,18 @@ class Exchange(Waiting):
         if self._path.draining and self._request is not None:
             self._request.keep_alive = False
 
+    @property
+    def _dialect(self) -> Dialect:
+        if self._decided is not None:
+            return self._decided.endpoint.dialect
+        return endpoints.dialect_of(self._request.target if self._request is not None else b"")
+
     def _own_fields(self) -> bytes:
         waited_s = self._sent_at - self._queued_at if self._sent_at else 0.0
-        fields = b"x-request-id: %b\r\nx-queue-wait-ms: %d\r\n" % (self.request_id.encode(), int(waited_s * 1000))
+        request_id = self.request_id.encode()
+        fields = b"x-request-id: %b\r\nx-queue-wait-ms: %d\r\n" % (request_id, int(waited_s * 1000))
+        if self._dialect is Dialect.ANTHROPIC:  # where its clients look for it
+            fields += b"request-id: %b\r\n" % request_id
         return fields if self._asked is None else fields + self._asked.changes()
 
     def _answer_list(self, decided: Decided) -> None:
@@ -637,14 +643,20 @@ class Exchange(Waiting):
         named = (asked.served or asked.model) if asked is not None else ""
         assert request is not None
         try:
-            said = lists.answer_any(decided.endpoint, decided.target, self._path.seen(decided), decided.caller, named)
-        except NotFound as error:
+            if asked is not None and decided.endpoint.name == endpoints.COUNT:
+                said = lists.estimated(asked.kept, asked.upstream)
+            else:
+                seen = self._path.seen(decided)
+                said = lists.answer_any(decided.endpoint, decided.target, seen, decided.caller, named)
+        except (NotFound, BadRequest) as error:
             self.refuse(error)
             return
         self._close_if_draining()
         self._10_meter(now := time.monotonic(), cut=False, status=200)
         keep, content = request.keep_alive, said.content
-        head = answer_head(200, len(content), self._own_fields(), keep=keep, content_type=said.content_type)
+        head = answer_head(
+            200, len(content), self._own_fields() + said.fields, keep=keep, content_type=said.content_type
+        )
         self._connection.write(head if request.method == b"HEAD" else head + content)
         self._leave(now)
         self._connection.finished(keep=keep)

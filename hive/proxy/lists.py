@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from hive.dialects import ollama_lists
+from hive.dialects import ollama_lists, token_estimate
 from hive.domain import Caller, Dialect, ModelInfo
 from hive.errors import BackendDown, NotFound
 from hive.policy import Act, may
@@ -36,6 +36,8 @@ class Said(NamedTuple):
 
     content: bytes
     content_type: bytes = b"application/json"
+    fields: bytes = b""
+    """Lines of the head that go with it."""
 
 
 class _Row(msgspec.Struct):
@@ -86,6 +88,12 @@ def answer_any(endpoint: Endpoint, target: bytes, models: list[ModelInfo], calle
             return Said(ollama_lists.shown(found(seen, named)))
         case _:
             return Said(ollama_lists.RUNNING, b"text/plain; charset=utf-8")
+
+
+def estimated(told: bytes, body: list[bytes]) -> Said:
+    """How many tokens a prompt may have, marked as no count; from the body where nothing was told yet. Raises
+    BadRequest."""
+    return Said(told or token_estimate.told(_decode(b"".join(body))), fields=b"x-hive-estimated: true\r\n")
 
 
 def found(models: list[ModelInfo], name: str) -> ModelInfo:

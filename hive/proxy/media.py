@@ -111,13 +111,17 @@ _BRACE, _BRACKET, _QUOTE = b'{["'
 
 
 def _check_part(part: msgspec.Raw, what: str, depth: int) -> None:
-    for name, value in read_object(part, f'a part of "{what}"')[0].items():
+    fields = read_object(part, f'a part of "{what}"')[0]
+    is_found = bytes(fields.get("type", b"")) == b'"search_result"'  # its source is a label
+    for name, value in fields.items():
         if name == "type" and memoryview(value)[0] == _QUOTE and read_text(value, "a type").endswith(_TENSORS):
             raise BadRequest(f'tensors in "{what}" are not taken: {_NEVER["image_embeds"]}')
         if name in _QUIET:
             continue
         if name == "content":
             check_media(value, what, depth=depth + 1)
+        elif name == "source" and is_found and memoryview(value)[0] == _QUOTE:
+            continue
         elif name in _NEVER or name.endswith(_TENSORS):
             if bytes(value) != b"null":
                 why = _NEVER.get(name, _NEVER["image_embeds"])

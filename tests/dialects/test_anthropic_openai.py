@@ -13,7 +13,8 @@ import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.dialects.anthropic_openai import ROWS, WAYS
+from hive.dialects.anthropic_fields import ROWS
+from hive.dialects.anthropic_openai import WAYS
 from hive.dialects.translation import Fate, Sent
 from hive.domain import Tier
 from hive.errors import BadRequest, NotSupported, Refusal
@@ -70,7 +71,10 @@ def result(content: Any = "7", **of: Any) -> dict[str, Any]:
 
 WHOLE = {"tools[custom].input_schema", "content[tool_use].input", "tools[custom].input_examples"}
 """Fields that go on as the client wrote them, whatever is in them."""
-BLOCKS = ("messages.content", "system", "content[tool_result].content", "content[document].source[content].content")
+BLOCKS = (
+    *("messages.content", "system", "content[tool_result].content", "content[document].source[content].content"),
+    "content[search_result].content",
+)
 """Where blocks of content stand; a block has one row wherever it does."""
 PACKAGES = ["anthropic.types", "anthropic.types.beta"]
 
@@ -227,7 +231,7 @@ TOP: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"thinking": {"type": "enabled", "budget_tokens": 1024}},
         {"thinking_token_budget": 1024, "thinking_budget_tokens": 1024},
     ),
-    ({"thinking": {"type": "disabled"}, "output_config": {"effort": "max"}}, {"reasoning_effort": "max"}),
+    ({"output_config": {"effort": "max"}}, {"reasoning_effort": "max"}),
     ({"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, {"response_format": JSON_FORMAT}),
     ({"output_format": {"type": "json_schema", "schema": SCHEMA}}, {"response_format": JSON_FORMAT}),
     ({"output_config": {"effort": None, "format": None}}, {}),
@@ -327,6 +331,11 @@ def test_an_answer_the_client_has_begun_is_gone_on_with() -> None:
         ([text("Be "), text("brief.", cache_control={"type": "ephemeral"})], "Be brief."),
         ("x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=a5145;You are", "You are"),
         ([text("x-anthropic-billing-header: cc_version=2.1; cch=a5145;"), text("You are")], "You are"),
+        (
+            [text("You are\n"), text("x-anthropic-billing-header: cc_version=2.1; cch=a5145;"), text("it")],
+            "You are\nit",
+        ),
+        ("You are it.\nx-anthropic-billing-header: cc_version=2.1; cch=a5145;\nBe", "You are it.\nBe"),
         ("see x-anthropic-billing-header: a=b;", "see x-anthropic-billing-header: a=b;"),
         ("x-anthropic-billing-header: what is it?", "x-anthropic-billing-header: what is it?"),
     ],
@@ -375,6 +384,15 @@ def test_whatever_a_tool_was_called_with_and_a_user_said_arrives(value: Any, wor
         ({"metadata": {"a\r\nb, c": 1, "type": "x"}}, ("metadata.a??b??c", "metadata.type")),
         ({"tools": [{**TOOL, "eager_input_streaming": True}]}, ("tools[custom].eager_input_streaming",)),
         (
+            {
+                "tools": [
+                    {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"},
+                    {**TOOL, "defer_loading": True},
+                ]
+            },
+            ("tools[tool_search_tool_regex_20251119]", "tools[custom].defer_loading"),
+        ),
+        (
             {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
             ("context_management.edits[clear_thinking_20251015]",),
         ),
@@ -408,6 +426,18 @@ def test_thoughts_a_client_wants_left_out_are_noted_for_the_way_back() -> None:
         assert json.loads(send(thinking={**kind, "display": "summarized"}).kept)["hidden"] is False
 
 
+def test_tools_that_would_be_searched_for_are_there_from_the_beginning() -> None:
+    """Of a server that is shared by groups of tenants they were refused, so the second tenant's first agent ended the
+    first one's conversations."""
+    search = {"type": "tool_search_tool_regex_20251119", "name": "tool_search_tool_regex"}
+    assert sent(tools=[search, {**TOOL, "defer_loading": True}])["tools"] == [
+        {"type": "function", "function": FUNCTION}
+    ]
+    assert sent(tools=[search]) == {}
+    found = result([{"type": "tool_reference", "tool_name": "look"}])
+    assert said(*HELLO, assistant(CALL), user(found))[2]["content"] == "[the tool look can be called]"
+
+
 # what is refused ------------------------------------------------------------------------------------------------------
 
 NOT_SAID: list[tuple[dict[str, Any], str]] = [
@@ -416,7 +446,6 @@ NOT_SAID: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "text_editor_20250728", "name": "t"}]}, "only Claude knows"),
     ({"tools": [{"type": "computer_20251124", "name": "c"}]}, "only Claude knows"),
     ({"tools": [{"type": "new_20270101\r\n", "name": "c"}]}, r"no way to say `new_20270101\?\?`"),
-    ({"tools": [{**TOOL, "defer_loading": True}]}, r"tools\.0\.defer_loading is not taken"),
     ({"tools": [{**TOOL, "allowed_callers": ["code_execution_20250825"]}]}, "allowed_callers is not taken"),
     ({"thinking": {"type": "between_tools"}}, "between tools"),
     ({"inference_geo": "eu"}, "cannot promise where"),
@@ -431,9 +460,11 @@ NOT_SAID: list[tuple[dict[str, Any], str]] = [
     ({"messages": [user({**IMAGE, "transformations": {"oversized_image": "error"}})]}, "transformations is not taken"),
     ({"messages": [user({**DOCUMENT, "source": {"type": "base64", "data": "x"}})]}, "read no PDF"),
     ({"messages": [user({**DOCUMENT, "citations": {"enabled": True}})]}, "citations is not taken"),
-    ({"messages": [user({"type": "search_result", "content": []})]}, "no results of a search"),
-    ({"messages": [user(result([{"type": "search_result", "content": []}]))]}, "content.0.content.0: `search_result`"),
-    ({"messages": [assistant({"type": "server_tool_use"}), *HELLO]}, "runs on Anthropic's servers"),
+    (
+        {"messages": [user(result([{"type": "container_upload", "file_id": "f"}]))]},
+        "content.0.content.0: `container_upload`",
+    ),
+    ({"messages": [assistant({"type": "server_tool_use"})]}, "runs on Anthropic's servers"),
     ({"messages": [user({"type": "hologram"})]}, "no way to say `hologram`"),
     ({"messages": [{"role": "system", "content": "x", "clear_at": "next_user_message"}]}, "clear_at is not taken"),
     ({"lora": [{"id": 1}]}, "no field of Messages"),
@@ -518,7 +549,7 @@ def test_nonsense_in_any_field_is_refused_or_translated_never_a_fault(name: str,
 def test_nonsense_in_a_message_is_refused_or_translated_never_a_fault(value: Any) -> None:
     for turn in (user(value), assistant(value), {"role": "user", "content": value}, user(result([value]))):
         try:
-            assert said(turn, *HELLO)[-1] == HELLO[0]
+            assert said(turn, *HELLO)[-1]["content"].endswith("hello")
         except Refusal:
             continue
 

@@ -101,6 +101,61 @@ def shape(stream: bytes) -> list[Any]:
     return short
 
 
+# ids, and what OpenAI had before tool_calls ---------------------------------------------------------------------------
+
+NO_ID_CALL: Any = {"index": 0, "type": "function", "function": {"name": "look", "arguments": "{}"}}
+OLD_CALL: Any = {"name": "look", "arguments": '{"a":1}'}
+
+
+def whole(message: dict[str, Any], finish: str = "stop", request_id: str = "e-7", **of: Any) -> dict[str, Any]:
+    answer = {"choices": [{"message": message, "finish_reason": finish}], **of}
+    back = WAY.back(kept(), stream=False, request_id=request_id)
+    told: dict[str, Any] = json.loads(back.whole(json.dumps(answer).encode()))
+    return told
+
+
+@pytest.mark.parametrize("finish", ["function_call", "stop"])
+def test_a_call_in_the_old_dialect_is_a_call(finish: str) -> None:
+    """`function_call` was passed over: the answer said `tool_use` and had none."""
+    told = whole({"content": None, "function_call": OLD_CALL}, finish)
+    assert told["content"] == [{"type": "tool_use", "id": "toolu_e-7_0", "name": "look", "input": {"a": 1}}]
+    assert told["stop_reason"] == "tool_use"
+    pieces = ({"function_call": {"name": "look", "arguments": ""}}, {"function_call": {"arguments": '{"a":'}})
+    stream = back([chunks(*pieces, {"function_call": {"arguments": "1}"}}, finish=finish)])
+    assert shape(stream)[1:] == [
+        (0, "tool_use", "look"),
+        (0, '{"a":'),
+        (0, "1}"),
+        (0, "stop"),
+        "tool_use",
+        "message_stop",
+    ]
+
+
+def test_ids_the_backend_does_not_give_are_no_other_answers() -> None:
+    """They were `msg_` and `toolu_0` in every answer; clients key conversations by them."""
+    ids = []
+    for request_id in ("e-7", "e-8"):
+        told = whole({"tool_calls": [NO_ID_CALL]}, "tool_calls", request_id)
+        ids += [told["id"], told["content"][0]["id"]]
+        answer = WAY.back(kept(), stream=True, request_id=request_id)
+        stream = answer.feed(chunks({"tool_calls": [NO_ID_CALL]}, finish="tool_calls", id=None))
+        assert events(stream)[1]["content_block"]["id"] == ids[-1]
+    assert ids == ["msg_e-7", "toolu_e-7_0", "msg_e-8", "toolu_e-8_0"]
+    assert whole({"content": "a"}, id="msg_x")["id"] == "msg_x"
+    assert whole({"content": "a"}, id="chatcmpl-")["id"] == "msg_e-7"
+
+
+def test_what_was_written_to_a_cache_is_told_by_either_name() -> None:
+    for name in ("created_cache_tokens", "cache_write_tokens"):
+        usage = {"prompt_tokens": 30, "completion_tokens": 5, "prompt_tokens_details": {name: 20}}
+        assert whole({"content": "a"}, usage=usage)["usage"] == {
+            "input_tokens": 10,
+            "cache_creation_input_tokens": 20,
+            "output_tokens": 5,
+        }
+
+
 # streams --------------------------------------------------------------------------------------------------------------
 
 
@@ -450,7 +505,7 @@ def test_an_error_of_the_backend_is_the_packages_own(
     with gateway(lambda sent: (status, [body])) as client, pytest.raises(raised) as caught:
         client.messages.create(model="m", max_tokens=1, messages=HELLO)
     told: Any = caught.value.body
-    assert told == {"type": "error", "error": {"type": kind, "message": words}}
+    assert told == {"type": "error", "error": {"type": kind, "message": words}, "request_id": "e-7"}
 
 
 # the anthropic package ------------------------------------------------------------------------------------------------
@@ -472,7 +527,7 @@ def gateway(ask: Ask) -> Iterator[anthropic.Anthropic]:
             sent = WAY.there(body)
             wants_stream = msgspec.json.decode(sent.body).get("stream", False)
             status, pieces = ask(sent)
-            answer = WAY.back(sent.kept, stream=wants_stream and status == 200)
+            answer = WAY.back(sent.kept, stream=wants_stream and status == 200, request_id="e-7")
             self.send_response(status)
             self.send_header("content-type", answer.content_type.decode())
             self.end_headers()

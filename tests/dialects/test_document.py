@@ -46,7 +46,8 @@ def _fitting() -> str:
     """What a translation makes and a backend may not take."""
     text = "\n## Before a server that has OpenAI's schema alone\n\n| made | becomes | |\n|---|---|---|\n"
     fates = {Fate.REFUSED: "refused", Fate.HARMLESS: "left out, and told"}
-    return text + "".join(f"| `{name}` | {fates[row.fate]} | {row.why} |\n" for name, row in FIELDS.items())
+    rows = ((name, f"`{row.to}`" if row.to else fates[row.fate], row.why) for name, row in FIELDS.items())
+    return text + "".join(f"| `{name}` | {fate} | {why} |\n" for name, fate, why in rows)
 
 
 def _table(endpoint: str, rows: dict[str, Row]) -> str:

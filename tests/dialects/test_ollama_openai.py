@@ -467,6 +467,12 @@ COUNTS = {"prompt_eval_count": 9, "prompt_eval_cached_count": 3, "eval_count": 4
 DONE = {"done": True, "done_reason": "stop"}
 
 
+def test_a_call_in_the_old_dialect_is_a_call() -> None:
+    """`function_call` was passed over, and with it all that the answer said."""
+    told = whole(CHAT, answered({"content": None, "function_call": {"name": "f", "arguments": '{"n":1}'}}))
+    assert told["message"]["tool_calls"] == [{"function": {"index": 0, "name": "f", "arguments": {"n": 1}}}]
+
+
 def test_a_chat_answer_in_one_piece() -> None:
     text = {"role": "assistant", "content": "yes"}
     said = {"message": text, **HEAD, **DONE}

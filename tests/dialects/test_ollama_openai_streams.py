@@ -214,6 +214,13 @@ CALLS = [
 ]
 
 
+def test_a_call_in_the_old_dialect_is_a_call() -> None:
+    pieces = [event({"function_call": piece}) for piece in ({"name": "f", "arguments": '{"n":'}, {"arguments": "1}"})]
+    told = lines(translated([*pieces, event({}, "function_call"), DONE]))
+    assert told[0]["message"]["tool_calls"] == [{"function": {"index": 0, "name": "f", "arguments": {"n": 1}}}]
+    assert told[-1]["done_reason"] == "stop"
+
+
 def test_tool_calls_come_whole_in_the_chunk_before_the_last() -> None:
     told = translated(CALLS)
     call, last = lines(told)

@@ -390,7 +390,9 @@ class ByAnthropic(Client):
         raise NotSaidHere("the package's list asks OpenAI's /v1/models, and reads its rows by other names")
 
     def count(self, model: str) -> Heard:
-        return Heard(tokens=(self._client.messages.count_tokens(model=model, messages=HELLO).input_tokens, None))
+        counted = self._client.messages.count_tokens(model=model, messages=HELLO)
+        is_estimate = "estimated" in (counted.model_extra or {})
+        return Heard(text="an estimate" if is_estimate else "", tokens=(counted.input_tokens, None))
 
     def leave(self, model: str) -> Heard:
         stream = self._client.messages.create(model=model, messages=HELLO, max_tokens=3000, stream=True)

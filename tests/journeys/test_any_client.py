@@ -65,7 +65,7 @@ KINDS = {
     "Ollama's shapes": [],
     "the demo backend": [],
 }
-COUNTS_NOT = "501: a count cannot be asked for in OpenAI's dialect, and a guess would be taken for one"
+COUNTS_NOT = "the server counts none: it is Hive's estimate, and says so"
 SCHEMA_LOST = "501: {} would pass over `output_config` in its own `/v1/messages`"
 IS_TRANSLATED = "; what Hive translates has it"
 OWN_MESSAGES = "llama-server 0c1e570 passes over `{}` in its own `/v1/messages`; what Hive translates has it"

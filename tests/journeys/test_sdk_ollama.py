@@ -83,14 +83,13 @@ async def test_who_leaves_a_stream_frees_the_backend(hive: Stack, stand_in: Prog
     until(lambda: stand_in.stats()["cancelled"] == before + 1, within_s=5, what="the stand-in was left")
 
 
-def test_an_anthropic_count_of_tokens_is_refused_because_ollama_has_none(hive: Stack) -> None:
+def test_an_anthropic_count_of_tokens_is_estimated_because_ollama_has_none(hive: Stack) -> None:
     access = hive.get("/api/agents/alice/tokens")
-    refused = httpx.post(
+    told = httpx.post(
         access["openai_base_url"] + "/messages/count_tokens",
         json={"model": MODEL, "messages": HELLO},
         headers={"x-api-key": access["model"]},
         trust_env=False,
     )
-    assert refused.status_code == 501
-    body = refused.json()
-    assert (body["type"], body["error"]["type"], body["error"]["src"]) == ("error", "api_error", "hive")
+    assert (told.status_code, told.headers["x-hive-estimated"], told.json()["estimated"]) == (200, "true", True)
+    assert told.json()["input_tokens"] > 0

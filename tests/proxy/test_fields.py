@@ -141,7 +141,7 @@ def test_rules_travel_to_another_process_as_they_are(target: str, tier: Tier) ->
 
 # closed ---------------------------------------------------------------------------------------------------------------
 
-EVERYWHERE_DROPPED = ["keep_alive", "priority", "cache_salt", "request_id", "session_id", "chat_template_kwargs"]
+EVERYWHERE_DROPPED = ["keep_alive", "priority", "cache_salt", "request_id", "session_id"]
 EVERYWHERE_REFUSED = [
     *("lora", "chat_template", "template", "mm_processor_kwargs", "media_io_kwargs", "prompt_embeds"),
     *("kv_transfer_params", "ec_transfer_params", "vllm_xargs", "_debug_render_only"),
@@ -158,6 +158,33 @@ def test_what_is_closed_is_closed_for_every_endpoint_and_tier(target: str, tier:
     for name in EVERYWHERE_REFUSED:
         with pytest.raises(BadRequest, match=name):
             ask(target, {name.title(): 5}, tier)
+
+
+@pytest.mark.parametrize("target", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("tier", Tier)
+def test_of_a_templates_arguments_known_switches_alone_pass(target: str, tier: Tier) -> None:
+    """All were dropped, so that thinking could not be switched off; any other key could replace the template."""
+    asked = {"max_tokens": 1, "messages": []}
+    for kwargs in (
+        {"enable_thinking": False, "thinking": True, "clear_thinking": None},
+        {"reasoning_effort": "high", "Enable_Thinking": True},
+        {"thinking": "auto"},
+    ):
+        folded = {name.casefold(): value for name, value in kwargs.items()}
+        assert sent(target, {**asked, "chat_template_kwargs": kwargs}, tier)["chat_template_kwargs"] == folded
+    for key in ("chat_template", "messages", "tools", "add_generation_prompt", "enable_thinkin", "x"):
+        kwargs = {"enable_thinking": True, key: True}
+        with pytest.raises(BadRequest, match=rf"{key}.* is not taken on .*CVE-2025-62426.*enable_thinking"):
+            ask(target, {**asked, "chat_template_kwargs": kwargs}, tier)
+    for value in ("{{ x }}", "High", 1, {"a": 1}, ["low"]):
+        with pytest.raises(BadRequest, match="must be true, false or one of"):
+            ask(target, {**asked, "chat_template_kwargs": {"enable_thinking": value}}, tier)
+    for nothing in ({}, None):
+        assert (
+            "chat_template_kwargs" not in sent(target, {**asked, "chat_template_kwargs": nothing}, tier) or not nothing
+        )
+    with pytest.raises(BadRequest, match="CVE-2025-62426"):
+        ask(target, {**asked, "chat_template_kwargs": "x"}, tier)
 
 
 @pytest.mark.parametrize(
@@ -378,6 +405,17 @@ def test_addresses_in_texts_and_in_calls_of_tools_are_nobody_s_business() -> Non
             assert json.loads(ask(target, {"messages": messages}).upstream[0])["messages"] == messages
 
 
+def test_the_source_of_a_search_result_is_a_label() -> None:
+    """It was refused as media that would have to be fetched; an object in its place still is."""
+    found = {"type": "search_result", "source": "https://kb.example/7", "title": "t", "content": []}
+    for content in ([found], [{"type": "tool_result", "tool_use_id": "c", "content": [found]}]):
+        messages = [{"role": "user", "content": content}]
+        assert json.loads(ask("/v1/messages", {"messages": messages}).upstream[0])["messages"] == messages
+    for other in ({"source": {"url": "http://x/"}}, {"type": "image"}, {"image_url": "http://x/"}):
+        with pytest.raises(BadRequest, match="nothing is fetched"):
+            ask("/v1/messages", {"messages": [{"role": "user", "content": [{**found, **other}]}]})
+
+
 @pytest.mark.parametrize("name", ["uuid", "image_embeds", "audio_embeds"])
 def test_media_of_other_callers_and_tensors_are_refused(name: str) -> None:
     content = [{"type": "image_url", "image_url": {"url": PNG}, name: "x"}]
@@ -455,8 +493,8 @@ lora = allow
         "max_tokens": 1,
         "seed": 7,
     }
-    kwargs = {"chat_template_kwargs": {"enable_thinking": False, "chat_template": "x"}}
-    assert sent(target, kwargs, conf=conf)["chat_template_kwargs"] == {"enable_thinking": False}
+    kwargs = {"chat_template_kwargs": {"enable_thinking": {"any": 1}}}
+    assert sent(target, kwargs, conf=conf) == {**kwargs, "seed": 7}
     low = ask(target, {"brand_new": 1, "user": "u", "seed": 1, "other": 1, "lora": [1]}, Tier.LOW, conf)
     assert low.dropped == ("user", "other")
     assert sent(target, {"chat_template": "x"}, conf=conf)["chat_template"] == "x"

@@ -11,8 +11,10 @@ from harness import CHAT, JSON_ANSWER, STREAM, Client, Proxy, answer, chunked, p
 
 from hive.domain import ModelInfo
 from hive.proxy.deep import DeepReaders
+from hive.settings import TenantRow
 
 THERE = [ModelInfo(name="m:q4_0"), ModelInfo(name="m:q8_0"), ModelInfo(name="other")]
+
 TARGET = b"/v1/chat/completions"
 
 
@@ -87,6 +89,26 @@ async def test_a_large_body_names_the_variant_too(tmp_path: Path) -> None:
             assert (sent["model"], sent["messages"][0]["content"]) == ("m:q4_0", text)
         finally:
             readers.close()
+
+
+@pytest.mark.parametrize("models", ["", "claude-sonnet-4-5", "other"])
+async def test_a_dated_claude_name_is_the_alias_of_its_name_without(tmp_path: Path, models: str) -> None:
+    """Anthropic's clients name a model with its date, and no alias was for that."""
+    tenants = {"default": TenantRow(models=models)}
+    async with proxied(tmp_path, tenants=tenants) as (proxy, backend):
+        route(proxy, aliases="claude-sonnet-4-5 = other")
+        client = await Client.unix(proxy.socket_path)
+        for name in ("claude-sonnet-4-5-20250929", "claude-sonnet-4-5-latest", "Claude-Sonnet-4-5@20250929"):
+            backend.reply = answer(b'{"model":"other","choices":[{"message":{"content":"a"}}]}')
+            status, _, body = await client.ask(post(TARGET, CHAT.replace(b'"m"', b'"%b"' % name.encode())))
+            if models == "other":  # the alias itself is not among what this tenant was given
+                assert (status, backend.requests) == (403, [])
+                continue
+            assert (status, json.loads(body)["model"]) == (200, name)
+            assert json.loads(backend.requests.pop()[1])["model"] == "other"
+        for name in ("claude-opus-4-1-20250805", "claude-sonnet-4-5-2025", "xclaude-sonnet-4-5-20250929"):
+            status, _, _ = await client.ask(post(TARGET, CHAT.replace(b'"m"', b'"%b"' % name.encode())))
+            assert status == (404 if not models else 403)
 
 
 async def test_an_alias_is_shown_as_the_model_it_stands_for(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from harness import (
     until,
 )
 
-from hive.domain import BackendInfo, BackendKind, ModelInfo
+from hive.domain import BackendCapabilities, BackendInfo, BackendKind, ModelInfo
 from hive.link.message import Message
 from hive.link.messages import (
     CloseBackend,
@@ -42,7 +42,11 @@ ASK = post(b"/v1/chat/completions", CHAT)
 ASK_STREAM = post(b"/v1/chat/completions", STREAM)
 OLLAMA_ASK = post(b"/api/chat", CHAT)
 COUNT = post(b"/v1/messages/count_tokens", CHAT)
-"""What an Ollama or the demo does not answer, and nobody can in their stead."""
+EMBED = post(b"/api/embed", b'{"model":"m","input":"x"}')
+CHATS_ONLY = BackendCapabilities(endpoints=("/v1/chat/completions",), found="a test")
+"""Of a server that cannot answer EMBED, and nobody can in its stead."""
+NOTHING_TOLD = BackendCapabilities()
+EMBEDDED = b'{"data":[{"index":0,"embedding":[0.5]}],"model":"m","usage":{"prompt_tokens":3,"total_tokens":3}}'
 NEW = JSON_ANSWER.replace(b'"hi"', b'"new"')
 FIRST = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
 LAST = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
@@ -62,8 +66,13 @@ class Box:
         order = CloseBackend(towards="vllm", drain_s=drain_s, wait_s=wait_s)
         self.switching.close(order, lambda message, descriptors=(): self.replies.append(message))
 
-    def open(self, backend: Backend, kind: BackendKind = BackendKind.LLAMA) -> None:
-        info = BackendInfo(kind=kind, address=backend.address, up=True)
+    def open(
+        self,
+        backend: Backend,
+        kind: BackendKind = BackendKind.LLAMA,
+        capabilities: BackendCapabilities = NOTHING_TOLD,
+    ) -> None:
+        info = BackendInfo(kind=kind, address=backend.address, up=True, capabilities=capabilities)
         self.switching.open(OpenBackend(backend=info, models=[ModelInfo(name="m2"), ModelInfo(name="m")]))
 
     async def drained(self) -> int:
@@ -206,22 +215,34 @@ async def test_a_long_body_that_waits_is_kept_for_the_new_backend(tmp_path: Path
 
 async def test_an_endpoint_is_judged_by_the_backend_that_comes(tmp_path: Path) -> None:
     async with two(tmp_path) as box:
-        box.proxy.use(box.old, BackendKind.DEMO)
-        assert (await (await box.client()).ask(COUNT))[0] == 501
+        told = BackendInfo(kind=BackendKind.LLAMA, address=box.old.address, up=True, capabilities=CHATS_ONLY)
+        box.proxy.path.use_backend(told, [ModelInfo(name="m")])
+        assert (await (await box.client()).ask(EMBED))[0] == 501
         box.close()
-        client, again = await box.waiting(COUNT), await box.waiting(COUNT)
-        box.new.reply = answer(b'{"input_tokens":3}')
+        client, again = await box.waiting(EMBED), await box.waiting(EMBED)
+        box.new.reply = answer(EMBEDDED)
         box.open(box.new)
         assert (await client.answer())[0] == 200
         assert (await again.answer())[0] == 200
+
+
+async def test_tokens_are_counted_or_estimated_by_whoever_answers_after_a_switch(tmp_path: Path) -> None:
+    """Its body was read for the backend before, which counts by itself: what goes there is what is estimated."""
+    async with two(tmp_path) as box:
+        box.close()
+        client = await box.waiting(COUNT)
+        box.open(box.new, BackendKind.DEMO)
+        status, fields, body = await client.answer()
+        assert (status, fields[b"x-hive-estimated"], box.new.requests) == (200, b"true", [])
+        assert json.loads(body) == {"input_tokens": json.loads(body)["input_tokens"], "estimated": True}
 
 
 async def test_rolled_back_the_old_backend_answers_and_says_what_it_does_not_offer(tmp_path: Path) -> None:
     async with two(tmp_path) as box:
         box.goes_on.set()
         box.close()
-        fits, does_not = await box.waiting(), await box.waiting(COUNT)
-        box.open(box.old, BackendKind.DEMO)
+        fits, does_not = await box.waiting(), await box.waiting(EMBED)
+        box.open(box.old, BackendKind.LLAMA, CHATS_ONLY)
         assert (await fits.answer())[0] == 200
         assert (await does_not.answer())[0] == 501
         await until(lambda: nothing_is_held(box.proxy))
@@ -383,10 +404,10 @@ async def test_a_request_whose_body_comes_after_the_switch_is_judged_by_the_new_
     async with two(tmp_path) as box:
         box.close()
         client = await box.client()
-        head, _, body = COUNT.partition(b"\r\n\r\n")
+        head, _, body = EMBED.partition(b"\r\n\r\n")
         client.writer.write(head + b"\r\n\r\n" + body[:3])
         await until(lambda: box.proxy.alice.gate.in_flight == 1)
-        box.open(box.new, BackendKind.DEMO)
+        box.open(box.new, BackendKind.LLAMA, CHATS_ONLY)
         client.writer.write(body[3:])
         status, _, _ = await client.answer()
         assert (status, box.new.requests) == (501, [])

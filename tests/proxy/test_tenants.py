@@ -235,6 +235,35 @@ async def test_llama_servers_cache_is_used_until_a_second_group_uses_it(tmp_path
         assert [sent(body).get("cache_prompt") for _, body in backend.requests] == [None, None, False, None]
 
 
+async def test_what_ends_with_a_second_group_says_which_setting_brings_it_back(tmp_path: Path) -> None:
+    """The first agent of a second tenant turned 200 into 501, and nobody could tell why."""
+    asked = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
+    edited = asked | {"context_management": {"edits": [{"type": "compact_20260112"}]}}
+    found = b'{"type":"message","content":[],"usage":{"input_tokens":1,"output_tokens":1},"stop_reason":"end_turn"}'
+    async with proxied(tmp_path, tenants={"acme": TenantRow(), "us": TenantRow(cache_group="default")}) as (
+        proxy,
+        backend,
+    ):
+        client = await Client.unix(proxy.socket_path)
+
+        async def ask() -> tuple[int, bytes]:
+            backend.reply = answer(found)
+            status, _, body = await client.ask(post(b"/v1/messages", json.dumps(edited).encode()))
+            return status, body
+
+        assert (await ask())[0] == 200
+        add_agent(proxy, "carol", "acme")
+        status, body = await ask()
+        assert status == 501
+        assert b"does not summarize a conversation" in body
+        assert b"`cache_group`" in body
+        proxy.registry.forget("carol")
+        assert (await ask())[0] == 200
+        proxy.use(backend, BackendKind.DEMO)
+        status, body = await ask()
+        assert (status, b"cache_group" in body) == (501, False)
+
+
 async def test_without_cache_isolation_nothing_is_put_in(tmp_path: Path) -> None:
     async with proxied(tmp_path, cache_isolation=False) as (proxy, backend):
         proxy.use(backend, BackendKind.VLLM)

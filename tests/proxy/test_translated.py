@@ -24,7 +24,7 @@ from harness import (
     until,
 )
 
-from hive.domain import BackendKind
+from hive.domain import BackendCapabilities, BackendKind
 from hive.proxy.deep import DeepReaders
 
 STREAMS = Path(__file__).with_name("streams")
@@ -161,6 +161,84 @@ async def test_an_anthropic_client_is_answered_by_a_backend_that_never_heard_of_
         assert (status, told["content"][0]["text"], told["usage"]["output_tokens"]) == (200, "hi", 3)
         assert backend.requests[0][0].startswith(b"POST /v1/chat/completions ")
         assert proxy.events[0].endpoint == "/v1/messages"
+
+
+@pytest.mark.parametrize("kind", [BackendKind.OLLAMA, BackendKind.REMOTE, BackendKind.DEMO])
+@pytest.mark.parametrize("query", [b"", b"?beta=true"])
+async def test_tokens_are_estimated_where_nobody_counts_and_it_is_said(
+    tmp_path: Path, kind: BackendKind, query: bytes
+) -> None:
+    """It was 501, and Claude Code asks it all the time."""
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, kind)
+        status, fields, body = await asked(proxy, b"/v1/messages/count_tokens" + query, {"messages": HELLO})
+        told = json.loads(body)
+        assert (status, fields[b"x-hive-estimated"], told["estimated"]) == (200, b"true", True)
+        assert 2 <= told["input_tokens"] <= 12
+        tools = [{"name": "f", "description": "d" * 700, "input_schema": {"type": "object"}}]
+        _, _, body = await asked(proxy, b"/v1/messages/count_tokens" + query, {"messages": HELLO, "tools": tools})
+        assert json.loads(body)["input_tokens"] - told["input_tokens"] > 200
+        assert (backend.requests, proxy.events) == ([], [])
+        assert nothing_is_held(proxy)
+        status, _, _ = await asked(proxy, b"/v1/messages/count_tokens", {"model": "gpt-9", "messages": HELLO})
+        assert status == 404
+
+
+async def test_a_server_that_says_it_cannot_count_is_not_asked(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.VLLM)
+        assert proxy.path.backend is not None
+        told = BackendCapabilities(endpoints=("/v1/messages", "/v1/chat/completions"))
+        proxy.path.use_backend(msgspec.structs.replace(proxy.path.backend, capabilities=told), proxy.path.models)
+        _, _, body = await asked(proxy, b"/v1/messages/count_tokens", {"messages": HELLO})
+        assert json.loads(body)["estimated"]
+        assert backend.requests == []
+
+
+async def test_a_long_prompt_is_estimated_in_a_worker(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.DEMO)
+        proxy.path.readers = readers = DeepReaders()
+        readers.start()
+        try:
+            image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "A" * 2_000_000}}
+            turns = [{"role": "user", "content": [image, {"type": "text", "text": "x" * 700_000}]}]
+            _, _, body = await asked(proxy, b"/v1/messages/count_tokens", {"messages": turns})
+            assert 200_000 <= json.loads(body)["input_tokens"] <= 203_000
+        finally:
+            readers.close()
+
+
+async def test_an_anthropic_client_reads_which_request_it_was(tmp_path: Path) -> None:
+    """The package looks for `request-id` in the head and `request_id` in an error; answers that were translated, and
+    errors in them, had neither."""
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.DEMO)
+        body = {"max_tokens": 5, "messages": HELLO}
+        _, fields, _ = await asked(proxy, b"/v1/messages", body)
+        assert fields[b"request-id"] == fields[b"x-request-id"] == b"e-1"
+        backend.reply = answer(b'{"error":{"message":"too long","type":"BadRequestError"}}', status=b"400 Bad Request")
+        _, fields, told = await asked(proxy, b"/v1/messages", body)
+        assert json.loads(told)["request_id"].encode() == fields[b"request-id"] == b"e-2"
+        _, fields, told = await asked(proxy, b"/v1/messages", {"messages": HELLO})
+        assert json.loads(told)["request_id"].encode() == fields[b"request-id"] == b"e-3"
+        backend.reply = answer(b'{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}]}')
+        assert json.loads((await asked(proxy, b"/v1/messages", body))[2])["id"] == "msg_e-4"
+        status, fields, _ = await asked(proxy, b"/v1/chat/completions", {"messages": HELLO})
+        assert (status, b"request-id" in fields) == (200, False)
+
+
+async def test_a_backends_own_request_id_gives_way_to_hives(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.LLAMA)
+        message = b'{"type":"message","content":[],"usage":{"input_tokens":1,"output_tokens":1},"stop_reason":"end"}'
+        backend.reply = answer(message).replace(b"\r\n", b"\r\nrequest-id: theirs\r\n", 1)
+        client = await Client.unix(proxy.socket_path)
+        body = {"model": "m", "max_tokens": 5, "messages": HELLO}
+        client.writer.write(post(b"/v1/messages", json.dumps(body).encode()))
+        head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), 10)
+        assert head.count(b"request-id: e-1\r\n") == 2
+        assert b"theirs" not in head
 
 
 async def test_where_there_is_no_ollama_hive_says_what_its_clients_ask_besides(tmp_path: Path) -> None:
