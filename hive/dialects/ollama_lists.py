@@ -108,6 +108,13 @@ def _row(model: ModelInfo) -> _Model:
 
 
 def _time(model: ModelInfo) -> str:
-    if not model.created:
-        return ""
-    return datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    return time_of(model.created) if model.created else ""
+
+
+def time_of(unix_s: int) -> str:
+    """As RFC 3339 has it.
+
+    >>> time_of(0)
+    '1970-01-01T00:00:00Z'
+    """
+    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")

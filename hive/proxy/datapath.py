@@ -325,14 +325,14 @@ class DataPath:
     def seen(self, decided: Decided) -> list[ModelInfo]:
         """The models of the list that is asked for, and beside them every alias that leads this caller to one of them:
         what it may name, as far as `policy.may` lets it. An alias does not run, so of those that do there is none."""
-        aliases = () if decided.target == RUNNING else self.aliases_of(decided.caller)
+        aliases = () if decided.endpoint.target == RUNNING else self.aliases_of(decided.caller)
         hidden = self.hidden_from(decided.caller)
         there = [model for model in self.models if model.name not in hidden] if hidden else self.models
         return there + [model for model, _ in aliases]
 
     def hidden_in(self, decided: Decided) -> frozenset[str]:
         """Names that a list of the backend's has, and this caller may not see."""
-        return self.hidden_from(decided.caller) if decided.target in FILTERED else NOTHING_HIDDEN
+        return self.hidden_from(decided.caller) if decided.endpoint.target in FILTERED else NOTHING_HIDDEN
 
     def hidden_from(self, caller: Caller) -> frozenset[str]:
         """Names of the far models that this caller may not use, so no list shows them to it."""
@@ -345,7 +345,7 @@ class DataPath:
 
     def added_to(self, decided: Decided) -> list[tuple[str, str]]:
         """The aliases that a list of the backend's lacks, each with the model it stands for."""
-        if decided.target != TAGS:
+        if decided.endpoint.target != TAGS:
             return []
         return [(alias.name, model) for alias, model in self.aliases_of(decided.caller)]
 

@@ -1,9 +1,10 @@
 """What may be asked of a model: the allowlist, one row an endpoint. Pure.
 
-A target is compared as bytes, never decoded, normalised or matched by prefix, and the row's bytes are what goes
-upstream: no spelling of a forbidden path can pass (facts: of 39 bypass spellings servers route several).
-Dated: Ollama's routes of 2026-08, vLLM 0.32, llama-server 0c1e570, anthropic-python 2.10.0 (its beta calls add
-`?beta=true`: rows of their own).
+A path is compared as bytes, never decoded, normalised or matched by prefix, and the row's bytes are what goes
+upstream: no spelling of a forbidden path can pass (facts: of 39 bypass spellings servers route several). A query is
+for Hive alone: what is known of it chooses a row or a part of a list, the rest of it is ignored, and none of its bytes
+goes upstream. Dated: Ollama's routes of 2026-08, vLLM 0.32, llama-server 0c1e570, anthropic-python 2.10.0 (its beta
+calls add `?beta=true`: rows of their own).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from hive.errors import BadRequest, MethodNotAllowed, Refusal, WrongMediaType
 from hive.wire.http1 import Request
 
 MODEL_PREFIX = b"/v1/models/"
+BETA = b"beta=true"
 
 
 class Meter(StrEnum):
@@ -102,7 +104,7 @@ def _anthropic(path: bytes, *, slot: bool, not_by: frozenset[BackendKind] = froz
             counts=True,
             not_by=not_by,
         )
-        for query in (b"", b"?beta=true")
+        for query in (b"", b"?" + BETA)
     ]
 
 
@@ -158,17 +160,25 @@ def find(method: bytes, target: bytes) -> Endpoint:
     >>> find(b"POST", b"/api/%63hat")
     Traceback (most recent call last):
     hive.errors.Refusal: this path is not offered to agents
+    >>> [find(b"POST", b"/v1/messages" + query).target for query in (b"?x=/api/pull", b"?x=1&beta=true")]
+    [b'/v1/messages', b'/v1/messages?beta=true']
     """
     row = _ROWS.get((method, target))
     if row is not None:
         return row
-    if target.startswith(MODEL_PREFIX) and len(target) > len(MODEL_PREFIX):
+    path, _, query = target.partition(b"?")
+    if query and BETA in query.split(b"&"):
+        row = _ROWS.get((method, path + b"?" + BETA))
+    row = row or _ROWS.get((method, path))
+    if row is not None:
+        return row
+    if path.startswith(MODEL_PREFIX) and len(path) > len(MODEL_PREFIX):
         if method == b"GET":
             return ONE_MODEL
         raise MethodNotAllowed("/v1/models/{id} takes GET", allow="GET")
-    allow = _METHODS.get(target)
+    allow = _METHODS.get(path)
     if allow is not None:
-        raise MethodNotAllowed(f"{target.decode('ascii')} takes {allow}", allow=allow)
+        raise MethodNotAllowed(f"{path.decode('ascii')} takes {allow}", allow=allow)
     raise Refusal("this path is not offered to agents")
 
 
@@ -219,9 +229,10 @@ def check_body(endpoint: Endpoint, request: Request) -> None:
 def dialect_of(target: bytes) -> Dialect:
     """In which dialect to refuse: `/api…` and `/` are Ollama's, `/v1/messages…` Anthropic's, all else OpenAI's.
 
-    >>> [dialect_of(target).value for target in (b"/api/pull", b"/v1/messages/batches", b"/v1/files")]
-    ['ollama', 'anthropic', 'openai']
+    >>> [dialect_of(target).value for target in (b"/api/pull", b"/?x", b"/v1/messages/batches", b"/v1/files")]
+    ['ollama', 'ollama', 'anthropic', 'openai']
     """
+    target = target.partition(b"?")[0]
     if target.startswith(b"/v1/messages"):
         return Dialect.ANTHROPIC
     return Dialect.OLLAMA if target == b"/" or target.startswith(b"/api") else Dialect.OPENAI

@@ -15,7 +15,6 @@ from hive.errors import (
     Asleep,
     BackendTimeout,
     HiveError,
-    NotFound,
     Refusal,
     RequestTimeout,
     Saturated,
@@ -643,7 +642,7 @@ class Exchange(Waiting):
         assert request is not None
         try:
             said = lists.answer_any(decided.endpoint, decided.target, self._path.seen(decided), decided.caller, named)
-        except NotFound as error:
+        except Refusal as error:
             self.refuse(error)
             return
         self._close_if_draining()

@@ -14,6 +14,7 @@ from hive.domain import Caller, Dialect, ModelInfo
 from hive.errors import BackendDown, NotFound
 from hive.policy import Act, may
 from hive.proxy.endpoints import MODEL_PREFIX, Endpoint
+from hive.proxy.pages import cut, page_of
 
 _encode = msgspec.json.Encoder().encode
 LATEST = ":latest"
@@ -39,33 +40,47 @@ class Said(NamedTuple):
 
 
 class _Row(msgspec.Struct):
-    """A model as OpenAI's API lists it. `created`: Unix seconds."""
+    """A model as OpenAI's API lists it, and as Anthropic's does. `created` and `created_at` are one time: in Unix
+    seconds, and as RFC 3339 has it."""
 
     id: str
     created: int
     owned_by: str
+    display_name: str
+    created_at: str
     object: str = "model"
+    type: str = "model"
 
 
 class _List(msgspec.Struct):
+    """`has_more`, `first_id`, `last_id`: how Anthropic's clients page; OpenAI's pass over them."""
+
     data: list[_Row]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
     object: str = "list"
 
 
 def answer(target: bytes, models: list[ModelInfo], caller: Caller) -> bytes:
-    """The JSON of the list, or of the one model the target names, as far as `caller` may see it. Raises NotFound.
+    """The JSON of the list, or the page of it that the query asks for, or of the one model the target names, as far as
+    `caller` may see it. Raises NotFound, BadRequest.
 
     An id with reserved characters is compared as openai-python 3.51 writes it (`meta%2Fllama-3%20x`) and plain.
 
     >>> from hive.domain import CallerKind
     >>> alice = Caller(CallerKind.AGENT, "a1")
-    >>> answer(b"/v1/models/meta%2Fx", [ModelInfo(name="meta/x", owned_by="vllm")], alice)
-    b'{"id":"meta/x","created":0,"owned_by":"vllm","object":"model"}'
+    >>> answer(b"/v1/models/meta%2Fx", [ModelInfo(name="meta/x", owned_by="vllm")], alice)[:48]
+    b'{"id":"meta/x","created":0,"owned_by":"vllm","di'
     """
     seen = [model for model in models if may(caller, Act.SEE, model.name) is None]
-    if not target.startswith(MODEL_PREFIX):
-        return _encode(_List([_row(model) for model in seen]))
-    wanted = target[len(MODEL_PREFIX) :]
+    path = target.partition(b"?")[0]
+    if not path.startswith(MODEL_PREFIX):
+        part = cut([model.name for model in seen], page_of(target))
+        rows = [_row(model) for model in seen[part.first : part.last]]
+        ends = (rows[0].id, rows[-1].id) if rows else (None, None)
+        return _encode(_List(rows, part.has_more, *ends))
+    wanted = path[len(MODEL_PREFIX) :]
     for model in seen:
         if wanted in (model.name.encode(), quote(model.name, safe="").encode()):
             return _encode(_row(model))
@@ -73,7 +88,8 @@ def answer(target: bytes, models: list[ModelInfo], caller: Caller) -> bytes:
 
 
 def answer_any(endpoint: Endpoint, target: bytes, models: list[ModelInfo], caller: Caller, named: str) -> Said:
-    """What Hive says by itself to a request of `endpoint`; `named`: the model its body names. Raises NotFound."""
+    """What Hive says by itself to a request of `endpoint`; `named`: the model its body names. Raises NotFound,
+    BadRequest."""
     if endpoint.dialect is not Dialect.OLLAMA:
         return Said(answer(target, models, caller))
     seen = [model for model in models if may(caller, Act.SEE, model.name) is None]
@@ -111,7 +127,8 @@ def no_such_model(name: str) -> NotFound:
 
 
 def _row(model: ModelInfo) -> _Row:
-    return _Row(model.name, model.created, model.owned_by or "hive")
+    made_at = ollama_lists.time_of(model.created)
+    return _Row(model.name, model.created, model.owned_by or "hive", model.name, made_at)
 
 
 def is_filtered(target: bytes, caller: Caller) -> bool:
