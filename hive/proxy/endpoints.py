@@ -10,15 +10,19 @@ calls add `?beta=true`: rows of their own).
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cache
 
 import msgspec
 
 from hive.domain import DIALECTS, BackendKind, Dialect
-from hive.errors import BadRequest, MethodNotAllowed, Refusal, WrongMediaType
+from hive.errors import BadRequest, MethodNotAllowed, WrongMediaType
+from hive.proxy.unknown_paths import not_offered
 from hive.wire.http1 import Request
 
 MODEL_PREFIX = b"/v1/models/"
 BETA = b"beta=true"
+MOST_OF_A_PATH = 256
+"""Bytes of an unknown path that are looked at to tell of it."""
 
 
 class Meter(StrEnum):
@@ -149,8 +153,9 @@ for _row in ENDPOINTS:
     _METHODS[_row.target] = ", ".join(filter(None, [_METHODS.get(_row.target), _row.method.decode()]))
 
 
-def find(method: bytes, target: bytes) -> Endpoint:
-    """The row of a request. Raises Refusal (403) for an unknown target, MethodNotAllowed (405) for a known one.
+def find(method: bytes, target: bytes, kind: BackendKind | None = None) -> Endpoint:
+    """The row of a request. Raises for an unknown path Refusal (403), or NotSupported (501) where servers of another
+    kind than the active one, `kind`, have it; MethodNotAllowed (405) for another method.
 
     >>> find(b"POST", b"/api/chat").takes_slot
     True
@@ -159,7 +164,7 @@ def find(method: bytes, target: bytes) -> Endpoint:
     hive.errors.MethodNotAllowed: /api/chat takes POST
     >>> find(b"POST", b"/api/%63hat")
     Traceback (most recent call last):
-    hive.errors.Refusal: this path is not offered to agents
+    hive.errors.Refusal: /api/%63hat is not offered to agents: it is on no list of endpoints
     >>> [find(b"POST", b"/v1/messages" + query).target for query in (b"?x=/api/pull", b"?x=1&beta=true")]
     [b'/v1/messages', b'/v1/messages?beta=true']
     """
@@ -179,7 +184,14 @@ def find(method: bytes, target: bytes) -> Endpoint:
     allow = _METHODS.get(path)
     if allow is not None:
         raise MethodNotAllowed(f"{path.decode('ascii')} takes {allow}", allow=allow)
-    raise Refusal("this path is not offered to agents")
+    raise not_offered(path[:MOST_OF_A_PATH], kind, _offered(kind))
+
+
+@cache
+def _offered(kind: BackendKind | None) -> tuple[str, ...]:
+    """The paths that are of use before a backend of that kind; where it is not known, all."""
+    rows = [row for row in ENDPOINTS if kind is None or answered_by_hive(row, kind) or asked_as(row, kind)]
+    return tuple(dict.fromkeys(row.name for row in rows))
 
 
 def asked_as(endpoint: Endpoint, kind: BackendKind) -> Endpoint | None:

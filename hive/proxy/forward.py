@@ -217,9 +217,11 @@ class Exchange(Waiting):
         return entry
 
     def _2_may_be_asked(self, request: Request) -> Endpoint:
-        endpoint = endpoints.find(request.method, request.target)
-        if not self._path.gate.is_closed:  # else it is judged again once it is known who answers
-            self._path.check_offered(endpoint)
+        path, is_closed = self._path, self._path.gate.is_closed
+        backend = None if is_closed else path.backend  # it is judged again once it is known who answers
+        endpoint = endpoints.find(request.method, request.target, None if backend is None else backend.kind)
+        if not is_closed:
+            path.check_offered(endpoint)
         return endpoint
 
     def _3_not_too_often(self, decided: Decided) -> None:
