@@ -15,7 +15,7 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal, Saturated
 from hive.field_rules import Rules
-from hive.models.capabilities import lacking, lacks_endpoint, passed_over
+from hive.models.capabilities import lacking, lacks_endpoint, only_embeds, passed_over
 from hive.models.names import spelled
 from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
@@ -166,6 +166,8 @@ class DataPath:
 
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
         """The daemon's word on who answers. Requests under way end where they began."""
+        if backend is not None and only_embeds(backend):
+            models = [msgspec.structs.replace(model, capabilities=("embedding",)) for model in models]
         before, self.backend, self.models = self.backend, backend, models
         where_before, self.where = self.where, Whereabouts(None if backend is None else backend.kind, models)
         self._offers = offers_of(models)

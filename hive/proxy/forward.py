@@ -484,7 +484,7 @@ class Exchange(Waiting):
         endpoint = decided.endpoint
         if answer is not None and (answer.begun or not status):
             status = answer.status or status
-        cost = cost_of(answer.reading if answer is not None else None, cut=cut)
+        cost = UNKNOWN if answer is None else cost_of(answer.reading, cut=cut, status=answer.status)
         ttft_s = self._first_at - self._begun_at if self._first_at is not None else None
         path.metrics.ended(
             endpoint.name,
@@ -500,7 +500,7 @@ class Exchange(Waiting):
             return False
         if self._cost is UNKNOWN:
             self._cost = cost
-        if cost.tokens_out is not None:
+        if cost.tokens_out:
             entry.learn_tokens_out(cost.tokens_out)
         if not path.settings.inference.token_tracking:
             return False
