@@ -338,6 +338,19 @@ async def test_thirty_requests_at_once_of_one_agent_are_all_answered_by_default(
         assert nothing_is_held(proxy)
 
 
+@pytest.mark.parametrize(("status", "cost"), [(400, (0, 0)), (404, (0, 0)), (500, (None, None))])
+async def test_a_request_that_the_backend_refused_has_cost_nothing(
+    tmp_path: Path, status: int, cost: tuple[int | None, int | None]
+) -> None:
+    """It was counted as one whose cost nobody knows, and its agent charged with what was expected of it."""
+    async with proxied(tmp_path) as (proxy, backend):
+        backend.reply = answer(b'{"error":{"message":"too long"}}').replace(b"200 OK", b"%d No" % status)
+        client = await Client.unix(proxy.socket_path)
+        assert (await client.ask(post(b"/v1/chat/completions", CHAT)))[0] == status
+        (event,) = proxy.events
+        assert (event.status, (event.tokens_in, event.tokens_out)) == (status, cost)
+
+
 async def test_above_its_tier_an_agent_waits_in_line_and_a_full_line_refuses_with_retry_after(tmp_path: Path) -> None:
     go = asyncio.Event()
 
@@ -510,7 +523,7 @@ async def test_the_backends_own_errors_pass_unchanged(tmp_path: Path) -> None:
         for body in (CHAT, STREAM):
             status, _, got = await client.ask(post(b"/v1/chat/completions", body))
             assert (status, got) == (400, error)
-        assert [(event.status, event.tokens_out) for event in proxy.events] == [(400, None), (400, None)]
+        assert [(event.status, event.tokens_out) for event in proxy.events] == [(400, 0), (400, 0)]
         client.close()
 
 
