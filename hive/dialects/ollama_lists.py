@@ -206,9 +206,12 @@ def version() -> bytes:
 
 
 def time_of(unix_s: int) -> str:
-    """As RFC 3339 has it.
+    """As RFC 3339 has it; 1970 for what is no time (some servers tell milliseconds).
 
-    >>> time_of(0)
-    '1970-01-01T00:00:00Z'
+    >>> time_of(1_800_000_000), time_of(1_800_000_000_000)
+    ('2027-01-15T08:00:00Z', '1970-01-01T00:00:00Z')
     """
-    return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
+    try:
+        return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return time_of(0)

@@ -81,6 +81,16 @@ async def test_openais_list_keeps_what_the_server_tells(tmp_path: Path) -> None:
         ]
 
 
+async def test_a_model_that_was_made_at_no_time_is_listed(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        models = [ModelInfo(name="a", created=1_800_000_000_000), ModelInfo(name="b", created=10**30)]
+        proxy.path.use_backend(BackendInfo(kind=BackendKind.REMOTE, address=backend.address, up=True), models)
+        client = await Client.unix(proxy.socket_path)
+        for target, key in ((b"/v1/models", "data"), (b"/api/tags", "models"), (b"/api/ps", "models")):
+            status, _, body = await client.ask(get(target))
+            assert (status, len(json.loads(body)[key])) == (200, 2)
+
+
 @pytest.mark.parametrize("name", ["tiny", "TINY", "tiny:latest", "Tiny:Latest"])
 async def test_a_model_is_found_under_the_name_it_is_asked_by(tmp_path: Path, name: str) -> None:
     """`GET /v1/models/tiny` and `TINY` were 404, while a chat with either name was answered."""
