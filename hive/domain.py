@@ -413,6 +413,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     model this is an adapter on, empty for a model of its own. `remote_host` and `remote_model`: where the backend
     sends its requests instead of answering them, and for which model there (Ollama's cloud stubs); empty where it
     answers them itself. `digest`: another one is another model, whatever its name; empty where it tells none.
+    `context_length`: tokens of prompt and answer together. `capabilities`: what it does, in Ollama's words
+    (`completion`, `embedding`, `tools`, `vision`), empty where it tells nothing. `template`: how it writes a
+    conversation, as the backend tells it. `meta`: what llama-server tells besides.
     """
 
     name: str
@@ -425,3 +428,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     remote_host: str = ""
     remote_model: str = ""
     digest: str = ""
+    context_length: int | None = None
+    capabilities: tuple[str, ...] = ()
+    template: str = ""
+    meta: dict[str, int | float | str | bool] = {}

@@ -177,15 +177,15 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
             expected="an IP address",
         ),
     ] = "127.0.0.1"
-    window_requests: Annotated[int, _s("Requests an agent may make per window.", runtime=True, ge=1)] = 120
+    window_requests: Annotated[int, _s("Requests an agent may make per window.", runtime=True, ge=1)] = 600
     window_s: Annotated[float, _s("Length of the sliding window.", runtime=True, unit="s", gt=0)] = 60
     tier_low_concurrency: Annotated[
         int, _s("Requests of a low-tier agent at the backend at once.", runtime=True, ge=1)
     ] = 2
     tier_medium_concurrency: Annotated[int, _s("The same for tier medium.", runtime=True, ge=1)] = 5
     tier_high_concurrency: Annotated[int, _s("The same for tier high.", runtime=True, ge=1)] = 10
-    queue_depth: Annotated[int, _s("Requests of one tenant that may wait for their turn.", runtime=True, ge=0)] = 16
-    queue_wait_s: Annotated[float, _s("Longest wait for a turn, then 503.", runtime=True, unit="s", gt=0)] = 30
+    queue_depth: Annotated[int, _s("Requests of one tenant that may wait for their turn.", runtime=True, ge=0)] = 64
+    queue_wait_s: Annotated[float, _s("Longest wait for a turn, then 503.", runtime=True, unit="s", gt=0)] = 120
     backend_concurrency: Annotated[
         int, _s("Requests at the backend at once; 0: what the backend says of itself.", runtime=True, ge=0)
     ] = 0

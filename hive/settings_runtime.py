@@ -33,7 +33,7 @@ def with_runtime(settings: Settings, values: Mapping[str, str], env: Mapping[str
     >>> with_runtime(Settings(), {"proxy.queue_depth": "7", "proxy.gone": "1"}, {}).proxy.queue_depth
     7
     >>> with_runtime(Settings(), {"proxy.queue_depth": "7"}, {"HIVE_PROXY_QUEUE_DEPTH": "3"}).proxy.queue_depth
-    16
+    64
     """
     known, changes = rows(), dict[str, dict[str, object]]()
     for name, text in values.items():

@@ -1,10 +1,12 @@
 """What Ollama's clients ask besides prompts, said for a backend that does not speak their dialect. Pure.
 
-What Hive does not know is left out, as Go leaves out what is empty; ollama-python 0.6.3 takes all of it as optional.
+What Hive does not know is empty or 0, as Go writes it: clients (llm-ollama) read `digest`, `details` and `size` of each
+model without looking if they are there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -27,43 +29,143 @@ _PATH = re.compile(r"(?:[A-Za-z]:)?[~.]*[/\\]")
 """How the name of a file begins, and no model's."""
 
 
-class _Model(msgspec.Struct, omit_defaults=True):
+FOREVER = "2318-01-01T00:00:00Z"
+"""When a model goes that its server does not unload by itself: what Ollama says of `keep_alive: -1` is as far."""
+UNKNOWN_KIND = "unknown"
+"""`general.architecture` of a model whose server does not tell it; clients find the other keys by it."""
+_SIZES = {" - Small": "_S", " - Medium": "_M", " - Large": "_L"}
+
+
+class _Details(msgspec.Struct):
+    """`parameter_size` and `quantization_level` as Ollama writes them: `1.2B`, `Q4_K_M`."""
+
+    parent_model: str
+    format: str
+    family: str
+    families: tuple[str, ...] | None
+    parameter_size: str
+    quantization_level: str
+
+
+class _Model(msgspec.Struct):
     """`size`: bytes. `modified_at`: RFC 3339."""
 
     name: str
     model: str
-    modified_at: str = ""
-    size: int | None = None
+    modified_at: str
+    size: int
+    digest: str
+    details: _Details
+
+
+class _Running(msgspec.Struct):
+    """`size_vram`: its server does not tell how much of it is in a GPU's memory, so it is 0."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: _Details
+    expires_at: str
+    size_vram: int
+    context_length: int
 
 
 class _Models(msgspec.Struct):
-    models: list[_Model]
+    models: list[_Model] | list[_Running]
 
 
 class _Shown(msgspec.Struct):
-    modified_at: str | msgspec.UnsetType
-    model_info: dict[str, str]
+    modified_at: str
+    template: str
+    details: _Details
+    model_info: dict[str, str | int]
     capabilities: tuple[str, ...]
 
 
 def tags(models: Sequence[ModelInfo]) -> bytes:
-    """`GET /api/tags`, and `/api/ps`: what a server offers that is no Ollama is loaded, or the next to be.
+    """`GET /api/tags`: what a server offers that is no Ollama.
 
-    >>> tags([ModelInfo(name="tiny", size_bytes=9, created=1_800_000_000)])
-    b'{"models":[{"name":"tiny","model":"tiny","modified_at":"2027-01-15T08:00:00Z","size":9}]}'
+    >>> tags([ModelInfo(name="tiny", size_bytes=9, created=1_800_000_000)])[:83]
+    b'{"models":[{"name":"tiny","model":"tiny","modified_at":"2027-01-15T08:00:00Z","size'
     """
-    return _encode(_Models([_row(model) for model in models]))
+    rows = [
+        _Model(model.name, model.name, time_of(model.created), model.size_bytes or 0, _digest(model), _details(model))
+        for model in models
+    ]
+    return _encode(_Models(rows))
+
+
+def running(models: Sequence[ModelInfo]) -> bytes:
+    """`GET /api/ps`: what such a server offers is loaded, or the next to be, and stays."""
+    rows = []
+    for model in models:
+        size, context = model.size_bytes or 0, model.context_length or 0
+        rows.append(_Running(model.name, model.name, size, _digest(model), _details(model), FOREVER, 0, context))
+    return _encode(_Models(rows))
 
 
 def shown(model: ModelInfo) -> bytes:
     """`POST /api/show`: what is known of one model.
 
-    >>> shown(ModelInfo(name="tiny", owned_by="llamacpp"))
-    b'{"model_info":{"general.basename":"tiny","hive.owned_by":"llamacpp"},"capabilities":["completion"]}'
+    >>> told = shown(ModelInfo(name="tiny", owned_by="vllm", context_length=4096, capabilities=("embedding",)))
+    >>> told[told.index(b'"model_info"'):told.index(b',"hive.')]
+    b'"model_info":{"general.architecture":"unknown","general.basename":"tiny","unknown.context_length":4096'
+    >>> told[-31:]
+    b'},"capabilities":["embedding"]}'
     """
-    known = {"general.basename": model.name, "hive.owned_by": model.owned_by}
+    known: dict[str, str | int | None] = {
+        "general.architecture": UNKNOWN_KIND,
+        "general.basename": model.name,
+        "general.parameter_count": model.parameters,
+        f"{UNKNOWN_KIND}.context_length": model.context_length,
+        f"{UNKNOWN_KIND}.embedding_length": _whole(model.meta.get("n_embd")),
+        "hive.owned_by": model.owned_by,
+    }
     info = {name: value for name, value in known.items() if value}
-    return _encode(_Shown(_time(model) or msgspec.UNSET, info, ("completion",)))
+    can = model.capabilities or ("completion",)
+    return _encode(_Shown(time_of(model.created), model.template, _details(model), info, can))
+
+
+def _details(model: ModelInfo) -> _Details:
+    """`format`: llama-server has nothing but GGUF; of others it is not known."""
+    of_llama = "gguf" if model.owned_by == "llamacpp" else ""
+    size = in_short(model.parameters) if model.parameters else ""
+    return _Details(model.parent, of_llama, "", None, size, quantization_level(model))
+
+
+def quantization_level(model: ModelInfo) -> str:
+    """In Ollama's words; empty where its server tells none.
+
+    >>> [quantization_level(ModelInfo(name="x", meta={"ftype": told})) for told in ("Q4_K - Medium", "all F32", "Q8_0")]
+    ['Q4_K_M', 'F32', 'Q8_0']
+    """
+    told = model.quantization or str(model.meta.get("ftype") or "").removeprefix("all ")
+    for words, letter in _SIZES.items():
+        told = told.replace(words, letter)
+    return told
+
+
+def in_short(parameters: int) -> str:
+    """How many weights, as Ollama writes it.
+
+    >>> in_short(164_160), in_short(1_235_814_432), in_short(70_000_000_000)
+    ('164.16K', '1.2B', '70.0B')
+    """
+    for bound, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 2)):
+        if parameters >= bound:
+            return f"{parameters / bound:.{digits}f}{letter}"
+    return str(parameters)
+
+
+def _digest(model: ModelInfo) -> str:
+    """Its server's own, else one of what is told of it: the same model has the same, another one another."""
+    told = (model.name, model.owned_by, str(model.size_bytes), str(model.parameters), quantization_level(model))
+    return model.digest or hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def without_paths(answer: bytes) -> bytes:
@@ -103,11 +205,13 @@ def version() -> bytes:
     return _encode({"version": LIKE_OLLAMA, "hive": __version__})
 
 
-def _row(model: ModelInfo) -> _Model:
-    return _Model(model.name, model.name, modified_at=_time(model), size=model.size_bytes)
+def time_of(unix_s: int) -> str:
+    """As RFC 3339 has it; 1970 for what is no time (some servers tell milliseconds).
 
-
-def _time(model: ModelInfo) -> str:
-    if not model.created:
-        return ""
-    return datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+    >>> time_of(1_800_000_000), time_of(1_800_000_000_000)
+    ('2027-01-15T08:00:00Z', '1970-01-01T00:00:00Z')
+    """
+    try:
+        return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return time_of(0)

@@ -117,13 +117,14 @@ class SseReader:
 
 
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-_NO_USAGE = b',"usage":null'
+_NO_USAGE = re.compile(rb',"usage":(?:null|\{(?:"[a-z_]+":0,)*"[a-z_]+":0\})')
 
 
 class UsageStripper:
     """Relays a stream as it came, but for what Hive's own request for usage added to it (OpenAI's dialect).
 
-    The chunk that carries the usage has no choices and goes; `"usage":null` goes from the others. An event that has
+    The chunk that carries the usage has no choices and goes; from the others `"usage":null` goes, and a usage of
+    nothing but 0, which is what Ollama (0.17.4, 0.32.15) has in every chunk of `/v1/completions`. An event that has
     not ended is held back; one that grows beyond MAX_EVENT passes as it is.
 
     >>> stripper = UsageStripper()
@@ -197,4 +198,4 @@ def _without_usage(event: bytes) -> bytes:
     """One event; empty where it is the usage chunk. Inside a JSON string the quotes would be escaped."""
     if b'"usage":{' in event and (b'"choices":[]' in event or b'"choices": []' in event):
         return b""
-    return event.replace(_NO_USAGE, b"") if _NO_USAGE in event else event
+    return _NO_USAGE.sub(b"", event)

@@ -16,14 +16,35 @@ from hive.inference.server import LOAD_S, Server, check_done, within
 LOOK_S = 0.1
 
 
+MOST_TEMPLATE = 64 * 1024
+"""Characters of a chat template that are passed on; of a longer one nothing is."""
+MOST_META = 32
+
+
+class _Modalities(msgspec.Struct, frozen=True):
+    vision: bool = False
+    audio: bool = False
+
+
+class _TemplateCaps(msgspec.Struct, frozen=True):
+    supports_tools: bool = False
+
+
 class _Props(msgspec.Struct):
     build_info: str
     total_slots: int | None = None
 
 
-class _Meta(msgspec.Struct):
-    size: int | None = None
-    n_params: int | None = None
+class _OneModel(msgspec.Struct):
+    """What `/props` tells of the model of a server that has one."""
+
+    chat_template: str = ""
+    chat_template_caps: _TemplateCaps = _TemplateCaps()
+    modalities: _Modalities = _Modalities()
+
+
+_Meta = dict[str, object]
+"""`size` (bytes), `n_params`, `n_ctx` (of one conversation), `n_ctx_train`, `n_embd`, `ftype`, …"""
 
 
 class _Status(msgspec.Struct):
@@ -54,17 +75,16 @@ class LlamaServer(Server):
     why_not_load = "this llama-server serves the one model it was started with; as a router it has several"
 
     async def models(self) -> list[ModelInfo]:
-        models = await self._shape("/v1/models", _Models)
-        return [
-            ModelInfo(
-                name=model.id,
-                size_bytes=model.meta.size if model.meta else None,
-                owned_by=model.owned_by,
-                created=model.created,
-                parameters=model.meta.n_params if model.meta else None,
-            )
-            for model in models.data
-        ]
+        """With one model `/props` tells more of it; a router's tells nothing of any."""
+        listed = (await self._shape("/v1/models", _Models)).data
+        props = await self._told_of_one() if len(listed) == 1 and listed[0].status is None else None
+        return [_model_of(model, props) for model in listed]
+
+    async def _told_of_one(self) -> _OneModel | None:
+        try:
+            return await self._shape("/props", _OneModel)
+        except (BackendDown, BackendTimeout):
+            return None
 
     async def mark(self) -> str:
         """Its build and the names it lists: with a small model it is back before anybody saw that it was gone."""
@@ -132,3 +152,40 @@ class LlamaServer(Server):
             return (await self._props()).total_slots
         except (BackendDown, BackendTimeout):
             return None
+
+
+def _model_of(model: _Model, props: _OneModel | None) -> ModelInfo:
+    """One row of its list, with what `/props` tells of it.
+
+    >>> row = _Model(id="tiny", meta={"n_params": 5, "n_ctx": 4096, "x": [], "ftype": "all F32"})
+    >>> found = _model_of(row, _OneModel(modalities=_Modalities(vision=True)))
+    >>> found.parameters, found.context_length, found.capabilities, found.meta
+    (5, 4096, ('completion', 'vision'), {'n_params': 5, 'n_ctx': 4096, 'ftype': 'all F32'})
+    """
+    meta = {key: value for key, value in (model.meta or {}).items() if isinstance(value, int | float | str)}
+    can = (("completion", True),) if props is None else _abilities(props)
+    template = "" if props is None or len(props.chat_template) > MOST_TEMPLATE else props.chat_template
+    return ModelInfo(
+        name=model.id,
+        size_bytes=_whole(meta.get("size")),
+        owned_by=model.owned_by,
+        created=model.created,
+        parameters=_whole(meta.get("n_params")),
+        context_length=_whole(meta.get("n_ctx")) or _whole(meta.get("n_ctx_train")),
+        capabilities=tuple(name for name, is_there in can if is_there),
+        template=template,
+        meta=dict(list(meta.items())[:MOST_META]),
+    )
+
+
+def _abilities(props: _OneModel) -> tuple[tuple[str, bool], ...]:
+    return (
+        ("completion", True),
+        ("tools", props.chat_template_caps.supports_tools),
+        ("vision", props.modalities.vision),
+        ("audio", props.modalities.audio),
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -51,6 +51,16 @@ def unix_seconds(text: str) -> int:
         return 0
 
 
+def owner_of(name: str) -> str:
+    """Whose model it is: the namespace in its name, as Ollama's own `/v1/models` has it.
+
+    >>> owner_of("tiny:latest"), owner_of("ann/tiny"), owner_of("hf.co/meta/tiny:q4_0")
+    ('library', 'ann', 'meta')
+    """
+    *_, namespace, _ = ("library", *name.split("/"))
+    return namespace
+
+
 class Ollama(Server):
     """Keeps the contract of `Backend`. It has one health: whoever answers `/api/version` also serves."""
 
@@ -66,12 +76,11 @@ class Ollama(Server):
 
     async def models(self) -> list[ModelInfo]:
         tags = await self._shape(TAGS, _Tags)
-        owner = "library" if self.kind is BackendKind.OLLAMA else "hive"
         return [
             ModelInfo(
                 name=tag.name,
                 size_bytes=tag.size,
-                owned_by=owner,
+                owned_by=owner_of(tag.name) if self.kind is BackendKind.OLLAMA else "hive",
                 created=unix_seconds(tag.modified_at),
                 quantization=tag.details.quantization_level if tag.details else "",
                 remote_host=tag.remote_host,

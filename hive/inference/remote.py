@@ -18,6 +18,8 @@ class _Model(msgspec.Struct):
     id: str
     owned_by: str | None = None
     created: float | None = None
+    max_model_len: object = None
+    """vLLM's and SGLang's servers tell it; a server that has something else there is still a server."""
 
 
 class _Models(msgspec.Struct):
@@ -57,7 +59,12 @@ class Remote(Server):
     async def models(self) -> list[ModelInfo]:
         listed = await self._shape(MODELS, _Models)
         return [
-            ModelInfo(name=model.id, owned_by=model.owned_by or "", created=max(0, int(model.created or 0)))
+            ModelInfo(
+                name=model.id,
+                owned_by=model.owned_by or "",
+                created=max(0, int(model.created or 0)),
+                context_length=model.max_model_len if isinstance(model.max_model_len, int) else None,
+            )
             for model in listed.data
         ]
 

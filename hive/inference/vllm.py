@@ -21,6 +21,7 @@ class _Model(msgspec.Struct):
     owned_by: str = ""
     created: int = 0
     parent: str | None = None
+    max_model_len: int | None = None
 
 
 class _Models(msgspec.Struct):
@@ -40,7 +41,13 @@ class Vllm(Server):
     async def models(self) -> list[ModelInfo]:
         models = await self._shape("/v1/models", _Models)
         return [
-            ModelInfo(name=model.id, owned_by=model.owned_by, created=model.created, parent=model.parent or "")
+            ModelInfo(
+                name=model.id,
+                owned_by=model.owned_by,
+                created=model.created,
+                parent=model.parent or "",
+                context_length=model.max_model_len,
+            )
             for model in models.data
         ]
 

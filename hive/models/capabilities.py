@@ -132,3 +132,13 @@ def lacks_endpoint(backend: BackendInfo, endpoint: str) -> bool:
     """
     told = backend.capabilities.endpoints
     return told is not None and endpoint not in told
+
+
+def only_embeds(backend: BackendInfo) -> bool:
+    """Whether it said that it makes vectors and no text, so that its models are embedders.
+
+    >>> only_embeds(BackendInfo(kind=BackendKind.VLLM, address="x"))
+    False
+    """
+    told = backend.capabilities.endpoints
+    return told is not None and "/v1/embeddings" in told and not {"/v1/chat/completions", "/v1/completions"} & {*told}

@@ -28,11 +28,18 @@ class Cost(NamedTuple):
 
 UNKNOWN = Cost()
 NOTHING = Cost(0, 0)
-"""Of what never reached the backend."""
+"""Of what never reached the backend, or was refused by it."""
 
 
-def cost_of(reading: Reading | None, *, cut: bool) -> Cost:
-    """What the reading of an answer says; of one that was cut short, what got through."""
+def cost_of(reading: Reading | None, *, cut: bool, status: int = 200) -> Cost:
+    """What the reading of an answer says; of one that was cut short, what got through. A request that the backend
+    refused (`status`: its own) has cost nothing: it was not worked on.
+
+    >>> cost_of(None, cut=False, status=400).total, cost_of(None, cut=False, status=500).total
+    (0, None)
+    """
+    if 400 <= status < 500:
+        return NOTHING
     if reading is None:
         return UNKNOWN
     usage = reading.usage

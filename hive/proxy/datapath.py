@@ -15,7 +15,7 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal, Saturated
 from hive.field_rules import Rules
-from hive.models.capabilities import lacking, lacks_endpoint, limit_name, passed_over
+from hive.models.capabilities import lacking, lacks_endpoint, limit_name, only_embeds, passed_over
 from hive.models.names import spelled
 from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of, undated
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
@@ -166,6 +166,8 @@ class DataPath:
 
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
         """The daemon's word on who answers. Requests under way end where they began."""
+        if backend is not None and only_embeds(backend):
+            models = [msgspec.structs.replace(model, capabilities=("embedding",)) for model in models]
         before, self.backend, self.models = self.backend, backend, models
         where_before, self.where = self.where, Whereabouts(None if backend is None else backend.kind, models)
         self._offers = offers_of(models)
@@ -334,14 +336,14 @@ class DataPath:
     def seen(self, decided: Decided) -> list[ModelInfo]:
         """The models of the list that is asked for, and beside them every alias that leads this caller to one of them:
         what it may name, as far as `policy.may` lets it. An alias does not run, so of those that do there is none."""
-        aliases = () if decided.target == RUNNING else self.aliases_of(decided.caller)
+        aliases = () if decided.endpoint.target == RUNNING else self.aliases_of(decided.caller)
         hidden = self.hidden_from(decided.caller)
         there = [model for model in self.models if model.name not in hidden] if hidden else self.models
         return there + [model for model, _ in aliases]
 
     def hidden_in(self, decided: Decided) -> frozenset[str]:
         """Names that a list of the backend's has, and this caller may not see."""
-        return self.hidden_from(decided.caller) if decided.target in FILTERED else NOTHING_HIDDEN
+        return self.hidden_from(decided.caller) if decided.endpoint.target in FILTERED else NOTHING_HIDDEN
 
     def hidden_from(self, caller: Caller) -> frozenset[str]:
         """Names of the far models that this caller may not use, so no list shows them to it."""
@@ -354,7 +356,7 @@ class DataPath:
 
     def added_to(self, decided: Decided) -> list[tuple[str, str]]:
         """The aliases that a list of the backend's lacks, each with the model it stands for."""
-        if decided.target != TAGS:
+        if decided.endpoint.target != TAGS:
             return []
         return [(alias.name, model) for alias, model in self.aliases_of(decided.caller)]
 

@@ -1,22 +1,28 @@
 """What may be asked of a model: the allowlist, one row an endpoint. Pure.
 
-A target is compared as bytes, never decoded, normalised or matched by prefix, and the row's bytes are what goes
-upstream: no spelling of a forbidden path can pass (facts: of 39 bypass spellings servers route several).
-Dated: Ollama's routes of 2026-08, vLLM 0.32, llama-server 0c1e570, anthropic-python 2.10.0 (its beta calls add
-`?beta=true`: rows of their own).
+A path is compared as bytes, never decoded, normalised or matched by prefix, and the row's bytes are what goes
+upstream: no spelling of a forbidden path can pass (facts: of 39 bypass spellings servers route several). A query is
+for Hive alone: what is known of it chooses a row or a part of a list, the rest of it is ignored, and none of its bytes
+goes upstream. Dated: Ollama's routes of 2026-08, vLLM 0.32, llama-server 0c1e570, anthropic-python 2.10.0 (its beta
+calls add `?beta=true`: rows of their own).
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cache
 
 import msgspec
 
 from hive.domain import DIALECTS, BackendKind, Dialect
-from hive.errors import BadRequest, MethodNotAllowed, Refusal, WrongMediaType
+from hive.errors import BadRequest, MethodNotAllowed, WrongMediaType
+from hive.proxy.unknown_paths import not_offered
 from hive.wire.http1 import Request
 
 MODEL_PREFIX = b"/v1/models/"
+BETA = b"beta=true"
+MOST_OF_A_PATH = 256
+"""Bytes of an unknown path that are looked at to tell of it."""
 
 
 class Meter(StrEnum):
@@ -102,7 +108,7 @@ def _anthropic(path: bytes, *, slot: bool, not_by: frozenset[BackendKind] = froz
             counts=True,
             not_by=not_by,
         )
-        for query in (b"", b"?beta=true")
+        for query in (b"", b"?" + BETA)
     ]
 
 
@@ -151,8 +157,9 @@ for _row in ENDPOINTS:
     _METHODS[_row.target] = ", ".join(filter(None, [_METHODS.get(_row.target), _row.method.decode()]))
 
 
-def find(method: bytes, target: bytes) -> Endpoint:
-    """The row of a request. Raises Refusal (403) for an unknown target, MethodNotAllowed (405) for a known one.
+def find(method: bytes, target: bytes, kind: BackendKind | None = None) -> Endpoint:
+    """The row of a request. Raises for an unknown path Refusal (403), or NotSupported (501) where servers of another
+    kind than the active one, `kind`, have it; MethodNotAllowed (405) for another method.
 
     >>> find(b"POST", b"/api/chat").takes_slot
     True
@@ -161,19 +168,34 @@ def find(method: bytes, target: bytes) -> Endpoint:
     hive.errors.MethodNotAllowed: /api/chat takes POST
     >>> find(b"POST", b"/api/%63hat")
     Traceback (most recent call last):
-    hive.errors.Refusal: this path is not offered to agents
+    hive.errors.Refusal: /api/%63hat is not offered to agents: it is on no list of endpoints
+    >>> [find(b"POST", b"/v1/messages" + query).target for query in (b"?x=/api/pull", b"?x=1&beta=true")]
+    [b'/v1/messages', b'/v1/messages?beta=true']
     """
     row = _ROWS.get((method, target))
     if row is not None:
         return row
-    if target.startswith(MODEL_PREFIX) and len(target) > len(MODEL_PREFIX):
+    path, _, query = target.partition(b"?")
+    if query and BETA in query.split(b"&"):
+        row = _ROWS.get((method, path + b"?" + BETA))
+    row = row or _ROWS.get((method, path))
+    if row is not None:
+        return row
+    if path.startswith(MODEL_PREFIX) and len(path) > len(MODEL_PREFIX):
         if method == b"GET":
             return ONE_MODEL
         raise MethodNotAllowed("/v1/models/{id} takes GET", allow="GET")
-    allow = _METHODS.get(target)
+    allow = _METHODS.get(path)
     if allow is not None:
-        raise MethodNotAllowed(f"{target.decode('ascii')} takes {allow}", allow=allow)
-    raise Refusal("this path is not offered to agents")
+        raise MethodNotAllowed(f"{path.decode('ascii')} takes {allow}", allow=allow)
+    raise not_offered(path[:MOST_OF_A_PATH], kind, _offered(kind))
+
+
+@cache
+def _offered(kind: BackendKind | None) -> tuple[str, ...]:
+    """The paths that are of use before a backend of that kind; where it is not known, all."""
+    rows = [row for row in ENDPOINTS if kind is None or answered_by_hive(row, kind) or asked_as(row, kind)]
+    return tuple(dict.fromkeys(row.name for row in rows))
 
 
 def asked_as(endpoint: Endpoint, kind: BackendKind) -> Endpoint | None:
@@ -223,9 +245,10 @@ def check_body(endpoint: Endpoint, request: Request) -> None:
 def dialect_of(target: bytes) -> Dialect:
     """In which dialect to refuse: `/api…` and `/` are Ollama's, `/v1/messages…` Anthropic's, all else OpenAI's.
 
-    >>> [dialect_of(target).value for target in (b"/api/pull", b"/v1/messages/batches", b"/v1/files")]
-    ['ollama', 'anthropic', 'openai']
+    >>> [dialect_of(target).value for target in (b"/api/pull", b"/?x", b"/v1/messages/batches", b"/v1/files")]
+    ['ollama', 'ollama', 'anthropic', 'openai']
     """
+    target = target.partition(b"?")[0]
     if target.startswith(b"/v1/messages"):
         return Dialect.ANTHROPIC
     return Dialect.OLLAMA if target == b"/" or target.startswith(b"/api") else Dialect.OPENAI

@@ -110,7 +110,7 @@ class Place(Share):
 class TenantLine:
     """What the agents of one tenant share. `waits`: those that have something waiting; `flows`: how many are kept."""
 
-    __slots__ = ("accounts", "flows", "mean_wait_s", "name", "pace", "price", "waiting", "waits")
+    __slots__ = ("accounts", "flows", "mean_held_s", "mean_wait_s", "name", "pace", "price", "waiting", "waits")
 
     def __init__(self, name: str, levels: tuple[Level, ...], price: float) -> None:
         self.name = name
@@ -121,6 +121,7 @@ class TenantLine:
         self.flows = 0
         self.pace = Pace()
         self.mean_wait_s: float | None = None
+        self.mean_held_s: float | None = None
 
     def __repr__(self) -> str:
         return f"<TenantLine {self.name} weight {1 / self.price:g}, {self.waiting} waiting>"
@@ -135,6 +136,11 @@ class TenantLine:
         """Moving average over about the last ten that had to wait."""
         mean = self.mean_wait_s
         self.mean_wait_s = wait_s if mean is None else mean + 0.1 * (wait_s - mean)
+
+    def learn_held(self, held_s: float) -> None:
+        """The same of how long its requests had their slots."""
+        mean = self.mean_held_s
+        self.mean_held_s = held_s if mean is None else mean + 0.1 * (held_s - mean)
 
 
 class Flow:

@@ -16,7 +16,6 @@ from hive.errors import (
     BackendTimeout,
     BadRequest,
     HiveError,
-    NotFound,
     Refusal,
     RequestTimeout,
     Saturated,
@@ -219,9 +218,11 @@ class Exchange(Waiting):
         return entry
 
     def _2_may_be_asked(self, request: Request) -> Endpoint:
-        endpoint = endpoints.find(request.method, request.target)
-        if not self._path.gate.is_closed:  # else it is judged again once it is known who answers
-            self._path.check_offered(endpoint)
+        path, is_closed = self._path, self._path.gate.is_closed
+        backend = None if is_closed else path.backend  # it is judged again once it is known who answers
+        endpoint = endpoints.find(request.method, request.target, None if backend is None else backend.kind)
+        if not is_closed:
+            path.check_offered(endpoint)
         return endpoint
 
     def _3_not_too_often(self, decided: Decided) -> None:
@@ -479,7 +480,7 @@ class Exchange(Waiting):
         endpoint = decided.endpoint
         if answer is not None and (answer.begun or not status):
             status = answer.status or status
-        cost = cost_of(answer.reading if answer is not None else None, cut=cut)
+        cost = UNKNOWN if answer is None else cost_of(answer.reading, cut=cut, status=answer.status)
         ttft_s = self._first_at - self._begun_at if self._first_at is not None else None
         path.metrics.ended(
             endpoint.name,
@@ -495,7 +496,7 @@ class Exchange(Waiting):
             return False
         if self._cost is UNKNOWN:
             self._cost = cost
-        if cost.tokens_out is not None:
+        if cost.tokens_out:
             entry.learn_tokens_out(cost.tokens_out)
         if not path.settings.inference.token_tracking:
             return False
@@ -648,7 +649,7 @@ class Exchange(Waiting):
             else:
                 seen = self._path.seen(decided)
                 said = lists.answer_any(decided.endpoint, decided.target, seen, decided.caller, named)
-        except (NotFound, BadRequest) as error:
+        except (Refusal, BadRequest) as error:
             self.refuse(error)
             return
         self._close_if_draining()

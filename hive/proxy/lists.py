@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
-from urllib.parse import quote
+from urllib.parse import unquote
 
 import msgspec
 
 from hive.dialects import ollama_lists, token_estimate
 from hive.domain import Caller, Dialect, ModelInfo
 from hive.errors import BackendDown, NotFound
+from hive.models.names import spelled
 from hive.policy import Act, may
 from hive.proxy.endpoints import MODEL_PREFIX, Endpoint
+from hive.proxy.pages import cut, page_of
 
 _encode = msgspec.json.Encoder().encode
-LATEST = ":latest"
 TAGS, RUNNING, SHOW = b"/api/tags", b"/api/ps", b"/api/show"
 FILTERED = frozenset({TAGS, RUNNING})
 """Lists of models that Ollama answers; a caller whose tenant is limited gets its own part of them."""
@@ -41,47 +42,78 @@ class Said(NamedTuple):
 
 
 class _Row(msgspec.Struct):
-    """A model as OpenAI's API lists it. `created`: Unix seconds."""
+    """A model as OpenAI's API lists it, and as Anthropic's does. `created` and `created_at` are one time: in Unix
+    seconds, and as RFC 3339 has it. `max_model_len` and `meta`: vLLM's and llama-server's names for what they tell."""
 
     id: str
     created: int
     owned_by: str
+    display_name: str
+    created_at: str
     object: str = "model"
+    type: str = "model"
+    max_model_len: int | msgspec.UnsetType = msgspec.UNSET
+    meta: dict[str, int | float | str | bool] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _List(msgspec.Struct):
+    """`has_more`, `first_id`, `last_id`: how Anthropic's clients page; OpenAI's pass over them."""
+
     data: list[_Row]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
     object: str = "list"
 
 
 def answer(target: bytes, models: list[ModelInfo], caller: Caller) -> bytes:
-    """The JSON of the list, or of the one model the target names, as far as `caller` may see it. Raises NotFound.
+    """The JSON of the list, or the page of it that the query asks for, or of the one model the target names, as far as
+    `caller` may see it. Raises NotFound, BadRequest.
 
-    An id with reserved characters is compared as openai-python 3.51 writes it (`meta%2Fllama-3%20x`) and plain.
+    An id with reserved characters is compared plain, and as openai-python 3.51 writes it (`meta%2Fllama-3%20x`).
 
     >>> from hive.domain import CallerKind
     >>> alice = Caller(CallerKind.AGENT, "a1")
-    >>> answer(b"/v1/models/meta%2Fx", [ModelInfo(name="meta/x", owned_by="vllm")], alice)
-    b'{"id":"meta/x","created":0,"owned_by":"vllm","object":"model"}'
+    >>> answer(b"/v1/models/meta%2Fx", [ModelInfo(name="meta/x", owned_by="vllm")], alice)[:48]
+    b'{"id":"meta/x","created":0,"owned_by":"vllm","di'
     """
     seen = [model for model in models if may(caller, Act.SEE, model.name) is None]
-    if not target.startswith(MODEL_PREFIX):
-        return _encode(_List([_row(model) for model in seen]))
-    wanted = target[len(MODEL_PREFIX) :]
-    for model in seen:
-        if wanted in (model.name.encode(), quote(model.name, safe="").encode()):
-            return _encode(_row(model))
+    path = target.partition(b"?")[0]
+    if not path.startswith(MODEL_PREFIX):
+        part = cut([model.name for model in seen], page_of(target))
+        rows = [_row(model) for model in seen[part.first : part.last]]
+        ends = (rows[0].id, rows[-1].id) if rows else (None, None)
+        return _encode(_List(rows, part.has_more, *ends))
+    model = _named_in(seen, path[len(MODEL_PREFIX) :])
+    return _encode(_row(model))
+
+
+def _named_in(models: list[ModelInfo], wanted: bytes) -> ModelInfo:
+    """The model that the end of a target names, under the name it is asked by. Raises NotFound.
+
+    >>> _named_in([ModelInfo(name="tiny:latest"), ModelInfo(name="tiny:1b")], b"TINY").name
+    'TINY'
+    """
+    plain = wanted.decode("utf-8", "replace")
+    for name in (plain, unquote(plain)):
+        try:
+            return msgspec.structs.replace(found(models, name), name=name)
+        except NotFound:
+            continue
     raise NotFound("no such model; GET /v1/models lists what there is")
 
 
 def answer_any(endpoint: Endpoint, target: bytes, models: list[ModelInfo], caller: Caller, named: str) -> Said:
-    """What Hive says by itself to a request of `endpoint`; `named`: the model its body names. Raises NotFound."""
+    """What Hive says by itself to a request of `endpoint`; `named`: the model its body names. Raises NotFound,
+    BadRequest."""
     if endpoint.dialect is not Dialect.OLLAMA:
         return Said(answer(target, models, caller))
     seen = [model for model in models if may(caller, Act.SEE, model.name) is None]
     match endpoint.name:
-        case "/api/tags" | "/api/ps":
+        case "/api/tags":
             return Said(ollama_lists.tags(seen))
+        case "/api/ps":
+            return Said(ollama_lists.running(seen))
         case "/api/version":
             return Said(ollama_lists.version())
         case "/api/show":
@@ -97,16 +129,18 @@ def estimated(told: bytes, body: list[bytes]) -> Said:
 
 
 def found(models: list[ModelInfo], name: str) -> ModelInfo:
-    """The model of that name; Ollama's clients may write `x:latest` for `x`, and the other way round. Raises NotFound.
+    """The model of that name; neither case nor `:latest` tells two models apart where one is meant. Raises NotFound.
 
-    >>> found([ModelInfo(name="tiny")], "tiny:latest").name
+    >>> found([ModelInfo(name="tiny"), ModelInfo(name="tiny:1b")], "Tiny:latest").name
     'tiny'
     """
-    for wanted in (name, name.removesuffix(LATEST), name + LATEST):
-        for model in models:
-            if model.name == wanted:
-                return model
-    raise no_such_model(name)
+    for model in models:
+        if model.name == name:
+            return model
+    alike = [model for model in models if spelled(model.name) == spelled(name)]
+    if len(alike) != 1:
+        raise no_such_model(name)
+    return alike[0]
 
 
 def no_such_model(name: str) -> NotFound:
@@ -119,7 +153,11 @@ def no_such_model(name: str) -> NotFound:
 
 
 def _row(model: ModelInfo) -> _Row:
-    return _Row(model.name, model.created, model.owned_by or "hive")
+    made_at = ollama_lists.time_of(model.created)
+    row = _Row(model.name, model.created, model.owned_by or "hive", model.name, made_at)
+    row.max_model_len = model.context_length or msgspec.UNSET
+    row.meta = model.meta or msgspec.UNSET
+    return row
 
 
 def is_filtered(target: bytes, caller: Caller) -> bool:

@@ -324,7 +324,11 @@ class SseReading:
     def end(self) -> None:
         self._take(self._reader.end())
         if self._costing:
-            self.usage = read_cost(self._costing)
+            usage = read_cost(self._costing)
+            if (
+                usage.tokens_in or usage.tokens_out
+            ):  # a chunk of Ollama's /v1/completions has 0 for what it does not tell
+                self.usage = usage
 
 
 class _Delta(msgspec.Struct):
@@ -512,6 +516,8 @@ class WholeReading:
             self.whole = first.lstrip()[:1] == b"{" and self._tail.rstrip()[-1:] == b"}"
         elif self._endpoint.target != b"/":  # a sentence
             self._judge(self._endpoint, b"".join(self._kept))
+        if self._endpoint.name in _NEEDS and self.usage.tokens_in is not None:  # vectors are no tokens
+            self.usage = msgspec.structs.replace(self.usage, tokens_out=0)
 
     def _judge(self, endpoint: Endpoint, answer: bytes) -> None:
         self.whole = False

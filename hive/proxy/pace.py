@@ -20,21 +20,23 @@ class Pace:
     2.0
     """
 
-    __slots__ = ("_count", "_seconds", "_since", "_total")
+    __slots__ = ("_count", "_last", "_seconds", "_since", "_total")
 
     def __init__(self) -> None:
         self._total = self._seconds = 0.0
         self._count = 0
         self._since: float | None = None
+        self._last = 0.0
 
     def begin(self, now: float) -> None:
         """Somebody waits from now on, or did already."""
         if self._since is None:
-            self._since = now
+            self._since = self._last = now
 
     def count(self, now: float) -> None:
         if self._since is not None:
             self._count += 1
+            self._last = now
             if now - self._since >= FOLD_S:
                 self._fold(now - self._since)
                 self._since = now
@@ -53,8 +55,8 @@ class Pace:
         return total / seconds if total and seconds else None
 
     def stuck_s(self, now: float) -> float:
-        """For how long somebody waits without it having happened since; 0 where it has."""
-        return 0.0 if self._count or self._since is None else max(0.0, now - self._since)
+        """For how long somebody waits without it having happened since; 0 where nobody waits."""
+        return 0.0 if self._since is None else max(0.0, now - self._last)
 
     def _fold(self, elapsed_s: float) -> None:
         kept = math.exp(-elapsed_s / FADES_S)

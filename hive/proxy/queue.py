@@ -20,6 +20,7 @@ from hive.proxy.pace import Pace
 
 __all__ = ["FairQueue", "Flow", "QueueView", "TenantView", "Verdict"]
 
+NEVER = math.inf
 RETRY_MAX_S = 120.0
 UNMEASURED_MAX_S = 5.0
 """Longest guess for `Retry-After` where nobody has waited to the end yet."""
@@ -64,7 +65,8 @@ class FairQueue(Generic[Waiter]):
         self.depth = depth
         self.displaced: list[Waiter] = []
         self._slots: float = math.inf if slots is None else slots
-        self._running: dict[Waiter, tuple[Place, float]] = {}
+        self._running: dict[Waiter, tuple[Place, float, float]] = {}
+        """With what it is expected to cost, and since when it has its slot (NEVER where that was told by no clock)."""
         self._waiting = 0
         self._flows = Flows()
         self._pace = Pace()
@@ -145,7 +147,7 @@ class FairQueue(Generic[Waiter]):
         place.pending += expected
         flow.running += 1
         flow.credit_until = 0.0
-        running[waiter] = (place, expected)
+        running[waiter] = (place, expected, now)
         return _GO
 
     def leave(self, waiter: Waiter, flow: Flow, *, now: float, cost: float | None = None) -> list[Waiter]:
@@ -157,9 +159,11 @@ class FairQueue(Generic[Waiter]):
         if owned is None:
             self._step_out(waiter, flow, now)
             return []
-        place, expected = owned
+        place, expected, begun_at = owned
         if cost is None:
             cost = expected
+        if begun_at <= now:
+            flow.line.learn_held(now - begun_at)
         account = place.account
         account.pending -= expected
         account.settled += cost * account.price
@@ -186,14 +190,20 @@ class FairQueue(Generic[Waiter]):
     def retry_after_s(self, flow: Flow, now: float) -> float:
         """Seconds until those of its tenant who wait now will have had their turn, as measured lately: 1 to 120.
 
-        With nothing measured yet: a second per slot and request ahead, at most 5, or as long as has been waited.
+        Where nobody has waited to the end yet: as long as its requests had their slots lately, for each that goes
+        before in the same slot. With nothing measured at all: a second for each of these, at most 5. Never less than
+        somebody has waited since the last turn.
         """
         line = flow.line
         ahead = max(1, line.waiting)
         per_s = line.pace.per_s(now)
         if per_s is not None:
-            return min(RETRY_MAX_S, max(1.0, ahead / per_s))
-        guess_s = min(UNMEASURED_MAX_S, ahead / max(1.0, self._slots))
+            guess_s = ahead / per_s
+        else:
+            limits = sum(other.limit for other in line.waits) or flow.limit
+            rounds = ahead / max(1.0, min(self._slots, limits))
+            held_s = line.mean_held_s
+            guess_s = min(UNMEASURED_MAX_S, rounds) if held_s is None else rounds * held_s
         return min(RETRY_MAX_S, max(1.0, guess_s, line.pace.stuck_s(now)))
 
     def view(self, now: float) -> QueueView:
@@ -264,7 +274,7 @@ class FairQueue(Generic[Waiter]):
             if now is not None:
                 flow.line.pace.count(now)
             expected, asked_at, _ = self._take(place, waiter, now)
-            running[waiter] = (place, expected)
+            running[waiter] = (place, expected, NEVER if now is None else now)
             place.pending += expected
             place.account.pending += expected
             if now is not None:

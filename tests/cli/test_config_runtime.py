@@ -20,7 +20,7 @@ def test_a_change_is_in_force_at_once_and_taken_back(hive: Hive) -> None:
     assert hive("config", "runtime").out == said.out
     taken_back = hive("config", "runtime", "--unset", "proxy.queue_depth", "--json").json
     assert [(one["name"], one["value"], one["source"]) for one in taken_back["settings"]] == [
-        ("proxy.queue_depth", 16, "default")
+        ("proxy.queue_depth", 64, "default")
     ]
 
 

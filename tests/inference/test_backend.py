@@ -38,20 +38,30 @@ async def test_a_backend_tells_its_health_version_and_dialects(
             BackendKind.OLLAMA,
             {
                 "size_bytes": 656640,
-                "owned_by": "library",
                 "created": 1777899409,
                 "quantization": "F32",
                 "digest": "ab" * 32,
             },
         ),
         (BackendKind.VLLM, {"size_bytes": None, "owned_by": "vllm", "created": 1795154964}),
-        (BackendKind.LLAMA, {"size_bytes": 656640, "owned_by": "llamacpp", "created": 1795154964}),
+        (
+            BackendKind.LLAMA,
+            {
+                "size_bytes": 656640,
+                "owned_by": "llamacpp",
+                "created": 1795154964,
+                "context_length": 4096,
+                "capabilities": ("completion",),
+                "meta": {"n_ctx": 4096, "size": 656640},
+            },
+        ),
     ],
 )
 async def test_models_come_in_the_backends_own_order_and_names(kind: BackendKind, expected: dict) -> None:
     with fake_backend(kind, "--models", "zeta:1b,meta/alpha x") as server:
         models = await open_backend(kind, server.address).models()
-    assert models == [ModelInfo(name=name, **expected) for name in ("zeta:1b", "meta/alpha x")]
+    owners = {"zeta:1b": "library", "meta/alpha x": "meta"}
+    assert models == [ModelInfo(**{"owned_by": owner, **expected}, name=name) for name, owner in owners.items()]
 
 
 async def test_a_backend_on_a_unix_socket_answers_too(tmp_path: Path) -> None:

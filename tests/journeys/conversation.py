@@ -387,7 +387,9 @@ class ByAnthropic(Client):
         raise NotSaidHere("Anthropic's dialect has no embeddings")
 
     def models(self) -> Heard:
-        raise NotSaidHere("the package's list asks OpenAI's /v1/models, and reads its rows by other names")
+        raise NotSaidHere(
+            "the package's list has pages, which no server here gives but Hive (tests/proxy/test_pages.py)"
+        )
 
     def count(self, model: str) -> Heard:
         counted = self._client.messages.count_tokens(model=model, messages=HELLO)

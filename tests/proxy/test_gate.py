@@ -249,7 +249,7 @@ async def test_an_agent_that_does_not_wake_in_time_is_503_with_retry_after_and_i
         client = await Client.unix(proxy.socket_path)
         status, fields, _ = await client.ask(post(b"/v1/chat/completions", CHAT))
         assert (status, b"retry-after" in fields) == (503, True)
-        assert repr(proxy.alice.window) == "<SlidingWindow 0/120 in 60 s>"
+        assert repr(proxy.alice.window) == "<SlidingWindow 0/600 in 60 s>"
         assert proxy.alice.gate.in_flight == 0
         client.close()
 

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.dialects.errors import GaveUp
-from hive.dialects.sse import SseReader
+from hive.dialects.sse import SseReader, UsageStripper
 from hive.domain import BackendKind, Usage
 from hive.errors import BackendDown
+from hive.proxy.cost import cost_of
 from hive.proxy.endpoints import Endpoint, find
 from hive.proxy.metering import (
     MAX_WHOLE,
@@ -89,7 +90,41 @@ def test_a_long_answer_is_read_at_its_end() -> None:
     reading.feed(b'{"data":[' + b"0.5," * (MAX_WHOLE // 4))
     reading.feed(b'0.5],"usage":{"prompt_tokens":8,"total_tokens":8}}')
     reading.end()
-    assert reading.usage == Usage(tokens_in=8)
+    assert reading.usage == Usage(tokens_in=8, tokens_out=0)
+
+
+def test_vectors_cost_no_tokens_out() -> None:
+    """Each request for embeddings was counted as one whose cost is unknown."""
+    for path, answer in (
+        (b"/v1/embeddings", b'{"data":[],"usage":{"prompt_tokens":8,"total_tokens":8}}'),
+        (b"/api/embed", b'{"embeddings":[[0.5]],"prompt_eval_count":8}'),
+    ):
+        reading = WholeReading(find(b"POST", path))
+        reading.feed(answer)
+        reading.end()
+        assert (reading.whole, reading.usage) == (True, Usage(tokens_in=8, tokens_out=0))
+        assert cost_of(reading, cut=False).total == 8
+
+
+ZEROS = b'"usage":{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}'
+COMPLETION = b'data: {"id":"c","choices":[{"text":"%b","index":0,"finish_reason":null}],%b}\n\n'
+
+
+def test_a_usage_of_zeros_in_each_chunk_is_none() -> None:
+    """Ollama's `/v1/completions` streams have it, with Hive's own request for usage: the client saw it in every chunk,
+    and a stream that was cut was counted as 0 tokens."""
+    stripper, reading = UsageStripper(), SseReading()
+    for word in (b"a", b'\\"usage\\":{}'):
+        chunk = COMPLETION % (word, ZEROS)
+        reading.feed(chunk)
+        assert stripper.feed(chunk) == chunk.replace(b"," + ZEROS, b"")
+    reading.end()
+    assert (reading.usage, cost_of(reading, cut=True)) == (Usage(), (None, 2, None, True))
+    told = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}\n\n'
+    reading.feed(told)
+    assert stripper.feed(told) == b""
+    reading.end()
+    assert reading.usage == Usage(tokens_in=3, tokens_out=2)
 
 
 def test_anthropic_counts_what_came_from_a_cache_apart_and_hive_counts_it_in() -> None:

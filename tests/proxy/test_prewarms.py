@@ -71,7 +71,7 @@ async def test_it_is_asked_as_the_agent_and_counted_as_hives_own(tmp_path: Path)
         assert (told["model"], told["max_tokens"], told["stream"]) == ("m", 1, False)
         [event] = proxy.events
         assert (event.agent_id, event.tenant, event.tokens_in, event.status) == ("prewarm", "default", 7, 200)
-        assert repr(proxy.alice.window) == "<SlidingWindow 0/120 in 60 s>"
+        assert repr(proxy.alice.window) == "<SlidingWindow 0/600 in 60 s>"
         assert proxy.alice.usual_tokens_out == 128.0
         assert proxy.alice.gate.last_active is None
         assert nothing_is_held(proxy)

@@ -364,6 +364,41 @@ def test_retry_after_is_a_guess_where_nobody_has_waited_to_the_end_yet(
     assert bench.queue.retry_after_s(flow, waited_s) == expected_s
 
 
+def test_retry_after_counts_the_agents_own_limit_where_the_backend_has_none() -> None:
+    """vLLM and the demo backend tell no number of slots, or a large one: it was `Retry-After: 1` for whoever found 16
+    requests of an agent of tier medium waiting, five at a time, however long each takes."""
+    bench = Bench(slots=None, depth=16)
+    flow = bench.agent("ann", limit=5)
+    running = [bench.ask("ann")[0] for _ in range(21)][:5]
+    assert bench.queue.retry_after_s(flow, bench.now) == pytest.approx(16 / 5), "nothing is measured yet"
+    bench.now = 10.0
+    for _ in range(5):
+        running += bench.leave(running.pop(0))
+    assert bench.queue.retry_after_s(flow, bench.now) >= 11 / 5 * 10
+
+
+def test_retry_after_of_a_new_line_goes_by_how_long_requests_took_before() -> None:
+    """Of a line in which nobody had waited to the end yet it was a second for each, at most five."""
+    bench = Bench(slots=2, depth=16)
+    flow = bench.agent("ann", limit=5)
+    first = bench.ask("ann")[0]
+    bench.now += 30.0
+    bench.leave(first)
+    for _ in range(10):
+        bench.ask("ann")
+    assert flow.tenant_waiting == 8
+    assert bench.queue.retry_after_s(flow, bench.now) == pytest.approx(8 / 2 * 30)
+
+
+def test_retry_after_is_no_less_than_the_line_has_stood_still() -> None:
+    bench = Bench(slots=1, depth=16)
+    flow = bench.agent("ann")
+    running = [bench.ask("ann")[0] for _ in range(12)][:1]
+    drained(bench, running, 0.1, 10)
+    bench.now += 25.0
+    assert bench.queue.retry_after_s(flow, bench.now) >= 24.0
+
+
 def test_each_tenant_is_told_of_its_own_line() -> None:
     bench = Bench(slots=1)
     heavy, light = bench.agent("heavy", "a"), bench.agent("light", "b", weight=10)
