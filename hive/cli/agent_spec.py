@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hive.agents.spec import PROMPT_MAX_BYTES, TOML_MAX_BYTES, check, check_toml, to_toml
-from hive.cli.agent import refuse_failed
+from hive.cli.agent_steer import refuse_failed
 from hive.cli.call import AgentName, Answer, Call
 from hive.cli.text import harmless
 from hive.control.client import path_of
