@@ -121,6 +121,7 @@ def _posted(call: Call, name: str, verb: str) -> Answer:
 def _started(call: Call, name: str, verb: str) -> Answer:
     view = _posted(call, name, verb)
     refuse_failed(view)
+    say_lacking(call, view)
     return view
 
 
@@ -271,3 +272,9 @@ def refuse_failed(view: Answer) -> None:
         raise HiveError(
             f"{view['name']} was started and failed: {view['reason']}", hint=f"hive agent logs {view['name']}"
         )
+
+
+def say_lacking(call: Call, view: Answer) -> None:
+    """Says which limits of its description do not hold on this host: it runs without them."""
+    if view["limits_not_enforced"]:
+        call.say(f"{view['name']} runs without a limit: {view['limits_not_enforced']}")

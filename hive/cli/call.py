@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hive.control.client import Client
 
 SCHEMA_VERSION = 1
+STATE_DIR = "HIVE_STATE_DIR"
+"""Environment name of --state-dir; --socket, HIVE_SOCKET and --prefix go before it."""
 Answer = dict[str, Any]
 
 
@@ -111,9 +113,12 @@ def err(text: str) -> None:
 
 def client_of(socket: Path | None, state_dir: Path | None) -> Client:
     from hive.control.client import find
-    from hive.places import api_sockets
+    from hive.places import api_sockets, refuse_missing
 
-    return find(api_sockets(socket=socket, state_dir=state_dir, uid=os.geteuid(), env=os.environ))
+    sockets = api_sockets(socket=socket, state_dir=state_dir, uid=os.geteuid(), env=os.environ)
+    if socket is None:
+        refuse_missing(state_dir, sockets)
+    return find(sockets)
 
 
 COMPLETED_WITHIN_S = 0.2
@@ -165,6 +170,21 @@ AgentNames = Annotated[
     typer.Argument(metavar="NAME...", help="The agents' names or ids.", autocompletion=agent_names, show_default=False),
 ]
 """Of a command that takes several; `chosen_agents` says which."""
+
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        metavar="DIR",
+        readable=False,
+        envvar=STATE_DIR,
+        show_envvar=False,
+        help=f"The hive up that was started with it (or {STATE_DIR}).",
+    ),
+]
+Prefix = Annotated[Path, typer.Option("--prefix", metavar="DIR", help="The root of an image instead of this system.")]
+"""The options of commands that work on the files of a Hive."""
 
 
 def chosen_agents(call: Call, names: list[str] | None, *, every: bool) -> list[str]:

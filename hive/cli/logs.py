@@ -14,7 +14,7 @@ from hive.cli.call import Answer, Call
 from hive.cli.text import harmless
 from hive.errors import DependencyDown, HiveError, UsageError, did_you_mean
 from hive.log_lines import in_words
-from hive.places import APPLIANCE_RUNTIME, api_sockets, default_state_dir
+from hive.places import APPLIANCE_RUNTIME, api_sockets, default_state_dir, refuse_missing
 
 Said = Any
 """`hive.appliance.logs.Said`, which only the call itself imports."""
@@ -83,6 +83,7 @@ def _state_dir(call: Call) -> Path | None:
     from hive.appliance.layout import TARGET, UNITS
 
     if call.state_dir is not None:
+        refuse_missing(call.state_dir, [])
         return call.state_dir
     try:
         health = call.client.get("/api/health")

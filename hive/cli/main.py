@@ -29,6 +29,7 @@ Examples:
         "show": Entry("agent:show", "Shows one agent on one screen."),
         "create": Entry("agent_spec:create", "Creates an agent and starts it."),
         "apply": Entry("agent_spec:apply", "Makes an agent what a file describes."),
+        "edit": Entry("agent_edit:edit", "Opens an agent's description in an editor and applies what was saved."),
         "export": Entry("agent_spec:export", "Prints an agent's description as TOML."),
         "start": Entry("agent_steer:start", "Starts stopped agents."),
         "stop": Entry("agent_steer:stop", "Stops agents."),

@@ -8,10 +8,8 @@ from typing import Annotated
 
 import typer
 
-from hive.cli.call import Answer, Call
+from hive.cli.call import Answer, Call, Prefix
 from hive.cli.text import ago, table
-
-Prefix = Annotated[Path, typer.Option("--prefix", metavar="DIR", help="The root of an image instead of this system.")]
 
 
 def generate(call: Call, prefix: Prefix = Path("/")) -> None:

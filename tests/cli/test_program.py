@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hive.cli import main as program
 from hive.cli.call import agent_names
+from hive.places import runtime_dir
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -117,3 +120,52 @@ def test_a_quick_command_loads_nothing_slow(no_daemon: Hive) -> None:
     )
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "loaded 5 []"
+
+
+def test_the_environment_names_a_state_directory(hive: Hive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each command of a session on another Hive took --state-dir anew. --socket and HIVE_SOCKET go before it."""
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "socket").write_text(str(hive.socket))
+    monkeypatch.setenv("HIVE_STATE_DIR", str(state))
+    monkeypatch.delenv("HIVE_SOCKET")
+    assert hive("ps", "-q").out == "alice\nbusy-bob\n"
+    assert hive("audit", "verify").err.startswith(f"hive: there is no {state}/hive.db")
+    assert hive("backup", str(tmp_path / "x.tar")).err.startswith(f"hive: there is no {state}/hive.db")
+    monkeypatch.setenv("HIVE_STATE_DIR", "/no/such/state")
+    assert hive("ps", "-q", "--socket", str(hive.socket)).code == 0
+    assert hive("ps", "-q", "--state-dir", str(state)).code == 0
+    monkeypatch.setenv("HIVE_SOCKET", str(hive.socket))
+    assert hive("ps", "-q").code == 0
+    assert f"no Hive is installed in {tmp_path}" in hive("audit", "verify", "--prefix", str(tmp_path)).err
+
+
+@pytest.mark.parametrize("words", [["ps"], ["top"], ["logs"], ["agent", "stop", "alice"]])
+def test_a_state_directory_that_is_not_there_is_named(no_daemon: Hive, words: list[str]) -> None:
+    """`--state-dir` with a typing error was answered with the socket of a directory nobody had heard of."""
+    said = no_daemon(*words, "--state-dir", "/no/such/state")
+    assert said.code == 5
+    assert said.err == (
+        "hive: there is no state directory /no/such/state\nhint: `hive up --state-dir /no/such/state` would make it\n"
+    )
+
+
+def test_a_hive_whose_state_directory_was_removed_still_answers(hive: Hive, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    runtime = runtime_dir(gone, os.geteuid(), os.environ)
+    runtime.mkdir(mode=0o700)
+    try:
+        (runtime / "hive.sock").symlink_to(hive.socket)
+        assert hive("ps", "-q", "--state-dir", str(gone)).out == "alice\nbusy-bob\n"
+    finally:
+        shutil.rmtree(runtime)
+
+
+def test_status_and_doctor_name_the_missing_directory(no_daemon: Hive) -> None:
+    words = ("--state-dir", "/no/such/state", "--json")
+    assert no_daemon("status", *words).json["next"] == [
+        {"problem": "there is no state directory /no/such/state", "command": "hive up --state-dir /no/such/state"}
+    ]
+    [check] = no_daemon("doctor", "hive.answers", *words).json["checks"]
+    assert check["reason"] == "there is no state directory /no/such/state"
+    assert check["fix"] == "hive up --state-dir /no/such/state"
