@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import AgentName, Answer, Call
+from hive.cli.call import AgentName, Answer, Call, Tail
 from hive.cli.text import ago, fields, harmless, milliseconds, number, size, span, state_of, table
 from hive.control.client import path_of
 from hive.terminal_text import MASK
@@ -38,7 +38,7 @@ def logs(
     call: Call,
     name: AgentName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the agent writes.")] = False,
-    tail: Annotated[int, typer.Option("--tail", "-n", metavar="N", min=0, help="Lines from the end.")] = 100,
+    tail: Tail = 100,
 ) -> None:
     """Prints what an agent wrote to its output.
 
@@ -57,17 +57,19 @@ def logs(
 def usage(
     call: Call,
     name: AgentName,
-    period: Annotated[str, typer.Option(metavar="1h|6h|24h|7d|30d", help="How far back.")] = "24h",
+    since: Annotated[
+        str, typer.Option("--since", "--period", metavar="N(s|m|h|d)", help="How far back; --period is the same.")
+    ] = "24h",
     limit: Annotated[int, typer.Option(metavar="N", min=0, help="Requests to list one by one.")] = 10,
 ) -> None:
     """Shows what one agent used, by model and request by request.
 
     Examples:
       hive agent usage alice
-      hive agent usage alice --period 7d --limit 0
+      hive agent usage alice --since 7d --limit 0
     """
     with call.about(name):
-        answer = call.client.get(path_of(name, "usage"), period=period, limit=limit)
+        answer = call.client.get(path_of(name, "usage"), period=since, limit=limit)
     call.show("agent.usage", answer, lambda: _used(answer))
 
 

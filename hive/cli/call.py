@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,24 +123,35 @@ def client_of(socket: Path | None, state_dir: Path | None) -> Client:
 
 
 COMPLETED_WITHIN_S = 0.2
+_PLAIN = re.compile(r"[A-Za-z0-9._:/@+-]+")
+"""What a shell takes as it stands: a model is named by who made it, and what is completed is run."""
 
 
-def agent_names(incomplete: str) -> list[str]:
+def agent_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completion of an agent's name: what the daemon says within `COMPLETED_WITHIN_S`, else nothing."""
+    return completed(ctx, incomplete, lambda client: client.agents_in_short(timeout_s=COMPLETED_WITHIN_S))
+
+
+def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The same of a model's name."""
+    return completed(ctx, incomplete, lambda client: client.get("/api/models", timeout_s=COMPLETED_WITHIN_S)["models"])
+
+
+def completed(ctx: typer.Context, incomplete: str, ask: Callable[[Client], list[Answer]]) -> list[str]:
+    """The names of what `ask` lists, of the Hive that the options before them, or the environment, mean."""
     from threading import Thread
 
     found: list[str] = []
+    socket, state_dir = getattr(ctx, "socket", None), getattr(ctx, "state_dir", None)
 
-    def ask() -> None:
-        try:
-            found.extend(agent["name"] for agent in client_of(None, None).agents_in_short(timeout_s=COMPLETED_WITHIN_S))
-        except HiveError:
-            return
+    def look() -> None:
+        with suppress(HiveError, OSError):
+            found.extend(one["name"] for one in ask(client_of(socket, state_dir)))
 
-    asking = Thread(target=ask, daemon=True)
+    asking = Thread(target=look, daemon=True)
     asking.start()
     asking.join(COMPLETED_WITHIN_S)
-    return [name for name in found if name.startswith(incomplete)]
+    return [name for name in found if name.startswith(incomplete) and _PLAIN.fullmatch(name)]
 
 
 def report(error: HiveError, *, as_json: bool) -> int:
@@ -185,6 +197,12 @@ StateDir = Annotated[
 ]
 Prefix = Annotated[Path, typer.Option("--prefix", metavar="DIR", help="The root of an image instead of this system.")]
 """The options of commands that work on the files of a Hive."""
+
+
+Tail = Annotated[
+    int, typer.Option("--tail", "-n", "--lines", metavar="N", min=0, help="Lines from the end; --lines is the same.")
+]
+"""Of what prints lines: one name for all of them."""
 
 
 def chosen_agents(call: Call, names: list[str] | None, *, every: bool) -> list[str]:

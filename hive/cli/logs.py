@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import Answer, Call
+from hive.cli.call import Answer, Call, Tail
 from hive.cli.text import harmless
 from hive.errors import DependencyDown, HiveError, UsageError, did_you_mean
 from hive.log_lines import in_words
@@ -31,7 +31,7 @@ def logs(
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they write.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="Lines from the end.")] = 100,
+    tail: Tail = 100,
 ) -> None:
     """Prints what the services of Hive say: from the journal where Hive is installed, else from the file of hive up.
 
@@ -40,9 +40,9 @@ def logs(
     Examples:
       hive logs
       hive logs proxy -f
-      hive logs --lines 1000 --json | jq 'select(.event == "agent_ended")'
+      hive logs --tail 1000 --json | jq 'select(.event == "agent_ended")'
     """
-    for said in _found(call, component, lines=lines, follow=follow):
+    for said in _found(call, component, lines=tail, follow=follow):
         answer: Answer = {
             "at": said.at,
             "component": said.component,

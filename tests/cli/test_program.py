@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hive.cli import main as program
-from hive.cli.call import agent_names
+from hive.cli.call import Call, agent_names, model_names
 from hive.places import runtime_dir
 
 Hive = Any
@@ -74,8 +74,16 @@ def test_names_are_completed_from_the_daemon_and_without_one_not_at_all(
     hive: Hive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hive.cli.call.COMPLETED_WITHIN_S", 10.0)
-    assert agent_names("") == ["alice", "busy-bob"]
-    assert agent_names("b") == ["busy-bob"]
+    there = Call(program.root())
+    assert agent_names(there, "") == ["alice", "busy-bob"]
+    assert agent_names(there, "b") == ["busy-bob"]
+    assert model_names(there, "") == ["llama3.2:q4_0"]  # and not the one whose name steers a terminal
+    monkeypatch.delenv("HIVE_SOCKET")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/socket").write_text(str(hive.socket))
+    there.state_dir = tmp_path / "state"
+    assert agent_names(there, "a") == ["alice"]
+    monkeypatch.setenv("HIVE_SOCKET", str(hive.socket))
     environment = {
         **os.environ,
         "_HIVE_COMPLETE": "complete_bash",
@@ -92,7 +100,17 @@ def test_names_are_completed_from_the_daemon_and_without_one_not_at_all(
     assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
-@pytest.mark.parametrize(("line", "word", "expected"), [("hive ag", "1", "agent"), ("hive agent pau", "2", "pause")])
+@pytest.mark.parametrize(
+    ("line", "word", "expected"),
+    [
+        ("hive ag", "1", "agent"),
+        ("hive agent pau", "2", "pause"),
+        ("hive config set proxy.ingress_p", "3", "proxy.ingress_port"),
+        ("hive secrets rotate box", "3", "box-key"),
+        ("hive backend switch vl", "3", "vllm"),
+        ("hive backend logs ol", "3", "ollama"),
+    ],
+)
 def test_commands_are_completed(line: str, word: str, expected: str) -> None:
     environment = {**os.environ, "_HIVE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": word}
     done = subprocess.run(HIVE, env=environment, capture_output=True, text=True, check=False)
