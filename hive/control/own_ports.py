@@ -45,5 +45,5 @@ def refuse_own(spec: AgentSpec, ports: Mapping[int, str]) -> None:
     if spec.port is not None and (what := ports.get(spec.port)):
         raise BadRequest(
             f"port: {spec.port} is where {what}: {spec.name} could not listen there",
-            hint="the port at which the agent itself listens for callers; any other one",
+            hint="any other one, at which the agent itself listens for callers",
         )
