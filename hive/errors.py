@@ -205,6 +205,12 @@ class BackendDown(HiveError):
     exit_code = 5
 
 
+class AgentDown(BackendDown):
+    """The agent cannot be reached."""
+
+    code = "agent_unavailable"
+
+
 class StreamIncomplete(BackendDown):
     """The backend broke off its answer."""
 
@@ -227,6 +233,12 @@ class BackendTimeout(HiveError):
     status = 504
     code = "backend_timeout"
     exit_code = 7
+
+
+class AgentSilent(BackendTimeout):
+    """The agent did not answer in time."""
+
+    code = "agent_timeout"
 
 
 class DependencyDown(HiveError):

@@ -144,6 +144,22 @@ def api_sockets(
     return [directory / API_SOCKET for directory in [directories[0], *rest]]
 
 
+def missing(state_dir: Path | None) -> str:
+    """A sentence where the state directory that was named is not there, else nothing.
+
+    >>> missing(Path("/no/such")), missing(None)
+    ('there is no state directory /no/such', '')
+    """
+    is_missing = state_dir is not None and not os.path.lexists(state_dir)
+    return f"there is no state directory {state_dir}" if is_missing else ""
+
+
+def refuse_missing(state_dir: Path | None, sockets: list[Path]) -> None:
+    """Raises DependencyDown where the state directory is not there, nor any socket of a Hive that began with it."""
+    if (sentence := missing(state_dir)) and not any(map(_exists, sockets)):
+        raise DependencyDown(sentence, hint=f"`hive up --state-dir {state_dir}` would make it")
+
+
 def _written_socket(state_dir: Path) -> Path | None:
     """What `hive up` wrote into `D/socket`: the path of its API socket."""
     try:

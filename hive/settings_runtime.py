@@ -70,7 +70,7 @@ def checked(changes: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str
         row = known.get(name)
         if row is None:
             wrong.append(_unknown(name))
-            hint = hint or did_you_mean(name, known) or "GET /api/config says which may be changed"
+            hint = hint or did_you_mean(name, known) or "hive config runtime says which may be changed"
             continue
         try:
             texts[name] = None if value is None else _text(row, value)

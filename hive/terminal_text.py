@@ -6,6 +6,7 @@ Standard library only: every command pays for what this module imports.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 MASK = "****"
 """Text in place of a value that the caller may not see."""
@@ -31,3 +32,12 @@ def _escape(found: re.Match[str]) -> str:
     if code < 0x100:
         return f"\\x{code:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def wants_colour(*, is_terminal: bool, env: Mapping[str, str]) -> bool:
+    """Whether to colour (no-color.org: NO_COLOR set and not empty says no).
+
+    >>> wants_colour(is_terminal=True, env={}), wants_colour(is_terminal=True, env={"NO_COLOR": "1"})
+    (True, False)
+    """
+    return is_terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"

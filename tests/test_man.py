@@ -176,7 +176,32 @@ def tenant_part() -> str:
     return "".join(setting(row) for row in rows_of("tenant", TenantRow).values())
 
 
+# --- examples ------------------------------------------------------------------------------------------------------
+
+
+def examples_part(page: str) -> str:
+    """Of each command of the page what its help shows first and last."""
+    told = []
+    for path, entry in ALL:
+        if page_of(path) != page or entry.hidden:
+            continue
+        _, _, after = (load(path[-1], entry).epilog or "").partition("Examples:\n")
+        lines = [line.strip() for line in after.splitlines()]
+        kept = "\n".join(dict.fromkeys((lines[0], lines[-1])))
+        told.append(f"{escaped(entry.sentence)}\n\n```\n{kept}\n```\n")
+    return "\n".join(told)
+
+
+@pytest.mark.parametrize("page", OF_COMMANDS)
+def test_every_page_of_commands_ends_with_examples_of_each(page: str) -> None:
+    _, _, after = text_of(page).partition("\n# EXAMPLES\n")
+    for path, entry in ALL:
+        if page_of(path) == page and not entry.hidden:
+            assert escaped(entry.sentence) in after, path
+
+
 WRITTEN: Mapping[tuple[str, str], str] = {
+    **{(page, "examples"): examples_part(page) for page in OF_COMMANDS},
     ("hive.conf.5", "settings"): settings_part(),
     ("hive.conf.5", "tenant settings"): tenant_part(),
     ("hive.7", "errors"): error_lines(),

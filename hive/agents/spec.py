@@ -142,9 +142,9 @@ def _check_runtime(spec: AgentSpec, find: FindProgram) -> list[str]:
     """What belongs to its runtime is there, and nothing of another one; the command as the runtime takes it."""
     for kind, table in ((RuntimeKind.DOCKER, spec.docker), (RuntimeKind.FIRECRACKER, spec.firecracker)):
         if table is None and spec.runtime is kind:
-            raise BadRequest(f"{kind}: missing", hint=f'runtime = "{kind}" needs a table [{kind}]')
+            raise BadRequest(f"{kind}: missing", hint=f"the runtime {kind} needs it")
         if table is not None and spec.runtime is not kind:
-            raise BadRequest(f"{kind}: the runtime is {spec.runtime}", hint=f'runtime = "{kind}"')
+            raise BadRequest(f"{kind}: the runtime is {spec.runtime}", hint=f"only the runtime {kind} takes it")
     if spec.docker is not None:
         _check_docker(spec.docker)
         _check_text("command", spec.command)
@@ -256,7 +256,21 @@ def check_toml(text: str) -> AgentSpec:
         field = error.message.partition(":")[0]
         keys = [field, *(key for key, name in _SEED_NAMES.items() if name == field)]
         where = next((found for key in keys if (found := _where(text, key))), "")
-        raise BadRequest(f"{where}{error.message}", hint=error.hint) from None
+        raise BadRequest(f"{where}{error.message}", hint=_in_toml(error)) from None
+
+
+def _in_toml(error: BadRequest) -> str:
+    """Its hint for who writes TOML.
+
+    >>> _in_toml(BadRequest("docker: missing")), _in_toml(BadRequest("port: 0", hint="another"))
+    ('runtime = "docker" needs a table [docker]', 'another')
+    """
+    field, _, wrong = error.message.partition(": ")
+    if error.message == "command: empty":
+        return "say what to run: command = ['/usr/bin/python3', '/srv/agent.py']"
+    if wrong == "missing":
+        return f'runtime = "{field}" needs a table [{field}]'
+    return f'runtime = "{field}"' if wrong.startswith("the runtime is ") else error.hint
 
 
 def to_toml(spec: AgentSpec) -> str:
@@ -291,7 +305,7 @@ def _check_name(field: str, name: str) -> None:
 
 def _check_command(command: list[str], find: FindProgram) -> list[str]:
     if not command or not command[0]:
-        raise BadRequest("command: empty", hint="say what to run: command = ['/usr/bin/python3', '/srv/agent.py']")
+        raise BadRequest("command: empty", hint="say what to run, with the program's full path")
     _check_text("command", command)
     if sum(len(_encoded("command", part)) + 1 for part in command) > COMMAND_MAX_BYTES:
         raise BadRequest(f"command: longer than {COMMAND_MAX_BYTES} bytes")

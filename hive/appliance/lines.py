@@ -6,7 +6,6 @@ import os
 import re
 import select
 import zlib
-from collections.abc import Mapping
 
 LINE_MAX = 2000
 """Characters of one line that are shown; a backend's stack trace in JSON can have a megabyte."""
@@ -78,15 +77,6 @@ def is_routine(text: str) -> bool:
     (True, False)
     """
     return _KEPT_ONLY.search(text) is not None
-
-
-def wants_colour(*, is_terminal: bool, env: Mapping[str, str]) -> bool:
-    """Whether to colour (no-color.org: NO_COLOR set and not empty says no).
-
-    >>> wants_colour(is_terminal=True, env={}), wants_colour(is_terminal=True, env={"NO_COLOR": "1"})
-    (True, False)
-    """
-    return is_terminal and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
 
 
 class LineSplitter:

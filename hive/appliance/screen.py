@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from hive.appliance.lines import Terminal, is_routine, prefixed, wants_colour
+from hive.appliance.lines import Terminal, is_routine, prefixed
 from hive.appliance.log_file import LogFile
 from hive.appliance.table import Row, live_table, plain_table
+from hive.terminal_text import wants_colour
 
 PLAIN_EVERY_S = 10.0
 PAINT_EVERY_S = 0.25

@@ -115,7 +115,7 @@ def missing(layout: Layout) -> list[str]:
 
 def listed(layout: Layout) -> list[Found]:
     """Every secret, without its value. Raises NotPermitted where this user may not look."""
-    with translated(directory(layout)):
+    with translated(directory(layout), act="look into"):
         return [_look(directory(layout) / name, secret) for name, secret in SECRETS.items()]
 
 

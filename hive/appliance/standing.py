@@ -18,7 +18,7 @@ from hive.appliance.checks.units import NEEDED
 from hive.control.client import Client
 from hive.errors import HiveError, NotPermitted, TimedOut
 from hive.host import program, systemd
-from hive.places import api_sockets, runtime_dir
+from hive.places import api_sockets, missing, runtime_dir
 from hive.store import audit, explain, probe, reading
 from hive.store.database import plan_of
 
@@ -66,7 +66,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """`tried`: path of a socket → what came of it. `state`: its directory, None where nobody knows one.
 
     `held_by`: pid of the `hive up` that runs on it (0: some process of one), None where none does. `units`: None where
-    systemd has nothing to do with it. `free_bytes`: for state, None where nobody knows.
+    systemd has nothing to do with it. `free_bytes`: for state, None where nobody knows. `missing`: a sentence where the
+    state directory that was named is not there.
     """
 
     kind: Kind
@@ -77,6 +78,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     units: list[Unit] | None = None
     recorded: Recorded | None = None
     free_bytes: int | None = None
+    missing: str = ""
 
 
 def look(*, socket: Path | None, state_dir: Path | None, uid: int, env: dict[str, str]) -> Standing:
@@ -96,6 +98,7 @@ def look(*, socket: Path | None, state_dir: Path | None, uid: int, env: dict[str
         units=_units() if subject.is_appliance and systemd.is_booted() else None,
         recorded=_recorded(paths.database),
         free_bytes=_free_bytes(paths.state),
+        missing=missing(None if socket else state_dir),
         **told,
     )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from hive.agents.spec import PROMPT_MAX_BYTES, TOML_MAX_BYTES, check, check_toml, to_toml
-from hive.cli.agent import refuse_failed
+from hive.cli.agent_steer import refuse_failed, say_lacking
 from hive.cli.call import AgentName, Answer, Call
 from hive.cli.text import harmless
 from hive.control.client import path_of
@@ -18,6 +18,12 @@ from hive.domain import AgentSpec, DockerSpec, Limits, RestartPolicy, RuntimeKin
 from hive.errors import BadRequest, UsageError
 
 START_S = 60.0
+IN_FLAGS = {
+    "command: empty": "hive agent create NAME -- /usr/bin/python3 /srv/agent.py",
+    "docker: missing": "say --image",
+    "docker: the runtime": "--image goes with --runtime docker",
+}
+"""What is wrong with a description, and what to type about it."""
 _MIB = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([kmgt])(?:i?b)?", re.IGNORECASE)
 
@@ -94,8 +100,9 @@ def create(
         raise UsageError("--prewarm: there is no prompt to be read", hint="say --system-prompt-file")
     if spec.runtime is RuntimeKind.FIRECRACKER:
         raise UsageError("a firecracker agent is described in a file", hint="hive agent apply FILE")
-    view = call.client.post("/api/agents", _plain(check(spec)), timeout_s=START_S)
+    view = call.client.post("/api/agents", plain(_checked(spec)), timeout_s=START_S)
     refuse_failed(view)
+    say_lacking(call, view)
     call.show("agent.create", view, lambda: f"{view['name']} is {view['status']}")
 
 
@@ -115,8 +122,8 @@ def apply(
     """
     spec = _read(file)
     path = path_of(spec.name)
-    answer = call.client.put(path, _plain(spec), timeout_s=START_S, dry_run=int(dry_run))
-    call.show("agent.apply", answer, lambda: _plan(spec.name, answer))
+    answer = call.client.put(path, plain(spec), timeout_s=START_S, dry_run=int(dry_run))
+    call.show("agent.apply", answer, lambda: plan_text(spec.name, answer))
 
 
 def export(call: Call, name: AgentName) -> None:
@@ -126,8 +133,17 @@ def export(call: Call, name: AgentName) -> None:
       hive agent export alice > alice.toml
     """
     with call.about(name):
-        spec = _spec_of(call.client.get(path_of(name)))
-    call.show("agent.export", _plain(spec), lambda: to_toml(spec).rstrip())
+        spec = of_view(call.client.get(path_of(name)))
+    call.show("agent.export", plain(spec), lambda: to_toml(spec).rstrip())
+
+
+def _checked(spec: AgentSpec) -> AgentSpec:
+    """`check` for who writes flags. Raises BadRequest."""
+    try:
+        return check(spec)
+    except BadRequest as error:
+        error.hint = IN_FLAGS.get(error.message.split(" is ")[0], error.hint)
+        raise
 
 
 def _pair(item: str) -> tuple[str, str]:
@@ -148,14 +164,21 @@ def _prompt(path: Path) -> str:
         raise BadRequest(f"--system-prompt-file {path}: not UTF-8, or longer than {PROMPT_MAX_BYTES} bytes") from None
 
 
-def _read(file: str) -> AgentSpec:
+def read_toml(file: str) -> str:
+    """What is in a file, `-` for stdin. Raises UsageError, BadRequest."""
     try:
         data = sys.stdin.buffer.read(TOML_MAX_BYTES + 1) if file == "-" else _bytes_of(Path(file))
-        return check_toml(data.decode())
+        return data.decode()
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise BadRequest(f"{file}: not UTF-8") from None
+
+
+def _read(file: str) -> AgentSpec:
+    text = read_toml(file)
+    try:
+        return check_toml(text)
     except BadRequest as error:
         raise BadRequest(f"{'stdin' if file == '-' else file}: {error.message}", hint=error.hint) from None
 
@@ -165,13 +188,15 @@ def _bytes_of(path: Path) -> bytes:
         return file.read(TOML_MAX_BYTES + 1)
 
 
-def _spec_of(view: Answer) -> AgentSpec:
+def of_view(view: Answer) -> AgentSpec:
+    """The description in what the daemon shows of an agent."""
     import msgspec
 
     return msgspec.convert({field: view[field] for field in AgentSpec.__struct_fields__}, AgentSpec)
 
 
-def _plain(spec: AgentSpec) -> dict[str, Any]:
+def plain(spec: AgentSpec) -> dict[str, Any]:
+    """The description as JSON has it."""
     import msgspec
 
     plain: dict[str, Any] = msgspec.to_builtins(spec)
@@ -196,7 +221,7 @@ def _mebibytes(text: str) -> int:
     return round(float(match[1]) * _MIB[match[2].lower()])
 
 
-def _plan(name: str, answer: Answer) -> str:
+def plan_text(name: str, answer: Answer) -> str:
     """What was changed or would be, a line for each field."""
     would = "would be " if answer["dry_run"] else "is "
     if not answer["created"] and not answer["changes"]:

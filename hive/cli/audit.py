@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import Answer, Call, out
+from hive.cli.call import Answer, Call, Prefix, StateDir, out
 from hive.cli.text import number, one_line, table
 from hive.errors import UsageError
 
@@ -53,13 +53,8 @@ def verify(
         list[str] | None,
         typer.Option("--head", metavar="ID:HASH", help="A row that was noted elsewhere (again and again)."),
     ] = None,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option("--state-dir", metavar="DIR", readable=False, help="The hive up that was started with it."),
-    ] = None,
-    prefix: Annotated[
-        Path, typer.Option("--prefix", metavar="DIR", help="The root of an image instead of this system.")
-    ] = Path("/"),
+    state_dir: StateDir = None,
+    prefix: Prefix = Path("/"),
 ) -> int:
     """Checks that no row of the audit table was changed, removed or moved. Exit code 1 names the first that was.
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from hive.cli.call import Answer, Call, out
+from hive.cli.call import Answer, Call, Tail, out
 from hive.cli.following import error_of, looked_at
 from hive.cli.text import harmless, one_line, span, table
 from hive.errors import NotFound, UsageError
@@ -16,8 +16,25 @@ from hive.errors import NotFound, UsageError
 LOOK_S = 0.3
 CANCEL_S = 600.0
 
+SERVED = ("ollama", "vllm", "llama")
+KINDS = (*SERVED, "remote", "demo")
+
+
+def served(incomplete: str) -> list[str]:
+    """Completion of a server that has a log."""
+    return [name for name in SERVED if name.startswith(incomplete)]
+
+
+def kinds(incomplete: str) -> list[str]:
+    """Completion of what can be switched to by its kind."""
+    return [name for name in KINDS if name.startswith(incomplete)]
+
+
 Kind = Annotated[
-    str | None, typer.Argument(metavar="ollama|vllm|llama", help="Which one; else the one in use.", show_default=False)
+    str | None,
+    typer.Argument(
+        metavar="|".join(SERVED), help="Which one; else the one in use.", autocompletion=served, show_default=False
+    ),
 ]
 
 
@@ -39,7 +56,10 @@ def switch(
     to: Annotated[
         str | None,
         typer.Argument(
-            metavar="[URL|ollama|vllm|llama|remote|demo]", help="Which inference server.", show_default=False
+            metavar=f"[URL|{'|'.join(KINDS)}]",
+            help="Which inference server.",
+            autocompletion=kinds,
+            show_default=False,
         ),
     ] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Only begin it.")] = False,
@@ -77,7 +97,7 @@ def switch(
 def logs(
     call: Call,
     backend: Kind = None,
-    tail: Annotated[int, typer.Option("--tail", "-n", metavar="N", min=0, help="The last lines.")] = 100,
+    tail: Tail = 100,
 ) -> None:
     """Prints what an inference server that Hive started wrote last.
 

@@ -9,15 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import Answer, Call
+from hive.cli.call import Answer, Call, Prefix, StateDir
 from hive.cli.text import harmless, size
 from hive.errors import UsageError
-
-StateDir = Annotated[
-    Path | None,
-    typer.Option("--state-dir", metavar="DIR", readable=False, help="The hive up that was started with it."),
-]
-Prefix = Annotated[Path, typer.Option("--prefix", metavar="DIR", help="The root of an image instead of this system.")]
 
 
 def backup(

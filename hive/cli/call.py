@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from hive.control.client import Client
 
 SCHEMA_VERSION = 1
+STATE_DIR = "HIVE_STATE_DIR"
+"""Environment name of --state-dir; --socket, HIVE_SOCKET and --prefix go before it."""
 Answer = dict[str, Any]
 
 
@@ -111,30 +114,44 @@ def err(text: str) -> None:
 
 def client_of(socket: Path | None, state_dir: Path | None) -> Client:
     from hive.control.client import find
-    from hive.places import api_sockets
+    from hive.places import api_sockets, refuse_missing
 
-    return find(api_sockets(socket=socket, state_dir=state_dir, uid=os.geteuid(), env=os.environ))
+    sockets = api_sockets(socket=socket, state_dir=state_dir, uid=os.geteuid(), env=os.environ)
+    if socket is None:
+        refuse_missing(state_dir, sockets)
+    return find(sockets)
 
 
 COMPLETED_WITHIN_S = 0.2
+_PLAIN = re.compile(r"[A-Za-z0-9._:/@+-]+")
+"""What a shell takes as it stands: a model is named by who made it, and what is completed is run."""
 
 
-def agent_names(incomplete: str) -> list[str]:
+def agent_names(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completion of an agent's name: what the daemon says within `COMPLETED_WITHIN_S`, else nothing."""
+    return completed(ctx, incomplete, lambda client: client.agents_in_short(timeout_s=COMPLETED_WITHIN_S))
+
+
+def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The same of a model's name."""
+    return completed(ctx, incomplete, lambda client: client.get("/api/models", timeout_s=COMPLETED_WITHIN_S)["models"])
+
+
+def completed(ctx: typer.Context, incomplete: str, ask: Callable[[Client], list[Answer]]) -> list[str]:
+    """The names of what `ask` lists, of the Hive that the options before them, or the environment, mean."""
     from threading import Thread
 
     found: list[str] = []
+    socket, state_dir = getattr(ctx, "socket", None), getattr(ctx, "state_dir", None)
 
-    def ask() -> None:
-        try:
-            found.extend(agent["name"] for agent in client_of(None, None).agents_in_short(timeout_s=COMPLETED_WITHIN_S))
-        except HiveError:
-            return
+    def look() -> None:
+        with suppress(HiveError, OSError):
+            found.extend(one["name"] for one in ask(client_of(socket, state_dir)))
 
-    asking = Thread(target=ask, daemon=True)
+    asking = Thread(target=look, daemon=True)
     asking.start()
     asking.join(COMPLETED_WITHIN_S)
-    return [name for name in found if name.startswith(incomplete)]
+    return [name for name in found if name.startswith(incomplete) and _PLAIN.fullmatch(name)]
 
 
 def report(error: HiveError, *, as_json: bool) -> int:
@@ -165,6 +182,27 @@ AgentNames = Annotated[
     typer.Argument(metavar="NAME...", help="The agents' names or ids.", autocompletion=agent_names, show_default=False),
 ]
 """Of a command that takes several; `chosen_agents` says which."""
+
+
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        metavar="DIR",
+        readable=False,
+        envvar=STATE_DIR,
+        show_envvar=False,
+        help=f"The hive up that was started with it (or {STATE_DIR}).",
+    ),
+]
+Prefix = Annotated[Path, typer.Option("--prefix", metavar="DIR", help="The root of an image instead of this system.")]
+"""The options of commands that work on the files of a Hive."""
+
+
+Tail = Annotated[
+    int, typer.Option("--tail", "-n", "--lines", metavar="N", min=0, help="Lines from the end; --lines is the same.")
+]
+"""Of what prints lines: one name for all of them."""
 
 
 def chosen_agents(call: Call, names: list[str] | None, *, every: bool) -> list[str]:

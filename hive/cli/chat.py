@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from hive.cli.call import Answer, Call, flush, out
+from hive.cli.call import Answer, Call, flush, model_names, out
 from hive.cli.conversation import HELP, Kind, Lines, Typed
 from hive.cli.text import fields, harmless, milliseconds, number
 from hive.errors import (
@@ -54,7 +54,9 @@ _ERRORS: dict[int, type[HiveError]] = {
 
 def run(
     call: Call,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As `hive model list` names it.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="As `hive model list` names it.", autocompletion=model_names)
+    ],
     prompt: Annotated[
         list[str] | None,
         typer.Argument(metavar="[PROMPT]", help="With what stdin has before it; without both, a conversation."),

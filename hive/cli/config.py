@@ -15,7 +15,20 @@ from hive.terminal_text import MASK
 
 File = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Instead of /etc/hive/hive.conf.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what would change.")]
-Setting = Annotated[str, typer.Argument(metavar="SECTION.KEY", help="Which one.", show_default=False)]
+
+
+def setting_names(incomplete: str) -> list[str]:
+    """Completion of SECTION.KEY."""
+    from hive.settings import SECTIONS, rows_of
+
+    names = [f"{section}.{key}" for section, struct in SECTIONS.items() for key in rows_of(section, struct)]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+Setting = Annotated[
+    str,
+    typer.Argument(metavar="SECTION.KEY", help="Which one.", autocompletion=setting_names, show_default=False),
+]
 
 
 def show(

@@ -8,6 +8,7 @@ function and first sentence of each, so that `hive --help` loads none and `hive 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +18,7 @@ import typer
 from typer._coercion import build_runtime_param
 from typer.core import TyperCommand, TyperGroup
 
-from hive.cli.call import Call
+from hive.cli.call import STATE_DIR, Call
 from hive.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -58,9 +59,25 @@ class HiveCommand(TyperCommand):
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
+        if is_outdone(ctx):
+            ctx.params["state_dir"] = None
         for name in self.common:
             setattr(ctx, name, ctx.params.pop(name, None))
         return rest
+
+
+def is_outdone(ctx: Context) -> bool:
+    """Whether HIVE_STATE_DIR means a Hive, and something that says so more closely means another one."""
+    if _source(ctx, "state_dir") != "ENVIRONMENT":
+        return False
+    has_prefix = _source(ctx, "prefix") == "COMMANDLINE"
+    talks = "socket" in ctx.params
+    return has_prefix or (talks and bool(ctx.params["socket"] or os.environ.get("HIVE_SOCKET")))
+
+
+def _source(ctx: Context, name: str) -> str:
+    source = ctx.get_parameter_source(name)
+    return "" if source is None else source.name
 
 
 class LazyGroup(TyperGroup):
@@ -167,10 +184,11 @@ class _Lightly:
     """
 
     def coerce(self, value: Any, param: Any, ctx: Context) -> Any:
-        if value is None and not param.multiple and param.nargs != -1:
-            return None
-        if type(value) is param.type_descriptor.annotation:
+        annotation = param.type_descriptor.annotation
+        if value is None or type(value) is annotation:
             return value
+        if annotation == list[str] and all(type(one) is str for one in value):
+            return list(value)
         return build_runtime_param(param.type_descriptor).coerce(value, param=param, ctx=ctx)
 
 
@@ -202,7 +220,13 @@ def _client_options(
     ] = None,
     state_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", readable=False, help="The Hive that was started with this --state-dir."),
+        typer.Option(
+            metavar="DIR",
+            readable=False,
+            envvar=STATE_DIR,
+            show_envvar=False,
+            help=f"The Hive that was started with this --state-dir (or {STATE_DIR}).",
+        ),
     ] = None,
 ) -> None:
     """The options of every command that talks to a Hive."""

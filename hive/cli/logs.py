@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import Answer, Call
+from hive.cli.call import Answer, Call, Tail
 from hive.cli.text import harmless
 from hive.errors import DependencyDown, HiveError, UsageError, did_you_mean
 from hive.log_lines import in_words
-from hive.places import APPLIANCE_RUNTIME, api_sockets, default_state_dir
+from hive.places import APPLIANCE_RUNTIME, api_sockets, default_state_dir, refuse_missing
 
 Said = Any
 """`hive.appliance.logs.Said`, which only the call itself imports."""
@@ -31,7 +31,7 @@ def logs(
         ),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they write.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", metavar="N", min=0, help="Lines from the end.")] = 100,
+    tail: Tail = 100,
 ) -> None:
     """Prints what the services of Hive say: from the journal where Hive is installed, else from the file of hive up.
 
@@ -40,9 +40,9 @@ def logs(
     Examples:
       hive logs
       hive logs proxy -f
-      hive logs --lines 1000 --json | jq 'select(.event == "agent_ended")'
+      hive logs --tail 1000 --json | jq 'select(.event == "agent_ended")'
     """
-    for said in _found(call, component, lines=lines, follow=follow):
+    for said in _found(call, component, lines=tail, follow=follow):
         answer: Answer = {
             "at": said.at,
             "component": said.component,
@@ -83,6 +83,7 @@ def _state_dir(call: Call) -> Path | None:
     from hive.appliance.layout import TARGET, UNITS
 
     if call.state_dir is not None:
+        refuse_missing(call.state_dir, [])
         return call.state_dir
     try:
         health = call.client.get("/api/health")

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import typer
 
-from hive.cli.call import Answer, Call
+from hive.cli.call import Answer, Call, model_names
 from hive.cli.following import followed
 from hive.cli.text import UNKNOWN, ago, fields, number, one_line, size, span, table
 from hive.errors import NotFound, UsageError
@@ -20,7 +20,12 @@ CANCEL_S = 60.0
 PULL = "model.pull"
 PATHS = ("/", "./", "../", "~")
 
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="As `hive model list` names it.", show_default=False)]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="As `hive model list` names it.", autocompletion=model_names, show_default=False
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Also where it is in use.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Only begin it.")]
 
@@ -123,7 +128,10 @@ def remove(
 
 def route(
     call: Call,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="As a request names it.", show_default=False)],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="As a request names it.", autocompletion=model_names, show_default=False),
+    ],
     tier: Annotated[str, typer.Option(metavar="|".join(TIERS), help="Of an agent of this tier.")] = "medium",
     tenant: Annotated[
         str | None,

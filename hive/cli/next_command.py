@@ -141,6 +141,9 @@ def _of_silence(seen: Any, code: str, where: Where) -> Iterator[Problem]:
     if seen.kind == "none":
         yield Problem("no Hive runs here, and none is installed", "hive up --demo")
         return
+    if seen.missing and seen.held_by is None:
+        yield Problem(seen.missing, where.start())
+        return
     yield from _of_database(seen.recorded, where)
     yield from of_disk(str(seen.state), seen.free_bytes)
     daemon = _of_daemon(seen, code, where)

@@ -8,10 +8,8 @@ from typing import Annotated
 
 import typer
 
-from hive.cli.call import Answer, Call
+from hive.cli.call import Answer, Call, Prefix
 from hive.cli.text import ago, table
-
-Prefix = Annotated[Path, typer.Option("--prefix", metavar="DIR", help="The root of an image instead of this system.")]
 
 
 def generate(call: Call, prefix: Prefix = Path("/")) -> None:
@@ -58,9 +56,18 @@ def list_secrets(call: Call, prefix: Prefix = Path("/")) -> None:
     call.show("secrets.list", {"secrets": secrets}, lambda: table(["NAME", "CHANGED", "READ BY", "WHAT"], rows))
 
 
+def secret_names(incomplete: str) -> list[str]:
+    """Completion of a secret's name."""
+    from hive.appliance.secrets import SECRETS
+
+    return [name for name in SECRETS if name.startswith(incomplete)]
+
+
 def rotate(
     call: Call,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Which one.", show_default=False)],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="Which one.", autocompletion=secret_names, show_default=False)
+    ],
     prefix: Prefix = Path("/"),
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

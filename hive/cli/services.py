@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from hive.cli.call import STATE_DIR
 from hive.domain import BackendKind, Isolation
 from hive.errors import UsageError
 from hive.log_lines import JsonLines, goes_to_journal
@@ -35,7 +36,14 @@ def up(
         typer.Option(metavar="URL|ollama|vllm|llama|remote|demo", help="Instead of the one found on this machine."),
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", readable=False, help="What survives a restart.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            readable=False,
+            envvar=STATE_DIR,
+            show_envvar=False,
+            help=f"What survives a restart (or {STATE_DIR}).",
+        ),
     ] = None,
     config: Config = None,
     port: Annotated[

@@ -3,28 +3,91 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hive.terminal_text import escaped
 
 UNKNOWN = "-"
 AT_REST = frozenset({"created", "stopped", "error"})
 """`hive.domain.AT_REST`, whose import would cost every command 20 ms."""
+STATES = ("created", "starting", "running", "pausing", "paused", "resuming", "stopping", "stopped", "error")
+"""`hive.domain.AgentStatus`, for the same reason."""
+PROSE_MIN = 16
+"""Columns in which a sentence still says something."""
 _COLOUR = re.compile(r"(\x1b\[[0-9;]{0,32}m)")
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    colour: Callable[[str, str], str] = lambda header, cell: "",  # noqa: ARG005
+) -> str:
     """Columns two spaces apart, without a trailing one; just the headers where there are no rows.
+
+    `colour`: the SGR codes (ECMA-48) of a cell under a header, empty for none.
 
     >>> print(table(["NAME", "STATUS"], [["alice", "running"]]))
     NAME   STATUS
     alice  running
     """
     lines = [list(headers), *([one_line(cell) for cell in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    widths = _widths(lines)
+    written = ["  ".join(map(str.ljust, headers, widths)).rstrip()]
+    for line in lines[1:]:
+        last = max((at for at, cell in enumerate(line) if cell), default=-1)
+        cells = zip(headers, line, widths, strict=True)
+        painted = [_painted(cell, "" if at == last else " " * (width - len(cell)), colour(header, cell))
+                   for at, (header, cell, width) in enumerate(cells) if at <= last]  # fmt: skip
+        written.append("  ".join(painted))
+    return "\n".join(written)
+
+
+def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+
+def _painted(cell: str, padding: str, codes: str) -> str:
+    return f"\x1b[{codes}m{cell}\x1b[0m{padding}" if codes else cell + padding
+
+
+def narrowed(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], *, columns: int, drop: Sequence[str], prose: str = ""
+) -> tuple[list[str], list[list[str]]]:
+    """Headers and rows of a table that is at most `columns` wide, where that can be.
+
+    `drop`: headers of what is left out first, one after the other. `prose`: the column whose cells are cut, once they
+    would get less than `PROSE_MIN` columns others are left out for it.
+
+    >>> narrowed(["NAME", "RAM", "WHY"], [["alice", "90 MiB", "a request in flight"]], columns=24, drop=["RAM"],
+    ...          prose="WHY")
+    (['NAME', 'WHY'], [['alice', 'a request in fli…']])
+    >>> narrowed(["NAME", "RAM"], [["alice", "90 MiB"]], columns=13, drop=["RAM"])
+    (['NAME', 'RAM'], [['alice', '90 MiB']])
+    """
+    lines = [list(headers), *([one_line(cell) for cell in row] for row in rows)]
+    widths = dict(zip(headers, _widths(lines), strict=True))
+    kept = list(headers)
+
+    def taken() -> int:
+        least = {**widths, prose: min(widths.get(prose, 0), PROSE_MIN)}
+        return sum(least[name] + 2 for name in kept) - 2
+
+    for name in drop:
+        if taken() <= columns:
+            break
+        kept.remove(name)
+    room = columns - sum(widths[name] + 2 for name in kept if name != prose)
+    cut = [
+        [_cut(cell, room) if name == prose else cell for name, cell in zip(headers, line, strict=True) if name in kept]
+        for line in lines
+    ]
+    return cut[0], cut[1:]
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else text[: max(0, room - 1)] + "…"
 
 
 def fields(pairs: Sequence[tuple[str, str]]) -> str:
@@ -107,6 +170,16 @@ def status(found: str) -> str:
     ('stopped', 'in error')
     """
     return "in error" if found == "error" else found
+
+
+def state_of(view: Mapping[str, Any]) -> str:
+    """What an agent is, with how deep it sleeps.
+
+    >>> state_of({"status": "paused", "depth": "deep"}), state_of({"status": "running", "depth": "awake"})
+    ('paused (deep)', 'running')
+    """
+    depth = view["depth"]
+    return f"{view['status']} ({depth})" if view["status"] == "paused" and depth != "awake" else str(view["status"])
 
 
 def one_line(text: str) -> str:

@@ -32,12 +32,14 @@ def top(
     """
     import msgspec
 
-    from hive.places import api_sockets
+    from hive.places import api_sockets, refuse_missing
     from hive.tui import opening
     from hive.tui.panes import plain
     from hive.tui.source import Source
 
     sockets = api_sockets(socket=call.socket, state_dir=call.state_dir, uid=os.geteuid(), env=os.environ)
+    if call.socket is None:
+        refuse_missing(call.state_dir, sockets)
     source = Source(sockets, call.state_dir, uid=os.geteuid(), env=os.environ)
     if once or call.as_json or not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         first = source.look()

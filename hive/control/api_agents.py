@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from hive.agents.spec import check
 from hive.control import clock, views
 from hive.control.answers import as_json, as_text
-from hive.control.asked import FOLLOW, LENGTH, WAIT, Choice, Flag, Number, Text, body_of, named
+from hive.control.asked import FOLLOW, LENGTH, WAIT, Flag, Number, Span, Text, body_of, named
 from hive.control.auth import Person
 from hive.control.caller import actor, note, person
 from hive.control.carrying import carried_through, waited_for
@@ -44,7 +44,6 @@ from hive.domain import MESSAGE_MAX_BYTES, AgentSpec, Role
 from hive.errors import BadRequest, NotFound
 from hive.store.schedules import NOTE_MAX_BYTES
 
-PERIODS_S = {"1h": 3600.0, "6h": 6 * 3600.0, "24h": 86400.0, "7d": 7 * 86400.0, "30d": 30 * 86400.0}
 KEEP_AWAKE_MAX_S = 30 * 86400.0
 PAUSE_MAX_S = 86400
 VIEWER, OPERATOR = Role.VIEWER, Role.OPERATOR
@@ -64,7 +63,7 @@ SINCE = Text("since", "Only those who changed since the answer that had this `cu
 FRESH = Text("fresh", "With `since`: also these, ids with commas between them.")
 DRY_RUN = Flag("dry_run", "1: say what would change, and change nothing.")
 TAIL = Number("tail", "So many of the last lines.", default=100, most=100_000)
-PERIOD = Choice("period", "How far back.", words=tuple(PERIODS_S), default="24h")
+PERIOD = Span("period", "How far back.", default="24h")
 LIMIT = Number("limit", "So many of the last requests.", default=100, most=10_000)
 
 
@@ -319,8 +318,9 @@ class AgentApi:
         return as_json(self._desk.tokens(named(request)))
 
     async def agent_usage(self, request: Request) -> Response:
-        period = PERIOD.of(request)
-        return as_json(await self._desk.agent_usage(named(request), PERIODS_S[period], period, LIMIT.of(request)))
+        period_s, period = PERIOD.of(request), request.query_params.get(PERIOD.name, PERIOD.default)
+        assert period_s is not None and period is not None  # noqa: PT018
+        return as_json(await self._desk.agent_usage(named(request), period_s, period, LIMIT.of(request)))
 
     async def _done(self, work: Coroutine[Any, Any, object], *, status: int = 200) -> Response:
         return as_json(await carried_through(work), status=status)

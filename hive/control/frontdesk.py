@@ -19,6 +19,7 @@ from hive.agents.turns import outcome_of
 from hive.control import shapes, views
 from hive.control.lookout import Lookout
 from hive.control.overview import Overview
+from hive.control.own_ports import own_ports, refuse_own
 from hive.control.parts import Parts
 from hive.control.shapes_agents import (
     AgentChanges,
@@ -64,6 +65,10 @@ class Seen(NamedTuple):
     stats: dict[str, Stat] | None
     waiting: dict[str, int] | None
     next_times: dict[str, float]
+
+
+OF_ITS_PORT = frozenset({"port", "egress", "runtime"})
+"""Fields by which an agent comes to listen at another port of this host."""
 
 
 class FrontDesk(TokenDesk, Overview):
@@ -121,7 +126,8 @@ class FrontDesk(TokenDesk, Overview):
         return await self._shown(self._parts.roster.find(ref))
 
     async def create(self, spec: AgentSpec, actor: str) -> AgentView:
-        """Recorded and started. What cannot be started is not left behind."""
+        """Recorded and started. What cannot be started is not left behind. Raises BadRequest for a port of Hive's."""
+        self._refuse_own_port(spec)
         life = await self._register(spec, actor)
         try:
             await life.start(actor)
@@ -142,6 +148,8 @@ class FrontDesk(TokenDesk, Overview):
             "restart_needed": False,
             "dry_run": dry_run,
         }
+        if life is None or OF_ITS_PORT.intersection(answer["changed"]):
+            self._refuse_own_port(spec)
         if life is None and not dry_run:
             life = await self._register(spec, actor)
         elif life is not None and before is not None:
@@ -151,6 +159,15 @@ class FrontDesk(TokenDesk, Overview):
         if life is not None:
             answer["agent"] = await self._shown(life)
         return answer
+
+    def _refuse_own_port(self, spec: AgentSpec) -> None:
+        parts = self._parts
+        if spec.port is None or parts.world.has_own_network(spec):
+            return
+        backend = "/" if parts.world.backend is None else parts.world.backend.address
+        wanted, gates = parts.settings.proxy, parts.gates
+        model, ingress = gates.port or wanted.port, gates.ingress_port or wanted.ingress_port
+        refuse_own(spec, own_ports(model=model, ingress=ingress, api=parts.api.port, backend=backend))
 
     async def _change(self, life: Life, spec: AgentSpec, changed: list[str], actor: str) -> None:
         await life.change_spec(spec)

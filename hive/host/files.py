@@ -117,15 +117,18 @@ def _write_beside(path: Path, content: bytes, mode: int, owner: Owner) -> None:
 
 
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """What the system refuses about `path`, as Hive's errors: NotPermitted, StoreFull, WrongState, HiveError."""
+def translated(path: Path, *, act: str = "change") -> Iterator[None]:
+    """What the system refuses about `path`, as Hive's errors: NotPermitted, StoreFull, WrongState, HiveError.
+
+    `act`: what was tried, as the message says it.
+    """
     try:
         yield
     except PermissionError as error:
-        raise NotPermitted(f"cannot change {error.filename or path}: {error.strerror}", hint="sudo") from error
+        raise NotPermitted(f"cannot {act} {error.filename or path}: {error.strerror}", hint="sudo") from error
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
-        raise WrongState(f"cannot change {path}: {error.strerror}") from error
+        raise WrongState(f"cannot {act} {path}: {error.strerror}") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO):
             raise StoreFull(f"cannot write {path}: {error.strerror}") from error
-        raise HiveError(f"cannot change {path}: {error.strerror}") from error
+        raise HiveError(f"cannot {act} {path}: {error.strerror}") from error

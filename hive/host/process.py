@@ -167,6 +167,14 @@ def replace(command: Sequence[str], *, env: Mapping[str, str]) -> NoReturn:
     os.execve(command[0], list(command), dict(env))
 
 
+def in_foreground(command: Sequence[str], *, stdout_fd: int | None = None) -> int:
+    """Runs a program of the person's own at the terminal, with the environment of this process, and waits for its end.
+
+    Returns its exit code as a shell counts. Raises OSError. Blocks: not for an event loop.
+    """
+    return exit_code(subprocess.run(list(command), stdout=stdout_fd, check=False).returncode)
+
+
 async def wait_until_over(is_over: Callable[[], bool], limit_s: float) -> None:
     """Returns once `is_over()`, or after `limit_s`. Looks often at first: most agents end within milliseconds."""
     until, wait_s = time.monotonic() + limit_s, 0.002

@@ -17,8 +17,8 @@ import msgspec
 
 from hive.domain import Dialect
 from hive.errors import (
-    BackendDown,
-    BackendTimeout,
+    AgentDown,
+    AgentSilent,
     HiveError,
     MethodNotAllowed,
     NotFound,
@@ -55,6 +55,7 @@ PREFIX = b"/agents/"
 OWN = b"/.hive/"
 """What is below it is asked of Hive, not of the agent."""
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\n"
+LOGS = "see `hive agent logs`"
 RETRY_S = 0.05
 """Between attempts while the agent does not listen (yet)."""
 HOP_BY_HOP = frozenset(
@@ -129,7 +130,9 @@ class IngressPath:
 
     def pool(self, address: str, connect_s: float) -> Pool:
         """Connections to agents are not kept: the agent may be frozen or gone by the next request."""
-        return Pool(address, connect_s=connect_s, idle_s=0.0, deadlines=self.deadlines, fetch=self.fetch)
+        return Pool(
+            address, connect_s=connect_s, idle_s=0.0, deadlines=self.deadlines, fetch=self.fetch, peer="the agent"
+        )
 
     def leave(self) -> None:
         """Hive is shutting down: no callers from now on, and WebSockets, which end no other way, end."""
@@ -280,7 +283,7 @@ class IngressExchange(Waiting):
             row = self._entry.row
             where = "its port" if row.address is None or row.address.startswith("helper:") else row.address
             message = f"agent {row.name} does not accept on {where}: {error.message}"
-            self.refuse(BackendDown(message, hint="see `hive agent logs`"))
+            self.refuse(AgentDown(message, hint=LOGS))
 
     def _ask_again(self) -> None:
         if not self._left:
@@ -346,7 +349,7 @@ class IngressExchange(Waiting):
 
     def on_failed(self, error: HiveError, *, retry: bool) -> None:  # noqa: ARG002
         self._upstream = None
-        self.refuse(BackendDown(f"the agent broke off: {error.message}"))
+        self.refuse(AgentDown(error.message, hint=LOGS))
 
     # a WebSocket --------------------------------------------------------------------------------------------------
 
@@ -375,7 +378,7 @@ class IngressExchange(Waiting):
         self._socket.open(self._connection, reader.transport, rest)
 
     def on_no_switch(self, reason: str) -> None:
-        self.refuse(BackendDown(f"the agent did not open the WebSocket: {reason}"))
+        self.refuse(AgentDown(f"the agent did not open the WebSocket: {reason}"))
 
     def _on_socket_end(self) -> None:
         """One of the two left: what the other was sent still reaches it."""
@@ -430,7 +433,7 @@ class IngressExchange(Waiting):
         if self.parked:
             self._refuse_as_asleep(self._path.settings.gate_wait_s, self._path.registry.wakes)
         elif not self._answered and not self._blocked:
-            self.refuse(BackendTimeout("the agent did not answer in time"))
+            self.refuse(AgentSilent("the agent did not answer in time"))
 
 
 def _passed(fields: Fields, dropped: frozenset[bytes]) -> Iterator[bytes]:

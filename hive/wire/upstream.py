@@ -204,7 +204,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if not self._sent:
             self.cancel()
-            receiver.on_failed(BackendDown("the backend spoke before it was asked"), retry=self._reused)
+            receiver.on_failed(BackendDown(f"{self._pool.peer} spoke before it was asked"), retry=self._reused)
             return
         self._got = True
         head_known = parser.head is not None
@@ -213,7 +213,7 @@ class UpstreamConnection(asyncio.Protocol):
         except BadResponse as error:
             self._receiver = None
             self.cancel()
-            receiver.on_failed(BackendDown(f"the backend answered nonsense: {error}"), retry=False)
+            receiver.on_failed(BackendDown(f"{self._pool.peer} answered nonsense: {error}"), retry=False)
             return
         if not head_known:
             if parser.head is None:
@@ -221,7 +221,9 @@ class UpstreamConnection(asyncio.Protocol):
             if parser.head.status == 401 and self.way.has_key:
                 self._receiver = None
                 self.cancel()
-                receiver.on_failed(BackendDown("the backend does not accept the key Hive has for it"), retry=False)
+                receiver.on_failed(
+                    BackendDown(f"{self._pool.peer} does not accept the key Hive has for it"), retry=False
+                )
                 return
             receiver.on_answer(parser.head)
         if self._receiver is not receiver:
@@ -260,9 +262,11 @@ class UpstreamConnection(asyncio.Protocol):
         if head is not None and head.content_length is None and not head.chunked and exc is None:
             receiver.on_closed()
         elif not self._got:
-            receiver.on_failed(BackendDown("the backend closed the connection without an answer"), retry=self._reused)
+            receiver.on_failed(
+                BackendDown(f"{self._pool.peer} closed the connection without an answer"), retry=self._reused
+            )
         else:
-            receiver.on_failed(BackendDown("the backend broke off its answer"), retry=False)
+            receiver.on_failed(BackendDown(f"{self._pool.peer} broke off its answer"), retry=False)
 
 
 class Pool:
@@ -281,9 +285,11 @@ class Pool:
         deadlines: Deadlines,
         fetch: Fetch | None = None,
         way: UpstreamWay | None = None,
+        peer: str = "the backend",
     ) -> None:
-        """`way`: to the same address; None where there is no more to it."""
+        """`way`: to the same address; None where there is no more to it. `peer`: what errors call who listens there."""
         self.address = address
+        self.peer = peer
         self.way = way or UpstreamWay(address)
         self._fetch = fetch
         self.deadline = NEVER
@@ -367,27 +373,27 @@ class Pool:
             dialling = dial(self.address, lambda: UpstreamConnection(self), fetch=self._fetch, tls=self.way.tls)
             connection = await asyncio.wait_for(dialling, self._connect_s)
         except asyncio.CancelledError:
-            unused = BackendDown(f"the backend at {self.address} is no longer used", hint="ask again")
+            unused = BackendDown(f"{self.peer} at {self.address} is no longer used", hint="ask again")
             waiter.on_unconnected(self._gone or unused)
             raise
         except TimeoutError:
             waiter.on_unconnected(
-                BackendTimeout(f"the backend at {self.address} did not accept in {self._connect_s:g} s")
+                BackendTimeout(f"{self.peer} at {self.address} did not accept in {self._connect_s:g} s")
             )
         except ssl.SSLCertVerificationError as error:
-            waiter.on_unconnected(BackendDown(f"the backend at {self.address} is not trusted: {error.verify_message}"))
+            waiter.on_unconnected(BackendDown(f"{self.peer} at {self.address} is not trusted: {error.verify_message}"))
         except ssl.SSLError as error:
             why = error.reason or str(error)
-            waiter.on_unconnected(BackendDown(f"the backend at {self.address}: no TLS could be agreed on: {why}"))
+            waiter.on_unconnected(BackendDown(f"{self.peer} at {self.address}: no TLS could be agreed on: {why}"))
         except OSError as error:
             waiter.on_unconnected(
-                BackendDown(f"the backend at {self.address} is not reachable: {error.strerror or error}")
+                BackendDown(f"{self.peer} at {self.address} is not reachable: {error.strerror or error}")
             )
         except HiveError as error:
             waiter.on_unconnected(error)
         else:
             if not connection.usable:  # it closed at once, or spoke before it was asked
-                waiter.on_unconnected(BackendDown(f"the backend at {self.address} does not speak HTTP"))
+                waiter.on_unconnected(BackendDown(f"{self.peer} at {self.address} does not speak HTTP"))
             else:
                 self._open.add(connection)
                 if not waiter.on_connected(connection):

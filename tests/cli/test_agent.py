@@ -186,6 +186,37 @@ def test_a_bad_description_is_exit_2_and_creates_nothing(hive: Hive, words: tupl
     assert hive("ps", "-q").out == "alice\nbusy-bob\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("carol",), "hive agent create NAME -- /usr/bin/python3 /srv/agent.py"),
+        (("carol", "--runtime", "docker", "--", "x"), "say --image"),
+        (("carol", "--image", "busybox", "--runtime", "process", "--", "sleep"), "--image goes with --runtime docker"),
+    ],
+)
+def test_who_writes_flags_is_told_of_flags(hive: Hive, words: tuple[str, ...], hint: str) -> None:
+    """`hive agent create x` answered with a line of TOML."""
+    assert hive("agent", "create", *words).err.endswith(f"hint: {hint}\n")
+
+
+def test_who_writes_toml_is_told_of_toml(hive: Hive, tmp_path: Path) -> None:
+    file = tmp_path / "carol.toml"
+    file.write_text('name = "carol"\n')
+    said = hive("agent", "apply", str(file))
+    assert said.err.endswith("hint: say what to run: command = ['/usr/bin/python3', '/srv/agent.py']\n")
+    file.write_text('name = "carol"\nruntime = "docker"\n')
+    assert hive("agent", "apply", str(file)).err.endswith('hint: runtime = "docker" needs a table [docker]\n')
+
+
+def test_a_limit_that_does_not_hold_here_is_said_when_the_agent_begins(hive: Hive) -> None:
+    """`--memory 512m` was taken in silence on a host without control groups; only `agent show` told."""
+    said = hive("agent", "create", "carol", "--memory", "512m", "--", "sleep", "9")
+    assert (said.code, said.out) == (0, "carol is running\n")
+    assert said.err == "carol runs without a limit: no memory controller\n"
+    assert hive("agent", "restart", "carol").err == said.err
+    assert hive("agent", "start", "alice").err == ""
+
+
 def test_what_is_exported_changed_and_applied_is_changed(hive: Hive, tmp_path: Path) -> None:
     file = tmp_path / "alice.toml"
     exported = hive("agent", "export", "alice").out

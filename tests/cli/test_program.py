@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hive.cli import main as program
-from hive.cli.call import agent_names
+from hive.cli.call import Call, agent_names, model_names
+from hive.places import runtime_dir
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -71,8 +74,16 @@ def test_names_are_completed_from_the_daemon_and_without_one_not_at_all(
     hive: Hive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hive.cli.call.COMPLETED_WITHIN_S", 10.0)
-    assert agent_names("") == ["alice", "busy-bob"]
-    assert agent_names("b") == ["busy-bob"]
+    there = Call(program.root())
+    assert agent_names(there, "") == ["alice", "busy-bob"]
+    assert agent_names(there, "b") == ["busy-bob"]
+    assert model_names(there, "") == ["llama3.2:q4_0"]  # and not the one whose name steers a terminal
+    monkeypatch.delenv("HIVE_SOCKET")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/socket").write_text(str(hive.socket))
+    there.state_dir = tmp_path / "state"
+    assert agent_names(there, "a") == ["alice"]
+    monkeypatch.setenv("HIVE_SOCKET", str(hive.socket))
     environment = {
         **os.environ,
         "_HIVE_COMPLETE": "complete_bash",
@@ -89,7 +100,17 @@ def test_names_are_completed_from_the_daemon_and_without_one_not_at_all(
     assert (done.stdout.strip(), done.stderr) == ("", "")
 
 
-@pytest.mark.parametrize(("line", "word", "expected"), [("hive ag", "1", "agent"), ("hive agent pau", "2", "pause")])
+@pytest.mark.parametrize(
+    ("line", "word", "expected"),
+    [
+        ("hive ag", "1", "agent"),
+        ("hive agent pau", "2", "pause"),
+        ("hive config set proxy.ingress_p", "3", "proxy.ingress_port"),
+        ("hive secrets rotate box", "3", "box-key"),
+        ("hive backend switch vl", "3", "vllm"),
+        ("hive backend logs ol", "3", "ollama"),
+    ],
+)
 def test_commands_are_completed(line: str, word: str, expected: str) -> None:
     environment = {**os.environ, "_HIVE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": word}
     done = subprocess.run(HIVE, env=environment, capture_output=True, text=True, check=False)
@@ -117,3 +138,52 @@ def test_a_quick_command_loads_nothing_slow(no_daemon: Hive) -> None:
     )
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1] == "loaded 5 []"
+
+
+def test_the_environment_names_a_state_directory(hive: Hive, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each command of a session on another Hive took --state-dir anew. --socket and HIVE_SOCKET go before it."""
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "socket").write_text(str(hive.socket))
+    monkeypatch.setenv("HIVE_STATE_DIR", str(state))
+    monkeypatch.delenv("HIVE_SOCKET")
+    assert hive("ps", "-q").out == "alice\nbusy-bob\n"
+    assert hive("audit", "verify").err.startswith(f"hive: there is no {state}/hive.db")
+    assert hive("backup", str(tmp_path / "x.tar")).err.startswith(f"hive: there is no {state}/hive.db")
+    monkeypatch.setenv("HIVE_STATE_DIR", "/no/such/state")
+    assert hive("ps", "-q", "--socket", str(hive.socket)).code == 0
+    assert hive("ps", "-q", "--state-dir", str(state)).code == 0
+    monkeypatch.setenv("HIVE_SOCKET", str(hive.socket))
+    assert hive("ps", "-q").code == 0
+    assert f"no Hive is installed in {tmp_path}" in hive("audit", "verify", "--prefix", str(tmp_path)).err
+
+
+@pytest.mark.parametrize("words", [["ps"], ["top"], ["logs"], ["agent", "stop", "alice"]])
+def test_a_state_directory_that_is_not_there_is_named(no_daemon: Hive, words: list[str]) -> None:
+    """`--state-dir` with a typing error was answered with the socket of a directory nobody had heard of."""
+    said = no_daemon(*words, "--state-dir", "/no/such/state")
+    assert said.code == 5
+    assert said.err == (
+        "hive: there is no state directory /no/such/state\nhint: `hive up --state-dir /no/such/state` would make it\n"
+    )
+
+
+def test_a_hive_whose_state_directory_was_removed_still_answers(hive: Hive, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    runtime = runtime_dir(gone, os.geteuid(), os.environ)
+    runtime.mkdir(mode=0o700)
+    try:
+        (runtime / "hive.sock").symlink_to(hive.socket)
+        assert hive("ps", "-q", "--state-dir", str(gone)).out == "alice\nbusy-bob\n"
+    finally:
+        shutil.rmtree(runtime)
+
+
+def test_status_and_doctor_name_the_missing_directory(no_daemon: Hive) -> None:
+    words = ("--state-dir", "/no/such/state", "--json")
+    assert no_daemon("status", *words).json["next"] == [
+        {"problem": "there is no state directory /no/such/state", "command": "hive up --state-dir /no/such/state"}
+    ]
+    [check] = no_daemon("doctor", "hive.answers", *words).json["checks"]
+    assert check["reason"] == "there is no state directory /no/such/state"
+    assert check["fix"] == "hive up --state-dir /no/such/state"

@@ -31,7 +31,9 @@ def test_usage_has_a_line_for_each_agent_and_a_total(hive: Hive) -> None:
     assert lines[3].startswith("all in 7d  3")
     assert hive("usage", "--since", "yesterday").code == 2
     assert "1,200 tokens in, 34 out" in hive("agent", "usage", "alice").out
-    assert hive("agent", "usage", "alice", "--period", "2h").code == 2
+    assert hive("agent", "usage", "alice", "--since", "2h").code == 0
+    assert hive("agent", "usage", "alice", "--period", "2h").code == 0  # its older name
+    assert hive("agent", "usage", "alice", "--since", "2 weeks").code == 2
 
 
 def test_the_backend_is_shown_with_its_models(hive: Hive) -> None:
@@ -126,3 +128,11 @@ def test_json_has_its_schema_and_version(hive: Hive, words: str, schema: str) ->
     said = hive(*first.split(), "--json", *(["--", *rest[0].split()] if rest else []))
     assert (said.code, said.err) == (0, "")
     assert (said.json["schema"], said.json["version"]) == (schema, 1)
+
+
+@pytest.mark.parametrize("words", [("agent", "logs", "alice"), ("backend", "logs"), ("logs",)])
+def test_lines_from_the_end_have_one_name_and_the_other_is_the_same(hive: Hive, words: tuple[str, ...]) -> None:
+    """It was --lines of one command and --tail of the next."""
+    answers = [hive(*words, option, "1") for option in ("--tail", "--lines", "-n")]
+    assert len({(answer.code, answer.out) for answer in answers}) == 1
+    assert all(answer.code != 2 for answer in answers)

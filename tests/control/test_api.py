@@ -231,7 +231,7 @@ async def test_unknown_paths_and_methods_say_so(client: Client, api: Server, tmp
         ("/api/agents/alice/logs", {"tail": "x"}),
         ("/api/agents/alice/logs", {"tail": "-1"}),
         ("/api/agents/alice/logs", {"follow": "yes"}),
-        ("/api/agents/alice/usage", {"period": "2h"}),
+        ("/api/agents/alice/usage", {"period": "2 h"}),
         ("/api/agents/alice/usage", {"limit": "1000000"}),
         ("/api/usage", {"since": "yesterday"}),
         ("/api/usage", {"by": "day"}),

@@ -17,7 +17,7 @@ from fakes.proxy_peer import ProxyPeer
 from swapspace import without_swap, zram_swap
 
 from hive.agents.tokens import TokenKind, digest
-from hive.domain import AgentSpec, BackendKind, Isolation, RestartPolicy
+from hive.domain import AgentSpec, BackendKind, Isolation, Limits, RestartPolicy
 from hive.errors import AgentBusy, HiveError, LinkLost, NotFound, NotSupported, Saturated, TimedOut, WrongState
 from hive.link.messages import Activity, Leaving, Open, Refused
 from hive.settings import Agents, Inference, Settings
@@ -623,3 +623,12 @@ async def test_a_killed_daemon_leaves_agents_to_the_next_one(box: Box) -> None:
     process.terminate()
     _, complaint = await asyncio.to_thread(process.communicate)
     assert (process.returncode, "Traceback" in complaint) == (0, False), complaint
+
+
+async def test_an_agent_is_made_with_what_does_not_limit_it_told(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to its creation, which `hive agent create --memory` says it from; no control groups are here."""
+    monkeypatch.setattr("hive.host.limits.mount_of_v1", lambda *_: None)
+    await box.everything()
+    view = await box.create("bob", limits=Limits(memory_mb=64))
+    assert (view["limits_not_enforced"] or "").startswith("memory_mb is not enforced: ")
+    assert (await box.create("carol"))["limits_not_enforced"] == ""

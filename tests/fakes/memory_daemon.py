@@ -146,7 +146,10 @@ class MemoryDesk(TokenDesk):
     def shorts(self, after: str, limit: int) -> Answer:
         names = sorted(name for name in self._specs if name > after)
         following = names[limit - 1] if len(names) > limit else None
-        short = [{"id": f"id-{name}", "name": name, "status": self._status[name]} for name in names[:limit]]
+        short = [
+            {"id": f"id-{name}", "name": name, "status": self._status[name], "tenant": self._specs[name].tenant}
+            for name in names[:limit]
+        ]
         return {"agents": short, "next": following, "total": len(self._specs)}
 
     async def remove_many(self, refs: Collection[str], actor: str) -> Answer:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hive.errors import NotPermitted, StoreFull, WrongState
-from hive.host.files import beside, create_whole, give_tree, link_whole, remove, write_whole
+from hive.host.files import beside, create_whole, give_tree, link_whole, remove, translated, write_whole
 
 
 def test_a_file_is_replaced_with_its_mode_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -102,3 +102,9 @@ def test_a_tree_is_given_without_its_links_and_second_names(tmp_path: Path) -> N
     owners = {path.relative_to(tree).as_posix(): path.lstat().st_uid for path in tree.rglob("*")}
     assert owners == {"own": 1234, "deep": 1234, "deep/own": 1234, "others": 4321, "link": 1234, "second": 0}
     assert (outside.stat().st_uid, tree.stat().st_uid) == (0, 0)
+
+
+def test_a_look_that_is_refused_is_not_called_a_change(tmp_path: Path) -> None:
+    """`hive secrets list` of a user who may not look said `cannot change /etc/hive/secrets`."""
+    with pytest.raises(NotPermitted, match=r"^cannot look into /etc/x: no$"), translated(tmp_path, act="look into"):
+        raise PermissionError(13, "no", "/etc/x")

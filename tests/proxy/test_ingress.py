@@ -139,12 +139,35 @@ async def test_an_agent_that_does_not_listen_yet_is_tried_again_then_502(tmp_pat
         status, _, body = await client.ask(call(b"/agents/alice/"))
         assert status == 502
         assert b"does not accept" in body
+        assert b"the agent at " in body
+        assert b"backend" not in body
+        assert b'"code":"agent_unavailable"' in body
         client.writer.write(call(b"/agents/alice/"))
         await asyncio.sleep(0.15)
         late = await asyncio.start_server(agent._serve, "127.0.0.1", int(agent.address.split(":")[1]))
         assert (await client.answer())[0] == 200
         client.close()
         late.close()
+
+
+async def test_an_agent_that_ends_without_an_answer_is_called_an_agent(tmp_path: Path) -> None:
+    """A caller was told `the agent broke off: the backend closed the connection without an answer`."""
+
+    async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    async with proxied(tmp_path) as (proxy, _):
+        agent = await agent_of(proxy)
+        await agent.stop()
+        rude = await asyncio.start_server(leave, "127.0.0.1", int(agent.address.split(":")[1]))
+        client = await Client.tcp(proxy.ingress_port)
+        status, _, body = await client.ask(call(b"/agents/alice/"))
+        assert status == 502
+        assert b"the agent closed the connection without an answer" in body
+        assert b"backend" not in body
+        client.close()
+        rude.close()
 
 
 async def test_streams_pass_and_a_broken_one_is_no_clean_end(tmp_path: Path) -> None:

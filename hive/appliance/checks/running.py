@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import hive
 from hive.appliance.checks.check import Check, Verdict, failed, passed, skipped, warned
 from hive.appliance.checks.subject import Kind, Subject
 from hive.appliance.layout import CURRENT
+from hive.places import default_state_dir
 
 LISTENING = "0A"
 """State of a socket in /proc/net/tcp (TCP_LISTEN)."""
@@ -56,8 +58,15 @@ def _judge_silence(subject: Subject) -> Verdict:
     if hangs:
         return failed(subject.silence, "end that `hive up` and start it again")
     if subject.named:
-        return failed(subject.silence, "hive up")
+        return failed(subject.silence, _up(subject))
     return skipped(f"{subject.silence}; its state is in {subject.paths and subject.paths.state}", "hive up")
+
+
+def _up(subject: Subject) -> str:
+    """The command that starts the `hive up` that is meant."""
+    state = None if subject.paths is None else subject.paths.state
+    is_default = state in (None, default_state_dir(subject.uid, subject.env))
+    return "hive up" if is_default else f"hive up --state-dir {quote(str(state))}"
 
 
 def look_at_version(subject: Subject) -> Verdict:

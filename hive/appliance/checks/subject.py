@@ -14,7 +14,7 @@ import msgspec
 from hive.appliance.layout import CONF_FILE, STATE, TARGET, UNITS, Layout
 from hive.control.client import Client
 from hive.errors import ConfigError, HiveError, NotPermitted
-from hive.places import API_SOCKET, APPLIANCE_RUNTIME, api_sockets, default_state_dir
+from hive.places import API_SOCKET, APPLIANCE_RUNTIME, api_sockets, default_state_dir, missing
 from hive.settings import Paths, Settings
 from hive.settings_file import load
 
@@ -104,7 +104,7 @@ def find(
     for path in sockets:
         if (answered := _ask(path)) is not None:
             return Subject(socket=path, **_place(path, guess, layout, answered.get("health")), **answered, **told)
-    silence = f"no Hive answers at {' or '.join(map(str, sockets))}"
+    silence = missing(None if socket else state_dir) or f"no Hive answers at {' or '.join(map(str, sockets))}"
     if named:
         place = _place(sockets[0], guess, layout, None)
     elif layout.at(f"{UNITS}/{TARGET}").exists():
