@@ -144,8 +144,9 @@ def read(body: bytes, rules: Rules, want: Want, *, on_loop: bool = False) -> Ask
     draft = Draft(fields, rules.fields, rules.target)
     draft.judge()
     if loading:
-        model, stream = _model(draft, rules.alias, want.default_model), _stream(draft, want.streams)
-        return Asked(model, stream, [], dropped=_told(draft.dropped), loading=loading)
+        model = _model(draft, rules.alias, want.default_model)
+        _stream(draft, want.streams)  # the answer is one piece, whatever it says
+        return Asked(model, False, [], dropped=_told(draft.dropped), loading=loading)
     if want.grammar is not None:
         if on_loop and not grammar.is_light(draft.fields):
             raise TooHeavyHere

@@ -212,7 +212,7 @@ def test_what_ollama_python_always_sends_is_no_reason_to_refuse(name: str) -> No
 )
 def test_of_a_body_without_a_prompt_nothing_goes_upstream(target: str, raw: bytes, loading: str) -> None:
     asked = ask(target, raw)
-    assert (asked.loading, asked.model, asked.upstream) == (loading, "m", [])
+    assert (asked.loading, asked.model, asked.upstream, asked.stream) == (loading, "m", [], False)
     assert asked.dropped == (("keep_alive",) if b"keep_alive" in raw.lower() else ())
     with pytest.raises(BadRequest, match="template"):
         ask(target, raw[:-1] + b',"template":"{{ .Prompt }}"}')

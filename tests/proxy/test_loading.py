@@ -122,6 +122,25 @@ async def test_without_a_backend_nothing_is_loaded(tmp_path: Path, target: bytes
         assert nothing_is_held(proxy)
 
 
+async def test_a_load_that_waits_is_answered_in_one_piece_also_where_signs_of_life_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    """They would begin a stream, and its answer is none."""
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.OLLAMA)
+        proxy.path.close_backend(until=1e18, towards="llama")
+        client = await Client.unix(proxy.socket_path)
+        client.writer.write(post(b"/api/chat", b'{"model":"m","stream":true}', fields=b"x-hive-heartbeat: 1\r\n"))
+        await until(lambda: proxy.registry.queue.waiting == 1)
+        await asyncio.sleep(1.3)
+        assert proxy.path.backend is not None
+        proxy.path.open_backend(proxy.path.backend, proxy.path.models)
+        status, fields, content = await client.answer()
+        assert (status, fields[b"content-length"]) == (200, b"%d" % len(content))
+        assert json.loads(content)["done_reason"] == "load"
+        client.close()
+
+
 async def test_a_load_waits_out_a_switch_and_is_judged_by_the_new_list(tmp_path: Path) -> None:
     """Its turn comes as a chat's does, and goes on to the one that waits behind it."""
     async with proxied(tmp_path, backend_concurrency=1) as (proxy, backend):
