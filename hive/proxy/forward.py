@@ -161,8 +161,8 @@ class Exchange(Waiting):
             refused = loading.refusal(self._decided.endpoint, error)
             self._pending = self._path.look_again(error, lambda: self._on_asked(asked), lambda _: self.refuse(refused))
             return
-        heartbeat_s = self._decided.heartbeat_s
-        if heartbeat_s and asked.stream and self._request is not None and self._request.chunks:
+        heartbeat_s, streams = self._decided.heartbeat_s, asked.stream and self._decided.endpoint.takes_slot
+        if heartbeat_s and streams and self._request is not None and self._request.chunks:
             self._beat_at = time.monotonic() + heartbeat_s
         if self._answer is not None:
             self._answer.asked = asked
