@@ -35,6 +35,7 @@ TARGETS = (
     "/api/embed",
     "/api/embeddings",
     "/api/show",
+    "/api/pull",
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -117,7 +118,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     `tokens`: the names that limit how much is generated, the one to be set first; they stand in the object
     `tokens_in`, where that is not empty. `max_tokens`: the tier's limit, None for none. `alias`: an old spelling of
-    `model`.
+    `model`. `prompt`: the field without which a body asks to load the model or to unload it, where there is one.
     """
 
     target: str
@@ -126,6 +127,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     tokens_in: str = ""
     max_tokens: int | None = None
     alias: str = ""
+    prompt: str = ""
 
 
 _ALLOWED = Rule()

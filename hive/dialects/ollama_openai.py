@@ -156,11 +156,11 @@ CHAT_ROWS = {
 _PICTURE = _harmless("for models that make pictures; these make text")
 GENERATE_ROWS = {
     **_TEXT,
-    "prompt": _mapped("messages, prompt", "the second with `raw`"),
+    "prompt": _mapped("messages, prompt", "the second with `raw`, where hive.conf opens that"),
     "system": _mapped("messages"),
     "images": _mapped("messages.content.image_url"),
     "suffix": _refused("llama-server passes over it in /v1/completions, and vLLM has it for one family of models"),
-    "raw": _mapped("prompt", "of /v1/completions, which has no template"),
+    "raw": _mapped("prompt", "refused unless hive.conf opens it; then that of /v1/completions, which has no template"),
     "context": _refused("its numbers are tokens of the server that gave them; send the earlier turns to /api/chat"),
     "width": _PICTURE,
     "height": _PICTURE,

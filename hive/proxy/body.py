@@ -11,7 +11,7 @@ from functools import cache
 
 import msgspec
 
-from hive.dialects import token_estimate
+from hive.dialects import ollama_loading, token_estimate
 from hive.dialects.fitting import fit
 from hive.dialects.translation import Sent
 from hive.dialects.ways import way_of
@@ -93,7 +93,8 @@ class Asked(msgspec.Struct, frozen=True):
     the backend is asked, where it is another than the client's, and `kept` what the translation of its answer needs, or
     an estimate, which is the answer.
     `model_bytes`: the first bytes of `upstream`, which name the model and may be replaced; 0 where they may not.
-    `served`: the model that answers instead of the one named.
+    `served`: the model that answers instead of the one named. `loading`: the model is to be loaded or unloaded, so that
+    nothing goes upstream.
     """
 
     model: str
@@ -109,6 +110,7 @@ class Asked(msgspec.Struct, frozen=True):
     model_bytes: int = 0
     served: str = ""
     ignored: tuple[str, ...] = ()
+    loading: str = ""
 
     def changes(self) -> bytes:
         """The header lines that tell the client what of its body did not go upstream as it was, or went in vain.
@@ -151,8 +153,13 @@ def read(body: bytes, rules: Rules, want: Want, *, on_loop: bool = False) -> Ask
     except UnicodeDecodeError:
         raise BadRequest("the body is not UTF-8") from None
     fields, text = read_object(body, "the body", rules.fields.plain)
+    loading = ollama_loading.asks(fields, rules.prompt) if rules.prompt else ""
     draft = Draft(fields, rules.fields, rules.target)
     draft.judge()
+    if loading:
+        model = _model(draft, rules.alias, want.default_model)
+        _stream(draft, want.streams)  # the answer is one piece, whatever it says
+        return Asked(model, False, [], dropped=_told(draft.dropped), loading=loading)
     if want.grammar is not None:
         if on_loop and not grammar.is_light(draft.fields):
             raise TooHeavyHere

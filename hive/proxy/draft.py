@@ -133,7 +133,7 @@ class Draft:
         if rule.max_bytes is not None and len(memoryview(raw)) > rule.max_bytes:
             raise TooLarge(f'"{self._shown(name)}" is longer than {rule.max_bytes} bytes')
         if rule.filled and _is_empty(raw):
-            raise BadRequest(f'"{self._shown(name)}" is empty: models are not loaded or unloaded from here')
+            raise BadRequest(f'"{self._shown(name)}" is empty')
         if rule.max_items is not None:
             self._count_items(name, raw, rule.max_items)
         if rule.local_media and not is_text(raw):

@@ -116,12 +116,16 @@ def _reads(target: bytes) -> list[Endpoint]:
     return [Endpoint(method=method, target=target, dialect=Dialect.OLLAMA) for method in (b"GET", b"HEAD")]
 
 
+PULL = msgspec.structs.replace(_ollama(b"/api/pull", streams=True, slot=False, meter=Meter.NONE), listing=True)
+"""Answered for a model that is in the list (hive.proxy.loading); no agent fetches another one."""
+
 ENDPOINTS = [
     _ollama(b"/api/generate", streams=True, slot=True),
     _ollama(b"/api/chat", streams=True, slot=True),
     _ollama(b"/api/embed", streams=False, slot=True),
     _ollama(b"/api/embeddings", streams=False, slot=True, meter=Meter.NONE),
     _ollama(b"/api/show", streams=False, slot=False, meter=Meter.NONE),
+    PULL,
     *_reads(b"/api/tags"),
     *_reads(b"/api/version"),
     *_reads(b"/api/ps"),

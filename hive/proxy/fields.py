@@ -15,6 +15,7 @@ from functools import cache
 
 import msgspec
 
+from hive.dialects.ollama_loading import PROMPTS
 from hive.domain import Tier
 from hive.field_rules import EVERYWHERE, TARGETS, Choice, Fields, Rule, Rules, Verb, chosen, parse_line, settled
 from hive.settings import Settings
@@ -95,8 +96,8 @@ logprobs = allow
 top_logprobs = clamp 0..20
 
 [fields /api/generate]
-# Without a prompt Ollama loads the model, or unloads it.
-prompt = filled
+# Without a prompt Ollama loads the model, or unloads it: Hive answers that itself (loading.py).
+prompt = allow
 suffix = allow
 system = allow
 context = allow
@@ -109,7 +110,7 @@ height = drop
 steps = drop
 
 [fields /api/chat]
-messages = filled local_media
+messages = local_media
 tools = allow
 
 [fields /api/embed]
@@ -135,6 +136,12 @@ chat_template_kwargs.enable_thinking = allow switch
 chat_template_kwargs.thinking = allow switch
 chat_template_kwargs.clear_thinking = allow switch
 chat_template_kwargs.reasoning_effort = allow switch
+
+[fields /api/pull]
+name = take
+insecure = drop
+username = drop
+password = drop
 
 [fields /v1/chat/completions /v1/completions]
 stream_options = take
@@ -361,7 +368,7 @@ TOKENS = {
     "/v1/messages": ("", ("max_tokens", "n_predict")),
 }
 """Where a body says how much may be generated, and by which names; the first is the one every server reads."""
-ALIASES = {"/api/show": "name"}
+ALIASES = {"/api/show": "name", "/api/pull": "name"}
 
 Lines = dict[str, list[Choice]]
 """Rules by field, dots within."""
@@ -413,6 +420,7 @@ class FieldTable:
             tokens_in=place,
             max_tokens=int(limit.high) if limit.verb is Verb.CLAMP and limit.high is not None else None,
             alias=ALIASES.get(target, ""),
+            prompt=PROMPTS.get(target, ""),
         )
 
 

@@ -14,7 +14,6 @@ from hive.domain import Caller, Dialect, UsageEvent
 from hive.errors import (
     Asleep,
     BackendTimeout,
-    BadRequest,
     HiveError,
     Refusal,
     RequestTimeout,
@@ -24,7 +23,7 @@ from hive.errors import (
 )
 from hive.link.requests import UnderWay
 from hive.policy import Act, may
-from hive.proxy import body, endpoints, lists
+from hive.proxy import body, endpoints, lists, loading
 from hive.proxy.answer import Answer
 from hive.proxy.backend_gate import BackendGate
 from hive.proxy.cost import NOTHING, UNKNOWN, cost_of, expected
@@ -159,10 +158,11 @@ class Exchange(Waiting):
         try:
             self._asked = asked = self._6_which_model(self._decided.caller, asked)
         except HiveError as error:
-            self._pending = self._path.look_again(error, lambda: self._on_asked(asked), self.refuse)
+            refused = loading.refusal(self._decided.endpoint, error)
+            self._pending = self._path.look_again(error, lambda: self._on_asked(asked), lambda _: self.refuse(refused))
             return
-        heartbeat_s = self._decided.heartbeat_s
-        if heartbeat_s and asked.stream and self._request is not None and self._request.chunks:
+        heartbeat_s, streams = self._decided.heartbeat_s, asked.stream and self._decided.endpoint.takes_slot
+        if heartbeat_s and streams and self._request is not None and self._request.chunks:
             self._beat_at = time.monotonic() + heartbeat_s
         if self._answer is not None:
             self._answer.asked = asked
@@ -172,6 +172,8 @@ class Exchange(Waiting):
             self._path.registry.queue.leave(self, self._decided.flow, now=time.monotonic(), cost=0.0)
             self._in_queue = False
             self._proceed()
+        elif asked.loading:
+            self._answer_list(self._decided)
         else:
             self._8_ask_backend()
 
@@ -270,11 +272,11 @@ class Exchange(Waiting):
         decided, entry, queue = self._decided, self._entry, self._path.registry.queue
         assert decided is not None
         assert entry is not None
-        if self._path.answers(decided.endpoint):
+        gate, asked = self._path.gate, self._asked
+        if self._path.answers(decided.endpoint) or (asked is not None and asked.loading and not gate.is_closed):
             self._answer_list(decided)
             return
-        gate = self._path.gate
-        now, asked = time.monotonic(), self._asked
+        now = time.monotonic()
         if not decided.endpoint.takes_slot and not gate.is_closed:
             self._8_ask_backend()
             return
@@ -640,16 +642,12 @@ class Exchange(Waiting):
         return fields if self._asked is None else fields + self._asked.changes()
 
     def _answer_list(self, decided: Decided) -> None:
-        request, asked = self._request, self._asked
-        named = (asked.served or asked.model) if asked is not None else ""
+        request = self._request
         assert request is not None
+        self._cost = NOTHING
         try:
-            if asked is not None and decided.endpoint.name == endpoints.COUNT:
-                said = lists.estimated(asked.kept, asked.upstream)
-            else:
-                seen = self._path.seen(decided)
-                said = lists.answer_any(decided.endpoint, decided.target, seen, decided.caller, named)
-        except (Refusal, BadRequest) as error:
+            said = self._said(decided)
+        except HiveError as error:
             self.refuse(error)
             return
         self._close_if_draining()
@@ -661,3 +659,16 @@ class Exchange(Waiting):
         self._connection.write(head if request.method == b"HEAD" else head + content)
         self._leave(now)
         self._connection.finished(keep=keep)
+
+    def _said(self, decided: Decided) -> lists.Said:
+        endpoint, asked = decided.endpoint, self._asked
+        if asked is not None and endpoint.name == endpoints.COUNT:
+            return lists.estimated(asked.kept, asked.upstream)
+        models = self._path.seen(decided)
+        if asked is None or not loading.is_asked(endpoint, asked):
+            named = (asked.served or asked.model) if asked is not None else ""
+            return lists.answer_any(endpoint, decided.target, models, decided.caller, named)
+        if self._path.pool is None:
+            raise self._path.why_no_way or no_backend()
+        served = self._path.routed(asked.model, decided.caller)
+        return loading.answer(endpoint, asked, served, models, time.time())

@@ -1,6 +1,6 @@
 """The bytes that Ollama, vLLM and llama-server answer with, for the fake backend; no I/O.
 
-Shapes are those of vLLM 0.32, llama.cpp 0c1e570 (both looked at over a socket) and Ollama's source of 2026-08.
+Shapes are those of vLLM 0.32, llama.cpp 0c1e570 and Ollama 0.32.15, each looked at over a socket.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import time
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, NamedTuple
+
+import ollama_words
 
 WORDS = ("the", "bee", "größer", "蜂", "river", "of", "honey", "and", "a", "boat,", "wax\n", "or", "\U0001f41d", "home")
 TEMPLATE_TOKENS = 8
@@ -78,10 +80,13 @@ def read(body: bytes, path: str, flags: argparse.Namespace, number: int) -> tupl
         raise busy(flags.kind)
     model = str(found.get("model") or "")
     if flags.kind != "llama" and model not in flags.models and not (flags.kind == "vllm" and not model):
-        said = f"model '{model}' not found" if flags.kind == "ollama" else f"The model `{model}` does not exist."
+        said = ollama_words.unknown(path, model) if flags.kind == "ollama" else f"The model `{model}` does not exist."
         raise Refused(404, said, "NotFoundError" if flags.kind == "vllm" else "not_found_error")
-    options = found.get("options") or {}
-    limits = (found.get("max_completion_tokens"), found.get("max_tokens"), options.get("num_predict"))
+    limits = [found.get("max_completion_tokens"), found.get("max_tokens")]
+    if flags.kind == "ollama":
+        check_ollama(path, model, found, flags)
+        options = found.get("options") or {}
+        limits = [options.get("num_predict") or None, found.get("max_tokens") or None]  # 0 is no limit
     natural = flags.tokens + ((number * 7 + flags.seed) % (flags.spread + 1))
     limit = next((wanted for wanted in limits if wanted is not None and wanted >= 0), natural)
     asked = Asked(
@@ -94,6 +99,16 @@ def read(body: bytes, path: str, flags: argparse.Namespace, number: int) -> tupl
         number=f"fake{number}",
     )
     return asked, found
+
+
+def check_ollama(path: str, model: str, found: dict[str, Any], flags: argparse.Namespace) -> None:
+    """Raises `Refused` for what that model cannot do, or what Ollama cannot read."""
+    if said := ollama_words.lacking(model, found, flags.capabilities):
+        raise Refused(400, said, "invalid_request_error")
+    if said := ollama_words.misread(path, found):
+        raise Refused(500, said, "api_error")
+    if flags.broken and path != "/api/show":
+        raise Refused(500, ollama_words.BROKEN, "api_error")
 
 
 def busy(kind: str) -> Refused:
@@ -137,11 +152,13 @@ def ollama_script(path: str, asked: Asked, found: dict[str, Any], seed: int) -> 
             tokens_in=asked.tokens_in,
             tokens_out=asked.tokens_out,
         )
-    lines = [encode({**base, **spoken(word(place, seed)), "done": False}) + b"\n" for place in range(asked.tokens_out)]
+    words = [word(place, seed) for place in range(asked.tokens_out)]
+    held = "".join(words) if found.get("tools") else ""  # what might be a call comes with the last line
+    lines = [encode({**base, **spoken(text), "done": False}) + b"\n" for text in words if not held]
     return Script(
         "application/x-ndjson",
         lines,
-        encode({**base, **spoken(""), **last}) + b"\n",
+        encode({**base, **spoken(held), **last}) + b"\n",
         True,
         tokens_in=asked.tokens_in,
         tokens_out=asked.tokens_out,
@@ -173,7 +190,7 @@ def ollama_embedding(path: str, asked: Asked, found: dict[str, Any]) -> Script:
 # --- OpenAI's dialect, three ways ----------------------------------------------------------------------------------
 
 JSON = "application/json; charset=utf-8"
-FINGERPRINT = {"ollama": "fp_ollama", "vllm": "vllm-0.32.0-da79303a", "llama": "b1-0c1e570"}
+FINGERPRINT = {"ollama": ollama_words.FINGERPRINT, "vllm": "vllm-0.32.0-da79303a", "llama": "b1-0c1e570"}
 
 
 def openai_script(kind: str, path: str, asked: Asked, found: dict[str, Any], seed: int) -> Script:
@@ -190,9 +207,12 @@ def openai_script(kind: str, path: str, asked: Asked, found: dict[str, Any], see
     if not asked.stream:
         text = text_of(asked.tokens_out, seed)
         said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": asked.reason}
+        no_logprobs = {} if kind == "ollama" else {"logprobs": None}
+        choice = {"index": 0, **said, **no_logprobs, "finish_reason": asked.reason}
         whole = {**base, "system_fingerprint": FINGERPRINT[kind], "choices": [choice], "usage": usage(kind, asked)}
         return Script(JSON, [encode({**whole, **more})], tokens_in=asked.tokens_in, tokens_out=asked.tokens_out)
+    if kind == "ollama":
+        base["system_fingerprint"] = FINGERPRINT[kind]
     deltas = vllm_deltas(asked, seed, chat) if kind == "vllm" else other_deltas(kind, asked, seed, chat)
     events: list[dict[str, Any]] = [{**base, "choices": [delta]} for delta in deltas]
     if kind == "ollama" and asked.usage and not chat:  # as Ollama does it: zeros on every chunk
@@ -225,15 +245,15 @@ def vllm_deltas(asked: Asked, seed: int, chat: bool) -> list[dict[str, Any]]:
 
 
 def other_deltas(kind: str, asked: Asked, seed: int, chat: bool) -> list[dict[str, Any]]:
-    """llama-server tells the role first, Ollama with each word; both tell the reason in an event of its own."""
+    """llama-server tells the role first, Ollama with the first word; both tell the reason in an event of its own."""
     found: list[dict[str, Any]] = []
     if kind == "llama" and chat:
         found.append({"delta": {"role": "assistant", "content": None}})
-    role = {"role": "assistant"} if kind == "ollama" else {}
     for place in range(asked.tokens_out):
         text = word(place, seed)
+        role = {"role": "assistant"} if kind == "ollama" and not place else {}
         found.append({"delta": {**role, "content": text}} if chat else {"text": text})
-    found.append({"delta": {**role, "content": ""} if role else {}} if chat else {"text": ""})
+    found.append({"delta": {}} if chat else {"text": ""})
     return [{"index": 0, **said, "finish_reason": asked.reason if said is found[-1] else None} for said in found]
 
 
@@ -280,36 +300,26 @@ def openai_embedding(kind: str, asked: Asked, found: dict[str, Any]) -> Script:
 # --- control answers and errors ------------------------------------------------------------------------------------
 
 
-def quantized(name: str) -> dict[str, str]:
+def quantized(name: str) -> str:
     """As Ollama tells it: what the tag says, in capitals; the tiny model's where it says nothing."""
     tag = name.partition(":")[2]
-    return {"quantization_level": tag.upper() if tag[:1] in ("q", "f") else "F32"}
+    return tag.upper() if tag[:1] in ("q", "f") else "F32"
 
 
 def control(path: str, flags: argparse.Namespace) -> Script:
     """The answer to a GET, or `Refused`."""
     shown: dict[str, Any] = {}
     if flags.kind == "ollama":
-        details = {"parent_model": "", "format": "gguf", "family": "llama", "families": ["llama"]}
-        details |= {"parameter_size": "164K"}
-        tag = [
-            {
-                "name": name,
-                "model": name,
-                "size": 656640,
-                "digest": "ab" * 32,
-                "details": {**details, **quantized(name)},
-            }
+        rows = [
+            ollama_words.tag(name, 656640, "ab" * 32, flags.capabilities, quantization_level=quantized(name))
             for name in flags.models
         ]
-        modified = {"modified_at": "2026-05-04T14:56:49.277302595+02:00"}
-        loaded = {"expires_at": "2026-12-01T00:00:00Z", "size_vram": 656640, "context_length": 4096}
         if path == "/":
             return Script("text/plain; charset=utf-8", [b"Ollama is running"])
         shown = {
-            "/api/version": {"version": "0.30.1"},
-            "/api/tags": {"models": [{**entry, **modified} for entry in tag]},
-            "/api/ps": {"models": [{**entry, **loaded} for entry in tag]},
+            "/api/version": {"version": "0.32.15"},
+            "/api/tags": {"models": rows},
+            "/api/ps": {"models": [ollama_words.running(row) for row in rows]},
         }
     elif flags.kind == "vllm":
         shown = {"/version": {"version": "0.32.0"}, "/load": {"server_load": 0}}
@@ -322,11 +332,13 @@ def control(path: str, flags: argparse.Namespace) -> Script:
             "/health": {"status": "ok"},
             "/props": {"total_slots": 4, "model_path": "tiny.gguf", "build_info": "b1-0c1e570", "is_sleeping": False},
         }
-    owner = {"ollama": "library", "vllm": "vllm", "llama": "llamacpp"}[flags.kind]
+    owner = {"vllm": "vllm", "llama": "llamacpp"}.get(flags.kind, "")
     listed = [{"id": name, "object": "model", "created": 1795154964, "owned_by": owner} for name in flags.models]
     if flags.kind == "llama":
         listed = [{**entry, "meta": {"n_ctx": 4096, "size": 656640}} for entry in listed]
     shown["/v1/models"] = {"object": "list", "data": listed}
+    if flags.kind == "ollama":
+        shown["/v1/models"] = ollama_words.listed(flags.models)
     if path not in shown:
         raise Refused(404, {"vllm": "Not Found", "llama": "File Not Found"}.get(flags.kind, ""), "not_found_error")
     return Script(JSON, [encode(shown[path])])
@@ -346,9 +358,18 @@ def error_script(kind: str, path: str, error: Refused) -> Script:
 
 
 def stream_error(kind: str, path: str) -> tuple[bytes, bytes]:
-    """What a backend whose engine dies writes into a stream it has begun, and the end marker after it."""
+    """What a backend whose engine dies writes into a stream it has begun, and the end marker after it.
+
+    Ollama says it in its own dialect only: in OpenAI's there is an empty event without a model, and a clean end.
+    """
     if path.startswith("/api"):
-        return encode({"error": "an error was encountered while running the model"}) + b"\n", b""
+        return encode({"error": ollama_words.DIED}) + b"\n", b""
+    if kind == "ollama":
+        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+        event = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": int(time.time()), "model": ""}
+        return b"data: " + encode(
+            {**event, "system_fingerprint": FINGERPRINT[kind], "choices": [choice]}
+        ) + b"\n\n", b""
     found = {"message": "EngineCore encountered an issue.", "type": "InternalServerError", "param": None, "code": 500}
     return b"data: " + encode({"error": found}) + b"\n\n", b"data: [DONE]\n\n" if kind == "vllm" else b""
 

@@ -26,6 +26,7 @@ import uvloop
 
 # A program started by its path; collected by pytest it has to find its neighbour, too.
 sys.path.insert(0, str(Path(__file__).parent))
+import ollama_words
 from fake_answers import (
     JSON,
     Refused,
@@ -91,7 +92,9 @@ class Fake:
             if kind == "ollama" and path in ("/api/embed", "/api/embeddings"):
                 return ollama_embedding(path, asked, found)
             if kind == "ollama" and path == "/api/show":
-                return Script(JSON, [encode({"details": {}, "model_info": {}, "capabilities": ["completion"]})])
+                return Script(
+                    JSON, [encode({"details": {}, "model_info": {}, "capabilities": self.flags.capabilities})]
+                )
             if path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings"):
                 return openai_script(kind, path, asked, found, self.flags.seed)
             raise Refused(404, "Not Found", "not_found_error")
@@ -157,7 +160,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def on_message_begin(self) -> None:
-        self.url, self.body, self.fake_id = b"", b"", ""
+        self.url, self.body, self.fake_id, self.host = b"", b"", "", ""
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -165,6 +168,8 @@ class Connection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(name) == 9 and name.lower() == b"x-fake-id":
             self.fake_id = value.decode("latin-1")
+        elif len(name) == 4 and name.lower() == b"host":
+            self.host = value.decode("latin-1")
         elif len(name) == 6 and name.lower() == b"expect":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -188,6 +193,9 @@ class Connection(asyncio.Protocol):
         if infers:
             fake.begun += 1
         script, whole = fake.answer(method, path, body)
+        if flags.kind == "ollama" and flags.port is not None and not ollama_words.is_for_itself(self.host):
+            script = Script("text/plain", [b""], status=403)
+            whole = head(flags.kind, script, close=False)
         refused = script.status >= 400
         self.close_after_this = not keep or self.served == flags.close_after or (refused and flags.kind == "llama")
         self.counted = (script, fake_id or (f"fake{fake.begun}" if flags.record else "")) if infers else None
@@ -302,7 +310,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     where.add_argument("--socket", help="path of a unix socket")
     parser.add_argument("--kind", choices=("ollama", "vllm", "llama"), default="ollama")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--models", type=lambda text: text.split(","), default=["tiny"])
+    parser.add_argument("--models", type=lambda text: [name for name in text.split(",") if name], default=["tiny"])
+    parser.add_argument(
+        "--capabilities",
+        type=lambda text: text.split(","),
+        default=["completion", "tools"],
+        help="what an Ollama's models can: completion, tools, vision",
+    )
+    parser.add_argument("--broken", action="store_true", help="an Ollama whose runner does not start: 500")
     parser.add_argument("--tokens", type=int, default=16, help="words of an answer that is not limited")
     parser.add_argument("--spread", type=int, default=0, help="up to so many more, another number each time")
     parser.add_argument("--token-delay", type=float, default=0.0, help="seconds between two chunks of a stream")

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A stand-in for Ollama's store of models, no Ollama: it replays the shapes that Ollama publishes (api/types.go and
-docs/api.md of 2026-08) of `/api/tags`, `/api/ps`, `/api/pull` with its stream, `/api/delete`, `/api/version`.
+"""A stand-in for Ollama's store of models, no Ollama: it replays what was seen of Ollama 0.32.15 at `/api/tags`,
+`/v1/models`, `/api/ps`, `/api/show`, `/api/pull` with its stream, `/api/delete`, `/api/version`, and where a model is
+loaded or unloaded.
 
     fake_ollama.py [--port 0] [--layer-bytes N] [--pieces N] [--delay S] [--fail TEXT]
                    [--version V] [--stub NAME]… [MODEL …]
@@ -17,9 +18,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+# A program started by its path: its neighbours are beside it.
+sys.path.insert(0, str(Path(__file__).parent))
+import ollama_words
+from ollama_words import tagged
 
 STUB_BYTES = 196
 
@@ -39,24 +47,34 @@ class Store(ThreadingHTTPServer):
         self.listed = 0
 
 
-def tagged(name: str) -> str:
-    return name if ":" in name else f"{name}:latest"
-
-
 class Handler(BaseHTTPRequestHandler):
     server: Store
     protocol_version = "HTTP/1.1"
 
+    def is_foreign(self) -> bool:
+        """An Ollama on a loopback address answers to no name but its own."""
+        if ollama_words.is_for_itself(self.headers["Host"] or ""):
+            return False
+        self.close_connection = True
+        self.answer("", 403)
+        return True
+
     def do_GET(self) -> None:
         store = self.server
+        if self.is_foreign():
+            return
         if self.path == "/":
             self.answer("Ollama is running")
         elif self.path == "/api/version":
             self.answer({"version": store.flags.version})
-        elif self.path in ("/api/tags", "/api/ps"):
-            store.listed += self.path == "/api/tags"
-            names = [name for name in store.models if self.path == "/api/tags" or name in store.loaded]
-            self.answer({"models": [self.row(name) for name in names]})
+        elif self.path == "/api/tags":
+            store.listed += 1
+            self.answer({"models": [self.row(name) for name in store.models]})
+        elif self.path == "/api/ps":
+            loaded = [name for name in store.models if name in store.loaded]
+            self.answer({"models": [ollama_words.running(self.row(name)) for name in loaded]})
+        elif self.path == "/v1/models":
+            self.answer(ollama_words.listed(list(store.models)))
         elif self.path == "/fake/left":
             self.answer({"left": store.left})
         elif self.path == "/fake/pulls":
@@ -65,19 +83,18 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({"error": "not found"}, 404)
 
     def row(self, name: str) -> dict[str, Any]:
-        details = {"format": "gguf", "family": "llama", "families": ["llama"], "parameter_size": "3.2B"}
-        details |= {"parent_model": "", "quantization_level": "Q4_K_M", "context_length": 4096, "embedding_length": 64}
-        size = self.server.models[name]
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        row = {"name": name, "model": name, "modified_at": "2026-11-20T14:56:49.277302595+02:00", "size": size}
-        if name in self.server.stubs:
-            details |= {"format": "", "families": None, "quantization_level": "MXFP4"}
-            row |= {"remote_model": "gpt-oss:120b", "remote_host": "https://cloud.invalid:443"}
-            digest = digest[::-1]
-        return row | {"digest": digest, "details": details, "capabilities": ["completion", "tools"]}
+        size, digest = self.server.models[name], hashlib.sha256(name.encode()).hexdigest()
+        details: dict[str, Any] = {"parameter_size": "3.2B", "quantization_level": "Q4_K_M"}
+        if name not in self.server.stubs:
+            return ollama_words.tag(name, size, digest, ["completion", "tools"], **details)
+        details |= {"format": "", "families": None, "quantization_level": "MXFP4"}
+        row = ollama_words.tag(name, size, digest[::-1], ["completion", "tools"], **details)
+        return row | {"remote_model": "gpt-oss:120b", "remote_host": "https://cloud.invalid:443"}
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.is_foreign():
+            return
         if self.path == "/fake/stub":
             name = tagged(body["model"])
             self.server.stubs.add(name)
@@ -85,21 +102,43 @@ class Handler(BaseHTTPRequestHandler):
             self.answer({})
         elif self.path == "/api/pull":
             self.pull(tagged(body["model"]))
-        elif self.path in ("/api/generate", "/api/chat") and tagged(body["model"]) in self.server.models:  # loads it
-            name = tagged(body["model"])
-            if name in self.server.stubs:
-                self.server.left.append(name)
-            else:
-                self.server.loaded.add(name)
-            said = {"message": {"role": "assistant", "content": "x"}} if self.path == "/api/chat" else {"response": "x"}
-            counts = {"prompt_eval_count": 1, "eval_count": 1}
-            self.answer({"model": body["model"], **said, "done": True, "done_reason": "length", **counts})
-        elif "model" in body:
-            self.answer({"error": f"model '{body['model']}' not found"}, 404)
+        elif "model" not in body:
+            self.answer({"error": "not found"}, 404)
+        elif tagged(body["model"]) not in self.server.models:
+            self.answer({"error": ollama_words.unknown(self.path, body["model"])}, 404)
+        elif said := ollama_words.lacking(body["model"], body, ["completion", "tools"]):
+            self.answer({"error": said}, 400)
+        elif said := ollama_words.misread(self.path, body):
+            self.answer({"error": said}, 500)
+        elif self.path in ("/api/generate", "/api/chat"):
+            self.answer(self.said(body))
+        elif self.path == "/api/show":
+            row = self.row(tagged(body["model"]))
+            self.answer({name: row[name] for name in ("details", "capabilities", "modified_at")} | {"model_info": {}})
         else:
             self.answer({"error": "not found"}, 404)
 
+    def said(self, body: dict[str, Any]) -> dict[str, Any]:
+        """One word; without a prompt the model is loaded, or unloaded, and no more."""
+        store, name, is_chat = self.server, tagged(body["model"]), self.path == "/api/chat"
+        is_empty = not body.get("messages" if is_chat else "prompt")
+        is_unload = is_empty and body.get("keep_alive") == 0
+        if name in store.stubs:
+            store.left.append(name)
+        elif is_unload:
+            store.loaded.discard(name)
+        else:
+            store.loaded.add(name)
+        word = "" if is_empty else "x"
+        text = {"message": {"role": "assistant", "content": word}} if is_chat else {"response": word}
+        reason = ("unload" if is_unload else "load") if is_empty else "length"
+        counts = {} if is_empty else {"prompt_eval_count": 1, "eval_count": 1}
+        at = {"model": body["model"], "created_at": ollama_words.MODIFIED_AT}
+        return {**at, **text, "done": True, "done_reason": reason, **counts}
+
     def do_DELETE(self) -> None:
+        if self.is_foreign():
+            return
         name = tagged(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["model"])
         if name not in self.server.models:
             self.answer({"error": f"model '{name}' not found"}, 404)

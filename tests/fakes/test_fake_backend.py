@@ -47,7 +47,7 @@ def exchange(server: Program, *requests: bytes, until: bytes = b"") -> bytes:
 
 def post(path: str, body: dict[str, Any], *fields: str) -> bytes:
     raw = json.dumps({"model": "tiny", **body}).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(raw)}", *fields]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(raw)}", *fields]
     return "\r\n".join([*lines, "", ""]).encode() + raw
 
 
@@ -80,7 +80,7 @@ def test_the_ollama_package_takes_its_answers() -> None:
         stream = list(client.chat("tiny", HELLO, stream=True, options={"num_predict": 5}))
         whole = client.generate("tiny", "hello there", options={"num_predict": 5})
         assert len(client.embed("tiny", ["a", "b"]).embeddings) == 2
-        assert client.show("tiny").capabilities == ["completion"]
+        assert client.show("tiny").capabilities == ["completion", "tools"]
         with pytest.raises(ollama.ResponseError, match="not found"):
             client.chat("other", HELLO)
     assert "".join(part.message.content or "" for part in stream) == whole.response
@@ -108,13 +108,13 @@ def test_llama_closes_after_a_hundred_requests_and_after_an_error() -> None:
         found = exchange(server, post("/v1/chat/completions", {"messages": HELLO}) * 120)
         assert len(re.findall(rb"HTTP/1.1 200", found)) == 100
         assert found.count(b"Connection: close") == 1
-        assert exchange(server, b"GET /nope HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 404 ")
+        assert exchange(server, b"GET /nope HTTP/1.1\r\nHost: localhost\r\n\r\n").startswith(b"HTTP/1.1 404 ")
 
 
 @pytest.mark.parametrize(("kind", "status"), [("ollama", 400), ("vllm", 400), ("llama", 500)])
 def test_broken_json_is_refused_as_each_kind_does(kind: str, status: int) -> None:
     with fake_backend(kind) as server:
-        raw = f"POST {PATHS[kind]} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 1\r\n\r\n{{"
+        raw = f"POST {PATHS[kind]} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 1\r\n\r\n{{"
         found = exchange(server, raw.encode())
         assert server.stats()["tokens_out"] == 0
     assert found.startswith(b"HTTP/1.1 %d " % status)

@@ -12,7 +12,7 @@ from hive.inference.backend import open_backend
 from tests.fakes.programs import demo_backend, fake_backend
 
 FAKES = [
-    (BackendKind.OLLAMA, "0.30.1", {Dialect.OLLAMA, Dialect.OPENAI, Dialect.ANTHROPIC}),
+    (BackendKind.OLLAMA, "0.32.15", {Dialect.OLLAMA, Dialect.OPENAI, Dialect.ANTHROPIC}),
     (BackendKind.VLLM, "0.32.0", {Dialect.OPENAI, Dialect.ANTHROPIC}),
     (BackendKind.LLAMA, "b1-0c1e570", {Dialect.OPENAI, Dialect.ANTHROPIC}),
 ]

@@ -1,8 +1,8 @@
 """One conversation through every client package before every kind of backend: what is said is the same.
 
 journeys/matrix.py says how; docs/clients.md is the matrix that was seen, and `HIVE_WRITE_CLIENTS=1 pytest` on this file
-writes it anew. No registry has an Ollama, so tests/fakes/shapes.py replays its published shapes, and what a tiny random
-model does not say by itself.
+writes it anew. No registry has an Ollama, so tests/fakes/shapes.py replays its shapes as they were seen of 0.32.15, and
+what a tiny random model does not say by itself.
 """
 
 from __future__ import annotations
@@ -116,8 +116,11 @@ NOTES: dict[str, dict[str, str]] = {
     },
     "Ollama's shapes": {
         "a prompt that is too long": "Ollama cuts it; the stand-in takes it",
-        "a tool forced by its name": "Ollama 0.32 passes over `tool_choice`, which Hive tells in `X-Hive-Ignored`; the "
-        "stand-in calls whatever is offered",
+        "a tool forced by its name": "no more than a tool offered: Ollama 0.32 passes over `tool_choice`, nothing is "
+        "forced, and the model says text; Hive tells it in `X-Hive-Ignored`",
+        "a tool offered": "what might become a call is held back: the text comes in one piece, at the end",
+        "thinking": "a model that can thinks unless it is told not to",
+        "a tool called": "a stand-in whose model calls what it is offered",
     },
     "the demo backend": dict.fromkeys(
         ("a stop sequence", "a picture", "thinking", "a prompt that is too long"),
@@ -151,7 +154,10 @@ def backend(
             yield Backend(request.param, hive, {MAIN: demo}, ByOllama, "hive-demo", ways=ways)
         elif request.param == "Ollama's shapes":
             ways = ("relayed", "relayed", "relayed")
-            yield Backend(request.param, hive, {MAIN: _standin("ollama", opened)}, ByOllama, MODEL, ways=ways)
+            sites = {MAIN: opened.enter_context(standin("ollama", "tools", "vision", calls=False)).url}
+            sites[THINKING] = opened.enter_context(standin("ollama", "tools", "thinking")).url
+            sites[REPLAYED] = opened.enter_context(standin("ollama", "tools")).url
+            yield Backend(request.param, hive, sites, ByOllama, MODEL, ways=ways)
         elif request.param == "vLLM":
             url: str = request.getfixturevalue("vllm_server").url
             replayed = _standin("vllm", opened)

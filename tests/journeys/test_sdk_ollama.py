@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import ollama
+import openai
 import pytest
 from journeys.stack import Stack, stack, until
 
@@ -54,7 +56,7 @@ def test_it_chats_streams_generates_and_embeds(client: ollama.Client) -> None:
     assert (generated.done, generated.eval_count) == (True, 3)
     assert len(client.embed(model=MODEL, input=["a", "b"]).embeddings) == 2
     assert [model.model for model in client.list().models] == [MODEL]
-    assert client.show(MODEL).capabilities == ["completion"]
+    assert client.show(MODEL).capabilities == ["completion", "tools"]
 
 
 def test_it_raises_the_backends_own_error(client: ollama.Client) -> None:
@@ -64,12 +66,47 @@ def test_it_raises_the_backends_own_error(client: ollama.Client) -> None:
         assert refused.value.status_code == 404
 
 
-def test_what_hive_does_not_offer_is_refused_in_its_dialect(hive: Stack) -> None:
+def test_what_a_model_cannot_is_told_in_the_backends_own_words(client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match='"tiny" does not support thinking') as refused:
+        client.chat(model=MODEL, messages=HELLO, think=True)
+    assert refused.value.status_code == 400
+    with pytest.raises(ollama.ResponseError) as blind:
+        client.chat(model=MODEL, messages=[{"role": "user", "content": "", "images": [b"hi"]}])
+    assert "image input is not supported" in json.loads(blind.value.error)["error"]["message"]
+
+
+def test_what_might_become_a_call_comes_with_the_end(client: ollama.Client) -> None:
+    (last,) = client.chat(model=MODEL, messages=HELLO, tools=TOOLS, stream=True)
+    assert (last.done, bool(last.message.content)) == (True, True)
+
+
+def test_a_runner_that_dies_is_an_error_and_no_clean_end() -> None:
+    """Before OpenAI's clients Ollama itself ends such a stream as if it were whole."""
+    with fake_backend("ollama", "--error-mid-stream", "3") as dying, stack(url=dying.url) as hive:
+        access = hive.post("/api/agents", {"name": "bob", "runtime": "external"}) and hive.get("/api/agents/bob/tokens")
+        own = ollama.Client(host=access["ollama_host"])
+        with pytest.raises(ollama.ResponseError, match="unexpected EOF"):
+            list(own.chat(model=MODEL, messages=HELLO, stream=True))
+        own._client.close()
+        openais = openai.OpenAI(base_url=access["openai_base_url"], api_key=access["model"], max_retries=0)
+        with openais, pytest.raises((openai.APIError, httpx.RemoteProtocolError)):
+            list(openais.chat.completions.create(model=MODEL, messages=HELLO, stream=True))
+
+
+def test_loading_and_pulling_are_hives_to_answer(hive: Stack, stand_in: Program) -> None:
+    """What `ollama run` asks first: `show`, then a prompt that is empty."""
     client = ollama.Client(host=hive.get("/api/agents/alice/tokens")["ollama_host"])
-    with pytest.raises(ollama.ResponseError, match="not offered to agents") as refused:
+    before = stand_in.stats()["begun"]
+    assert client.generate(MODEL).done_reason == "load"
+    assert client.chat(MODEL, keep_alive=0).done_reason == "unload"
+    assert [part.status for part in client.pull(MODEL, stream=True)] == ["success"]
+    with pytest.raises(ollama.ResponseError, match="agents fetch no models") as refused:
         client.pull("llama3.2")
     assert refused.value.status_code == 403
+    with pytest.raises(ollama.ResponseError, match="not offered to agents"):
+        client.push(MODEL)
     client._client.close()
+    assert stand_in.stats()["begun"] == before
 
 
 async def test_who_leaves_a_stream_frees_the_backend(hive: Stack, stand_in: Program) -> None:

@@ -14,7 +14,7 @@ from hive.domain import BackendKind
 from hive.errors import Refusal
 from hive.proxy.endpoints import ENDPOINTS, MODEL_PREFIX, ONE_MODEL, find
 
-TARGETS = sorted({row.target for row in ENDPOINTS} | {b"/api/delete", b"/api/pull", b"/v1/load_lora_adapter"})
+TARGETS = sorted({row.target for row in ENDPOINTS} | {b"/api/delete", b"/api/push", b"/v1/load_lora_adapter"})
 METHODS = [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"get", b"POST "]
 PIECES = [
     *(

@@ -129,7 +129,7 @@ def test_every_endpoint_with_a_body_is_in_the_table() -> None:
             assert "model" in table.rules(target, tier).fields.plain
             assert table.rules(f"{target}?beta=true", tier) == table.rules(target, tier)
     with pytest.raises(KeyError):
-        table.rules("/api/pull", Tier.LOW)
+        table.rules("/api/push", Tier.LOW)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -225,21 +225,43 @@ def test_what_ollama_python_always_sends_is_no_reason_to_refuse(name: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("target", "raw"),
+    ("target", "raw", "loading"),
     [
-        ("/api/generate", b'{"model":"m"}'),
-        ("/api/generate", b'{"model":"m","prompt":""}'),
-        ("/api/generate", b'{"model":"m","prompt":null,"keep_alive":0}'),
-        ("/api/generate", b'{"model":"m","PROMPT":" \\t","keep_alive":0}'),
-        ("/api/chat", b'{"model":"m"}'),
-        ("/api/chat", b'{"model":"m","messages":[]}'),
-        ("/api/chat", b'{"model":"m","Messages":[ ],"keep_alive":0}'),
-        ("/api/chat", b'{"model":"m","messages":null}'),
+        ("/api/generate", b'{"model":"m"}', "load"),
+        ("/api/generate", b'{"model":"m","prompt":"","stream":false,"system":"x"}', "load"),
+        ("/api/generate", b'{"model":"m","prompt":null,"keep_alive":0}', "unload"),
+        ("/api/generate", b'{"model":"m","PROMPT":"","KEEP_ALIVE":"0s"}', "unload"),
+        ("/api/chat", b'{"model":"m"}', "load"),
+        ("/api/chat", b'{"model":"m","messages":[],"keep_alive":-1}', "load"),
+        ("/api/chat", b'{"model":"m","Messages":[ ],"keep_alive":0}', "unload"),
+        ("/api/chat", b'{"model":"m","messages":null}', "load"),
     ],
 )
-def test_loading_and_unloading_by_an_empty_prompt_is_refused(target: str, raw: bytes) -> None:
-    with pytest.raises(BadRequest):
-        ask(target, raw)
+def test_of_a_body_without_a_prompt_nothing_goes_upstream(target: str, raw: bytes, loading: str) -> None:
+    asked = ask(target, raw)
+    assert (asked.loading, asked.model, asked.upstream, asked.stream) == (loading, "m", [], False)
+    assert asked.dropped == (("keep_alive",) if b"keep_alive" in raw.lower() else ())
+    with pytest.raises(BadRequest, match="template"):
+        ask(target, raw[:-1] + b',"template":"{{ .Prompt }}"}')
+
+
+@pytest.mark.parametrize(
+    ("target", "raw"),
+    [
+        ("/api/generate", b'{"model":"m","prompt":" \\t","keep_alive":0}'),
+        ("/api/chat", b'{"model":"m","messages":[{"role":"user","content":""}],"keep_alive":0}'),
+    ],
+)
+def test_a_prompt_of_white_space_is_one(target: str, raw: bytes) -> None:
+    asked = ask(target, raw)
+    assert (asked.loading, asked.dropped) == ("", ("keep_alive",))
+    assert b"keep_alive" not in asked.upstream[0]
+
+
+def test_an_operator_can_have_empty_prompts_refused() -> None:
+    conf = "[fields /api/chat]\nmessages = filled\n"
+    with pytest.raises(BadRequest, match="empty"):
+        ask("/api/chat", b'{"model":"m","messages":[]}', conf=conf)
 
 
 @pytest.mark.parametrize("name", ["id_slot", "cache_prompt", "n_cache_reuse"])

@@ -118,7 +118,8 @@ async def test_another_token_on_a_known_connection_is_401_and_closed(tmp_path: P
         (post(b"/v1/chat/completions", b"\xff{}"), 400),
         (post(b"/v1/chat/completions", b"[" * 100_000), 400),
         (post(b"/v1/chat/completions", CHAT, fields=b"content-encoding: gzip\r\n"), 415),
-        (post(b"/api/pull", CHAT), 403),
+        (post(b"/api/push", CHAT), 403),
+        (get(b"/api/pull"), 405),
         (post(b"/v1/chat/completions", CHAT.replace(b'"m"', b'"gpt-9"')), 404),
     ],
 )
@@ -162,7 +163,7 @@ async def test_malformed_requests_end_the_connection(tmp_path: Path, request_byt
 async def test_errors_speak_the_dialect_of_the_path(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, _):
         client = await Client.unix(proxy.socket_path)
-        assert isinstance(json.loads((await client.ask(get(b"/api/pull")))[2])["error"], str)
+        assert isinstance(json.loads((await client.ask(get(b"/api/push")))[2])["error"], str)
         assert json.loads((await client.ask(get(b"/v1/files")))[2])["error"]["code"] == "forbidden"
         client.close()
 
@@ -298,7 +299,7 @@ async def test_100_continue_comes_only_after_the_checks(tmp_path: Path) -> None:
         assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         assert (await client.ask(body))[0] == 200
         status, fields, _ = await client.ask(
-            post(b"/api/pull", b"", fields=b"expect: 100-continue\r\n")[:-4] + b"\r\n\r\n"
+            post(b"/api/push", b"", fields=b"expect: 100-continue\r\n")[:-4] + b"\r\n\r\n"
         )
         assert (status, b"connection" in fields) == (403, True)
         client.close()
