@@ -190,8 +190,9 @@ class Proxy:
         self,
         sock: socket.socket,
         open_exchange: Callable[[wire.Connection], wire.Exchange],
-        holder: Holder[wire.Connection],
+        holder: Holder[wire.Connection] | None = None,
     ) -> wire.Connection | None:
+        holder = self.path.shares.strangers[0] if holder is None else holder
         if not self.path.makes_place(holder):
             turn_away(sock)
             return None

@@ -364,7 +364,7 @@ async def test_a_flood_of_one_tenant_is_refused_and_every_request_of_the_other_i
             await asyncio.sleep(0.005)
             writer.write(answer(JSON_ANSWER))
 
-    async with faulty(tmp_path, backend_concurrency=2, window_requests=10_000) as (proxy, backend):
+    async with faulty(tmp_path, backend_concurrency=2, window_requests=10_000, queue_depth=16) as (proxy, backend):
         backend.script = script
         row = msgspec.structs.replace(proxy.row, id="b1", name="bob", tenant="quiet", model_digest=digest(b"hm_bob"))
         proxy.registry.learn(row)

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from harness import CHAT, JSON_ANSWER, MODEL_TOKEN, STREAM, Client, answer, post, proxied, read_request, until
+from harness import CHAT, JSON_ANSWER, MODEL_TOKEN, Client, answer, post, proxied, read_request, until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -274,7 +274,7 @@ async def test_bytes_not_yet_read_by_the_loop_keep_the_gate_open(tmp_path: Path)
 
 async def test_an_answer_sent_but_not_read_keeps_the_agent_awake_until_it_is(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
-        backend.reply = answer(b"x" * 20_000)
+        backend.reply = answer(JSON_ANSWER.replace(b'"hi"', b'"%b"' % (b"x" * 20_000)))
         loop = asyncio.get_running_loop()
         raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         raw.setblocking(False)
@@ -325,7 +325,7 @@ async def test_a_request_that_began_before_the_pause_keeps_the_gate_open_to_its_
     async with proxied(tmp_path) as (proxy, backend):
         backend.script = script
         client = await Client.unix(proxy.socket_path)
-        client.writer.write(post(b"/v1/chat/completions", STREAM))
+        client.writer.write(post(b"/v1/chat/completions", CHAT))
         await until(lambda: proxy.alice.gate.in_flight == 1)
         assert proxy.alice.gate.close(2, now=0.0) is not None
         go.set()

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import CHAT, Client, Proxy, answer, digest, get, post, proxied, read_request, until
+from harness import CHAT, JSON_ANSWER, Client, Proxy, answer, digest, get, post, proxied, read_request, until
 
 from hive.domain import BackendInfo, BackendKind, Tier
 from hive.link.messages import AgentRow
@@ -124,7 +124,7 @@ async def test_what_is_shown_of_a_model_names_no_directory_of_the_host(tmp_path:
         told = SHOWN["modelfile"].replace("/var/lib/hive/models/ollama/blobs/", "")
         assert shown["modelfile"] == told.replace('"/srv/my models/x.gguf"', "x.gguf")
         backend.reply = answer(b"<html>")
-        assert (await client.ask(post(b"/api/show", b'{"model":"m"}')))[2] == b"<html>"
+        assert (await client.ask(post(b"/api/show", b'{"model":"m"}')))[0] == 502, "a page is no answer"
 
 
 # X-… fields ----------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ async def test_a_higher_band_goes_first_although_it_came_last(tmp_path: Path) ->
             _, body = await read_request(reader)
             order.append(str(sent(body)["user"]))
             await go.wait()
-            writer.write(answer(b'{"usage":{"prompt_tokens":1,"completion_tokens":1}}'))
+            writer.write(answer(JSON_ANSWER))
 
     async with proxied(tmp_path, backend_concurrency=1) as (proxy, backend):
         backend.script = script
@@ -289,7 +289,12 @@ async def test_where_a_dialect_cannot_keep_prompts_apart_it_is_translated_once_t
     async with proxied(tmp_path) as (proxy, backend):
         client = await Client.unix(proxy.socket_path)
         request = post(b"/v1/messages", b'{"model":"m","max_tokens":3,"messages":[{"role":"user","content":"x"}]}')
+        backend.reply = answer(
+            b'{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"hi"}],'
+            b'"stop_reason":"end_turn","usage":{"input_tokens":7,"output_tokens":3}}'
+        )
         assert (await client.ask(request))[0] == 200
+        backend.reply = answer(JSON_ANSWER)
         add_agent(proxy, "carol", "acme")
         status, _, body = await client.ask(request)
         assert (status, json.loads(body)["type"]) == (200, "message")

@@ -69,6 +69,10 @@ async def connect(proxy: Proxy, listener: str) -> Client:
     return await Client.tcp(proxy.port if listener == "tcp" else proxy.ingress_port)
 
 
+UNDERSTOOD = (200, 400, 404)
+"""Statuses of a request whose framing was taken: most name no model, or an empty body has none to load."""
+
+
 async def first_answer(client: Client) -> tuple[int, dict[bytes, bytes]]:
     """(status, fields) of the next answer that is not an interim one."""
     while True:
@@ -95,7 +99,7 @@ async def taken(client: Client, vector: dict[str, str], listener: str) -> str:
     status, fields = await first_answer(client)
     if vector["id"] in CLOSES_ITSELF:
         return "" if status == 200 and await closed(client, fields) else f"{status}, open"
-    if status not in (200, 400) or fields.get(b"connection") == b"close":
+    if status not in UNDERSTOOD or fields.get(b"connection") == b"close":
         return f"refused with {status}"
     return "" if await in_step(client, listener) else "out of step"
 
@@ -122,7 +126,7 @@ async def judged(proxy: Proxy, backend: Backend, vector: dict[str, str], listene
             both = [(await first_answer(client))[0] for _ in range(2)]
             return "" if both == [200, 200] else f"{both}"
         if policy == "ok-then-400c":
-            begun = "" if (await first_answer(client))[0] in (200, 400) else "refused"
+            begun = "" if (await first_answer(client))[0] in UNDERSTOOD else "refused"
             seen = len(backend.requests)
             status, fields = await first_answer(client)
             ended = status == 400 and await closed(client, fields) and len(backend.requests) == seen

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from harness import CHAT, MODEL_TOKEN, Client, answer, get, post, proxied, until
+from harness import CHAT, JSON_ANSWER, MODEL_TOKEN, Client, answer, get, post, proxied, until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -229,7 +229,7 @@ async def test_an_upload_refused_midway_is_answered_and_not_reset(tmp_path: Path
 async def test_a_client_that_reads_nothing_cannot_pile_up_answers_by_asking_ahead(tmp_path: Path) -> None:
     """`pause_writing` is told once: an exchange that begins on a full transport heard nothing of it."""
     async with proxied(tmp_path) as (proxy, backend):
-        backend.reply = answer(b'{"data":"%b"}' % (b"x" * 900_000))
+        backend.reply = answer(JSON_ANSWER.replace(b'"hi"', b'"%b"' % (b"x" * 900_000)))
         client = await Client.unix(proxy.socket_path)
         client.writer.transport.pause_reading()
         for _ in range(20):
