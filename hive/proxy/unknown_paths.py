@@ -39,9 +39,7 @@ def _relayed_by_nobody(*kinds: BackendKind, instead: str = "") -> Known:
 
 
 KNOWN: dict[str, Known] = {
-    **dict.fromkeys(
-        ("/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete"), Known(_CHANGES, instead="/api/tags")
-    ),
+    **dict.fromkeys(("/api/push", "/api/create", "/api/copy", "/api/delete"), Known(_CHANGES, instead="/api/tags")),
     **dict.fromkeys(
         (
             *("/models/load", "/models/unload", "/lora-adapters", "/sleep", "/wake_up", "/reset_prefix_cache"),

@@ -8,7 +8,20 @@ import socket
 from pathlib import Path
 
 import pytest
-from harness import CHAT, INGRESS_TOKEN, MODEL_TOKEN, Backend, Client, Proxy, digest, post, proxied, until
+from harness import (
+    CHAT,
+    INGRESS_TOKEN,
+    JSON_ANSWER,
+    MODEL_TOKEN,
+    Backend,
+    Client,
+    Proxy,
+    answer,
+    digest,
+    post,
+    proxied,
+    until,
+)
 from proxy_process import ALICE, House, house
 from websocket_agent import Echo, ask
 
@@ -89,9 +102,7 @@ async def test_the_gate_looks_into_every_listener_of_the_agent_and_at_what_none_
 async def test_over_an_inner_listener_an_answer_that_is_not_acknowledged_keeps_the_agent_awake(tmp_path: Path) -> None:
     """A second after its last byte as over all TCP, and beyond that while the peer's kernel has no room for it."""
     async with proxied(tmp_path) as (proxy, backend):
-        backend.reply = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 120000\r\n\r\n" + (
-            b" " * 119_998 + b"{}"
-        )
+        backend.reply = answer(JSON_ANSWER.replace(b'"hi"', b'"%b"' % (b"x" * 120_000)))
         loop = asyncio.get_running_loop()
         sock = socket.socket()
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

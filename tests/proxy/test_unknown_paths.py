@@ -26,13 +26,13 @@ NAMES = {row.name: row for row in ENDPOINTS}
         (b"/v1/chat/completions/", VLLM, 403, "on no list", "/v1/chat/completions"),
         (b"/v1/v1/messages", VLLM, 403, "on no list", "/v1/messages"),
         (b"/V1/Embeddings?x=1", VLLM, 403, "on no list", "/v1/embeddings"),
-        (b"/api/pull", OLLAMA, 403, "for everybody", "/api/tags"),
+        (b"/api/push", OLLAMA, 403, "for everybody", "/api/tags"),
         (b"/slots", LLAMA, 403, "everybody's requests", "/v1/models"),
         (b"/v1/files", VLLM, 403, "cloud service", "/v1/chat/completions"),
         (b"/completion", LLAMA, 403, "does not relay", "/v1/completions"),
         (b"/completion", OLLAMA, 501, "llama have it", "/v1/completions"),
         (b"/v1/score", OLLAMA, 501, "vllm have it", "/v1/embeddings"),
-        (b"/v1/messages/count_token", OLLAMA, 403, "on no list", "/v1/messages"),
+        (b"/v1/messages/count_token", OLLAMA, 403, "on no list", "/v1/messages/count_tokens"),
     ],
 )
 async def test_an_unknown_path_is_told_why_and_what_is_nearest(
