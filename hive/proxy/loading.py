@@ -28,7 +28,7 @@ def answer(endpoint: Endpoint, asked: Asked, served: str, models: list[ModelInfo
 
     >>> tiny = Asked("tiny", True, [], loading="load")
     >>> answer(PULL, tiny, "tiny", [ModelInfo(name="tiny:latest")], 0.0)
-    Said(content=b'{"status":"success"}\\n', content_type=b'application/x-ndjson')
+    Said(content=b'{"status":"success"}\\n', content_type=b'application/x-ndjson', fields=b'')
     """
     try:
         found(models, served)
