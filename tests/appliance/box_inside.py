@@ -405,7 +405,6 @@ def leave() -> dict[str, Any]:
     failed = run(f"{SOURCES}/install.sh")
     found["failed upgrade"] = [failed.returncode, failed.stdout + failed.stderr]
     found["version then"] = hive("version")["hive"]
-    found["asleep then"] = asleep(sleepers)
     run("systemctl", "stop", "hive-sandbox.service")
     found["frozen after a stop"] = [name for name in sleepers if is_frozen(before[name][3])]
     run("systemctl", "start", "hive-sandbox.service")

@@ -396,10 +396,10 @@ async def test_a_flood_never_takes_more_than_twice_the_bound(floor: Floor, engin
     """What the engine keeps of it included: that alone was twice the bound, and the log had a second of it more."""
     bound = 1 << 18
     spec = floor.bench.spec(A, "idle")
-    running = await started(floor, command=["sh", "-c", "echo ready; while :; do seq 1 10000; done"])
+    running = await started(floor, command=["sh", "-c", "echo ready; sleep 1; while :; do seq 1 10000; done"])
     own = Path(engine.inspect(running.run.handle)["LogPath"]).parent
     most = 0
-    for _ in range(500):
+    for _ in range(1500):  # the flood begins a second after the line that is waited for
         most = max(most, log_bytes(Path(spec.log).parent, "") + log_bytes(own, "-json.log"))
         await asyncio.sleep(0.002)
     assert bound // 2 < most <= 2 * bound + LAST_ENTRIES

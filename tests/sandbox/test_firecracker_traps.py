@@ -63,6 +63,7 @@ async def moves_on(bench: FirecrackerBench, agent: str = A) -> None:
 
 
 async def stands_still(bench: FirecrackerBench, agent: str = A) -> bool:
+    await asyncio.sleep(0.1)  # what it said is on its way to the log
     before = ticks(bench, agent)
     await asyncio.sleep(0.1)
     return ticks(bench, agent) == before
