@@ -289,6 +289,8 @@ class Model(TypedDict):
 
     `quantization`: in its words, `parent`: the model it is an adapter on; both empty where it does not tell.
     `remote_host`, `remote_model`: where it sends what it is asked for this model; empty where it answers by itself.
+    `context_length`: tokens of prompt and answer together; `capabilities`: in Ollama's words; `template`: as it tells
+    it; `meta`: what llama-server tells besides.
     """
 
     name: str
@@ -301,6 +303,10 @@ class Model(TypedDict):
     remote_host: str
     remote_model: str
     digest: str
+    context_length: int | None
+    capabilities: list[str]
+    template: str
+    meta: dict[str, int | float | str | bool]
 
 
 class InferenceServer(TypedDict):

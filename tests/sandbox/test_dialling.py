@@ -209,7 +209,7 @@ async def test_a_caller_that_left_leaves_no_connection_behind(paths: Paths, daem
             with pytest.raises(asyncio.CancelledError):
                 await asking
     assert await proxy.call(A) == b"agent: hello"
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 async def test_after_a_kill_of_the_helper_the_next_one_connects_too(
