@@ -27,7 +27,7 @@ def connect(kind):
 
 def ask(sock, size):
     """(status, whole answer) of one chat with a body of about `size` bytes."""
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * size}]}).encode()
+    body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x" * size}]}).encode()
     head = HEAD.format(os.environ["OPENAI_API_KEY"]) + f"Content-Length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body)
     data = b""
