@@ -112,8 +112,4 @@ def _replace(path: Path, content: bytes) -> None:
     except OSError:
         os.unlink(beside)
         raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    plain_file.sync(path.parent)

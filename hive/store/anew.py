@@ -20,6 +20,7 @@ from hive.store import anchors, audit, runtime_settings, second_copy
 from hive.store.anchors import anchors_of
 from hive.store.chain import START, Head
 from hive.store.migrations import migrate
+from hive.store.plain_file import sync
 from hive.store.second_copy import Contents, copy_of
 
 log = logging.getLogger("hive.store")
@@ -181,7 +182,7 @@ def _swap(path: Path, fresh: Path, aside: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.link(path, aside, follow_symlinks=False)
     os.rename(fresh, path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _free_name(path: Path) -> Path:
@@ -194,11 +195,3 @@ def _remove(path: Path) -> None:
     for side in SIDES:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{path}{side}")
-
-
-def _sync(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

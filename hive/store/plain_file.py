@@ -1,4 +1,4 @@
-"""Reading a file whose place others may write to: no link is followed, and nothing that is no file hangs the reader."""
+"""Files beside the database: read where others may write, no link followed, no hang; names brought to the disk."""
 
 from __future__ import annotations
 
@@ -15,5 +15,14 @@ def read(path: Path, limit_bytes: int) -> bytes:
             raise OSError(f"{path} is no file")
         with open(fd, "rb", closefd=False) as file:
             return file.read(limit_bytes)
+    finally:
+        os.close(fd)
+
+
+def sync(directory: Path) -> None:
+    """Brings the names in a directory to the disk: a rename is there after a power cut. Raises OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
     finally:
         os.close(fd)

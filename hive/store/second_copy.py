@@ -521,8 +521,4 @@ def _replace(beside: Path, path: Path, content: bytes | bytearray) -> None:
         file.flush()
         os.fsync(fd)
     os.rename(beside, path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    plain_file.sync(path.parent)

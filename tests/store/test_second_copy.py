@@ -510,7 +510,7 @@ def test_the_settings_it_keeps_are_those_that_the_daemon_means() -> None:
     assert set(second_copy.SETTINGS_KEPT) == {BOOT, PROXY_PORT}
 
 
-@pytest.mark.parametrize("step", ["_make", "append", "link", "rename", "_sync"])
+@pytest.mark.parametrize("step", ["_make", "append", "link", "rename", "sync"])
 async def test_a_start_that_is_killed_while_it_begins_anew_is_finished_by_the_next(
     tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
