@@ -39,12 +39,15 @@ NEW, OVER = "+", "-"
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def open_log(path: str | os.PathLike[str], *, more: int = 0) -> int:
-    """The log for writing, made where it is missing. Its owner is Hive; no agent has it. `more`: flags of open(2).
+def open_log(path: str | os.PathLike[str], *, more: int = 0, make: bool = True) -> int:
+    """The log for writing. Its owner is Hive; no agent has it. `more`: flags of open(2).
+
+    `make`: it is made where it is missing.
 
     0600, or readable for the group of a directory that is (the daemon's, where Hive is installed). Raises OSError.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | more, 0o600)
+    more |= os.O_CREAT if make else 0
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | more, 0o600)
     try:
         _give(fd, os.path.dirname(path))
     except OSError:
@@ -120,20 +123,20 @@ def append(path: str | os.PathLike[str], text: bytes, limit_bytes: int) -> int:
             os.close(fd)
 
 
-def move(pipe: int, path: str, limit_bytes: int, most: int = PIECE_BYTES) -> int | None:
+def move(pipe: int, path: str, limit_bytes: int, most: int = PIECE_BYTES, *, make: bool = True) -> int | None:
     """Moves up to `most` bytes of the pipe to the end of the log, which is cut back where it is full.
 
-    How many; None where the pipe is empty, 0 where nobody can write to it any more besides. Raises OSError where the
-    log does not take them: they are in the pipe still.
+    `make`: the log is made where it is missing. Answers how many bytes; None where the pipe is empty, 0 where nobody
+    can write to it any more besides. Raises OSError where the log does not take them: they are in the pipe still.
     """
-    fd = open_log(path)
+    fd = open_log(path, make=make)
     try:
         size = os.fstat(fd).st_size
         if size >= limit_bytes:
             os.close(fd)
             fd = -1
             cut_back(path, limit_bytes)
-            fd = open_log(path)
+            fd = open_log(path, make=make)
             size = os.fstat(fd).st_size
         room = max(min(most, limit_bytes - size), 1)
         try:
@@ -161,10 +164,11 @@ def _read(pipe: int, most: int) -> bytes | None:
 class AgentPipe:
     """The pipe of one agent, and how much of it found no room."""
 
-    def __init__(self, fd: int, inode: int, log: str) -> None:
+    def __init__(self, fd: int, inode: int, path: str, log: str) -> None:
         self.fd = fd
         """-1 once nobody can write to it any more."""
         self.inode = inode
+        self.path = path
         self.log = log
         self.lost_bytes = 0
         self.why_lost = ""
@@ -173,22 +177,27 @@ class AgentPipe:
         return f"<AgentPipe {self.log} fd {self.fd}>"
 
     def take(self, limit_bytes: int) -> int | None:
-        """Moves a piece into the log; answers as `move`. What a log does not take (a full disk) is dropped, and told in
-        the log later: an agent that waited for room on a disk would be one that hangs."""
+        """Moves a piece into the log; answers as `move`.
+
+        What a log does not take (a full disk) is dropped, and told in the log later: an agent that waited for room on
+        a disk would be one that hangs. A log that is missing is made again while the pipe has its name. An agent that
+        ended has lost it: then the log was removed with the agent.
+        """
         try:
+            make = os.path.exists(self.path)
             if self.lost_bytes:
-                self._tell(limit_bytes)
-            return move(self.fd, self.log, limit_bytes)
+                self._tell(limit_bytes, make=make)
+            return move(self.fd, self.log, limit_bytes, make=make)
         except OSError as error:
             said = _read(self.fd, PIECE_BYTES)
             self.lost_bytes += len(said or b"")
             self.why_lost = os.strerror(error.errno or 0)
             return None if said is None else len(said)
 
-    def _tell(self, limit_bytes: int) -> None:
+    def _tell(self, limit_bytes: int, *, make: bool) -> None:
         cut_back(self.log, limit_bytes)
         line = f"hive: {self.lost_bytes} bytes of its output are not here: {self.why_lost}\n".encode()
-        fd = open_log(self.log)
+        fd = open_log(self.log, make=make)
         try:
             size = os.fstat(fd).st_size
             if os.pwrite(fd, line, size) < len(line):
@@ -261,8 +270,9 @@ class OutputReader:
     def _open(self, name: str) -> None:
         """The pipe as it is now. The one of an earlier start is emptied first: one agent has one order of lines."""
         before = self._sources.get(name)
+        path = os.path.join(self._pipes, name)
         try:
-            fd = os.open(os.path.join(self._pipes, name), _READ)
+            fd = os.open(path, _READ)
         except OSError:
             return  # it ended meanwhile
         found = os.fstat(fd)
@@ -271,7 +281,7 @@ class OutputReader:
             return
         if before is not None:
             self._end(before)
-        source = AgentPipe(fd, found.st_ino, os.path.join(self._logs, f"{name}.log"))
+        source = AgentPipe(fd, found.st_ino, path, os.path.join(self._logs, f"{name}.log"))
         if source.take(self._limit_bytes) == 0:  # left behind; the kernel would never tell that nobody writes
             os.close(fd)
             return

@@ -464,6 +464,37 @@ async def test_a_pipe_that_comes_anew_follows_what_the_old_one_had_left(open_rea
     assert reader.end() == 0
 
 
+async def test_the_log_of_a_removed_agent_is_not_made_again(open_reader: Callable[..., Reader]) -> None:
+    """The reader hears of the end late: the log is gone by then, and a child of the agent may have printed still."""
+    reader = open_reader()
+    agents = [reader.open("a"), reader.open("b")]
+    await until(lambda: all((reader.logs / f"{name}.log").exists() for name in "ab"))
+    reader.process.send_signal(signal.SIGSTOP)
+    for name, agent in zip("ab", agents, strict=True):
+        (reader.pipes / name).unlink()
+        reader.say(OVER, name)
+        (reader.logs / f"{name}.log").unlink()
+        os.write(agent, b"too late\n" * (name == "b"))
+    reader.process.send_signal(signal.SIGCONT)
+    for agent in agents:
+        os.close(agent)
+    assert reader.end() == 0
+    assert list(reader.logs.iterdir()) == []
+
+
+async def test_a_log_that_was_deleted_is_made_again_while_its_agent_runs(open_reader: Callable[..., Reader]) -> None:
+    reader = open_reader()
+    agent = reader.open("a")
+    log = reader.logs / "a.log"
+    await until(log.exists)
+    log.unlink()
+    os.write(agent, b"said after it was deleted\n")
+    await until(lambda: log.exists() and log.read_bytes() == b"said after it was deleted\n")
+    reader.say(OVER, "a")
+    os.close(agent)
+    assert reader.end() == 0
+
+
 async def test_a_reader_whose_helper_is_gone_reads_as_long_as_somebody_can_write(
     open_reader: Callable[..., Reader],
 ) -> None:
