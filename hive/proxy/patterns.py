@@ -19,6 +19,9 @@ _MOST_COPIES = 2000
 """Repetitions beyond this are none to llama-server: any number is taken."""
 _COPIED = 16
 """Repetitions up to this are counted exactly, more as any number of them."""
+_REPEATED = 32
+"""A repetition that becomes `n` rules costs `n * n / _REPEATED` more: xgrammar 0.2.8 reads `[a-z]{1,1000}` in 39 ms and
+`[a-z]{1,500}` in 10 ms, within vLLM's loop."""
 _FOLLOWERS = 24
 """Places that may follow one, at the average: an expression with more is refused before they are counted."""
 _ALL = (1 << 129) - 1
@@ -59,6 +62,7 @@ class Pattern:
     """One expression, read. Raises PatternError for one that is not understood or repeats what may be empty.
 
     `ways`: readings of the worst text of LETTERS letters, more than which there are none. `size`: rules it becomes.
+    `repeated`: what its long repetitions cost beside them, in rules.
 
     >>> Pattern("^[a-z]{1,64}$").ways, Pattern("^[a-z]*[a-z]*$").ways
     (1, 9)
@@ -77,6 +81,7 @@ class Pattern:
         self._follow: list[list[int]] = []
         self._edges = 0
         self.size = 1
+        self.repeated = 0
         first, _, _, _ = self._choice()
         if self._at < len(text):
             raise PatternError("its parentheses do not match")
@@ -142,6 +147,8 @@ class Pattern:
                 self._link(last, first) if not is_place or first[0] not in self._follow[first[0]] else None
             copies = max(low, 1 if high is None else min(high, _MOST_COPIES), 1)
             self.size = begun + (self.size - begun) * copies
+            if copies > 1:
+                self.repeated += (self.size - begun) ** 2 // _REPEATED
             part = first, last, empty or low == 0, False
         return part
 

@@ -26,8 +26,12 @@ _REFERENCES = 32
 """`$ref`s that lead to a `$ref`."""
 _PATTERN_SHARE = 64
 """One pattern may become this part of all rules."""
+_REPEATED_SHARE = 2
+"""The long repetitions of all patterns may cost this part of all rules, beside them."""
 _MOST_WITHIN = 100
 """Schemas within each other, through references too."""
+_BOUNDED = 4
+"""Choices that a string with a length counts as: xgrammar 0.2.8 counts the letters in each of those side by side."""
 _SHOWN = 400
 """Characters of a pointer in a message."""
 _ANYTHING, _ANY_OBJECT = "*", "{*"
@@ -83,7 +87,7 @@ class Sums:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.rules = 0
+        self.rules = self.repeated = 0
         self._patterns: dict[str, Pattern] = {}
 
     def __repr__(self) -> str:
@@ -114,6 +118,11 @@ class Sums:
             )
         if pattern.size > (most := self.limits.rules // _PATTERN_SHARE):
             raise refused(path, f"this pattern becomes {pattern.size} rules; this server is given at most {most}")
+        self.repeated += pattern.repeated
+        if self.repeated > self.limits.rules // _REPEATED_SHARE:
+            raise refused(
+                path, "the repetitions in all patterns, such as `{1,500}`, are too many and too long together"
+            )
         return self.take(pattern.size, path)
 
 
@@ -357,7 +366,9 @@ class Schema:
         rules = self._sums.take(1 + self._bound(node, "Length"), path)
         if isinstance(node.get("pattern"), str):
             rules += self._sums.take_expression(node["pattern"], path / "pattern")
-        return Shape(rules, begins=frozenset({'"'}))
+        return Shape(
+            rules, choices=_BOUNDED if "minLength" in node or "maxLength" in node else 1, begins=frozenset({'"'})
+        )
 
     def _number(self, node: dict[str, Any], path: Path) -> Shape:
         """A range is written out digit by digit: the more of them, the more rules."""

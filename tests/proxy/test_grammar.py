@@ -78,6 +78,10 @@ EXPLOSIONS: dict[str, tuple[Any, str]] = {
         f"{AT}/anyOf: 400 choices at once",
     ),
     "arrays side by side": ({"anyOf": [nested(TEXT, 2)] * 40}, f"{AT}/anyOf: 280 choices at once"),
+    "strings with a length side by side": (
+        {"anyOf": [{"type": "string", "maxLength": 100 + at} for at in range(40)]},
+        f"{AT}/anyOf: 160 choices at once",
+    ),
     "long strings": (object_of(named(400, {"type": "string", "maxLength": 1900})), "/properties/p52"),
     "long arrays": (object_of(named(400, {"type": "array", "maxItems": 1900, "items": TEXT})), "rules in all"),
     "ranges": (object_of(named(600, {"minimum": -(10**15), "maximum": 10**15})), "rules in all"),
@@ -87,6 +91,10 @@ EXPLOSIONS: dict[str, tuple[Any, str]] = {
     ),
     "a pattern's stars": ({"pattern": "^" + "[a-z]*" * 12 + "$"}, f"{AT}/pattern: a text may be read in"),
     "a long pattern": ({"pattern": "a" * 2000}, f"{AT}/pattern: this pattern is not taken: it is longer than"),
+    "patterns' repetitions": (
+        object_of(named(8, {"type": "string", "pattern": "^[a-z]{1,600}$"})),
+        "/pattern: the repetitions in all patterns, such as `{1,500}`, are too many and too long together",
+    ),
     "a pattern's copies": ({"pattern": "^((a{900}b){900}c){900}$"}, f"{AT}/pattern"),
     "a name that is a pattern": ({"patternProperties": {"^(a*)*$": TEXT}}, f"{AT}/patternProperties/^(a*)*$"),
     "depth": (nested(TEXT, 100), "objects and lists within each other; this server is given at most 64"),
