@@ -19,7 +19,7 @@ from hive.control.shapes_agents import Capabilities as CapabilitiesView
 from hive.control.shapes_agents import Message as MessageView
 from hive.control.shapes_agents import Schedule as ScheduleView
 from hive.control.stats import Used
-from hive.domain import Agent, AgentSpec, AgentStatus, BackendCapabilities, BackendInfo, ModelInfo
+from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendCapabilities, BackendInfo, ModelInfo
 from hive.errors import HiveError
 from hive.host.memory import Memory, Pressure, Zram
 from hive.host.nvml import MIB, GpuProcess, GpuState, Instance, Seen
@@ -81,7 +81,7 @@ def agent_view(
         "restart_reason": life.restarts.reason,
         "next_start_at": life.restarts.next_at,
         "uid": agent.uid,
-        "pid": stat.pid if stat is not None else life.pid,
+        "pid": _pid(life, stat),
         "swap_bytes": None if stat is None else stat.swap_bytes,
         "capabilities": None if can is None else capabilities_view(can),
         "limits_not_enforced": None if stat is None else stat.limits,
@@ -101,6 +101,13 @@ def agent_view(
         "wakes": life.wakes,
         "pauses": life.pauses,
     }
+
+
+def _pid(life: Life, stat: Stat | None) -> int | None:
+    """What the helper saw; where that was before the agent's start, what the start brought."""
+    if stat is None or (stat.pid is None and life.status in ALIVE):
+        return life.pid
+    return stat.pid
 
 
 def short_view(agent: Agent) -> AgentShort:

@@ -313,6 +313,33 @@ async def test_who_went_down_with_hive_comes_back_with_it_and_who_was_stopped_do
     assert (await box.desk.view("two"))["status"] == "stopped"
 
 
+async def test_an_agent_that_started_while_it_was_looked_at_is_shown_with_its_pid(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The helper was asked before the start: the view said `running` and had no pid."""
+    await box.everything()
+    await box.create("one")
+    await box.desk.stop("one", "uid:0")
+    helper, seen, started = type(box.desk._parts.helper), asyncio.Event(), asyncio.Event()
+    ask = helper.stat
+
+    async def late(*arguments: Any) -> Any:
+        stats = await ask(*arguments)
+        seen.set()
+        await started.wait()
+        return stats
+
+    monkeypatch.setattr(helper, "stat", late)
+    shown = asyncio.create_task(box.desk.view("one"))
+    await seen.wait()
+    monkeypatch.setattr(helper, "stat", ask)
+    now = await box.desk.start("one", "uid:0")
+    started.set()
+    view = await shown
+    assert (view["status"], view["pid"]) == ("running", now["pid"])
+    assert is_alive(now["pid"])
+
+
 # Losing others --------------------------------------------------------------------------------------------------------
 
 
