@@ -32,7 +32,9 @@ from hive.sandbox.log_process import LOCK, NEW, OVER, open_log
 log = logging.getLogger("hive.sandbox")
 
 LAST_WORDS_S = 3.0
-"""From the end of an agent to its last line in the log: the time a reader may take that was just started."""
+"""From the end of an agent to its last line in the log, once there is a process that reads the pipes."""
+READER_STARTS_S = 30.0
+"""What a reader that was just started may take until it reads; seen on a busy machine: more than 3 s."""
 LOOK_S = 0.002
 READS_S = 0.05
 """Between looks whether the reader has the pipes, until it has."""
@@ -70,10 +72,13 @@ class AgentOutput:
 
     async def finish(self) -> None:
         """Of an agent that ended: waits until its last words are in the log, then the pipe is gone."""
-        until, wait_s = time.monotonic() + LAST_WORDS_S, LOOK_S
+        begun, wait_s = time.monotonic(), LOOK_S
+        until = begun + LAST_WORDS_S
         while self._fd >= 0 and self.left_bytes() and time.monotonic() < until:
             await asyncio.sleep(wait_s)
             wait_s = min(wait_s * 1.5, READS_S)
+            if not self._pipes.are_read:
+                until = min(begun + READER_STARTS_S, time.monotonic() + LAST_WORDS_S)
         self.remove()
 
     def remove(self) -> None:
@@ -103,6 +108,11 @@ class LogPipes:
 
     def __repr__(self) -> str:
         return f"<LogPipes {len(self._open)} read by {self._reader!r}>"
+
+    @property
+    def are_read(self) -> bool:
+        """Whether the reader has them all open; it was just started otherwise."""
+        return self._reader is not None and self._reader.reads
 
     def path(self, agent: str) -> Path:
         return self._directory / agent
@@ -179,6 +189,8 @@ class _Reader:
         self._command += [str(directory), str(logs), str(limit_bytes)]
         self._loop = asyncio.get_running_loop()
         self._pid = 0
+        self.reads = False
+        """Whether it has every pipe open."""
         self._ended_fd = self._control = -1
         self._started_at = 0.0
         self._later: asyncio.TimerHandle | None = None
@@ -238,6 +250,7 @@ class _Reader:
         """Until it reads: one of an earlier helper may have been started so late that it came first."""
         self._later = None
         if reading(self._directory, byte=1) == self._pid:
+            self.reads = True
             self._hold_none()
             return
         if reading(self._directory) != self._pid:
@@ -265,6 +278,7 @@ class _Reader:
         os.close(self._ended_fd)
         code = _wait_for(self._pid)
         self._ended_fd, ended, self._pid = -1, self._pid, 0
+        self.reads = False
         if self._control < 0:
             self._not_later()
             self._hold_none()

@@ -219,6 +219,22 @@ async def test_a_reader_that_is_killed_costs_no_line_and_no_agent(
     assert daemon.ended == []
 
 
+async def test_the_last_words_wait_for_a_reader_that_starts_late(
+    daemon: Daemon, paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a starved machine the reader took more than 3 s to start, and the lines of an agent that ended were lost."""
+    late = tmp_path / "late.py"
+    late.write_text(
+        f"import runpy, time\ntime.sleep(1)\nrunpy.run_path({log_process.__file__!r}, run_name='__main__')\n"
+    )
+    monkeypatch.setattr(log_process, "__file__", str(late))
+    monkeypatch.setattr("hive.sandbox.log_pipes.LAST_WORDS_S", 0.05)
+    await daemon.client.define(A, spec(paths, A, ["echo", "said at the end"]))
+    await daemon.client.start(A)
+    await until(lambda: daemon.ended)
+    assert paths.log(A).read_text() == "said at the end\n"
+
+
 async def test_the_next_helper_starts_a_reader_of_its_own(
     paths: Paths, helper_process: StartHelper, connect: Connect
 ) -> None:
