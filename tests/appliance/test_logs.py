@@ -276,6 +276,7 @@ def test_following_shows_what_comes_at_once(state: Path) -> None:
 
 def test_hive_up_keeps_what_it_shows_and_what_is_routine(passable: Path) -> None:
     words = [sys.executable, "-P", "-m", "hive", "up", "--backend", "demo", "--port", "0", "--ingress-port", "0"]
+    words += ["--api-port", "0"]
     words += ["--state-dir", str(passable / "s"), "--exit-after", "1"]
     env = {**os.environ, "XDG_RUNTIME_DIR": str(passable)}
     shown = subprocess.run(words, capture_output=True, text=True, env=env, cwd=ROOT, check=True, timeout=100)

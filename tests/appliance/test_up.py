@@ -54,7 +54,7 @@ class HiveUp:
     def start(self, *flags: str, ports: tuple[int, int] = (0, 0)) -> HiveUp:
         """Returns at once; `until_up` waits."""
         command = [*self.prefix, *HIVE, "up", "--state-dir", str(self.state), "--backend", "demo"]
-        command += ["--port", str(ports[0]), "--ingress-port", str(ports[1]), *flags]
+        command += ["--port", str(ports[0]), "--ingress-port", str(ports[1]), "--api-port", "0", *flags]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         return self

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 
 from hive.control.client import Client
+from tests.llama import free_port
 
 PYTHON = "/usr/bin/python3"
 PROCESSES = ("redis", "sandbox", "daemon", "proxy")
@@ -59,6 +60,8 @@ class Stack:
         self._config = base / "hive.conf"
         self._config.write_text(config)
         self._log = base / "up.log"
+        self._ports = [f"--{name}={free_port()}" for name in ("port", "ingress-port", "api-port")]
+        """Its own: a box that is installed at the same time has those of the settings."""
         self.process: subprocess.Popen[bytes] | None = None
         self._ids: dict[str, str] = {}
 
@@ -69,7 +72,7 @@ class Stack:
     def start(self) -> None:
         """Returns when all its processes answer and the proxy is connected: its own, an earlier Hive may be ending."""
         command = [sys.executable, "-m", "hive", "up", "--state-dir", str(self.state), "--config", str(self._config)]
-        command += ["--backend", self._url or "demo"]
+        command += ["--backend", self._url or "demo", *self._ports]
         with self._log.open("ab") as log:
             before = log.tell()
             self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
