@@ -6,6 +6,10 @@ neighbour streams while the schema is asked for. Shown is the longest time betwe
 and how much the thread that serves everybody computed in it (hold: what others on this machine do is not in it). Then
 the worst is asked for once a second by each of `--agents` agents, and last tools as agents have them. Promised: a hold
 of ≤ 100 ms.
+
+With `--vllm` a second judge is vLLM's own xgrammar, asked alone for the CPU time of what vLLM does within its loops
+(xgrammar_cost.py). It decides: vLLM on the CPU stops for 2 to 3 s now and then with nothing to do but the neighbour's
+stream, and no schema is the cause of that.
 """
 
 from __future__ import annotations
@@ -47,7 +51,8 @@ Schema = dict[str, Any]
 class Server:
     """What is asked, and the thread that serves everybody."""
 
-    def __init__(self, address: str, loops: list[Path]) -> None:
+    def __init__(self, address: str, loops: list[Path], xgrammar: Xgrammar | None = None) -> None:
+        self.xgrammar = xgrammar
         self.host, _, port = address.rpartition(":")
         self.port = int(port)
         self._loops = loops
@@ -67,6 +72,31 @@ class Server:
             except OSError:
                 return 0
             return answer.status
+
+
+class Xgrammar:
+    """The xgrammar of a vLLM's environment, asked by itself; see xgrammar_cost.py."""
+
+    def __init__(self, venv: Path, model: Path, tokens: int) -> None:
+        command = [venv / "bin" / "python", Path(__file__).with_name("xgrammar_cost.py"), model, str(tokens)]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+
+    def cost(self, body: Schema) -> dict[str, float]:
+        """ms of `parse`, `fill`, `accept` (within vLLM's loops) and `compile` (beside them); nothing for tools."""
+        schema = _schema_of(body)
+        if not schema:
+            return {}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(schema) + "\n")
+        self._process.stdin.flush()
+        found: dict[str, float] = json.loads(self._process.stdout.readline())
+        return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 class Neighbour(threading.Thread):
@@ -357,7 +387,9 @@ def vllm_server(tokens: int) -> Iterator[Server]:
         subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
         with vllm.serve(venv, Path(folder), model) as server:
             pids = [server.process.pid, *_children(server.process.pid)]
-            yield Server(server.address, [Path(f"/proc/{pid}/task/{pid}/schedstat") for pid in pids])
+            loops = [Path(f"/proc/{pid}/task/{pid}/schedstat") for pid in pids]
+            with contextlib.closing(Xgrammar(venv, model, tokens)) as xgrammar:
+                yield Server(server.address, loops, xgrammar)
 
 
 def _children(pid: int) -> list[int]:
@@ -399,6 +431,15 @@ def show(name: str, body: Schema, hold: float, wait: float, status: int) -> None
     print(f"  hold {hold:7.1f} ms  wait {wait:7.1f} ms  {status or 'none'}  {size:6} bytes  {name}", flush=True)
 
 
+def judged(server: Server, body: Schema, hold: float) -> float:
+    """The hold that counts: as measured, or what xgrammar takes of it."""
+    if server.xgrammar is None:
+        return hold
+    cost = server.xgrammar.cost(body)
+    print("      xgrammar alone:", ", ".join(f"{name} {ms:.1f} ms" for name, ms in cost.items()), flush=True)
+    return max(cost.get(name, 0.0) for name in ("parse", "fill", "accept"))
+
+
 def families(server: Server, judge: Judge, only: str) -> list[Found]:
     """Each as large as it is accepted, the worst first."""
     found: list[Found] = []
@@ -407,7 +448,7 @@ def families(server: Server, judge: Judge, only: str) -> list[Found]:
             n, body = judge.largest(lambda n, make=make: as_format(make(n)))
             hold, wait, status = measure(server, body)
             show(f"{name} × {n}", body, hold, wait, status)
-            found.append((hold, name, body))
+            found.append((judged(server, body, hold), name, body))
     found.sort(key=lambda one: -one[0])
     return found
 
@@ -418,9 +459,9 @@ def search(server: Server, judge: Judge, found: list[Found], arguments: argparse
     while time.monotonic() < until:
         seeds = [_schema_of(body) for _, _, body in found[:12]]
         body = searched(judge, [seed for seed in seeds if seed], dice)
-        hold, _, _ = measure(server, body)
+        hold = 0.0 if server.xgrammar else measure(server, body)[0]
         tried += 1
-        found.append((hold, "found by search", body))
+        found.append((judged(server, body, hold), "found by search", body))
         found.sort(key=lambda one: -one[0])
         del found[40:]
     return tried

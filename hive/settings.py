@@ -287,6 +287,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
     rules: Annotated[
         int, _s("Rules of the grammar that all schemas together become, as Hive counts.", runtime=True, ge=1)
     ] = 100_000
+    answer_rules: Annotated[int, _s("Rules of all schemas but those of tools.", runtime=True, ge=1)] = 100_000
     pattern_ways: Annotated[
         int, _s("Ways in which a `pattern` may read a text of 8 letters; 0: none is taken.", runtime=True, ge=0)
     ] = 256
@@ -301,7 +302,7 @@ class GrammarOllama(Grammar, frozen=True, kw_only=True):
 
 
 class GrammarVllm(Grammar, frozen=True, kw_only=True):
-    """`[grammar_vllm]`: vLLM with xgrammar, which tries every token with every rule before it begins."""
+    """`[grammar_vllm]`: vLLM with xgrammar, whose rules are made within the loop that answers all."""
 
     choices: Annotated[
         int,
@@ -310,6 +311,7 @@ class GrammarVllm(Grammar, frozen=True, kw_only=True):
     rules: Annotated[
         int, _s("Rules of the grammar that all schemas together become, as Hive counts.", runtime=True, ge=1)
     ] = 64_000
+    answer_rules: Annotated[int, _s("Rules of all schemas but those of tools.", runtime=True, ge=1)] = 32_000
 
 
 class GrammarRemote(Grammar, frozen=True, kw_only=True):

@@ -141,7 +141,8 @@ def is_light(fields: dict[str, Raw]) -> bool:
 def check(fields: dict[str, Raw], limits: Limits) -> None:
     """All schemas of a body together, by their JSON pointers. Raises GrammarTooComplex.
 
-    >>> few = Limits(schema_bytes=99, tools_bytes=99, depth=9, choices=2, tools=9, rules=99, pattern_ways=9)
+    >>> rules = {"rules": 99, "answer_rules": 99}
+    >>> few = Limits(schema_bytes=99, tools_bytes=99, depth=9, choices=2, tools=9, pattern_ways=9, **rules)
     >>> check({"format": Raw(b'{"enum":[1,2]}')}, few)
     >>> check({"format": Raw(b'{"enum":[1,2,3]}')}, few)
     Traceback (most recent call last):
@@ -151,7 +152,8 @@ def check(fields: dict[str, Raw], limits: Limits) -> None:
     if not names:
         return
     sums = Sums(limits)
-    for name in sorted(names):
+    for name in sorted(names, key=lambda name: (FORMS[name].is_tools, name)):
+        sums.most = limits.rules if FORMS[name].is_tools else limits.answer_rules
         _check_field(name, fields[name], limits, sums)
 
 

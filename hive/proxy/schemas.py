@@ -47,6 +47,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     choices: int
     tools: int
     rules: int
+    answer_rules: int
     pattern_ways: int
 
 
@@ -87,16 +88,18 @@ class Sums:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self.most = limits.rules
+        """Rules that there may be until the next field."""
         self.rules = self.repeated = 0
         self._patterns: dict[str, Pattern] = {}
 
     def __repr__(self) -> str:
-        return f"<Sums {self.rules}/{self.limits.rules} rules, {len(self._patterns)} patterns>"
+        return f"<Sums {self.rules}/{self.most} rules, {len(self._patterns)} patterns>"
 
     def take(self, rules: int, path: Path) -> int:
         self.rules += rules
-        if self.rules > self.limits.rules:
-            raise refused(path, f"more than {self.limits.rules} rules in all, the most that this server is given")
+        if self.rules > self.most:
+            raise refused(path, f"more than {self.most} rules in all, the most that this server is given")
         return rules
 
     def check_choices(self, number: int, path: Path) -> int:
@@ -116,10 +119,10 @@ class Sums:
             raise refused(
                 path, f"a text may be read in {min(pattern.ways, 10**6)} ways; this server is given at most {most}"
             )
-        if pattern.size > (most := self.limits.rules // _PATTERN_SHARE):
+        if pattern.size > (most := self.most // _PATTERN_SHARE):
             raise refused(path, f"this pattern becomes {pattern.size} rules; this server is given at most {most}")
         self.repeated += pattern.repeated
-        if self.repeated > self.limits.rules // _REPEATED_SHARE:
+        if self.repeated > self.most // _REPEATED_SHARE:
             raise refused(
                 path, "the repetitions in all patterns, such as `{1,500}`, are too many and too long together"
             )
