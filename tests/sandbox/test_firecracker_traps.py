@@ -296,8 +296,8 @@ async def test_trap_13_a_machine_is_stopped_while_it_boots(bench: FirecrackerBen
     running = await bench.start(A, "idle")
     slowly.unlink()
     assert await running.stop(grace_s=30)
+    assert await running.reap() == 0  # its last words are in the log then
     assert "Restarting system" in bench.console(A)
-    assert await running.reap() == 0
 
 
 @pytest.mark.parametrize("asleep", [False, True])
@@ -309,8 +309,8 @@ async def test_trap_13_a_sleeping_machine_is_woken_to_hear_that_it_is_to_end(
     if asleep:
         await freeze(running)
     assert await running.stop(grace_s=30)
+    assert await running.reap() == 0  # its last words are in the log then
     assert "Restarting system" in bench.console(A)
-    assert await running.reap() == 0
 
 
 async def test_trap_13_one_that_cannot_be_woken_is_killed(bench: FirecrackerBench) -> None:
@@ -318,8 +318,8 @@ async def test_trap_13_one_that_cannot_be_woken_is_killed(bench: FirecrackerBenc
     await freeze(running)
     bench.programs.fault("resume-fails")
     assert await running.stop(grace_s=0.2)
-    assert "Restarting system" not in bench.console(A)
     assert await running.reap() == 128 + signal.SIGKILL
+    assert "Restarting system" not in bench.console(A)
 
 
 # --- 16: what does not freeze in time ---------------------------------------------------------------------------------
