@@ -176,6 +176,18 @@ def use(proxy: Proxy, backend: BackendInfo, model: str = "m") -> None:
     proxy.path.use_backend(backend, [ModelInfo(name=model)])
 
 
+async def test_an_alias_is_routed_and_the_answer_names_it(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        inference = msgspec.structs.replace(proxy.settings.inference, aliases="ranker = m")
+        proxy.path.use_settings(msgspec.structs.replace(proxy.settings, inference=inference))
+        backend.reply = answer(RERANKED)
+        status, _, said = await ask(proxy, "/v1/rerank", RERANK, model="ranker")
+        assert (status, said["model"], json.loads(backend.requests[0][1])["model"]) == (200, "ranker", "m")
+        assert proxy.events[-1].model == "m"
+        assert (await ask(proxy, "/v1/rerank", RERANK, model="gpt-9"))[0] == 404
+        assert len(backend.requests) == 1
+
+
 async def test_llama_servers_other_form_of_tokenize_is_told(tmp_path: Path) -> None:
     """It answers vLLM's form with no tokens at all, as if the text were empty."""
     async with proxied(tmp_path) as (proxy, backend):
