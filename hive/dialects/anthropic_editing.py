@@ -26,13 +26,15 @@ from hive.dialects.anthropic_fields import (
     read_text,
     required,
 )
-from hive.dialects.token_estimate import estimate, reckoned
-from hive.errors import BadRequest
+from hive.dialects.token_estimate import estimate, reckoned, told
+from hive.errors import BadRequest, NotSupported
 
 TYPE = "clear_tool_uses_20250919"
 CLEARED = Raw(b'"[the result of this tool has been cleared]"')
 """What the model reads in place of a result."""
 NO_INPUT = Raw(b"{}")
+MOST = 2**53
+"""Of any number here: beyond it a JSON number is not exact, and `1e999` is none at all."""
 _USE, _RESULT = Raw(b'"tool_use"'), Raw(b'"tool_result"')
 _BRACKET = b"["[0]
 _encode = msgspec.json.Encoder().encode
@@ -104,7 +106,7 @@ def _threshold(taken: Taken, fields: Fields, name: str, at: str) -> tuple[str, i
     found, where = read_object(fields[name], at), f"context_management.edits[{TYPE}].{name}"
     kind = taken.kind(found, where, at)
     value = read_number(required(taken.fields(found, f"{where}[{kind}]", at), "value", at), f"{at}.value")
-    if value < 0 or value != int(value):
+    if not 0 <= value <= MOST or value % 1:
         raise BadRequest(f"{at}.value: Input should be a whole number that is not negative")
     return kind, int(value)
 
@@ -112,6 +114,22 @@ def _threshold(taken: Taken, fields: Fields, name: str, at: str) -> tuple[str, i
 def _names(fields: Fields, name: str, at: str) -> frozenset[str]:
     listed = read_list(fields[name], f"{at}.{name}") if name in fields else []
     return frozenset(read_text(item, f"{at}.{name}") for item in listed)
+
+
+def told_after_edits(fields: Fields) -> bytes:
+    """As an answer of `/v1/messages/count_tokens`: what is left after the edits, and what there was before. Edits that
+    cannot be made change nothing of it. Raises BadRequest."""
+    before = estimate(fields)
+    try:
+        edits = read_edits(Taken(), fields["context_management"])
+    except NotSupported:
+        edits = []
+    if edits is None:
+        return told(fields)
+    messages, _ = edited(fields, read_objects(fields.get("messages", Raw(b"[]")), "messages"), edits)
+    left = estimate({**fields, "messages": Raw(_encode(messages))})
+    was = {"original_input_tokens": before}
+    return _encode({"input_tokens": left, "estimated": True, "context_management": was})
 
 
 def edited(fields: Fields, given: list[Fields], edits: list[Edit]) -> tuple[list[Fields], list[Applied]]:

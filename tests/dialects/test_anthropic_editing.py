@@ -9,10 +9,12 @@ import anthropic.types.beta as beta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from hive.dialects.anthropic_editing import CLEARED, TYPE
 from hive.dialects.anthropic_openai import MessagesWay
 from hive.dialects.translation import Sent
+from hive.dialects.ways import counted
 from hive.errors import BadRequest
 
 LINE = json.loads(bytes(CLEARED))
@@ -124,6 +126,7 @@ def test_images_in_a_result_go_with_it() -> None:
         {"trigger": {"type": "tool_uses"}},
         {"trigger": {"type": "tool_uses", "value": -1}},
         {"trigger": {"type": "tool_uses", "value": 1.5}},
+        {"trigger": {"type": "tool_uses", "value": 1e300}},
         {"trigger": 5},
         {"keep": {"type": "tool_uses", "value": "3"}},
         {"exclude_tools": "look"},
@@ -156,6 +159,30 @@ def test_the_answer_tells_what_was_applied_to_anthropics_own_package(context_man
     (delta,) = [event for event in events if event["type"] == "message_delta"]
     of_event = beta.BetaRawMessageDeltaEvent.model_validate(delta).context_management
     assert (None if of_event is None else of_event.model_dump()["applied_edits"]) == told
+
+
+def test_a_number_beyond_all_range_is_none() -> None:
+    body = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"x"}],"context_management":%b}'
+    edits = b'{"edits":[{"type":"clear_tool_uses_20250919","keep":{"type":"tool_uses","value":1e999}}]}'
+    with pytest.raises(BadRequest):
+        MessagesWay().there(body % edits)
+
+
+def test_tokens_are_counted_as_they_are_after_the_edits() -> None:
+    def found(context_management: Any) -> dict[str, Any]:
+        body = {"messages": uses(*["look"] * 5), "context_management": context_management}
+        told: dict[str, Any] = json.loads(counted({name: Raw(json.dumps(of).encode()) for name, of in body.items()}))
+        beta.BetaMessageTokensCount.model_validate(told)
+        return told
+
+    plain = found(None)["input_tokens"]
+    cleared = found(edit(trigger=AT_ONCE))
+    assert plain - cleared["input_tokens"] in (2 * TOKENS, 2 * TOKENS - 1)
+    assert cleared["context_management"] == {"original_input_tokens": plain}
+    assert found({}) == {"input_tokens": plain, "estimated": True}
+    assert found({"edits": [{"type": "compact_20260112"}]})["input_tokens"] == plain
+    with pytest.raises(BadRequest):
+        found({"edits": 5})
 
 
 BLOCK = st.one_of(
