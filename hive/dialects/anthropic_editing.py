@@ -35,6 +35,8 @@ CLEARED = Raw(b'"[the result of this tool has been cleared]"')
 NO_INPUT = Raw(b"{}")
 MOST = 2**53
 """Of any number here: beyond it a JSON number is not exact, and `1e999` is none at all."""
+MOST_EDITS = 8
+"""Each goes through the whole conversation; Anthropic has three."""
 _USE, _RESULT = Raw(b'"tool_use"'), Raw(b'"tool_result"')
 _BRACKET = b"["[0]
 _encode = msgspec.json.Encoder().encode
@@ -76,8 +78,10 @@ def read_edits(taken: Taken, raw: Raw) -> list[Edit] | None:
     fields = taken.fields(read_object(raw, at), at, at)
     if "edits" not in fields:
         return None
-    edits = []
-    for number, found in enumerate(read_objects(fields["edits"], f"{at}.edits")):
+    edits, asked = [], read_objects(fields["edits"], f"{at}.edits")
+    if len(asked) > MOST_EDITS:
+        raise BadRequest(f"{at}.edits: List should have at most {MOST_EDITS} items")
+    for number, found in enumerate(asked):
         where = f"{at}.edits.{number}"
         if kind := taken.kind(found, f"{at}.edits", where):
             edits.append(_read_edit(taken, taken.fields(found, f"{at}.edits[{kind}]", where), where))
@@ -146,9 +150,9 @@ def edited(fields: Fields, given: list[Fields], edits: list[Edit]) -> tuple[list
     """
     applied = []
     for edit in edits:
-        given, told = _clear(fields, given, edit)
-        if told is not None:
-            applied.append(told)
+        given, done = _clear(fields, given, edit)
+        if done is not None:
+            applied.append(done)
     return given, applied
 
 

@@ -161,6 +161,18 @@ def test_the_answer_tells_what_was_applied_to_anthropics_own_package(context_man
     assert (None if of_event is None else of_event.model_dump()["applied_edits"]) == told
 
 
+def test_each_edit_goes_through_all_of_it_so_they_are_few() -> None:
+    with pytest.raises(BadRequest, match="at most 8"):
+        send(uses("look"), {"edits": [{"type": TYPE}] * 9})
+
+
+def test_a_second_edit_is_made_after_the_first() -> None:
+    of_one = [{"type": TYPE, "trigger": AT_ONCE, "keep": {"type": "tool_uses", "value": keep}} for keep in (4, 3)]
+    sent = send(uses(*["look"] * 5), {"edits": of_one})
+    assert [told["cleared_tool_uses"] for told in applied(sent)] == [1, 1]
+    assert results(sent)[:2] == [LINE, LINE]
+
+
 def test_a_number_beyond_all_range_is_none() -> None:
     body = b'{"model":"m","max_tokens":9,"messages":[{"role":"user","content":"x"}],"context_management":%b}'
     edits = b'{"edits":[{"type":"clear_tool_uses_20250919","keep":{"type":"tool_uses","value":1e999}}]}'
