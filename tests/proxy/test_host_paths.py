@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.dialects.errors import without_host_paths
-from hive.domain import BackendKind
+from hive.domain import BackendInfo, BackendKind
 
 BLOB = "/root/.ollama/models/blobs/sha256-ab12"
 SAID = f"llama-server process has terminated: open {BLOB}: no such file or directory"
@@ -101,3 +101,13 @@ def test_what_is_a_path_and_what_is_none(said: str, left: str) -> None:
 @given(said=st.text(alphabet="/\\\"ab: .vC\n'", max_size=60))
 def test_what_was_json_is_json(said: str) -> None:
     json.loads(without_host_paths(json.dumps({"error": said}).encode()))
+
+
+async def test_a_server_that_is_not_there_is_named_without_its_sockets_directory(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, _):
+        socket = tmp_path / "vllm.sock"
+        proxy.path.use_backend(BackendInfo(kind=BackendKind.VLLM, address=str(socket), up=True), [])
+        status, _, said = await (await Client.unix(proxy.socket_path)).ask(post(b"/v1/chat/completions", CHAT))
+        assert status == 502
+        assert b"the backend at vllm.sock is not reachable" in said
+        assert str(tmp_path).encode() not in said
