@@ -160,8 +160,11 @@ class Makes(msgspec.Struct, frozen=True):
     start: str
 
 
+_TEXT_MODEL = Makes(
+    *("text", "completion", ("/v1/chat/completions", "/v1/completions", "/v1/messages")), "one that generates text"
+)
 _MAKES = (
-    Makes("text", "completion", ("/v1/chat/completions", "/v1/completions", "/v1/messages"), "one that generates text"),
+    _TEXT_MODEL,
     Makes(
         *("embeddings", "embedding", ("/v1/embeddings",)),
         "an embedding model (vLLM with --runner pooling, llama-server with --embeddings)",
@@ -173,16 +176,18 @@ _MAKES = (
 )
 
 
-def only_makes(backend: BackendInfo) -> str:
-    """The capability of its models where it said that they make vectors or scores and no text; else empty.
+def without_text(backend: BackendInfo) -> str:
+    """The capability of its models where it said that they make vectors or scores and no text; else empty. Whose model
+    embeds has scores as well: of two embeddings.
 
     >>> from hive.domain import BackendCapabilities
-    >>> told = [BackendCapabilities(endpoints=(path,)) for path in ("/v1/embeddings", "/v1/score", "/v1/completions")]
-    >>> [only_makes(BackendInfo(kind=BackendKind.VLLM, address="x", capabilities=can)) for can in told]
-    ['embedding', 'reranking', '']
+    >>> paths = (("/v1/embeddings", "/v1/score"), ("/v1/score",), ("/v1/completions", "/v1/embeddings"), ())
+    >>> told = [BackendCapabilities(endpoints=of) for of in paths]
+    >>> [without_text(BackendInfo(kind=BackendKind.VLLM, address="x", capabilities=can)) for can in told]
+    ['embedding', 'reranking', '', '']
     """
-    text, *others = _made_by(backend) or _MAKES
-    return "" if text is _MAKES[0] or others else text.capability
+    made = _made_by(backend)
+    return made[0].capability if made and _TEXT_MODEL not in made else ""
 
 
 def why_lacking(backend: BackendInfo, endpoint: str) -> tuple[str, str]:
@@ -200,7 +205,7 @@ def why_lacking(backend: BackendInfo, endpoint: str) -> tuple[str, str]:
     wanted = next((sort for sort in _MAKES if endpoint in sort.endpoints), None)
     if not made or wanted is None or wanted in made:
         return f"{backend.capabilities.found} has no {endpoint}", ""
-    why = f"its model makes {' and '.join(sort.what for sort in made)} and no {wanted.what}"
+    why = f"its model makes {', '.join(sort.what for sort in made)} and no {wanted.what}"
     return why, f"an operator can start {wanted.start} and switch to it: hive backend switch"
 
 

@@ -19,10 +19,10 @@ from hive.models.capabilities import (
     lacking,
     lacks_endpoint,
     limit_name,
-    only_makes,
     passed_over,
     tells_all,
     why_lacking,
+    without_text,
 )
 from hive.models.names import spelled
 from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of, undated
@@ -174,7 +174,7 @@ class DataPath:
 
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
         """The daemon's word on who answers. Requests under way end where they began."""
-        if backend is not None and (capability := only_makes(backend)):
+        if backend is not None and (capability := without_text(backend)):
             models = [msgspec.structs.replace(model, capabilities=(capability,)) for model in models]
         before, self.backend, self.models = self.backend, backend, models
         where_before, self.where = self.where, Whereabouts(None if backend is None else backend.kind, models)
