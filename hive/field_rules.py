@@ -39,6 +39,12 @@ TARGETS = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
+    "/v1/rerank",
+    "/rerank",
+    "/v1/score",
+    "/score",
+    "/tokenize",
+    "/detokenize",
     "/v1/messages",
     "/v1/messages/count_tokens",
 )

@@ -67,6 +67,14 @@ class Inference(msgspec.Struct, frozen=True, kw_only=True):
             expected="an absolute path",
         ),
     ] = ""
+    backend_limit_name: Annotated[
+        str,
+        _s(
+            "The name by which a remote backend takes the limit of tokens of a chat: `max_tokens`, "
+            "`max_completion_tokens`; `auto`: the second one before OpenAI's and Azure's own hosts.",
+            pattern="^(auto|max_tokens|max_completion_tokens)$",
+        ),
+    ] = "auto"
     vsock_port: Annotated[int, _s("AF_VSOCK port guests dial.", unit="port", env="VSOCK_PORT", ge=1)] = 11434
     default_model: Annotated[str, _s("Used where agent and request name no model.", runtime=True)] = ""
     auto_sleep_enabled: Annotated[bool, _s("Put idle agents to sleep.", runtime=True, env="AUTO_SLEEP_ENABLED")] = True

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,8 +60,10 @@ def model_for(venv: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def serve(venv: Path, folder: Path, model: Path | None = None) -> Iterator[VllmServer]:
-    """vLLM on a free port, all that it writes in `folder`; ready to answer."""
+def serve(
+    venv: Path, folder: Path, model: Path | None = None, *, more: Sequence[str] = ("--enable-prefix-caching",)
+) -> Iterator[VllmServer]:
+    """vLLM on a free port, all that it writes in `folder`; ready to answer. `more`: words of its command line."""
     port, log = free_port(), folder / "vllm.log"
     command = [venv / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", model or model_for(venv, folder), "--served-model-name", MODEL, "--host", "127.0.0.1"]
@@ -69,7 +71,7 @@ def serve(venv: Path, folder: Path, model: Path | None = None) -> Iterator[VllmS
     # In bfloat16 its attention uses AMX wherever the CPU names it; not every kernel lets a process (SIGILL at the first
     # token).
     command += ["--dtype", "float32"]
-    command += ["--enforce-eager", "--enable-prefix-caching", "--block-size", "32", "--enable-prompt-tokens-details"]
+    command += ["--enforce-eager", "--block-size", "32", "--enable-prompt-tokens-details", *more]
     command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
     places = {name: str(folder) for name in ("HF_HOME", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "TMPDIR")}
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "HOME": str(folder)}

@@ -123,6 +123,8 @@ def _prompt(view: Answer) -> str:
     if text is None:
         return ""
     length = "set" if text == MASK else f"{number(len(text.encode()))} bytes"
+    if view["prewarm_note"]:
+        return f"{length}, not read ahead: {view['prewarm_note']}"
     return length + (", read by the backend at each start and wake" if view["prewarm_on_start"] else "")
 
 

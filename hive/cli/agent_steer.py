@@ -275,6 +275,8 @@ def refuse_failed(view: Answer) -> None:
 
 
 def say_lacking(call: Call, view: Answer) -> None:
-    """Says which limits of its description do not hold on this host: it runs without them."""
+    """Says what of its description does not hold here: it runs without that."""
     if view["limits_not_enforced"]:
         call.say(f"{view['name']} runs without a limit: {view['limits_not_enforced']}")
+    if view["prewarm_note"]:
+        call.say(f"the prompt of {view['name']} is not read ahead: {view['prewarm_note']}")

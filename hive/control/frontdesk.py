@@ -315,6 +315,7 @@ class FrontDesk(TokenDesk, Overview):
             messages_waiting=None if seen.waiting is None else seen.waiting.get(agent, 0),
             next_wake_at=seen.next_times.get(agent),
             can=self._parts.runtimes.found.get(life.agent.spec.runtime),
+            prewarm_note=self._parts.prewarmer.note(life),
         )
 
     # messages and schedules ---------------------------------------------------------------------------------------

@@ -36,6 +36,10 @@ BEYOND_PROXY_S = 10.0
 KEPT_MAX = 10_000
 """Prompts whose standing is kept; beyond that only those that somebody has."""
 _NO_ROW = TenantRow()
+_NO_MODEL = (
+    "no model is named for it, so nobody can tell which one is to read it: give the agent a `model`, "
+    "or set `default_model` in [inference]"
+)
 
 
 class Prewarmer:
@@ -89,7 +93,9 @@ class Prewarmer:
 
     def _row(self, prefix: Prefix, holders: list[Holder], shared_by: int) -> Prompt:
         standing, now = self._warmth.standing(prefix), asyncio.get_running_loop().time()
-        is_wanted = any(self._is_wanted(life) for one in holders if (life := self._roster.get(one.agent)) is not None)
+        lives = [life for one in holders if (life := self._roster.get(one.agent)) is not None]
+        is_wanted = any(map(self._is_wanted, lives))
+        note = next(filter(None, map(self.note, lives)), "")
         return {
             "hash": prefix.prompt,
             "bytes": len(holders[0].text.encode()),
@@ -101,8 +107,20 @@ class Prewarmer:
             "warm_since": standing.warm_at,
             "tokens": standing.tokens,
             "tokens_reused": standing.reused,
-            "why": standing.why or self._warmth.choose(prefix, now).why,
+            "why": standing.why or note or self._warmth.choose(prefix, now).why,
         }
+
+    def note(self, life: Life) -> str:
+        """Why the prompt of one agent that wants it read ahead is not; empty where nothing stands against it."""
+        spec, world = life.agent.spec, self._world
+        if not self._is_wanted(life) or spec.system_prompt is None:
+            return ""
+        asked = self._asked(life)
+        if not asked:
+            return _NO_MODEL
+        if world.backend is None or not world.backend.up or self._routed(life):
+            return ""
+        return f"{asked} is none of the models it may use here now; it is read at the next start or wake at which it is"
 
     # what happens -------------------------------------------------------------------------------------------------
 

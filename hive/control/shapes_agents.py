@@ -86,6 +86,9 @@ class AgentView(Spec):
     swap_bytes: Bytes | None
     capabilities: Capabilities | None
     limits_not_enforced: Annotated[str | None, Meta(description="In words; empty where all are.")]
+    prewarm_note: Annotated[
+        str, Meta(description="Why its prompt is not read ahead; empty where it is, or is not to be.")
+    ]
     rss_bytes: Bytes | None
     cpu_us: Annotated[int | None, Meta(description="Microseconds of processor time.")]
     processes: int | None

@@ -432,9 +432,11 @@ class Switcher:
         for model in probed:
             try:
                 within_s = max(TOKEN_MIN_S, until - time.monotonic())
-                await one_token.generate(backend.kind, backend.address, model, within_s=within_s, access=backend.access)
+                asks = (backend.kind, backend.address, model)
+                limit = self._parts.settings().backend_limit_name
+                await one_token.generate(*asks, within_s=within_s, access=backend.access, limit=limit)
             except (BackendDown, BackendTimeout) as error:
-                said = error.message
+                said = f"{error.message}; {error.hint}" if error.hint else error.message
             else:
                 return ""
         return said

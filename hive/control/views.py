@@ -50,13 +50,15 @@ def agent_view(
     messages_waiting: int | None,
     next_wake_at: float | None,
     can: Capabilities | None,
+    prewarm_note: str = "",
 ) -> AgentView:
     """The `View` of one agent. `stat` None: the helper could not be asked; `messages_waiting` None: SQLite could not.
 
     `why`: the verdict of the decider that puts it to sleep; `brief`: without what `status` and `since` say already;
     `sentence`: with what the agent costs now, too.
     `deep_note`: why it does not sleep deep, empty where it does or wants nothing. `limits_not_enforced`: in words,
-    empty where all are. `can`: what its runtime can do here, None where that is not known yet.
+    empty where all are. `prewarm_note`: why its prompt is not read ahead. `can`: what its runtime can do here, None
+    where that is not known yet.
     """
     agent = life.agent
     took_ms, cause = life.last_wake or (None, None)
@@ -85,6 +87,7 @@ def agent_view(
         "swap_bytes": None if stat is None else stat.swap_bytes,
         "capabilities": None if can is None else capabilities_view(can),
         "limits_not_enforced": None if stat is None else stat.limits,
+        "prewarm_note": prewarm_note,
         "rss_bytes": None if stat is None else stat.rss_bytes,
         "cpu_us": None if stat is None else stat.cpu_us,
         "processes": None if stat is None else stat.processes,

@@ -42,6 +42,15 @@ _CACHED = (
     *("content[text]", "content[image]", "content[document]", "content[search_result]"),
     *("content[tool_use]", "content[tool_result]", "content[tool_reference]"),
 )
+_CLEARING = "context_management.edits[clear_tool_uses_20250919]"
+_OF_CLEARING = {
+    "trigger": ("input_tokens", "tool_uses"),
+    "keep": ("tool_uses",),
+    "clear_at_least": ("input_tokens",),
+    "exclude_tools": (),
+    "clear_tool_inputs": (),
+}
+"""Its fields, by name, with the types that each may be of."""
 _SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
 _SCHEMA = "response_format.json_schema.schema"
 
@@ -72,10 +81,11 @@ ROWS: dict[str, Row] = {
     **_aside("Hive's own to say", "id_slot", "cache_prompt"),
     **_no("Hive cannot promise where another server computes", "inference_geo"),
     **_to("messages", "context_management", "context_management.edits"),
+    **_to("messages", *(f"{_CLEARING}.{name}" for name in _OF_CLEARING)),
+    **_to("messages", *(f"{_CLEARING}.{name}[{of}].value" for name, kinds in _OF_CLEARING.items() for of in kinds)),
     **_aside(
         "chat templates leave earlier thinking out themselves", "context_management.edits[clear_thinking_20251015]"
     ),
-    **_no("the server does not edit a conversation", "context_management.edits[clear_tool_uses_20250919]"),
     **_no("the server does not summarize a conversation", "context_management.edits[compact_20260112]", "compaction"),
     **_no(_AT_ANTHROPIC, "container", "mcp_servers"),
     **_no("the server keeps no conversations; send all messages", "thread"),

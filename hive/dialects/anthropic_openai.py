@@ -15,6 +15,7 @@ Decided here, where the dialects leave it open:
 - Blocks of `system` are joined as they stand, those of a tool's result with a line end. Images in a tool's result go
   into the user's message right behind it: OpenAI's tool messages take text only. `is_error` becomes the word
   "Error: " before the result.
+- Results of tools that `context_management` has cleared are cleared here (anthropic_editing.py).
 - An answer that the client has begun itself (a last message of the assistant's) is gone on with, by the two fields that
   vLLM and llama-server have for it. llama-server repeats what was begun, but not in streams of chat completions.
 - A field in no row is refused; of an object within, it is left out and told, like what is harmless.
@@ -26,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from hive.dialects.anthropic_editing import Applied, edited, read_edits
 from hive.dialects.anthropic_fields import (
     ROWS,
     Fields,
@@ -120,14 +122,6 @@ def _format(taken: Taken, raw: Raw, at: str) -> object:
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
 
 
-def _check_edits(taken: Taken, raw: Raw) -> None:
-    at = "context_management"
-    fields = taken.fields(read_object(raw, at), at, at)
-    if "edits" in fields:
-        for number, found in enumerate(read_objects(fields["edits"], f"{at}.edits")):
-            taken.kind(found, f"{at}.edits", f"{at}.edits.{number}")
-
-
 # --- the way ----------------------------------------------------------------------------------------------------------
 
 
@@ -146,7 +140,7 @@ class MessagesWay:
         taken = Taken()
         fields = taken.fields(read_object(body, ""), "", "")
         model = words(required(fields, "model", ""), "model")
-        conversation = _conversation(taken, fields)
+        conversation, edits = _conversation(taken, fields)
         sent: dict[str, object] = {"model": model, "messages": conversation}
         if read_number(required(fields, "max_tokens", ""), "max_tokens") < 1:
             raise BadRequest("max_tokens: Input should be greater than or equal to 1")
@@ -162,26 +156,31 @@ class MessagesWay:
             taken.fields(read_object(fields["metadata"], "metadata"), "metadata", "metadata")
         hidden = _add_thinking_and_format(taken, fields, sent)
         _add_tools(taken, fields, sent)
-        if "context_management" in fields:
-            _check_edits(taken, fields["context_management"])
         kept = {"model": model, "stop": [read_text(raw, "stop_sequences") for raw in stops], "hidden": hidden}
+        if edits is not None:
+            kept["edits"] = edits
         return Sent(TARGET, _encode(sent), tuple(taken.dropped), _encode(kept))
 
     def back(self, kept: bytes, *, stream: bool, request_id: str = "") -> WayBack:
         return Answer(msgspec.json.decode(kept, type=Kept), stream=stream, request_id=request_id)
 
 
-def _conversation(taken: Taken, fields: Fields) -> list[dict[str, Any]]:
+def _conversation(taken: Taken, fields: Fields) -> tuple[list[dict[str, Any]], list[Applied] | None]:
+    """OpenAI's messages, and the edits that were made before; None where none was asked for."""
     messages = Messages(taken)
     if "system" in fields:
         messages.system(fields["system"])
     given = read_objects(required(fields, "messages", ""), "messages")
     if not given:
         raise BadRequest("messages: at least one message is required")
+    edits = read_edits(taken, fields["context_management"]) if "context_management" in fields else None
+    applied: list[Applied] | None = None
+    if edits is not None:
+        given, applied = edited(fields, given, edits)
     last_turn = _last_turn(given)
     for number, found in enumerate(given):
         messages.message(found, f"messages.{number}", earlier=number < last_turn)
-    return messages.said
+    return messages.said, applied
 
 
 def _last_turn(given: list[Fields]) -> int:

@@ -61,12 +61,14 @@ _REASONS = {
 
 class Kept(msgspec.Struct, frozen=True):
     """Of the request: the model as it was named there, its stop sequences, whether thoughts are to be left out, and
-    its names of tools by those the backend was told (hive.dialects.fitting)."""
+    its names of tools by those the backend was told (hive.dialects.fitting). `edits`: what was done to the conversation
+    before; None where nothing was asked to be."""
 
     model: str = ""
     stop: list[str] = []
     hidden: bool = False
     names: dict[str, str] = {}
+    edits: list[dict[str, str | int]] | None = None
 
 
 _text = msgspec.json.Decoder(str).decode
@@ -254,7 +256,7 @@ class Answer:
         self._blocks.end(said, cut_off=self._reason == "length")
         reason, sequence = self._why(self._reason, self._stop, called=self._blocks.called, refused=self._refused)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        said.append(_event("message_delta", {"delta": delta, "usage": _usage_of(self._usage)}))
+        said.append(_event("message_delta", {"delta": delta, "usage": _usage_of(self._usage), **self._edits()}))
 
     def _finish(self, said: list[bytes]) -> None:
         if self._begun:
@@ -294,7 +296,7 @@ class Answer:
         content.extend(self._tool_use(call, finish) for call in calls)
         usage = {"input_tokens": 0, **_usage_of(found.usage)}
         answer = self._envelope(found.id, content, usage)
-        return _encode({**answer, "stop_reason": reason, "stop_sequence": sequence})
+        return _encode({**answer, "stop_reason": reason, "stop_sequence": sequence, **self._edits()})
 
     def error(self, status: int, body: bytes) -> bytes:
         """The backend's own error, its words kept.
@@ -326,6 +328,11 @@ class Answer:
             "model": self._kept.model,
         }
         return {**head, "content": content, "usage": usage}
+
+    def _edits(self) -> dict[str, object]:
+        """What was done to the conversation, where something was asked for."""
+        edits = self._kept.edits
+        return {} if edits is None else {"context_management": {"applied_edits": edits}}
 
     def _why(self, finish: str, met: Raw, *, called: bool, refused: bool) -> tuple[str, str | None]:
         """Anthropic's reason, and the stop sequence that was met, where the backend told one of the client's own.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import msgspec
 
@@ -76,6 +77,26 @@ def gave_up_saying(told: bytes) -> GaveUp:
     """
     status = status_of(told) or _STATUS_OF.get(kind_of(told), 502)
     return GaveUp(told, status) if status != 401 else GaveUp()
+
+
+_PATH = re.compile(
+    rb"(?:(?<![\w/.~-])|(?<=\\[nrt]))/(?!v\d+/|api/)(?:[\w.@+~%-]+/)+([\w.@+~%-]*)"
+    rb"|(?<![\\\w/.~-])[A-Za-z]:(?:\\\\[^\s\\\"':;,]+)*\\\\([^\s\\\"':;,]*)"
+)
+"""The name of a file with its directories, of either kind, as JSON has it; none of an API's paths, and no URL."""
+
+
+def without_host_paths(told: bytes) -> bytes:
+    r"""What a server told of an error, without the directories of its host: where its files lie is no agent's business.
+
+    >>> without_host_paths(b'{"error":"open /root/.ollama/models/blobs/sha256-ab: no such file"}')
+    b'{"error":"open sha256-ab: no such file"}'
+    >>> without_host_paths(b'{"error":"ask /v1/chat/completions at http://h/a/b, and/or registry.ai/library/tiny"}')
+    b'{"error":"ask /v1/chat/completions at http://h/a/b, and/or registry.ai/library/tiny"}'
+    >>> without_host_paths(rb'{"error":"open C:\\Users\\me\\blobs\\sha256-ab: no"}')
+    b'{"error":"open sha256-ab: no"}'
+    """
+    return _PATH.sub(lambda found: found[1] or found[2] or b"", told)
 
 
 def render(error: HiveError, dialect: Dialect, request_id: str = "") -> bytes:

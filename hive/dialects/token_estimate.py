@@ -22,6 +22,7 @@ A_MESSAGE = 4
 AN_IMAGE = 1600
 """The most that one costs at Anthropic's: an estimate that is too low lets a context run over."""
 _UNREAD = frozenset({"type", "id", "tool_use_id", "signature", "cache_control", "encrypted_content", "encrypted_index"})
+_BRACE = b"{"[0]
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -45,6 +46,21 @@ def estimate(fields: Mapping[str, Raw]) -> int:
         said, images = said + more, images + seen
     said += len(bytes(fields.get("tools", b"")))
     return math.ceil(said / BYTES_A_TOKEN) + A_MESSAGE * len(turns) + AN_IMAGE * images
+
+
+def reckoned(raw: Raw) -> int:
+    """Tokens of one value: blocks of content, or the arguments of a tool. Raises BadRequest for what cannot be read.
+
+    >>> reckoned(Raw(b'"How many bees are there in a hive?"')), reckoned(Raw(b'{"n":1}'))
+    (10, 2)
+    """
+    if memoryview(raw)[0] == _BRACE:
+        return math.ceil(len(bytes(raw)) / BYTES_A_TOKEN)
+    try:
+        said, images = _sizes(_decode(raw))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        raise BadRequest("messages cannot be read") from None
+    return math.ceil(said / BYTES_A_TOKEN) + AN_IMAGE * images
 
 
 def told(fields: Mapping[str, Raw]) -> bytes:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
+import msgspec
+
+from hive.dialects import token_estimate
 from hive.dialects.translation import Way
 
 
@@ -18,3 +22,15 @@ def way_of(endpoint: str) -> Way:
     else:
         from hive.dialects.anthropic_openai import WAYS
     return WAYS[endpoint]
+
+
+def counted(fields: Mapping[str, msgspec.Raw]) -> bytes:
+    """The answer of `/v1/messages/count_tokens` where no server counts: an estimate, after the edits it asks for.
+
+    Raises BadRequest. As above, what edits is loaded when it is first needed.
+    """
+    if bytes(fields.get("context_management", b"null")) == b"null":
+        return token_estimate.told(fields)
+    from hive.dialects.anthropic_editing import told_after_edits
+
+    return told_after_edits(dict(fields))

@@ -17,6 +17,7 @@ from hive.inference import ask
 from hive.models.capabilities import limit_name
 
 PROMPT = "Hi"
+_OTHER_NAME = "backend_limit_name = max_completion_tokens in [inference] says the limit by the name it takes"
 
 
 class _OllamaAnswer(msgspec.Struct):
@@ -60,15 +61,18 @@ def tokens_in(kind: BackendKind, body: bytes) -> int:
         return 0
 
 
-async def generate(kind: BackendKind, address: str, model: str, *, within_s: float, access: Access = NO_ACCESS) -> None:
-    """Returns once `model` has generated a token; loading it is a part of that.
+async def generate(
+    kind: BackendKind, address: str, model: str, *, within_s: float, access: Access = NO_ACCESS, limit: str = "auto"
+) -> None:
+    """Returns once `model` has generated a token; loading it is a part of that. `limit`: `backend_limit_name`.
 
     Raises `BackendDown` where it does not, saying what was answered, and `BackendTimeout`.
     """
-    path, body = question(kind, model, limit_name(BackendInfo(kind=kind, address=address)) or "max_tokens")
+    path, body = question(kind, model, limit_name(BackendInfo(kind=kind, address=address), limit) or "max_tokens")
     answer = await ask.post(address, path, body, within_s=within_s, access=access)
     if answer.status != 200:
         said = " ".join(answer.body[:200].decode(errors="replace").split())
-        raise BackendDown(f"asked for a token of {model} it answers {answer.status}: {said}")
+        hint = _OTHER_NAME if kind is BackendKind.REMOTE and b"max_completion_tokens" in answer.body else ""
+        raise BackendDown(f"asked for a token of {model} it answers {answer.status}: {said}", hint=hint)
     if tokens_in(kind, answer.body) < 1:
         raise BackendDown(f"asked for a token of {model} it generated none")

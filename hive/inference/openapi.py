@@ -11,7 +11,8 @@ MAX_DEPTH = 8
 """Of references one behind another."""
 IN_A_MESSAGE = "reasoning_content"
 """Taken for granted: servers that describe themselves pass over what they do not know in a message."""
-_ASKED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+_ASKED = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score")
+"""Who answers none of them is no inference server."""
 
 
 class _Schema(msgspec.Struct):
@@ -48,7 +49,7 @@ class _Description(msgspec.Struct):
 
 
 def capabilities(description: bytes) -> BackendCapabilities | None:
-    """What it tells; None where it is no OpenAPI or does not describe `/v1/chat/completions`.
+    """What it tells; None where it is no OpenAPI or describes nothing that is asked of a model.
 
     >>> chat = b'{"post":{"requestBody":{"content":{"application/json":{"schema":{"$ref":"#/components/schemas/C"}}}}}}'
     >>> schemas = b'{"C":{"properties":{"model":{},"top_k":{}}}}'

@@ -15,8 +15,13 @@ from hive.domain import BackendInfo, BackendKind, Band
 
 VLLM_PRIORITY = {Band.HIGH: b"0", Band.NORMAL: b"10", Band.LOW: b"20"}
 """vLLM's `priority`: a lower number goes first."""
-_SALTED = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""Endpoints of vLLM 0.33 whose schema has `cache_salt` and `priority`."""
+_SALTED = frozenset(
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings"),
+        *("/v1/rerank", "/rerank", "/v1/score", "/score"),
+    }
+)
+"""Endpoints of vLLM 0.32 and 0.33 whose schema has `cache_salt` and `priority`; older ones pass over them."""
 _SLOTTED = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Endpoints of llama-server that read `cache_prompt`; its /v1/messages does not (measured, 0c1e570)."""
 NOT_KEPT = ("cache_prompt", b"false")

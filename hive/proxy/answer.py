@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hive.dialects.errors import GaveUp, as_event, heartbeat, render_in_stream
+from hive.dialects.errors import GaveUp, as_event, heartbeat, render_in_stream, without_host_paths
 from hive.dialects.ollama_lists import without_paths
 from hive.dialects.renaming import Renamer
 from hive.dialects.sse import UsageStripper
@@ -218,12 +218,12 @@ class Answer:
         gave, only where it is whole events."""
         why, told = self._why_given_up(), b""
         if self.begun and (self._streams or self._late_error):
-            self.relay(data + rest if self._back is not None else without_end_marker(data))
+            self.relay(data + rest if self._back is not None else without_host_paths(without_end_marker(data)))
         if why is None:
             early = "the backend ended its answer early"
             return StreamIncomplete(early if self._streams else "the backend's answer is not what was asked for")
         if self._back is not None or not self.begun:  # else the backend's own words have just gone out
-            told = _one_line(why.body) if why.body else b""
+            told = _one_line(without_host_paths(why.body)) if why.body else b""
         return BackendGaveUp(told, why.status)
 
     def _why_given_up(self) -> GaveUp | None:
@@ -274,8 +274,11 @@ class Answer:
             data = b"".join(self._held)
         if self._filtered:
             data = self._told_of_models(data)
+        elif self.status >= 400:
+            data = without_host_paths(data)
+            data = data if self._back is None else self._back.error(self.status, data)
         elif self._back is not None:
-            data = self._back.whole(data) if self.status < 400 else self._back.error(self.status, data)
+            data = self._back.whole(data)
         self._head += b"content-length: %d\r\n" % len(data)
         self._head += self._cache_fields()
         return data
@@ -328,7 +331,7 @@ class Answer:
         dialect = self._endpoint.dialect
         if (self._is_framed and not self._chunked) or self._request.method == b"HEAD" or not self._is_between_events():
             return b""
-        told = b"".join(self._held or []) if self._late_error else b""
+        told = without_host_paths(b"".join(self._held or [])) if self._late_error else b""
         told = _one_line(told if self._back is None else self._back.error(self.status, told)) if told else b""
         event = as_event(told, dialect) if told else render_in_stream(error, dialect, self._request_id)
         return as_chunk(event) if self._chunked else event

@@ -11,10 +11,10 @@ from functools import cache
 
 import msgspec
 
-from hive.dialects import ollama_loading, token_estimate
+from hive.dialects import ollama_loading
 from hive.dialects.fitting import fit
 from hive.dialects.translation import Sent
-from hive.dialects.ways import way_of
+from hive.dialects.ways import counted, way_of
 from hive.errors import BadRequest, NotSupported
 from hive.field_rules import Fields, Rules
 from hive.models.capabilities import Over
@@ -168,7 +168,7 @@ def read(body: bytes, rules: Rules, want: Want, *, on_loop: bool = False) -> Ask
     model = _model(draft, rules.alias, want.default_model)
     stream = _stream(draft, want.streams)
     if want.estimate:
-        return Asked(model, stream, [], kept=token_estimate.told(draft.fields))
+        return Asked(model, stream, [], kept=counted(draft.fields))
     max_tokens = _tokens(draft, rules, want.limit_absent, want.limit_by_first_name) if rules.tokens else None
     if want.limit_as and not want.translate and "max_completion_tokens" in rules.tokens:
         draft.rename(rules.tokens[0], want.limit_as)

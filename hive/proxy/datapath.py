@@ -15,7 +15,15 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal, Saturated
 from hive.field_rules import Rules
-from hive.models.capabilities import lacking, lacks_endpoint, limit_name, only_embeds, passed_over
+from hive.models.capabilities import (
+    lacking,
+    lacks_endpoint,
+    limit_name,
+    passed_over,
+    tells_all,
+    why_lacking,
+    without_text,
+)
 from hive.models.names import spelled
 from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of, undated
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
@@ -25,7 +33,7 @@ from hive.proxy.body import Want
 from hive.proxy.body_budget import BodyBudget
 from hive.proxy.connection_shares import ConnectionShares, Holder
 from hive.proxy.deep import DeepReaders
-from hive.proxy.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, translated
+from hive.proxy.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, translated, who_offers
 from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.lists import FILTERED, RUNNING, TAGS
@@ -166,8 +174,8 @@ class DataPath:
 
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
         """The daemon's word on who answers. Requests under way end where they began."""
-        if backend is not None and only_embeds(backend):
-            models = [msgspec.structs.replace(model, capabilities=("embedding",)) for model in models]
+        if backend is not None and (capability := without_text(backend)):
+            models = [msgspec.structs.replace(model, capabilities=(capability,)) for model in models]
         before, self.backend, self.models = self.backend, backend, models
         where_before, self.where = self.where, Whereabouts(None if backend is None else backend.kind, models)
         self._offers = offers_of(models)
@@ -293,8 +301,9 @@ class DataPath:
         if backend is None or self.answers(endpoint) or _row_at(backend, endpoint) is not None:
             return
         other = asked_as(endpoint, backend.kind)
-        why = "" if other is None else f": {backend.capabilities.found} has no {other.name}"
-        raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}{why}")
+        why, hint = why_lacking(backend, other.name) if other is not None else (who_offers(endpoint), "")
+        says = f": {why}" if why else ""
+        raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}{says}", hint=hint)
 
     def routed(self, asked: str, caller: Caller) -> str:
         """Which of the backend's models is meant; the name itself where no list is known. Raises NotFound, Refusal for
@@ -436,7 +445,7 @@ class DataPath:
             limit_by_first_name=backend is not None and backend.kind in LIMIT_BY_FIRST_NAME,
             apart=backend is not None and asked is not endpoint and _row_at(backend, endpoint) is endpoint,
             estimate=endpoint.name == COUNT and self.answers(endpoint),
-            limit_as="" if backend is None else limit_name(backend),
+            limit_as="" if backend is None else limit_name(backend, inference.backend_limit_name),
             grammar=None if backend is None else grammar_limits(self.settings, backend.kind),
         )
         return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)
@@ -455,10 +464,12 @@ def grammar_limits(settings: Settings, kind: BackendKind) -> Limits:
 
 def _row_at(backend: BackendInfo, endpoint: Endpoint) -> Endpoint | None:
     """By which row this backend is asked, None for none. A path that it said it lacks is gone around where another
-    dialect leads somewhere; else it says so itself, in its own words, to who speaks its dialect."""
+    dialect leads somewhere; else Hive says so, or the server itself where its description may not be all of it."""
     asked, around = asked_as(endpoint, backend.kind), translated(endpoint, backend.kind)
     if around is not None and lacks_endpoint(backend, around.name):
         around = None
     if asked is endpoint:
-        return around or asked if lacks_endpoint(backend, endpoint.name) else asked
+        if not lacks_endpoint(backend, endpoint.name):
+            return asked
+        return around or (None if tells_all(backend) else asked)
     return around

@@ -11,6 +11,7 @@ from hive.errors import BadRequest, TooLarge
 from hive.field_rules import SWITCHES, Fields, Number, Rule, Verb
 from hive.proxy.media import check_media, check_tools, is_text
 from hive.proxy.names import read_list, read_object, read_text, shown
+from hive.proxy.refused_fields import REASONS
 
 Raw = msgspec.Raw
 IDLE = frozenset({b"null", b"false", b'""', b"[]", b"{}"})
@@ -18,11 +19,8 @@ IDLE = frozenset({b"null", b"false", b'""', b"[]", b"{}"})
 _BLANK = frozenset(b' \t\r\n"\\')
 """What may follow the quote of a text that is empty or white space: also the quote at its end, and an escape."""
 _QUOTE, _BRACE, _BRACKET, _NULL = b'"{[n'
+_OF_A_NUMBER = b"-0123456789"
 _SWITCHES = frozenset({b"null", b"true", b"false", *(b'"%b"' % word.encode() for word in SWITCHES)})
-_WHY = {
-    "chat_template_kwargs": ": what it names can replace the template that the server runs (CVE-2025-62426); taken are "
-    "enable_thinking, thinking, clear_thinking and reasoning_effort, as a switch"
-}
 _encode = msgspec.json.Encoder().encode
 _number = msgspec.json.Decoder(int | float).decode
 
@@ -144,11 +142,11 @@ class Draft:
             raise BadRequest(f'"{self._shown(name)}" must be true, false or one of {", ".join(SWITCHES)}')
 
     def _count_items(self, name: str, raw: Raw, most: int) -> None:
-        """A list of numbers is one prompt, of texts or lists as many as it has."""
+        """A list of numbers is one prompt, of texts, lists or objects as many as it has."""
         if memoryview(raw)[0] != _BRACKET:
             return
         items = read_list(raw, f'"{self._shown(name)}"')
-        if len(items) > most and memoryview(items[0])[0] in (_QUOTE, _BRACKET):
+        if len(items) > most and memoryview(items[0])[0] not in _OF_A_NUMBER:
             raise BadRequest(f'"{self._shown(name)}" has more than {most} prompts, each of which would be a request')
 
     def _act(self, name: str, raw: Raw, rule: Rule) -> None:
@@ -165,8 +163,10 @@ class Draft:
                 self.put(name, rule.value)
 
     def _refuse(self, name: str, what: str = "known") -> NoReturn:
-        why = _WHY.get((self._prefix + name).partition(".")[0], "")
-        raise BadRequest(f'the field "{self._shown(name)}" is not {"taken" if why else what} on {self._target}{why}')
+        of_a_row = what == "taken" or self._prefix  # what is in no row may have the name of another endpoint's field
+        why = REASONS.get((self._prefix + name).partition(".")[0], "") if of_a_row else ""
+        says = f": {why}" if why else ""
+        raise BadRequest(f'the field "{self._shown(name)}" is not {"taken" if why else what} on {self._target}{says}')
 
     def _judge_absent(self, name: str, rule: Rule) -> None:
         if rule.filled:

@@ -96,6 +96,17 @@ def _openai(target: bytes) -> Endpoint:
     )
 
 
+def _scores(target: bytes, *kinds: BackendKind) -> Endpoint:
+    """OpenAI has none of these. Each document of a list is a prompt of its own, so they take a slot."""
+    return msgspec.structs.replace(_openai(target), not_by=frozenset(BackendKind) - {*kinds})
+
+
+def _tokenizes(target: bytes) -> Endpoint:
+    """The model is not asked: the server splits texts beside it. vLLM and llama-server have different fields."""
+    row = _scores(target, BackendKind.VLLM, BackendKind.LLAMA)
+    return msgspec.structs.replace(row, meter=Meter.NONE, takes_slot=False)
+
+
 def _anthropic(path: bytes, *, slot: bool, not_by: frozenset[BackendKind] = frozenset()) -> list[Endpoint]:
     return [
         Endpoint(
@@ -133,6 +144,9 @@ ENDPOINTS = [
     _openai(b"/v1/chat/completions"),
     _openai(b"/v1/completions"),
     _openai(b"/v1/embeddings"),
+    *(_scores(path, BackendKind.VLLM, BackendKind.LLAMA) for path in (b"/v1/rerank", b"/rerank")),
+    *(_scores(path, BackendKind.VLLM) for path in (b"/v1/score", b"/score")),
+    *(_tokenizes(path) for path in (b"/tokenize", b"/detokenize")),
     *_anthropic(b"/v1/messages", slot=True),
     *_anthropic(b"/v1/messages/count_tokens", slot=False, not_by=frozenset({BackendKind.OLLAMA})),
     Endpoint(method=b"GET", target=b"/v1/models", dialect=Dialect.OPENAI, listing=True),
@@ -210,6 +224,16 @@ def asked_as(endpoint: Endpoint, kind: BackendKind) -> Endpoint | None:
     >>> asked_as(find(b"POST", COUNT.encode()), BackendKind.DEMO)
     """
     return endpoint if endpoint.is_offered_by(kind) else translated(endpoint, kind)
+
+
+def who_offers(endpoint: Endpoint) -> str:
+    """Which kinds of backend answer it by themselves, in words; empty for none.
+
+    >>> who_offers(find(b"POST", b"/v1/score")), who_offers(find(b"POST", b"/tokenize"))
+    ('vllm does', 'llama and vllm do')
+    """
+    kinds = sorted(kind for kind in BackendKind if endpoint.is_offered_by(kind))
+    return f"{' and '.join(kinds)} {'do' if len(kinds) > 1 else 'does'}" if kinds else ""
 
 
 def translated(endpoint: Endpoint, kind: BackendKind) -> Endpoint | None:

@@ -129,7 +129,7 @@ verbose = drop
 system = drop
 options = drop
 
-[fields /v1/chat/completions /v1/messages]
+[fields /v1/chat/completions /v1/messages /tokenize]
 # Switches that models' own templates have; any other key could be one of the template's own variables.
 chat_template_kwargs = refuse
 chat_template_kwargs.enable_thinking = allow switch
@@ -317,6 +317,54 @@ embed_dtype = allow
 endianness = allow
 use_activation = allow
 embd_normalize = allow
+
+[fields /v1/rerank /rerank /v1/score /score]
+user = max_bytes 1024
+truncate_prompt_tokens = allow
+truncation_side = allow
+max_tokens_per_query = allow
+max_tokens_per_doc = allow
+padding = allow
+use_activation = allow
+# vLLM gives it to the model's own template, as that one argument.
+instruction = max_bytes 4096
+
+[fields /v1/rerank /rerank]
+query = local_media
+# Each document is a request of its own.
+documents = local_media max_items 2048
+# The answer in Hugging Face's form does not say what it cost.
+texts = refuse
+return_text = drop
+top_n = clamp 0..
+return_documents = allow
+
+[fields /v1/score /score]
+# Pairs of texts, by whichever two names: each pair is a request of its own.
+queries = local_media max_items 2048
+documents = local_media max_items 2048
+items = local_media max_items 2048
+text_1 = local_media max_items 2048
+text_2 = local_media max_items 2048
+data_1 = local_media max_items 2048
+data_2 = local_media max_items 2048
+
+[fields /tokenize]
+# No slot is taken, so a text is no longer than the longest prompt of any model here.
+prompt = max_bytes 1048576
+content = max_bytes 1048576
+messages = local_media max_bytes 1048576
+tools = max_bytes 1048576
+add_special = allow
+parse_special = allow
+with_pieces = allow
+add_special_tokens = allow
+add_generation_prompt = allow
+continue_final_message = allow
+return_token_strs = allow
+
+[fields /detokenize]
+tokens = max_bytes 1048576
 
 [fields /v1/messages /v1/messages/count_tokens]
 messages = local_media

@@ -9,7 +9,8 @@ from urllib.parse import unquote
 
 import msgspec
 
-from hive.dialects import ollama_lists, token_estimate
+from hive.dialects import ollama_lists
+from hive.dialects.ways import counted
 from hive.domain import Caller, Dialect, ModelInfo
 from hive.errors import BackendDown, NotFound
 from hive.models.names import spelled
@@ -125,7 +126,7 @@ def answer_any(endpoint: Endpoint, target: bytes, models: list[ModelInfo], calle
 def estimated(told: bytes, body: list[bytes]) -> Said:
     """How many tokens a prompt may have, marked as no count; from the body where nothing was told yet. Raises
     BadRequest."""
-    return Said(told or token_estimate.told(_decode(b"".join(body))), fields=b"x-hive-estimated: true\r\n")
+    return Said(told or counted(_decode(b"".join(body))), fields=b"x-hive-estimated: true\r\n")
 
 
 def found(models: list[ModelInfo], name: str) -> ModelInfo:

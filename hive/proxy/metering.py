@@ -8,10 +8,10 @@ Where the count comes from (endpoint × backend); `unknown` is a value, never 0:
 | /api/embed | prompt_eval_count | – | – |
 | /v1/chat/completions, /v1/completions, one answer | usage | usage | usage |
 | the same, stream | usage, asked for by Hive where the client did not | timings | usage, as for ollama |
-| /v1/embeddings | usage | usage | usage |
+| /v1/embeddings, /v1/rerank, /v1/score | usage | usage | usage |
 | /v1/messages, one answer | usage | usage | usage |
 | the same, stream | message_start and message_delta | the same | the same |
-| /api/embeddings, /api/show, /v1/messages/count_tokens, lists | unknown | unknown | unknown |
+| /api/embeddings, /api/show, /v1/messages/count_tokens, /tokenize, lists | unknown | unknown | unknown |
 
 `tokens_in` is all that the model was given, cached or not: `prompt_tokens`, `prompt_eval_count`, and in Anthropic's
 dialect, which counts them apart, `input_tokens + cache_read_input_tokens + cache_creation_input_tokens`.
@@ -90,6 +90,7 @@ class _Told(msgspec.Struct):
     data: Raw = NONE
     embeddings: Raw = NONE
     embedding: Raw = NONE
+    results: Raw = NONE
 
 
 class _Choice(msgspec.Struct):
@@ -117,7 +118,7 @@ def source_of(endpoint: Endpoint, backend: BackendKind, *, stream: bool) -> str:
         return "last object"
     if endpoint.meter is Meter.ANTHROPIC:
         return "message_start and message_delta" if stream else "usage"
-    if not stream or endpoint.target == b"/v1/embeddings":
+    if not stream or endpoint.name in _NEEDS:
         return "usage"
     return "timings" if backend is BackendKind.LLAMA else ONLY_IF_ASKED
 
@@ -533,7 +534,16 @@ class WholeReading:
             self.whole = _is_answer(endpoint, told)
 
 
-_NEEDS = {"/v1/embeddings": "data", "/api/embed": "embeddings", "/api/embeddings": "embedding"}
+_NEEDS = {
+    "/v1/embeddings": "data",
+    "/api/embed": "embeddings",
+    "/api/embeddings": "embedding",
+    "/v1/rerank": "results",
+    "/rerank": "results",
+    "/v1/score": "data",
+    "/score": "data",
+}
+"""What an answer without words is a list of; it is never a stream."""
 
 
 def _is_answer(endpoint: Endpoint, told: _Told) -> bool:

@@ -57,11 +57,7 @@ KNOWN: dict[str, Known] = {
         Known(_FAR),
     ),
     "/v1/responses": _relayed_by_nobody(_OLLAMA, _VLLM, _LLAMA, instead="/v1/chat/completions"),
-    **dict.fromkeys(("/tokenize", "/detokenize"), _relayed_by_nobody(_VLLM, _LLAMA, instead="/v1/completions")),
-    **dict.fromkeys(("/v1/rerank", "/rerank"), _relayed_by_nobody(_VLLM, _LLAMA, instead="/v1/embeddings")),
-    **dict.fromkeys(
-        ("/v1/score", "/score", "/pooling", "/classify"), _relayed_by_nobody(_VLLM, instead="/v1/embeddings")
-    ),
+    **dict.fromkeys(("/pooling", "/classify"), _relayed_by_nobody(_VLLM, instead="/v1/embeddings")),
     **dict.fromkeys(("/v1/audio/transcriptions", "/v1/audio/translations"), _relayed_by_nobody(_VLLM, _LLAMA)),
     "/completion": _relayed_by_nobody(_LLAMA, instead="/v1/completions"),
     "/embedding": _relayed_by_nobody(_LLAMA, instead="/v1/embeddings"),
@@ -79,7 +75,7 @@ def not_offered(path: bytes, kind: BackendKind | None, offered: Collection[str])
     '/chat/completions is not offered to agents: it is on no list of endpoints'
     >>> not_offered(b"/chat/completions", BackendKind.DEMO, ("/v1/chat/completions", "/api/chat")).hint
     'the nearest that is offered is /v1/chat/completions'
-    >>> [not_offered(b"/tokenize", kind, ("/",)).status for kind in (BackendKind.OLLAMA, BackendKind.VLLM)]
+    >>> [not_offered(b"/pooling", kind, ("/",)).status for kind in (BackendKind.OLLAMA, BackendKind.VLLM)]
     [501, 403]
     """
     name = path.decode("ascii", "backslashreplace")

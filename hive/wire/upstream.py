@@ -289,6 +289,8 @@ class Pool:
     ) -> None:
         """`way`: to the same address; None where there is no more to it. `peer`: what errors call who listens there."""
         self.address = address
+        file = address if "://" in address else address.rpartition("/")[2]
+        self._where = f"{peer} at {file}"  # an error is a client's to read, and a socket's directories are not
         self.peer = peer
         self.way = way or UpstreamWay(address)
         self._fetch = fetch
@@ -373,27 +375,23 @@ class Pool:
             dialling = dial(self.address, lambda: UpstreamConnection(self), fetch=self._fetch, tls=self.way.tls)
             connection = await asyncio.wait_for(dialling, self._connect_s)
         except asyncio.CancelledError:
-            unused = BackendDown(f"{self.peer} at {self.address} is no longer used", hint="ask again")
+            unused = BackendDown(f"{self._where} is no longer used", hint="ask again")
             waiter.on_unconnected(self._gone or unused)
             raise
         except TimeoutError:
-            waiter.on_unconnected(
-                BackendTimeout(f"{self.peer} at {self.address} did not accept in {self._connect_s:g} s")
-            )
+            waiter.on_unconnected(BackendTimeout(f"{self._where} did not accept in {self._connect_s:g} s"))
         except ssl.SSLCertVerificationError as error:
-            waiter.on_unconnected(BackendDown(f"{self.peer} at {self.address} is not trusted: {error.verify_message}"))
+            waiter.on_unconnected(BackendDown(f"{self._where} is not trusted: {error.verify_message}"))
         except ssl.SSLError as error:
             why = error.reason or str(error)
-            waiter.on_unconnected(BackendDown(f"{self.peer} at {self.address}: no TLS could be agreed on: {why}"))
+            waiter.on_unconnected(BackendDown(f"{self._where}: no TLS could be agreed on: {why}"))
         except OSError as error:
-            waiter.on_unconnected(
-                BackendDown(f"{self.peer} at {self.address} is not reachable: {error.strerror or error}")
-            )
+            waiter.on_unconnected(BackendDown(f"{self._where} is not reachable: {error.strerror or error}"))
         except HiveError as error:
             waiter.on_unconnected(error)
         else:
             if not connection.usable:  # it closed at once, or spoke before it was asked
-                waiter.on_unconnected(BackendDown(f"{self.peer} at {self.address} does not speak HTTP"))
+                waiter.on_unconnected(BackendDown(f"{self._where} does not speak HTTP"))
             else:
                 self._open.add(connection)
                 if not waiter.on_connected(connection):

@@ -24,14 +24,24 @@ def test_prompts_are_listed_by_who_has_them_and_never_with_their_text(hive: Hive
 def test_a_prompt_comes_from_a_file_as_it_is(hive: Hive, tmp_path: Path) -> None:
     file = tmp_path / "prompt"
     file.write_bytes(b"Sei nett.\r\n\n")
-    said = hive("agent", "create", "dora", "--system-prompt-file", str(file), "--prewarm", "--json", "--", "sleep", "9")
-    assert said.code == 0
+    of_file = ("--system-prompt-file", str(file), "--prewarm", "--model", "tiny")
+    said = hive("agent", "create", "dora", *of_file, "--json", "--", "sleep", "9")
+    assert (said.code, said.err) == (0, "")
     assert (said.json["system_prompt"], said.json["prewarm_on_start"]) == ("Sei nett.\r\n\n", True)
     assert "12 bytes, read by the backend at each start and wake" in hive("agent", "show", "dora").out
     assert "Sei nett." not in hive("agent", "show", "dora").out
     exported = hive("agent", "export", "dora").out
     (tmp_path / "dora.toml").write_text(exported, newline="")
     assert hive("agent", "apply", str(tmp_path / "dora.toml"), "--json").json["changed"] == []
+
+
+def test_a_prompt_that_no_model_will_read_ahead_is_said(hive: Hive, tmp_path: Path) -> None:
+    """`--prewarm` without a model never happened, and said nothing."""
+    (tmp_path / "prompt").write_text("Be kind.")
+    of_file = ("--system-prompt-file", str(tmp_path / "prompt"), "--prewarm")
+    said = hive("agent", "create", "dora", *of_file, "--", "sleep", "9")
+    assert (said.code, said.err.strip()) == (0, "the prompt of dora is not read ahead: no model is named for it")
+    assert "8 bytes, not read ahead: no model is named for it" in hive("agent", "show", "dora").out
 
 
 def test_what_cannot_be_a_prompt_is_said(hive: Hive, tmp_path: Path) -> None:

@@ -183,3 +183,23 @@ async def test_without_a_model_or_a_backend_nothing_is_asked(box: Box) -> None:
     await until(lambda: len(box.proxy.prewarms) == 1)
     await settled()
     assert [wanted.system_prompt for wanted, _ in box.proxy.prewarms] == [PROMPT]
+    assert (await box.desk.view("lost"))["prewarm_note"].startswith("elsewhere is none of the models")
+    assert (await box.desk.view("early"))["prewarm_note"] == ""
+
+
+async def test_where_no_model_is_named_it_is_said(box: Box) -> None:
+    """`--prewarm` without a model never happened, and said nothing."""
+    await with_backend(box)
+    view = await box.create("bob", **{**WANTED, "model": None})
+    assert "give the agent a `model`, or set `default_model`" in view["prewarm_note"]
+    assert [row["why"] for row in rows(box)] == [view["prewarm_note"]]
+    silent = await box.create("silent", **{**WANTED, "model": None, "prewarm_on_start": False})
+    assert silent["prewarm_note"] == ""
+    assert box.daemon is not None
+    world = box.daemon.world
+    inference = msgspec.structs.replace(world.settings.inference, default_model="m")
+    world.settings = msgspec.structs.replace(world.settings, inference=inference)
+    assert (await box.desk.view("bob"))["prewarm_note"] == ""
+    await box.desk.restart("bob", "uid:0")
+    await until(lambda: len(box.proxy.prewarms) == 1)
+    assert box.proxy.prewarms[0][0].model == "m"

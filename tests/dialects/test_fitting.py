@@ -293,6 +293,21 @@ def test_openais_own_servers_are_told_the_limit_by_the_name_all_their_chats_take
 
 
 @pytest.mark.parametrize(
+    ("kind", "address", "setting", "name"),
+    [
+        (BackendKind.REMOTE, "https://gateway.example", "max_completion_tokens", "max_completion_tokens"),
+        (BackendKind.REMOTE, "https://gateway.example", "max_tokens", ""),
+        (BackendKind.REMOTE, "https://api.openai.com", "max_tokens", ""),
+        (BackendKind.REMOTE, "https://api.openai.com", "auto", "max_completion_tokens"),
+        (BackendKind.VLLM, "127.0.0.1:1", "max_completion_tokens", ""),
+    ],
+)
+def test_a_setting_says_the_limits_name_of_a_gateway(kind: BackendKind, address: str, setting: str, name: str) -> None:
+    """One before OpenAI's models under another host than theirs was told `max_tokens`, which these refuse."""
+    assert limit_name(BackendInfo(kind=kind, address=address), setting) == name
+
+
+@pytest.mark.parametrize(
     ("asked", "expected"),
     [
         ({}, {"max_completion_tokens": 4096}),

@@ -190,6 +190,7 @@ class MemoryDesk(TokenDesk):
                 "exec": "only a container can be entered",
             },
             "limits_not_enforced": "no memory controller" if spec.limits.memory_mb else "",
+            "prewarm_note": "no model is named for it" if spec.prewarm_on_start and not spec.model else "",
             "generation": 1,
             "since": 1.7e9,
             "reason": "exited with 1" if self._status[spec.name] == "error" else "",

@@ -100,3 +100,30 @@ async def test_the_demo_backend_gives_one(short_path: Path) -> None:
 @pytest.mark.llama
 async def test_a_real_llama_server_gives_one(llama_server: LlamaServer) -> None:
     await one_token.generate(BackendKind.LLAMA, llama_server.address, MODEL, within_s=20)
+
+
+REFUSED = b'{"error":{"message":"Unsupported parameter: max_tokens. Use max_completion_tokens instead."}}'
+
+
+async def test_who_wants_the_limit_by_another_name_is_said_how(short_path: Path) -> None:
+    """A switch to a gateway before OpenAI's models failed, and nothing said what to do."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
+        asked.append(await reader.readexactly(length))
+        is_known = b"max_completion_tokens" in asked[-1]
+        body, status = (b'{"usage":{"completion_tokens":1}}', b"200 OK") if is_known else (REFUSED, b"400 Bad Request")
+        writer.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (status, len(body), body))
+        await writer.drain()
+        writer.close()
+
+    path = str(short_path / "g.sock")
+    server = await asyncio.start_unix_server(serve, path)
+    async with server:
+        with pytest.raises(BackendDown) as refused:
+            await one_token.generate(BackendKind.REMOTE, path, "m", within_s=20)
+        assert "backend_limit_name = max_completion_tokens" in refused.value.hint
+        await one_token.generate(BackendKind.REMOTE, path, "m", within_s=20, limit="max_completion_tokens")
+    assert [b'"max_tokens"' in body for body in asked] == [True, False]

@@ -73,7 +73,7 @@ NO_OBJECT = (
     "the random model calls with `true`, which vLLM 0.32 permits without `strict`: no object, as Anthropic's dialect "
     "wants one. vLLM refuses its own answer, Hive the model's; in a stream the package finds it"
 )
-NO_EMBEDDINGS = "a vLLM that generates says of itself that it has none: Hive does not ask it in another dialect's name"
+NO_EMBEDDINGS = "a vLLM that generates says `Not Found`; Hive says what its model makes, and what an operator can start"
 GAPS: dict[str, dict[tuple[str, str], str]] = {
     "llama-server": {
         ("JSON by a schema", "anthropic, relayed"): SCHEMA_LOST.format("llama-server 0c1e570") + IS_TRANSLATED,
@@ -87,6 +87,7 @@ GAPS: dict[str, dict[tuple[str, str], str]] = {
             for streamed in ("", STREAMED)
             for way in ("relayed", "translated")
         },
+        ("embeddings", "openai, relayed"): NO_EMBEDDINGS,
         ("embeddings", "ollama, translated"): NO_EMBEDDINGS,
     },
     "Ollama's shapes": {
@@ -112,7 +113,6 @@ NOTES: dict[str, dict[str, str]] = {
         "thinking": REPLAYED_BY.format("has no thoughts that vLLM would tell apart"),
         "thinking switched off": REPLAYED_BY.format("has no thoughts that vLLM would tell apart"),
         "a picture": "the tiny model sees none: the server's own refusal",
-        "embeddings": "a model that generates has none here: the server's own refusal",
     },
     "Ollama's shapes": {
         "a prompt that is too long": "Ollama cuts it; the stand-in takes it",

@@ -89,7 +89,6 @@ REFUSED = {
     "too long": ("/v1/chat/completions", {**CHAT, "messages": TOO_LONG}),
     "too long, streamed": ("/v1/chat/completions", {**CHAT, "stream": True, "messages": TOO_LONG}),
     "message too long": ("/v1/messages", {**MESSAGE, "messages": TOO_LONG}),
-    "no embeddings here": ("/v1/embeddings", {"model": MODEL, "input": "hello"}),
     "a schema that is none": ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_schema"}}),
 }
 
@@ -127,6 +126,13 @@ def test_what_the_backend_refuses_is_refused_in_its_own_words(direct: Door, thro
     expected, got = direct.post(path, body), through.post(path, body)
     assert expected.status_code >= 400
     assert (got.status_code, got.content) == (expected.status_code, expected.content)
+
+
+def test_that_its_model_makes_no_embeddings_is_said_in_words(direct: Door, through: Door) -> None:
+    """It was the server's `{"detail":"Not Found"}`."""
+    asked = ("/v1/embeddings", {"model": MODEL, "input": "hello"})
+    assert (direct.post(*asked).status_code, through.post(*asked).status_code) == (404, 501)
+    assert "its model makes text and no embeddings" in through.post(*asked).json()["error"]["message"]
 
 
 def test_the_openai_package_chats_streams_calls_a_tool_and_lists(direct: Door, through: Door) -> None:

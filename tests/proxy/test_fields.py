@@ -283,6 +283,28 @@ def test_what_the_server_would_compile_or_believe_is_refused(name: str) -> None:
             ask(target, {name: {"a": 1}})
 
 
+def test_what_is_refused_says_why_and_what_does_the_same_within_bounds() -> None:
+    """It was `the field "guided_json" is not taken on /v1/chat/completions`, and no more."""
+    bounded = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "grammar")
+    for name in bounded:
+        with pytest.raises(BadRequest, match="could end it; `response_format` with a JSON schema"):
+            ask("/v1/chat/completions", {name: {"a": 1}})
+    for name, why in (("echo", "past the prefix cache"), ("prompt_logprobs", "`logprobs` tells those of the answer")):
+        with pytest.raises(BadRequest, match=why):
+            ask("/v1/completions", {name: 1})
+    conf = "[proxy]\nunknown_fields = refuse\n"
+    with pytest.raises(BadRequest, match=r'"grammar" is not known on /api/chat$'):
+        ask("/api/chat", {"grammar": "x"}, conf=conf)
+
+
+@pytest.mark.parametrize("target", [target for target in TARGETS if not target.startswith("/v1/responses")])
+def test_every_field_that_is_refused_says_why(target: str) -> None:
+    for name, rule in FieldTable(Settings()).rules(target, Tier.LOW).fields.policed.items():
+        if rule.verb is Verb.REFUSE:
+            with pytest.raises(BadRequest, match=rf'"{name}(\.a)?" is not taken on {target}: '):
+                ask(target, {name: {"a": 1}})
+
+
 @pytest.mark.parametrize(
     ("target", "fields", "goes_on"),
     [

@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
 import ollama
 import openai
 import pytest
@@ -26,7 +27,9 @@ LLAMA = ModelInfo(
     meta=META,
 )
 VLLM = ModelInfo(name="meta/e5", owned_by="vllm", created=1_800_000_000, context_length=512)
-EMBEDS = BackendCapabilities(endpoints=("/v1/embeddings", "/v1/models"), found="/openapi.json")
+EMBEDS = BackendCapabilities(endpoints=("/v1/embeddings", "/v1/models", "/v1/score"), found="/openapi.json")
+"""Of vLLM 0.32 with an embedding model, which has scores too."""
+RANKS = BackendCapabilities(endpoints=("/v1/rerank", "/v1/score"), found="/openapi.json")
 
 
 async def test_ollamas_client_finds_in_the_lists_what_it_reads(tmp_path: Path) -> None:
@@ -67,6 +70,9 @@ async def test_a_server_that_only_embeds_has_embedders(tmp_path: Path) -> None:
         assert told["capabilities"] == ["embedding"]
         (row,) = json.loads((await client.ask(get(b"/api/tags")))[2])["models"]
         assert (row["size"], len(row["digest"]), row["details"]["families"]) == (0, 64, None)
+        proxy.path.use_backend(msgspec.structs.replace(info, capabilities=RANKS), [VLLM])
+        told = json.loads((await client.ask(post(b"/api/show", b'{"model":"meta/e5"}')))[2])
+        assert told["capabilities"] == ["reranking"]
 
 
 async def test_openais_list_keeps_what_the_server_tells(tmp_path: Path) -> None:

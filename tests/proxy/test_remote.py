@@ -280,6 +280,7 @@ async def test_what_llama_server_would_pass_over_is_refused(tmp_path: Path) -> N
 
 
 async def test_a_path_that_a_server_says_it_lacks_is_gone_around_refused_or_its_own_to_refuse(tmp_path: Path) -> None:
+    """A vLLM that generates answered embeddings with `{"detail":"Not Found"}`, which says nothing of why."""
     async with proxied(tmp_path) as (proxy, backend):
         told = BackendCapabilities(endpoints=("/v1/chat/completions",), found="/openapi.json")
         use(proxy, BackendInfo(kind=BackendKind.VLLM, address=backend.address, up=True, capabilities=told))
@@ -287,6 +288,25 @@ async def test_a_path_that_a_server_says_it_lacks_is_gone_around_refused_or_its_
         assert backend.requests[0][0].startswith(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n")
         status, _, said = await ask(proxy, b"/api/embed", {"input": "x"})
         assert (status, len(backend.requests)) == (501, 1)
-        assert b"does not offer /api/embed: /openapi.json has no /v1/embeddings" in said
+        assert b"does not offer /api/embed: its model makes text and no embeddings" in said
+        status, _, said = await ask(proxy, b"/v1/embeddings", {"input": "x"})
+        assert (status, len(backend.requests)) == (501, 1)
+        assert b"does not offer /v1/embeddings: its model makes text and no embeddings" in said
+        use(proxy, BackendInfo(kind=BackendKind.REMOTE, address=backend.address, up=True, capabilities=told))
         backend.reply = answer(b'{"detail":"Not Found"}', status=b"404 Not Found")
         assert (await ask(proxy, b"/v1/embeddings", {"input": "x"}))[::2] == (404, b'{"detail":"Not Found"}')
+
+
+async def test_a_gateway_before_openais_models_is_told_the_limit_as_the_setting_says(tmp_path: Path) -> None:
+    """The name went by the host alone, so a gateway under another host answered nothing."""
+    async with proxied(tmp_path) as (proxy, backend):
+        use(proxy, BackendInfo(kind=BackendKind.REMOTE, address=backend.address, up=True))
+        asked = {"messages": HELLO, "max_tokens": 5}
+        for name in ("auto", "max_completion_tokens", "max_tokens"):
+            inference = msgspec.structs.replace(proxy.settings.inference, backend_limit_name=name)
+            proxy.path.use_settings(msgspec.structs.replace(proxy.settings, inference=inference))
+            for target in (b"/v1/chat/completions", b"/v1/messages"):
+                assert (await ask(proxy, target, asked))[0] == 200
+        sent = [json.loads(body) for _, body in backend.requests]
+        names = [[name for name in body if "tokens" in name] for body in sent]
+        assert names == [["max_tokens"]] * 2 + [["max_completion_tokens"]] * 2 + [["max_tokens"]] * 2

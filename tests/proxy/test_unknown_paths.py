@@ -31,7 +31,7 @@ NAMES = {row.name: row for row in ENDPOINTS}
         (b"/v1/files", VLLM, 403, "cloud service", "/v1/chat/completions"),
         (b"/completion", LLAMA, 403, "does not relay", "/v1/completions"),
         (b"/completion", OLLAMA, 501, "llama have it", "/v1/completions"),
-        (b"/v1/score", OLLAMA, 501, "vllm have it", "/v1/embeddings"),
+        (b"/pooling", OLLAMA, 501, "vllm have it", "/v1/embeddings"),
         (b"/v1/messages/count_token", OLLAMA, 403, "on no list", "/v1/messages/count_tokens"),
     ],
 )
@@ -58,7 +58,7 @@ async def test_behind_the_gate_of_a_switch_an_unknown_path_is_403(tmp_path: Path
         proxy.use(backend, OLLAMA)
         proxy.path.close_backend(until=1e9, towards="vllm")
         client = await Client.unix(proxy.socket_path)
-        assert (await client.ask(get(b"/v1/score")))[0] == 403
+        assert (await client.ask(get(b"/pooling")))[0] == 403
 
 
 @given(target=st.binary(max_size=300).map(lambda text: b"/zz" + text), kind=st.sampled_from([None, *BackendKind]))
