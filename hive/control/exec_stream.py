@@ -38,6 +38,8 @@ log = logging.getLogger("hive.api")
 
 LEFT_S = 1.0
 """After its end a program's output is read until there has been none for so long, where it does not end."""
+READ_S = 60.0
+"""A caller has so long to read what was written last."""
 HEAD = f"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n".encode()
 END_OF_INPUT = b"\x04"
 """What a terminal takes for the end of a file."""
@@ -167,6 +169,10 @@ class ExecStream:
                 task.cancel()
             if ending:
                 await asyncio.wait(ending)  # nobody reads or writes a descriptor that is closed by then
+            wire.transport.close()
+            asyncio.get_running_loop().call_later(
+                READ_S, wire.transport.abort
+            )  # where it reads nothing of what is left
 
     async def _tell(self) -> None:
         """Its output, then how it ended."""
@@ -189,8 +195,6 @@ class ExecStream:
             told = {"exit_code": ended}
             how.why = ""
         await self._write(pack(Kind.END, json.dumps(told).encode()))
-        if self._wire is not None:
-            self._wire.transport.close()
 
     async def _source(self, descriptor: int, split: Splitter) -> None:
         while data := await self._read(descriptor):

@@ -20,7 +20,7 @@ from hive.control.carrying import carried_through
 from hive.control.journal import Journal
 from hive.control.runtimes import RuntimeWatch
 from hive.domain import AgentStatus, RuntimeKind, WakeCause
-from hive.errors import HiveError, NotSupported
+from hive.errors import HiveError, NotSupported, TimedOut
 from hive.link.execution import Terminal
 from hive.sandbox.client import Execution, SandboxClient
 from hive.tasks import spawn
@@ -28,6 +28,7 @@ from hive.tasks import spawn
 KEPT_WORDS, KEPT_CHARACTERS = 30, 500
 """Of a command in the audit table."""
 LEFT = "its caller left"
+STUCK_S = 30.0
 ATTENDED_S = 30.0
 """Nobody has used one within this of its begin: the answer could not be given."""
 
@@ -149,10 +150,7 @@ class Executor:
         for descriptor in inside.execution.descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-        ended = inside.execution.ended
-        if not ended.done():
-            await outcome_of(self.helper.end_execution(inside.execution.run))
-        outcome = await outcome_of(_result(ended))
+        outcome = await outcome_of(self._ended(inside.execution))
         if isinstance(outcome, HiveError):
             inside.how.why = outcome.message
         else:
@@ -160,9 +158,15 @@ class Executor:
         inside.let_sleep()
         self._journal.note("agent.exec_ended", target=inside.agent, actor=inside.actor, detail=inside.told())
 
-
-async def _result(ended: asyncio.Future[int | None]) -> int | None:
-    return await ended
+    async def _ended(self, execution: Execution) -> int | None:
+        """How it ended, killed where it had not. Raises TimedOut where a process of it hangs in the kernel."""
+        if not execution.ended.done():
+            await outcome_of(self.helper.end_execution(execution.run))
+        try:
+            async with asyncio.timeout(STUCK_S):
+                return await asyncio.shield(execution.ended)
+        except TimeoutError:
+            raise TimedOut(f"it does not end within {STUCK_S:g} s of SIGKILL") from None
 
 
 def about(order: ExecOrder) -> dict[str, object]:

@@ -521,7 +521,7 @@ async def _serve(paths: Paths, settings: Settings, notifier: Notifier, watch_fd:
     # Under `hive up` stderr is somebody's terminal: a line for every pause and wake would flood it.
     audit = Audit(None if watch_fd is None else paths.log("sandbox-audit"))
     peers = accounts.appliance() if paths.apart else accounts.own()
-    helper = Helper(paths, runtimes, allowed=Allowed(policy), audit=audit, peers=peers)
+    helper = Helper(paths, runtimes, allowed=Allowed(policy, own_networks=as_units), audit=audit, peers=peers)
     await helper.open()
     loop.add_signal_handler(signal.SIGHUP, helper.reload)
     frozen_by = "systemd units" if as_units else subtree.path if subtree else "signals"
