@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -17,13 +17,15 @@ from hive.agents.roster import Roster
 from hive.agents.state import wrong_state
 from hive.agents.turns import outcome_of
 from hive.control.carrying import carried_through
-from hive.control.journal import Journal
 from hive.control.runtimes import RuntimeWatch
 from hive.domain import AgentStatus, RuntimeKind, WakeCause
 from hive.errors import HiveError, NotSupported, TimedOut
 from hive.link.execution import Terminal
 from hive.sandbox.client import Execution, SandboxClient
 from hive.tasks import spawn
+
+if TYPE_CHECKING:
+    from hive.control.journal import Journal  # which loads redis: the API needs none
 
 KEPT_WORDS, KEPT_CHARACTERS = 30, 500
 """Of a command in the audit table."""

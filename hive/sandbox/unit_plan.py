@@ -222,7 +222,8 @@ def command(
     """
     gid = spec.uid if spec.gid is None else spec.gid
     inode = str(network.inode) if network else ""
-    arguments = [str(places.cgroup), str(spec.uid), str(gid), str(places.script), inode, str(filtered or ""), group]
+    arguments = [str(places.cgroup), str(spec.uid), str(gid), str(places.script), inode, str(filtered or "")]
+    arguments += [group] if group else []
     return ["/usr/bin/env", "-i", f"PATH={PROGRAM_PATH}", "/bin/sh", str(places.root_step), *arguments]
 
 
