@@ -22,7 +22,7 @@ LATE_MAX_BYTES = 4 * 1024 * 1024
 """Of a body that goes on after its request was answered: cut at once, its sender would not see the answer."""
 CONNECTIONS_MAX = 128
 TAKE_OVER = "take_over"
-"""Where in a scope's `state` the function is by which a handler takes the connection over."""
+"""Key in a scope's `state` of the function by which a handler takes the connection over."""
 FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nretry-after: 1\r\n"
     b"content-length: 29\r\nconnection: close\r\n\r\ntoo many connections are open"

@@ -16,7 +16,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 PROTOCOL = "hive-exec"
-"""What the connection is upgraded to."""
+"""Name of the protocol in the field `Upgrade`."""
 WINDOW_BYTES = 256 * 1024
 PIECE_BYTES = 64 * 1024
 HEAD = struct.Struct(">BI")
@@ -25,7 +25,7 @@ TAKEN = struct.Struct(">I")
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Kinds of frames."""
 
     INPUT = 0
     OUTPUT = 1

@@ -42,7 +42,7 @@ READ_S = 60.0
 """A caller has so long to read what was written last."""
 HEAD = f"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: {PROTOCOL}\r\n\r\n".encode()
 END_OF_INPUT = b"\x04"
-"""What a terminal takes for the end of a file."""
+"""Ends a file on a terminal (Ctrl-D)."""
 
 
 class Splitter(Protocol):
@@ -100,7 +100,7 @@ class _Framed:
 
 
 class ExecStream:
-    """One of them, on a connection that is this object's now. `run` returns when either side has ended."""
+    """Carries the bytes of one program on a connection of its own. `run` returns when either side has ended."""
 
     def __init__(self, inside: Inside) -> None:
         self._inside = inside
@@ -111,6 +111,9 @@ class ExecStream:
         self._input: deque[bytes] = deque()
         self._input_bytes = 0
         self._more_input = asyncio.Event()
+        self._input_ended = not order.has_input
+        self._size: tuple[int, int] | None = None
+        self._is_resizing = False
         self._is_over = False
         self._reading: set[asyncio.Event] = set()
         self._wire: TakeOver | None = None
@@ -139,16 +142,25 @@ class ExecStream:
         match frame.kind:
             case Kind.INPUT:
                 self._input_bytes += len(frame.payload)
-                if self._input_bytes > WINDOW_BYTES:
-                    raise BadFrame(f"more than {WINDOW_BYTES} bytes of input that were not taken yet")
-                if self._inside.order.has_input:
-                    self._input.append(frame.payload)
-                    self._more_input.set()
+                if self._input_ended or self._input_bytes > WINDOW_BYTES:
+                    raise BadFrame(f"input after its end, or more than {WINDOW_BYTES} bytes that were not taken yet")
+                self._input_ended = not frame.payload
+                self._input.append(frame.payload)
+                self._more_input.set()
             case Kind.SIZE if len(frame.payload) == SIZE.size:
-                rows, columns = SIZE.unpack(frame.payload)
-                spawn(self._inside.resize(rows, columns), name="resize a terminal")
+                self._size = SIZE.unpack(frame.payload)
+                if not self._is_resizing:
+                    self._is_resizing = True
+                    spawn(self._resize(), name="resize a terminal")
             case _:
                 raise BadFrame(f"a frame of kind {frame.kind} from a caller")
+
+    async def _resize(self) -> None:
+        """Tells the last size there was, however many came meanwhile."""
+        while (size := self._size) is not None:
+            self._size = None
+            await self._inside.resize(*size)
+        self._is_resizing = False
 
     # the two of them --------------------------------------------------------------------------------------------------
 
@@ -170,9 +182,8 @@ class ExecStream:
             if ending:
                 await asyncio.wait(ending)  # nobody reads or writes a descriptor that is closed by then
             wire.transport.close()
-            asyncio.get_running_loop().call_later(
-                READ_S, wire.transport.abort
-            )  # where it reads nothing of what is left
+            # where its caller reads nothing of what is left
+            asyncio.get_running_loop().call_later(READ_S, wire.transport.abort)
 
     async def _tell(self) -> None:
         """Its output, then how it ended."""
@@ -203,7 +214,7 @@ class ExecStream:
                     await self._write(pack(kind, piece[at : at + PIECE_BYTES]))
 
     async def _read(self, descriptor: int) -> bytes:
-        """What is there; nothing at its end, or where the program is over and somebody else holds it open."""
+        """Returns what is there; nothing at its end, or where the program is over and somebody else holds it open."""
         while True:
             try:
                 return os.read(descriptor, PIECE_BYTES)
@@ -251,7 +262,7 @@ class ExecStream:
                 await self._write(pack(Kind.TAKEN, TAKEN.pack(len(piece))))
 
     async def _pass_on(self, data: bytes) -> bool:
-        """Whether it takes more."""
+        """Writes it to the program; False where that takes no more."""
         loop, at = asyncio.get_running_loop(), 0
         while at < len(data):
             try:

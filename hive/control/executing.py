@@ -44,7 +44,7 @@ class ExecOrder(NamedTuple):
 
 
 class How(msgspec.Struct):
-    """How one ended: its exit code, None where nobody knows; `why` where that does not tell, or it has none."""
+    """The end of one: its exit code, None where nobody knows; `why` where that does not tell, or it has none."""
 
     exit_code: int | None = None
     why: str = ""
@@ -161,7 +161,7 @@ class Executor:
         self._journal.note("agent.exec_ended", target=inside.agent, actor=inside.actor, detail=inside.told())
 
     async def _ended(self, execution: Execution) -> int | None:
-        """How it ended, killed where it had not. Raises TimedOut where a process of it hangs in the kernel."""
+        """Kills it where it has not ended; its exit code. Raises TimedOut where it hangs in the kernel."""
         if not execution.ended.done():
             await outcome_of(self.helper.end_execution(execution.run))
         try:
@@ -172,7 +172,7 @@ class Executor:
 
 
 def about(order: ExecOrder) -> dict[str, object]:
-    """What the audit table has of it.
+    """Facts for the audit table.
 
     >>> about(ExecOrder(["sh", "-c", "x" * 600], has_input=False, terminal=None))["command"][:2]
     ['sh', '-c']

@@ -1,4 +1,4 @@
-"""What daemon and helper tell each other of a program that somebody runs inside an agent."""
+"""Messages between daemon and helper about a program that somebody runs inside an agent."""
 
 from __future__ import annotations
 

@@ -27,14 +27,14 @@ from hive.sandbox.signals import SignalGroup
 RUN_MARK = "HIVE_EXEC"
 """In the environment of such a program and of all it starts: by it the next helper finds what a killed one left."""
 RUN_ID = re.compile("[0-9a-f]{8,32}")
-"""What the daemon calls one: it is in names of control groups and units."""
+"""Names of programs, which are parts of names of control groups and units."""
 GROUP = "exec-"
-"""How its control group, below that of the agent, begins."""
+"""Begins the name of its control group, below that of the agent."""
 KILL_S = 2.0
 
 
 class Program(NamedTuple):
-    """What is to be run inside. `spec`: of the agent, as its policy lets it run, with the program as its command.
+    """A program that is to be run inside. `spec`: of the agent, as the policy lets it run, with this as its command.
 
     `mark`: the agent's own, `run_mark`: of this program alone, each `NAME=value` for the environment.
     """
@@ -50,7 +50,7 @@ class Entered(Protocol):
     """One such program, begun."""
 
     form: str
-    """What the descriptors are: as `Executing` has it."""
+    """Kind of the descriptors: as `Executing` has it."""
     descriptors: list[int]
     """Its caller's; closed by who takes them."""
 

@@ -39,7 +39,7 @@ class _UnderWay(NamedTuple):
 
 
 class Executions:
-    """Each belongs to the link it was asked for on, and is told `Executed` there."""
+    """Programs inside one agent, each of the link it was asked for on, where `Executed` is told."""
 
     def __init__(self, name: Callable[[], str]) -> None:
         """`name()`: of the agent, for log lines."""
@@ -96,7 +96,7 @@ class Executions:
         await under_way.over.wait()
 
     async def end(self, run: str) -> bool:
-        """Whether there was one; nothing of it is left."""
+        """Kills it; False where there was none. Nothing of it is left."""
         if (under_way := self._under_way.get(run)) is None:
             return False
         await self._kill(under_way)

@@ -509,7 +509,7 @@ class Held:
         await self._executions.end_all(of=owner)
 
     async def end_execution(self, run: str) -> bool:
-        """Whether there was such a program; nothing of it is left."""
+        """Kills such a program; False where there was none. Nothing of it is left."""
         return await self._executions.end(run)
 
     def has_execution(self, run: str) -> bool:

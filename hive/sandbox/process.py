@@ -213,7 +213,7 @@ class RunningProcess:
         return EnteredProcess(child, group, channels, pidfd=os.pidfd_open(child.pid))
 
     def _has_own_network(self) -> bool:
-        """Never guessed: of an agent that has ended a program would get into the host's. Raises WrongState."""
+        """Looks, and never guesses: else a program may get into the host's. Raises WrongState where the agent ended."""
         if os.geteuid() != 0:
             return False  # nobody but root gives one
         try:
