@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo_agents": set(),
     "tui": LEAVES | {"control.client", "store"},
     "cli": LEAVES | {"control.client", "agents.spec"},
+    "cli.agent_exec": LEAVES | {"control.client", "control.exec_caller", "cli"},  # what the client hands out
     "cli.agent_edit": LEAVES | {"control.client", "agents.spec", "cli", "host.process"},  # an editor is a program
 }
 """Room (or one module of it) → what it may import besides itself. A dotted name allows that module only."""

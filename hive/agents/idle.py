@@ -24,6 +24,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     `since`: Unix seconds of the present status, for the sentence only. `awake_since`: its start or last wake.
     `last_active_at`: last byte the proxy saw either way, None where it saw none. `cpu_percent`: of one core over
     the last check, None where it was not measured. `retry_at`: not before this, because that failed.
+    `programs`: run inside by operators.
     `kept_awake_until`: and `kept_awake_by` whom, empty where nobody knows any more. `asleep_how`: of one that sleeps,
     the words of the decider about its depth (depth.py), or of the line it waits in.
     """
@@ -41,6 +42,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     parked: int = 0
     ingress: int = 0
     why_busy: str = ""
+    programs: int = 0
     last_active_at: float | None = None
     cpu_percent: float | None = None
     retry_at: float = 0.0
@@ -164,6 +166,8 @@ def _at_work(facts: Facts, now: float) -> Verdict | None:
         return _awake(f"{_count(facts.parked, 'request')} parked")
     if facts.ingress:
         return _awake(f"{_count(facts.ingress, 'ingress request')} open")
+    if facts.programs:
+        return _awake(f"{_count(facts.programs, 'program')} of an operator's inside")
     if facts.why_busy:
         return _awake(facts.why_busy)
     if now < facts.retry_at:

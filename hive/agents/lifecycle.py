@@ -187,6 +187,20 @@ class Life:
         """
         await self._turns.take(lambda: self._state.keep_awake(until, actor), "keep awake")
 
+    def hold(self) -> None:
+        """Nobody puts it to sleep, an operator neither, until as many calls of `release`: a program runs inside."""
+        self._state.held += 1
+
+    def release(self) -> None:
+        """The end of one `hold`; whoever waits to put it to sleep tries again."""
+        self._state.held -= 1
+        self._try_pause_again.set()
+
+    @property
+    def held(self) -> int:
+        """How many programs run inside for somebody."""
+        return self._state.held
+
     async def start_after_boot(self, why: str) -> None:
         """Nobody asked for it (boot.py). Returns after the first try; what may pass is waited for by itself."""
         await self._turns.take(lambda: self._starting.after_boot(why), "start")

@@ -15,6 +15,7 @@ from hive.errors import DependencyDown, HiveError, StoreFull, TimedOut, WrongSta
 from hive.link.messages import Busy
 from hive.tasks import spawn
 
+INSIDE = "somebody runs a program inside (hive agent exec)"
 LINK_LOST = "the proxy's link was lost"
 
 
@@ -101,6 +102,8 @@ class Pausing:
             return "the helper is not connected"
         if state.leaving or state.gone:
             return "it is ending"
+        if state.held:
+            return INSIDE
         if idle and state.loop.time() - state.awake_since < state.world.settings.sleep.minimum_awake_s:
             return "it was woken a moment ago"
         if idle and state.kept_awake_for_s() > 0:

@@ -173,6 +173,7 @@ class Sleeper:
             parked=seen.parked,
             ingress=seen.ingress,
             why_busy=seen.why_busy,
+            programs=life.held,
             last_active_at=None if seen.quiet_s is None else seen_at - seen.quiet_s,
             cpu_percent=None if cpu is None else cpu.percent,
             retry_at=life.retry_freeze_at,

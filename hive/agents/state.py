@@ -26,11 +26,11 @@ GONE = Stat(state=Truth.GONE)
 class State:
     """Memory decides, SQLite records. Shared by what acts on one agent; only who has the turn changes the record.
 
-    `leaving`: stops, restarts, removals that wait for their turn. `gone`: its main process ended and nobody has acted
-    on that yet. `waiting`: whoever is to be told when it is awake, or will not be. `awake_since`, `asleep_since`: loop
-    time of its last start or wake, and of its last sleep, or of this daemon's start where it slept before.
-    `swap_bytes`: what of a deep sleeper was in swap when that was looked at last. `kept_awake_by`: who wants that,
-    empty where an earlier daemon was told.
+    `leaving`: stops, restarts, removals that wait for their turn. `held`: programs inside that keep it awake. `gone`:
+    its main process ended and nobody has acted on that yet. `waiting`: whoever is to be told when it is awake, or will
+    not be. `awake_since`, `asleep_since`: loop time of its last start or wake, and of its last sleep, or of this
+    daemon's start where it slept before. `swap_bytes`: what of a deep sleeper was in swap when that was looked at last.
+    `kept_awake_by`: who wants that, empty where an earlier daemon was told.
     """
 
     def __init__(self, agent: Agent, world: World) -> None:
@@ -39,6 +39,7 @@ class State:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(agent.name)
         self.leaving = 0
+        self.held = 0
         self.gone = False
         self.waiting: list[Answer] = []
         self.awake_since = self.asleep_since = self.loop.time()

@@ -40,6 +40,7 @@ Examples:
         "messages": Entry("agent_mail:messages", "Lists the messages an agent has not accepted."),
         "wake-at": Entry("agent_time:wake_at", "Wakes an agent at a time, once or again and again."),
         "keep-awake": Entry("agent_time:keep_awake", "Keeps an agent from being put to sleep."),
+        "exec": Entry("agent_exec:exec_", "Runs a program inside an agent."),
         "logs": Entry("agent:logs", "Prints what an agent wrote to its output."),
         "usage": Entry("agent:usage", "Shows what one agent used."),
         "remove": Entry("agent_steer:remove", "Removes agents."),

@@ -74,7 +74,8 @@ class Admission:
             return
         tcp.trust()
         # what one orders is carried through and answered, also where it is the end of its own token
-        meanwhile = self._door.keyring.held(key, tcp.hang_up) if scope["method"] == "GET" else contextlib.nullcontext()
+        may_last = scope["method"] == "GET" or scope["path"].endswith("/exec")
+        meanwhile = self._door.keyring.held(key, tcp.hang_up) if may_last else contextlib.nullcontext()
         with meanwhile:
             await self._app(scope, receive, send)
 

@@ -24,6 +24,7 @@ from hive.control.api_agents import AgentApi
 from hive.control.api_box import BoxApi
 from hive.control.api_description import DescriptionApi
 from hive.control.api_events import EventApi
+from hive.control.api_exec import ExecApi
 from hive.control.api_models import ModelApi
 from hive.control.api_steering import SteeringApi
 from hive.control.api_tokens import TokenApi
@@ -53,6 +54,7 @@ def rows(desk: Desk, *, pause_timeout_s: float, stopping: asyncio.Event) -> list
         *EventApi(desk, stopping=stopping).rows(),
         *SteeringApi(desk).rows(),
         *AgentApi(desk, pause_timeout_s=pause_timeout_s, stopping=stopping).rows(),
+        *ExecApi(desk).rows(),
         *TokenApi(desk).rows(),
     ]
     table += DescriptionApi(table).rows()

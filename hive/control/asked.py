@@ -110,6 +110,23 @@ class Text(NamedTuple):
         return {"type": "string"}
 
 
+class Words(NamedTuple):
+    """Several, in their order: given as often as there are words. At least one."""
+
+    name: str
+    says: str
+    most: int
+
+    def of(self, request: Request) -> list[str]:
+        found = request.query_params.getlist(self.name)
+        if not 0 < len(found) <= self.most or not found[0]:
+            raise BadRequest(f"{self.name}: expected 1 to {self.most} words, of which the first is not empty")
+        return found
+
+    def schema(self) -> Schema:
+        return {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": self.most}
+
+
 class Span(NamedTuple):
     """Seconds, given as a length of time: `90s`, `1h30m`. None where it is not given and has no default."""
 
@@ -132,13 +149,13 @@ FOLLOW = Flag("follow", "1: go on as more comes, until the daemon ends.")
 
 def check_query(request: Request, known: Sequence[Param]) -> None:
     """Raises BadRequest for a parameter that is none of these, or is given twice: a typo would else go unnoticed."""
-    names = [param.name for param in known]
+    names, several = [param.name for param in known], [param.name for param in known if isinstance(param, Words)]
     given = [name for name, _ in request.query_params.multi_items()]
     for name in given:
         if name not in names:
             says = f"there are {', '.join(names)}" if names else "there is none here"
             raise BadRequest(f"{name[:40]!r} is no parameter: {says}", hint=did_you_mean(name, names))
-        if given.count(name) > 1:
+        if given.count(name) > 1 and name not in several:
             raise BadRequest(f"{name}: given {given.count(name)} times")
 
 

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -19,11 +19,14 @@ from hive.errors import DependencyDown, HiveError, NotPermitted, TimedOut, Usage
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
+    from hive.control.exec_caller import ExecCaller
+
 Answer = dict[str, Any]
 Query = str | int | float | bool | None
 
 CONNECT_S = 2.0
 PIECE_BYTES = 65536
+SWITCHED = 101
 PAGE = 500
 """Agents asked for at a time: the daemon is never long in answering, however many there are."""
 ANSWER_MAX_BYTES = 256 * 1024 * 1024
@@ -101,6 +104,20 @@ class Client:
         for line in self.lines("/api/events", tail=tail, follow=int(follow)):
             if line.startswith(b"data: "):
                 yield json.loads(line[6:])
+
+    def execute(self, ref: str, command: Sequence[str], **query: Query) -> ExecCaller:
+        """A program inside an agent, begun; the caller closes it. Raises the error the answer carries."""
+        from hive.control.exec_caller import ExecCaller, begin
+
+        with contextlib.ExitStack() as undone, _translated(self.path):
+            sock = undone.enter_context(_connected(self.path, self._timeout_s))
+            given = [("command", word) for word in command] + [(name, str(value)) for name, value in query.items()]
+            status, body, rest = begin(sock, f"{quote(path_of(ref, 'exec'))}?{urlencode(given)}")
+            if status != SWITCHED:
+                raise _error_of(status, body)
+            sock.settimeout(None)
+            undone.pop_all()
+            return ExecCaller(sock, rest, lambda: _translated(self.path))
 
     def _ask(self, method: str, path: str, body: object, query: Mapping[str, Query], timeout_s: float | None) -> Answer:
         timeout_s = timeout_s or self._timeout_s

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -21,6 +21,8 @@ OVERHEAD_MAX_BYTES = 64 * 1024
 LATE_MAX_BYTES = 4 * 1024 * 1024
 """Of a body that goes on after its request was answered: cut at once, its sender would not see the answer."""
 CONNECTIONS_MAX = 128
+TAKE_OVER = "take_over"
+"""Key in a scope's `state` of the function by which a handler takes the connection over."""
 FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain\r\nretry-after: 1\r\n"
     b"content-length: 29\r\nconnection: close\r\n\r\ntoo many connections are open"
@@ -45,6 +47,21 @@ class OverTcp(NamedTuple):
     port: int
     trust: Callable[[], None]
     hang_up: Callable[[], None]
+
+
+class Taker(Protocol):
+    """To whom a connection may go over after a request."""
+
+    def received(self, data: bytes) -> None: ...
+
+    def lost(self) -> None: ...
+
+
+class TakeOver(NamedTuple):
+    """A connection that went over. `drain()` returns once its peer has read enough of what was written."""
+
+    transport: asyncio.Transport
+    drain: Callable[[], Coroutine[Any, Any, None]]
 
 
 class Crowd:
@@ -88,7 +105,7 @@ class Crowd:
 
 
 class Connection(HttpToolsProtocol):
-    """Each request's scope has in `state` who is there: `peer` on a unix socket, `tcp` on TCP."""
+    """Each request's scope has in `state` who is there: `peer` on a unix socket, `tcp` on TCP; and `TAKE_OVER`."""
 
     def __init__(self, *, crowd: Crowd, **given: Any) -> None:
         super().__init__(**given)
@@ -97,12 +114,13 @@ class Connection(HttpToolsProtocol):
         self._clock: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
         self._overhead = self._body = self._late = 0
+        self._taker: Taker | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         sock = transport.get_extra_info("socket")
         self._over_tcp = sock.family != socket.AF_UNIX
         found = self._tcp(transport, sock) if self._over_tcp else _peer(sock)
-        self.app_state = {**self.app_state, **found}
+        self.app_state = {**self.app_state, **found, TAKE_OVER: self._take_over}
         super().connection_made(transport)
         if self._over_tcp:
             if self._crowd.enter(self, transport.abort):
@@ -115,9 +133,27 @@ class Connection(HttpToolsProtocol):
         self._crowd.leave(self)
         self._head_is_here()
         self._flows()
+        if self._taker is not None:
+            self._taker.lost()
         super().connection_lost(exc)
 
+    def _take_over(self, taker: Taker) -> TakeOver:
+        """No more requests on it: what comes is the taker's, and it is the taker who writes and closes.
+
+        Call it instead of an answer. Where the peer has left already, `taker.lost()` is called at once.
+        """
+        self._taker = taker
+        self.cycle.response_started = self.cycle.response_complete = True
+        if self.cycle.disconnected or self.transport.is_closing():
+            taker.lost()
+        elif self._over_tcp:
+            _watch_peer(self.transport.get_extra_info("socket"))
+        return TakeOver(self.transport, self.flow.drain)
+
     def data_received(self, data: bytes) -> None:
+        if self._taker is not None:
+            self._taker.received(data)
+            return
         if not self._over_tcp:
             super().data_received(data)
             return
@@ -158,7 +194,7 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._over_tcp:
+        if self._over_tcp and self._taker is None:
             self._stalled = self.loop.call_later(STALLED_S, self.transport.abort)
 
     def resume_writing(self) -> None:
@@ -199,3 +235,10 @@ def _peer(sock: socket.socket) -> dict[str, Peer]:
     """uvicorn's scope shows no peer on unix sockets, so each connection notes its own."""
     _, uid, _ = peer_of(sock)
     return {"peer": Peer(uid, groups_of(sock))}
+
+
+def _watch_peer(sock: socket.socket) -> None:
+    """A peer whose machine is gone is noticed within a minute, though nobody has anything to say."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

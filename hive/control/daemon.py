@@ -31,6 +31,7 @@ from hive.control.admission import Door
 from hive.control.choices import Choices, Running, Services, service
 from hive.control.courier import Courier
 from hive.control.elsewhere import WithElsewhere
+from hive.control.executing import Executor
 from hive.control.failures import Failures
 from hive.control.frontdesk import FrontDesk
 from hive.control.gates import ProxyGates
@@ -202,6 +203,8 @@ class Daemon:
             if recorded.proxy_port is not None and has_port:
                 self.world.started_with_port[agent.id] = recorded.proxy_port
         self.sleeper = Sleeper(self.roster, self.world)
+        has_helper = self._settings.sandbox.enabled
+        self._executor = Executor(self._helper, self.roster, self._runtimes, self._journal, enabled=has_helper)
         self._courier = Courier(
             self.roster,
             self._database,
@@ -362,6 +365,7 @@ class Daemon:
                 world=self.world,
                 roster=self.roster,
                 sleeper=self.sleeper,
+                executor=self._executor,
                 courier=self._courier,
                 scheduler=self._scheduler,
                 prewarmer=self._prewarmer,

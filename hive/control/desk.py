@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from hive.control import shapes, shapes_prompts, shapes_tokens
+from hive.control.executing import ExecOrder, Inside
 from hive.control.feed import Event
 from hive.control.pull_order import PullOrder
 from hive.control.shapes_agents import (
@@ -117,6 +118,13 @@ class Desk(Protocol):
         """Its view, asleep. TimedOut after `timeout_s`; with `now` a busy agent is refused at once, code `busy`.
 
         `deep`: once its memory is paged out; NotSupported and Saturated leave it asleep, but not deep.
+        """
+        ...
+
+    async def execute(self, ref: str, order: ExecOrder, actor: str) -> Inside:
+        """Begun, in an agent that is awake and stays so: the caller ends it with `async with`.
+
+        NotSupported for a kind of agent nobody gets into, NotPermitted for a program the policy does not name.
         """
         ...
 

@@ -17,6 +17,7 @@ from hive.agents.starting import HIVE
 from hive.agents.tokens import TokenKind
 from hive.agents.turns import outcome_of
 from hive.control import shapes, views
+from hive.control.executing import ExecOrder, Inside
 from hive.control.lookout import Lookout
 from hive.control.overview import Overview
 from hive.control.own_ports import own_ports, refuse_own
@@ -199,6 +200,9 @@ class FrontDesk(TokenDesk, Overview):
         life = self._parts.roster.find(ref)
         await life.pause(timeout_s=timeout_s, now=now, deep=deep, actor=actor)
         return await self._shown(life)
+
+    async def execute(self, ref: str, order: ExecOrder, actor: str) -> Inside:
+        return await self._parts.executor.begin(ref, order, actor)
 
     async def keep_awake(self, ref: str, for_s: float, actor: str) -> AgentView:
         life = self._parts.roster.find(ref)

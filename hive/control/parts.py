@@ -9,6 +9,7 @@ from hive.agents.sleeper import Sleeper
 from hive.control.active import Active
 from hive.control.courier import Courier
 from hive.control.elsewhere import WithElsewhere
+from hive.control.executing import Executor
 from hive.control.gates import ProxyGates
 from hive.control.jobs import Jobs
 from hive.control.journal import Journal
@@ -52,6 +53,7 @@ class Parts:
     world: DaemonWorld
     roster: Roster
     sleeper: Sleeper
+    executor: Executor
     courier: Courier
     scheduler: Scheduler
     prewarmer: Prewarmer

@@ -16,6 +16,7 @@ from hive.exposition import CONTENT_TYPE
 Handler = Callable[[Request], Awaitable[Response]]
 
 TEXT, EVENTS, METRICS = "text/plain", "text/event-stream", CONTENT_TYPE
+STREAM = "application/octet-stream"
 
 
 class LeadsTo(NamedTuple):

@@ -7,6 +7,7 @@ import calendar
 import contextlib
 import json
 import re
+import socket
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -185,6 +186,28 @@ class Engine:
                     raise error_of(answer.status, await _rest(reader, answer))
             yield _chunks(reader, answer)
 
+    async def taken_over(self, target: str, body: object) -> socket.socket:
+        """The connection of a POST after whose answer it is a stream of bytes both ways: the caller's, not blocking."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            async with self._limited("POST", target, ANSWER_S):
+                prefix, loop = await self._prefix(), asyncio.get_running_loop()
+                await loop.sock_connect(sock, str(self.path))
+                await loop.sock_sendall(sock, _request("POST", f"{prefix}{target}", body, None, upgrade=True))
+                answer = _Answer()
+                with contextlib.suppress(httptools.HttpParserUpgrade):
+                    while not answer.headed:
+                        # one by one: what comes behind the head is not ours to read
+                        if not (data := await loop.sock_recv(sock, 1)):
+                            raise DependencyDown("the Docker engine hung up", hint=_hint(self.path))
+                        answer.parser.feed_data(data)
+                if answer.status >= 400:
+                    raise error_of(answer.status, await loop.sock_recv(sock, READ_BYTES))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
     async def _prefix(self) -> str:
         if self._speaks is None:
             said = await self._ask("GET", "/version", None, None)
@@ -227,11 +250,14 @@ def _hint(path: Path) -> str:
     return f"start it (systemctl start docker); [sandbox] docker_socket is {path}"
 
 
-def _request(method: str, target: str, body: object, query: Mapping[str, str] | None) -> bytes:
+def _request(
+    method: str, target: str, body: object, query: Mapping[str, str] | None, *, upgrade: bool = False
+) -> bytes:
     content = b"" if body is None else json.dumps(body).encode()
     whole = f"{quote(target)}?{urlencode(query)}" if query else quote(target)
     kind = "Content-Type: application/json\r\n" if content else ""
-    head = f"{method} {whole} HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n{kind}Content-Length: {len(content)}\r\n"
+    goes_on = "Connection: Upgrade\r\nUpgrade: tcp" if upgrade else "Connection: close"
+    head = f"{method} {whole} HTTP/1.1\r\nHost: docker\r\n{goes_on}\r\n{kind}Content-Length: {len(content)}\r\n"
     return f"{head}\r\n".encode() + content
 
 
@@ -290,14 +316,18 @@ class Frames:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads that are whole now. Raises HiveError where this is no such stream."""
-        content, at, found = self._rest + data, 0, []
+        return [payload for _, payload in self.feed_both(data)]
+
+    def feed_both(self, data: bytes) -> list[tuple[int, bytes]]:
+        """The same, each with where it was written: 1 is stdout, 2 is stderr."""
+        content, at, found = self._rest + data, 0, list[tuple[int, bytes]]()
         while len(content) - at >= 8:
             length = int.from_bytes(content[at + 4 : at + 8], "big")
             if content[at] > 3 or length > FRAME_MAX_BYTES:
                 raise HiveError("the engine sends something that is no container's output")
             if len(content) - at - 8 < length:
                 break
-            found.append(content[at + 8 : at + 8 + length])
+            found.append((content[at], content[at + 8 : at + 8 + length]))
             at += 8 + length
         self._rest = content[at:]
         return found

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import resource
 import shutil
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
@@ -56,8 +58,11 @@ def spawn(
     uid: int | None = None,
     gid: int | None = None,
     groups: Sequence[int] = (),
+    stdin_fd: int | None = None,
     stdout_fd: int | None = None,
+    stderr_fd: int | None = None,
     session: bool = True,
+    is_terminal: bool = False,
     cgroup_dir: Path | None = None,
     limit_dirs: Sequence[Path] = (),
     files: int | None = None,
@@ -68,11 +73,12 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Starts `command` (never through a shell) with exactly `env`; returns once the new program runs.
 
-    stdin is /dev/null; stdout and stderr go to `stdout_fd`, where None to this process's own. `uid` None: as this
-    user; else with the group `gid` and `groups` besides. The caller reaps it. The child enters `cgroup_dir`, each of
-    `limit_dirs` (v1 hierarchies) and the network namespace `network_fd` while it may still do so, then gives up its
-    groups, gid, uid, and asks for `pdeathsig` last, because changing the uid clears that. A frozen `cgroup_dir` would
-    block the caller: thaw it first. `files`: how many it may have open, never more than the hard limit Hive was
+    stdin is `stdin_fd`, where None /dev/null; stdout and stderr go to `stdout_fd`, where None to this process's own;
+    stderr to `stderr_fd` where there is one. `is_terminal`: `stdin_fd` is the terminal of its new session. `uid` None:
+    as this user; else with the group `gid` and `groups` besides. The caller reaps it. The child enters `cgroup_dir`,
+    each of `limit_dirs` (v1 hierarchies) and the network namespace `network_fd` while it may still do so, then gives up
+    its groups, gid, uid, and asks for `pdeathsig` last, because changing the uid clears that. A frozen `cgroup_dir`
+    would block the caller: thaw it first. `files`: how many it may have open, never more than the hard limit Hive was
     born with.
 
     Raises NotFound (no such program or directory), NotPermitted (not executable, or the child may not become what
@@ -98,6 +104,9 @@ def spawn(
             if uid is not None:
                 step = f"become uid {uid}"
                 _become_user(uid, uid if gid is None else gid, groups)
+            if is_terminal:
+                step = "take its terminal"
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
             step = "set process attributes"
             if no_new_privs:
                 forbid_new_privileges()
@@ -112,9 +121,9 @@ def spawn(
             list(command),
             env=dict(env),
             cwd=cwd,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if stdin_fd is None else stdin_fd,
             stdout=stdout_fd,
-            stderr=None if stdout_fd is None else subprocess.STDOUT,
+            stderr=stderr_fd if stderr_fd is not None or stdout_fd is None else subprocess.STDOUT,
             start_new_session=session,
             pass_fds=tuple(keep_fds),
             preexec_fn=become,  # posix_spawn cannot enter a cgroup; `become` makes system calls only

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, RuntimeKind, Tier
+from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize
 from hive.link.message import Message
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
@@ -588,5 +589,10 @@ AnyMessage = (
     | ListenerGone
     | Dial
     | Dialled
+    | Execute
+    | Executing
+    | EndExecution
+    | Resize
+    | Executed
     | Reaped
 )

@@ -21,16 +21,20 @@ from hive.link.specs import SandboxSpec
 from hive.sandbox import without_policy
 
 ETC = "/etc"
+NO_NETWORK = "create it with --no-network (egress = [] in its description)"
 Resolve = Callable[[str], str]
 
 
 # --- the decision ------------------------------------------------------------------------------------------------
 
 
-def check(policy: Policy, spec: SandboxSpec, *, resolve: Resolve = os.path.realpath) -> None:
+def check(
+    policy: Policy, spec: SandboxSpec, *, own_networks: bool = False, resolve: Resolve = os.path.realpath
+) -> None:
     """Raises NotPermitted that says what is not allowed and which key, in which line, would allow it.
 
-    `resolve`: the file a path leads to, links followed.
+    `own_networks`: process agents that name no networks have one of their own here, not the host's. `resolve`: the file
+    a path leads to, links followed.
     """
     if policy.runtimes is not None and spec.runtime not in policy.runtimes:
         raise _refused(policy, f"runtime {spec.runtime}", "runtimes")
@@ -42,7 +46,7 @@ def check(policy: Policy, spec: SandboxSpec, *, resolve: Resolve = os.path.realp
     elif spec.firecracker is not None:
         _check_machine(policy, spec.firecracker, resolve)
     else:
-        _check_process(policy, spec, resolve)
+        _check_process(policy, spec, own_networks, resolve)
     for network in spec.egress or ():
         if not any(_is_within(network, wide) for wide in policy.networks.egress):
             raise _refused(policy, f"egress to {network}", "networks.egress")
@@ -100,13 +104,13 @@ def _users(spec: SandboxSpec) -> Iterator[tuple[str, int]]:
         yield from ((kind, int(number)) for kind, number in numbers if number.isdecimal())
 
 
-def _check_process(policy: Policy, spec: SandboxSpec, resolve: Resolve) -> None:
+def _check_process(policy: Policy, spec: SandboxSpec, own_networks: bool, resolve: Resolve) -> None:
     program = spec.command[0] if spec.command else ""
     if not program.startswith("/"):
         raise NotPermitted(f"program {program!r} is not permitted: it has no full path")
     _check_path(policy, "programs", "program", program, resolve)
-    if spec.egress is None and not policy.networks.host:
-        raise _refused(policy, "the host's network", "networks.host", "ask for egress = []")
+    if spec.egress is None and not own_networks and not policy.networks.host:
+        raise _refused(policy, "the host's network", "networks.host", NO_NETWORK)
 
 
 def _check_container(policy: Policy, spec: SandboxSpec, docker: DockerSpec, resolve: Resolve) -> None:
@@ -115,7 +119,7 @@ def _check_container(policy: Policy, spec: SandboxSpec, docker: DockerSpec, reso
     for mount in docker.mounts:
         _check_mount(policy, mount, resolve)
     if spec.egress != [] and not policy.networks.bridge:
-        raise _refused(policy, "the engine's bridge network", "networks.bridge", "ask for egress = []")
+        raise _refused(policy, "the engine's bridge network", "networks.bridge", NO_NETWORK)
 
 
 def _check_mount(policy: Policy, mount: str, resolve: Resolve) -> None:
@@ -212,9 +216,10 @@ def _where(policy: Policy, key: str) -> str:
 class Allowed:
     """The policy in force; without a file what the runtimes themselves allow, and of the host's files little."""
 
-    def __init__(self, path: Path | None) -> None:
-        """Raises ConfigError."""
+    def __init__(self, path: Path | None, *, own_networks: bool = False) -> None:
+        """`own_networks`: as in `check`. Raises ConfigError."""
         self._path = path
+        self._own_networks = own_networks
         self._policy = None if path is None else load(path)
 
     def __repr__(self) -> str:
@@ -230,5 +235,5 @@ class Allowed:
         if self._policy is None:
             without_policy.check(spec, without_policy.Files())
             return spec
-        check(self._policy, spec)
+        check(self._policy, spec, own_networks=self._own_networks)
         return limited(self._policy, spec)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from hive.domain import is_name
+from hive.link.execution import Execute
 from hive.link.link import Link, Reply
 from hive.link.message import Message
 from hive.link.messages import (
@@ -50,6 +51,7 @@ VERBS: dict[type[Message], str] = {
     Thaw: "thaw",
     PageOut: "page_out",
     Remove: "remove",
+    Execute: "execute",
     Reconcile: "reconcile",
     AskListeners: "listeners",
     BackendStart: "backend_start",

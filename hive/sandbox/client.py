@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from hive.domain import BackendKind, RuntimeKind
+from hive.errors import HiveError, LinkLost
 from hive.link.client import LinkClient
+from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize, Terminal
 from hive.link.link import Link, Reply
 from hive.link.message import Message
 from hive.link.messages import (
@@ -59,6 +64,23 @@ ENGINE_S = 60.0
 """For a start: a container's image may have to be unpacked, a machine has to boot its kernel."""
 
 
+class Execution(NamedTuple):
+    """A program inside an agent. `form`, `descriptors`: as in `Executing`, the caller's from now on.
+
+    `ended`: its exit code as a shell counts, None where nobody knows it; LinkLost where the helper is gone.
+    """
+
+    run: str
+    form: str
+    descriptors: list[int]
+    ended: asyncio.Future[int | None]
+
+
+def _seen(answer: asyncio.Future[Message]) -> None:
+    if not answer.cancelled():
+        answer.exception()
+
+
 def _ignore(*_: object) -> None:
     """Where nobody wants to know."""
 
@@ -93,8 +115,9 @@ class SandboxClient:
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._reaped: deque[Reaped] = deque(maxlen=REAPED_MAX)
+        self._executions: dict[str, asyncio.Future[int | None]] = {}
         self._client = LinkClient(
-            path, name="sandbox", on_link=self._linked, on_message=self._told, on_lost=lambda _: self._on_lost()
+            path, name="sandbox", on_link=self._linked, on_message=self._told, on_lost=lambda _: self._lost()
         )
 
     def __repr__(self) -> str:
@@ -113,10 +136,21 @@ class SandboxClient:
         self._tell_reaped(link)
         self._on_connected()
 
+    def _lost(self) -> None:
+        ended, self._executions = self._executions, {}
+        for future in ended.values():
+            if not future.done():
+                future.set_exception(LinkLost("the helper is gone, and with it the program"))
+                future.exception()  # known, also where nobody asks any more
+        self._on_lost()
+
     def _told(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002 - nothing is asked here
         match message:
             case Ended():
                 self._on_ended(message)
+            case Executed():
+                if (ended := self._executions.pop(message.run, None)) is not None and not ended.done():
+                    ended.set_result(message.exit_code)
             case ThawedAlone():
                 self._on_thawed_alone(message.agent, message.reason)
             case _:
@@ -185,6 +219,33 @@ class SandboxClient:
         """The last lines its service wrote."""
         asked = AskBackendLog(kind=kind, lines=lines, last_run=last_run)
         return (await self._client.link.ask(asked, BackendLog, timeout_s=LOOK_S)).text
+
+    async def execute(self, agent: str, run: str, command: list[str], terminal: Terminal | None) -> Execution:
+        """Runs a program inside; see `hive.link.execution.Execute`. It ends with this link, or by `end_execution`."""
+        ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+        self._executions[run] = ended
+        taken: list[int] = []
+        try:
+            asked = Execute(agent=agent, run=run, command=command, terminal=terminal)
+            answer = await self._client.link.ask_any(asked, timeout_s=ENGINE_S, taken=taken)
+            if not isinstance(answer, Executing):
+                raise HiveError(f"sandbox: asked Execute, got {type(answer).__name__}")
+        except BaseException:
+            self._executions.pop(run, None)
+            for descriptor in taken:
+                os.close(descriptor)
+            with contextlib.suppress(HiveError):  # it may have begun all the same
+                self._client.link.ask_soon(EndExecution(run=run)).add_done_callback(_seen)
+            raise
+        return Execution(run, answer.form, taken, ended)
+
+    async def end_execution(self, run: str) -> None:
+        """Kills it; nothing of it is left then. One that has ended, or whose helper is gone: nothing to do."""
+        await self._client.link.ask(EndExecution(run=run), Done, timeout_s=ENGINE_S)
+
+    async def resize(self, run: str, rows: int, columns: int) -> None:
+        """The size of its terminal."""
+        await self._client.link.ask(Resize(run=run, rows=rows, columns=columns), Done, timeout_s=ANSWER_S)
 
     async def remove(self, agent: str) -> None:
         """Kills it and deletes its socket, home and log. An unknown agent: nothing to do."""

@@ -19,14 +19,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, TimedOut, WrongState
-from hive.host.engine import ANSWER_S, Engine, Frames
+from hive.host.engine import ANSWER_S, Engine
 from hive.host.process import Snapshot, wait_until_over
 from hive.link.messages import PagedOut, Stat
 from hive.sandbox import pageout
+from hive.sandbox.container_exec import enter_container
 from hive.sandbox.container_group import ContainerGroup, Usage
 from hive.sandbox.container_log import ContainerLog
 from hive.sandbox.container_notes import Notes
 from hive.sandbox.dialling import to_port
+from hive.sandbox.entering import Entered, Program
 from hive.sandbox.runtime import Run
 from hive.sandbox.table import storage_error
 from hive.tasks import spawn
@@ -45,7 +47,6 @@ KILL_S = 4.0
 """Until a container that survives SIGKILL counts as stuck in the kernel."""
 EXIT_CODE_S = 3.0
 """For the engine to have noticed the end."""
-EXEC_S = 60.0
 
 
 class RunningContainer:
@@ -357,25 +358,11 @@ class RunningContainer:
 
     # --- the engine ----------------------------------------------------------------------------------------------
 
-    async def exec(self, command: list[str]) -> tuple[int, bytes]:
-        """Runs `command` inside, as the container's user; its exit code, and what it printed.
-
-        Raises WrongState where it is frozen, TimedOut after `EXEC_S`: the command then goes on.
-        """
-        body = {"Cmd": command, "AttachStdout": True, "AttachStderr": True}
+    async def enter(self, program: Program) -> Entered:
+        """As the container's user, with no right it has not; see `Enterable`."""
         if self._is_stopped():
             raise WrongState(f"the container of {self._agent} is asleep", hint="wake it first")
-        made = await self._engine.ask("POST", f"/containers/{self.run.handle}/exec", body)
-        frames, output = Frames(), bytearray()
-        try:
-            async with asyncio.timeout(EXEC_S):
-                async with self._engine.stream("POST", f"/exec/{made['Id']}/start", {"Detach": False}) as chunks:
-                    async for chunk in chunks:
-                        output += b"".join(frames.feed(chunk))
-                told = await self._engine.ask("GET", f"/exec/{made['Id']}/json")
-        except TimeoutError:
-            raise TimedOut(f"{command[0]} did not end within {EXEC_S:g} s") from None
-        return int(told["ExitCode"] or 0), bytes(output)
+        return await enter_container(self._engine, self.run.handle, program)
 
     async def _call(self, verb: str, *, query: dict[str, str] | None = None, timeout_s: float = ANSWER_S) -> Any:
         target = f"/containers/{self.run.handle}/{verb}"

@@ -16,6 +16,8 @@ from hive.domain import INNER_PORT, RuntimeKind
 from hive.errors import HiveError, NotFound, NotSupported, TimedOut, WrongState
 from hive.host import netns
 from hive.host.process import Snapshot
+from hive.link.execution import Execute
+from hive.link.link import Link
 from hive.link.message import Message
 from hive.link.messages import (
     Done,
@@ -28,8 +30,10 @@ from hive.link.messages import (
 )
 from hive.link.specs import SandboxSpec
 from hive.sandbox.dialling import Dialler
+from hive.sandbox.entering import Enterable, Program, command_inside
+from hive.sandbox.executions import Executions, Handed
 from hive.sandbox.listeners import Listeners
-from hive.sandbox.runtime import BringsInner, Place, Running, Runtime, SaysWhy
+from hive.sandbox.runtime import NO_EXEC, BringsInner, Place, Running, Runtime, SaysWhy
 from hive.sandbox.table import Record, Table, storage_error
 from hive.tasks import spawn
 
@@ -86,6 +90,7 @@ class Held:
         self._lock = asyncio.Lock()
         self._paging = asyncio.Lock()
         self._dialler = Dialler()
+        self._executions = Executions(lambda: self._name)
         self._running: Running | None = None
         self._is_unknown = False
         self._exited = asyncio.Event()
@@ -314,6 +319,7 @@ class Held:
         """Takes down how it ended. The caller holds the lock and has killed all of it."""
         await asyncio.wait_for(self._exited.wait(), self._limits.thaw_s)
         self._disarm()
+        await self._executions.end_all()
         exit_code = await running.reap()
         if exit_code is None:
             with contextlib.suppress(TimeoutError):
@@ -357,6 +363,8 @@ class Held:
             running = self._must_run()
             if generation < self._generation:
                 raise WrongState(f"generation {generation} is older than {self._generation}")
+            if self._executions:
+                raise WrongState(f"somebody runs a program inside {self.agent}")
             self._generation = generation
             self._disarm()
             began = time.monotonic()
@@ -472,6 +480,43 @@ class Held:
         if self._asleep:
             raise WrongState(f"agent {self.agent} is asleep")
         return await self._dialler.dial(running)
+
+    # --- programs inside -------------------------------------------------------------------------------------------
+
+    async def execute(self, asked: Execute, owner: Link, mark: str) -> Handed:
+        """Runs a program inside, within the policy as it is now. It ends with `owner`; see `Execute`. `mark`: for its
+        environment."""
+        async with self._lock:
+            await self._get_to_know()
+            record, running = self.record, self._must_run()
+            if self._asleep:
+                raise WrongState(f"agent {self.agent} is asleep")
+            if not isinstance(running, Enterable):
+                raise NotSupported(NO_EXEC)
+            self._executions.check_room(asked.run)
+            spec = self._permit(
+                msgspec.structs.replace(record.spec, command=command_inside(record.spec, asked.command))
+            )
+            program = Program(asked.run, spec, record.environment, mark, asked.terminal)
+            try:
+                entered = await running.enter(program)
+            except OSError as error:
+                raise storage_error(error) from error
+            return self._executions.take(asked.run, entered, owner)
+
+    async def end_executions(self, owner: Link | None) -> None:
+        """Of the programs inside those that were asked for on that link, which is gone; None: all."""
+        await self._executions.end_all(of=owner)
+
+    async def end_execution(self, run: str) -> bool:
+        """Kills such a program; False where there was none. Nothing of it is left."""
+        return await self._executions.end(run)
+
+    def has_execution(self, run: str) -> bool:
+        return self._executions.has(run)
+
+    async def resize(self, run: str, rows: int, columns: int) -> None:
+        await self._executions.resize(run, rows, columns)
 
     # --- truth ---------------------------------------------------------------------------------------------------
 

@@ -26,8 +26,9 @@ from hive.link.messages import PagedOut, Stat, dialled
 from hive.link.specs import Capabilities, SandboxSpec
 from hive.sandbox import home, pageout
 from hive.sandbox.dialling import to_port
+from hive.sandbox.entering import GROUP, Channels, Entered, EnteredProcess, Program, kill_groups, make_channels
 from hive.sandbox.log_pipes import AgentOutput, LogPipes
-from hive.sandbox.runtime import NO_EXEC, Place, Run, Running
+from hive.sandbox.runtime import Place, Run, Running
 from hive.sandbox.signals import SignalGroup
 from hive.settings import Paths
 
@@ -192,6 +193,54 @@ class RunningProcess:
             raise NotSupported("it has no port that only the helper gets to")
         return await to_port(self.ended_fd, self._spec.port)
 
+    async def enter(self, program: Program) -> Entered:
+        """In the agent's session of namespaces and its control group; see `Enterable`."""
+        channels = make_channels(program.terminal, program.spec.uid)
+        inner = None if self.run.leaf is None else Leaf(Path(self.run.leaf, GROUP + program.run))
+        try:
+            if inner is not None:
+                inner.make()
+            child = self._spawn_inside(program, channels, inner)
+        except BaseException:
+            if inner is not None:
+                inner.remove()
+            channels.close()
+            raise
+        channels.close_program()
+        main = identify(child.pid)
+        assert main is not None, "a child that was not waited for is at least a zombie"
+        group = SignalGroup(main, uid=None, mark=program.run_mark) if inner is None else inner
+        return EnteredProcess(child, group, channels, pidfd=os.pidfd_open(child.pid))
+
+    def _has_own_network(self) -> bool:
+        """Looks, and never guesses: else a program may get into the host's. Raises WrongState where the agent ended."""
+        if os.geteuid() != 0:
+            return False  # nobody but root gives one
+        try:
+            return os.stat(f"/proc/{self.run.main.pid}/ns/net").st_ino != os.stat("/proc/self/ns/net").st_ino
+        except OSError:
+            raise WrongState(f"agent {self._spec.name} has ended") from None
+
+    def _spawn_inside(self, program: Program, channels: Channels, inner: Leaf | None) -> subprocess.Popen[bytes]:
+        spec, (stdin_fd, stdout_fd, stderr_fd) = program.spec, channels.program
+        return spawn(
+            spec.command,
+            env=environment_inside(program),
+            cwd=spec.home,
+            uid=spec.uid,
+            gid=spec.gid,
+            stdin_fd=stdin_fd,
+            stdout_fd=stdout_fd,
+            stderr_fd=stderr_fd,
+            is_terminal=program.terminal is not None,
+            cgroup_dir=inner.path if inner else None,
+            limit_dirs=self._fence.dirs,
+            files=spec.limits.files,
+            network_fd=self.ended_fd if self._has_own_network() else None,
+            pdeathsig=signal.SIGKILL,
+            no_new_privs=True,
+        )
+
     async def reap(self) -> int | None:
         if killed := self._fence.oom_kills():
             self.why_ended = "out of memory"
@@ -259,6 +308,13 @@ def environment_of(spec: SandboxSpec, mark: str) -> dict[str, str]:
     return {"PATH": PROGRAM_PATH, **inherited, "HOME": spec.home, **spec.env, name: value}
 
 
+def environment_inside(program: Program) -> dict[str, str]:
+    """That of the agent, and what tells this program from it."""
+    name, _, value = program.run_mark.partition("=")
+    terminal = {} if program.terminal is None else {"TERM": program.terminal.kind}
+    return {**environment_of(program.spec, program.mark), **terminal, name: value}
+
+
 def rules_of(spec: SandboxSpec) -> Rules:
     """What an agent that names networks may speak with: those, and of the loopback Hive and who calls it."""
     return Rules(tuple(spec.egress or ()), hive_port=spec.proxy_port, own_port=spec.port)
@@ -306,7 +362,6 @@ class ProcessRuntime:
         return Capabilities(
             why_not_page_out=pageout.why_not(top),
             why_not_egress=self._why_not_egress(),
-            why_not_exec=NO_EXEC,
             limits=self.limits,
         )
 
@@ -413,6 +468,8 @@ class ProcessRuntime:
         if fd is None:
             return None
         fence = self._fences.find(agent, spec.limits, Leaf(Path(run.leaf)) if run.leaf else None)
+        if run.leaf is not None:
+            await kill_groups(Path(run.leaf))
         return RunningProcess(
             run,
             group_of(spec, run, mark),

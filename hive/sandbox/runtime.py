@@ -27,7 +27,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     handle: str = ""
 
 
-NO_EXEC = "only a container can be entered"
+NO_EXEC = "nothing of Hive's is inside a virtual machine that could start a program there"
 
 
 class Place(NamedTuple):

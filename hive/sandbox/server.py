@@ -24,10 +24,11 @@ from hive.domain import RuntimeKind
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, WrongState
 from hive.host import accounts, parent, systemd
 from hive.host.accounts import Accounts
-from hive.host.cgroup import Subtree, own_cgroup
+from hive.host.cgroup import Subtree, own_cgroup, state_label
 from hive.host.notify import Notifier
-from hive.host.process import Snapshot, raise_descriptor_limit
+from hive.host.process import Snapshot, identify, raise_descriptor_limit
 from hive.host.pulse import watched
+from hive.link.execution import EndExecution, Execute, Resize
 from hive.link.link import Link, Reply, failed
 from hive.link.message import Message
 from hive.link.messages import (
@@ -64,6 +65,8 @@ from hive.sandbox import inference_units
 from hive.sandbox.allowed import Allowed
 from hive.sandbox.audit import AGENT_ID, Audit, Peer
 from hive.sandbox.docker import DockerRuntime
+from hive.sandbox.entering import RUN_ID, RUN_MARK, left_by_others
+from hive.sandbox.executions import Handed
 from hive.sandbox.firecracker import FirecrackerRuntime
 from hive.sandbox.held import Held, Limits
 from hive.sandbox.listeners import Listeners, clear_directory
@@ -85,14 +88,16 @@ STATS_AT_ONCE = 50
 _AGENTS: frozenset[type[Message]] = frozenset(
     {Define, Start, Stop, Freeze, Confirm, Thaw, PageOut, AskStat, AskRuntimes, Reconcile, Remove}
 )
+_PROGRAMS: frozenset[type[Message]] = frozenset({Execute, EndExecution, Resize})
 MAY_ASK: dict[str, frozenset[type[Message]]] = {
-    "daemon": _AGENTS | inference_units.VERBS,
+    "daemon": _AGENTS | _PROGRAMS | inference_units.VERBS,
     "proxy": frozenset({AskListeners, Dial}),
     "up": _AGENTS | frozenset({Reaped}),
 }
 """What each role may ask for; who may have which role says `Helper._may_be`."""
 
-Answer = Message | Coroutine[Any, Any, Message | socket.socket]
+Later = Message | Handed | socket.socket
+Answer = Message | Coroutine[Any, Any, Later]
 """A socket goes with `Dialled`."""
 
 
@@ -117,6 +122,7 @@ class Helper:
         self._allowed = allowed or Allowed(None)
         self._audit = audit or Audit()
         self._epoch = secrets.token_hex(8)
+        self._label = state_label(paths.state)
         self._peers: dict[Link, Peer] = {}
         self._held: dict[str, Held] = {}
         self._listeners = Listeners()
@@ -148,6 +154,7 @@ class Helper:
             group=self._accounts.services,
         )
         self._log_check = spawn(self._trim_logs(), name="trim logs")
+        spawn(self._end_left_programs(), name="end left programs")
 
     async def _adopt(self) -> None:
         records = self._table.records
@@ -189,6 +196,7 @@ class Helper:
             if not (for_another and await held.stays_asleep()):
                 await held.thaw_alone("the helper is leaving")
 
+        await asyncio.gather(*(held.end_executions(None) for held in self._held.values()))
         await asyncio.gather(*(let_go(held) for held in self._held.values()))
         self._log_check.cancel()
         self._server.close()
@@ -219,6 +227,8 @@ class Helper:
     def _on_lost(self, link: Link) -> None:
         self._peers.pop(link, None)
         self._listeners.unfollow(link)
+        for held in self._held.values():
+            spawn(held.end_executions(link), name="end programs")
 
     def _tell_daemons(self, message: Message, *, but: Link | None = None) -> None:
         for link, peer in self._peers.items():
@@ -289,6 +299,12 @@ class Helper:
                 return Done()
             case Dial():
                 return self._find(message.agent).dial()
+            case Execute():
+                return self._execute(message, link)
+            case EndExecution():
+                return self._end_execution(message.run)
+            case Resize():
+                return self._resize(message)
             case Reaped():
                 for held in self._held.values():
                     held.reaped(message.pid, message.exit_code)
@@ -350,6 +366,32 @@ class Helper:
             self._forget(agent)
         return Done()
 
+    def _execute(self, message: Execute, link: Link) -> Coroutine[Any, Any, Handed]:
+        if RUN_ID.fullmatch(message.run) is None:
+            raise BadRequest(f"{message.run!r} is no name of a program")
+        mark = f"{RUN_MARK}={self._label}.{self._epoch}.{message.run}"
+        return self._find(message.agent).execute(message, link, mark)
+
+    async def _end_execution(self, run: str) -> Done:
+        """One that is not there has ended already."""
+        for held in list(self._held.values()):
+            if await held.end_execution(run):
+                break
+        return Done()
+
+    async def _resize(self, message: Resize) -> Done:
+        for held in self._held.values():
+            if held.has_execution(message.run):
+                await held.resize(message.run, message.rows, message.columns)
+        return Done()
+
+    async def _end_left_programs(self) -> None:
+        """Those that a helper began which was killed: their callers are gone."""
+        environments = await asyncio.to_thread(lambda: Snapshot().environments)
+        for pid in left_by_others(environments, self._label, self._epoch):
+            if (who := identify(pid)) is not None and who.send(signal.SIGKILL):
+                log.warning("left_program_killed pid=%d", pid)
+
     def _forget(self, agent: str) -> None:
         self._listeners.drop(agent)
         self._held.pop(agent, None)
@@ -389,7 +431,7 @@ def _drop(message: Message, descriptors: Sequence[int] = ()) -> None:
     """The answer to what was told, not asked."""
 
 
-async def _answer_later(work: Coroutine[Any, Any, Message | socket.socket], answer: Reply) -> None:
+async def _answer_later(work: Coroutine[Any, Any, Later], answer: Reply) -> None:
     try:
         outcome = await work
     except HiveError as error:
@@ -400,6 +442,9 @@ async def _answer_later(work: Coroutine[Any, Any, Message | socket.socket], answ
     else:
         if isinstance(outcome, Message):
             answer(outcome)
+        elif isinstance(outcome, Handed):
+            answer(outcome.message, outcome.descriptors)
+            outcome.close()
         else:
             with outcome:
                 answer(Dialled(), [outcome.fileno()])
@@ -476,7 +521,7 @@ async def _serve(paths: Paths, settings: Settings, notifier: Notifier, watch_fd:
     # Under `hive up` stderr is somebody's terminal: a line for every pause and wake would flood it.
     audit = Audit(None if watch_fd is None else paths.log("sandbox-audit"))
     peers = accounts.appliance() if paths.apart else accounts.own()
-    helper = Helper(paths, runtimes, allowed=Allowed(policy), audit=audit, peers=peers)
+    helper = Helper(paths, runtimes, allowed=Allowed(policy, own_networks=as_units), audit=audit, peers=peers)
     await helper.open()
     loop.add_signal_handler(signal.SIGHUP, helper.reload)
     frozen_by = "systemd units" if as_units else subtree.path if subtree else "signals"

@@ -40,8 +40,10 @@ from hive.host.process import Identity, Snapshot, boot_id, identify
 from hive.link.messages import PagedOut, dialled
 from hive.link.specs import Capabilities, SandboxSpec
 from hive.sandbox import home, pageout, unit_plan
+from hive.sandbox.entering import Entered, Program, kill_groups
 from hive.sandbox.process import RunningProcess, environment_of, look_again, make_home, make_network, rules_of
-from hive.sandbox.runtime import NO_EXEC, Place, Run, Running
+from hive.sandbox.runtime import Place, Run, Running
+from hive.sandbox.unit_exec import enter_unit, write_script
 from hive.sandbox.unit_plan import LEAF, SLICE, SLICE_PATH, Network, Places, agent_of, unit_of
 from hive.settings import Paths, Sandbox
 
@@ -62,8 +64,14 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class RunningUnit(RunningProcess):
     """One started agent; see `Running` for the contract. `run.leaf` is the group it is frozen by."""
 
+    places_of: Callable[[Program], Places]
+    """Of a program inside it."""
+
     def __repr__(self) -> str:
         return f"<RunningUnit {self.run.handle} {self.run.main.pid} {self._group!r}>"
+
+    async def enter(self, program: Program) -> Entered:
+        return await enter_unit(self.run, program, self.places_of(program))
 
     async def page_out(self, *, give_up: Callable[[], bool]) -> PagedOut:
         """By the unit's own group: systemd gives it the memory controller, the leaf has none."""
@@ -120,7 +128,6 @@ class UnitRuntime:
         return Capabilities(
             why_not_page_out=pageout.why_not(_slice_group()),
             why_not_egress=packet_filter.why_not(),
-            why_not_exec=NO_EXEC,
             limits=_lacking(ALL),
             journal=unit_of("{}"),
         )
@@ -167,8 +174,8 @@ class UnitRuntime:
                 inode = os.fstat(private.fd).st_ino
                 network = Network(f"/proc/{os.getpid()}/fd/{private.fd}", inode)
             places = self._places(agent, spec)
-            _write_script(places.root_step, unit_plan.ROOT_STEP)
-            _write_script(places.script, unit_plan.script(spec.command, environment_of(spec, mark)))
+            write_script(places.root_step, unit_plan.ROOT_STEP)
+            write_script(places.script, unit_plan.script(spec.command, environment_of(spec, mark)))
             unused.callback(places.script.unlink, missing_ok=True)
             if pids := Leaf(places.cgroup).pids():
                 raise WrongState(f"processes are left in {unit}: {pids}")
@@ -182,7 +189,7 @@ class UnitRuntime:
         run = Run(main=main, leaf=str(places.cgroup / LEAF), since=time.time(), handle=unit)
         return self._running(agent, spec, run, ended_fd, private)
 
-    def _places(self, agent: str, spec: SandboxSpec) -> Places:
+    def _places(self, agent: str, spec: SandboxSpec, *, script: str = "") -> Places:
         hidden = [Path("/etc/hive"), Path(self._settings.chroot_base), Path(self._settings.docker_socket)]
         return Places(
             home=Path(spec.home),
@@ -192,7 +199,7 @@ class UnitRuntime:
             cgroup=_slice_group() / unit_of(agent),
             cgroups=_cgroups(),
             root_step=self._scripts / ROOT_STEP_NAME,
-            script=self._scripts / agent,
+            script=self._scripts / (script or agent),
             hidden=tuple(path for path in hidden if not path.is_relative_to("/run")),
         )
 
@@ -217,13 +224,19 @@ class UnitRuntime:
         fence = Fence(lacking=_lacking(spec.limits))
         inner = private.sock if private else None
         address = dialled(agent) if spec.port is not None and unit_plan.has_own_network(spec.egress) else ""
-        return RunningUnit(run, Leaf(Path(run.leaf)), spec, fence, ended_fd=ended_fd, inner=inner, address=address)
+        running = RunningUnit(run, Leaf(Path(run.leaf)), spec, fence, ended_fd=ended_fd, inner=inner, address=address)
+        running.places_of = lambda program: self._places(agent, program.spec, script=f"{agent}.{program.run}")
+        return running
 
     # --- across helpers ------------------------------------------------------------------------------------------
 
     async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:  # noqa: ARG002
         fd = run.main.open()
-        return None if fd is None else self._running(agent, spec, run, fd)
+        if fd is None:
+            return None
+        if run.leaf is not None:
+            await kill_groups(Path(run.leaf))
+        return self._running(agent, spec, run, fd)
 
     async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:  # noqa: ARG002
         """By the unit's name. Asks systemd only where there is such a group: of a thousand agents few are lost."""
@@ -245,6 +258,8 @@ class UnitRuntime:
         for path in self._scripts.iterdir() if self._scripts.is_dir() else ():
             if path.name != ROOT_STEP_NAME:
                 path.unlink()  # a helper was killed while it started this one
+        with contextlib.suppress(HiveError):
+            await systemd.forget(unit_plan.EXEC_UNITS)
         strays = {agent: group for agent, group in _groups() if agent not in known}
         for group in strays.values():
             Leaf(group / LEAF).thaw()
@@ -323,16 +338,6 @@ def _find_program(spec: SandboxSpec) -> None:
     program = spec.command[0]
     if shutil.which(program, mode=os.F_OK, path=spec.env.get("PATH", PROGRAM_PATH)) is None:
         raise NotFound(f"no such command: {program}")
-
-
-def _write_script(path: Path, text: str) -> None:
-    """0600 in a 0700 directory: an agent's holds its tokens. There is never half of one. Raises OSError."""
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    beside = path.with_name(f"{path.name}.new")
-    beside.unlink(missing_ok=True)
-    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(os.fsencode(text))
-    beside.rename(path)
 
 
 async def _start_unit(unit: str, spec: SandboxSpec, places: Places, network: Network | None) -> None:

@@ -41,14 +41,15 @@ NOT_EXECUTABLE, NO_PROGRAM = 126, 127
 """As every shell has it."""
 ROOT_STEP = f"""\
 fail() {{ echo "hive: $1" >&2; exit {FAILED}; }}
-mkdir -p "$1/{LEAF}" && echo 0 >"$1/{LEAF}/cgroup.procs" || fail 'no control group of its own'
+mkdir -p "$1/{LEAF}/$7" && echo 0 >"$1/{LEAF}/$7/cgroup.procs" || fail 'no control group of its own'
 [ -z "$5" ] || [ "$(readlink /proc/self/ns/net)" = "net:[$5]" ] || fail 'not in its own network'
 [ -z "$6" ] || [ "$(stat -c %i "$1/{LEAF}")" = "$6" ] || fail 'not in the group that is filtered'
 exec setpriv --reuid="$2" --regid="$3" --clear-groups --no-new-privs --inh-caps=-all --ambient-caps=-all \\
-    --bounding-set=-all -- /bin/sh -s hive-becomes-the-agent <"$4"
+    --bounding-set=-all -- /bin/sh -s hive-becomes-the-agent 3<&0 <"$4"
 """
 """Arguments: control group of the unit, uid, gid, script, inode of the network namespace or nothing, inode of the
-control group that has the agent's packet filter or nothing.
+control group that has the agent's packet filter or nothing, and of a program that is run inside an agent the name of a
+group of its own below the agent's. Descriptor 3 is the unit's own stdin: the script takes its place.
 
 systemd goes on without a namespace where it may not make one; the checks do not. The agent's user may not open the
 script, it is handed to it open. A file, not a `-c`: systemd 252 reads its transient units again at a daemon-reload, and
@@ -133,6 +134,18 @@ def unit_of(agent: str) -> str:
     return f"hive-agent@{agent}.service"
 
 
+EXEC_UNITS = "hive-exec@*.service"
+
+
+def exec_unit_of(run: str) -> str:
+    """The unit of a program that is run inside an agent.
+
+    >>> exec_unit_of("0a1b")
+    'hive-exec@0a1b.service'
+    """
+    return EXEC_UNITS.replace("*", run)
+
+
 def agent_of(directory: str) -> str | None:
     """The agent id in the name of a unit's control group, None where it is another unit's.
 
@@ -199,28 +212,59 @@ def _files(places: Places) -> Properties:
     ]
 
 
-def command(spec: SandboxSpec, places: Places, network: Network | None, filtered: int | None) -> list[str]:
+def command(
+    spec: SandboxSpec, places: Places, network: Network | None, filtered: int | None, *, group: str = ""
+) -> list[str]:
     """What the unit executes: the root step, with none of systemd's variables (its INVOCATION_ID, the manager's).
 
-    `filtered`: inode of the leaf that has the agent's packet filter, None where it needs none.
+    `filtered`: inode of the leaf that has the agent's packet filter, None where it needs none. `group`: of a program
+    inside an agent, below that leaf.
     """
     gid = spec.uid if spec.gid is None else spec.gid
     inode = str(network.inode) if network else ""
     arguments = [str(places.cgroup), str(spec.uid), str(gid), str(places.script), inode, str(filtered or "")]
+    arguments += [group] if group else []
     return ["/usr/bin/env", "-i", f"PATH={PROGRAM_PATH}", "/bin/sh", str(places.root_step), *arguments]
 
 
-def script(command: list[str], env: dict[str, str]) -> str:
+def properties_inside(
+    spec: SandboxSpec,
+    places: Places,
+    network: Network | None,
+    *,
+    unit: str,
+    helper: str,
+    stdio: list[str],
+    terminal: str,
+) -> Properties:
+    """Those of a program that is run inside the agent of `unit`: the same sandbox, that agent's /tmp and IPC, other
+    input and output. It is in the agent's control group, so its limits are that unit's, but for open files.
+
+    `stdio`: files for stdin, stdout and stderr; `terminal`: the one it has instead, empty for none. `helper`: the
+    service with which it ends, empty where that is none.
+    """
+    left_out = {"ExecStop", "StandardOutput", "StandardError", "MemoryMax", "MemorySwapMax", "CPUQuota", "TasksMax"}
+    kept = [(name, value) for name, value in properties(spec, places, network) if name not in left_out]
+    if terminal:
+        streams = [("TTYPath", terminal), *((f"Standard{way}", "tty") for way in ("Input", "Output", "Error"))]
+    else:
+        ways = zip(("Input", "Output", "Error"), stdio, strict=True)
+        streams = [(f"Standard{way}", f"file:{path}") for way, path in ways]
+    ends_with = [("BindsTo", helper)] if helper else []
+    return [*kept, ("JoinsNamespaceOf", unit), *ends_with, *streams]
+
+
+def script(command: list[str], env: dict[str, str], *, stdin: str = "</dev/null") -> str:
     """The last step, as the agent's user. Anything may be in a value or an argument: systemd reads, shows and keeps
     none of it, and it is in no list of processes but the agent's own.
 
     >>> print(script(["echo", "it's"], {"HOME": "/x y"}), end="")
     unset PWD OLDPWD
     export HOME='/x y'
-    exec echo 'it'"'"'s' </dev/null
+    exec echo 'it'"'"'s' </dev/null 3<&-
     """
     variables = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
-    return "\n".join(["unset PWD OLDPWD", *variables, f"exec {shlex.join(command)} </dev/null", ""])
+    return "\n".join(["unset PWD OLDPWD", *variables, f"exec {shlex.join(command)} {stdin} 3<&-", ""])
 
 
 def has_become_the_agent(cmdline: bytes, root_step: Path) -> bool:

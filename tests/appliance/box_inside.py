@@ -9,6 +9,8 @@ import grp
 import json
 import os
 import pwd
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -171,6 +173,56 @@ def install() -> dict[str, Any]:
         "took_s": took_s,
         "active": run("systemctl", "is-active", "hive.target").stdout.strip(),
         "failed": run("systemctl", "list-units", "--failed", "--plain", "--no-legend", "hive-[!i]*").stdout,
+    }
+
+
+def documents() -> dict[str, Any]:
+    """The agents of README.md and conf/agents/process.toml, word for word; and programs inside one of them."""
+    readme = Path(f"{SOURCES}/README.md").read_text()
+    (line,) = re.findall(r"^\$ hive (agent create .*)$", readme, re.MULTILINE)
+    created = run("hive", *shlex.split(line))
+    applied = run("hive", "agent", "apply", f"{SOURCES}/conf/agents/process.toml")
+    started = run("hive", "agent", "start", "reporter")
+    found: dict[str, Any] = {
+        "readme": [created.returncode, created.stderr],
+        "described": [applied.returncode, applied.stderr, started.returncode, started.stderr],
+    }
+    for name in ("echo", "reporter"):
+        until(f"{name} answers", lambda name=name: ask(name)[0] == 200)
+        found[f"{name} without a token"] = answers(f"8480/agents/{name}/", "")[0]
+    listening = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
+    found["on the host"] = [port for port in (9000, 9100) if f":{port:04X} " in listening]
+    found["inside"] = inside("echo")
+    for name in ("echo", "reporter"):
+        run("hive", "agent", "remove", name, "--yes")
+    return found
+
+
+def inside(name: str) -> dict[str, Any]:
+    """What a program inside it says of itself, what is refused, and what is left when its caller is killed."""
+    program = "import os,sys; print(os.getuid(), open('/proc/self/cgroup').read().strip()); sys.exit(7)"
+    told = run("hive", "agent", "exec", name, "--", "python3", "-c", program)
+    refused = run("hive", "agent", "exec", name, "--", "/bin/sh")
+    waits = [
+        "hive",
+        "agent",
+        "exec",
+        name,
+        "--",
+        "python3",
+        "-c",
+        "import os, time; print(os.getpid(), flush=True); time.sleep(1000)",
+    ]
+    with subprocess.Popen(waits, stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        pid = caller.stdout.readline().strip()
+        caller.kill()
+    until("it has ended with its caller", lambda: not Path(f"/proc/{pid}").exists())
+    return {
+        "uid": agents()[name]["uid"],
+        "told": [told.returncode, told.stdout, told.stderr],
+        "refused": [refused.returncode, refused.stderr],
+        "units": run("systemctl", "list-units", "--all", "--plain", "--no-legend", "hive-exec@*").stdout,
     }
 
 
@@ -426,7 +478,14 @@ def leave() -> dict[str, Any]:
     return found
 
 
-STAGES = {"install": install, "first_day": first_day, "second_boot": second_boot, "switches": switches, "leave": leave}
+STAGES = {
+    "install": install,
+    "documents": documents,
+    "first_day": first_day,
+    "second_boot": second_boot,
+    "switches": switches,
+    "leave": leave,
+}
 
 if __name__ == "__main__":
     stage = sys.argv[1]

@@ -118,6 +118,11 @@ def installed(box: Box) -> Seen:
 
 
 @pytest.fixture(scope="module")
+def documents(box: Box, installed: Seen) -> Seen:
+    return box.boot("documents")
+
+
+@pytest.fixture(scope="module")
 def servers(box: Box, installed: Seen) -> list[str]:
     if (
         llama.program() is None
@@ -167,6 +172,29 @@ def test_the_same_command_again_changes_nothing(installed: Seen) -> None:
 
 def test_a_dry_run_changes_nothing(installed: Seen) -> None:
     assert installed["changed_by_dry_run"] == []
+
+
+# --- what the documents tell to type -------------------------------------------------------------------------------
+
+
+def test_the_agents_of_the_documents_run_on_an_installed_hive_and_are_reached_through_it_alone(documents: Seen) -> None:
+    """The README's was refused (exit 4): the policy took it for one in the host's network, which no unit is in."""
+    assert documents["readme"][0] == 0, documents["readme"]
+    assert (documents["described"][0], documents["described"][2]) == (0, 0), documents["described"]
+    assert documents["echo without a token"] == documents["reporter without a token"] == 401
+    assert documents["on the host"] == []
+
+
+def test_a_program_is_run_inside_an_agent_of_an_installed_hive_within_its_policy(documents: Seen) -> None:
+    inside = documents["inside"]
+    code, out, err = inside["told"]
+    assert code == 7, err
+    assert out.startswith(f"{inside['uid']} ")
+    assert "/hive-agent@" in out
+    code, err = inside["refused"]
+    assert code == 126
+    assert "is not permitted by the policy" in err
+    assert inside["units"] == ""
 
 
 # --- the first day -------------------------------------------------------------------------------------------------

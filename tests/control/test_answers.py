@@ -66,6 +66,7 @@ IN_ORDER = [
     Asked("send", {"ref": "stopped"}, body={"text": "later"}, status=202),
     Asked("message", {"ref": "stopped", "id": "messages"}),
     Asked("drop_message", {"ref": "stopped", "id": "messages"}),
+    Asked("exec", AWAKE, {"command": "true"}, status=400),  # it asks for no upgrade; what follows one are no answers
     Asked("schedules", AWAKE),
     Asked("schedule", AWAKE, body={"when": "07:30", "every": "1d", "note": "breakfast"}, status=201),
     Asked("schedule", AWAKE, body={"when": "+10m"}, status=201),

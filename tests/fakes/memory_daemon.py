@@ -187,7 +187,7 @@ class MemoryDesk(TokenDesk):
                 "deep_sleep": "this host has no swap" if self.no_swap else "",
                 "limits": "",
                 "egress": "it takes root",
-                "exec": "only a container can be entered",
+                "exec": "",
             },
             "limits_not_enforced": "no memory controller" if spec.limits.memory_mb else "",
             "prewarm_note": "no model is named for it" if spec.prewarm_on_start and not spec.model else "",

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 from host import systemd_machine
 
-INSIDE = ("unit_life_inside.py", "unit_apart_inside.py", "unit_logs_inside.py", "unit_inference_inside.py")
+INSIDE = (
+    "unit_life_inside.py",
+    "unit_apart_inside.py",
+    "unit_exec_inside.py",
+    "unit_logs_inside.py",
+    "unit_inference_inside.py",
+)
 JOB = f"""
 export PYTHONPATH={systemd_machine.PACKAGES_THERE}:{systemd_machine.HIVE_THERE}:{systemd_machine.HIVE_THERE}/tests
 export PYTHONDONTWRITEBYTECODE=1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import openai
 import pytest
 from docker_engine import PrivateEngine
 from journeys.stack import PYTHON, Stack, stack, until
+from journeys.test_exec import at_terminal, gone, line, ran, running, shown, status_of
 
 from hive.sandbox.container_group import ContainerGroup
 from tests.fakes.programs import fake_backend
@@ -315,3 +317,82 @@ def refused(hive: Stack, *words: str) -> str:
     )
     assert done.returncode != 0, done.stdout
     return done.stderr
+
+
+# --- programs inside --------------------------------------------------------------------------------------------------
+
+
+def test_a_program_inside_a_container_is_whom_the_container_is(hive: Stack, engine: PrivateEngine) -> None:
+    """It is in its namespaces and group, has none of the rights the engine took away, and its end comes through."""
+    main = container(hive, engine, "web")["State"]["Pid"]
+    with running(hive, "web", "sh", "-c", "echo $$; cat /proc/1/comm; exec sleep 54323") as process:
+        line(process)
+        line(process)
+        (pid,) = until(lambda: pids_of("sleep\x0054323"), within_s=20, what="the program")
+        wanted = {**status_of(main), "NoNewPrivs": "1"}
+        assert status_of(pid) == wanted
+        assert int(status_of(pid)["CapEff"], 16) == 0
+        for namespace in ("net", "mnt", "pid", "ipc", "uts"):
+            assert os.readlink(f"/proc/{pid}/ns/{namespace}") == os.readlink(f"/proc/{main}/ns/{namespace}")
+    gone(pid)
+    assert ran(hive, "web", "sh", "-c", "exit 7").returncode == 7
+    assert ran(hive, "web", "sh", "-c", "kill -9 $$").returncode == 137
+    missing = ran(hive, "web", "no-such-program")
+    assert missing.returncode in (125, 126, 127), missing.stderr
+
+
+def test_megabytes_go_into_a_container_and_back(hive: Stack) -> None:
+    data = os.urandom(4 * 1024 * 1024 + 3)
+    done = ran(hive, "web", "cat", options=("-i",), given=data)
+    assert (done.returncode, hashlib.sha256(done.stdout).digest()) == (0, hashlib.sha256(data).digest())
+    both = ran(hive, "web", "sh", "-c", "echo out; echo err >&2")
+    assert (both.stdout, both.stderr) == (b"out\n", b"err\n")
+
+
+@pytest.mark.parametrize("killed", ["caller", "daemon", "sandbox"])
+def test_a_program_inside_a_container_ends_with_whoever_runs_it(hive: Stack, killed: str) -> None:
+    """The engine lets it go on when its connection is gone, and has no way to end it: Hive does."""
+    with running(hive, "web", "sh", "-c", "sleep 54331 & echo up; exec sleep 54332") as process:
+        assert line(process) == ["up"]
+        pids = [
+            *until(lambda: pids_of("sleep\x0054331"), within_s=20, what="its child"),
+            *until(lambda: pids_of("sleep\x0054332"), within_s=20, what="the program"),
+        ]
+        if killed == "caller":
+            process.kill()
+        else:
+            hive.kill(killed)
+        gone(*pids)
+        process.wait(60)
+    until(lambda: hive.health()["proxy"]["connected"], within_s=60, what="it is back")
+    until(lambda: ran(hive, "web", "true").returncode == 0, within_s=60, what="another one")
+
+
+def test_a_sleeping_container_is_woken_for_a_program(hive: Stack, engine: PrivateEngine) -> None:
+    hive.post("/api/agents/web/pause", {})
+    assert truths(hive, engine, "web") == ASLEEP
+    assert ran(hive, "web", "echo", "awake").stdout == b"awake\n"
+    assert truths(hive, engine, "web") == AWAKE
+
+
+def test_a_terminal_in_a_container_has_the_size_of_the_persons(hive: Stack) -> None:
+    """As with `docker exec`, the engine says it a moment after the program has begun."""
+    waits = 'while [ "$(stty size)" != "33 101" ]; do sleep 0.05; done; echo si""zed; read x; exit 6'
+    process, master = at_terminal(hive, "sh", "-c", waits, agent="web")
+    shown(master, b"sized")
+    os.write(master, b"\r")
+    assert process.wait(30) == 6
+    os.close(master)
+
+
+def pids_of(words: str) -> list[int]:
+    """Processes of this host with this command line, its words apart by NUL."""
+    wanted = f"{words}\0".encode()
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if _content(path) == wanted]
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import select
@@ -14,9 +15,12 @@ from sandbox.benches import DockerBench, Floor, printed
 from sandbox.harness import A, until
 
 from hive.domain import DockerSpec, Limits
+from hive.host.engine import Frames
 from hive.host.process import Snapshot
+from hive.link.specs import SandboxSpec
 from hive.sandbox.container import RunningContainer
 from hive.sandbox.container_group import ContainerGroup
+from hive.sandbox.entering import Program
 from hive.sandbox.server import make_directories
 from hive.settings import Paths
 
@@ -52,6 +56,29 @@ async def ran(floor: Floor, script: str, **more: object) -> str:
     await running.reap()
     running.close()
     return printed(floor.bench.spec(A, "idle"))
+
+
+async def inside(running: RunningContainer, command: list[str], *, run: str = "0badcafe") -> tuple[int | None, bytes]:
+    """Runs a program in it; how it ended, and what it printed."""
+    spec = docker_spec_of(command)
+    program = Program(run, spec, "HIVE_MARK=test", f"HIVE_EXEC=test.test.{run}", None)
+    entered = await running.enter(program)
+    (descriptor,) = entered.descriptors
+    try:
+        code = await entered.ended()
+        frames, said = Frames(), b""
+        os.set_blocking(descriptor, True)
+        while data := await asyncio.to_thread(os.read, descriptor, 65536):
+            said += b"".join(frames.feed(data))
+        return code, said
+    finally:
+        await entered.kill()
+        os.close(descriptor)
+        entered.close()
+
+
+def docker_spec_of(command: list[str]) -> SandboxSpec:
+    return SandboxSpec(name="a", command=command, env={}, home="/h", log="/l")
 
 
 def has_ended(running: RunningContainer) -> bool:

@@ -303,6 +303,21 @@ def test_a_refusal_names_the_line_of_its_key() -> None:
     }
 
 
+def test_an_agent_that_names_no_networks_is_refused_only_where_that_is_the_hosts() -> None:
+    """The README's first agent was refused on an installed Hive, whose agents are units: they have a network of their
+    own where they ask for nothing, and none gets the host's. The refusal did not say what to type."""
+    policy = changed(WIDE, networks=Networks())
+    check(policy, PLAIN, own_networks=True, resolve=the_same)
+    with pytest.raises(NotPermitted, match="--no-network"):
+        check(policy, PLAIN, resolve=the_same)
+    with pytest.raises(NotPermitted, match="egress to"):
+        check(policy, changed(PLAIN, egress=["192.0.2.0/24"]), own_networks=True, resolve=the_same)
+    with pytest.raises(NotPermitted, match=r"bridge network.*--no-network"):
+        check(
+            changed(IMAGES, networks=Networks()), changed(CONTAINER, egress=None), own_networks=True, resolve=the_same
+        )
+
+
 def test_the_example_permits_what_it_says_and_no_more() -> None:
     policy = parse(EXAMPLE.read_text())
     agent = changed(PLAIN, command=["/usr/bin/python3.11", "/srv/agents/a.py"], egress=[])

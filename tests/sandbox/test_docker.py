@@ -22,7 +22,18 @@ import msgspec
 import pytest
 from docker_engine import DockerEngine
 from sandbox.benches import MARKS, Floor, docker_spec, printed
-from sandbox.containers import COUNTS, ROOT, WITH_PROGRAMS, freeze, has_ended, lines_of, ran, started, truth
+from sandbox.containers import (
+    COUNTS,
+    ROOT,
+    WITH_PROGRAMS,
+    freeze,
+    has_ended,
+    inside,
+    lines_of,
+    ran,
+    started,
+    truth,
+)
 from sandbox.harness import A, B, uid_of, until
 
 from hive.domain import DockerSpec, Limits
@@ -160,12 +171,12 @@ def _answers(host: str, port: int) -> bool:
 async def test_two_agents_share_neither_network_nor_files_nor_sockets(floor: Floor, paths: Paths) -> None:
     one, other = await started(floor, agent=A), await started(floor, agent=B)
     assert os.readlink(f"/proc/{one.run.main.pid}/ns/net") != os.readlink(f"/proc/{other.run.main.pid}/ns/net")
-    code, said = await one.exec(["ls", "/run/hive", "/home"])
+    code, said = await inside(one, ["ls", "/run/hive", "/home"])
     assert (code, set(said.split())) == (0, {b"/home:", b"agent", b"/run/hive:", b"agent.sock"})
     for path in (floor.runtime.place(B, docker_spec(paths, B, [])).path, paths.home(B), Path("/run/docker.sock")):
-        code, said = await one.exec(["ls", str(path)])
+        code, said = await inside(one, ["ls", str(path)])
         assert code != 0, said
-    code, _ = await one.exec(["kill", "-0", str(other.run.main.pid)])
+    code, _ = await inside(one, ["kill", "-0", str(other.run.main.pid)])
     assert code != 0
 
 
@@ -190,7 +201,7 @@ async def test_a_socket_renamed_over_the_old_one_is_the_one_inside(floor: Floor)
 async def test_an_agent_that_runs_as_another_user_reaches_its_home_and_its_socket(floor: Floor) -> None:
     docker = msgspec.structs.replace(WITH_PROGRAMS, user="65533:65532")
     running = await started(floor, docker=docker)
-    code, said = await running.exec(["sh", "-c", "id -u; id -g; touch $HOME/x && echo written"])
+    code, said = await inside(running, ["sh", "-c", "id -u; id -g; touch $HOME/x && echo written"])
     assert (code, said) == (0, b"65533\n65532\nwritten\n")
     assert await says_hello(running, floor.sockets[A])
 
@@ -205,7 +216,7 @@ with socket.socket(socket.AF_UNIX) as sock:
 
 async def says_hello(running: RunningContainer, listener: socket.socket) -> bool:
     """Whether a connection made inside arrives at `listener`."""
-    exchange = asyncio.ensure_future(running.exec(["/usr/bin/python3", "-S", "-c", LISTEN]))
+    exchange = asyncio.ensure_future(inside(running, ["/usr/bin/python3", "-S", "-c", LISTEN]))
     await until(lambda: exchange.done() or select.select([listener], [], [], 0)[0])
     assert not exchange.done(), exchange.result()
     connection, _ = listener.accept()

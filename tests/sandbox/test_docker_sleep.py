@@ -23,6 +23,7 @@ from sandbox.containers import (
     WITH_PROGRAMS,
     freeze,
     group,
+    inside,
     lines_of,
     open_floor,
     paused,
@@ -197,10 +198,10 @@ async def test_where_it_cannot_be_noted_nobody_falls_asleep(floor: Floor, paths:
 async def test_trap_13_a_command_in_a_sleeper_is_refused(floor: Floor, engine: DockerEngine) -> None:
     """Docker would make it, and hang or answer 409 at its start."""
     running = await started(floor)
-    assert await running.exec(["sh", "-c", "echo hello; exit 3"]) == (3, b"hello\n")
+    assert await inside(running, ["sh", "-c", "echo hello; exit 3"]) == (3, b"hello\n")
     await freeze(running)
     with pytest.raises(WrongState, match="asleep"):
-        await running.exec(["id"])
+        await inside(running, ["id"])
 
 
 async def test_trap_14_a_record_that_is_behind_the_kernel_is_put_right(

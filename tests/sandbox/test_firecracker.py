@@ -38,6 +38,7 @@ from hive.link.specs import SandboxSpec
 from hive.sandbox import vmm
 from hive.sandbox.log_process import append
 from hive.sandbox.machine_dir import MachineDir
+from hive.sandbox.runtime import NO_EXEC
 from hive.sandbox.server import Helper
 from hive.settings import Paths
 
@@ -504,6 +505,9 @@ async def test_a_machine_lives_its_life_through_the_helper(
         assert (await daemon.client.stat([A]))[A].state == "frozen"
         await daemon.client.thaw(A)
         assert (await daemon.client.stat([A]))[A].state == "running"
+        assert (await daemon.client.runtimes())[RuntimeKind.FIRECRACKER].why_not_exec == NO_EXEC
+        with pytest.raises(NotSupported, match="virtual machine"):
+            await daemon.client.execute(A, "0badcafe", ["true"], None)
         ended = await daemon.client.stop(A, grace_s=10)
         assert (ended.pid, ended.exit_code) == (started.pid, 0)
         await daemon.client.remove(A)
