@@ -69,13 +69,19 @@ class Start(Quiet):
         if manifest.settled and manifest.running == self._box.version and _is_active(layout.TARGET):
             return []
         again = [f"systemctl try-restart {' '.join(OWN)}"] if manifest.running else []
-        return ["systemctl daemon-reload", *again, f"systemctl start {layout.TARGET}", f"wait until {API} answers"]
+        failed = "systemctl reset-failed, for each unit of Hive"
+        return [
+            "systemctl daemon-reload",
+            failed,
+            *again,
+            f"systemctl start {layout.TARGET}",
+            f"wait until {API} answers",
+        ]
 
     def do(self) -> None:
         """Raises DependencyDown with the last words of the unit that failed."""
         call(["systemctl", "daemon-reload"])
-        names = [os.path.basename(unit.path) for unit in share.units(self._box.share)]
-        program.run(["systemctl", "reset-failed", *(name for name in names if name.startswith("hive"))])
+        program.run(["systemctl", "reset-failed", *self._units()])
         calls = [["try-restart", *OWN]] if self._box.manifest.running else []
         problems = [problem for verb in [*calls, ["start", layout.TARGET]] if (problem := _told(verb))]
         if failed := [unit for unit in wanted_units() if unit.failed]:
@@ -88,6 +94,10 @@ class Start(Quiet):
         self._box.manifest.running = self._box.version
         self._box.manifest.settled = True
         self._box.manifest.save(self._box.layout)
+
+    def _units(self) -> list[str]:
+        names = [os.path.basename(unit.path) for unit in share.units(self._box.share)]
+        return [name for name in names if name.startswith("hive")]
 
     def plan_undo(self, *, purge: bool) -> list[str]:
         if not self._box.layout.live or not systemd.is_booted():
