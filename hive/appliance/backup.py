@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from hive import __version__
 from hive.appliance import archive
 from hive.appliance.acts import noted
 from hive.appliance.archive import Manifest, Packed
 from hive.appliance.parts import DATABASE, Place
+from hive.build import version
 from hive.errors import HiveError, NotFound
 from hive.host.files import translated
 from hive.store import explain
@@ -47,7 +47,7 @@ def _backup(place: Place, target: Path, *, with_secrets: bool) -> Manifest:
 
         def describe(files: list[Packed]) -> Manifest:
             return Manifest(
-                hive=__version__,
+                hive=version(),
                 schema=schema.taken,
                 readable_from=schema.readable_from,
                 kind=place.kind,

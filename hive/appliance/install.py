@@ -35,6 +35,7 @@ from hive.appliance.steps_system import (
     remove_code,
     version_links,
 )
+from hive.build import in_environment
 from hive.errors import DependencyDown, HiveError, NotFound, NotPermitted, RolledBack, UsageError, WrongState
 from hive.host import program, systemd
 from hive.host.files import remove
@@ -170,7 +171,7 @@ def _go_back(box: Box, before: str, error: HiveError) -> NoReturn:
     """The version before this one, with its own files, as it was."""
     box.say(f"version {box.version} failed: {error.message}")
     box.say(f"going back to {before}")
-    older = Box(box.layout, version=before, share=share.in_environment(box.at(box.layout.version(before))), say=box.say)
+    older = Box(box.layout, version=before, share=in_environment(box.at(box.layout.version(before))), say=box.say)
     older.manifest.settled = False
     try:
         _do(

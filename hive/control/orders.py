@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from hive.control.desk import Desk
+from hive.control.journal import user_of
 from hive.errors import HiveError
+from hive.host.accounts import NAMES
 from hive.store.audit import ORDER, AuditRow
 
 Result = TypeVar("Result")
@@ -38,6 +40,7 @@ async def carried_out(desk: Desk, order: Order, work: Awaitable[Result]) -> Resu
     detail: dict[str, Any] = {"name": name, **named} if name else {**named}
     outcome = CUT_SHORT
     try:
+        await NAMES.learn(order.actor)
         result = await work
         outcome = "ok"
         return result
@@ -53,6 +56,6 @@ async def carried_out(desk: Desk, order: Order, work: Awaitable[Result]) -> Resu
             target=target,
             origin=order.origin,
             outcome=outcome,
-            detail=detail | dict(order.about),
+            detail=detail | dict(order.about) | user_of(order.actor),
         )
         await desk.ordered(row)
