@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hive.appliance import layout, share
+from hive.appliance.remains import engine_socket, sweep
 from hive.appliance.steps import Box, Quiet
 from hive.appliance.steps_system import call
 from hive.control.client import Client
@@ -102,7 +103,9 @@ class Start(Quiet):
     def plan_undo(self, *, purge: bool) -> list[str]:
         if not self._box.layout.live or not systemd.is_booted():
             return []
-        return [f"{'remove' if purge else 'stop'} every agent", f"systemctl stop {layout.TARGET} and all its units"]
+        ended = [f"{'remove' if purge else 'stop'} every agent", f"systemctl stop {layout.TARGET} and all its units"]
+        has_engine = engine_socket(self._box.at(layout.CONF_FILE)) is not None
+        return [*ended, "remove the containers that agents leave at the Docker engine"] if has_engine else ended
 
     def undo(self, *, purge: bool) -> None:
         if not self._box.layout.live or not systemd.is_booted():
@@ -118,6 +121,8 @@ class Start(Quiet):
         program.run(["systemctl", "stop", AGENT_UNITS], limit_s=START_S)
         program.run(["systemctl", "stop", *SLICES], limit_s=START_S)
         program.run(["systemctl", "reset-failed", "hive*"])
+        for line in sweep(Path(layout.STATE), self._box.at(layout.CONF_FILE)):
+            self._box.say(line)
         remove_groups(Path(layout.STATE))
         self._box.manifest.running = ""
         self._box.manifest.save(self._box.layout)

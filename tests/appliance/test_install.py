@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -14,11 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import docker_engine
 import pytest
 from appliance.installation import UNITS, box_of, make_root, make_version, tree
 
 from hive import __version__
-from hive.appliance import conf_file, layout, share
+from hive.appliance import conf_file, layout, remains, share
 from hive.appliance.install import (
     check_host,
     current_version,
@@ -39,6 +41,7 @@ from hive.appliance.steps import Box, enabled
 from hive.appliance.steps_system import previous
 from hive.errors import ConfigError, DependencyDown, HiveError, NotFound, NotPermitted, UsageError, WrongState
 from hive.host import systemd
+from hive.host.cgroup import state_label
 from hive.settings_file import load_text
 
 REPOSITORY = Path(__file__).parents[2]
@@ -396,6 +399,42 @@ def test_a_plan_of_a_removal_says_what_stays(root: Path) -> None:
     assert "remove /etc/hive/hive.conf" in gone
     assert "remove /opt/hive" in kept
     assert tree(root) == before
+
+
+@pytest.mark.docker
+def test_containers_of_a_hive_that_cannot_be_asked_any_more_are_taken_away(tmp_path: Path) -> None:
+    """With the daemon down a purge left them: paused containers and their networks, of agents nobody knew any more."""
+    engine = docker_engine.shared()
+    mine, others = tmp_path / "mine", tmp_path / "others"
+    conf = tmp_path / "hive.conf"
+    conf.write_text(f"[sandbox]\ndocker_socket = {engine.socket}\n")
+    made = {}
+    try:
+        for state in (mine, others):
+            labels = {"hive.agent": "ghost", "hive.state": state_label(state)}
+            host = {"NetworkMode": "none"}
+            body = {"Image": engine.image, "Cmd": ["sleep", "60"], "Labels": labels, "HostConfig": host}
+            status, told = engine.call("POST", "/containers/create", body)
+            assert status == 201, told
+            made[state] = told["Id"]
+            assert engine.do(told["Id"], "start") == 204
+            assert engine.do(told["Id"], "pause") == 204
+        said = remains.sweep(mine, conf)
+        assert [line for line in said if "had left at the Docker engine" in line], said
+        assert (engine.state(made[mine]), remains.sweep(mine, conf)) == (None, [])
+        assert engine.state(made[others]) is not None
+    finally:
+        for state in (mine, others):
+            engine.clear(state)
+
+
+def test_without_an_engine_nothing_is_left_at_one(tmp_path: Path) -> None:
+    conf = tmp_path / "hive.conf"
+    conf.write_text(f"[sandbox]\ndocker_socket = {tmp_path}/docker.sock\n")
+    assert remains.sweep(tmp_path, conf) == []
+    with socket.socket(socket.AF_UNIX) as nobody_listens:
+        nobody_listens.bind(f"{tmp_path}/docker.sock")
+        assert "containers of agents may be left" in remains.sweep(tmp_path, conf)[0]
 
 
 # --- a real environment ------------------------------------------------------------------------------------------
