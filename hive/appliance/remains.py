@@ -56,9 +56,7 @@ def sweep(state: Path, conf: Path) -> list[str]:
     if socket is None:
         return []
     try:
-        return [
-            f"removed {name}, which an agent had left at the Docker engine" for name in remove_containers(state, socket)
-        ]
+        gone = remove_containers(state, socket)
     except HiveError as error:
         return [f"containers of agents may be left: {error.message}"]
     return [f"removed {name}, which an agent had left at the Docker engine" for name in gone]
