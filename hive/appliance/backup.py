@@ -68,6 +68,8 @@ def _snapshot(database: Path, target: Path) -> Iterator[tuple[Path, Schema]]:
     """
     if not database.exists():
         raise NotFound(f"there is no {database}: nothing to keep", hint="which Hive is meant is said with --state-dir")
+    if not target.parent.is_dir():
+        raise NotFound(f"there is no directory {target.parent}", hint="make it, or name another place for the backup")
     copy = target.with_name(f".{target.name}.db")
     with translated(copy):
         _clear(copy)

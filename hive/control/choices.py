@@ -250,6 +250,8 @@ class Running:
         return ""
 
     async def log(self, kind: BackendKind, lines: int, *, last_run: bool = False) -> str:  # noqa: ARG002
+        if kind is BackendKind.DEMO:
+            raise NotSupported("the demo backend of `hive up` is no service", hint="hive logs backend")
         raise NotSupported(
             f"{kind} was not started by this Hive as a service, so its output is where it was started",
             hint="an installed Hive starts its inference servers itself: sudo ./install.sh",
