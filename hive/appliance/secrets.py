@@ -172,7 +172,8 @@ def what_it_takes(layout: Layout, name: str) -> str:
         return ""
     restarted = ", ".join(unit.removesuffix(".service") for unit in secret.readers) if _restarts(layout) else ""
     told = (f"this restarts {restarted}" if restarted else "", secret.warning)
-    return "; ".join(filter(None, told)).capitalize()
+    sentence = "; ".join(filter(None, told))
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _restarts(layout: Layout) -> bool:
