@@ -59,23 +59,38 @@ missing_packages() {
 
 apt_lists_are_empty() { ! compgen -G '/var/lib/apt/lists/*_Packages*' >/dev/null; }
 
+# $@: what is missing. Ends where it cannot be installed from here.
+may_add_packages() {
+    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+        die "python3-venv (Python 3.11 or newer) and redis-server are needed; missing here: $*. Type:
+    sudo apt-get update && sudo apt-get install -y python3-venv redis-server" 5
+    fi
+}
+
+apt_get() { DEBIAN_FRONTEND=noninteractive quietly apt-get -q "$@"; }
+
+add() { apt_get install -y --no-install-recommends -o APT::Keep-Downloaded-Packages=false "$@"; }
+
+read_lists() { apt_get update || die "apt-get update failed" 5; }
+
+add_packages() {
+    local missing
+    add "$@" || die "apt-get install failed" 5
+    mapfile -t missing < <(missing_packages)
+    [ "${#missing[@]}" -eq 0 ] || die "still missing after apt-get install: ${missing[*]} (Python 3.11 or newer?)" 5
+}
+
 ensure_packages() {
     local missing
     mapfile -t missing < <(missing_packages)
     [ "${#missing[@]}" -gt 0 ] || return 0
-    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
-        die "python3-venv (Python 3.11 or newer) and redis-server are needed; missing here: ${missing[*]}. Type:
-    sudo apt-get update && sudo apt-get install -y python3-venv redis-server" 5
-    fi
-    export DEBIAN_FRONTEND=noninteractive
+    may_add_packages "${missing[@]}"
     if apt_lists_are_empty; then
         say "reading the package lists"
-        quietly apt-get update -q || die "apt-get update failed" 5
+        read_lists
     fi
     say "installing ${missing[*]} with apt"
-    quietly apt-get install -q -y --no-install-recommends -o APT::Keep-Downloaded-Packages=false "${missing[@]}" || die "apt-get install failed" 5
-    mapfile -t missing < <(missing_packages)
-    [ "${#missing[@]}" -eq 0 ] || die "still missing after apt-get install: ${missing[*]} (Python 3.11 or newer?)" 5
+    add_packages "${missing[@]}"
 }
 
 # What an installation depends on. The path is in it because the scripts of an environment hold it.
@@ -146,6 +161,7 @@ code_stamp() {
 # The complete environment of the code that $1 stamps, "" where there is none.
 find_version() {
     local found
+    [ -n "$1" ] || return 0
     for found in "$versions"/*; do
         if [ ! -e "$found/unfinished" ] && [ "$(cat -- "$found/stamp" 2>/dev/null)" = "$1" ]; then
             printf '%s\n' "$found"
@@ -162,12 +178,16 @@ next_version() {
     printf '%s\n' "$versions/$version-$number"
 }
 
-# $1: where, $2: its stamp.
-make_version() {
-    local copy code=0
+# $1: where. It is complete once it is filled.
+begin_version() {
     mkdir -p -- "$1"
     : >"$1/unfinished"
     quietly "$(find_python)" -m venv "$1" || die "python3 -m venv failed"
+}
+
+# $1: where, $2: its stamp.
+fill_version() {
+    local copy code=0
     # From a copy: a build leaves things beside what it builds, and takes what an earlier one left.
     copy=$(mktemp -d)
     (cd -- "$root" && tar -c --exclude=__pycache__ -- "${sources[@]}") | tar -x -C "$copy"
@@ -186,147 +206,275 @@ make_version() {
 
 installed_packages() { dpkg-query -W -f '${db:Status-Abbrev}${Package}\n' | sed -n 's/^ii *//p' | sort; }
 
+# --- steps: what is done, and what a dry run says of it, in one place
+
+# A line of a table of steps: $1 the step, $2 what it does, the rest the command that does it.
+step() {
+    printf '%s\t%s\t' "$1" "$2"
+    shift 2
+    printf '%q ' "$@"
+    printf '\n'
+}
+
+# $1: a table of steps. Each is said and done.
+take() {
+    local lines line name words act
+    mapfile -t lines < <("$1")
+    for line in "${lines[@]}"; do
+        IFS=$'\t' read -r name words act <<<"$line"
+        say "$name: $words"
+        eval "$act"
+    done
+}
+
+# The same of a dry run: each is said, nothing is done. What takes --json reads only what Hive itself says.
+tell() {
+    local lines line name words act said=""
+    mapfile -t lines < <("$1")
+    for line in "${lines[@]}"; do
+        IFS=$'\t' read -r name words act <<<"$line"
+        if [ -n "$json" ]; then
+            say "$name: $words"
+            continue
+        fi
+        [ "$name" = "$said" ] || printf '%s\n' "$name"
+        printf '    %s\n' "$words"
+        said=$name
+    done
+}
+
 # Which packages came with Hive is noted, so that --purge can take them away again.
 packages=/var/lib/hive/packages
+
+remember_packages() {
+    mkdir -p -- "${packages%/*}"
+    installed_packages >"$packages.part"
+    mv -- "$packages.part" "$packages.before"
+}
+
 note_packages() {
-    [ -e "$packages.before" ] || return 0
     { cat -- "$packages" 2>/dev/null || true; installed_packages | comm -13 "$packages.before" -; } |
         sort -u >"$packages.new"
     mv -- "$packages.new" "$packages"
     rm -f -- "$packages.before"
 }
 
-box_packages() {
-    local had_redis=yes
-    command -v redis-server >/dev/null || had_redis=no
-    if [ -n "$(missing_packages)" ] || ! command -v scdoc >/dev/null; then
-        if [ -z "$prefix" ] && command -v apt-get >/dev/null && [ ! -e "$packages.before" ]; then
-            mkdir -p -- "${packages%/*}"
-            installed_packages >"$packages.part"
-            mv -- "$packages.part" "$packages.before"
+# Not worth failing for: it makes the man pages.
+add_scdoc() { add scdoc || say "scdoc cannot be installed"; }
+
+end_debians_redis() { quietly systemctl disable --now redis-server.service || say "redis-server.service cannot be disabled"; }
+
+# Whether Redis comes, or came before this was cut off, with Hive.
+redis_comes() { [[ " $* " == *" redis-server "* ]] || { [ -e "$packages.before" ] && ! grep -qx redis-server "$packages.before"; }; }
+
+package_steps() {
+    local missing=() wanted=() is_noted=""
+    mapfile -t missing < <(missing_packages)
+    wanted=("${missing[@]}")
+    command -v scdoc >/dev/null || ! command -v apt-get >/dev/null || wanted+=(scdoc)
+    [ ! -e "$packages.before" ] || is_noted=yes
+    if [ "${#wanted[@]}" -gt 0 ]; then
+        if [ -z "$prefix" ] && [ -z "$is_noted" ]; then
+            is_noted=yes
+            step packages "note in $packages.before which packages are there" remember_packages
         fi
-        ensure_packages
-        # Not worth failing for: it makes the man pages.
-        if ! command -v scdoc >/dev/null && command -v apt-get >/dev/null; then
-            say "installing scdoc with apt"
-            if apt_lists_are_empty; then quietly apt-get update -q || true; fi
-            quietly apt-get install -q -y --no-install-recommends -o APT::Keep-Downloaded-Packages=false scdoc || say "scdoc cannot be installed"
-        fi
+        ! apt_lists_are_empty || step packages "apt-get update" read_lists
+        [ "${#missing[@]}" -eq 0 ] || step packages "apt-get install ${missing[*]}" add_packages "${missing[@]}"
+        [ "${wanted[*]}" = "${missing[*]}" ] || step packages "apt-get install scdoc, which makes the man pages" add_scdoc
     fi
-    [ -n "$prefix" ] || note_packages
+    [ -z "$prefix" ] || return 0
     # The package starts a Redis of its own on a TCP port; Hive's is another.
-    if [ "$had_redis" = no ] && [ -z "$prefix" ]; then
-        quietly systemctl disable --now redis-server.service || say "redis-server.service cannot be disabled"
+    ! redis_comes "${missing[@]}" || step packages "systemctl disable --now redis-server.service" end_debians_redis
+    [ -z "$is_noted" ] || step packages "note in $packages which of them came with Hive" note_packages
+}
+
+# Half-made environments are taken away, one of this code is made where there is none.
+environment_steps() {
+    local found stamp=""
+    for found in "$versions"/*; do
+        [ ! -e "$found/unfinished" ] || step environment "remove $found, which never was complete" rm -rf -- "$found"
+    done
+    [ -z "$(find_python)" ] || stamp=$(code_stamp)
+    [ -z "$(find_version "$stamp")" ] || return 0
+    found=$(next_version)
+    step environment "make $found" begin_version "$found"
+    step environment "pip install $root into it" fill_version "$found" "$stamp"
+}
+
+# What Hive itself does then, where nothing is there yet that could say it in full: each step and what it does at most.
+hive_steps() {
+    local name words
+    while IFS=$'\t' read -r name words; do
+        step "$name" "$words" hive
+    done < <(sed -n 's/^    "\([^"]*\)": "\([^"]\{1,\}\)",$/\1\t\2/p' "$root/hive/appliance/step_list.py")
+}
+
+# Why this box cannot become a Hive, and the exit code before it; nothing where it can.
+why_not_box() {
+    local version
+    if [ "$(id -u)" -ne 0 ]; then
+        echo "4 this takes root: sudo ./install.sh"
+    elif [ -n "$prefix" ]; then
+        return 0
+    elif [ ! -d /run/systemd/system ]; then
+        echo "5 systemd is not PID 1 here; ./install.sh up needs none, an image takes --prefix"
+    else
+        version=$(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
+        [ "${version:-0}" -ge 252 ] || echo "5 systemd 252 or newer is needed, as in Debian 12; here is ${version:-none}"
     fi
 }
 
 require_box() {
-    local version
-    [ "$(id -u)" -eq 0 ] || die "this takes root: sudo ./install.sh" 4
-    [ -z "$prefix" ] || return 0
-    [ -d /run/systemd/system ] || die "systemd is not PID 1 here; ./install.sh up needs none, an image takes --prefix" 5
-    version=$(systemctl --version | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
-    [ "${version:-0}" -ge 252 ] || die "systemd 252 or newer is needed, as in Debian 12; here is ${version:-none}" 5
-}
-
-# Half-made environments are taken away, one of this code is made where there is none. Sets `target`.
-make_target() {
-    local stamp found
-    mkdir -p -- "$versions"
-    exec 9<"$versions"
-    flock -n 9 || die "another install.sh is at work in $versions"
-    for found in "$versions"/*; do
-        if [ -e "$found/unfinished" ]; then
-            say "removing $found, which never was complete"
-            rm -rf -- "$found"
-        fi
-    done
-    stamp=$(code_stamp)
-    target=$(find_version "$stamp")
-    if [ -z "$target" ]; then
-        target=$(next_version)
-        say "making $target"
-        make_version "$target" "$stamp"
-    fi
-    exec 9<&-
+    local code why
+    read -r code why < <(why_not_box) || return 0
+    die "$why" "$code"
 }
 
 install_box() {
+    local missing=()
     require_box
-    box_packages
-    make_target
+    mapfile -t missing < <(missing_packages)
+    [ "${#missing[@]}" -eq 0 ] || may_add_packages "${missing[@]}"
+    take package_steps
+    mkdir -p -- "$versions"
+    exec 9<"$versions"
+    flock -n 9 || die "another install.sh is at work in $versions"
+    take environment_steps
+    target=$(find_version "$(code_stamp)")
+    exec 9<&-
     cd /
     exec "$target/bin/python" -P -m hive install --yes "$@"
 }
 
-# Tells everything and changes nothing; what Hive itself would do it says from an environment that passes.
-plan_box() {
-    local missing passing code=0
-    mapfile -t missing < <(missing_packages)
-    [ "${#missing[@]}" -eq 0 ] || printf 'packages\n    apt-get install %s\n' "${missing[*]}"
-    if [ -z "$(find_python)" ] || ! venv_works "$(find_python)"; then
-        die "the rest can be told once python3-venv is installed" 5
-    fi
-    target=$(find_version "$(code_stamp)")
-    if [ -n "$target" ]; then
-        cd / && exec "$target/bin/python" -P -m hive install --dry-run "$@"
-    fi
-    printf 'environment\n    make %s\n    pip install %s\n' "$(next_version)" "$root"
+# What Hive itself would do, told by an environment of this code that passes. Fails where none can be made.
+tell_passing() {
+    local passing code=0
     say "making an environment that passes, to tell the rest"
     passing=$(mktemp -d)
     # Its scripts are not used, so they need not name another place.
-    (prefix="" make_version "$passing/venv" passing && cd / && "$passing/venv/bin/python" -P -m hive install --dry-run "$@") ||
-        code=$?
+    (prefix="" begin_version "$passing/venv" && prefix="" fill_version "$passing/venv" passing) || code=1
+    if [ "$code" -eq 0 ]; then
+        (cd / && "$passing/venv/bin/python" -P -m hive install --dry-run "$@") || code=$(($? + 100))
+    fi
     rm -rf -- "$passing"
     return "$code"
 }
 
-# What is left where no environment is there any more that could do it.
-remove_rest() {
-    local path kept=(/opt/hive)
-    [ -z "$purge" ] || kept+=(/etc/hive /var/lib/hive)
-    for path in "${kept[@]}"; do
-        if [ -e "$prefix$path" ]; then
-            say "removing $prefix$path"
-            rm -rf -- "$prefix$path"
+# Tells everything and changes nothing.
+plan_box() {
+    local code why
+    if read -r code why < <(why_not_box); then say "as it is now, the run would end here: $why"; fi
+    if [ -n "$(missing_packages)" ] && ! command -v apt-get >/dev/null; then
+        say "as it is now, the run would end here: there is no apt-get to install $(missing_packages | xargs)"
+    fi
+    tell package_steps
+    tell environment_steps
+    if [ -n "$(find_python)" ] && venv_works "$(find_python)"; then
+        target=$(find_version "$(code_stamp)")
+        if [ -n "$target" ]; then
+            cd / && exec "$target/bin/python" -P -m hive install --dry-run "$@"
         fi
+        code=0
+        tell_passing "$@" || code=$?
+        [ "$code" -lt 100 ] || exit $((code - 100))
+        [ "$code" -ne 0 ] || return 0
+    fi
+    [ -z "$json" ] || die "--json: the rest can be told once python3-venv is installed and pip finds what Hive needs" 5
+    tell hive_steps
+    say "these are all steps, and what each does at most; file by file they are told where python3-venv is installed"
+}
+
+# --- taking it away
+
+stop_services() {
+    systemctl stop hive.target 'hive-agent@*' 'hive-*' 2>/dev/null || true
+    systemctl stop hive-agents.slice hive.slice 2>/dev/null || true
+}
+
+# What the installer noted of one kind in $1: files, users, groups.
+noted() {
+    local manifest=$prefix/var/lib/hive/install.json
+    [ -e "$manifest" ] || return 0
+    case $1 in
+        files) sed -n 's/^  "\(\/[^"]*\)": \[.*/\1/p' "$manifest" ;;
+        *) sed -n "/^ \"$1\": \[\$/,/^ \]/s/^  \"\([^\"]*\)\",\{0,1\}\$/\1/p" "$manifest" ;;
+    esac
+}
+
+# What is taken away where no environment is there any more that could do it.
+rest_steps() {
+    local path name directories=(/opt/hive)
+    if [ -z "$prefix" ]; then
+        step services "systemctl stop hive.target and every unit of Hive" stop_services
+        directories+=(/run/hive /run/hive-inference)
+    fi
+    [ -z "$purge" ] || directories+=(/etc/hive /var/lib/hive)
+    while read -r path; do
+        [[ $path != /etc/hive/*.conf && $path != /etc/hive/*.toml ]] || [ -n "$purge" ] || continue
+        if [ -e "$prefix$path" ] || [ -L "$prefix$path" ]; then
+            step files "remove $prefix$path" rm -f -- "$prefix$path"
+        fi
+    done < <(noted files)
+    path=$prefix/usr/local/bin/hive
+    [ "$(readlink -- "$path")" != /opt/hive/current/bin/hive ] || step files "remove $path" rm -f -- "$path"
+    if [ -z "$prefix" ]; then
+        step services "systemctl daemon-reload" systemctl daemon-reload
+        [ -n "$purge" ] || [ ! -d /var/lib/hive ] || step state "give /var/lib/hive to root" chown -hR 0:0 /var/lib/hive
+        while read -r name; do
+            ! getent passwd "$name" >/dev/null || step users "remove user $name" userdel "$name"
+        done < <(noted users)
+        while read -r name; do
+            # That of a user's name goes with the user.
+            ! getent group "$name" >/dev/null || getent passwd "$name" >/dev/null ||
+                step users "remove group $name" groupdel "$name"
+        done < <(noted groups)
+    fi
+    for path in "${directories[@]}"; do
+        [ ! -e "$prefix$path" ] || step directories "remove $prefix$path" rm -rf -- "$prefix$path"
     done
-    if [ "$(readlink -- "$prefix/usr/local/bin/hive")" = /opt/hive/current/bin/hive ]; then
-        rm -f -- "$prefix/usr/local/bin/hive"
+}
+
+is_anything_left() {
+    local path
+    for path in /opt/hive ${purge:+/etc/hive /var/lib/hive}; do [ ! -e "$prefix$path" ] || return 0; done
+    [ -n "$(noted users)" ] || noted files | grep -qvE '^/etc/hive/[a-z]*\.(conf|toml)$'
+}
+
+# Those of `came`, which came with Hive, unless something else needs one of them by now.
+removal_steps() {
+    local others
+    [ "${#came[@]}" -gt 0 ] || return 0
+    others=$(apt-get -s purge "${came[@]}" | sed -n 's/^\(Purg\|Remv\) \([^ ]*\).*/\2/p' |
+        grep -vxF -f <(printf '%s\n' "${came[@]}") || true)
+    if [ -n "$others" ]; then
+        step packages "keep ${came[*]}: they came with Hive, and others need them now" true
+    else
+        step packages "apt-get purge ${came[*]}" purge_packages "${came[@]}"
     fi
 }
 
-# Those that came with Hive, unless something else needs one of them by now.
-remove_packages() {
-    local others
-    [ "$#" -gt 0 ] || return 0
-    others=$(apt-get -s purge "$@" | sed -n 's/^\(Purg\|Remv\) \([^ ]*\).*/\2/p' | grep -vxF -f <(printf '%s\n' "$@") || true)
-    if [ -n "$others" ]; then
-        say "these packages came with Hive, and others need them now: $*"
-        return 0
-    fi
-    say "removing $* with apt"
-    DEBIAN_FRONTEND=noninteractive quietly apt-get purge -q -y "$@" || die "apt-get purge failed" 5
-}
+purge_packages() { apt_get purge -y "$@" || die "apt-get purge failed" 5; }
 
 uninstall_box() {
-    local found came=()
+    local found do=take came=()
     require_box
+    [ -z "$dry" ] || do=tell
+    is_anything_left || die "Hive is not installed in ${prefix:-/}: there is nothing to remove" 3
     if [ -n "$purge" ] && [ -z "$prefix" ] && [ -e "$packages" ]; then mapfile -t came <"$packages"; fi
     found=$(readlink -f -- "$prefix/opt/hive/current" || true)/bin/python
     [ -x "$found" ] || found=$(compgen -G "$versions/*/bin/python" | head -n 1 || true)
     if [ -n "$found" ] && (cd / && "$found" -P -m hive version >/dev/null 2>&1); then
         (cd / && "$found" -P -m hive uninstall "$@")
-    elif [ -n "$dry" ] || [ -z "$yes" ]; then
-        die "Hive is not installed, or cannot remove itself any more; with --uninstall --yes what is left of it is removed" 3
+    elif [ -z "$dry" ] && [ -z "$yes" ]; then
+        die "this Hive cannot remove itself any more; with --uninstall --yes install.sh does" 3
     else
-        remove_rest
+        "$do" rest_steps
     fi
-    [ -n "$dry" ] || remove_packages "${came[@]}"
+    "$do" removal_steps
 }
 
 box() {
-    local word uninstall="" dry="" purge="" yes="" passed=()
+    local word uninstall="" dry="" purge="" yes="" json="" passed=()
     # Of the system, not of whoever is root just now: services run with it.
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
     umask 022
@@ -345,7 +493,7 @@ box() {
                 ;;
             --purge) purge=yes ;;
             --yes | -y) yes=yes ;;
-            --json) ;;
+            --json) json=yes ;;
             *) usage ;;
         esac
         [ "$word" = --yes ] || [ "$word" = -y ] || passed+=("$word")

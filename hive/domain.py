@@ -129,6 +129,10 @@ class BackendKind(StrEnum):
     REMOTE = "remote"
 
 
+TRY_OUT = "sudo hive backend switch demo  # canned text; once a model is there: switch ollama|vllm|llama|URL"
+"""The command that gives an installed Hive an inference server, whatever else is on the machine."""
+
+
 class Dialect(StrEnum):
     """How a request is spelled; errors are rendered in the dialect of the path."""
 

@@ -240,6 +240,8 @@ def test_json_is_one_object_with_schema_and_version(
     if path[0] == "secrets":
         assert main(["secrets", "generate", "--prefix", str(tmp_path)]) == 0
         capsys.readouterr()
+    if path[0] == "uninstall":
+        (tmp_path / "opt/hive").mkdir(parents=True)
     if path[0] in ("backup", "restore", "audit"):
         (tmp_path / "state").mkdir()
         Database.open(tmp_path / "state/hive.db").close()

@@ -11,6 +11,7 @@ import pytest
 HIVE = Path(__file__).parents[1] / "hive"
 
 LEAVES = {
+    "build",
     "errors",
     "domain",
     "exposition",

@@ -13,7 +13,9 @@ from typing import Any
 from hive.appliance.layout import CONF_FILE
 from hive.appliance.parts import place_of
 from hive.errors import HiveError, NotFound
+from hive.host.accounts import name_of
 from hive.store import acts
+from hive.store.audit import LOGIN_USER, USER
 
 log = logging.getLogger("hive.acts")
 
@@ -62,8 +64,10 @@ def database_of(conf: Path, *, uid: int, env: Mapping[str, str]) -> Path | None:
 
 def _note(database: Path, act: str, target: str, outcome: str, detail: dict[str, Any]) -> None:
     euid, login = os.geteuid(), login_uid()
-    if login not in (None, euid):
-        detail = {**detail, "login": f"uid:{login}"}
+    if name := name_of(euid):
+        detail = {**detail, USER: name}
+    if login is not None and login != euid:
+        detail = {**detail, "login": f"uid:{login}", **({LOGIN_USER: name} if (name := name_of(login)) else {})}
     detail = {name: _kept(value) if isinstance(value, str) else value for name, value in detail.items()}
     found = acts.new(at=time.time(), actor=f"uid:{euid}", act=act, target=target, outcome=outcome, detail=detail)
     try:

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from hive import __version__
 from hive.appliance import archive
 from hive.appliance.acts import noted
 from hive.appliance.archive import Manifest, Packed
 from hive.appliance.parts import DATABASE, Place
+from hive.build import version
 from hive.errors import HiveError, NotFound
 from hive.host.files import translated
 from hive.store import explain
@@ -47,7 +47,7 @@ def _backup(place: Place, target: Path, *, with_secrets: bool) -> Manifest:
 
         def describe(files: list[Packed]) -> Manifest:
             return Manifest(
-                hive=__version__,
+                hive=version(),
                 schema=schema.taken,
                 readable_from=schema.readable_from,
                 kind=place.kind,
@@ -68,6 +68,8 @@ def _snapshot(database: Path, target: Path) -> Iterator[tuple[Path, Schema]]:
     """
     if not database.exists():
         raise NotFound(f"there is no {database}: nothing to keep", hint="which Hive is meant is said with --state-dir")
+    if not target.parent.is_dir():
+        raise NotFound(f"there is no directory {target.parent}", hint="make it, or name another place for the backup")
     copy = target.with_name(f".{target.name}.db")
     with translated(copy):
         _clear(copy)

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
+from hive.build import number_of
 from hive.domain import BackendKind, Isolation
 from hive.settings import Paths
 
@@ -66,7 +67,7 @@ def headline(health: Mapping[str, object]) -> str:
     """
     proxy = _table(health.get("proxy"))
     ports = f"model http://127.0.0.1:{proxy.get('port')} · callers http://127.0.0.1:{proxy.get('ingress_port')}"
-    return f"Hive {health.get('version')} is up · {ports} · Ctrl-C ends it"
+    return f"Hive {number_of(str(health.get('version')))} is up · {ports} · Ctrl-C ends it"
 
 
 def farewell(did: Mapping[str, object], *, command: str, which: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from hive.appliance.layout import Layout
 from hive.appliance.manifest import mark_at
 from hive.appliance.running import Reload, Start
 from hive.appliance.selfcheck import SelfCheck
+from hive.appliance.step_list import STEPS
 from hive.appliance.steps import Box, Configuration, Files, Links, Step, enabled, refuse_strangers
 from hive.appliance.steps_system import (
     Directories,
@@ -33,7 +35,8 @@ from hive.appliance.steps_system import (
     remove_code,
     version_links,
 )
-from hive.errors import DependencyDown, HiveError, NotPermitted, RolledBack, UsageError, WrongState
+from hive.build import in_environment
+from hive.errors import DependencyDown, HiveError, NotFound, NotPermitted, RolledBack, UsageError, WrongState
 from hive.host import program, systemd
 from hive.host.files import remove
 
@@ -48,20 +51,44 @@ class Done(NamedTuple):
     notices: list[str]
 
 
-def open_box(place: Layout, *, say: Callable[[str], None], anywhere: bool = False) -> Box:
+def open_box(place: Layout, *, say: Callable[[str], None], otherwise: Callable[[Layout], str] | None = None) -> Box:
     """What is to be installed or removed: the version whose environment this is.
 
-    `anywhere`: where it is none below /opt/hive/versions, the current one stands for it, or what would be the first;
-    that is enough to look and to remove. Raises UsageError, ConfigError.
+    `otherwise`: names the version where it is none below /opt/hive/versions; that is enough to look and to remove.
+    Raises UsageError, ConfigError.
     """
     version = place.version_of(Path(sys.prefix))
-    if version is None and not anywhere:
+    if version is None and otherwise is None:
         raise UsageError(
             f"{sys.prefix} is no installed version of Hive (those are in {place.at(layout.VERSIONS)})",
             hint="./install.sh in Hive's sources puts one there and installs it",
         )
-    current = os.path.basename(mark_at(place.at(layout.CURRENT)))
-    return Box(place, version=version or current or f"{__version__}-1", share=share.directory(), say=say)
+    named = version or (otherwise(place) if otherwise is not None else "")
+    return Box(place, version=named, share=share.directory(), say=say)
+
+
+def next_version(place: Layout) -> str:
+    """What this code would be called there, as install.sh numbers its environments."""
+    numbers = itertools.count(1)
+    return next(name for n in numbers if not place.at(place.version(name := f"{__version__}-{n}")).exists())
+
+
+def current_version(place: Layout) -> str:
+    """The one that is in force; what would be the next where none is."""
+    return os.path.basename(mark_at(place.at(layout.CURRENT))) or next_version(place)
+
+
+def refuse_nothing(box: Box, *, purge: bool) -> None:
+    """Raises NotFound where there is nothing to remove, before anybody is asked about it."""
+    manifest, kept = box.manifest, (layout.CONF_FILE, layout.POLICY_FILE)
+    made = [path for path in manifest.files if purge or path not in kept]
+    if made or manifest.users or manifest.groups or box.at(layout.CODE).exists():
+        return
+    left = [path for path in (layout.CONFIGURATION, layout.STATE) if box.at(path).exists()]
+    if left and purge:
+        return
+    hint = f"{', '.join(left)} stayed: hive uninstall --purge removes them, too" if left else "hive up needs none"
+    raise NotFound(f"Hive is not installed in {box.layout.root}: there is nothing to remove", hint=hint)
 
 
 def steps_of(box: Box) -> list[Step]:
@@ -89,12 +116,12 @@ def steps_of(box: Box) -> list[Step]:
     def in_use() -> set[str]:
         return {box.version, box.manifest.running, os.path.basename(mark_at(box.at(layout.CURRENT)))}
 
-    first, *later = files
     failed = OldVersions(box, "failed versions", kept=in_use)
-    system: list[Step] = [Users(box), Directories(box), configuration]
     old = OldVersions(box, "old versions", kept=lambda: {box.version})
-    last: list[Step] = [Start(box), Leftovers(box, wanted), old, SwapOffer(box)]
-    return [failed, SelfCheck(box), Reload(box), first, *system, *later, Secrets(box), *links, *last]
+    system: list[Step] = [Users(box), Directories(box), configuration, Secrets(box), Start(box), Reload(box)]
+    made: list[Step] = [failed, SelfCheck(box), *system, *files, *links, Leftovers(box, wanted), old, SwapOffer(box)]
+    by_name = {step.name: step for step in made}
+    return [by_name.pop(name) for name in STEPS]
 
 
 def plan(box: Box) -> list[Done]:
@@ -144,7 +171,7 @@ def _go_back(box: Box, before: str, error: HiveError) -> NoReturn:
     """The version before this one, with its own files, as it was."""
     box.say(f"version {box.version} failed: {error.message}")
     box.say(f"going back to {before}")
-    older = Box(box.layout, version=before, share=share.in_environment(box.at(box.layout.version(before))), say=box.say)
+    older = Box(box.layout, version=before, share=in_environment(box.at(box.layout.version(before))), say=box.say)
     older.manifest.settled = False
     try:
         _do(
@@ -163,8 +190,13 @@ def _go_back(box: Box, before: str, error: HiveError) -> NoReturn:
 
 def plan_removal(box: Box, *, purge: bool) -> list[Done]:
     """What `uninstall` would do now."""
-    found = [Done(step.name, step.plan_undo(purge=purge), []) for step in _backwards(box)]
-    return [*found, Done("code", [f"remove {layout.CODE}"], [])]
+    return [*(Done(step.name, step.plan_undo(purge=purge), []) for step in _backwards(box)), _last(box)]
+
+
+def _last(box: Box) -> Done:
+    """What goes when every step is undone, the environments last."""
+    directories = [f"remove {path}, where it is empty by then" for path in reversed(box.manifest.directories)]
+    return Done("code", [*directories, f"remove {layout.CODE}"], [])
 
 
 def uninstall(box: Box, *, purge: bool) -> list[Done]:
@@ -184,9 +216,11 @@ def uninstall(box: Box, *, purge: bool) -> list[Done]:
             done.append(Done(step.name, changes, []))
         if came:
             box.say(f"note: came with Hive: {' '.join(came)} (./install.sh --uninstall --purge removes them)")
-        box.say(f"code: remove {layout.CODE}")
+        last = _last(box)
+        for line in last.changes:
+            box.say(f"{last.step}: {line}")
         _forget_box(box, purge=purge)
-        return [*done, Done("code", [f"remove {layout.CODE}"], [])]
+        return [*done, last]
 
 
 def _backwards(box: Box) -> list[Step]:

@@ -29,6 +29,7 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
         "hive-inference-ollama-relay.service",
         "hive-inference-vllm.service",
         "hive-inference-llama.service",
+        "hive-inference-demo.service",
     ),
     "first-boot": ("hive-first-boot.service",),
 }

@@ -71,6 +71,8 @@ class Done(NamedTuple):
 
 def look(place: Place, source: Path) -> Done:
     """What `restore` would do, everything checked as it would be, nothing changed. Raises as it does, but for locks."""
+    if not source.exists():
+        raise NotFound(f"there is no {source}")
     with tempfile.TemporaryDirectory(prefix="hive-restore-") as name:
         staged = {part.name: Path(name, str(number)) for number, part in enumerate(place.parts.values())}
         manifest, parts = _staged(place, source, staged)

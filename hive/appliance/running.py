@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hive.appliance import layout, share
+from hive.appliance.remains import engine_socket, sweep
 from hive.appliance.steps import Box, Quiet
 from hive.appliance.steps_system import call
 from hive.control.client import Client
@@ -69,13 +70,19 @@ class Start(Quiet):
         if manifest.settled and manifest.running == self._box.version and _is_active(layout.TARGET):
             return []
         again = [f"systemctl try-restart {' '.join(OWN)}"] if manifest.running else []
-        return ["systemctl daemon-reload", *again, f"systemctl start {layout.TARGET}", f"wait until {API} answers"]
+        failed = "systemctl reset-failed, for each unit of Hive"
+        return [
+            "systemctl daemon-reload",
+            failed,
+            *again,
+            f"systemctl start {layout.TARGET}",
+            f"wait until {API} answers",
+        ]
 
     def do(self) -> None:
         """Raises DependencyDown with the last words of the unit that failed."""
         call(["systemctl", "daemon-reload"])
-        names = [os.path.basename(unit.path) for unit in share.units(self._box.share)]
-        program.run(["systemctl", "reset-failed", *(name for name in names if name.startswith("hive"))])
+        program.run(["systemctl", "reset-failed", *self._units()])
         calls = [["try-restart", *OWN]] if self._box.manifest.running else []
         problems = [problem for verb in [*calls, ["start", layout.TARGET]] if (problem := _told(verb))]
         if failed := [unit for unit in wanted_units() if unit.failed]:
@@ -89,10 +96,16 @@ class Start(Quiet):
         self._box.manifest.settled = True
         self._box.manifest.save(self._box.layout)
 
+    def _units(self) -> list[str]:
+        names = [os.path.basename(unit.path) for unit in share.units(self._box.share)]
+        return [name for name in names if name.startswith("hive")]
+
     def plan_undo(self, *, purge: bool) -> list[str]:
         if not self._box.layout.live or not systemd.is_booted():
             return []
-        return [f"{'remove' if purge else 'stop'} every agent", f"systemctl stop {layout.TARGET} and all its units"]
+        ended = [f"{'remove' if purge else 'stop'} every agent", f"systemctl stop {layout.TARGET} and all its units"]
+        has_engine = engine_socket(self._box.at(layout.CONF_FILE)) is not None
+        return [*ended, "remove the containers that agents leave at the Docker engine"] if has_engine else ended
 
     def undo(self, *, purge: bool) -> None:
         if not self._box.layout.live or not systemd.is_booted():
@@ -108,6 +121,8 @@ class Start(Quiet):
         program.run(["systemctl", "stop", AGENT_UNITS], limit_s=START_S)
         program.run(["systemctl", "stop", *SLICES], limit_s=START_S)
         program.run(["systemctl", "reset-failed", "hive*"])
+        for line in sweep(Path(layout.STATE), self._box.at(layout.CONF_FILE)):
+            self._box.say(line)
         remove_groups(Path(layout.STATE))
         self._box.manifest.running = ""
         self._box.manifest.save(self._box.layout)

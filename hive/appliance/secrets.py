@@ -161,6 +161,26 @@ def rotate(layout: Layout, name: str) -> list[str]:
         return _rotate(layout, name)
 
 
+def what_it_takes(layout: Layout, name: str) -> str:
+    """What a rotation interrupts and changes besides, a sentence; empty where that is nothing, or there is none.
+
+    >>> what_it_takes(Layout(Path("/srv/image")), "api-token")
+    ''
+    """
+    secret = SECRETS.get(name)
+    if secret is None or not (directory(layout) / name).exists():
+        return ""
+    restarted = ", ".join(unit.removesuffix(".service") for unit in secret.readers) if _restarts(layout) else ""
+    told = (f"this restarts {restarted}" if restarted else "", secret.warning)
+    sentence = "; ".join(filter(None, told))
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _restarts(layout: Layout) -> bool:
+    """Whether the readers run here, and not in an image's own time."""
+    return layout.live and systemd.is_booted()
+
+
 def _rotate(layout: Layout, name: str) -> list[str]:
     secret = SECRETS.get(name)
     if secret is None:
@@ -244,7 +264,7 @@ def _finish(layout: Layout, secret: Secret, *, wait: bool) -> list[str]:
     where they cannot be told, the next call does it."""
     restarted: list[str] = []
     failed = ""
-    if layout.live and systemd.is_booted():
+    if _restarts(layout):
         restarted = list(secret.readers)
         try:
             ran = program.run(

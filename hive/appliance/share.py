@@ -6,12 +6,11 @@ They are part of the package (`[tool.setuptools.data-files]`), so an installed e
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import hive
 from hive.appliance import layout
+from hive.build import home
 from hive.errors import HiveError, NotFound
 from hive.host import program
 
@@ -29,13 +28,8 @@ class Managed(NamedTuple):
 
 
 def directory() -> Path:
-    """Where systemd/, conf/ and man/ of this very Hive are: the checkout it runs from, else its environment's share."""
-    checkout = Path(hive.__file__).parents[1]
-    return checkout if (checkout / "pyproject.toml").exists() else in_environment(Path(sys.prefix))
-
-
-def in_environment(venv: Path) -> Path:
-    return venv / "share" / "hive"
+    """Where systemd/, conf/ and man/ of this very Hive are (hive.build.home)."""
+    return home()
 
 
 def units(share: Path) -> list[Managed]:

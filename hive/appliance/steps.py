@@ -151,9 +151,12 @@ class Files(Quiet):
         ]
 
     def plan(self) -> list[str]:
-        return [
-            f"{'replace' if mark_at(self._box.at(file.path)) else 'write'} {file.path}" for file in self._outstanding()
-        ]
+        lines = []
+        for file in self._outstanding():
+            if self._changed_by_hand(file):
+                lines.append(f"keep {file.path}, which was changed by hand, as {file.path}{SAVED}")
+            lines.append(f"{'replace' if mark_at(self._box.at(file.path)) else 'write'} {file.path}")
+        return lines
 
     def do(self) -> None:
         todo = self._outstanding()
@@ -162,7 +165,6 @@ class Files(Quiet):
         for file in todo:
             path = self._box.at(file.path)
             if f"{file.path}{SAVED}" in saved:
-                self._box.say(f"{file.path} was changed by hand: that is kept as {file.path}{SAVED}")
                 write_whole(self._box.at(f"{file.path}{SAVED}"), path.read_bytes(), mode=file.mode)
             write_whole(path, file.content, mode=file.mode)
 

@@ -14,13 +14,13 @@ from hive.appliance import layout, secrets, share
 from hive.appliance.directory_list import Directory, parse_tmpfiles
 from hive.appliance.steps import SAVED, Box, Quiet
 from hive.errors import HiveError
-from hive.host import program
+from hive.host import program, zram
 from hive.host.files import give_tree, remove, translated
 from hive.host.memory import read_memory
 
-NO_SWAP = (
-    "this host has no swap, so sleeping agents keep all of their RAM; `sudo hive doctor memory.swap --fix` makes one "
-    "of compressed RAM, until the next boot; a swap file of yours works, too"
+NO_SWAP = "this host has no swap, so sleeping agents keep all of their RAM; "
+SWAP_OFFER = (
+    "`sudo hive doctor memory.swap --fix` makes one of compressed RAM, until the next boot; a swap file works, too"
 )
 MANIFEST_NAME = os.path.basename(layout.MANIFEST)
 
@@ -299,7 +299,9 @@ class SwapOffer(Quiet):
         self._box = box
 
     def notices(self) -> list[str]:
-        return [NO_SWAP] if self._box.layout.live and read_memory().swap_total_bytes == 0 else []
+        if not self._box.layout.live or read_memory().swap_total_bytes != 0:
+            return []
+        return [NO_SWAP + (zram.why_not() or SWAP_OFFER)]
 
 
 def remove_code(box: Box) -> None:

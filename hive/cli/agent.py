@@ -12,6 +12,7 @@ import typer
 from hive.cli.call import AgentName, Answer, Call, Tail
 from hive.cli.text import ago, fields, harmless, milliseconds, number, size, span, state_of, table
 from hive.control.client import path_of
+from hive.errors import BadRequest, UsageError
 from hive.terminal_text import MASK
 
 
@@ -68,8 +69,13 @@ def usage(
       hive agent usage alice
       hive agent usage alice --since 7d --limit 0
     """
-    with call.about(name):
-        answer = call.client.get(path_of(name, "usage"), period=since, limit=limit)
+    try:
+        with call.about(name):
+            answer = call.client.get(path_of(name, "usage"), period=since, limit=limit)
+    except BadRequest as error:
+        if not error.message.startswith("period: "):
+            raise
+        raise UsageError(f"--since: {error.message.removeprefix('period: ')}") from None
     call.show("agent.usage", answer, lambda: _used(answer))
 
 

@@ -17,13 +17,15 @@ from hive.cli.text import number, one_line, table
 from hive.errors import UsageError
 
 PAGE = 1000
-COLUMNS = ("id", "at", "actor", "origin", "act", "target", "name", "outcome", "detail")
+OWN = ("hive", "idle", "proxy", "helper", "internal", "api-token")
+"""Who acts, and is no user."""
+COLUMNS = ("id", "at", "actor", "origin", "act", "target", "name", "outcome", "detail", "user")
 
 
 def list_rows(
     call: Call,
     agent: Annotated[str | None, typer.Option(metavar="NAME", help="What was done to this agent.")] = None,
-    actor: Annotated[str | None, typer.Option(metavar="WHO", help="What this one did: uid:1000, idle, hive.")] = None,
+    actor: Annotated[str | None, typer.Option(metavar="WHO", help="What this one did: ann, uid:1000, idle.")] = None,
     act: Annotated[str | None, typer.Option(metavar="ACT", help="Only this act; * stands for anything.")] = None,
     since: Annotated[str | None, typer.Option(metavar="N(s|m|h|d)", help="How far back.")] = None,
     tail: Annotated[int, typer.Option("--tail", "-n", metavar="N", min=1, help="So many rows, the last ones.")] = 50,
@@ -124,7 +126,26 @@ def _line(row: Answer) -> list[str]:
     again = detail.get("refused_again")
     why = f"{number(again)} more times" if again else str(detail.get("error") or detail.get("reason") or "")
     whom = str(detail.get("name") or row["target"])
-    return [str(row["id"]), at, row["actor"], row["origin"], row["act"], whom, row["outcome"], why]
+    return [str(row["id"]), at, who(row), row["origin"], row["act"], whom, row["outcome"], why]
+
+
+def who(row: Answer) -> str:
+    """The name the user had then, and whose login acted as that one; else the actor.
+
+    A user whose name is one of Hive's own words for itself stays a number.
+
+    >>> who({"actor": "uid:1000", "detail": {"user": "ann"}}), who({"actor": "uid:1000", "detail": {}})
+    ('ann', 'uid:1000')
+    >>> who({"actor": "uid:0", "detail": {"user": "root", "login_user": "ann"}})
+    'ann as root'
+    >>> who({"actor": "uid:990", "detail": {"user": "hive"}})
+    'uid:990'
+    """
+    actor, detail = str(row["actor"]), row["detail"]
+    names = [detail.get("login_user"), detail.get("user")]
+    if not actor.startswith("uid:") or names[1] in OWN or names[0] in OWN:
+        return actor
+    return " as ".join(str(name) for name in names if name) or actor
 
 
 def _answer(checked: Any, took_s: float) -> Answer:

@@ -16,8 +16,8 @@ from hive.errors import NotFound, UsageError
 LOOK_S = 0.3
 CANCEL_S = 600.0
 
-SERVED = ("ollama", "vllm", "llama")
-KINDS = (*SERVED, "remote", "demo")
+SERVED = ("ollama", "vllm", "llama", "demo")
+KINDS = ("ollama", "vllm", "llama", "remote", "demo")
 
 
 def served(incomplete: str) -> list[str]:

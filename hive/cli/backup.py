@@ -73,6 +73,8 @@ def restore(
     if dry_run and file is not None:
         return _show(call, restoring.look(place, file.absolute()), place, dry_run=True)
     if file is not None:
+        if not yes:
+            restoring.look(place, file.absolute())  # nobody is asked about what cannot be done
         call.confirm(f"Replace what is in {place.paths.state} by {file}?", yes=yes)
     done = restoring.restore(place, None if file is None else file.absolute())
     return _show(call, done, place, dry_run=False)

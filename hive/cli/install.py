@@ -44,12 +44,12 @@ def install(call: Call, dry_run: DryRun = False, prefix: Prefix = Path("/"), yes
     """
     from hive.appliance.acts import noted
     from hive.appliance.install import install as do
-    from hive.appliance.install import open_box, plan
+    from hive.appliance.install import next_version, open_box, plan
     from hive.appliance.layout import Layout
     from hive.appliance.parts import installed
 
     place = Layout(prefix.resolve())
-    box = open_box(place, say=call.say, anywhere=dry_run)
+    box = open_box(place, say=call.say, otherwise=next_version if dry_run else None)
     planned = plan(box)
     if dry_run:
         return _show(call, "install", planned, version=box.version, dry_run=True)
@@ -81,13 +81,14 @@ def uninstall(
       hive uninstall --purge --yes
     """
     from hive.appliance.acts import noted
-    from hive.appliance.install import open_box, plan_removal
+    from hive.appliance.install import current_version, open_box, plan_removal, refuse_nothing
     from hive.appliance.install import uninstall as do
     from hive.appliance.layout import Layout
     from hive.appliance.parts import installed
 
     place = Layout(prefix.resolve())
-    box = open_box(place, say=call.say, anywhere=True)
+    box = open_box(place, say=call.say, otherwise=current_version)
+    refuse_nothing(box, purge=purge)
     planned = plan_removal(box, purge=purge)
     if dry_run:
         return _show(call, "uninstall", planned, version=box.version, dry_run=True)

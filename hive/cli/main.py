@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from hive import __version__
 from hive.cli.call import err, flush, out, report, wants_json
 from hive.cli.lazy import Entry, Group, LazyGroup, options
 from hive.errors import HiveError, NotPermitted, UsageError
@@ -238,7 +237,9 @@ def root() -> LazyGroup:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        out(f"hive {__version__}")
+        from hive.build import version
+
+        out(f"hive {version()}")
         raise typer.Exit
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from shlex import quote
 from typing import Any, NamedTuple
 
+from hive.domain import TRY_OUT
+
 DAEMON = "hive-daemon.service"
 LOW_BYTES = 100 * 1024 * 1024
 """What `hive doctor` takes for a disk on which writes fail soon."""
@@ -91,6 +93,7 @@ def about(problem: str, health: Mapping[str, Any], where: Where) -> str:
         ("Redis ", where.look("redis") if _is_own_redis(health) else where.hive("doctor redis")),
         ("usage waits", _df(str(health.get("state_dir"))) if is_full else where.hive("doctor sqlite disk")),
         ("switching to ", where.hive("backend status")),
+        ("no inference server was started: none is installed", TRY_OUT),
         ("no inference server was started", where.hive("backend list")),
         ("the backend does not answer", _about_backend(health.get("backend") or {}, where)),
     )

@@ -73,18 +73,20 @@ def rotate(
 ) -> None:
     """Puts a new secret in place of an old one and restarts what reads it.
 
+    It asks first: what reads the secret answers nobody while it is restarted, and agents' requests wait.
+
     Examples:
       hive secrets rotate redis-proxy
       hive secrets rotate box-key --yes
     """
     from hive.appliance.layout import Layout
-    from hive.appliance.secrets import SECRETS
     from hive.appliance.secrets import rotate as do
+    from hive.appliance.secrets import what_it_takes
 
-    warning = SECRETS[name].warning if name in SECRETS else ""
-    if warning:
-        call.confirm(f"With another {name} {warning}. Change it?", yes=yes)
-    restarted = do(Layout(prefix.resolve()), name)
+    place = Layout(prefix.resolve())
+    if takes := what_it_takes(place, name):
+        call.confirm(f"{takes}. Change {name}?", yes=yes)
+    restarted = do(place, name)
     call.show(
         "secrets.rotate",
         {"name": name, "restarted": restarted},

@@ -193,6 +193,7 @@ def demo_backend(
     port: Annotated[int | None, typer.Option(metavar="N", min=0, max=65535, help="TCP port instead.")] = None,
     listen: Annotated[str, typer.Option(metavar="ADDRESS", help="IP address of that port.")] = "127.0.0.1",
     tokens_per_s: Annotated[float | None, typer.Option(metavar="N", help="How fast it talks.")] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="The socket is for its group, too.")] = False,
     watch_fd: WatchFd = None,
 ) -> int:
     """Runs an inference server with canned text, for trying Hive out without a model.
@@ -203,7 +204,8 @@ def demo_backend(
     _log_events()
     from hive.inference.demo import TOKENS_PER_S, main
 
-    return main(socket=socket, port=port, host=listen, watch_fd=watch_fd, tokens_per_s=tokens_per_s or TOKENS_PER_S)
+    speed = tokens_per_s or TOKENS_PER_S
+    return main(socket=socket, port=port, host=listen, watch_fd=watch_fd, tokens_per_s=speed, shared=shared)
 
 
 def _log_events(*, as_json: bool = False) -> None:

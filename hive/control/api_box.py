@@ -52,7 +52,7 @@ JOBS = Number("limit", "So many of the last ones.", default=20, most=1000)
 AUDIT_LIMIT = Number("limit", "So many rows.", default=100, least=1, most=1000)
 AUDIT_SINCE = Span("since", "How far back; without it from the beginning.")
 BEFORE = Number("before", "Rows older than the one with this id; 0: the newest.", default=0, most=MOST_ID)
-ACTOR = Text("actor", "Ordered by this one, as `uid:0`.")
+ACTOR = Text("actor", "Ordered by this one, as `uid:0`, or by the name a user had then.")
 ACT = Text("act", "Of this act; `order.*` is all that begin so.")
 
 

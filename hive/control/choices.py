@@ -14,7 +14,7 @@ from hive.domain import BackendInfo, BackendKind, origin_of
 from hive.errors import DependencyDown, HiveError, LinkLost, NotSupported, UsageError, did_you_mean
 from hive.host.access import NO_ACCESS, Access
 from hive.inference.ask import parse_address
-from hive.inference.launch import STARTED, socket_of, unit_of
+from hive.inference.launch import SERVICES, STARTED, socket_of, unit_of
 from hive.inference.recognise import CANDIDATES, recognise, why_unknown
 from hive.inference.switch import STOP_GRACE_S, Target
 from hive.link.messages import BackendIs
@@ -66,20 +66,20 @@ class Choices(Protocol):
 
 
 class Services:
-    """The three services of an installed Hive, through the helper; besides them what somebody else started."""
+    """The services of an installed Hive, through the helper; besides them what somebody else started."""
 
     def __init__(self, helper: SandboxClient, access: AccessOf = lambda: NO_ACCESS) -> None:
         self._helper = helper
         self._access = access
 
     def __repr__(self) -> str:
-        return f"<Services {', '.join(STARTED)}>"
+        return f"<Services {', '.join(SERVICES)}>"
 
     async def find(self, asked: str) -> Target:
         return await at_address(asked, self._access()) if set(asked) & set(":./") else service(asked)
 
     async def listed(self, active: Target | None) -> list[Choice]:
-        choices = list(await asyncio.gather(*(self._choice(kind) for kind in STARTED)))
+        choices = list(await asyncio.gather(*(self._choice(kind) for kind in SERVICES)))
         if active is None or active.unit:
             return choices
         info = await recognise(active.address, readable(self._access))
@@ -112,7 +112,7 @@ class Services:
 
     async def first(self, inference: Inference) -> Target | None:
         """Where nobody has chosen: the one that runs, else the first whose program is installed, else none."""
-        for kind in STARTED:
+        for kind in SERVICES:
             found = await self._with_helper(lambda kind=kind: self._helper.look_at_backend(kind))  # type: ignore[misc]
             if found.state in ("active", "activating"):
                 return service(kind)
@@ -163,8 +163,8 @@ def service(asked: str) -> Target:
     >>> service("vllm").unit, service("vllm").address
     ('hive-inference-vllm.service', '/run/hive-inference/vllm.sock')
     """
-    if asked not in STARTED:
-        hint = did_you_mean(asked, STARTED) or f"it is one of {', '.join(STARTED)}"
+    if asked not in SERVICES:
+        hint = did_you_mean(asked, SERVICES) or f"it is one of {', '.join(SERVICES)}"
         raise UsageError(f"{asked[:80]!r} is no inference server of this Hive", hint=hint)
     kind = BackendKind(asked)
     return Target(kind, str(socket_of(kind)), unit_of(kind))
@@ -250,6 +250,8 @@ class Running:
         return ""
 
     async def log(self, kind: BackendKind, lines: int, *, last_run: bool = False) -> str:  # noqa: ARG002
+        if kind is BackendKind.DEMO:
+            raise NotSupported("the demo backend of `hive up` is no service", hint="hive logs backend")
         raise NotSupported(
             f"{kind} was not started by this Hive as a service, so its output is where it was started",
             hint="an installed Hive starts its inference servers itself: sudo ./install.sh",

@@ -18,6 +18,7 @@ from hive.control.feed import Event, Events, Feed
 from hive.control.refusals import RefusalCounter
 from hive.domain import Agent, AgentStatus
 from hive.errors import HiveError
+from hive.host.accounts import NAMES
 from hive.store import acts, anchors, audit, explain
 from hive.store.acts import acts_of
 from hive.store.anchors import anchors_of
@@ -56,6 +57,16 @@ def origin_of(actor: str) -> str:
     return "proxy" if actor == "proxy" else "hive"
 
 
+def user_of(actor: str) -> dict[str, str]:
+    """What is kept of a person's name, beside the number: users are renamed and removed; nothing where none is known.
+
+    >>> user_of("idle")
+    {}
+    """
+    name = NAMES.of(actor)
+    return {audit.USER: name} if name else {}
+
+
 def event_of(row: AuditRow) -> Event:
     """The event a row of the audit table is: `{"at", "kind", "agent", "actor", "outcome", …detail}`.
 
@@ -66,7 +77,9 @@ def event_of(row: AuditRow) -> Event:
 
 def event_row(act: str, *, target: str, actor: str, detail: dict[str, Any]) -> AuditRow:
     """The row of an event that is no transition, as of now."""
-    return AuditRow(at=time.time(), actor=actor, act=act, target=target, origin=origin_of(actor), detail=detail)
+    return AuditRow(
+        at=time.time(), actor=actor, act=act, target=target, origin=origin_of(actor), detail=detail | user_of(actor)
+    )
 
 
 def transition_of(before: Agent, after: Agent, actor: str) -> AuditRow:
@@ -86,7 +99,8 @@ def transition_of(before: Agent, after: Agent, actor: str) -> AuditRow:
             "to": str(after.status),
             "generation": after.generation,
             "reason": after.reason,
-        },
+        }
+        | user_of(actor),
     )
 
 

@@ -13,9 +13,9 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from hive import __version__
 from hive.agents.roster import Roster
 from hive.agents.turns import outcome_of
+from hive.build import version
 from hive.control.elsewhere import WithElsewhere
 from hive.control.gates import ProxyGates
 from hive.control.stats import Counters
@@ -163,7 +163,7 @@ class Scraper:
         backend = self.world.backend
         kind = "" if backend is None else str(backend.kind)
         return {
-            "build_info": {(__version__,): 1},
+            "build_info": {(version(),): 1},
             "start_time_seconds": _just(self.started_at),
             "backend_up": {(kind,): float(backend is not None and backend.up)},
             "backend_slots": None if backend is None or backend.slots is None else {(kind,): backend.slots},

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from hive.control.desk import Desk
+from hive.control.journal import user_of
 from hive.errors import HiveError
+from hive.host.accounts import NAMES
 from hive.store.audit import ORDER, AuditRow
 
 Result = TypeVar("Result")
@@ -38,6 +40,7 @@ async def carried_out(desk: Desk, order: Order, work: Awaitable[Result]) -> Resu
     detail: dict[str, Any] = {"name": name, **named} if name else {**named}
     outcome = CUT_SHORT
     try:
+        await _learn(order.actor, work)
         result = await work
         outcome = "ok"
         return result
@@ -53,6 +56,16 @@ async def carried_out(desk: Desk, order: Order, work: Awaitable[Result]) -> Resu
             target=target,
             origin=order.origin,
             outcome=outcome,
-            detail=detail | dict(order.about),
+            detail=detail | dict(order.about) | user_of(order.actor),
         )
         await desk.ordered(row)
+
+
+async def _learn(actor: str, work: Awaitable[object]) -> None:
+    """The name of who orders. Whoever leaves meanwhile has begun nothing: the work is not left waiting for its turn."""
+    try:
+        await NAMES.learn(actor)
+    except BaseException:
+        if isinstance(work, Coroutine):
+            work.close()
+        raise

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 
 import msgspec
 
-from hive import __version__
+from hive.build import version
 from hive.control import shapes, views
 from hive.control.feed import Event
 from hive.control.jobs import view as job_view
@@ -41,6 +41,7 @@ class Overview(Steering):
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._freezer = parts.freezer
+        self._version = version()  # read here, and not where somebody waits for it
         self._lacking: dict[str, str] = {}
         """Agent → what of its limits is not enforced, as it was seen last."""
 
@@ -50,7 +51,7 @@ class Overview(Steering):
         return {
             "status": "degraded" if problems else "ok",
             "problems": problems,
-            "version": __version__,
+            "version": self._version,
             "pid": os.getpid(),
             "epoch": parts.epoch,
             "started_at": parts.started_at,

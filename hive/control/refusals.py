@@ -9,7 +9,7 @@ from collections import Counter
 
 import msgspec
 
-from hive.store.audit import AuditRow
+from hive.store.audit import USER, AuditRow
 
 FIRST = 10
 """Refusals a minute that are rows of their own, for each person and act."""
@@ -38,6 +38,7 @@ class _Again:
         if self.last is None:
             return None
         detail = {"refused_again": self.outcomes.total(), "from": self.first_at, "outcomes": dict(self.outcomes)}
+        detail |= {name: self.last.detail[name] for name in (USER,) if name in self.last.detail}
         target = self.last.target if len(self.targets) == 1 else "hive"
         outcome = self.outcomes.most_common(1)[0][0]
         return msgspec.structs.replace(self.last, target=target, outcome=outcome, detail=detail)

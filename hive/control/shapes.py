@@ -252,6 +252,7 @@ class AuditRow(TypedDict):
         str,
         Meta(description="`uid:<n>`, `token:<name>`, `internal`, `api-token`, `idle`, `proxy`, `helper`, `hive`."),
     ]
+    user: Annotated[str, Meta(description="The name that the user `uid:<n>` had then; empty where none was known.")]
     act: Annotated[str, Meta(description="As `agent.paused`, or `order.pause` for what somebody asked for.")]
     target: Annotated[str, Meta(description="The id of an agent, a setting, or `hive`.")]
     origin: Annotated[

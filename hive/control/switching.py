@@ -92,6 +92,9 @@ def read_chosen(conn: sqlite3.Connection, run: str) -> Target | None:
     return None
 
 
+NONE_INSTALLED = "none is installed where hive.conf says (ollama_program, vllm_program, llama_program)"
+
+
 @dataclass(frozen=True)
 class Parts:
     """What a switch needs of the daemon. `settings`: asked each time, some of them change while Hive runs."""
@@ -217,7 +220,7 @@ class Switcher:
                     return  # it is looked at until something answers there
                 target = target or await services.first(self._parts.settings())
                 if target is None:
-                    self.why_none = "no inference server is installed where hive.conf says"
+                    self.why_none = NONE_INSTALLED
                     return
                 if target.unit:
                     await services.start(target)

@@ -28,7 +28,7 @@ from hive.link.messages import Activity, Stat
 from hive.link.specs import Capabilities
 from hive.models.prompts import hash_prompt
 from hive.settings import Settings
-from hive.store.audit import Entry
+from hive.store.audit import USER, Entry
 from hive.store.messages import Message
 from hive.store.schedules import Schedule
 from hive.store.usage import By, Cost, GroupCost, Spent, UsageSince, total
@@ -269,6 +269,7 @@ def audit_view(entry: Entry) -> shapes.AuditRow:
         "id": entry.id,
         "at": row.at,
         "actor": row.actor,
+        "user": str(row.detail.get(USER, "")),
         "act": row.act,
         "target": row.target,
         "origin": row.origin,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import grp
 import os
 import pwd
+import time
 from typing import NamedTuple
 
 from hive.errors import ConfigError
@@ -44,3 +47,64 @@ def appliance() -> Accounts:
         )
     except KeyError as error:
         raise ConfigError(f"there is no such account: {error.args[0]}", hint="sudo hive install makes it") from None
+
+
+# --- names of people ---------------------------------------------------------------------------------------------
+
+UID = "uid:"
+"""Before the number of who acts, where names are written down beside it."""
+NAME_KEPT_S = 60.0
+NAME_WITHIN_S = 1.0
+"""A directory service that does not answer holds up an order no longer than this."""
+
+
+def name_of(uid: int) -> str:
+    """The user's name now; empty where this system has none for it, as in a container. May wait for a directory."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return ""
+
+
+class UserNames:
+    """Names of users as they were at most a minute ago, for whoever must not wait for them."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[float, str]] = {}
+        self._asked: dict[int, asyncio.Future[str]] = {}
+
+    def __repr__(self) -> str:
+        return f"<UserNames {len(self._known)} known, {len(self._asked)} asked for>"
+
+    async def learn(self, actor: str) -> None:
+        """Afterwards `of` knows the name of `uid:<n>`, if it can be had within a second. Raises nothing."""
+        if (uid := uid_of(actor)) is None:
+            return
+        at, _ = self._known.get(uid, (float("-inf"), ""))
+        if time.monotonic() - at < NAME_KEPT_S:
+            return
+        asked = self._asked.get(uid)
+        if asked is None or asked.done():
+            asked = self._asked[uid] = asyncio.get_running_loop().run_in_executor(None, name_of, uid)
+        with contextlib.suppress(TimeoutError, OSError):
+            name = await asyncio.wait_for(asyncio.shield(asked), NAME_WITHIN_S)
+            self._known[uid] = (time.monotonic(), name)
+            self._asked.pop(uid, None)
+
+    def of(self, actor: str) -> str:
+        """The name that was learnt last; empty for one that never was, and for what is no user."""
+        uid = uid_of(actor)
+        return "" if uid is None else self._known.get(uid, (0.0, ""))[1]
+
+
+def uid_of(actor: str) -> int | None:
+    """
+    >>> uid_of("uid:1000"), uid_of("idle")
+    (1000, None)
+    """
+    number = actor.removeprefix(UID)
+    return int(number) if actor.startswith(UID) and number.isascii() and number.isdecimal() else None
+
+
+NAMES = UserNames()
+"""Of this system, for all who write down what people do."""

@@ -30,6 +30,10 @@ PREFERRED = ("lz4", "lzo-rle", "zstd", "lzo")
 REMOVE_WITHIN_S = 2.0
 """udev may have a new device open for a moment, and what is open cannot be removed."""
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+IN_CONTAINER = "in this container nobody can: swap is turned on by its host, for all that run there"
+SYS_ADMIN = 1 << 21
+"""CAP_SYS_ADMIN (capability.h), without which nobody turns swap on."""
+NO_ZRAM = "this kernel has no zram; a swap file serves deep sleep as well"
 
 
 class Plan(NamedTuple):
@@ -64,6 +68,56 @@ def plan(memory: Memory, swaps: Sequence[Swap] | None) -> Plan | None:
             "it lasts until the next boot",
         ),
     )
+
+
+def why_not() -> str:
+    """Why no zram device can be set up here, by root either; empty where nothing is known against it.
+
+    Changes nothing: a module that is not loaded yet is looked for in its directory.
+    """
+    if is_kept_from(*(_said(name) for name in ("status", "uid_map", "mounts"))):
+        return IN_CONTAINER
+    if CONTROL.exists() or any(path.exists() for path in _modules()):
+        return ""
+    return NO_ZRAM
+
+
+def is_kept_from(status: str, uid_map: str, mounts: str) -> bool:
+    """Whether a system with these files in /proc/self is kept from devices of its kernel, as containers are.
+
+    Nobody in it can be permitted to turn swap on, its root is not the machine's, its /sys is read-only, or a device
+    that is made does not appear in its /dev. One that was given all of this is not kept from anything.
+
+    >>> bound, whole = "CapBnd:\\t000001ffffffffff\\n", "0 0 4294967295"
+    >>> mounts = "sysfs /sys sysfs rw 0 0\\nudev /dev devtmpfs rw 0 0\\n"
+    >>> is_kept_from(bound, whole, mounts), is_kept_from("CapBnd:\\t00000000a80425fb\\n", whole, mounts)
+    (False, True)
+    >>> is_kept_from(bound, "0 100000 65536", mounts), is_kept_from(bound, whole, mounts.replace("devtmpfs", "tmpfs"))
+    (True, True)
+    """
+    bounding = next((line.split()[1] for line in status.splitlines() if line.startswith("CapBnd:")), "")
+    found = {words[1]: words for line in mounts.splitlines() if len(words := line.split()) > 3}  # the last one counts
+    system, devices = found.get("/sys", ()), found.get("/dev", ())
+    return (
+        bool(bounding and not int(bounding, 16) & SYS_ADMIN)
+        or (bool(uid_map.strip()) and uid_map.split() != ["0", "0", "4294967295"])
+        or bool(system and "rw" not in system[3].split(","))
+        or bool(devices and devices[2] != "devtmpfs")
+    )
+
+
+def _said(name: str) -> str:
+    """Empty where the kernel does not say."""
+    try:
+        return Path("/proc/self", name).read_text()
+    except OSError:
+        return ""
+
+
+def _modules() -> Iterator[Path]:
+    """Where the module may be, compressed or not."""
+    drivers = Path("/lib/modules", os.uname().release, "kernel/drivers/block/zram")
+    return (drivers / f"zram.ko{end}" for end in ("", ".xz", ".zst", ".gz"))
 
 
 def set_up(size_bytes: int, algorithm: str | None = None, *, priority: int = PRIORITY) -> str:

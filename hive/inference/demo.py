@@ -205,8 +205,11 @@ class Connection(asyncio.Protocol):
             self._begin()
 
 
-def listen(*, socket: Path | None = None, port: int | None = None, host: str = "127.0.0.1") -> sockets.socket:
-    """A listener on a unix socket (mode 0600: only Hive's own user may ask) or a TCP port (0: a free one).
+def listen(
+    *, socket: Path | None = None, port: int | None = None, host: str = "127.0.0.1", shared: bool = False
+) -> sockets.socket:
+    """A listener on a unix socket (mode 0600: only Hive's own user may ask; `shared`: its group, too) or a TCP port
+    (0: a free one).
 
     A socket file nobody listens on any more is replaced. Raises `HiveError` where the address cannot be had.
     """
@@ -214,7 +217,7 @@ def listen(*, socket: Path | None = None, port: int | None = None, host: str = "
         raise UsageError("the demo backend needs either a socket or a port")
     family = sockets.AF_INET if socket is None else sockets.AF_UNIX
     listener = sockets.socket(family, sockets.SOCK_STREAM)
-    umask = os.umask(0o177)
+    umask = os.umask(0o117 if shared else 0o177)
     try:
         if socket is not None:
             _remove_dead(socket)
@@ -292,10 +295,11 @@ def main(
     host: str = "127.0.0.1",
     watch_fd: int | None = None,
     tokens_per_s: float = TOKENS_PER_S,
+    shared: bool = False,
 ) -> int:
     """The demo backend as a process of its own; returns its exit code. Raises `HiveError` where it cannot listen."""
     if tokens_per_s <= 0:
         raise UsageError("tokens per second must be above 0")
-    listener = listen(socket=socket, port=port, host=host)
+    listener = listen(socket=socket, port=port, host=host, shared=shared)
     asyncio.run(serve(listener, tokens_per_s=tokens_per_s, watch_fd=watch_fd, handle_signals=True))
     return 0

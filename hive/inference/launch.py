@@ -29,7 +29,10 @@ SECRET = ("HIVE_", "INFERENCE_", "REDIS_", "CREDENTIALS_", "NOTIFY_")
 """Beginnings of names in the environment that are none of an inference server's business."""
 
 STARTED = (BackendKind.OLLAMA, BackendKind.VLLM, BackendKind.LLAMA)
-"""The kinds that Hive starts as services."""
+"""The kinds whose program somebody installs, and Hive starts."""
+SERVICES = (*STARTED, BackendKind.DEMO)
+"""The kinds that are services of an installed Hive. The demo backend is Hive's own program, and is chosen by name only:
+a box without an inference server does not pretend to have one."""
 
 
 class Needed(msgspec.Struct, frozen=True):
@@ -87,7 +90,7 @@ def launch(
         case BackendKind.LLAMA:
             return _llama(inference, base | home, socket_of(kind, runtime))
         case BackendKind.DEMO | BackendKind.REMOTE:
-            raise ValueError("the demo backend is no service")
+            raise ValueError(f"{kind} is no program that settings describe (the demo backend is Hive's own)")
 
 
 def _ollama(inference: Inference, environment: dict[str, str]) -> Launch:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+import msgspec
 import uvloop
 
 from hive.errors import DependencyDown, HiveError, Saturated
@@ -37,6 +38,7 @@ from hive.proxy.metrics import Metrics
 from hive.proxy.queue import QueueView
 from hive.proxy.registry import UNHEARD_S, Entry
 from hive.proxy.spool import UsageLog
+from hive.proxy.under_way import models_in_use
 from hive.settings import Paths, Settings
 from hive.settings_runtime import with_runtime
 from hive.store.live import Live
@@ -120,7 +122,7 @@ class ProxyServer:
         self._doors: list[Door] = []
         """Callers wait before these until it is known who they may be."""
         self._listening: list[tuple[Door, Listener]] = []
-        self._desk = Desk(Admin(self.metrics, not_ready=self._not_ready, queue=self._queue), self._deadlines)
+        self._desk = Desk(Admin(self.metrics, not_ready=self._not_ready, queue=self._told_of_queue), self._deadlines)
         self._admin_inode = 0
         self._seldom = Seldom()
         self._on_ready: Callable[[], None] | None = None
@@ -269,6 +271,10 @@ class ProxyServer:
 
     def _queue(self) -> QueueView:
         return self.registry.queue.view(time.monotonic())
+
+    def _told_of_queue(self) -> dict[str, object]:
+        """The queue, and `models`: agent → the model that works for it."""
+        return {**msgspec.structs.asdict(self._queue()), "models": models_in_use(self.registry)}
 
     def _tell_metrics(self) -> None:
         """What is counted nowhere, because somebody knows it at any moment."""

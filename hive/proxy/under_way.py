@@ -20,6 +20,12 @@ def queue_now(registry: Registry, now: float) -> QueueIs:
     return QueueIs(queue=registry.queue.view(now), requests=found[:TOLD_MAX], left_out=max(0, len(found) - TOLD_MAX))
 
 
+def models_in_use(registry: Registry) -> dict[str, str]:
+    """Agent → the model its newest request is for, of those that have requests under way and named one."""
+    found = [told for exchange in _exchanges(registry) if (told := exchange.told(0.0)) is not None and told.model]
+    return {told.agent: told.model for told in found}
+
+
 def end_request(registry: Registry, request_id: str) -> bool:
     """Whether there is such a request; its client gets `Cancelled`, or a stream that is cut with it."""
     for exchange in _exchanges(registry):

@@ -1,4 +1,4 @@
-"""The services that run inference servers, started and stopped for the daemon: these three and no others.
+"""The services that run inference servers, started and stopped for the daemon: these and no others.
 
 The message names a kind, never a unit: a daemon that was taken over cannot ask for another one.
 """
@@ -25,6 +25,7 @@ UNITS: dict[BackendKind, str] = {
     BackendKind.OLLAMA: "hive-inference.service",
     BackendKind.VLLM: "hive-inference-vllm.service",
     BackendKind.LLAMA: "hive-inference-llama.service",
+    BackendKind.DEMO: "hive-inference-demo.service",
 }
 VERBS: frozenset[type[Message]] = frozenset({BackendStart, BackendStop, AskBackend, AskBackendLog})
 GRACE_MAX_S = 300.0

@@ -44,6 +44,13 @@ REFUSED = frozenset(
 ORDERS_MAX = ROWS_MAX // 2
 """Permitted orders that stay though rows behind them are too many."""
 _IS_ORDER = f"act GLOB '{ORDER}*' AND outcome NOT IN ({', '.join(repr(code) for code in sorted(REFUSED))})"
+USER = "user"
+"""In a detail: the name that the user `uid:<n>` had at the time."""
+LOGIN_USER = "login_user"
+"""The name of the user who had logged in, where another one acted, as with sudo."""
+_USER_IN_DETAIL, _LOGIN_IN_DETAIL = (
+    f"CASE WHEN json_valid(detail) THEN json_extract(detail, '$.{key}') END" for key in (USER, LOGIN_USER)
+)
 _COLUMNS = "id, at, actor, act, target, origin, outcome, detail, prev, hash"
 _NOT_TOLD = f"act NOT GLOB '{ORDER}*' AND act NOT GLOB 'audit.*'"
 """What is no event: nothing happened to an agent by it."""
@@ -53,8 +60,9 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     """One act. `at` Unix seconds; `act` as `agent.paused` or `order.pause`; `target` an agent id, setting or `hive`.
 
     `actor`: `uid:<n>`, `token:<name>`, `internal`, `api-token`, `idle`, `proxy`, `helper`, `hive` where Hive acted by
-    itself; `origin`: where it came from (`socket`, `tcp:<address>` of an order and `tcp` of what came of it, `cli` for
-    a `hive` command that asks no daemon, `proxy`, `hive`); `outcome`: `ok` or the code of the error.
+    itself; the name of a user is kept in the detail (`USER`), as it was then. `origin`: where it came from (`socket`,
+    `tcp:<address>` of an order and `tcp` of what came of it, `cli` for a `hive` command that asks no daemon, `proxy`,
+    `hive`); `outcome`: `ok` or the code of the error.
     """
 
     at: float
@@ -86,6 +94,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
     """Which rows are asked for; what is empty or None asks for nothing. `agent`: ids or names. `act` may have `*`.
+    `actor`: as in AuditRow, or the name that a user had then.
 
     `since`: Unix seconds; `before`: an id.
     """
@@ -219,7 +228,6 @@ def page(conn: sqlite3.Connection, asked: Filter, limit: int) -> list[Entry]:
     conditions: list[tuple[str, Any]] = [
         (condition, value)
         for condition, value in (
-            ("actor = ?", asked.actor or None),
             ("act GLOB ?", asked.act or None),
             ("at >= ?", asked.since),
             ("id < ?", asked.before),
@@ -227,8 +235,18 @@ def page(conn: sqlite3.Connection, asked: Filter, limit: int) -> list[Entry]:
         if value is not None
     ]
     whose = [(f"{column} = ?", agent) for agent in asked.agent for column in ("target", NAME_IN_DETAIL)]
+    # A name only among what people did: what Hive did by itself is no user's, whatever a user is called.
+    by = [
+        ("actor = ?", asked.actor),
+        *((f"actor GLOB 'uid:*' AND {column} = ?", asked.actor) for column in (_USER_IN_DETAIL, _LOGIN_IN_DETAIL)),
+    ]
+    wanted = [
+        [*whom, *who, *conditions]
+        for whom in ([[one] for one in whose] or [[]])
+        for who in ([[one] for one in by] if asked.actor else [[]])
+    ]
     # Each of them by its index, the newest first and no more than `limit`: an OR, or one IN, would look at every row.
-    queries = [_last(conn, [of, *conditions], limit) for of in whose] or [_last(conn, conditions, limit)]
+    queries = [_last(conn, one, limit) for one in wanted]
     found = {row[0]: row for rows in queries for row in rows}
     return [_entry(Link(*found[number])) for number in sorted(found, reverse=True)[:limit]]
 

@@ -214,7 +214,10 @@ class Top(App[int]):
         if elapsed_s is not None and (jump_s := panes.jumped_s(self.snapshot.at, snapshot.at, elapsed_s)):
             self._jump = (now, panes.jump_text(jump_s))
         self._looked_at = looked_at
+        came_or_went = snapshot.is_live is not self.snapshot.is_live
         self.snapshot = snapshot
+        if came_or_went:  # what can be done, and is offered, is another
+            self.refresh_bindings()
         self.history.add(snapshot)
         self._said = panes.wrong_with(snapshot)
         if now < self._jump[0] + JUMP_SHOWN_S:
@@ -256,7 +259,7 @@ class Top(App[int]):
             return False
         if action == "end_filter" and self.is_running:
             return bool(self._filter.display)
-        return not (self._readonly and action in ("verb", "backend"))
+        return action not in ("verb", "backend") or (not self._readonly and self.snapshot.is_live)
 
     @property
     def _is_table_in_front(self) -> bool:
@@ -339,8 +342,7 @@ class Top(App[int]):
         self.action_verb(event.verb)
 
     def action_backend(self) -> None:
-        if not self._refused():
-            self.push_screen(Backends(self._source, unicode=self._unicode))
+        self.push_screen(Backends(self._source, unicode=self._unicode))
 
     @property
     def _row(self) -> AgentRow | None:
@@ -350,7 +352,7 @@ class Top(App[int]):
     def action_verb(self, verb: str) -> None:
         """Asks first where something is lost."""
         row = self._row
-        if row is None or self._refused():
+        if row is None or not self.snapshot.is_live:  # a button that was pressed as the daemon went
             return
         if verb in QUESTIONS:
             question = QUESTIONS[verb].format(name=row.name)
@@ -362,11 +364,6 @@ class Top(App[int]):
             self.push_screen(Confirm(question), answered)
         else:
             self._act(row, verb)
-
-    def _refused(self) -> bool:
-        if not self.snapshot.is_live:
-            self.notify("the daemon is down: nothing can be changed", severity="warning")
-        return not self.snapshot.is_live
 
     @work
     async def _act(self, row: AgentRow, verb: str) -> None:

@@ -111,7 +111,7 @@ def state(status: str) -> str:
 COLUMNS: tuple[Column, ...] = (
     Column("AGENT", 14, lambda row: row.name, lambda row: row.name, wide=24),
     Column("STATE", 10, lambda row: state(row.status), lambda row: row.status),
-    Column("DEPTH", 5, lambda row: row.depth, lambda row: row.depth, from_width=56),
+    Column("DEPTH", 5, lambda row: row.depth or UNKNOWN, lambda row: row.depth, from_width=56),
     Column("TIER", 6, lambda row: row.tier, lambda row: row.tier, from_width=100),
     Column("TENANT", 10, lambda row: row.tenant, lambda row: row.tenant, from_width=100, wide=16),
     Column("MODEL", 14, lambda row: row.model or UNKNOWN, lambda row: row.model or "", from_width=120, wide=28),
@@ -173,6 +173,24 @@ def line_of(texts: Sequence[str], columns: Sequence[Column], width: int, *, unic
         text = fit(text, room, unicode=unicode)
         cells.append(f"{text:>{room}}" if column.is_number else f"{text:<{room}}")
     return f"{' '.join(cells)[:width]:<{width}}"
+
+
+def heads_line(columns: Sequence[Column], width: int, by: str, sign: str, *, unicode: bool = True) -> str:
+    """The titles of the columns, whole, and `sign` beside the title of the one they are ordered by, in the blank
+    between two columns where the title fills its own.
+
+    >>> heads_line([Column("RAM", 5, str, str, True), Column("DEPTH", 5, str, str), Column("WHY", 0, str, str)], 20,
+    ...            "DEPTH", "^")
+    '  RAM DEPTH^WHY     '
+    """
+    line = line_of([column.head for column in columns], columns, width, unicode=unicode)
+    end = 0
+    for column in columns:
+        start, end = end, end + column.width + 1
+        if column.head == by:
+            at = start + (column.width if column.is_number else len(fit(by, column.width or len(by), unicode=unicode)))
+            return f"{line[:at]}{sign}{line[at + 1 :]}"[:width]
+    return line
 
 
 def row_line(row: AgentRow, columns: Sequence[Column], width: int, *, unicode: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from hive.build import number_of
 from hive.domain import AgentStatus
 from hive.tui.cells import COLUMNS, count, fit, line_of, one_line, ordered, row_line, shown, size, some, span
 from hive.tui.charts import shares, with_scale
@@ -22,7 +23,7 @@ _ENDS = {*AgentStatus} - _GOING | {"stayed_awake", "removed"}
 
 def head_lines(snapshot: Snapshot, *, is_held: bool = False) -> list[Line]:
     """The backend, the agents and what it all costs: at most two lines, what matters most first."""
-    first = [line(Part(f"Hive {snapshot.hive_version}".strip(), "bold")), backend_line(snapshot.backend)]
+    first = [line(Part(f"Hive {number_of(snapshot.hive_version)}".strip(), "bold")), backend_line(snapshot.backend)]
     if is_held:
         first.insert(0, line(Part("held: space goes on", "mark")))
     second = [line(text) for text in _memory(snapshot)]

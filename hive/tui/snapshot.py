@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from hive.domain import SleepDepth
+from hive.domain import AT_REST, SleepDepth
 
 if TYPE_CHECKING:
     from hive.domain import Agent
@@ -212,6 +212,7 @@ def from_api(answers: Answers, *, place: str, now: float, before: Snapshot | Non
     health, stats, gpus = answers.health, answers.stats, answers.gpus
     elapsed_s = now - before.at if before is not None and before.is_live else 0.0
     earlier = {row.id: row for row in before.agents} if before is not None and elapsed_s > 0 else {}
+    in_use = in_use_of(answers.queue)
     return Snapshot(
         at=now,
         source=FROM_DAEMON,
@@ -228,7 +229,7 @@ def from_api(answers: Answers, *, place: str, now: float, before: Snapshot | Non
         tokens_out=stats.get("tokens_out"),
         wakes=stats.get("wakes"),
         wake_ms=(stats.get("wake_ms") or {}).get("p50"),
-        agents=[_agent(view, now, earlier.get(view.id), elapsed_s) for view in answers.agents],
+        agents=[_agent(view, now, earlier.get(view.id), elapsed_s, in_use) for view in answers.agents],
         events=[_event(event) for event in answers.events],
     )
 
@@ -300,16 +301,36 @@ def idle_of(*, now: float, last_active_at: float | None, busy: int) -> float | N
     return None if last_active_at is None else max(0.0, round(now - last_active_at, 1))
 
 
-def _agent(view: View, now: float, before: AgentRow | None, elapsed_s: float) -> AgentRow:
+def in_use_of(queue: Answer | None) -> Mapping[str, str]:
+    """Agent → the model that works for it now; empty where the proxy cannot be asked, or is older than that.
+
+    >>> in_use_of({"models": {"a1": "llama3.2"}}), in_use_of(None)
+    ({'a1': 'llama3.2'}, {})
+    """
+    found: Mapping[str, str] = (queue or {}).get("models") or {}
+    return found
+
+
+def depth_of(status: str, depth: str) -> str:
+    """Empty for one that does not run: it neither sleeps nor is awake.
+
+    >>> depth_of("stopped", "awake"), depth_of("running", "awake"), depth_of("paused", "deep")
+    ('', 'awake', 'deep')
+    """
+    return "" if status in AT_REST else depth
+
+
+def _agent(view: View, now: float, before: AgentRow | None, elapsed_s: float, in_use: Mapping[str, str]) -> AgentRow:
+    """Its model: the one it uses now, else its own, else the one that was seen last."""
     busy = view.in_flight + view.ingress_open
     return AgentRow(
         id=view.id,
         name=view.name,
         status=view.status,
-        depth=view.depth,
+        depth=depth_of(view.status, view.depth),
         tier=view.tier,
         tenant=view.tenant,
-        model=view.model,
+        model=in_use.get(view.id) or view.model or (None if before is None else before.model),
         runtime=view.runtime,
         in_flight=view.in_flight,
         parked=view.parked,
@@ -337,7 +358,7 @@ def _stored(agent: Agent, now: float) -> AgentRow:
         id=agent.id,
         name=spec.name,
         status=str(agent.status),
-        depth=str(agent.depth),
+        depth=depth_of(agent.status, agent.depth),
         tier=str(spec.tier),
         tenant=spec.tenant,
         model=spec.model,

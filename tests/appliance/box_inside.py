@@ -171,6 +171,7 @@ def install() -> dict[str, Any]:
         "first": [first.returncode, first.stdout + first.stderr],
         "again": [again.returncode, again.stdout + again.stderr],
         "took_s": took_s,
+        "next": try_out(),
         "active": run("systemctl", "is-active", "hive.target").stdout.strip(),
         "failed": run("systemctl", "list-units", "--failed", "--plain", "--no-legend", "hive-[!i]*").stdout,
     }
@@ -224,6 +225,15 @@ def inside(name: str) -> dict[str, Any]:
         "refused": [refused.returncode, refused.stderr],
         "units": run("systemctl", "list-units", "--all", "--plain", "--no-legend", "hive-exec@*").stdout,
     }
+
+
+def try_out() -> dict[str, Any]:
+    """What status says to type where there is no inference server, typed as it stands there."""
+    before = hive("status")
+    (command,) = [one["command"] for one in before["next"]]
+    ran = run("sh", "-c", command.removeprefix("sudo "))  # this machine has none
+    after = hive("status")
+    return {"problems": before["problems"], "ran": ran.returncode, "status": after["status"], "next": after["next"]}
 
 
 def boot_s() -> dict[str, float]:
@@ -412,7 +422,7 @@ def switches() -> dict[str, Any]:
 
 def rotate(token: str) -> dict[str, Any]:
     listed = run("hive", "secrets", "list").stdout
-    ran = {name: run("hive", "secrets", "rotate", name).returncode for name in ("redis-daemon", "redis-proxy")}
+    ran = {name: run("hive", "secrets", "rotate", name, "--yes").returncode for name in ("redis-daemon", "redis-proxy")}
     until("Redis is up for the daemon", lambda: hive("status")["redis"]["up"])
     return {"ran": ran, "listed": listed, "chat": chat(token)}
 
@@ -438,8 +448,10 @@ def leave() -> dict[str, Any]:
     before = asleep(sleepers)
     init = Path(SOURCES, "hive/__init__.py")
     init.write_text(init.read_text().replace('__version__ = "', '__version__ = "9.'))
+    dry = run(f"{SOURCES}/install.sh", "--dry-run")
     upgrade = run(f"{SOURCES}/install.sh")
     found: dict[str, Any] = {
+        "dry upgrade": [dry.returncode, dry.stdout],
         "upgrade": [upgrade.returncode, upgrade.stdout + upgrade.stderr],
         "version": hive("version")["hive"],
         "agents after": statuses(),
@@ -472,6 +484,8 @@ def leave() -> dict[str, Any]:
     found["agents back"] = sorted(statuses())
     for name in ("ann", "ben", "cid"):
         run("userdel", "--remove", name)
+    told = run(f"{SOURCES}/install.sh", "--uninstall", "--purge", "--dry-run")
+    found["dry purge"] = [told.returncode, told.stdout]
     purged = run(f"{SOURCES}/install.sh", "--uninstall", "--purge", "--yes")
     found["purge"] = [purged.returncode, purged.stdout + purged.stderr]
     found["after"] = machine()

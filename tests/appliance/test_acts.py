@@ -17,6 +17,7 @@ from hive.appliance.secrets import directory, generate, rotate
 from hive.cli.main import main
 from hive.control.journal import Journal
 from hive.errors import HiveError, UsageError
+from hive.host.accounts import name_of
 from hive.store import acts, chain
 from hive.store import audit as table
 from hive.store.acts import Act, acts_of
@@ -86,7 +87,7 @@ def test_what_was_cut_short_is_told(box: Layout) -> None:
     database = installed(box).database
     with pytest.raises(KeyboardInterrupt), told.noted(database, "restore", file="b.tar"):
         raise KeyboardInterrupt
-    assert [(act.outcome, act.detail) for act in acts_in(box)] == [("cut_short", {"file": "b.tar"})]
+    assert [(act.outcome, act.detail["file"]) for act in acts_in(box)] == [("cut_short", "b.tar")]
 
 
 def test_who_logged_in_is_told_where_that_is_another(
@@ -97,7 +98,10 @@ def test_who_logged_in_is_told_where_that_is_another(
     for text in ("1000", str(os.geteuid()), "4294967295", "", "x"):
         login.write_text(text)
         rotate(box, "api-token")
-    assert [act.detail for act in acts_in(box)] == [{"login": "uid:1000"}, {}, {}, {}, {}]
+    details = [act.detail for act in acts_in(box)]
+    assert [detail.get("login") for detail in details] == ["uid:1000", None, None, None, None]
+    assert [detail.get("user", "") for detail in details] == [name_of(os.geteuid())] * 5
+    assert details[0].get("login_user", "") == name_of(1000)
 
 
 def test_a_path_whose_bytes_are_no_utf_8_is_noted(box: Layout, tmp_path: Path) -> None:
@@ -109,12 +113,12 @@ def test_a_path_whose_bytes_are_no_utf_8_is_noted(box: Layout, tmp_path: Path) -
     with pytest.raises(HiveError), told.noted(database, "backup", file="x"):
         raise HiveError(f"{odd} is there already")
     one, two = acts_in(box)
-    assert (one.target, one.detail, one.outcome) == (
+    assert (one.target, {key: one.detail[key] for key in ("file", "secrets")}, one.outcome) == (
         r"/tmp/b\udcff.tar",
         {"file": r"/tmp/b\udcff.tar", "secrets": False},
         "ok",
     )
-    assert two.detail == {"file": "x", "error": r"/tmp/b\udcff.tar is there already"}
+    assert (two.detail["file"], two.detail["error"]) == ("x", r"/tmp/b\udcff.tar is there already")
 
 
 def test_what_cannot_be_noted_is_done_and_said(box: Layout, caplog: pytest.LogCaptureFixture) -> None:

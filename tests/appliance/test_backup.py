@@ -620,6 +620,20 @@ def test_the_commands_say_what_they_did(up: Place, tmp_path: Path, capsys: pytes
     assert capsys.readouterr().out == "nothing was cut short\n"
 
 
+def test_nobody_is_asked_about_a_backup_that_is_not_there(
+    up: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`hive restore /nonexistent` asked whether to replace everything by it."""
+    code = main(["restore", str(tmp_path / "none.tar"), "--state-dir", str(up.paths.state)])
+    assert (code, f"there is no {tmp_path}/none.tar" in capsys.readouterr().err) == (3, True)
+
+
+def test_a_directory_that_is_not_there_is_named(up: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It said that a hidden file beside the backup could not be changed, with exit code 1."""
+    code = main(["backup", str(tmp_path / "none/b.tar"), "--state-dir", str(up.paths.state)])
+    assert (code, f"there is no directory {tmp_path}/none" in capsys.readouterr().err) == (3, True)
+
+
 def test_which_hive_is_meant(box: Place, tmp_path: Path) -> None:
     assert box.layout is not None
     found = place_of(state_dir=None, prefix=box.layout.root, uid=0, env={})

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from host import package_sources, systemd_machine
 
+from hive.appliance.step_list import STEPS
 from tests import llama, vllm
 
 SOURCES = "srv/src"
@@ -153,6 +154,24 @@ def left(box: Box, switched: Seen, servers: list[str]) -> Seen:
     return box.boot("leave", *servers, online=True)
 
 
+def lines_told(text: str) -> list[tuple[str, str]]:
+    """Step and what it does, line by line, of a dry run; no notes."""
+    found, step = [], ""
+    for line in text.splitlines():
+        if line.startswith("    "):
+            found.append((step, line.strip()))
+        else:
+            step = line
+    return [line for line in found if not line[1].startswith("note: ")]
+
+
+def lines_said(text: str) -> list[tuple[str, str]]:
+    """The same of a run, of all that it prints."""
+    steps = {*STEPS, "packages", "environment", "code"}
+    lines = [line.removeprefix("install.sh: ").partition(": ") for line in text.splitlines()]
+    return [(step, words) for step, _, words in lines if step in steps and not words.startswith("note: ")]
+
+
 # --- installing ----------------------------------------------------------------------------------------------------
 
 
@@ -164,14 +183,30 @@ def test_a_clean_debian_becomes_a_hive_with_one_command(installed: Seen) -> None
     print(f"installed in {installed['took_s']:.0f} s, packages and environment with it")
 
 
+def test_without_an_inference_server_status_says_one_command_that_gives_it_one(installed: Seen) -> None:
+    """A new box ended with `Status: degraded`, and what it said to type listed three servers that were not there."""
+    seen = installed["next"]
+    assert len(seen["problems"]) == 1
+    assert "none is installed where hive.conf says" in seen["problems"][0]
+    assert (seen["ran"], seen["status"], seen["next"]) == (0, "ok", [])
+
+
 def test_the_same_command_again_changes_nothing(installed: Seen) -> None:
     code, said = installed["again"]
     assert code == 0
     assert not re.search(r": (write|create|make|generate|link|replace) ", said), said
 
 
-def test_a_dry_run_changes_nothing(installed: Seen) -> None:
+def test_a_dry_run_changes_nothing_and_tells_every_step_that_is_taken(installed: Seen) -> None:
     assert installed["changed_by_dry_run"] == []
+    code, told = installed["dry"]
+    assert code == 0, told
+    # There is no Python with venv yet, so it tells what each step does at most.
+    steps = {step for step, _ in lines_told(told)}
+    taken = lines_said(installed["first"][1])
+    assert {step for step, _ in taken} <= steps
+    shell = ("packages", "environment")
+    assert [line for line in lines_told(told) if line[0] in shell] == [line for line in taken if line[0] in shell]
 
 
 # --- what the documents tell to type -------------------------------------------------------------------------------
@@ -311,6 +346,19 @@ def test_an_upgrade_keeps_every_agent(left: Seen) -> None:
     assert code == 0, said
     assert left["version"].startswith("9.")
     assert left["agents after"]["eve"] == "running"
+
+
+def test_a_dry_run_of_an_upgrade_tells_line_by_line_what_it_does(left: Seen) -> None:
+    """It omitted the new version's link, the restart of Hive and the removal of what was before."""
+    code, told = left["dry upgrade"]
+    assert code == 0, told
+    assert lines_told(told) == lines_said(left["upgrade"][1])
+
+
+def test_a_dry_run_of_a_purge_tells_line_by_line_what_goes(left: Seen) -> None:
+    code, told = left["dry purge"]
+    assert code == 0, told
+    assert lines_told(told) == lines_said(left["purge"][1])
 
 
 def test_an_upgrade_wakes_nobody(left: Seen) -> None:

@@ -307,6 +307,29 @@ def test_zram_is_set_up_where_there_is_no_swap() -> None:
     assert "lz" in mended.reason
 
 
+IN_A_CONTAINER = """mount -t tmpfs tmpfs /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/urandom c 1 9 &&
+mount -o remount,bind,ro /sys && exec "$@"
+"""
+
+
+@pytest.mark.root
+def test_in_a_container_no_swap_is_offered_and_none_attempted() -> None:
+    """`--fix` was offered in a container, made a device of its host's, and failed: it was not in the /dev there."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    words = [sys.executable, "-m", "hive", "doctor", "memory.swap", "--json"]
+    container = ["unshare", "--mount", "sh", "-c", IN_A_CONTAINER, "sh"]
+    with swapspace.without_swap():
+        devices = sorted(Path("/sys/block").glob("zram*"))
+        for command in (words, [*words, "--fix"]):
+            said = subprocess.run([*container, *command], capture_output=True, text=True, check=False)
+            (found,) = json.loads(said.stdout)["checks"]
+            assert (found["status"], found["fix"]) == ("warn", ""), found
+            assert "swap is turned on by its host" in found["reason"]
+        assert sorted(Path("/sys/block").glob("zram*")) == devices
+    assert "not fixed" in found["reason"]
+
+
 def test_swap_is_not_set_up_by_an_ordinary_user() -> None:
     one = Subject(kind=Kind.NONE, uid=1000)
     result = Result(name="memory.swap", status=WARN, reason="none")

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -14,19 +15,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import docker_engine
 import pytest
 from appliance.installation import UNITS, box_of, make_root, make_version, tree
 
-from hive.appliance import conf_file, layout, share
-from hive.appliance.install import check_host, install, open_box, plan, plan_removal, steps_of, uninstall
+from hive import __version__
+from hive.appliance import conf_file, layout, remains, share
+from hive.appliance.install import (
+    check_host,
+    current_version,
+    install,
+    next_version,
+    open_box,
+    plan,
+    plan_removal,
+    refuse_nothing,
+    steps_of,
+    uninstall,
+)
 from hive.appliance.layout import Layout
 from hive.appliance.manifest import Manifest
 from hive.appliance.running import Unit
 from hive.appliance.share import Managed
 from hive.appliance.steps import Box, enabled
 from hive.appliance.steps_system import previous
-from hive.errors import ConfigError, DependencyDown, HiveError, NotPermitted, UsageError, WrongState
+from hive.errors import ConfigError, DependencyDown, HiveError, NotFound, NotPermitted, UsageError, WrongState
 from hive.host import systemd
+from hive.host.cgroup import state_label
 from hive.settings_file import load_text
 
 REPOSITORY = Path(__file__).parents[2]
@@ -201,7 +216,51 @@ def test_a_manifest_that_cannot_be_read_stops_everything(root: Path) -> None:
 def test_from_an_environment_that_is_not_installed_nothing_is_installed(root: Path) -> None:
     with pytest.raises(UsageError, match="no installed version"):
         open_box(Layout(root), say=print)
-    assert open_box(Layout(root), say=print, anywhere=True).version.endswith("-1")
+    assert open_box(Layout(root), say=print, otherwise=next_version).version.endswith("-1")
+
+
+def test_a_dry_run_of_an_upgrade_tells_what_the_upgrade_does(root: Path) -> None:
+    """install.sh asked an environment that passes, which took the version that runs for the new one: no link, no
+    restart, no old environment was told."""
+    make_version(root, f"{__version__}-1")
+    set_up(root, f"{__version__}-1")
+    unit = root / "etc/systemd/system/hive.target"
+    unit.write_text("mine")
+    passing = open_box(Layout(root), say=print, otherwise=next_version)
+    assert passing.version == f"{__version__}-2"
+    make_version(root, passing.version, units={**UNITS, "hive.target": "[Unit]\nDescription=New\n"})
+    (root / "opt/hive/versions" / passing.version).rename(root / "elsewhere")
+    passing.share = root / "elsewhere/share/hive"
+    told = {done.step: done.changes for done in plan(passing) if done.step != "self-check"}
+    (root / "elsewhere").rename(root / "opt/hive/versions" / passing.version)
+    said: list[str] = []
+    set_up(root, passing.version, said)
+    assert [line for line in said if ": note: " not in line] == [
+        f"{step}: {line}" for step, lines in told.items() for line in lines
+    ]
+    assert f"link /opt/hive/current -> versions/{__version__}-2" in told["version"]
+    assert told["old versions"] == [f"remove /opt/hive/versions/{__version__}-1"]
+    assert told["units"][0].startswith("keep /etc/systemd/system/hive.target, which was changed by hand")
+
+
+def test_where_nothing_is_installed_nothing_is_asked_and_nothing_done(root: Path) -> None:
+    """`hive uninstall` asked whether to remove what was not there."""
+    before = tree(root)
+    box = open_box(Layout(root), say=print, otherwise=current_version)
+    for purge in (False, True):
+        with pytest.raises(NotFound, match="not installed"):
+            refuse_nothing(box, purge=purge)
+    make_version(root, FIRST)
+    set_up(root)
+    refuse_nothing(box_of(root, FIRST), purge=False)
+    uninstall(box_of(root, FIRST), purge=False)
+    with pytest.raises(NotFound, match="not installed") as caught:
+        refuse_nothing(box_of(root, FIRST), purge=False)
+    assert "hive uninstall --purge" in caught.value.hint
+    refuse_nothing(box_of(root, FIRST), purge=True)
+    make_version(root, FIRST)
+    uninstall(box_of(root, FIRST), purge=True)
+    assert tree(root) == before
 
 
 def test_a_root_that_is_not_there_is_refused(root: Path) -> None:
@@ -340,6 +399,42 @@ def test_a_plan_of_a_removal_says_what_stays(root: Path) -> None:
     assert "remove /etc/hive/hive.conf" in gone
     assert "remove /opt/hive" in kept
     assert tree(root) == before
+
+
+@pytest.mark.docker
+def test_containers_of_a_hive_that_cannot_be_asked_any_more_are_taken_away(tmp_path: Path) -> None:
+    """With the daemon down a purge left them: paused containers and their networks, of agents nobody knew any more."""
+    engine = docker_engine.shared()
+    mine, others = tmp_path / "mine", tmp_path / "others"
+    conf = tmp_path / "hive.conf"
+    conf.write_text(f"[sandbox]\ndocker_socket = {engine.socket}\n")
+    made = {}
+    try:
+        for state in (mine, others):
+            labels = {"hive.agent": "ghost", "hive.state": state_label(state)}
+            host = {"NetworkMode": "none"}
+            body = {"Image": engine.image, "Cmd": ["sleep", "60"], "Labels": labels, "HostConfig": host}
+            status, told = engine.call("POST", "/containers/create", body)
+            assert status == 201, told
+            made[state] = told["Id"]
+            assert engine.do(told["Id"], "start") == 204
+            assert engine.do(told["Id"], "pause") == 204
+        said = remains.sweep(mine, conf)
+        assert [line for line in said if "had left at the Docker engine" in line], said
+        assert (engine.state(made[mine]), remains.sweep(mine, conf)) == (None, [])
+        assert engine.state(made[others]) is not None
+    finally:
+        for state in (mine, others):
+            engine.clear(state)
+
+
+def test_without_an_engine_nothing_is_left_at_one(tmp_path: Path) -> None:
+    conf = tmp_path / "hive.conf"
+    conf.write_text(f"[sandbox]\ndocker_socket = {tmp_path}/docker.sock\n")
+    assert remains.sweep(tmp_path, conf) == []
+    with socket.socket(socket.AF_UNIX) as nobody_listens:
+        nobody_listens.bind(f"{tmp_path}/docker.sock")
+        assert "containers of agents may be left" in remains.sweep(tmp_path, conf)[0]
 
 
 # --- a real environment ------------------------------------------------------------------------------------------

@@ -7,7 +7,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from appliance.installation import box_of, make_root, make_version, tree
 
+from hive.appliance.install import install, steps_of
+from hive.appliance.layout import Layout
+from hive.appliance.step_list import STEPS
+from hive.appliance.steps import Box
 from hive.host import systemd
 
 SCRIPT = Path(__file__).parents[2] / "install.sh"
@@ -66,3 +71,67 @@ def test_what_nothing_can_remove_any_more_the_script_removes(tmp_path: Path) -> 
     assert type_script("--uninstall", "--purge", "--yes", "--prefix", str(tmp_path)).returncode == 0
     assert not (tmp_path / "etc/hive").exists()
     assert not (tmp_path / "var/lib/hive").exists()
+
+
+@pytest.mark.root
+def test_what_the_installer_noted_goes_also_where_hive_cannot_run_any_more(root_of_an_image: Path) -> None:
+    """After an upgrade of Debian no environment had its Python any more: units, man pages and links were left."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    root = root_of_an_image
+    before = tree(root)
+    make_version(root, "0.1.0-1")
+    box = box_of(root, "0.1.0-1")
+    install(box, steps=[step for step in steps_of(box) if step.name != "self-check"])
+    told = type_script("--uninstall", "--purge", "--dry-run", "--prefix", str(root))
+    assert told.returncode == 0, told.stderr
+    removed = type_script("--uninstall", "--purge", "--yes", "--prefix", str(root))
+    assert removed.returncode == 0, removed.stderr
+    assert lines_said(removed.stderr) == lines_told(told.stdout)
+    left = {name for name in tree(root) if name not in before}
+    assert {name for name in left if not (root / name).is_dir()} == set()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("words", [[], ["--yes"], ["--purge", "--yes"], ["--dry-run"]])
+def test_where_nothing_is_installed_it_says_so_and_asks_nothing(words: list[str], root_of_an_image: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    before = tree(root_of_an_image)
+    said = type_script("--uninstall", *words, "--prefix", str(root_of_an_image))
+    assert (said.returncode, "there is nothing to remove" in said.stderr) == (3, True)
+    assert tree(root_of_an_image) == before
+
+
+def test_the_script_tells_the_steps_that_hive_takes() -> None:
+    """Where no Python could say more, a dry run told one line. What it tells now is the list that the run goes by."""
+    script = SCRIPT.read_text()
+    functions = script[script.index("# --- steps:") : script.index("# Which packages came with Hive")]
+    steps = script[script.index("hive_steps() {") : script.index("# Why this box cannot")]
+    program = f"root={SCRIPT.parent}\njson=\nsay() {{ :; }}\n{functions}\n{steps}\ntell hive_steps"
+    said = subprocess.run(["bash", "-euo", "pipefail", "-c", program], capture_output=True, text=True, check=True)
+    assert lines_told(said.stdout) == [(name, words) for name, words in STEPS.items() if words]
+    box = Box(Layout(Path("/")), version="1-1", share=Path("/"), say=print)
+    assert [step.name for step in steps_of(box)] == list(STEPS)
+
+
+def lines_told(text: str) -> list[tuple[str, str]]:
+    """Step and what it does, of a dry run."""
+    found, step = [], ""
+    for line in text.splitlines():
+        if line.startswith("    "):
+            found.append((step, line.strip()))
+        else:
+            step = line
+    return found
+
+
+def lines_said(text: str) -> list[tuple[str, str]]:
+    """The same of a run."""
+    lines = [line.removeprefix("install.sh: ").partition(": ") for line in text.splitlines()]
+    return [(step, words) for step, _, words in lines]
+
+
+@pytest.fixture
+def root_of_an_image(tmp_path: Path) -> Path:
+    return make_root(tmp_path / "image")

@@ -14,7 +14,17 @@ from pathlib import Path
 import pytest
 
 from hive.appliance.layout import REDIS_ACL, Layout
-from hive.appliance.secrets import ROTATING, SECRETS, acl_is_right, directory, generate, listed, missing, rotate
+from hive.appliance.secrets import (
+    ROTATING,
+    SECRETS,
+    acl_is_right,
+    directory,
+    generate,
+    listed,
+    missing,
+    rotate,
+    what_it_takes,
+)
 from hive.cli.main import main
 from hive.errors import ConfigError, NotFound, NotPermitted
 from hive.host.files import beside
@@ -200,10 +210,27 @@ def test_another_box_key_is_asked_about(root: Layout, capsys: pytest.CaptureFixt
     before = values(root)
     code, _, err = typed(capsys, root, "rotate", "box-key")
     assert code == 2
-    assert "every agent gets other tokens" in err
+    assert "Every agent gets other tokens" in err
     assert values(root) == before
     assert typed(capsys, root, "rotate", "box-key", "--yes")[0] == 0
     assert values(root)["box-key"] != before["box-key"]
+
+
+def test_whoever_rotates_a_secret_on_a_living_box_is_asked_first(
+    root: Layout, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hive secrets rotate redis-proxy` restarted Redis and the proxy at once, amid everybody's requests."""
+    generate(root)
+    before = values(root)
+    # As a living box has it; nothing is restarted, because nothing is rotated.
+    monkeypatch.setattr("hive.appliance.secrets._restarts", lambda layout: True)
+    code, _, err = typed(capsys, root, "rotate", "redis-proxy")
+    assert code == 2
+    assert "This restarts hive-redis, hive-proxy. Change redis-proxy?" in err
+    assert "say --yes" in err
+    assert values(root) == before
+    for name in SECRETS:
+        assert what_it_takes(root, name), name
 
 
 @pytest.mark.root

@@ -19,13 +19,14 @@ from hive.appliance.secrets import SECRETS
 from hive.cli.lazy import LazyGroup
 from hive.cli.main import root
 from hive.inference.launch import OLLAMA_ADDRESS, RUNTIME, STARTED, socket_of, unit_of
+from hive.inference.launch import SERVICES as INFERENCE_KINDS
 from hive.proxy.server import HANDED
 from hive.settings import Paths, Settings
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 UNITS = {path.name: path for path in sorted(SYSTEMD.iterdir()) if path.suffix in (".service", ".socket", ".target")}
 SERVICES = [name for name in UNITS if name.endswith(".service")]
-INFERENCE = [unit_of(kind) for kind in STARTED]
+INFERENCE = [unit_of(kind) for kind in INFERENCE_KINDS]
 PROGRAM = "/opt/hive/current/bin/hive"
 PATHS = Paths(Path("/var/lib/hive"), Path("/run/hive"), apart=True)
 
@@ -36,6 +37,7 @@ EXPOSURE = {
     "hive-inference.service": 0.9,
     "hive-inference-vllm.service": 0.9,
     "hive-inference-llama.service": 0.6,
+    "hive-inference-demo.service": 0.4,
     "hive-inference-ollama-relay.service": 0.5,
     "hive-first-boot.service": 1.2,
     "hive-sandbox.service": 4.3,
@@ -265,7 +267,7 @@ def test_an_inference_server_is_reached_by_its_socket_only(name: str) -> None:
     assert unit.all("PrivateNetwork") == ["yes"]
     assert str(RUNTIME) in unit.all("ReadWritePaths")
     assert unit.all("UMask") == ["0007"]
-    assert unit.all("ExecStart")[1] == "run-backend"
+    assert unit.all("ExecStart")[1] == ("demo-backend" if "demo" in name else "run-backend")
 
 
 def test_the_relay_is_in_ollamas_network_and_starts_nothing() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hive.cli import audit as cli
+from hive.host.accounts import name_of
 from hive.store import acts, anchors, audit
 from hive.store.audit import AuditRow
 from hive.store.chain import Head
@@ -20,6 +21,8 @@ from hive.store.database import Database
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
 ME = f"uid:{os.geteuid()}"
+MY_NAME = name_of(os.geteuid()) or ME
+"""As the table says it: it said `uid:1000` of ann."""
 
 
 # --- list ----------------------------------------------------------------------------------------------------------
@@ -30,8 +33,8 @@ def test_each_row_says_who_did_what_to_whom_and_how_it_ended(hive: Hive) -> None
     hive("agent", "pause", "alice")
     lines = hive("audit", "list").out.splitlines()
     assert lines[0].split() == ["ID", "AT", "ACTOR", "ORIGIN", "ACT", "AGENT", "OUTCOME", "WHY"]
-    assert lines[-2].split()[3:] == [ME, "socket", "order.stop", "alice", "ok"]
-    assert lines[-1].split()[3:] == [ME, "socket", "order.pause", "alice", "wrong_state", "alice", "is", "stopped"]
+    assert lines[-2].split()[3:] == [MY_NAME, "socket", "order.stop", "alice", "ok"]
+    assert lines[-1].split()[3:] == [MY_NAME, "socket", "order.pause", "alice", "wrong_state", "alice", "is", "stopped"]
     assert len(hive("audit", "list", "-n", "1").out.splitlines()) == 2
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hive import __version__
+from hive.build import version
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -66,5 +66,5 @@ def test_the_path_is_the_file_that_is_read(no_daemon: Hive, file: Path) -> None:
 
 
 def test_the_version_is_the_packages(no_daemon: Hive) -> None:
-    assert no_daemon("version").out == no_daemon("--version").out == f"hive {__version__}\n"
-    assert no_daemon("version", "--json").json["hive"] == __version__
+    assert no_daemon("version").out == no_daemon("--version").out == f"hive {version()}\n"
+    assert no_daemon("version", "--json").json["hive"] == version()

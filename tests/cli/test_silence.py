@@ -21,6 +21,7 @@ from hive.appliance.standing import DOWN, HANGS, UP, Part, Recorded, Standing, U
 from hive.cli import status
 from hive.cli.main import main
 from hive.cli.next_command import Problem, Where, about, of_disk, of_silence
+from hive.control.switching import NONE_INSTALLED
 from hive.places import runtime_dir
 from hive.store import audit
 from hive.store.audit import AuditRow
@@ -250,6 +251,7 @@ SENTENCES = (
     "usage waits, it cannot be written: another program keeps /s/hive.db locked",
     "switching to vllm: requests for the model wait",
     "no inference server was started: vllm: exited with 1",
+    f"no inference server was started: {NONE_INSTALLED}",
     "the backend does not answer",
 )
 HEALTHS: tuple[dict[str, Any], ...] = (

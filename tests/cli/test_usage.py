@@ -87,3 +87,12 @@ def test_on_a_terminal_of_80_columns_bars_are_there(hive: Hive) -> None:
     lines = said.decode().split("\r\n")
     assert [line.count("█") > 0 for line in lines[:3]] == [False, True, True]
     assert max(map(len, lines)) <= 90
+
+
+def test_a_wrong_span_is_said_by_the_name_of_the_option(hive: Hive) -> None:
+    """`hive agent usage --since soon` spoke of `period`, which is the API's name for it."""
+    said = hive("agent", "usage", "alice", "--since", "soon")
+    assert (said.code, said.err.splitlines()[0].startswith("hive: --since: expected numbers with s, m, h or d")) == (
+        2,
+        True,
+    )

@@ -13,6 +13,7 @@ from control.box import Box
 from hive.control.client import Client, path_of
 from hive.control.serving import Server, serve
 from hive.errors import BadRequest, DependencyDown, HiveError, NotFound, WrongState
+from hive.host.accounts import name_of
 from hive.store import audit, chain
 from hive.store.database import Database
 
@@ -34,7 +35,8 @@ async def test_an_order_is_told_with_its_target_and_its_outcome(client: Client, 
         ("order.stop", "id-alice", "ok"),
         ("order.remove", "id-alice", "ok"),
     ]
-    assert [row.detail for row in desk.orders] == [{"name": "alice"}] * 3
+    user = {"user": name_of(os.geteuid())} if name_of(os.geteuid()) else {}
+    assert [row.detail for row in desk.orders] == [{"name": "alice"} | user] * 3
 
 
 Order = Callable[[Client], object]
@@ -156,3 +158,20 @@ async def test_a_real_daemon_has_orders_and_what_came_of_them_in_one_whole_chain
     database.close()
     assert verdict.bad is None
     assert verdict.rows >= len(acts)
+
+
+async def test_what_a_person_did_is_found_by_the_name_of_then_and_by_the_number(box: Box) -> None:
+    """Every row said `uid:1000`: the name had to be looked up, and could not be once the user was gone."""
+    name = name_of(os.geteuid())
+    if not name:
+        pytest.skip("this user has no name here")
+    await box.everything()
+    client = Client(box.paths.api_socket)
+    await to_thread(client.post, "/api/agents", SPEC)
+    by_name, by_number, by_hive = [
+        (await to_thread(client.get, "/api/audit", actor=actor))["rows"] for actor in (name, ME, "hive")
+    ]
+    assert {"order.create", "agent.created"} <= {row["act"] for row in by_name}
+    assert [row["id"] for row in by_name] == [row["id"] for row in by_number]
+    assert {(row["actor"], row["user"]) for row in by_name} == {(ME, name)}
+    assert {row["user"] for row in by_hive} <= {""}

@@ -14,7 +14,7 @@ from hive.control.choices import Running, Services, service
 from hive.domain import BackendKind
 from hive.errors import ConfigError, DependencyDown, NotSupported, UsageError
 from hive.host.access import Access
-from hive.inference.launch import STARTED
+from hive.inference.launch import SERVICES
 from hive.inference.switch import Target
 from hive.link.messages import BackendIs
 from hive.sandbox.client import SandboxClient
@@ -79,8 +79,9 @@ async def test_nothing_is_started_stopped_or_read_of_what_is_somebody_elses(llam
             await verb
 
 
-def test_a_service_is_one_of_three() -> None:
-    for asked in ("demo", "vlm", "../x", "hive-proxy"):
+def test_a_service_is_one_of_hives_own() -> None:
+    assert service("demo").unit == "hive-inference-demo.service"
+    for asked in ("remote", "vlm", "../x", "hive-proxy"):
         with pytest.raises(UsageError):
             service(asked)
 
@@ -99,8 +100,8 @@ async def test_an_installed_hive_may_also_ask_somebody_elses(llama: str) -> None
     assert await choices.why_dead(target) == "", "it is nobody's here to say"
     first, *services = await choices.listed(target)
     assert (first.target, first.state, first.answers, first.version) == (target, "running", True, "b9")
-    assert [choice.target.kind for choice in services] == list(STARTED)
-    assert len(await choices.listed(service("vllm"))) == len(STARTED)
+    assert [choice.target.kind for choice in services] == list(SERVICES)
+    assert len(await choices.listed(service("vllm"))) == len(SERVICES)
     assert await choices.find("vllm") == service("vllm")
 
 

@@ -20,7 +20,7 @@ from control.box import AWAKE, Box, until
 from hive.control import choices, switching
 from hive.control.choices import Choice, Services
 from hive.control.daemon import Daemon
-from hive.control.switching import CHOSEN, Chosen, Switcher
+from hive.control.switching import CHOSEN, NONE_INSTALLED, Chosen, Switcher
 from hive.domain import BackendKind
 from hive.errors import DependencyDown, HiveError, NotFound, WrongState
 from hive.inference.switch import Step, Switch, Target
@@ -458,7 +458,7 @@ async def test_where_nothing_was_ever_chosen_the_first_one_is(
     await database.write(lambda conn: conn.execute("DELETE FROM runtime_settings"))
     database.close()
     await hive.start_daemon()
-    await until(lambda: any("no inference server is installed" in p for p in hive.desk.health()["problems"]))
+    await until(lambda: any(NONE_INSTALLED in p for p in hive.desk.health()["problems"]))
     job = await hive.ended(await hive.begin(VLLM))
     assert (job["state"], job["result"]["from"]) == ("done", None)
     assert await hive.who_answers() == "vllm"

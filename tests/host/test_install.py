@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 from host import package_sources
 
+from hive.appliance.step_list import STEPS
+
 CACHE = Path(os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci")) / "bare"
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 USER = "ann"
@@ -139,3 +141,35 @@ def test_an_installation_that_was_cut_short_is_repaired(machine: Machine) -> Non
     repaired = machine.run("./install.sh up --help", cwd="/srv/hive")
     assert repaired.returncode == 0, repaired.stderr
     assert "repairing" in repaired.stderr
+
+
+def test_on_a_bare_debian_a_dry_run_tells_every_step_and_changes_nothing(machine: Machine) -> None:
+    """It told one line (packages), and that the rest could be told once Python is there."""
+    before = files_of(machine.root)
+    told = machine.run("./install.sh --dry-run", cwd="/srv/hive")
+    assert told.returncode == 0, told.stderr
+    steps = [line for line in told.stdout.splitlines() if not line.startswith(" ")]
+    assert steps == ["packages", "environment", *(name for name, words in STEPS.items() if words)]
+    version = re.search(r"make (/opt/hive/versions/\S+)", told.stdout)
+    assert version is not None
+    for line in (
+        "apt-get update",
+        "apt-get install python3-venv redis-server",
+        "apt-get install scdoc, which makes the man pages",
+        "systemctl disable --now redis-server.service",
+        "note in /var/lib/hive/packages which of them came with Hive",
+        "pip install /srv/hive into it",
+    ):
+        assert f"    {line}\n" in told.stdout, told.stdout
+    assert "systemd is not PID 1 here" in told.stderr
+    assert files_of(machine.root) == before
+    as_user = machine.run("./install.sh --dry-run", user=USER, cwd=f"/home/{USER}/my hive")
+    assert as_user.returncode == 0, as_user.stderr
+    assert "this takes root" in as_user.stderr
+    assert files_of(machine.root) == before
+
+
+def files_of(root: Path) -> dict[str, int]:
+    """Every file and when it was changed, but for what a process has of its own."""
+    found = [path for path in root.rglob("*") if path.relative_to(root).parts[0] not in ("proc", "dev", "sys", "tmp")]
+    return {str(path): path.lstat().st_mtime_ns for path in found}

@@ -266,6 +266,11 @@ def test_its_socket_is_for_its_own_user_only(tmp_path: Path) -> None:
         assert stat.S_IMODE(os.stat(server.address).st_mode) == 0o600
 
 
+def test_as_a_service_its_group_may_ask_and_nobody_else(tmp_path: Path) -> None:
+    with listen(socket=tmp_path / "d.sock", shared=True):
+        assert stat.S_IMODE(os.stat(tmp_path / "d.sock").st_mode) == 0o660
+
+
 def test_a_socket_left_by_a_killed_one_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "d.sock"
     with demo_backend(socket=path) as server:

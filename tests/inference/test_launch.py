@@ -20,7 +20,7 @@ from hive.appliance.run_backend import free
 from hive.cli.run_backend import Kind
 from hive.domain import BackendKind
 from hive.errors import WrongState
-from hive.inference.launch import RUNTIME, STARTED, Launch, launch, served_name, socket_of, unit_of
+from hive.inference.launch import RUNTIME, SERVICES, STARTED, Launch, launch, served_name, socket_of, unit_of
 from hive.settings import Inference
 from tests import llama
 
@@ -43,9 +43,10 @@ def test_the_command_knows_exactly_the_kinds_that_are_started_as_services() -> N
     assert [str(kind) for kind in Kind] == [str(kind) for kind in STARTED]
 
 
-def test_the_demo_backend_is_no_service() -> None:
+def test_the_demo_backend_is_hives_own_program_and_is_not_described_by_settings() -> None:
     with pytest.raises(ValueError, match="demo"):
         started(BackendKind.DEMO)
+    assert set(SERVICES) - set(STARTED) == {BackendKind.DEMO}
 
 
 def test_vllm_has_the_flags_of_the_original_specification() -> None:
@@ -124,8 +125,8 @@ def test_program_and_model_are_asked_for_by_the_setting_they_come_from(kind: Bac
 
 
 def test_each_kind_has_a_socket_and_a_unit_of_its_own() -> None:
-    assert len({socket_of(kind) for kind in STARTED} | {unit_of(kind) for kind in STARTED}) == 6
-    assert {socket_of(kind).parent for kind in STARTED} == {RUNTIME}
+    assert len({socket_of(kind) for kind in SERVICES} | {unit_of(kind) for kind in SERVICES}) == 2 * len(SERVICES)
+    assert {socket_of(kind).parent for kind in SERVICES} == {RUNTIME}
 
 
 def test_a_model_is_called_after_its_file() -> None:

@@ -131,6 +131,21 @@ async def test_what_an_agent_wrote_does_not_steer_the_terminal(box: Box) -> None
         await until(lambda: [line.text.strip() for line in log.lines] == [r"a\x1b[2Jb [red]"])
 
 
+async def test_whoever_does_not_run_is_not_awake(box: Box) -> None:
+    """Stopped agents, and such as were never started, had `awake` in the column DEPTH, also with the daemon down."""
+    await box.create("ann")
+    await box.create("bob")
+    await box.desk.stop("bob", "uid:0")
+    async with over(box) as (app, _pilot):
+        for is_live in (True, False):
+            await until(lambda is_live=is_live: app.snapshot.is_live is is_live)
+            assert {row.name: row.depth for row in app.snapshot.agents} == {"ann": "awake", "bob": ""}
+            lines = {line.split()[0]: line for line in screen_text(app).splitlines() if line[:3] in ("ann", "bob")}
+            assert ("awake" in lines["ann"], "awake" in lines["bob"]) == (True, False)
+            if is_live:
+                await box.stop_daemon()
+
+
 async def test_the_queue_of_each_tenant_and_tokens_come_from_what_is_asked_through_the_proxy(
     short_path: Path, redis_server: Any
 ) -> None:
@@ -158,6 +173,9 @@ async def test_the_queue_of_each_tenant_and_tokens_come_from_what_is_asked_throu
             await until(lambda: "acme" in pane(app, "queue").text)
             await until(lambda: pane(app, "queue").title.startswith("queue: 1 waiting, 2"))
             assert " 2 running  1 waiting" in pane(app, "queue").text
+            # It has no model of its own: MODEL was `-` while it used one.
+            await until(lambda: app.snapshot.agents[0].model == "hive-demo")
+            assert "hive-demo" in screen_text(app)
             for answer in await asyncio.gather(*asking):
                 assert answer.status_code == 200
             await until(lambda: "nobody waits" in pane(app, "queue").text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,7 +40,7 @@ from hive.control.serving import serve
 from hive.domain import AgentSpec, BackendKind, RuntimeKind
 from hive.inference import demo
 from hive.settings import Inference
-from hive.tui.cells import COLUMNS
+from hive.tui.cells import COLUMNS, shown
 from hive.tui.screens.agent import AgentPage
 from hive.tui.screens.backend import Backends
 from hive.tui.screens.confirm import Confirm
@@ -269,6 +270,10 @@ async def test_the_table_is_sorted_by_each_column_either_way(box: Box) -> None:
         seen = {}
         for column in COLUMNS:
             assert table.sorted_by == column.head
+            # The sign took the last letter of a title that fills its column: SAVE^, DEPT^.
+            head = table.render_line(0).text
+            assert re.search(rf"{column.head}[▲▼]", head), head
+            assert head.replace("▲", " ").replace("▼", " ").split() == [one.head for one in shown(app.size.width)]
             for _ in range(2):
                 values = [column.key(row) for row in table.rows]
                 seen.setdefault(column.head, rows_of(app))

@@ -73,6 +73,10 @@ async def test_a_daemon_that_goes_down_is_said_and_what_the_database_has_stays(b
         await is_told(app, "the daemon is down: this is what")
         assert str(box.paths.database) in problems(app)
         assert "ann" in screen_text(app)
+        # They stood in the footer, and did nothing but say so.
+        offered = {binding.binding.action for binding in app.screen.active_bindings.values() if binding.enabled}
+        assert not {action for action in offered if action.startswith(("verb", "backend"))}
+        assert {"filter", "quit"} <= offered
         for key in ("p", "r", "s", "S", "x", "b"):
             await pilot.press(key)
             await pilot.pause(0.05)

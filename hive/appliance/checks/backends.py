@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hive.appliance.checks.check import Check, Verdict, failed, passed, skipped, warned
 from hive.appliance.checks.subject import Kind, Subject
 from hive.appliance.layout import RUNTIMES
-from hive.domain import BackendInfo, BackendKind, origin_of
+from hive.domain import TRY_OUT, BackendInfo, BackendKind, origin_of
 from hive.errors import HiveError
 from hive.host import gpu_memory
 from hive.host.access import NO_ACCESS, access_of
@@ -74,7 +74,8 @@ async def look_at_backend(subject: Subject) -> Verdict:
     found = await _found([address for address, does in zip(addresses, listening, strict=True) if does], subject)
     if found is None and subject.kind is Kind.NONE:
         return skipped("none answers, and no Hive asks for one; `hive up` brings a demo")
-    return judge_backend(found, addresses, is_needed=subject.settings.inference.enabled == "true")
+    is_needed = subject.settings.inference.enabled == "true"
+    return judge_backend(found, addresses, is_needed=is_needed, is_appliance=subject.is_appliance)
 
 
 async def _found(addresses: Sequence[str], subject: Subject) -> BackendInfo | None:
@@ -123,13 +124,18 @@ def _sockets(directory: Path) -> list[Path]:
         return []
 
 
-def judge_backend(found: BackendInfo | None, addresses: Sequence[str], *, is_needed: bool) -> Verdict:
+def judge_backend(
+    found: BackendInfo | None, addresses: Sequence[str], *, is_needed: bool, is_appliance: bool = False
+) -> Verdict:
     if found is None:
         asked = addresses[0] if len(addresses) == 1 else f"any of {len(addresses)} usual places"
+        # One that was chosen and does not answer has a log; where none is known, there is one to be had.
+        fix = TRY_OUT if is_appliance and len(addresses) > 1 else "hive backend status"
         verdict = failed if is_needed or len(addresses) == 1 else warned
-        return verdict(f"none answers at {asked}: agents get 503", "hive backend status")
+        return verdict(f"none answers at {asked}: agents get 503", fix)
     if found.kind is BackendKind.DEMO:
-        return warned("only the demo backend: canned text, no model", "hive up --backend URL")
+        switch = "backend switch" if is_appliance else "up --backend"
+        return warned("only the demo backend: canned text, no model", f"hive {switch} URL")
     return passed(f"{found.label}, version {found.version}")
 
 

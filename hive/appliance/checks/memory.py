@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from hive.appliance.checks.check import Check, Verdict, failed, passed, skipped, warned
 from hive.appliance.checks.subject import Subject
-from hive.errors import NotPermitted, WrongState
+from hive.errors import NotPermitted, NotSupported, WrongState
 from hive.host import zram
 from hive.host.memory import Memory, Swap, Zram, read_memory, read_swaps, read_zrams
 from hive.host.process import write_control
@@ -18,6 +19,7 @@ ENOUGH = 0.5
 FULL = 0.1
 """Less than this share of swap free is full: the next page-out fails."""
 KSM = Path("/sys/kernel/mm/ksm")
+HOSTS_OWN = "in this container nobody can end that, its host can"
 UNMERGE = b"2"
 """Stops it and takes apart what it has merged (admin-guide/mm/ksm.rst); 0 would leave that."""
 
@@ -27,14 +29,24 @@ UNMERGE = b"2"
 
 def look_at_swap(subject: Subject) -> Verdict:
     fix = f"{subject.may_fix}hive doctor memory.swap --fix"
-    return judge_swap(read_memory(), read_swaps(), read_zrams(), fix=fix)
+    return judge_swap(read_memory(), read_swaps(), read_zrams(), fix=fix, why_not=zram.why_not())
 
 
-def judge_swap(memory: Memory, swaps: Sequence[Swap] | None, zrams: Sequence[Zram], *, fix: str) -> Verdict:
-    """
+def judge_swap(
+    memory: Memory, swaps: Sequence[Swap] | None, zrams: Sequence[Zram], *, fix: str, why_not: str = ""
+) -> Verdict:
+    """`why_not`: why `fix` cannot work on this host (hive.host.zram.why_not); then it is said, and not offered.
+
     >>> judge_swap(Memory(GIB, GIB, 0, 0), [], [], fix="f").reason
     'none: agents sleep light only, and keep all of their RAM'
+    >>> judge_swap(Memory(GIB, GIB, 0, 0), [], [], fix="f", why_not="no zram here")[1:]
+    ('none: agents sleep light only, and keep all of their RAM; no zram here', '')
     """
+    verdict = _judge_swap(memory, swaps, zrams, fix)
+    return verdict._replace(reason=f"{verdict.reason}; {why_not}", fix="") if verdict.fix and why_not else verdict
+
+
+def _judge_swap(memory: Memory, swaps: Sequence[Swap] | None, zrams: Sequence[Zram], fix: str) -> Verdict:
     if swaps is None or memory.total_bytes is None:
         return skipped("the kernel does not say (a container?)")
     if not swaps:
@@ -67,6 +79,8 @@ def add_zram(subject: Subject) -> str:
     """Raises NotPermitted, NotSupported, WrongState, HiveError."""
     if not subject.is_root:
         raise NotPermitted("only root turns swap on")
+    if why_not := zram.why_not():
+        raise NotSupported(why_not)
     wanted = zram.plan(read_memory(), read_swaps())
     if wanted is None:
         raise WrongState("there is swap enough: it is full because agents are in it")
@@ -80,9 +94,11 @@ def add_zram(subject: Subject) -> str:
 def look_at_ksm(subject: Subject) -> Verdict:
     run = (KSM / "run").read_text().strip() if KSM.exists() else ""
     sharing = (KSM / "pages_sharing").read_text().strip() if run else "0"
-    return judge_ksm(
-        run, int(sharing), is_appliance=subject.is_appliance, fix=f"{subject.may_fix}hive doctor memory.ksm --fix"
-    )
+    fix = f"{subject.may_fix}hive doctor memory.ksm --fix"
+    verdict = judge_ksm(run, int(sharing), is_appliance=subject.is_appliance, fix=fix)
+    if verdict.fix and os.statvfs(KSM).f_flag & os.ST_RDONLY:
+        return verdict._replace(reason=f"{verdict.reason}; {HOSTS_OWN}", fix="")
+    return verdict
 
 
 def judge_ksm(run: str, sharing: int, *, is_appliance: bool, fix: str) -> Verdict:

@@ -12,6 +12,7 @@ import hive
 from hive.appliance.checks.check import Check, Verdict, failed, passed, skipped, warned
 from hive.appliance.checks.subject import Kind, Subject
 from hive.appliance.layout import CURRENT
+from hive.build import number_of, version
 from hive.places import default_state_dir
 
 LISTENING = "0A"
@@ -74,13 +75,13 @@ def look_at_version(subject: Subject) -> Verdict:
     installed = current.resolve().name if current.exists() else ""
     running = (subject.health or {}).get("version")
     return judge_version(
-        str(running or ""), hive.__version__, installed, is_appliance=subject.is_appliance, own=Path(hive.__file__)
+        str(running or ""), version(), installed, is_appliance=subject.is_appliance, own=Path(hive.__file__)
     )
 
 
 def judge_version(running: str, mine: str, installed: str, *, is_appliance: bool, own: Path = Path()) -> Verdict:
     """`running`: the daemon's, empty where none answers. `installed`: name of the current installed version, like
-    `0.1.0-3`; empty for none. `own`: a file of this command's.
+    `0.1.0-3`; empty for none. Another build of the same number is another version. `own`: a file of this command's.
 
     >>> judge_version("0.2.0", "0.2.0", "0.2.0-1", is_appliance=True, own=Path("/opt/hive/versions/0.2.0-1/x")).reason
     '0.2.0 runs, 0.2.0-1 is installed'
@@ -88,7 +89,7 @@ def judge_version(running: str, mine: str, installed: str, *, is_appliance: bool
     if not running:
         return skipped(f"this command is {mine}; no daemon says what it is")
     restart = "sudo systemctl restart hive.target" if is_appliance else "end that `hive up` and start it again"
-    if is_appliance and installed and installed.rpartition("-")[0] != running:
+    if is_appliance and installed and installed.rpartition("-")[0] != number_of(running):
         return warned(f"{running} runs, but {installed} is installed", restart)
     if is_appliance and installed and installed not in own.parts:
         return warned(f"this command is not the installed one ({own.parent})", "type /usr/local/bin/hive")

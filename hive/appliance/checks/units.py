@@ -24,6 +24,7 @@ EXPOSURE = {
     "hive-inference.service": 2.0,
     "hive-inference-vllm.service": 2.0,
     "hive-inference-llama.service": 2.0,
+    "hive-inference-demo.service": 2.0,
 }
 """What `systemd-analyze security` may say at most (SPECIFICATION.md)."""
 NOT_INSTALLED = "Hive is not installed as a service here"

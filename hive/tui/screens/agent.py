@@ -61,7 +61,7 @@ def verbs_of(status: str) -> tuple[str, ...]:
 def facts_of(row: AgentRow, view: Answer, *, now: float) -> list[Line]:
     """Its figures. `view`: what the API says of it beside; empty where it was not asked, or of another state."""
     in_state = span(max(0.0, now - row.since))
-    depth = "" if row.depth == "awake" else f", {row.depth}"
+    depth = "" if row.depth in ("", "awake") else f", {row.depth}"
     lines = [
         joined(
             [

@@ -217,11 +217,7 @@ class AgentTable(ScrollView, can_focus=True):
 
     def _heads(self, columns: Sequence[Column], width: int) -> str:
         sign = ("▼" if self._descending else "▲") if self._unicode else ("v" if self._descending else "^")
-        heads = [f"{column.head[: column.width or None]}" for column in columns]
-        for number, column in enumerate(columns):
-            if column.head == self._column.head:
-                heads[number] = f"{column.head[: column.width - 1 if column.width else None]}{sign}"
-        return cells.line_of(heads, columns, width, unicode=self._unicode)
+        return cells.heads_line(columns, width, self._column.head, sign, unicode=self._unicode)
 
     def _badge(self, status: str) -> Style:
         style = styles(with_colours=not self.app.no_color)[ROLES.get(status, "going")]

@@ -1,0 +1,64 @@
+"""Which Hive this is: its version, and its build, which is another one for any other code.
+
+A clone, a wheel and an installed environment of the same code say the same, without git and without a file that a
+build would write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from hive import __version__
+
+CODE = Path(__file__).parent
+SHARED = (
+    *("systemd/*.service", "systemd/*.socket", "systemd/*.target", "systemd/sysusers.d/*", "systemd/tmpfiles.d/*"),
+    *("conf/redis.conf", "conf/sandbox.toml", "conf/agents/*", "conf/guest/*", "man/*.scd"),
+)
+"""What is no code and belongs to Hive, as the package brings it (pyproject.toml)."""
+DIGITS = 8
+
+
+@lru_cache
+def version() -> str:
+    """As `0.1.0+3f2a91c4`, a version with a local part (PEP 440): what every part of Hive says of itself.
+
+    Reads all of Hive's files, some 40 ms, once in a process. Where they cannot be read it is the number alone.
+    """
+    try:
+        return f"{__version__}+{digest_of(CODE, home())[:DIGITS]}"
+    except OSError:
+        return __version__
+
+
+def number_of(text: str) -> str:
+    """
+    >>> number_of("0.1.0+3f2a91c4"), number_of("0.1.0")
+    ('0.1.0', '0.1.0')
+    """
+    return text.partition("+")[0]
+
+
+def home() -> Path:
+    """Where systemd/, conf/ and man/ of this very Hive are: the checkout it runs from, else its environment's share."""
+    checkout = CODE.parent
+    return checkout if (checkout / "pyproject.toml").exists() else in_environment(Path(sys.prefix))
+
+
+def in_environment(venv: Path) -> Path:
+    return venv / "share" / "hive"
+
+
+def digest_of(code: Path, shared: Path) -> str:
+    """Of the names and contents of all files of one Hive, in hex. Raises OSError."""
+    found = {f"hive/{path.relative_to(code).as_posix()}": path for path in code.rglob("*.py")}
+    found |= {path.relative_to(shared).as_posix(): path for glob in SHARED for path in shared.glob(glob)}
+    digest = hashlib.sha256()
+    for name in sorted(found):
+        if found[name].is_file():
+            content = found[name].read_bytes()
+            digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()

@@ -1,0 +1,79 @@
+"""What Hive says it is: the same for the same code wherever it runs from, another for any other code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hive import __version__, build
+
+REPOSITORY = Path(__file__).parents[1]
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+SAID = [sys.executable, "-P", "-m", "hive"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """As a wheel is unpacked: the package beside the others, what is no code in share/hive, no pyproject.toml."""
+    shutil.copytree(REPOSITORY / "hive", tmp_path / "lib/hive", ignore=shutil.ignore_patterns("__pycache__"))
+    for target, globs in PROJECT["tool"]["setuptools"]["data-files"].items():
+        for path in [path for glob in globs for path in REPOSITORY.glob(glob)]:
+            (tmp_path / target).mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, tmp_path / target)
+    return tmp_path
+
+
+def digest(environment: Path) -> str:
+    return build.digest_of(environment / "lib/hive", build.in_environment(environment))
+
+
+def test_it_is_the_number_and_a_build(environment: Path) -> None:
+    """Two builds of 0.1.0 said the same of themselves, so nobody could tell which one ran."""
+    assert re.fullmatch(re.escape(__version__) + r"\+[0-9a-f]{8}", build.version())
+    assert build.number_of(build.version()) == __version__
+
+
+def test_a_clone_and_an_unpacked_wheel_say_the_same(environment: Path) -> None:
+    assert digest(environment) == build.digest_of(build.CODE, build.home())
+    assert build.home() == REPOSITORY
+
+
+@pytest.mark.parametrize(
+    "changed", ["lib/hive/domain.py", "share/hive/systemd/hive.target", "share/hive/man/hive.1.scd"]
+)
+def test_another_build_says_something_else(environment: Path, changed: str) -> None:
+    before = digest(environment)
+    (environment / "lib/hive/__pycache__").mkdir()
+    (environment / "lib/hive/__pycache__/domain.pyc").write_bytes(b"compiled")
+    assert digest(environment) == before
+    (environment / changed).write_text((environment / changed).read_text() + "\n")
+    assert digest(environment) != before
+
+
+def test_all_that_is_packaged_counts() -> None:
+    packaged = {glob for globs in PROJECT["tool"]["setuptools"]["data-files"].values() for glob in globs}
+    assert packaged == set(build.SHARED)
+
+
+def test_where_its_files_cannot_be_read_it_is_the_number_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(code: Path, shared: Path) -> str:
+        raise PermissionError(13, "no")
+
+    monkeypatch.setattr(build, "digest_of", refused)
+    build.version.cache_clear()
+    assert build.version() == __version__
+    build.version.cache_clear()
+
+
+def test_every_way_to_ask_the_command_is_answered_the_same() -> None:
+    first = subprocess.run([*SAID, "--version"], capture_output=True, text=True, check=True).stdout
+    second = subprocess.run([*SAID, "version"], capture_output=True, text=True, check=True).stdout
+    third = subprocess.run([*SAID, "version", "--json"], capture_output=True, text=True, check=True).stdout
+    assert first == second == f"hive {json.loads(third)['hive']}\n"
