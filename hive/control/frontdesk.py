@@ -279,6 +279,7 @@ class FrontDesk(TokenDesk, Overview):
         self._lacking.pop(life.agent.id, None)
         self._parts.courier.forget(life.agent.id)
         self._parts.scheduler.forget(life.agent.id)
+        await self._parts.responses.forget(life.agent.id)
 
     async def _shown(self, life: Life) -> AgentView:
         return self._view(life, await self._look([life.agent.id]))

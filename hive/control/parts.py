@@ -12,6 +12,7 @@ from hive.control.elsewhere import WithElsewhere
 from hive.control.gates import ProxyGates
 from hive.control.jobs import Jobs
 from hive.control.journal import Journal
+from hive.control.kept_responses import KeptResponses
 from hive.control.keyring import Keyring
 from hive.control.listening import Place
 from hive.control.models import Models
@@ -55,6 +56,7 @@ class Parts:
     courier: Courier
     scheduler: Scheduler
     prewarmer: Prewarmer
+    responses: KeptResponses
     active: Active
     switcher: Switcher
     jobs: Jobs

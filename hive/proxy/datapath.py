@@ -35,6 +35,7 @@ from hive.proxy.metrics import Metrics
 from hive.proxy.queue import Flow
 from hive.proxy.registry import OPERATOR, Entry, Registry
 from hive.proxy.schemas import Limits
+from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.tenants import Tenant
 from hive.proxy.upstream_way import NO_WAY, way_to
 from hive.settings import Settings
@@ -135,6 +136,8 @@ class DataPath:
         self._permits: dict[frozenset[str] | None, Permitted] = {}
         self.looking: Looking | None = None
         """For models that are not in the list; None where nobody can be asked."""
+        self.stored: StoredResponses | None = None
+        """What agents had kept of responses; None where nobody can be asked."""
         self.backends = 0
         """Grows with every other backend, and where one has a model no more, or no more near: what was read for one is
         not sent to the next."""
@@ -290,7 +293,7 @@ class DataPath:
     def check_offered(self, endpoint: Endpoint) -> None:
         """Raises NotSupported where the active backend is to answer and cannot, in its own dialect or another."""
         backend = self.backend
-        if backend is None or self.answers(endpoint) or _row_at(backend, endpoint) is not None:
+        if endpoint.keeps or backend is None or self.answers(endpoint) or _row_at(backend, endpoint) is not None:
             return
         other = asked_as(endpoint, backend.kind)
         why = "" if other is None else f": {backend.capabilities.found} has no {other.name}"

@@ -20,6 +20,7 @@ from hive.proxy.unknown_paths import not_offered
 from hive.wire.http1 import Request
 
 MODEL_PREFIX = b"/v1/models/"
+KEPT_PREFIX = b"/v1/responses/"
 BETA = b"beta=true"
 MOST_OF_A_PATH = 256
 """Bytes of an unknown path that are looked at to tell of it."""
@@ -34,8 +35,18 @@ class Meter(StrEnum):
     ANTHROPIC = "anthropic"
 
 
+class Keeps(StrEnum):
+    """What is asked of a response that was kept."""
+
+    GET = "get"
+    DELETE = "delete"
+    ITEMS = "items"
+    CANCEL = "cancel"
+
+
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One row. `listing`: answered by Hive from the daemon's list. `takes_slot`: occupies the model.
+    """One row. `listing`: answered by Hive from the daemon's list. `takes_slot`: occupies the model. `keeps`: answered
+    by the daemon from what it has kept of responses.
 
     `streams`: what an absent `stream` field means. `not_by`: kinds that speak the dialect and yet lack this.
     """
@@ -50,6 +61,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     counts: bool = False
     """Whether it is charged to the sliding window."""
     listing: bool = False
+    keeps: Keeps | None = None
     not_by: frozenset[BackendKind] = frozenset()
     request_line: bytes = b""
     """What goes upstream, made from the two above. HEAD is asked as GET and its body dropped: an answer to HEAD has no
@@ -140,6 +152,19 @@ ENDPOINTS = [
 ONE_MODEL = Endpoint(method=b"GET", target=MODEL_PREFIX, dialect=Dialect.OPENAI, listing=True)
 """`GET /v1/models/{id}`: the id is compared with the list's names, as bytes."""
 
+KEPT = {
+    (method, end): Endpoint(
+        method=method, target=b"/v1/responses/{id}" + end, dialect=Dialect.OPENAI, counts=True, keeps=keeps
+    )
+    for method, end, keeps in (
+        (b"GET", b"", Keeps.GET),
+        (b"DELETE", b"", Keeps.DELETE),
+        (b"GET", b"/input_items", Keeps.ITEMS),
+        (b"POST", b"/cancel", Keeps.CANCEL),
+    )
+}
+"""By method and what follows the id, which is compared as bytes with those of responses that were kept."""
+
 TRANSLATED = {
     "/api/chat": b"/v1/chat/completions",
     "/api/generate": b"/v1/chat/completions",
@@ -189,10 +214,29 @@ def find(method: bytes, target: bytes, kind: BackendKind | None = None) -> Endpo
         if method == b"GET":
             return ONE_MODEL
         raise MethodNotAllowed("/v1/models/{id} takes GET", allow="GET")
+    if path.startswith(KEPT_PREFIX) and (row := _kept(method, path)) is not None:
+        return row
     allow = _METHODS.get(path)
     if allow is not None:
         raise MethodNotAllowed(f"{path.decode('ascii')} takes {allow}", allow=allow)
     raise not_offered(path[:MOST_OF_A_PATH], kind, _offered(kind))
+
+
+def _kept(method: bytes, path: bytes) -> Endpoint | None:
+    """The row of a path with the id of a response in it. Raises MethodNotAllowed.
+
+    >>> _kept(b"GET", b"/v1/responses/resp_1/input_items").name, _kept(b"GET", b"/v1/responses/resp_1/x")
+    ('/v1/responses/{id}/input_items', None)
+    """
+    name, slash, rest = path[len(KEPT_PREFIX) :].partition(b"/")
+    allow = [row.method.decode() for row in KEPT.values() if row.target == b"/v1/responses/{id}" + slash + rest]
+    if not name or not allow:
+        return None
+    if method.decode("latin-1") not in allow:
+        raise MethodNotAllowed(
+            f"/v1/responses/{{id}}{(slash + rest).decode()} takes {', '.join(allow)}", allow=", ".join(allow)
+        )
+    return KEPT[method, slash + rest]
 
 
 @cache

@@ -23,7 +23,7 @@ from hive.errors import (
 )
 from hive.link.requests import UnderWay
 from hive.policy import Act, may
-from hive.proxy import body, endpoints, lists, loading
+from hive.proxy import body, endpoints, kept_answers, lists, loading
 from hive.proxy.answer import Answer
 from hive.proxy.backend_gate import BackendGate
 from hive.proxy.cost import NOTHING, UNKNOWN, cost_of, expected
@@ -37,6 +37,7 @@ from hive.proxy.refusals import no_backend, no_slot, queue_full, too_many
 from hive.proxy.registry import OPERATOR, Entry
 from hive.proxy.told import told_of
 from hive.proxy.waiting import Waiting
+from hive.tasks import spawn
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER
 from hive.wire.http1 import Request, Response, answer_head, answered_later
@@ -273,6 +274,9 @@ class Exchange(Waiting):
         assert decided is not None
         assert entry is not None
         gate, asked = self._path.gate, self._asked
+        if decided.endpoint.keeps is not None:
+            self._pending = spawn(self._answer_kept(decided, entry, decided.endpoint.keeps), name="kept response")
+            return
         if self._path.answers(decided.endpoint) or (asked is not None and asked.loading and not gate.is_closed):
             self._answer_list(decided)
             return
@@ -642,14 +646,30 @@ class Exchange(Waiting):
         return fields if self._asked is None else fields + self._asked.changes()
 
     def _answer_list(self, decided: Decided) -> None:
-        request = self._request
-        assert request is not None
         self._cost = NOTHING
         try:
             said = self._said(decided)
         except HiveError as error:
             self.refuse(error)
             return
+        self._say(said)
+
+    async def _answer_kept(self, decided: Decided, entry: Entry, keeps: endpoints.Keeps) -> None:
+        """The daemon has it; a client that leaves ends this."""
+        self._cost = NOTHING
+        try:
+            said = await kept_answers.said_of_kept(self._path, entry, keeps, decided.target)
+        except HiveError as error:
+            self._pending = None
+            self.refuse(error)
+        else:
+            self._pending = None
+            self._say(said)
+
+    def _say(self, said: lists.Said) -> None:
+        """The whole answer is Hive's own."""
+        request = self._request
+        assert request is not None
         self._close_if_draining()
         self._10_meter(now := time.monotonic(), cut=False, status=200)
         keep, content = request.keep_alive, said.content
