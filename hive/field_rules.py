@@ -39,6 +39,7 @@ TARGETS = (
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
+    "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
 )

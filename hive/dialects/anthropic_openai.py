@@ -26,8 +26,10 @@ from typing import Any
 
 import msgspec
 
-from hive.dialects.anthropic_fields import (
-    ROWS,
+from hive.dialects.anthropic_fields import ROWS, TABLE
+from hive.dialects.anthropic_messages import Messages
+from hive.dialects.anthropic_openai_answers import Answer, Kept
+from hive.dialects.taking import (
     Fields,
     Taken,
     read_flag,
@@ -39,8 +41,6 @@ from hive.dialects.anthropic_fields import (
     required,
     words,
 )
-from hive.dialects.anthropic_messages import Messages
-from hive.dialects.anthropic_openai_answers import Answer, Kept
 from hive.dialects.translation import Sent, Way, WayBack
 from hive.errors import BadRequest
 
@@ -143,7 +143,7 @@ class MessagesWay:
 
     def there(self, body: bytes) -> Sent:
         """The request as chat completions have it. Raises BadRequest, NotSupported."""
-        taken = Taken()
+        taken = Taken(TABLE)
         fields = taken.fields(read_object(body, ""), "", "")
         model = words(required(fields, "model", ""), "model")
         conversation = _conversation(taken, fields)

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hive.dialects.errors import GaveUp, as_event, heartbeat, render_in_stream
+from hive.dialects.errors import GaveUp, as_event, as_response_error, heartbeat, render
 from hive.dialects.ollama_lists import without_paths
 from hive.dialects.renaming import Renamer
 from hive.dialects.sse import UsageStripper
 from hive.dialects.translation import WayBack
-from hive.dialects.ways import way_of
+from hive.dialects.ways import RESPONSES, way_of
 from hive.domain import Caller, Dialect
 from hive.errors import BackendDown, BackendGaveUp, HiveError, StreamIncomplete
 from hive.proxy import lists
@@ -38,7 +38,8 @@ MAX_TRANSLATED = 16 * 1024 * 1024
 """Bytes of a one-piece answer that is held to be translated: 600 vectors of 2,000 numbers."""
 _END_MARKER = re.compile(
     rb"(?:\A|(?<=[\r\n]))"
-    rb"(?:data: ?\[DONE\]|event: ?message_stop|data:[^\r\n]*\"message_stop\"|\{[^\r\n]*\"done\" ?: ?true)"
+    rb"(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed))"
+    rb"|data:[^\r\n]*\"(?:message_stop|response\.(?:completed|incomplete|failed))\"|\{[^\r\n]*\"done\" ?: ?true)"
 )
 _STREAM_TYPE = {Dialect.OLLAMA: b"application/x-ndjson"}
 
@@ -330,13 +331,19 @@ class Answer:
             return b""
         told = b"".join(self._held or []) if self._late_error else b""
         told = _one_line(told if self._back is None else self._back.error(self.status, told)) if told else b""
-        event = as_event(told, dialect) if told else render_in_stream(error, dialect, self._request_id)
+        told = told or render(error, dialect, self._request_id)
+        if self._back is not None:
+            event = self._back.as_event(told)
+        elif self._endpoint.name == RESPONSES:
+            event = as_response_error(told, 0)
+        else:
+            event = as_event(told, dialect)
         return as_chunk(event) if self._chunked else event
 
     def _is_between_events(self) -> bool:
         """Whether the client has whole events only. What a stripper or a translation holds back it has not."""
         if self._back is not None:
-            return self._streams
+            return self._streams or self._late_error
         if self._renamer is not None and not self._renamer.at_boundary:
             return False
         if self._stripper is not None:

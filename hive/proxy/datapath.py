@@ -15,7 +15,7 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal, Saturated
 from hive.field_rules import Rules
-from hive.models.capabilities import lacking, lacks_endpoint, limit_name, only_embeds, passed_over
+from hive.models.capabilities import Over, lacking, lacks_endpoint, limit_name, only_embeds, passed_over
 from hive.models.names import spelled
 from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of, undated
 from hive.models.salts import cache_fields, can_keep_apart, priority_fields
@@ -435,7 +435,7 @@ class DataPath:
             model_first=self._preferences.routing or bool(self._preferences.aliases),
             translate="" if asked is endpoint else endpoint.name,
             lacking=() if backend is None or asked is endpoint else lacking(backend),
-            passed_over=() if backend is None or asked is not endpoint else passed_over(backend, endpoint.name),
+            passed_over=_passed_over(backend, endpoint, is_translated=asked is not endpoint),
             limit_by_first_name=backend is not None and backend.kind in LIMIT_BY_FIRST_NAME,
             apart=backend is not None and asked is not endpoint and _row_at(backend, endpoint) is endpoint,
             estimate=endpoint.name == COUNT and self.answers(endpoint),
@@ -443,6 +443,14 @@ class DataPath:
             grammar=None if backend is None else grammar_limits(self.settings, backend.kind),
         )
         return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)
+
+
+def _passed_over(backend: BackendInfo | None, endpoint: Endpoint, *, is_translated: bool) -> tuple[Over, ...]:
+    """Fields that are said to this backend in vain. A translation knows what it makes, but for one that is gone before
+    servers that speak the dialect."""
+    if backend is None or (is_translated and endpoint.is_offered_by(backend.kind)):
+        return ()
+    return passed_over(backend, endpoint.name)
 
 
 def _place_of(backend: BackendInfo) -> tuple[BackendKind, str]:

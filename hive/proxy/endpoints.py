@@ -14,6 +14,7 @@ from functools import cache
 
 import msgspec
 
+from hive.dialects.ways import RESPONSES
 from hive.domain import DIALECTS, BackendKind, Dialect
 from hive.errors import BadRequest, MethodNotAllowed, WrongMediaType
 from hive.proxy.unknown_paths import not_offered
@@ -96,7 +97,7 @@ def _ollama(target: bytes, *, streams: bool, slot: bool, meter: Meter = Meter.OL
     )
 
 
-def _openai(target: bytes) -> Endpoint:
+def _openai(target: bytes, *, not_by: frozenset[BackendKind] = frozenset()) -> Endpoint:
     return Endpoint(
         method=b"POST",
         target=target,
@@ -105,6 +106,7 @@ def _openai(target: bytes) -> Endpoint:
         meter=Meter.OPENAI,
         takes_slot=True,
         counts=True,
+        not_by=not_by,
     )
 
 
@@ -145,6 +147,7 @@ ENDPOINTS = [
     _openai(b"/v1/chat/completions"),
     _openai(b"/v1/completions"),
     _openai(b"/v1/embeddings"),
+    _openai(RESPONSES.encode(), not_by=frozenset(BackendKind)),  # servers that have it are asked by chat completions
     *_anthropic(b"/v1/messages", slot=True),
     *_anthropic(b"/v1/messages/count_tokens", slot=False, not_by=frozenset({BackendKind.OLLAMA})),
     Endpoint(method=b"GET", target=b"/v1/models", dialect=Dialect.OPENAI, listing=True),
@@ -171,8 +174,10 @@ TRANSLATED = {
     "/api/embed": b"/v1/embeddings",
     "/api/embeddings": b"/v1/embeddings",
     "/v1/messages": b"/v1/chat/completions",
+    RESPONSES: b"/v1/chat/completions",
 }
-"""Whom a backend is asked instead that does not speak the client's dialect (hive.dialects.ways)."""
+"""Whom a backend is asked instead that does not speak the client's dialect, or is not asked in it (hive.dialects.ways).
+"""
 ANSWERED = frozenset({"/", "/api/tags", "/api/ps", "/api/show", "/api/version"})
 """What Hive answers by itself for such a backend, from its list of models."""
 COUNT = "/v1/messages/count_tokens"

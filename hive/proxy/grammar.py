@@ -92,6 +92,24 @@ def _tools(value: Any, path: Path) -> Iterator[tuple[Any, Path]]:
                 yield from _custom(wanted, place / name, str(_member(wanted, "type")[1]))
 
 
+def _worded_tools(value: Any, path: Path, sums: Sums) -> Iterator[tuple[Any, Path]]:
+    """Tools of Responses, those within a namespace too, which count as much as others."""
+    tools = value if isinstance(value, list) else []
+    yield from _tools([{} if _is_worded(tool) else tool for tool in tools], path)
+    within = [(path / number / "tools", _member(tool, "tools")[1]) for number, tool in enumerate(tools)]
+    spaces = [(at, inner) for at, inner in within if isinstance(inner, list)]
+    if len(tools) + sum(len(inner) for _, inner in spaces) > (most := sums.limits.tools):
+        raise refused(path, f"too many tools; this server is given at most {most}")
+    for at, inner in spaces:
+        _check_tools(inner, at, sums)
+        yield from _worded_tools(inner, at, sums)
+
+
+def _is_worded(tool: Any) -> bool:
+    wanted = _member(tool, "format")[1]
+    return bool(_member(wanted, "type")[1] == "grammar" and _member(wanted, "syntax")[1] == "lark")
+
+
 class Expression(str):
     """A regular expression that stands where a schema would."""
 
@@ -138,8 +156,9 @@ def is_light(fields: dict[str, Raw]) -> bool:
     return True
 
 
-def check(fields: dict[str, Raw], limits: Limits) -> None:
-    """All schemas of a body together, by their JSON pointers. Raises GrammarTooComplex.
+def check(fields: dict[str, Raw], limits: Limits, *, has_worded: bool = False) -> None:
+    """All schemas of a body together, by their JSON pointers. Raises GrammarTooComplex. `has_worded`: a Lark grammar of
+    a custom tool goes to the model in words, so that no server compiles it.
 
     >>> few = Limits(schema_bytes=99, tools_bytes=99, depth=9, choices=2, tools=9, rules=99, pattern_ways=9)
     >>> check({"format": Raw(b'{"enum":[1,2]}')}, few)
@@ -152,10 +171,10 @@ def check(fields: dict[str, Raw], limits: Limits) -> None:
         return
     sums = Sums(limits)
     for name in sorted(names):
-        _check_field(name, fields[name], limits, sums)
+        _check_field(name, fields[name], limits, sums, has_worded=has_worded)
 
 
-def _check_field(name: str, raw: Raw, limits: Limits, sums: Sums) -> None:
+def _check_field(name: str, raw: Raw, limits: Limits, sums: Sums, *, has_worded: bool) -> None:
     form, path, data = FORMS[name], Path(name), bytes(raw)
     if data[:1] not in (b"{", b"["):
         return
@@ -166,7 +185,7 @@ def _check_field(name: str, raw: Raw, limits: Limits, sums: Sums) -> None:
     _check_depth(value, path, limits.depth)
     if form.is_tools and isinstance(value, list):
         _check_tools(value, path, sums)
-    for schema, at in form.find(value, path):
+    for schema, at in _worded_tools(value, path, sums) if has_worded and form.is_tools else form.find(value, path):
         if isinstance(schema, Expression):
             sums.take_expression(schema, at)
         elif isinstance(schema, dict):

@@ -56,7 +56,6 @@ KNOWN: dict[str, Known] = {
         ),
         Known(_FAR),
     ),
-    "/v1/responses": _relayed_by_nobody(_OLLAMA, _VLLM, _LLAMA, instead="/v1/chat/completions"),
     **dict.fromkeys(("/tokenize", "/detokenize"), _relayed_by_nobody(_VLLM, _LLAMA, instead="/v1/completions")),
     **dict.fromkeys(("/v1/rerank", "/rerank"), _relayed_by_nobody(_VLLM, _LLAMA, instead="/v1/embeddings")),
     **dict.fromkeys(
