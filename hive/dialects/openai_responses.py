@@ -12,7 +12,7 @@ Decided here, where the two leave it open:
 - What the model thought is `reasoning_text`; where the client asks for a summary, the thinking stands in its place:
   nobody here makes a shorter one. It is taken back as `reasoning_content` from either.
 - `allowed_tools` leaves the others out: chat completions of most servers know no such choice.
-- Nothing is stored here (hive.proxy has the storage): `with_history` puts what was stored in front of a request.
+- Nothing is stored here (hive.proxy has the storage): `with_items` puts what was stored into a request.
 """
 
 from __future__ import annotations
@@ -371,17 +371,15 @@ def turn_items(body: bytes) -> bytes:
     return _encode([{"type": "message", "role": "user", "content": [part]}])
 
 
-def with_history(body: bytes, history_items: bytes) -> bytes:
-    """The request with these items, a JSON array, in front of its own, and without `previous_response_id`.
-    Raises BadRequest.
+def with_items(body: bytes, items: bytes) -> bytes:
+    """The request with these items, a JSON array, as its input, and without `previous_response_id`. Raises BadRequest.
 
-    >>> with_history(b'{"input":"and?","previous_response_id":"resp_1"}', b'[{"role":"user","content":"a"}]')
-    b'{"input":[{"role":"user","content":"a"},{"type":"message","role":"user","content":[{"type":"input_text","text":"and?"}]}]}'
+    >>> with_items(b'{"input":"and?","previous_response_id":"resp_1","n":1e2}', b'[{"role":"user","content":"a"}]')
+    b'{"input":[{"role":"user","content":"a"}],"n":1e2}'
     """
     found = read_object(body, "")
     found.pop("previous_response_id", None)
-    items = [*read_list(history_items, "the history"), *read_list(turn_items(body), "input")]
-    found["input"] = Raw(_encode(items))
+    found["input"] = Raw(items)
     return _encode(found)
 
 

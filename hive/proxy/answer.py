@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -29,6 +30,9 @@ from hive.proxy.endpoints import Endpoint, find
 from hive.proxy.metering import MAX_WHOLE, Reading, SseReading, WholeReading, reading_for
 from hive.wire.connection import Connection
 from hive.wire.http1 import LAST_CHUNK, Request, Response, as_chunk, head_start
+
+if TYPE_CHECKING:
+    from hive.dialects.openai_responses_answers import ResponseBack
 
 RELAYED = frozenset(
     {b"content-type", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry", b"request-id"}
@@ -205,6 +209,12 @@ class Answer:
     def _is_remade(self) -> bool:
         """Whether the body is translated or names another model, so that its length is not the backend's."""
         return self._back is not None or self._renamer is not None
+
+    @property
+    def response(self) -> bytes:
+        """The whole answer's object, once an answer to `/v1/responses` is complete; else empty."""
+        back = self._back
+        return b"" if back is None or self._endpoint.name != RESPONSES else cast("ResponseBack", back).kept_response()
 
     @property
     def whole(self) -> bool:

@@ -218,6 +218,11 @@ class DataPath:
         slots = 0 if self.gate.is_closed else self.settings.proxy.backend_concurrency or told
         self.registry.give_turns(self.registry.queue.resize(slots))
 
+    def keeps_for(self, entry: Entry) -> StoredResponses | None:
+        """Who keeps responses for this agent; None where none is kept."""
+        is_on = self.settings.proxy.responses_kept_mb and entry.row.id != OPERATOR
+        return self.stored if is_on else None
+
     def close_backend(self, *, until: float, towards: str) -> None:
         """No request goes to the backend from now on; those at it go on until `cut_off`."""
         self.gate.close(until=until, towards=towards)

@@ -55,6 +55,14 @@ class StoredResponses:
     def __repr__(self) -> str:
         return f"<StoredResponses {len(self._alone)} agents ask, {self.dropped} dropped>"
 
+    @property
+    def is_here(self) -> bool:
+        """Whether something can be kept now."""
+        try:
+            return not self._link().lost
+        except LinkLost:
+            return False
+
     def keep(self, agent: str, response_id: str, *, previous_id: str, asked: bytes, response: bytes) -> bool:
         """Tells the daemon, and waits for nothing: what the agent asks from now on finds it. Whether it could be told.
 

@@ -1,0 +1,59 @@
+"""One request to `/v1/responses` and what it has to do with storage: what it goes on from, and whether it is kept.
+
+The backend never hears of it: what is named is put into the body before that is read. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from hive.dialects.openai_responses import as_kept, asks_to_store, turn_items, with_items
+from hive.proxy.body import Asked
+from hive.store.response_items import ID_MAX, joined, references_in, resolved
+
+
+class StoredTurn(NamedTuple):
+    """`previous`: the response it goes on from, empty for none. `asked`: its own input, an array of items, JSON; the
+    `references` in it name items that were kept. `store`: whether its answer is to be kept."""
+
+    previous: str
+    asked: bytes
+    references: list[str]
+    store: bool
+
+    @property
+    def names_stored(self) -> bool:
+        """Whether the body is whole only with what is stored."""
+        return bool(self.previous or self.references)
+
+
+def turn_of(body: bytes, *, most_bytes: int) -> StoredTurn:
+    """What the body says. What is longer than may be kept of an agent is not to be kept. Raises BadRequest.
+
+    >>> turn_of(b'{"input":[{"type":"item_reference","id":"msg_1"}],"previous_response_id":"r"}', most_bytes=99)[2:]
+    (['msg_1'], True)
+    >>> turn_of(b'{"input":"hi","store":false}', most_bytes=99).store, turn_of(b'{"input":"hi"}', most_bytes=9).store
+    (False, False)
+    """
+    stored, asked = asks_to_store(body), turn_items(body)
+    names = list(dict.fromkeys(name[:ID_MAX] for name in references_in(asked)))
+    return StoredTurn(stored.previous[:ID_MAX], asked, names, stored.store and len(asked) <= most_bytes)
+
+
+def whole_body(body: bytes, turn: StoredTurn, history: bytes, items: list[bytes]) -> bytes:
+    """The body with the history in front of its own items, and `items` in place of its references. Raises BadRequest.
+
+    >>> body = b'{"input":[{"type":"item_reference","id":"a"}],"previous_response_id":"r","n":1}'
+    >>> turn = turn_of(body, most_bytes=99)
+    >>> whole_body(body, turn, b'[{"role":"user","content":"q"}]', [b'{"id":"a"}'])
+    b'{"input":[{"role":"user","content":"q"},{"id":"a"}],"n":1}'
+    """
+    own = resolved(turn.asked, dict(zip(turn.references, items, strict=True)))
+    return with_items(body, joined([history, own]))
+
+
+def as_stored(asked: Asked, turn: StoredTurn) -> Asked:
+    """The request whose answer says that it is kept; what goes upstream is the same."""
+    return msgspec.structs.replace(asked, kept=as_kept(asked.kept, turn.previous))
