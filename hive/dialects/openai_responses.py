@@ -337,37 +337,34 @@ def _echo(found: Fields) -> dict[str, Raw]:
 
 class Stored(msgspec.Struct, frozen=True):
     """What a body says of storage: `previous`: the id of the answer it goes on from, empty for none. `store`: whether
-    its own answer is to be kept."""
+    its own answer is to be kept. `items`: its own input, a JSON array."""
 
-    previous: str = ""
-    store: bool = True
+    previous: str
+    store: bool
+    items: bytes
 
 
 def asks_to_store(body: bytes) -> Stored:
     """Raises BadRequest.
 
-    >>> asks_to_store(b'{"input":"hi"}'), asks_to_store(b'{"store":false,"previous_response_id":"resp_1"}')
-    (Stored(previous='', store=True), Stored(previous='resp_1', store=False))
+    >>> asks_to_store(b'{"input":"hi"}').items
+    b'[{"type":"message","role":"user","content":[{"type":"input_text","text":"hi"}]}]'
+    >>> asks_to_store(b'{"store":false,"previous_response_id":"resp_1","input":[]}')
+    Stored(previous='resp_1', store=False, items=b'[]')
     """
     found = read_object(body, "")
     previous, store = found.get("previous_response_id", Raw(_NULL)), found.get("store", Raw(_NULL))
     return Stored(
         "" if bytes(previous) == _NULL else read_text(previous, "previous_response_id"),
         bytes(store) == _NULL or read_flag(store, "store"),
+        _items(required(found, "input", "")),
     )
 
 
-def turn_items(body: bytes) -> bytes:
-    """The input of this request alone, as a JSON array of items. Raises BadRequest.
-
-    >>> turn_items(b'{"input":"hi"}')
-    b'[{"type":"message","role":"user","content":[{"type":"input_text","text":"hi"}]}]'
-    """
-    given = required(read_object(body, ""), "input", "")
+def _items(given: Raw) -> bytes:
     if memoryview(given)[0] == _BRACKET:
         return bytes(given)
-    words(given, "input")
-    part = {"type": "input_text", "text": given}
+    part = {"type": "input_text", "text": words(given, "input")}
     return _encode([{"type": "message", "role": "user", "content": [part]}])
 
 
@@ -383,11 +380,10 @@ def with_items(body: bytes, items: bytes) -> bytes:
     return _encode(found)
 
 
-def as_kept(kept: bytes, previous: str = "") -> bytes:
-    """What the way back knows (`Sent.kept`), for an answer that will be stored and says so. `previous`: the id that was
-    asked to go on from."""
-    known = msgspec.json.decode(kept, type=Kept)
-    return _encode(msgspec.structs.replace(known, store=True, previous=previous))
+def as_stored(kept: bytes, *, previous: str, store: bool) -> bytes:
+    """What the way back knows (`Sent.kept`), for an answer that says whether it is stored, and which one it goes on
+    from."""
+    return _encode(msgspec.structs.replace(msgspec.json.decode(kept, type=Kept), store=store, previous=previous))
 
 
 WAYS: dict[str, Way] = {"/v1/responses": ResponsesWay()}

@@ -62,17 +62,6 @@ def response_id(request_id: str) -> str:
     return f"resp_{request_id or '0'}"
 
 
-def response_of(item_id: str) -> str:
-    """Of which answer this item is; empty for an id that none gave.
-
-    >>> response_of("msg_a1b2-7_0"), response_of("fc_a1b2-7_12"), response_of("msg_123")
-    ('resp_a1b2-7', 'resp_a1b2-7', '')
-    """
-    prefix, _, rest = item_id.partition("_")
-    tag, _, number = rest.rpartition("_")
-    return response_id(tag) if tag and number.isdigit() and prefix in ("msg", "rs", "fc", "ctc") else ""
-
-
 def usage_of(usage: TokenUsage | None) -> dict[str, Any] | None:
     """The counts as Responses have them; None where the backend told none.
 

@@ -155,8 +155,8 @@ class Exchange(Storing):
             self.refuse(asked)
             return
         assert self._decided is not None
-        if self._turn is not None and self._turn.store:
-            asked = stored_turn.as_stored(asked, self._turn)
+        if self._turn is not None:
+            asked = stored_turn.with_turn(asked, self._turn)
         self._asked = asked
         try:
             self._asked = asked = self._6_which_model(self._decided.caller, asked)

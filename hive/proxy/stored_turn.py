@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hive.dialects.openai_responses import as_kept, asks_to_store, turn_items, with_items
+from hive.dialects.openai_responses import as_stored, asks_to_store, with_items
 from hive.proxy.body import Asked
 from hive.store.response_items import ID_MAX, joined, references_in, resolved
 
@@ -37,7 +37,8 @@ def turn_of(body: bytes, *, most_bytes: int) -> StoredTurn:
     >>> turn_of(b'{"input":"hi","store":false}', most_bytes=99).store, turn_of(b'{"input":"hi"}', most_bytes=9).store
     (False, False)
     """
-    stored, asked = asks_to_store(body), turn_items(body)
+    stored = asks_to_store(body)
+    asked = stored.items
     names = list(dict.fromkeys(name[:ID_MAX] for name in references_in(asked)))
     return StoredTurn(stored.previous[:ID_MAX], asked, names, stored.store and len(asked) <= most_bytes)
 
@@ -54,6 +55,8 @@ def whole_body(body: bytes, turn: StoredTurn, history: bytes, items: list[bytes]
     return with_items(body, joined([history, own]))
 
 
-def as_stored(asked: Asked, turn: StoredTurn) -> Asked:
-    """The request whose answer says that it is kept; what goes upstream is the same."""
-    return msgspec.structs.replace(asked, kept=as_kept(asked.kept, turn.previous))
+def with_turn(asked: Asked, turn: StoredTurn) -> Asked:
+    """The request whose answer says what it has to do with storage; what goes upstream is the same."""
+    if not turn.store and not turn.previous:
+        return asked
+    return msgspec.structs.replace(asked, kept=as_stored(asked.kept, previous=turn.previous, store=turn.store))

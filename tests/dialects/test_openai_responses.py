@@ -19,7 +19,7 @@ from openai.types.responses import (
 )
 from openai.types.shared_params.reasoning import Reasoning
 
-from hive.dialects.openai_responses import WAYS, as_kept, asks_to_store, turn_items, with_history
+from hive.dialects.openai_responses import WAYS, as_stored, asks_to_store, with_items
 from hive.dialects.openai_responses_fields import ROWS, TABLE
 from hive.dialects.translation import Fate, Sent
 from hive.errors import BadRequest, NotSupported
@@ -322,22 +322,20 @@ def test_codex_bodies_have_a_way(name: str) -> None:
 # storage --------------------------------------------------------------------------------------------------------------
 
 
-def test_history_goes_in_front_and_the_turns_own_items_are_told() -> None:
+def test_a_turn_with_its_history_is_a_request_like_any_other() -> None:
     body = b'{"model":"m","input":"and?","previous_response_id":"resp_1","temperature":1e0}'
     asked = asks_to_store(body)
     assert (asked.previous, asked.store) == ("resp_1", True)
-    own = turn_items(body)
     history = b'[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]'
-    expanded = with_history(body, history)
-    assert json.loads(expanded)["input"] == json.loads(history) + json.loads(own)
+    expanded = with_items(body, history[:-1] + b"," + asked.items[1:])
     assert b'"temperature":1e0' in expanded
     given = WAY.there(expanded)
     assert [message["role"] for message in json.loads(given.body)["messages"]] == ["user", "assistant", "user"]
-    back = WAY.back(as_kept(given.kept, "resp_1"), stream=False, request_id="e-1")
+    back = WAY.back(as_stored(given.kept, previous="resp_1", store=True), stream=False, request_id="e-1")
     answer = json.loads(back.whole(b'{"choices":[{"message":{"content":"c"},"finish_reason":"stop"}]}'))
     assert (answer["store"], answer["previous_response_id"]) == (True, "resp_1")
     with pytest.raises(BadRequest, match="responses_kept_mb"):
         WAY.there(body)
     for broken in (b"[]", b'{"input":5}', b'{"input":{}}', b"{}"):
         with pytest.raises(BadRequest):
-            turn_items(broken)
+            asks_to_store(broken)

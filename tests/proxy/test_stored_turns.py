@@ -49,7 +49,7 @@ async def test_the_backend_is_sent_the_whole_conversation_and_never_hears_of_sto
         status, second = await ask(proxy, input="two", previous_response_id=first["id"], store=True)
         assert (status, second["previous_response_id"]) == (200, first["id"])
         status, third = await ask(proxy, input="three", previous_response_id=second["id"], store=False)
-        assert (status, third["store"]) == (200, False)
+        assert (status, third["store"], third["previous_response_id"]) == (200, False, second["id"])
         told = [(message["role"], message["content"]) for message in sent(daemon)["messages"]]
         assert [role for role, _ in told] == ["user", "assistant", "user", "assistant", "user"], "no old instructions"
         assert [word in json.dumps(told) for word in ("one", "two", "three", "hi")] == [True] * 4
