@@ -181,6 +181,18 @@ def test_a_killed_daemon_and_proxy_lose_nothing_that_was_read(backend: Backend, 
             assert second.previous_response_id == first.id
 
 
+def test_what_a_killed_daemon_had_not_written_is_not_found(backend: Backend, door: Door) -> None:
+    """It was told and not read: the answer is the client's all the same, and the next turn says what is so."""
+    hive = backend.hive
+    with door.openai() as client:
+        os.kill(hive.pid_of("daemon"), signal.SIGSTOP)
+        first = _asks(client, backend, "Hello")
+        assert first.output
+        _kill(hive, "daemon")
+        with pytest.raises(openai.BadRequestError, match="Previous response with id"):
+            _asks(client.with_options(max_retries=8), backend, "And?", previous_response_id=first.id)
+
+
 def test_while_the_daemon_is_away_only_who_names_something_stored_hears_of_it(backend: Backend, door: Door) -> None:
     with door.openai() as client:
         first = _asks(client, backend, "Hello")
