@@ -38,6 +38,7 @@ Examples:
         "resume": Entry("agent_steer:resume", "Wakes sleeping agents."),
         "send": Entry("agent_mail:send", "Sends a message to an agent."),
         "messages": Entry("agent_mail:messages", "Lists the messages an agent has not accepted."),
+        "responses": Entry("agent_responses:responses", "Shows how much is kept of an agent's responses."),
         "wake-at": Entry("agent_time:wake_at", "Wakes an agent at a time, once or again and again."),
         "keep-awake": Entry("agent_time:keep_awake", "Keeps an agent from being put to sleep."),
         "logs": Entry("agent:logs", "Prints what an agent wrote to its output."),

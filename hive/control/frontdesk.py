@@ -21,6 +21,7 @@ from hive.control.lookout import Lookout
 from hive.control.overview import Overview
 from hive.control.own_ports import own_ports, refuse_own
 from hive.control.parts import Parts
+from hive.control.responses_desk import ResponsesDesk
 from hive.control.shapes_agents import (
     AgentChanges,
     AgentPage,
@@ -71,7 +72,7 @@ OF_ITS_PORT = frozenset({"port", "egress", "runtime"})
 """Fields by which an agent comes to listen at another port of this host."""
 
 
-class FrontDesk(TokenDesk, Overview):
+class FrontDesk(TokenDesk, ResponsesDesk, Overview):
     """See `hive.control.desk.Desk`."""
 
     def __init__(self, parts: Parts) -> None:

@@ -95,16 +95,24 @@ class KeptResponses:
 
     async def forget(self, agent: str) -> None:
         """All of a removed agent's are gone when this returns; where that fails, the next look sees to it."""
-        if not self._file.exists:
-            return
         try:
-            await self._file.do(lambda conn: responses.forget(conn, agent), then_clean=True)
+            await self.delete(agent)
         except HiveError as error:
             log.error("responses_not_deleted agent=%s error=%s", agent, error.message)
+
+    async def delete(self, agent: str) -> int:
+        """All of the agent's, and how many that were. Raises as `ResponsesFile.do`."""
+        if not self._file.exists:
+            return 0
+        return await self._file.do(lambda conn: responses.forget(conn, agent), then_clean=True)
 
     async def summed(self, agent: str) -> KeptSum:
         """Raises as `ResponsesFile.do`."""
         return await self._file.do(lambda conn: responses.summed(conn, agent)) if self._file.exists else KeptSum()
+
+    async def total(self) -> KeptSum:
+        """Of all agents. Raises as `ResponsesFile.do`."""
+        return await self._file.do(responses.total) if self._file.exists else KeptSum()
 
     def close(self) -> None:
         self._file.close()

@@ -198,6 +198,12 @@ def summed(conn: sqlite3.Connection, agent_id: str) -> KeptSum:
     return KeptSum(found[0], found[1], None if oldest is None else oldest[0])
 
 
+def total(conn: sqlite3.Connection) -> KeptSum:
+    """Of all agents."""
+    found = conn.execute("SELECT count(*), coalesce(sum(bytes), 0), min(kept_at) FROM responses").fetchone()
+    return KeptSum(*found)
+
+
 def no_such_response(response_id: str) -> NotFound:
     """The same words whether it never was, is gone, or is another agent's."""
     return NotFound(f"Response with id '{response_id[:80]}' not found.")

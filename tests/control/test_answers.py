@@ -66,6 +66,8 @@ IN_ORDER = [
     Asked("send", {"ref": "stopped"}, body={"text": "later"}, status=202),
     Asked("message", {"ref": "stopped", "id": "messages"}),
     Asked("drop_message", {"ref": "stopped", "id": "messages"}),
+    Asked("responses", AWAKE),
+    Asked("delete_responses", AWAKE),
     Asked("schedules", AWAKE),
     Asked("schedule", AWAKE, body={"when": "07:30", "every": "1d", "note": "breakfast"}, status=201),
     Asked("schedule", AWAKE, body={"when": "+10m"}, status=201),

@@ -156,6 +156,21 @@ async def until_async(kept: kept_responses.KeptResponses, agent: str, count: int
     raise AssertionError(f"{await kept.summed(agent)}")
 
 
+async def test_an_operator_sees_how_much_is_kept_and_deletes_it(box: Box) -> None:
+    await box.everything(keeping())
+    agent = await created(box)
+    nothing = await box.desk.responses("bob")
+    assert (nothing["responses"], nothing["oldest_at"], nothing["most_bytes"]) == (0, None, 1024 * 1024)
+    assert await box.desk.delete_responses("bob", "uid:0") == {"deleted": 0, "name": "bob"}
+    box.proxy.client.link.tell(told(agent, "r1"))
+    await history(box.proxy, agent, "r1")  # the daemon has read what it was told
+    seen = await box.desk.responses("bob")
+    assert (seen["responses"], seen["bytes"] > 500, seen["oldest_at"] is not None) == (1, True, True)
+    assert await box.desk.delete_responses("bob", "uid:0") == {"deleted": 1, "name": "bob"}
+    with pytest.raises(NotFound):
+        await history(box.proxy, agent, "r1")
+
+
 async def test_turning_it_off_deletes_and_a_lower_bound_trims(box: Box) -> None:
     await box.everything(keeping(3))
     agent = await created(box)
