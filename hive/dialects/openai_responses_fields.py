@@ -117,7 +117,7 @@ ROWS: dict[str, Row] = {
     **to("messages.role", "input[message].role"),
     **to("messages.content", "input[message].content"),
     **to("", *(f"input[{of}].{name}" for of in _ITEMS for name in ("id", "status")), "input[message].phase"),
-    **to("messages.reasoning_content", "input[reasoning].summary", "input[reasoning].content"),
+    **to("messages.reasoning_content", "input[reasoning].content", "input[reasoning].summary"),
     **aside("only OpenAI can read it", "input[reasoning].encrypted_content"),
     **to("messages.tool_calls.id", "input[function_call].call_id", "input[custom_tool_call].call_id"),
     **to("messages.tool_calls.function.name", "input[function_call].name", "input[custom_tool_call].name"),

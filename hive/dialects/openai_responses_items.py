@@ -215,6 +215,8 @@ class Items:
         if not kind:
             self._taken.dropped["content[input_file]"] = None
             return _text_part(_file(fields))
+        if kind == "input_image" and self._taken.is_earlier and "image_url" not in fields:
+            return _text_part("[image: not readable here]")
         if kind == "input_image":
             return _image(fields, at)
         if kind == "input_file":

@@ -272,6 +272,9 @@ def test_a_file_of_an_earlier_turn_gives_way_to_a_line_and_is_refused_in_the_las
     file = {"type": "input_file", "filename": "a.pdf", "file_data": "data:application/pdf;base64," + "A" * 9000}
     earlier = said([user(file, text("this")), {"role": "assistant", "content": "ok"}, {"role": "user", "content": "x"}])
     assert earlier[0]["content"][0]["text"] == "[file, a.pdf, 7 KB: not readable here]"
+    image = {"type": "input_image", "file_id": "file_1"}
+    items = [user(image), {"role": "assistant", "content": "ok"}, {"role": "user", "content": "x"}]
+    assert said(items)[0]["content"] == "[image: not readable here]"
     with pytest.raises(NotSupported, match="send its text"):
         said([user(file, text("this"))])
 

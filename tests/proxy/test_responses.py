@@ -13,7 +13,8 @@ from harness import Client, Proxy, answer, chunked, nothing_is_held, post, proxi
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from hive.domain import BackendKind, Tier
+from hive.domain import BackendCapabilities, BackendKind, Tier
+from hive.proxy.deep import DeepReaders
 from hive.settings import Settings
 
 STREAMS = Path(__file__).with_name("streams")
@@ -204,6 +205,69 @@ async def test_what_comes_before_the_stream_is_numbered_too(tmp_path: Path) -> N
         assert b'event: error\ndata: {"type":"error","code":null,"message":"too long"' in said
         assert b'"sequence_number":0' in said
         assert not said.endswith(b"0\r\n\r\n")
+
+
+async def test_a_server_without_chats_is_not_asked(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.REMOTE)
+        assert proxy.path.backend is not None
+        told = BackendCapabilities(endpoints=("/v1/embeddings", "/v1/responses"))
+        proxy.path.use_backend(msgspec.structs.replace(proxy.path.backend, capabilities=told), proxy.path.models)
+        status, _, _ = await asked(proxy, {"input": "hello"})
+        assert (status, backend.requests) == (501, [])
+
+
+async def test_what_a_server_with_openais_schema_alone_lacks_is_said_in_its_way(tmp_path: Path) -> None:
+    name = "mcp.files." + "x" * 80
+    tools = [{"type": "custom", "name": name}, {"type": "function", "name": "f", "parameters": {}}]
+    call = {"id": "c1", "type": "function", "function": {"name": "?", "arguments": '{"input":"a"}'}}
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.REMOTE)
+        assert proxy.path.backend is not None
+        told = BackendCapabilities(fields=())
+        proxy.path.use_backend(msgspec.structs.replace(proxy.path.backend, capabilities=told), proxy.path.models)
+        thought = [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}]
+        items = [*thought, {"role": "assistant", "content": "so"}, {"role": "user", "content": "x"}]
+        body = {"input": items, "tools": tools, "reasoning": {"effort": "xhigh"}}
+        await asked(proxy, body)
+        wanted = json.loads(backend.requests[0][1])
+        call["function"]["name"] = wanted["tools"][0]["function"]["name"]  # type: ignore[index]
+        assert len(call["function"]["name"]) == 64  # type: ignore[index]
+        choice = {"index": 0, "message": {"role": "assistant", "tool_calls": [call]}, "finish_reason": "tool_calls"}
+        backend.reply = answer(json.dumps({"choices": [choice]}).encode())
+        status, fields, answered = await asked(proxy, body)
+        assert status == 200
+        assert wanted["reasoning_effort"] == "high"
+        assert fields[b"x-hive-clamped"] == b"reasoning.effort=high"
+        assert fields[b"x-hive-dropped"] == b"input[reasoning].content"
+        item = json.loads(answered)["output"][0]
+        assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", name, "a")
+
+
+async def test_ollama_passes_over_a_choice_of_tools_and_that_is_told(tmp_path: Path) -> None:
+    tools = [{"type": "function", "name": "f", "parameters": {}}]
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.OLLAMA)
+        _, fields, _ = await asked(proxy, {"input": "x", "tools": tools, "tool_choice": "required"})
+        assert fields[b"x-hive-ignored"] == b"tool_choice"
+        proxy.use(backend, BackendKind.VLLM)
+        _, fields, _ = await asked(proxy, {"input": "x", "tools": tools, "tool_choice": "required"})
+        assert b"x-hive-ignored" not in fields
+
+
+async def test_a_large_body_is_translated_in_a_worker(tmp_path: Path) -> None:
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.path.readers = readers = DeepReaders()
+        readers.start()
+        try:
+            url = "data:image/png;base64," + "A" * 3_000_000
+            parts = [{"type": "input_image", "image_url": url, "detail": "auto"}, {"type": "input_text", "text": "x"}]
+            status, _, body = await asked(proxy, {"input": [{"role": "user", "content": parts}]})
+            assert (status, Response.model_validate_json(body).output_text) == (200, "hi")
+            sent = json.loads(backend.requests[0][1])["messages"][0]["content"]
+            assert sent == [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "x"}]
+        finally:
+            readers.close()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ let streamed = 0;
 for await (const _ of streamText({ ...short, prompt: "Hello, how are you?" }).textStream) streamed += 1;
 const held = await generateObject({
   ...short,
-  maxOutputTokens: 400,
+  maxOutputTokens: 3000,
+  temperature: 1,
   schema: z.object({ city: z.enum(["Paris", "Rome"]) }),
   prompt: "Which city?",
 });
