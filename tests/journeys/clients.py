@@ -33,12 +33,15 @@ def python_client(name: str, base_url: str, token: str, model: str, *, is_random
     return _told([str(python), "-P", str(PROGRAMS / f"{_file(name)}.py")], base_url, token, model, is_random)
 
 
-def node_client(name: str, base_url: str, token: str, model: str, *, is_random: bool) -> dict[str, Any]:
-    """The same in JavaScript. Node looks for packages beside the program, so it is copied there."""
+def node_client(
+    name: str, base_url: str, token: str, model: str, *, is_random: bool, which: str = ""
+) -> dict[str, Any]:
+    """The same in JavaScript. Node looks for packages beside the program, so it is copied there. `which`: of several
+    programs that use this package."""
     node, modules = shutil.which("node"), folder() / "node_modules"
     if node is None or not (modules / name).is_dir():
         pytest.skip(MISSING.format(f"npm package {name}"))
-    program = (PROGRAMS / f"{_file(name)}.mjs").read_text()
+    program = (PROGRAMS / f"{_file(name)}{which}.mjs").read_text()
     command = [node, "--input-type=module", "--eval", program]
     return _told(command, base_url, token, model, is_random, cwd=modules.parent)
 

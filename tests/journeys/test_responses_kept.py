@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 import openai
 import pytest
+from journeys.clients import node_client
 from journeys.sdk import TEMPLATE, Door, door_of
 from journeys.stack import Stack, stack, until
 
@@ -151,6 +152,17 @@ def test_items_that_were_seen_may_be_named(backend: Backend, door: Door) -> None
         assert second.usage.input_tokens == whole.usage.input_tokens
         third = _asks(client, backend, "Go on.", previous_response_id=second.id)
         assert third.usage.input_tokens > second.usage.input_tokens
+
+
+def test_a_client_that_names_what_it_believes_stored_works_unmodified(backend: Backend, door: Door) -> None:
+    """@ai-sdk/openai does, wherever it is not told otherwise."""
+    is_random = backend.model == MODEL
+    told = node_client(
+        "@ai-sdk/openai", f"{door.root}/v1", door.token, backend.model, is_random=is_random, which="_kept"
+    )
+    assert told["named"] == 3
+    assert [bool(told[turn]) for turn in ("first", "second", "third")] == [True] * 3
+    assert is_random or told["after"]
 
 
 def test_a_tools_answer_goes_on_from_its_call(backend: Backend, door: Door) -> None:
