@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,8 +60,8 @@ def model_for(venv: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def serve(venv: Path, folder: Path, model: Path | None = None) -> Iterator[VllmServer]:
-    """vLLM on a free port, all that it writes in `folder`; ready to answer."""
+def serve(venv: Path, folder: Path, model: Path | None = None, *, more: Sequence[str] = ()) -> Iterator[VllmServer]:
+    """vLLM on a free port, all that it writes in `folder`; ready to answer. `more`: of its own arguments."""
     port, log = free_port(), folder / "vllm.log"
     command = [venv / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", model or model_for(venv, folder), "--served-model-name", MODEL, "--host", "127.0.0.1"]
@@ -70,7 +70,7 @@ def serve(venv: Path, folder: Path, model: Path | None = None) -> Iterator[VllmS
     # token).
     command += ["--dtype", "float32"]
     command += ["--enforce-eager", "--enable-prefix-caching", "--block-size", "32", "--enable-prompt-tokens-details"]
-    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", *more]
     places = {name: str(folder) for name in ("HF_HOME", "VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "TMPDIR")}
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "HOME": str(folder)}
     with (
@@ -99,15 +99,22 @@ def _wait_until_up(server: VllmServer, log: Path) -> None:
         time.sleep(0.2)
 
 
-@pytest.fixture(scope="session")
-def vllm_server() -> Iterator[VllmServer]:
-    """One vLLM on TCP for the whole run. Its sockets lie in its folder, so that has a short name."""
+@contextmanager
+def served(*more: str) -> Iterator[VllmServer]:
+    """A vLLM on TCP, skipped with the reason. Its sockets lie in its folder, so that has a short name."""
     venv = environment()
     if venv is None:
         pytest.skip("no vLLM: run tests/tools/setup_vllm_cpu.sh or set HIVE_VLLM_VENV")
     folder = Path(tempfile.mkdtemp(prefix="hive-vllm-"))
     try:
-        with serve(venv, folder) as server:
+        with serve(venv, folder, more=more) as server:
             yield server
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def vllm_server() -> Iterator[VllmServer]:
+    """One vLLM for the whole run."""
+    with served() as server:
+        yield server

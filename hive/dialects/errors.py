@@ -105,18 +105,9 @@ def render(error: HiveError, dialect: Dialect, request_id: str = "") -> bytes:
     return _encode({"error": told})
 
 
-def render_in_stream(error: HiveError, dialect: Dialect, request_id: str = "") -> bytes:
-    """An error as the last event of a stream that has begun; goes where the bytes so far end between two events.
-
-    >>> from hive.errors import StreamIncomplete
-    >>> render_in_stream(StreamIncomplete("it broke off"), Dialect.OLLAMA)
-    b'{"error":"it broke off","src":"hive"}\\n'
-    """
-    return as_event(render(error, dialect, request_id), dialect)
-
-
 def as_event(told: bytes, dialect: Dialect) -> bytes:
-    """An error's body, which has to be one line, as an event of a stream.
+    """An error's body, which has to be one line, as the last event of a stream that has begun; goes where the bytes so
+    far end between two events.
 
     >>> as_event(b'{"error":"no"}', Dialect.OPENAI)
     b'data: {"error":"no"}\\n\\n'

@@ -21,14 +21,14 @@ from journeys.stack import Stack, stack, until
 from openai.types.responses import Response, ResponseFunctionToolCall
 
 from tests.llama import MODEL, serve
-from tests.vllm import vllm_server
+from tests.vllm import served
 
-__all__ = ["vllm_server"]
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(600)]
 SAID: Any = HELLO[0]["content"]
 TOOLS: Any = [{"type": "function", "name": "look_up", "description": "A city.", "parameters": CITY, "strict": True}]
-LONG: Any = {"max_output_tokens": 3000, "temperature": 1}
-"""A random model at temperature 0 may write white space between two words of JSON for ever."""
+LONG: Any = {"max_output_tokens": 400, "temperature": 0}
+NO_SPACE = '{"backend":"xgrammar","disable_any_whitespace":true}'
+"""A random model writes white space between two words of JSON for ever, where it may."""
 PATCH: Any = {"type": "custom", "name": "patch", "description": "Edits a file."}
 SHAPES = Path(__file__).parents[1] / "fakes" / "codex"
 
@@ -58,8 +58,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         ):
             yield _with_agents(Backend(hive, MODEL, calls=False))
     else:
-        server = request.getfixturevalue("vllm_server")
-        with stack(url=server.url) as hive:
+        with served("--structured-outputs-config", NO_SPACE) as vllm, stack(url=vllm.url) as hive:
             yield _with_agents(Backend(hive, MODEL))
 
 
@@ -104,7 +103,7 @@ def test_an_answer_and_its_stream_are_the_same_and_counted(backend: Backend) -> 
 def test_a_tool_is_called_and_its_answer_taken(backend: Backend, door: Door) -> None:
     given: Any = [{"role": "user", "content": "Please look up Paris."}]
     with door.openai() as client:
-        wanted: Any = {"model": backend.model, "tools": TOOLS, "tool_choice": "required"}
+        wanted: Any = {"model": backend.model, "tools": TOOLS, "tool_choice": {"type": "function", "name": "look_up"}}
         wanted |= {"parallel_tool_calls": False, **LONG}
         called = client.responses.create(input=given, **wanted)
         if not backend.calls:

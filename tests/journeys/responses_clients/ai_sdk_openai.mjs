@@ -13,8 +13,7 @@ let streamed = 0;
 for await (const _ of streamText({ ...short, prompt: "Hello, how are you?" }).textStream) streamed += 1;
 const held = await generateObject({
   ...short,
-  maxOutputTokens: 3000,
-  temperature: 1,
+  maxOutputTokens: 400,
   schema: z.object({ city: z.enum(["Paris", "Rome"]) }),
   prompt: "Which city?",
 });

@@ -17,8 +17,8 @@ for await (const event of await client.responses.create({ ...short, input: "Hell
 }
 const held = await client.responses.parse({
   model,
-  max_output_tokens: 3000,
-  temperature: 1,
+  max_output_tokens: 400,
+  temperature: 0,
   input: "Which city?",
   text: { format: { type: "json_schema", name: "city", schema, strict: true } },
 });

@@ -53,7 +53,7 @@ async def main() -> None:
     except ModelBehaviorError as error:
         if not IS_RANDOM or "max_output_tokens" not in str(error):
             raise
-    long = ModelSettings(max_tokens=3000, temperature=1)
+    long = ModelSettings(max_tokens=400, temperature=0)
     by_schema = Agent(name="schema", model=MODEL, output_type=City, model_settings=long)
     city = (await Runner.run(by_schema, "Which city?")).final_output.city
     tools = Agent(name="tools", instructions="Use your tool.", model=MODEL, tools=[look_up], model_settings=short)

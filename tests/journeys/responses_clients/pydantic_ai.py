@@ -26,7 +26,7 @@ async def main() -> None:
     async with plain.run_stream("Hello, how are you?") as stream:
         async for piece in stream.stream_text(delta=True, debounce_by=None):
             pieces.append(piece)
-    by_schema = Agent(model, output_type=NativeOutput(City), model_settings={"max_tokens": 3000, "temperature": 1})
+    by_schema = Agent(model, output_type=NativeOutput(City), model_settings={"max_tokens": 400, "temperature": 0})
     city = (await by_schema.run("Which city?")).output.city
     tools = Agent(model, instructions="Use your tool.", model_settings={"max_tokens": 24, "temperature": 0})
 
