@@ -18,7 +18,7 @@ Decided here, where the two leave it open:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -337,11 +337,14 @@ def _echo(found: Fields) -> dict[str, Raw]:
 
 class Stored(msgspec.Struct, frozen=True):
     """What a body says of storage: `previous`: the id of the answer it goes on from, empty for none. `store`: whether
-    its own answer is to be kept. `items`: its own input, a JSON array."""
+    its own answer is to be kept. `items`: its own input, a JSON array. `may_refer`: whether there may be references
+    among them. `rest`: all else of the body, an object; empty where it names nothing that is stored."""
 
     previous: str
     store: bool
     items: bytes
+    may_refer: bool = False
+    rest: bytes = b""
 
 
 def asks_to_store(body: bytes) -> Stored:
@@ -349,16 +352,17 @@ def asks_to_store(body: bytes) -> Stored:
 
     >>> asks_to_store(b'{"input":"hi"}').items
     b'[{"type":"message","role":"user","content":[{"type":"input_text","text":"hi"}]}]'
-    >>> asks_to_store(b'{"store":false,"previous_response_id":"resp_1","input":[]}')
-    Stored(previous='resp_1', store=False, items=b'[]')
+    >>> asks_to_store(b'{"store":false,"previous_response_id":"resp_1","input":[],"top_p":1e0}')
+    Stored(previous='resp_1', store=False, items=b'[]', may_refer=False, rest=b'{"store":false,"top_p":1e0}')
     """
     found = read_object(body, "")
-    previous, store = found.get("previous_response_id", Raw(_NULL)), found.get("store", Raw(_NULL))
-    return Stored(
-        "" if bytes(previous) == _NULL else read_text(previous, "previous_response_id"),
-        bytes(store) == _NULL or read_flag(store, "store"),
-        _items(required(found, "input", "")),
-    )
+    named, store = found.pop("previous_response_id", Raw(_NULL)), found.get("store", Raw(_NULL))
+    previous = "" if bytes(named) == _NULL else read_text(named, "previous_response_id")
+    items = _items(required(found, "input", ""))
+    del found["input"]
+    may_refer = b"item_reference" in items
+    rest = _encode(found) if previous or may_refer else b""
+    return Stored(previous, bytes(store) == _NULL or read_flag(store, "store"), items, may_refer, rest)
 
 
 def _items(given: Raw) -> bytes:
@@ -368,16 +372,19 @@ def _items(given: Raw) -> bytes:
     return _encode([{"type": "message", "role": "user", "content": [part]}])
 
 
-def with_items(body: bytes, items: bytes) -> bytes:
-    """The request with these items, a JSON array, as its input, and without `previous_response_id`. Raises BadRequest.
+def with_items(rest: bytes, arrays: Sequence[bytes]) -> list[bytes]:
+    """`Stored.rest` with the items of these JSON arrays as its input, in pieces: they may be megabytes.
 
-    >>> with_items(b'{"input":"and?","previous_response_id":"resp_1","n":1e2}', b'[{"role":"user","content":"a"}]')
-    b'{"input":[{"role":"user","content":"a"}],"n":1e2}'
+    >>> with_items(b'{"n":1e2}', [b'[{"role":"user","content":"a"}]', b"[ ]", b"[1]"])
+    [b'{"input":[', b'{"role":"user","content":"a"}', b',', b'1', b'],', b'"n":1e2}']
     """
-    found = read_object(body, "")
-    found.pop("previous_response_id", None)
-    found["input"] = Raw(items)
-    return _encode(found)
+    pieces = [b'{"input":[']
+    for array in arrays:
+        inside = array[array.index(b"[") + 1 : array.rindex(b"]")]
+        if not inside or inside.isspace():
+            continue
+        pieces += [inside] if len(pieces) == 1 else [b",", inside]
+    return [*pieces, b"]}"] if rest == b"{}" else [*pieces, b"],", rest[1:]]
 
 
 def as_stored(kept: bytes, *, previous: str, store: bool) -> bytes:

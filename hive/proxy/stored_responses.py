@@ -38,6 +38,8 @@ AT_ONCE = 4
 """Questions under way, of different agents."""
 UNSENT_MOST_BYTES = 32 * 1024 * 1024
 """Bytes on their way to the daemon beyond which nothing more is given it to keep: wakes are behind them."""
+ANSWER_MOST_BYTES = 32 * 1024 * 1024
+"""Of an answer of the daemon's, also where bodies may be longer: half of what a frame of the link may have."""
 
 
 class StoredResponses:
@@ -87,6 +89,7 @@ class StoredResponses:
 
         Raises PreviousNotFound, NotFound (an item), BadRequest (too long), Saturated where the daemon cannot be asked.
         """
+        most_bytes = min(most_bytes, ANSWER_MOST_BYTES)
         question = AskHistory(agent=agent, previous_id=previous_id, items=items, most_bytes=most_bytes)
         try:
             return await self._ask(agent, question, HistoryIs)
@@ -107,7 +110,7 @@ class StoredResponses:
             limit=page.limit,
             after=page.after,
             ascending=page.ascending,
-            most_bytes=most_bytes,
+            most_bytes=min(most_bytes, ANSWER_MOST_BYTES),
         )
         return (await self._ask(agent, question, ResponseIs)).content
 

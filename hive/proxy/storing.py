@@ -18,7 +18,7 @@ from hive.proxy.lists import Said
 from hive.proxy.registry import Entry
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.stored_turn import StoredTurn
-from hive.proxy.waiting import Waiting
+from hive.proxy.waiting import Waiting, no_room_for_bodies
 from hive.tasks import spawn
 from hive.wire.http1 import Request
 
@@ -51,10 +51,13 @@ class Storing(Waiting):
         """Before the body is read: only who names what is stored waits for the daemon, which has it."""
         kept_mb = self._path.settings.proxy.responses_kept_mb if stored.is_here else 0
         try:
-            self._turn = turn = stored_turn.turn_of(b"".join(request.body), most_bytes=kept_mb * MIB)
+            turn = stored_turn.turn_of(b"".join(request.body), most_bytes=kept_mb * MIB)
         except HiveError as error:
             self.refuse(error)
             return
+        if turn.store and not self._hold_more(len(turn.asked)):  # it is held until the answer is there
+            turn = turn._replace(store=False)
+        self._turn = turn.as_held()
         if turn.names_stored:
             self._pending = spawn(self._ask_history(request, entry, decided, stored, turn), name="stored response")
         else:
@@ -63,17 +66,19 @@ class Storing(Waiting):
     async def _ask_history(
         self, request: Request, entry: Entry, decided: Decided, stored: StoredResponses, turn: StoredTurn
     ) -> None:
-        most = self._path.settings.proxy.body_max_bytes - self._body_bytes
+        sent = request.body_bytes
+        most = self._path.settings.proxy.body_max_bytes - sent
         try:
             found = await stored.history(entry.row.id, turn.previous, turn.references, most_bytes=most)
-            whole = stored_turn.whole_body(b"".join(request.body), turn, found.history, found.items)
-            self._hold_more(len(whole) - self._body_bytes)
+            whole = stored_turn.whole_body(turn, found.history, found.items)
+            if not self._hold_more(sum(map(len, whole)) - sent):
+                raise no_room_for_bodies()
         except HiveError as error:
             self._pending = None
             self.refuse(error)
             return
         self._pending = None
-        request.body = [whole]
+        request.body = whole
         self._5_what_is_asked(request, entry, decided)
 
     def _keep(self, turn: StoredTurn, answer: Answer) -> None:

@@ -330,7 +330,7 @@ def test_a_turn_with_its_history_is_a_request_like_any_other() -> None:
     asked = asks_to_store(body)
     assert (asked.previous, asked.store) == ("resp_1", True)
     history = b'[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]'
-    expanded = with_items(body, history[:-1] + b"," + asked.items[1:])
+    expanded = b"".join(with_items(asked.rest, [history, asked.items]))
     assert b'"temperature":1e0' in expanded
     given = WAY.there(expanded)
     assert [message["role"] for message in json.loads(given.body)["messages"]] == ["user", "assistant", "user"]

@@ -190,6 +190,18 @@ async def test_an_input_that_may_not_be_kept_is_answered_and_not_kept(tmp_path: 
         assert (status, told["store"], daemon.heard) == (200, False, [])
 
 
+async def test_what_waits_to_be_kept_counts_too_and_is_not_kept_where_there_is_no_room(tmp_path: Path) -> None:
+    """The input is held until the answer is there, beside the body that goes upstream."""
+    async with keeping(tmp_path, body_max_bytes=100_000, body_budget_bytes=800_000) as (proxy, daemon):
+        assert daemon.backend is not None
+        status, told = await ask(proxy, input="x" * 30_000)
+        assert (status, told["store"]) == (200, True)
+        status, told = await ask(proxy, input="x" * 60_000, store=True)
+        assert (status, told["store"]) == (200, False)
+        await until(lambda: len(kept(daemon)) == 1)
+        await until(lambda: proxy.path.budget.used == 0)
+
+
 @pytest.mark.parametrize(
     "body",
     [
