@@ -140,7 +140,7 @@ class Tools:
             return "", f"{_LARK}{definition}"
         if syntax != "regex":
             raise NotSupported(f"{at}.syntax: there is no way to say `{shown(syntax)}` in a chat completion")
-        whole = definition if definition[:1] == "^" and definition[-1:] == "$" else f"^(?:{definition})$"
+        whole = definition if definition[:1] == "^" and definition[-1:] == "$" else f"^({definition})$"
         return whole, f"{_REGEX}{definition}"
 
     def _add(self, fields: Fields, at: str, namespace: str, schema: Raw, *, custom: bool = False) -> None:

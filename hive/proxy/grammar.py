@@ -95,7 +95,7 @@ def _tools(value: Any, path: Path) -> Iterator[tuple[Any, Path]]:
 def _worded_tools(value: Any, path: Path, sums: Sums) -> Iterator[tuple[Any, Path]]:
     """Tools of Responses, those within a namespace too, which count as much as others."""
     tools = value if isinstance(value, list) else []
-    yield from _tools([{} if _is_worded(tool) else tool for tool in tools], path)
+    yield from _tools([_without_words(tool) for tool in tools], path)
     within = [(path / number / "tools", _member(tool, "tools")[1]) for number, tool in enumerate(tools)]
     spaces = [(at, inner) for at, inner in within if isinstance(inner, list)]
     if len(tools) + sum(len(inner) for _, inner in spaces) > (most := sums.limits.tools):
@@ -105,9 +105,12 @@ def _worded_tools(value: Any, path: Path, sums: Sums) -> Iterator[tuple[Any, Pat
         yield from _worded_tools(inner, at, sums)
 
 
-def _is_worded(tool: Any) -> bool:
-    wanted = _member(tool, "format")[1]
-    return bool(_member(wanted, "type")[1] == "grammar" and _member(wanted, "syntax")[1] == "lark")
+def _without_words(tool: Any) -> Any:
+    """A tool as it is counted: all of it but a Lark grammar."""
+    key, wanted = _member(tool, "format")
+    if _member(wanted, "type")[1] != "grammar" or _member(wanted, "syntax")[1] != "lark":
+        return tool
+    return {name: value for name, value in tool.items() if name != key}
 
 
 class Expression(str):

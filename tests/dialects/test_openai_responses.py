@@ -207,7 +207,7 @@ def test_a_custom_tool_is_a_function_with_one_text() -> None:
     found = sent({"input": items, "tools": tools, "tool_choice": {"type": "custom", "name": "q"}})
     first, second = (tool["function"] for tool in found["tools"])
     assert (first["name"], first["description"], first["parameters"]["required"]) == ("p", "Edits.", ["input"])
-    assert second["parameters"]["properties"]["input"]["pattern"] == "^(?:a+)$"
+    assert second["parameters"]["properties"]["input"]["pattern"] == "^(a+)$"
     assert found["tool_choice"] == {"type": "function", "function": {"name": "q"}}
     call = found["messages"][0]["tool_calls"][0]["function"]
     assert (call["name"], json.loads(call["arguments"])) == ("p", {"input": 'a\n"b"'})

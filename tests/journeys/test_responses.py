@@ -25,7 +25,7 @@ from tests.vllm import served
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(600)]
 SAID: Any = HELLO[0]["content"]
-TOOLS: Any = [{"type": "function", "name": "look_up", "description": "A city.", "parameters": CITY, "strict": True}]
+TOOLS: Any = [{"type": "function", "name": "look_up", "description": "A city.", "parameters": CITY}]
 LONG: Any = {"max_output_tokens": 400, "temperature": 0}
 NO_SPACE = '{"backend":"xgrammar","disable_any_whitespace":true}'
 """A random model writes white space between two words of JSON for ever, where it may."""
@@ -145,7 +145,10 @@ def test_a_custom_tool_is_called_with_a_text(backend: Backend, door: Door) -> No
             {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "*** Begin"},
             {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
         ]
-        assert client.responses.create(input=given, model=backend.model, tools=[PATCH], max_output_tokens=16).output
+        wanted = {"input": given, "model": backend.model, "max_output_tokens": 16}
+        assert client.responses.create(**wanted, tools=[PATCH]).output
+        held: Any = {**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": "[a-c]{1,9}|d+"}}
+        assert client.responses.create(**wanted, tools=[held], tool_choice="required").output
 
 
 class City(pydantic.BaseModel):

@@ -18,6 +18,7 @@ from hive.proxy.deep import DeepReaders
 from hive.settings import Settings
 
 STREAMS = Path(__file__).with_name("streams")
+LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'}
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\n"
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 HI = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"hi"}}]}\n\n'
@@ -115,6 +116,7 @@ async def test_a_schema_is_counted_by_its_place_in_the_request(tmp_path: Path) -
             ({"tools": [{"type": "function", "name": "f", "parameters": many}]}, "/tools/0/parameters"),
             ({"tools": [custom]}, "/tools/0/format"),
             ({"tools": [{"type": "namespace", "name": "s", "tools": [custom]}]}, "/tools/0/tools/0/format"),
+            ({"tools": [{"type": "function", "name": "f", "parameters": many, "format": LARK}]}, "/tools/0/parameters"),
         ):
             status, _, told = await asked(proxy, {"input": "hello", **body})
             error = json.loads(told)["error"]
@@ -125,8 +127,7 @@ async def test_a_schema_is_counted_by_its_place_in_the_request(tmp_path: Path) -
 
 async def test_a_lark_grammar_goes_to_the_model_in_words_and_that_is_told(tmp_path: Path) -> None:
     """Codex gives one with `apply_patch` to models it knows; nobody compiles it here."""
-    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'}
-    tools = [{"type": "custom", "name": "apply_patch", "description": "Edits.", "format": grammar}]
+    tools = [{"type": "custom", "name": "apply_patch", "description": "Edits.", "format": LARK}]
     async with proxied(tmp_path) as (proxy, backend):
         status, fields, _ = await asked(proxy, {"input": "hello", "tools": tools})
         assert (status, fields[b"x-hive-dropped"]) == (200, b"tools[custom].format[grammar]")
