@@ -50,17 +50,18 @@ def turn_of(body: bytes, *, most_bytes: int) -> StoredTurn:
     return StoredTurn(stored.previous[:ID_MAX], stored.items, names, is_kept, stored.rest)
 
 
-def whole_body(turn: StoredTurn, history: bytes, items: list[bytes]) -> list[bytes]:
+def whole_body(turn: StoredTurn, history: bytes, items: list[bytes], *, most_bytes: int) -> list[bytes]:
     """The body, in pieces, with the history in front of its own items, and `items` in place of its references. Raises
-    BadRequest.
+    BadRequest where those become longer than `most_bytes`.
 
     >>> body = b'{"input":[{"type":"item_reference","id":"a"}],"previous_response_id":"r","n":1}'
-    >>> b"".join(whole_body(turn_of(body, most_bytes=99), b'[{"role":"user","content":"q"}]', [b'{"id":"a"}']))
+    >>> history, items = b'[{"role":"user","content":"q"}]', [b'{"id":"a"}']
+    >>> b"".join(whole_body(turn_of(body, most_bytes=99), history, items, most_bytes=99))
     b'{"input":[{"role":"user","content":"q"},{"id":"a"}],"n":1}'
     """
     own = turn.asked
     if turn.references:
-        own = resolved(own, dict(zip(turn.references, items, strict=True)))
+        own = resolved(own, dict(zip(turn.references, items, strict=True)), most_bytes=most_bytes - len(history))
     return with_items(turn.rest, [history, own])
 
 

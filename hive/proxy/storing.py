@@ -66,11 +66,10 @@ class Storing(Waiting):
     async def _ask_history(
         self, request: Request, entry: Entry, decided: Decided, stored: StoredResponses, turn: StoredTurn
     ) -> None:
-        sent = request.body_bytes
-        most = self._path.settings.proxy.body_max_bytes - sent
+        sent, longest = request.body_bytes, self._path.settings.proxy.body_max_bytes
         try:
-            found = await stored.history(entry.row.id, turn.previous, turn.references, most_bytes=most)
-            whole = stored_turn.whole_body(turn, found.history, found.items)
+            found = await stored.history(entry.row.id, turn.previous, turn.references, most_bytes=longest - sent)
+            whole = stored_turn.whole_body(turn, found.history, found.items, most_bytes=longest)
             if not self._hold_more(sum(map(len, whole)) - sent):
                 raise no_room_for_bodies()
         except HiveError as error:

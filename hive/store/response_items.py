@@ -125,22 +125,31 @@ def references_in(items: bytes) -> list[str]:
     return [head.id for item in _array(items) if (head := _head(item)).type == "item_reference" and head.id]
 
 
-def resolved(items: bytes, found: Mapping[str, bytes]) -> bytes:
-    """The items, each reference replaced by what it names. Raises NotFound.
+def resolved(items: bytes, found: Mapping[str, bytes], *, most_bytes: int) -> bytes:
+    """The items, each reference replaced by what it names, however often it is named. Raises NotFound, BadRequest where
+    that becomes longer than `most_bytes`.
 
-    >>> resolved(b'[{"type":"item_reference","id":"a"},{"id":"b"}]', {"a": b'{"id":"a","role":"user"}'})
+    >>> resolved(b'[{"type":"item_reference","id":"a"},{"id":"b"}]', {"a": b'{"id":"a","role":"user"}'}, most_bytes=99)
     b'[{"id":"a","role":"user"},{"id":"b"}]'
     """
-    if b"item_reference" not in items:
-        return items
-    taken = []
+    taken, size = [], 0
     for item in _array(items):
         head = _head(item)
         is_reference = head.type == "item_reference"
         if is_reference and head.id not in found:
             raise no_such_item(head.id or "")
         taken.append(found[head.id] if is_reference and head.id else bytes(item))
+        size += len(taken[-1])
+        check_length(size, most_bytes)
     return b"[%b]" % b",".join(taken)
+
+
+def check_length(size: int, most_bytes: int) -> None:
+    """Raises BadRequest."""
+    if size > most_bytes:
+        raise BadRequest(
+            f"the conversation is longer than {most_bytes} bytes", hint="begin a new one, with a summary of it"
+        )
 
 
 def no_such_item(item_id: str) -> NotFound:

@@ -14,6 +14,7 @@ from hive.errors import BadRequest, NotFound, TooLarge
 from hive.store.response_items import (
     ItemPage,
     as_items,
+    check_length,
     ids_of,
     items_of,
     joined,
@@ -45,6 +46,9 @@ TURNS_MAX = 1000
 """Responses in one conversation: each is read for the next."""
 REFERENCES_MAX = 1000
 """Items that one request may name instead of sending them."""
+READ_TIMES = 8
+"""As many times the bytes of a conversation may be read for it: answers repeat the instructions and tools of their
+requests, and other agents wait for the one thread that reads."""
 
 
 class KeptResponse(NamedTuple):
@@ -145,14 +149,16 @@ def items_named(conn: sqlite3.Connection, agent_id: str, names: Sequence[str], *
         if row is None:
             raise no_such_item(name)
         places.setdefault((row[0], row[1]), {})[name] = row[2]
-    found, size = dict[str, bytes](), 0
+    found, size, read = dict[str, bytes](), 0, 0
     for (number, is_output), wanted in places.items():
         column = "response" if is_output else "items"
         text = bytes(conn.execute(f"SELECT {column} FROM responses WHERE number = ?", (number,)).fetchone()[0])
         items = items_of(output_of(text) if is_output else text)
         found.update({name: items[place] for name, place in wanted.items()})
         size += sum(len(items[place]) for place in wanted.values())
-        _check_length(size, most_bytes)
+        read += len(text)
+        check_length(size, most_bytes)
+        check_length(read, READ_TIMES * most_bytes)
     return [found[name] for name in names]
 
 
@@ -214,7 +220,7 @@ def _turns(
 ) -> Iterator[tuple[bytes, bytes]]:
     """Items and response of it and of those it went on from, the newest first. `is_asked`: what came out of the newest
     does not count. Raises NotFound, BadRequest."""
-    size, wanted, turns = 0, response_id, 0
+    size, read, wanted, turns = 0, 0, response_id, 0
     while wanted:
         turns += 1
         if turns > TURNS_MAX:
@@ -225,25 +231,20 @@ def _turns(
         if row is None:
             raise no_such_response(wanted)
         size += len(row[1]) + (0 if is_asked and turns == 1 else len(output_of(bytes(row[2]))))
-        _check_length(size, most_bytes)
+        read += len(row[1]) + len(row[2])
+        check_length(size, most_bytes)
+        check_length(read, READ_TIMES * most_bytes)
         yield bytes(row[1]), bytes(row[2])
         wanted = row[0]
 
 
 def _whole(conn: sqlite3.Connection, agent_id: str, items: bytes, most_bytes: int) -> bytes:
     """The items with those in place of references that are kept, too."""
-    names = references_in(items)
+    names = list(dict.fromkeys(references_in(items)))
     if not names:
         return items
-    found = items_named(conn, agent_id, names, most_bytes=most_bytes - len(items))
-    return resolved(items, dict(zip(names, found, strict=True)))
-
-
-def _check_length(size: int, most_bytes: int) -> None:
-    if size > most_bytes:
-        raise BadRequest(
-            f"the conversation is longer than {most_bytes} bytes", hint="begin a new one, with a summary of it"
-        )
+    found = items_named(conn, agent_id, names, most_bytes=most_bytes)
+    return resolved(items, dict(zip(names, found, strict=True)), most_bytes=most_bytes)
 
 
 def _delete(conn: sqlite3.Connection, numbers: list[int]) -> int:

@@ -143,6 +143,18 @@ async def test_a_named_item_goes_upstream_as_it_was(tmp_path: Path) -> None:
         assert (status, "more than 1000 references" in told["error"]["message"]) == (400, True)
 
 
+async def test_a_body_of_references_to_a_long_item_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    async with keeping(tmp_path, body_max_bytes=200_000) as (proxy, _):
+        asked = json.dumps([{"id": "long", "role": "user", "content": "x" * 50_000}]).encode()
+        assert proxy.path.stored is not None
+        response = b'{"id":"resp_1","output":[]}'
+        assert proxy.path.stored.keep("a1", "resp_1", previous_id="", asked=asked, response=response)
+        status, _ = await ask(proxy, input=[{"type": "item_reference", "id": "long"}] * 3)
+        assert status == 200
+        status, told = await ask(proxy, input=[{"type": "item_reference", "id": "long"}] * 1000)
+        assert (status, "longer than 199" in told["error"]["message"]) == (400, True)
+
+
 async def test_a_daemon_that_is_away_keeps_nobody_who_names_nothing(tmp_path: Path) -> None:
     async with keeping(tmp_path) as (proxy, daemon):
         keep(proxy)

@@ -133,6 +133,28 @@ async def test_a_conversation_is_bounded_in_bytes_and_turns(
         await history(file, "own")
 
 
+async def test_an_item_that_is_named_again_and_again_does_not_grow_beyond_bounds(file: ResponsesFile) -> None:
+    """A reference has 40 bytes, and what it names may be a megabyte: a body of them would become gigabytes."""
+    await keep(file, one("r1", text="x" * 100_000))
+    named = [{"type": "item_reference", "id": "msg_of_r1"}] * 20
+    await keep(file, one("r2", named))
+    assert len(await history(file, "r2")) == 21
+    with pytest.raises(BadRequest, match="longer than 1000000 bytes"):
+        await history(file, "r2", most=1_000_000)
+
+
+async def test_what_is_read_for_a_conversation_is_bounded_too(file: ResponsesFile) -> None:
+    """Answers repeat their requests' instructions: a thousand short turns could make a thousand megabytes to read."""
+    long = [one(f"r{n}", previous=f"r{n - 1}" if n else None) for n in range(10)]
+    await keep(file, *(turn._replace(response=turn.response[:-1] + b',"i":"%b"}' % (b"x" * 10_000)) for turn in long))
+    assert len(await history(file, "r9", most=20_000)) == 20
+    with pytest.raises(BadRequest, match="longer than"):
+        await history(file, "r9", most=10_000)
+    names = [f"msg_of_r{n}" for n in range(10)]
+    with pytest.raises(BadRequest, match="longer than"):
+        await file.do(lambda conn: responses.items_named(conn, "a1", names, most_bytes=10_000))
+
+
 async def test_input_items_are_what_the_model_was_given_page_by_page(file: ResponsesFile) -> None:
     await keep(
         file, one("r1"), one("r2", [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], previous="r1")
