@@ -25,7 +25,7 @@ import msgspec
 
 from hive.dialects.openai_responses_answers import Kept, ResponseBack
 from hive.dialects.openai_responses_fields import ROWS, TABLE
-from hive.dialects.openai_responses_items import Items, flat
+from hive.dialects.openai_responses_items import InputItems, flat
 from hive.dialects.openai_responses_output import INPUT, Called
 from hive.dialects.taking import (
     Fields,
@@ -78,7 +78,7 @@ _ECHOED: Mapping[str, bytes] = {
 # --- tools ------------------------------------------------------------------------------------------------------------
 
 
-class Tools:
+class FunctionTools:
     """The tools of a request as functions; `calls`: what those are called for the client that it names otherwise."""
 
     __slots__ = ("_taken", "calls", "said")
@@ -212,7 +212,7 @@ class ResponsesWay:
         fields = taken.fields(found, "", "")
         model = words(required(fields, "model", ""), "model")
         instructions = read_text(fields["instructions"], "instructions") if "instructions" in fields else ""
-        messages = Items(taken, instructions).take(required(fields, "input", ""))
+        messages = InputItems(taken, instructions).take(required(fields, "input", ""))
         sent: dict[str, object] = {"model": model, "messages": messages}
         sent.update((name, fields[name]) for name in _SAME if name in fields)
         if "max_output_tokens" in fields:
@@ -248,7 +248,7 @@ def _check_stored(found: Fields) -> None:
 
 def _add_tools(taken: Taken, fields: Fields, sent: dict[str, object]) -> dict[str, Called]:
     """A choice without tools is none to OpenAI's servers: one that demands a tool is refused, another means nothing."""
-    tools = Tools(taken)
+    tools = FunctionTools(taken)
     if "tools" in fields:
         tools.take(fields["tools"])
     choice = tools.choose(fields["tool_choice"]) if "tool_choice" in fields else "auto"
