@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hive.dialects.taking import Fields, Table, aside, kinds, no, to
+from hive.dialects.taking import FieldRows, Fields, aside, kinds, no, to
 from hive.dialects.translation import Fate, Row
 
 _AT_ANTHROPIC = "this runs on Anthropic's servers, and there are none here"
@@ -129,7 +129,7 @@ _IDLE = {
 }
 """Values that ask for nothing, beside those that are empty."""
 
-TABLE = Table(ROWS, _IDLE, history="content[", dialect="OpenAI's dialect")
+TABLE = FieldRows(ROWS, _IDLE, history="content[", dialect="OpenAI's dialect")
 
 
 def can_be_said(where: str, found: Fields) -> bool:

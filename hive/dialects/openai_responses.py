@@ -25,7 +25,7 @@ import msgspec
 
 from hive.dialects.openai_responses_answers import Kept, ResponseBack
 from hive.dialects.openai_responses_fields import ROWS, TABLE
-from hive.dialects.openai_responses_items import Items, flat
+from hive.dialects.openai_responses_items import InputItems, flat
 from hive.dialects.openai_responses_output import INPUT, Called
 from hive.dialects.taking import (
     Fields,
@@ -78,7 +78,7 @@ _ECHOED: Mapping[str, bytes] = {
 # --- tools ------------------------------------------------------------------------------------------------------------
 
 
-class Tools:
+class FunctionTools:
     """The tools of a request as functions; `calls`: what those are called for the client that it names otherwise."""
 
     __slots__ = ("_taken", "calls", "said")
@@ -212,7 +212,7 @@ class ResponsesWay:
         fields = taken.fields(found, "", "")
         model = words(required(fields, "model", ""), "model")
         instructions = read_text(fields["instructions"], "instructions") if "instructions" in fields else ""
-        messages = Items(taken, instructions).take(required(fields, "input", ""))
+        messages = InputItems(taken, instructions).take(required(fields, "input", ""))
         sent: dict[str, object] = {"model": model, "messages": messages}
         sent.update((name, fields[name]) for name in _SAME if name in fields)
         if "max_output_tokens" in fields:
@@ -248,7 +248,7 @@ def _check_stored(found: Fields) -> None:
 
 def _add_tools(taken: Taken, fields: Fields, sent: dict[str, object]) -> dict[str, Called]:
     """A choice without tools is none to OpenAI's servers: one that demands a tool is refused, another means nothing."""
-    tools = Tools(taken)
+    tools = FunctionTools(taken)
     if "tools" in fields:
         tools.take(fields["tools"])
     choice = tools.choose(fields["tool_choice"]) if "tool_choice" in fields else "auto"
@@ -335,7 +335,7 @@ def _echo(found: Fields) -> dict[str, Raw]:
 # --- what was stored --------------------------------------------------------------------------------------------------
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StorageAsked(msgspec.Struct, frozen=True):
     """What a body says of storage: `previous`: the id of the answer it goes on from, empty for none. `store`: whether
     its own answer is to be kept. `items`: its own input, a JSON array. `may_refer`: whether there may be references
     among them. `rest`: all else of the body, an object; empty where it names nothing that is stored."""
@@ -347,13 +347,13 @@ class Stored(msgspec.Struct, frozen=True):
     rest: bytes = b""
 
 
-def asks_to_store(body: bytes) -> Stored:
+def asks_to_store(body: bytes) -> StorageAsked:
     """Raises BadRequest.
 
     >>> asks_to_store(b'{"input":"hi"}').items
     b'[{"type":"message","role":"user","content":[{"type":"input_text","text":"hi"}]}]'
     >>> asks_to_store(b'{"store":false,"previous_response_id":"resp_1","input":[],"top_p":1e0}')
-    Stored(previous='resp_1', store=False, items=b'[]', may_refer=False, rest=b'{"store":false,"top_p":1e0}')
+    StorageAsked(previous='resp_1', store=False, items=b'[]', may_refer=False, rest=b'{"store":false,"top_p":1e0}')
     """
     found = read_object(body, "")
     named, store = found.pop("previous_response_id", Raw(_NULL)), found.get("store", Raw(_NULL))
@@ -362,7 +362,7 @@ def asks_to_store(body: bytes) -> Stored:
     del found["input"]
     may_refer = b"item_reference" in items
     rest = _encode(found) if previous or may_refer else b""
-    return Stored(previous, bytes(store) == _NULL or read_flag(store, "store"), items, may_refer, rest)
+    return StorageAsked(previous, bytes(store) == _NULL or read_flag(store, "store"), items, may_refer, rest)
 
 
 def _items(given: Raw) -> bytes:
@@ -373,7 +373,7 @@ def _items(given: Raw) -> bytes:
 
 
 def with_items(rest: bytes, arrays: Sequence[bytes]) -> list[bytes]:
-    """`Stored.rest` with the items of these JSON arrays as its input, in pieces: they may be megabytes.
+    """`StorageAsked.rest` with the items of these JSON arrays as its input, in pieces: they may be megabytes.
 
     >>> with_items(b'{"n":1e2}', [b'[{"role":"user","content":"a"}]', b"[ ]", b"[1]"])
     [b'{"input":[', b'{"role":"user","content":"a"}', b',', b'1', b'],', b'"n":1e2}']

@@ -27,7 +27,7 @@ from hive.dialects.openai_answers import (
     status_of,
     words_of,
 )
-from hive.dialects.openai_responses_output import Called, Events, Output, likely_of
+from hive.dialects.openai_responses_output import Called, ResponseEvents, ResponseOutput, likely_of
 from hive.dialects.sse import SseReader
 from hive.domain import Dialect
 from hive.errors import BackendDown, HiveError, StreamIncomplete
@@ -111,9 +111,9 @@ class ResponseBack:
         self._clock = clock
         self._created_at = int(clock())
         self._reader = SseReader()
-        self._events = Events()
+        self._events = ResponseEvents()
         tag = request_id or "0"
-        self._output = Output(self._events, tag, names=kept.names, called=kept.calls, as_summary=kept.summary)
+        self._output = ResponseOutput(self._events, tag, names=kept.names, called=kept.calls, as_summary=kept.summary)
         self._begun = False
         self._over = False
         """Whether nothing more is said: after the last event, or once it is broken."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hive.dialects.taking import Table, aside, kinds, no, to
+from hive.dialects.taking import FieldRows, aside, kinds, no, to
 from hive.dialects.translation import Fate, Row
 
 _AT_OPENAI = "this runs on OpenAI's servers, and nothing leaves this box; give a function of your own instead"
@@ -171,4 +171,4 @@ _IDLE = {
     "service_tier": b'"auto"',
 }
 """Values that ask for nothing, beside those that are empty."""
-TABLE = Table(ROWS, _IDLE, history="content[", dialect="a chat completion")
+TABLE = FieldRows(ROWS, _IDLE, history="content[", dialect="a chat completion")

@@ -39,7 +39,7 @@ def flat(namespace: str, name: str) -> str:
     return namespace + ("" if namespace.endswith("_") else "__") + name
 
 
-class Items:
+class InputItems:
     """The input of one request, item by item, as OpenAI's messages."""
 
     __slots__ = ("_at_begin", "_calls", "_images", "_parts", "_system", "_taken", "_thoughts", "said")

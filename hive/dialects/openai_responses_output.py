@@ -38,10 +38,10 @@ class Called(msgspec.Struct, frozen=True):
     custom: bool = False
 
 
-class Events:
+class ResponseEvents:
     """Numbers and writes events; `said` is what was written.
 
-    >>> events = Events()
+    >>> events = ResponseEvents()
     >>> events.add("response.created", {"n": 1})
     >>> events.said
     [b'event: response.created\\ndata: {"type":"response.created","n":1,"sequence_number":0}\\n\\n']
@@ -59,13 +59,13 @@ class Events:
         self.number += 1
         self.said.append(b"event: %b\ndata: %b\n\n" % (name.encode(), told))
 
-    def delta(self, kind: bytes, item: Item, of: bytes, at: int, words: str, more: bytes = b"") -> None:
+    def delta(self, kind: bytes, item: OutputItem, of: bytes, at: int, words: str, more: bytes = b"") -> None:
         """A piece of a text within an item. `of`: by what its place is called (`content`, `summary`)."""
         told = (kind, kind, item.id, item.index, of, at, _encode(words), more, self.number)
         self.number += 1
         self.said.append(_DELTA % told)
 
-    def arguments(self, kind: bytes, item: Item, words: str) -> None:
+    def arguments(self, kind: bytes, item: OutputItem, words: str) -> None:
         """A piece of what a tool is called with."""
         self.said.append(_ARGUMENTS % (kind, kind, item.id, item.index, _encode(words), self.number))
         self.number += 1
@@ -76,7 +76,7 @@ class Events:
         return said[0] if len(said) == 1 else b"".join(said)
 
 
-class Item(Protocol):
+class OutputItem(Protocol):
     """One item of the output: `id` as in JSON, `index` its place."""
 
     id: bytes
@@ -85,7 +85,7 @@ class Item(Protocol):
     def told(self, status: str) -> dict[str, Any]:
         """The item as it is now."""
 
-    def end(self, events: Events) -> None:
+    def end(self, events: ResponseEvents) -> None:
         """Nothing more belongs to it."""
 
 
@@ -106,7 +106,7 @@ class _Text:
         return "".join(self._pieces)
 
 
-class Message:
+class MessageItem:
     """What the model says: a text, a refusal, or both."""
 
     __slots__ = ("_parts", "id", "index")
@@ -117,7 +117,7 @@ class Message:
         self._parts: list[tuple[str, _Text, list[object]]] = []
         """Kind, text, and how likely its tokens were."""
 
-    def say(self, kind: str, words: str, likely: list[object], events: Events) -> None:
+    def say(self, kind: str, words: str, likely: list[object], events: ResponseEvents) -> None:
         if not self._parts or self._parts[-1][0] != kind:
             self._end_part(events)
             self._parts.append((kind, _Text(), []))
@@ -132,7 +132,7 @@ class Message:
     def _place(self) -> dict[str, Any]:
         return {"item_id": self.id.decode(), "output_index": self.index, "content_index": len(self._parts) - 1}
 
-    def _end_part(self, events: Events) -> None:
+    def _end_part(self, events: ResponseEvents) -> None:
         if not self._parts:
             return
         kind, text, tokens = self._parts[-1]
@@ -140,7 +140,7 @@ class Message:
         events.add(f"response.{kind}.done", {**self._place, **told})
         events.add("response.content_part.done", {**self._place, "part": _part(kind, str(text), tokens)})
 
-    def end(self, events: Events) -> None:
+    def end(self, events: ResponseEvents) -> None:
         self._end_part(events)
 
     def told(self, status: str) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _part(kind: str, text: str, tokens: list[object]) -> dict[str, Any]:
     return {"type": kind, "annotations": [], "logprobs": list(tokens), "text": text}
 
 
-class Thought:
+class ReasoningItem:
     """What the model thinks: its own words, or as the summary of them, where the client asked for one."""
 
     __slots__ = ("_as_summary", "_text", "id", "index")
@@ -166,11 +166,11 @@ class Thought:
         self._as_summary = as_summary
         self._text = _Text()
 
-    def begin(self, events: Events) -> None:
+    def begin(self, events: ResponseEvents) -> None:
         name = "response.reasoning_summary_part.added" if self._as_summary else "response.content_part.added"
         events.add(name, {**self._place, "part": self._part})
 
-    def say(self, words: str, events: Events) -> None:
+    def say(self, words: str, events: ResponseEvents) -> None:
         self._text.add(words)
         if self._as_summary:
             events.delta(b"reasoning_summary_text", self, b"summary", 0, words)
@@ -186,7 +186,7 @@ class Thought:
     def _part(self) -> dict[str, Any]:
         return {"type": "summary_text" if self._as_summary else "reasoning_text", "text": str(self._text)}
 
-    def end(self, events: Events) -> None:
+    def end(self, events: ResponseEvents) -> None:
         kind = "reasoning_summary_text" if self._as_summary else "reasoning_text"
         events.add(f"response.{kind}.done", {**self._place, "text": str(self._text)})
         name = "response.reasoning_summary_part.done" if self._as_summary else "response.content_part.done"
@@ -200,7 +200,7 @@ class Thought:
         return {**head, "summary": [], "content": [self._part] if text else []}
 
 
-class Call:
+class FunctionCallItem:
     """A call of a function. `call`: what came of it so far."""
 
     __slots__ = ("_call_id", "_called", "call", "id", "index")
@@ -212,11 +212,11 @@ class Call:
         self._called = called
         self._call_id = call_id
 
-    def say(self, words: str, events: Events) -> None:
+    def say(self, words: str, events: ResponseEvents) -> None:
         if words:
             events.arguments(b"function_call_arguments", self, words)
 
-    def end(self, events: Events) -> None:
+    def end(self, events: ResponseEvents) -> None:
         if not self.call.arguments.strip():
             self.say("{}", events)
         place = {"item_id": self.id.decode(), "output_index": self.index}
@@ -238,7 +238,7 @@ class Call:
         return {**head, "call_id": self._call_id, "name": self._called.name, **space, "arguments": written}
 
 
-class CustomCall:
+class CustomCallItem:
     """A call of a custom tool: its text is told once it is whole, as it comes inside JSON."""
 
     __slots__ = ("_call_id", "_called", "call", "id", "index")
@@ -250,10 +250,10 @@ class CustomCall:
         self._called = called
         self._call_id = call_id
 
-    def say(self, words: str, events: Events) -> None:
+    def say(self, words: str, events: ResponseEvents) -> None:
         """Nothing yet."""
 
-    def end(self, events: Events) -> None:
+    def end(self, events: ResponseEvents) -> None:
         text = custom_input(self.call.arguments)
         events.arguments(b"custom_tool_call_input", self, text)
         place = {"item_id": self.id.decode(), "output_index": self.index}
@@ -281,13 +281,13 @@ def custom_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-class Output:
+class ResponseOutput:
     """The items of one answer, in order. `tag`: what makes their ids this answer's own."""
 
     __slots__ = ("_as_summary", "_called", "_calls", "_events", "_names", "_of_call", "_open", "_size", "_tag", "items")
 
     def __init__(
-        self, events: Events, tag: str, *, names: dict[str, str], called: dict[str, Called], as_summary: bool
+        self, events: ResponseEvents, tag: str, *, names: dict[str, str], called: dict[str, Called], as_summary: bool
     ) -> None:
         """`names`: of functions, by those the backend was told; `called`: the client's own, by those names."""
         self._events = events
@@ -296,14 +296,14 @@ class Output:
         self._called = called
         self._as_summary = as_summary
         self._calls = ToolCalls()
-        self._of_call: dict[int, Call | CustomCall] = {}
-        self._open: Message | Thought | None = None
+        self._of_call: dict[int, FunctionCallItem | CustomCallItem] = {}
+        self._open: MessageItem | ReasoningItem | None = None
         self._size = 0
-        self.items: list[tuple[Item, str]] = []
+        self.items: list[tuple[OutputItem, str]] = []
         """Each with how it stands."""
 
     def __repr__(self) -> str:
-        return f"<Output {len(self.items)} items, {len(self._of_call)} calls>"
+        return f"<ResponseOutput {len(self.items)} items, {len(self._of_call)} calls>"
 
     def take(self, said: Said, likely: list[object]) -> None:
         """What one delta, or a whole message, says. Raises BackendDown where it is too much."""
@@ -351,7 +351,7 @@ class Output:
         self._close()
         name = self._names.get(call.name, call.name)
         called = self._called.get(name, Called(name))
-        kind = CustomCall if called.custom else Call
+        kind = CustomCallItem if called.custom else FunctionCallItem
         prefix = "ctc" if called.custom else "fc"
         index = len(self.items)
         call_id = call.id or f"call_{self._tag}_{call.number}"
@@ -359,22 +359,22 @@ class Output:
         self._add(item)
         item.say(call.arguments, self._events)
 
-    def _thought(self) -> Thought:
-        if isinstance(self._open, Thought):
+    def _thought(self) -> ReasoningItem:
+        if isinstance(self._open, ReasoningItem):
             return self._open
         self._close()
         index = len(self.items)
-        thought = self._open = Thought(self._id("rs", index), index, as_summary=self._as_summary)
+        thought = self._open = ReasoningItem(self._id("rs", index), index, as_summary=self._as_summary)
         self._add(thought)
         thought.begin(self._events)
         return thought
 
-    def _message(self) -> Message:
-        if isinstance(self._open, Message):
+    def _message(self) -> MessageItem:
+        if isinstance(self._open, MessageItem):
             return self._open
         self._close()
         index = len(self.items)
-        message = self._open = Message(self._id("msg", index), index)
+        message = self._open = MessageItem(self._id("msg", index), index)
         self._add(message)
         return message
 
@@ -384,12 +384,12 @@ class Output:
             self._end(self._open.index, self._open, cut_off=False)
             self._open = None
 
-    def _add(self, item: Item) -> None:
+    def _add(self, item: OutputItem) -> None:
         self.items.append((item, "in_progress"))
         self._events.add("response.output_item.added", {"output_index": item.index, "item": item.told("in_progress")})
 
-    def _end(self, at: int, item: Item, *, cut_off: bool) -> None:
-        if isinstance(item, Call) and not cut_off and not item.is_whole:
+    def _end(self, at: int, item: OutputItem, *, cut_off: bool) -> None:
+        if isinstance(item, FunctionCallItem) and not cut_off and not item.is_whole:
             raise BackendDown(item.call.unreadable)
         item.end(self._events)
         status = "incomplete" if cut_off else "completed"

@@ -47,7 +47,7 @@ _QUOTE, _NULL = b'"'[0], Raw(b"null")
 _UNTOLD = re.compile(r"[^!-+\--~]")
 
 
-class Table:
+class FieldRows:
     """The rows of one endpoint, by the field's name, with dots into objects; in brackets the `type` of an object that
     may be of several.
 
@@ -68,7 +68,7 @@ class Table:
                 self.inside.setdefault(where, {})[inner] = row
 
     def __repr__(self) -> str:
-        return f"<Table {len(self.rows)} rows>"
+        return f"<FieldRows {len(self.rows)} rows>"
 
     def can_say(self, where: str, found: Fields) -> bool:
         """Whether an object of this `type` has a way; also where it has none, which is told elsewhere."""
@@ -85,7 +85,7 @@ class Taken:
 
     __slots__ = ("_table", "dropped", "is_earlier")
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: FieldRows) -> None:
         self._table = table
         self.dropped: dict[str, None] = {}
         """By the name of the row, in the order of the body; each once."""

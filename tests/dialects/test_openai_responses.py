@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import typing_extensions
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.types.responses import (
     response_create_params,
     response_custom_tool_call_output_param,
@@ -185,13 +187,13 @@ def test_what_the_model_did_in_a_row_is_one_message_and_results_follow_it() -> N
 def test_thinking_is_taken_from_its_summary_and_left_out_where_nothing_follows() -> None:
     thought = {"type": "reasoning", "summary": [text("short", "summary_text")], "encrypted_content": "gAAA"}
     asked = {"role": "user", "content": "x"}
-    given = there({"input": [thought, {"role": "assistant", "content": "so"}, asked, thought, asked]})
-    assert json.loads(given.body)["messages"] == [
+    told = there({"input": [thought, {"role": "assistant", "content": "so"}, asked, thought, asked]})
+    assert json.loads(told.body)["messages"] == [
         {"role": "assistant", "content": "so", "reasoning_content": "short"},
         asked,
         asked,
     ]
-    assert given.dropped == ("input[reasoning].encrypted_content", "input[reasoning]")
+    assert told.dropped == ("input[reasoning].encrypted_content", "input[reasoning]")
 
 
 def test_a_custom_tool_is_a_function_with_one_text() -> None:
@@ -242,7 +244,7 @@ def test_formats_reasoning_and_logprobs_have_their_names_there() -> None:
 
 
 def test_what_is_left_out_is_told() -> None:
-    given = there(
+    told = there(
         {
             "input": [
                 {"type": "web_search_call", "id": "ws_1", "status": "completed"},
@@ -258,12 +260,12 @@ def test_what_is_left_out_is_told() -> None:
             "tools": [{"type": "web_search", "external_web_access": False}],
         }
     )
-    assert set(given.dropped) == {
+    assert set(told.dropped) == {
         *("user", "safety_identifier", "prompt_cache_key", "truncation[auto]", "service_tier"),
         *("include[reasoning.encrypted_content]", "stream_options.include_obfuscation"),
         *("tools[web_search]", "input[web_search_call]"),
     }
-    assert json.loads(given.body) == {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    assert json.loads(told.body) == {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     quiet = {"truncation": "disabled", "service_tier": "auto", "user": None, "store": False, "metadata": {"a": "b"}}
     assert there({"input": "x", **quiet}).dropped == ()
 
@@ -310,8 +312,8 @@ def test_tools_of_one_name_are_refused() -> None:
 
 @pytest.mark.parametrize("name", sorted(path.name for path in CODEX.glob("*.json")))
 def test_codex_bodies_have_a_way(name: str) -> None:
-    given = WAY.there((CODEX / name).read_bytes())
-    found = json.loads(given.body)
+    told = WAY.there((CODEX / name).read_bytes())
+    found = json.loads(told.body)
     assert found["messages"][0]["role"] == "system"
     assert [message["role"] for message in found["messages"]].count("system") == 1
     names = [tool["function"]["name"] for tool in found["tools"]]
@@ -320,6 +322,52 @@ def test_codex_bodies_have_a_way(name: str) -> None:
         assert names[3:] == ["apply_patch", "mcp__files__read"]
         calls = [call["function"]["name"] for message in found["messages"] for call in message.get("tool_calls", ())]
         assert calls == ["shell_command", "mcp__files__read", "apply_patch"]
+
+
+WORDS = [
+    "",
+    "x",
+    "user",
+    "assistant",
+    "system",
+    "developer",
+    "auto",
+    "required",
+    "data:image/png;base64,AA",
+    "lark",
+    "{}",
+]
+KINDS = sorted({name.partition("[")[2].partition("]")[0] for name in ROWS if "[" in name})
+NAMES = sorted({name.rpartition(".")[2] for name in ROWS if not name.endswith("]")} - {"model"})
+LEAF = st.one_of(st.none(), st.booleans(), st.integers(-2, 2**60), st.floats(allow_nan=False), st.sampled_from(WORDS))
+VALUE = st.recursive(
+    LEAF,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.builds(
+            lambda kind, fields: {**({"type": kind} if kind else {}), **fields},
+            st.sampled_from(["", *KINDS]),
+            st.dictionaries(st.sampled_from(NAMES), inner, max_size=5),
+        ),
+    ),
+    max_leaves=12,
+)
+TOPS = sorted(name for name in ROWS if "." not in name and "[" not in name and name not in ("model", "input"))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(VALUE, max_size=4), st.dictionaries(st.sampled_from(TOPS), VALUE, max_size=3))
+def test_any_body_has_a_way_or_is_refused_in_words(items: list[Any], more: dict[str, Any]) -> None:
+    try:
+        told = there({"input": items, **more})
+    except (BadRequest, NotSupported):
+        return
+    found = json.loads(told.body)
+    assert told.body.startswith(b'{"model":"m",')
+    assert not {"store", "previous_response_id", "input", "background"} & found.keys()
+    assert b"http" not in told.body
+    assert all(0x21 <= ord(char) <= 0x7E for name in told.dropped for char in name)
+    assert {message["role"] for message in found["messages"]} <= {"system", "user", "assistant", "tool"}
 
 
 # storage --------------------------------------------------------------------------------------------------------------
@@ -332,9 +380,9 @@ def test_a_turn_with_its_history_is_a_request_like_any_other() -> None:
     history = b'[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]'
     expanded = b"".join(with_items(asked.rest, [history, asked.items]))
     assert b'"temperature":1e0' in expanded
-    given = WAY.there(expanded)
-    assert [message["role"] for message in json.loads(given.body)["messages"]] == ["user", "assistant", "user"]
-    back = WAY.back(as_stored(given.kept, previous="resp_1", store=True), stream=False, request_id="e-1")
+    told = WAY.there(expanded)
+    assert [message["role"] for message in json.loads(told.body)["messages"]] == ["user", "assistant", "user"]
+    back = WAY.back(as_stored(told.kept, previous="resp_1", store=True), stream=False, request_id="e-1")
     answer = json.loads(back.whole(b'{"choices":[{"message":{"content":"c"},"finish_reason":"stop"}]}'))
     assert (answer["store"], answer["previous_response_id"]) == (True, "resp_1")
     with pytest.raises(BadRequest, match="responses_kept_mb"):

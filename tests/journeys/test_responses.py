@@ -7,6 +7,7 @@ own (journeys/clients.py).
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from journeys.sdk import CITY, HELLO, TEMPLATE, Door, door_of, totals
 from journeys.stack import Stack, stack, until
 from openai.types.responses import Response, ResponseFunctionToolCall
 
+from tests.fakes.shapes import standin
 from tests.llama import MODEL, serve
 from tests.vllm import served
 
@@ -34,29 +36,34 @@ SHAPES = Path(__file__).parents[1] / "fakes" / "codex"
 
 
 class Backend(NamedTuple):
-    """`is_random`: whether what it says has no sense, and no end but its limit. `calls`: whether it calls the tool that
-    it has to: llama-server's grammar lets text stand before the call, so a random model says text only."""
+    """`is_random`: whether what it says has no sense, and no end but its limit; it calls no tool, or not to its end."""
 
     hive: Stack
     model: str
     is_random: bool = True
-    calls: bool = True
 
 
 @pytest.fixture(
     scope="module",
-    params=["demo", pytest.param("llama", marks=pytest.mark.llama), pytest.param("vllm", marks=pytest.mark.vllm)],
+    params=[
+        *("demo", "llama-shapes", "vllm-shapes"),
+        pytest.param("llama", marks=pytest.mark.llama),
+        pytest.param("vllm", marks=pytest.mark.vllm),
+    ],
 )
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
     if request.param == "demo":
         with stack() as hive:
             yield _with_agents(Backend(hive, "hive-demo", is_random=False))
+    elif "shapes" in request.param:
+        with standin(request.param.partition("-")[0]) as shown, stack(url=shown.url) as hive:
+            yield _with_agents(Backend(hive, MODEL, is_random=False))
     elif request.param == "llama":
         with (
             serve(tmp_path_factory.mktemp("llama-responses"), template=TEMPLATE) as server,
             stack(url=server.url) as hive,
         ):
-            yield _with_agents(Backend(hive, MODEL, calls=False))
+            yield _with_agents(Backend(hive, MODEL))
     else:
         with served("--structured-outputs-config", NO_SPACE) as vllm, stack(url=vllm.url) as hive:
             yield _with_agents(Backend(hive, MODEL))
@@ -100,25 +107,44 @@ def test_an_answer_and_its_stream_are_the_same_and_counted(backend: Backend) -> 
     assert counted[1] > 0
 
 
-def test_a_tool_is_called_and_its_answer_taken(backend: Backend, door: Door) -> None:
-    given: Any = [{"role": "user", "content": "Please look up Paris."}]
+LOOK: Any = {"role": "user", "content": "Please look up Paris."}
+LOOKED: Any = [
+    {"type": "function_call", "call_id": "c1", "name": "look_up", "arguments": '{"city":"Paris"}'},
+    {"type": "function_call_output", "call_id": "c1", "output": "The capital of France."},
+]
+
+
+def test_a_tool_is_offered_and_its_answer_taken(backend: Backend, door: Door) -> None:
     with door.openai() as client:
-        wanted: Any = {"model": backend.model, "tools": TOOLS, "tool_choice": {"type": "function", "name": "look_up"}}
-        wanted |= {"parallel_tool_calls": False, **LONG}
-        called = client.responses.create(input=given, **wanted)
-        if not backend.calls:
-            assert called.output_text
-            return
+        wanted: Any = {"model": backend.model, "tools": TOOLS, "max_output_tokens": 16}
+        assert client.responses.create(input=[LOOK], **wanted).output
+        assert client.responses.create(input=[LOOK, *LOOKED], **wanted).output_text
+
+
+@pytest.mark.parametrize("kind", ["demo", "llama", "vllm", "ollama"])
+def test_a_tool_is_called_and_thoughts_are_told(kind: str) -> None:
+    """Random models call nothing: stand-ins write a call as the servers do, and the demo backend makes its own."""
+    with contextlib.ExitStack() as opened:
+        url = None if kind == "demo" else opened.enter_context(standin(kind, "tools", "thinking")).url
+        hive = opened.enter_context(stack(url=url))
+        hive.create("alice", "idler.py", tier="high")
+        client = opened.enter_context(door_of(hive, "alice").openai())
+        wanted: Any = {"model": "hive-demo" if kind == "demo" else MODEL, "tools": TOOLS, "parallel_tool_calls": False}
+        called = client.responses.create(input=[LOOK], **wanted)
         call = _only_call(called)
-        assert json.loads(call.arguments)["city"] in ("Paris", "Rome")
-        with client.responses.stream(input=given, **wanted) as stream:
+        assert json.loads(call.arguments) == {"city": "Paris"}
+        with client.responses.stream(input=[LOOK], **wanted) as stream:
             written = "".join(event.delta for event in stream if event.type == "response.function_call_arguments.delta")
             streamed = _only_call(stream.get_final_response())
-        assert (written, streamed.name) == (streamed.arguments, call.name)
-        given += [item.to_dict() for item in called.output]
-        given.append({"type": "function_call_output", "call_id": call.call_id, "output": "The capital of France."})
-        answer = client.responses.create(input=given, model=backend.model, tools=TOOLS, max_output_tokens=16)
-        assert answer.output
+        assert (json.loads(written), written) == ({"city": "Paris"}, streamed.arguments)
+        items: Any = [LOOK, *(item.to_dict() for item in called.output)]
+        items.append({"type": "function_call_output", "call_id": call.call_id, "output": "The capital of France."})
+        after = client.responses.create(input=items, **wanted)
+        assert after.output_text
+        if kind == "ollama":
+            [thought] = [item for item in after.output if item.type == "reasoning"]
+            assert thought.content
+            assert thought.content[0].text == "Let me see."
 
 
 def _only_call(response: Response) -> ResponseFunctionToolCall:
@@ -128,27 +154,23 @@ def _only_call(response: Response) -> ResponseFunctionToolCall:
 
 
 def test_a_custom_tool_is_called_with_a_text(backend: Backend, door: Door) -> None:
+    given: Any = [
+        {"role": "user", "content": "Please patch it."},
+        {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
+    ]
     with door.openai() as client:
-        wanted: Any = {"model": backend.model, "tools": [PATCH], "tool_choice": {"type": "custom", "name": "patch"}}
-        wanted |= {"input": "Please patch it.", "max_output_tokens": 400}
-        answer = client.responses.create(**wanted)
-        if not backend.calls:
-            assert answer.output_text
-            return
-        [call] = [item for item in answer.output if item.type == "custom_tool_call"]
-        assert (call.name, call.call_id != "") == ("patch", True)
-        if not backend.is_random:
-            assert "input" not in call.input
-            assert call.input
-        given: Any = [
-            {"role": "user", "content": "Please patch it."},
-            {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "*** Begin"},
-            {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"},
-        ]
-        wanted = {"input": given, "model": backend.model, "max_output_tokens": 16}
-        assert client.responses.create(**wanted, tools=[PATCH]).output
+        wanted: Any = {"model": backend.model, "max_output_tokens": 16}
+        assert client.responses.create(input=given, tools=[PATCH], **wanted).output
         held: Any = {**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": "[a-c]{1,9}|d+"}}
-        assert client.responses.create(**wanted, tools=[held], tool_choice="required").output
+        assert client.responses.create(input=given, tools=[held], **wanted).output
+        if backend.model == "hive-demo":  # the others call nothing, or one tool alone
+            by_name: Any = {"tools": [PATCH], "tool_choice": {"type": "custom", "name": "patch"}}
+            answer = client.responses.create(model=backend.model, input="Please patch it.", **by_name)
+            [call] = [item for item in answer.output if item.type == "custom_tool_call"]
+            assert call.name == "patch"
+            assert call.input
+            assert "input" not in call.input
 
 
 class City(pydantic.BaseModel):
