@@ -263,6 +263,7 @@ def test_a_removed_agents_responses_are_nowhere(backend: Backend) -> None:
         kept = _asks(client, backend, SECRET)
         client.responses.retrieve(kept.id)
     assert SECRET.encode() in _on_disk(path)
+    assert hive.get("/api/agents/carl/responses")["responses"] == 1
     hive.client().delete("/api/agents/carl")
     assert SECRET.encode() not in _on_disk(path)
 

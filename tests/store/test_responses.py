@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hive.errors import BadRequest, HiveError, NotFound, StoreFull, TooLarge, WrongState
 from hive.store import responses, responses_file
@@ -187,6 +189,49 @@ async def test_input_items_are_what_the_model_was_given_page_by_page(file: Respo
 def test_what_is_no_input_is_refused_as_such(asked: bytes) -> None:
     with pytest.raises(BadRequest):
         as_items(asked, "r")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["id", "type", "x", '"id"']), inner),
+    max_leaves=8,
+)
+ITEMS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "id": st.none() | st.text(max_size=6),
+            "type": st.none() | st.sampled_from(["message", "reasoning", "item_reference"]),
+            "content": VALUES,
+            "x": VALUES,
+        },
+    ),
+    max_size=6,
+)
+
+
+@given(ITEMS, st.booleans(), st.integers(1, 3))
+def test_any_items_keep_what_they_say_and_are_paged_whole(
+    items: list[dict[str, Any]], ascending: bool, limit: int
+) -> None:
+    """An id is put into the text of an item: whatever stands there, the rest of it stays."""
+    text = json.dumps(items, indent=1 if ascending else None).encode()
+    given_ids = json.loads(as_items(text, "r"))
+    assert [{**item, "id": 0} for item in given_ids] == [{**item, "id": 0} for item in items]
+    assert all(item["id"] for item in given_ids)
+    assert [new["id"] for new, old in zip(given_ids, items, strict=True) if old.get("id")] == [
+        old["id"] for old in items if old.get("id")
+    ]
+    if len({item["id"] for item in given_ids}) < len(given_ids):
+        return  # a client's own ids may repeat: then `after` means the first of them
+    seen, after = [], ""
+    while True:
+        page = json.loads(page_of_items(as_items(text, "r"), ItemPage(limit, after, ascending)))
+        seen += [item["id"] for item in page["data"]]
+        if not page["has_more"]:
+            break
+        after = page["last_id"]
+    assert seen == [item["id"] for item in (given_ids if ascending else given_ids[::-1])]
 
 
 def test_an_empty_list_has_a_page() -> None:
