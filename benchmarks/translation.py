@@ -1,7 +1,7 @@
 """What translating costs over relaying, in one run: `python benchmarks/translation.py [--seconds 4] [--rounds 5]`.
 
-One proxy of Hive before one backend that speaks OpenAI's dialect. Three clients in turn, each round: OpenAI's is
-relayed, Ollama's and Anthropic's are translated. All see the same stream of the same backend. Two questions:
+One proxy of Hive before one backend that speaks OpenAI's dialect. Four clients in turn, each round: OpenAI's is
+relayed, Ollama's, Anthropic's and Responses are translated. All see the same stream of the same backend. Two questions:
 
 - CPU a chunk: utime + stime of the proxy process while `--streams` streams of `--rate` chunks a second run;
 - what it adds to a request: answers in one piece and short streams, one connection each, request by request in turn.
@@ -110,6 +110,7 @@ WAYS = {
     "openai": Way("OpenAI, relayed", "/v1/chat/completions", b'"delta":{"content":"', b"[DONE]"),
     "ollama": Way("Ollama → OpenAI", "/api/chat", b'"done":false', b'"done":true'),
     "anthropic": Way("Anthropic → OpenAI", "/v1/messages", b"text_delta", b'"message_stop"'),
+    "responses": Way("Responses → chats", "/v1/responses", b'"response.output_text.delta"', b'"response.completed"'),
 }
 
 
@@ -119,6 +120,8 @@ def request_for(way: str, words: str, *, stream: bool) -> bytes:
     said = [{"role": "user", "content": words}]
     if way == "anthropic":
         found |= {"max_tokens": 4096, "system": "x" * 1900, "messages": said}
+    elif way == "responses":
+        found |= {"instructions": "x" * 1900, "input": said}
     else:
         found["messages"] = [{"role": "system", "content": "x" * 1900}, *said]
     if way == "ollama":
@@ -316,7 +319,7 @@ async def run(arguments: argparse.Namespace) -> None:
         peers.run(sys.executable, __file__, "--serve", str(port))
         wait_for_port(port)
         hive = await peers.hive(port, kind=BackendKind.VLLM, other_tenant=True)
-        rivals = [Rival(hive, ("openai", "ollama", "anthropic"), arguments.streams)]
+        rivals = [Rival(hive, ("openai", "ollama", "anthropic", "responses"), arguments.streams)]
         venv = litellm_venv(arguments.litellm)
         if venv is None:
             print("LiteLLM is left out: run tests/tools/setup_litellm.sh or name its environment with --litellm")

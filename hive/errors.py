@@ -67,6 +67,12 @@ class GrammarTooComplex(BadRequest):
     hint = "simplify the schema there; how much is taken is said by [grammar_...] in hive.conf"
 
 
+class PreviousNotFound(BadRequest):
+    """The response that the conversation is to go on from is not kept."""
+
+    code = "previous_response_not_found"
+
+
 class TargetTooLong(BadRequest):
     """The request target is too long."""
 

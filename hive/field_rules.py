@@ -45,6 +45,7 @@ TARGETS = (
     "/score",
     "/tokenize",
     "/detokenize",
+    "/v1/responses",
     "/v1/messages",
     "/v1/messages/count_tokens",
 )

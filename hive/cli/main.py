@@ -37,6 +37,7 @@ Examples:
         "resume": Entry("agent_steer:resume", "Wakes sleeping agents."),
         "send": Entry("agent_mail:send", "Sends a message to an agent."),
         "messages": Entry("agent_mail:messages", "Lists the messages an agent has not accepted."),
+        "responses": Entry("agent_responses:responses", "Shows how much is kept of an agent's responses."),
         "wake-at": Entry("agent_time:wake_at", "Wakes an agent at a time, once or again and again."),
         "keep-awake": Entry("agent_time:keep_awake", "Keeps an agent from being put to sleep."),
         "exec": Entry("agent_exec:exec_", "Runs a program inside an agent."),

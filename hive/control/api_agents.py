@@ -28,6 +28,8 @@ from hive.control.shapes_agents import (
     AgentUsage,
     AgentView,
     Applied,
+    KeptDeleted,
+    KeptOfAgent,
     MessageDropped,
     MessageList,
     MessageOf,
@@ -180,6 +182,11 @@ class AgentApi:
             ),
             Row("GET", message, VIEWER, self.message, "One message.", MessageOf, query=(WAIT,)),
             Row("DELETE", message, OPERATOR, self.drop_message, "Take a message back.", MessageDropped),
+            Row("GET", f"{one}/responses", VIEWER, self.responses, "What is kept of its responses.", KeptOfAgent),
+            Row(
+                *("DELETE", f"{one}/responses", OPERATOR, self.delete_responses),
+                *("Delete all that is kept of its responses.", KeptDeleted),
+            ),
             Row("GET", f"{one}/schedules", VIEWER, self.schedules, "When it will be woken.", ScheduleList),
             Row(
                 *("POST", f"{one}/schedules", OPERATOR, self.schedule, "Wake it at a time.", ScheduleOf),
@@ -289,6 +296,13 @@ class AgentApi:
             return await self._desk.message(ref, message_id, wait_s=wait_s)
 
         return as_json(await waited_for(ask, WAIT.of(request), request.receive, self._stopping))
+
+    async def responses(self, request: Request) -> Response:
+        """How many and how much; never what is in them."""
+        return as_json(await self._desk.responses(named(request)))
+
+    async def delete_responses(self, request: Request) -> Response:
+        return await self._done(self._desk.delete_responses(named(request), actor(request)))
 
     async def drop_message(self, request: Request) -> Response:
         return await self._done(self._desk.drop_message(named(request), named(request, "id"), actor(request)))

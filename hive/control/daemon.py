@@ -38,6 +38,7 @@ from hive.control.gates import ProxyGates
 from hive.control.hosts import hosts_of
 from hive.control.jobs import Jobs
 from hive.control.journal import Journal
+from hive.control.kept_responses import KeptResponses
 from hive.control.keyring import Keyring
 from hive.control.listening import Place, Wanted, listen
 from hive.control.models import Models
@@ -68,7 +69,9 @@ from hive.host.pulse import watched
 from hive.inference.ask import parse_address
 from hive.inference.models_dir import ModelsDir, place_of
 from hive.inference.switch import Target
+from hive.link.link import Reply
 from hive.link.messages import AgentRow, DaemonTable, Done, Ended, Marks, Open, ProxyTable, Refused
+from hive.link.responses import FromProxy
 from hive.sandbox.client import SandboxClient
 from hive.settings import Paths, Settings
 from hive.settings_file import Origin
@@ -76,6 +79,7 @@ from hive.store import runtime_settings
 from hive.store.database import Database
 from hive.store.live import Live
 from hive.store.redis_at import redis_at
+from hive.store.responses_file import ResponsesFile
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
@@ -195,6 +199,7 @@ class Daemon:
             world=self.world,
             gates=self._gates,
             live=self._live,
+            on_change=lambda: self._responses.settings_changed(),
         )
         self.roster = Roster(self.world)
         for agent in recorded.agents:
@@ -216,6 +221,11 @@ class Daemon:
         )
         self._scheduler = Scheduler(self.roster, self._database, self._journal, recorded.schedules)
         self._prewarmer = Prewarmer(self.roster, self.world, self._gates, self._journal)
+        self._responses = KeptResponses(
+            ResponsesFile(self._paths.responses),
+            is_there=lambda agent: self.roster.get(agent) is not None,
+            settings=lambda: self.world.settings.proxy,
+        )
         self._compose_inference(recorded)
 
     def _compose_inference(self, recorded: Recorded) -> None:
@@ -313,6 +323,7 @@ class Daemon:
         self._spawn(self._courier.run(), "messages")
         self._spawn(self._keyring.run(), "tokens")
         self._spawn(self._scheduler.run(), "schedules")
+        self._spawn(self._responses.run(), "responses")
         log.info("daemon_ready agents=%d reconciled=%s", len(self.roster), self._reconciled.is_set())
 
     async def _listen(self) -> None:
@@ -369,6 +380,7 @@ class Daemon:
                 courier=self._courier,
                 scheduler=self._scheduler,
                 prewarmer=self._prewarmer,
+                responses=self._responses,
                 active=self._active,
                 switcher=self._switcher,
                 jobs=self._jobs,
@@ -404,6 +416,7 @@ class Daemon:
         await self._keyring.write_used()
         await self._journal.close()
         await self._live.close()
+        self._responses.close()
         self._database.close()
         log.info("daemon_left")
 
@@ -482,6 +495,9 @@ class Daemon:
     def _used(self, events: list[UsageEvent]) -> None:
         self._counters.add(events)
         self._prewarmer.used(events)
+
+    def about_responses(self, message: FromProxy, reply: Reply | None) -> None:
+        self._responses.hear(message, reply)
 
     def look_for_models(self, answer: Callable[[Done], None]) -> None:
         self._spawn(self._look_for_models(answer), "look for models")

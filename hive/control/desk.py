@@ -21,6 +21,8 @@ from hive.control.shapes_agents import (
     AgentUsage,
     AgentView,
     Applied,
+    KeptDeleted,
+    KeptOfAgent,
     MessageDropped,
     MessageList,
     MessageOf,
@@ -153,6 +155,14 @@ class Desk(Protocol):
         ...
 
     async def drop_message(self, ref: str, message_id: str, actor: str) -> MessageDropped: ...
+
+    async def responses(self, ref: str) -> KeptOfAgent:
+        """How many and how much; never what is in them."""
+        ...
+
+    async def delete_responses(self, ref: str, actor: str) -> KeptDeleted:
+        """All of them; they are on the disk no more when this returns."""
+        ...
 
     async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> ScheduleOf:
         """A new one: `when` and `every` as a person writes them (clock.py). BadRequest, Saturated."""

@@ -22,6 +22,7 @@ from hive.control.lookout import Lookout
 from hive.control.overview import Overview
 from hive.control.own_ports import own_ports, refuse_own
 from hive.control.parts import Parts
+from hive.control.responses_desk import ResponsesDesk
 from hive.control.shapes_agents import (
     AgentChanges,
     AgentPage,
@@ -72,7 +73,7 @@ OF_ITS_PORT = frozenset({"port", "egress", "runtime"})
 """Fields by which an agent comes to listen at another port of this host."""
 
 
-class FrontDesk(TokenDesk, Overview):
+class FrontDesk(TokenDesk, ResponsesDesk, Overview):
     """See `hive.control.desk.Desk`."""
 
     def __init__(self, parts: Parts) -> None:
@@ -283,6 +284,7 @@ class FrontDesk(TokenDesk, Overview):
         self._lacking.pop(life.agent.id, None)
         self._parts.courier.forget(life.agent.id)
         self._parts.scheduler.forget(life.agent.id)
+        await self._parts.responses.forget(life.agent.id)
 
     async def _shown(self, life: Life) -> AgentView:
         return self._view(life, await self._look([life.agent.id]))

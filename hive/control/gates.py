@@ -40,6 +40,7 @@ from hive.link.messages import (
 )
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
+from hive.link.responses import AskHistory, AskInputItems, AskResponse, DropResponse, FromProxy, KeepResponse
 from hive.link.server import LinkServer
 
 log = logging.getLogger("hive.daemon")
@@ -68,6 +69,8 @@ class ProxyEvents(Protocol):
     def wake(self, agent: str, cause: str, answer: Callable[[Open | Refused], None]) -> None: ...
 
     def look_for_models(self, answer: Callable[[Done], None]) -> None: ...
+
+    def about_responses(self, message: FromProxy, reply: Reply | None) -> None: ...
 
 
 class ProxyGates:
@@ -210,6 +213,8 @@ class ProxyGates:
                 self._events.wake(agent, cause, reply)
             case AskModels() if reply is not None:
                 self._events.look_for_models(reply)
+            case KeepResponse() | AskHistory() | AskResponse() | AskInputItems() | DropResponse():
+                self._events.about_responses(message, reply)
             case _ if reply is not None:
                 reply(failed(HiveError(f"{type(message).__name__} is not for the daemon")))
             case _:

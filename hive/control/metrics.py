@@ -18,6 +18,7 @@ from hive.agents.turns import outcome_of
 from hive.build import version
 from hive.control.elsewhere import WithElsewhere
 from hive.control.gates import ProxyGates
+from hive.control.kept_responses import KeptResponses
 from hive.control.stats import Counters
 from hive.control.usage import UsageConsumer
 from hive.control.world import DaemonWorld
@@ -62,6 +63,9 @@ TABLE = (
     Row("usage_waiting", Kind.GAUGE, (), "Entries of the usage stream that are not in SQLite yet."),
     Row("usage_lag_seconds", Kind.GAUGE, (), "Age of the oldest of them, 0 without any."),
     Row("usage_lost", Kind.COUNTER, (), "Usage events that are known to be lost."),
+    Row("responses_kept", Kind.GAUGE, (), "Responses that are kept for agents."),
+    Row("responses_kept_bytes", Kind.GAUGE, (), "What they are counted as."),
+    Row("responses_not_kept", Kind.COUNTER, (), "Responses that were to be kept, and could not be."),
 )
 ROWS = {row.name: row for row in TABLE}
 ANSWER_S = 4.0
@@ -91,17 +95,21 @@ class Scraper:
     live: Live
     database: Database
     consumer: UsageConsumer
+    responses: KeptResponses
     gpus: Gpus
 
     async def scrape(self) -> bytes:
         """The exposition: tens of milliseconds, seconds where a part hangs."""
         paused = [life.agent.id for life in self.roster if life.status is AgentStatus.PAUSED]
-        (gpus, stats, queue, activity), (waiting, oldest_at, is_sound) = await asyncio.gather(
+        (gpus, stats, queue, activity), (waiting, oldest_at, is_sound, kept) = await asyncio.gather(
             asyncio.gather(
                 self.gpus.seen(), _told(self.helper.stat([])), _told(self.gates.queue()), _told(self.gates.activity())
             ),
             asyncio.gather(
-                _told(self.live.usage_length()), _told(self.live.oldest_usage_at()), self._is_database_sound()
+                _told(self.live.usage_length()),
+                _told(self.live.oldest_usage_at()),
+                self._is_database_sound(),
+                _told(self.responses.total()),
             ),
         )
         swapped = None if stats is None else sum(stats[agent].swap_bytes for agent in paused if agent in stats)
@@ -122,6 +130,8 @@ class Scraper:
             "sleep_saved_bytes": _just(None if swapped is None else saved_bytes(swapped, memory.read_zrams())),
             "queue_waiting": _just(None if queue is None else queue.queue.waiting),
             "queue_running": _just(None if queue is None else queue.queue.running),
+            "responses_kept": _just(None if kept is None else kept.responses),
+            "responses_kept_bytes": _just(None if kept is None else kept.bytes),
             "usage_waiting": _just(waiting),
             "usage_lag_seconds": _just(None if waiting is None else max(0.0, time.time() - (oldest_at or time.time()))),
         }
@@ -168,6 +178,7 @@ class Scraper:
             "backend_up": {(kind,): float(backend is not None and backend.up)},
             "backend_slots": None if backend is None or backend.slots is None else {(kind,): backend.slots},
             "usage_lost": _just(self.consumer.lost),
+            "responses_not_kept": _just(self.responses.dropped),
         }
 
 

@@ -26,7 +26,7 @@ PATH_PARAMS = {
     "model": "A model, by the inference server's name for it; a / in it is written %252F.",
 }
 TAGS = {
-    "agents": "Agents, and what belongs to one: messages, schedules, tokens, logs, usage.",
+    "agents": "Agents, and what belongs to one: messages, schedules, kept responses, tokens, logs, usage.",
     "audit": "Who did what.",
     "config": "Settings that change while Hive runs.",
     "events": "What happens.",

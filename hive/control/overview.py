@@ -213,6 +213,7 @@ class Overview(Steering):
             live=parts.live,
             database=parts.database,
             consumer=parts.consumer,
+            responses=parts.responses,
             gpus=parts.gpus,
         )
         return await scraper.scrape()

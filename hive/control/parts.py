@@ -13,6 +13,7 @@ from hive.control.executing import Executor
 from hive.control.gates import ProxyGates
 from hive.control.jobs import Jobs
 from hive.control.journal import Journal
+from hive.control.kept_responses import KeptResponses
 from hive.control.keyring import Keyring
 from hive.control.listening import Place
 from hive.control.models import Models
@@ -57,6 +58,7 @@ class Parts:
     courier: Courier
     scheduler: Scheduler
     prewarmer: Prewarmer
+    responses: KeptResponses
     active: Active
     switcher: Switcher
     jobs: Jobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hive.control.gates import ProxyGates
@@ -41,7 +41,9 @@ class RuntimeConfig:
         world: DaemonWorld,
         gates: ProxyGates,
         live: Live,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_change = on_change
         self._configured = configured
         self._origins = origins
         self.values = dict(values)
@@ -82,6 +84,7 @@ class RuntimeConfig:
         self._take_over()
         self._gates.say(RuntimeSettings(values=self.values))
         self.say_to_redis()
+        self._on_change()
 
     def say_to_redis(self) -> None:
         self._live.set_config(self.values)

@@ -232,6 +232,23 @@ class MessageDropped(TypedDict):
     name: str
 
 
+class KeptOfAgent(OfAgent):
+    """What is kept of its responses."""
+
+    responses: int
+    bytes: int
+    oldest_at: Annotated[float | None, Meta(description="When the oldest was kept, Unix seconds; null for none.")]
+    most_bytes: Annotated[int, Meta(description="As much is kept of each agent; 0 where none is.")]
+    most_days: Annotated[int, Meta(description="So long is each kept.")]
+
+
+class KeptDeleted(TypedDict):
+    """`deleted`: how many responses; `name`: whose they were."""
+
+    deleted: int
+    name: str
+
+
 class Schedule(TypedDict):
     """When an agent is woken."""
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from hive.dialects.anthropic_fields import (
+from hive.dialects.anthropic_fields import TABLE
+from hive.dialects.taking import (
     Fields,
     Raw,
     Taken,
@@ -125,7 +126,7 @@ def told_after_edits(fields: Fields) -> bytes:
     cannot be made change nothing of it. Raises BadRequest."""
     before = estimate(fields)
     try:
-        edits = read_edits(Taken(), fields["context_management"])
+        edits = read_edits(Taken(TABLE), fields["context_management"])
     except NotSupported:
         edits = []
     if edits is None:

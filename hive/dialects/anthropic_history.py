@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from hive.dialects.anthropic_fields import Fields, Raw, shown
+from hive.dialects.taking import Fields, Raw, shown
 
 UNTOLD = frozenset({"server_tool_use", "mcp_tool_use", "fallback"})
 """Left out: a call that the quoted result tells of, and where another model went on."""

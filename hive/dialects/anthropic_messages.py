@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
-from hive.dialects.anthropic_fields import (
+from hive.dialects.anthropic_fields import can_be_said
+from hive.dialects.anthropic_history import UNTOLD, placeholder, quoted
+from hive.dialects.taking import (
     Fields,
     Taken,
-    can_be_said,
     read_flag,
     read_object,
     read_objects,
@@ -20,7 +21,6 @@ from hive.dialects.anthropic_fields import (
     shown,
     words,
 )
-from hive.dialects.anthropic_history import UNTOLD, placeholder, quoted
 from hive.errors import BadRequest
 
 Raw = msgspec.Raw

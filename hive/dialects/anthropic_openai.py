@@ -28,8 +28,10 @@ from typing import Any
 import msgspec
 
 from hive.dialects.anthropic_editing import Applied, edited, read_edits
-from hive.dialects.anthropic_fields import (
-    ROWS,
+from hive.dialects.anthropic_fields import ROWS, TABLE
+from hive.dialects.anthropic_messages import Messages
+from hive.dialects.anthropic_openai_answers import Answer, Kept
+from hive.dialects.taking import (
     Fields,
     Taken,
     read_flag,
@@ -41,8 +43,6 @@ from hive.dialects.anthropic_fields import (
     required,
     words,
 )
-from hive.dialects.anthropic_messages import Messages
-from hive.dialects.anthropic_openai_answers import Answer, Kept
 from hive.dialects.translation import Sent, Way, WayBack
 from hive.errors import BadRequest
 
@@ -137,7 +137,7 @@ class MessagesWay:
 
     def there(self, body: bytes) -> Sent:
         """The request as chat completions have it. Raises BadRequest, NotSupported."""
-        taken = Taken()
+        taken = Taken(TABLE)
         fields = taken.fields(read_object(body, ""), "", "")
         model = words(required(fields, "model", ""), "model")
         conversation, edits = _conversation(taken, fields)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import msgspec
 
 from hive.dialects.anthropic_blocks import TEXT, THINKING, Blocks
-from hive.dialects.errors import GaveUp, gave_up_saying
+from hive.dialects.errors import GaveUp, as_event, gave_up_saying
 from hive.dialects.openai_answers import (
     GIVEN_UP,
     MAX_WORDS,
@@ -34,6 +34,7 @@ from hive.dialects.openai_answers import (
     words_of,
 )
 from hive.dialects.sse import SseReader
+from hive.domain import Dialect
 from hive.errors import BackendDown, HiveError, StreamIncomplete
 
 Raw = msgspec.Raw
@@ -307,6 +308,10 @@ class Answer:
         words = words_of(body) or body[:MAX_WORDS].decode("utf-8", "replace").strip()
         words = words or f"the backend answered {status}"
         return _error(_kind_of(status), words, self._request_id)
+
+    def as_event(self, told: bytes) -> bytes:
+        """An error's body, which is one line, as the last event."""
+        return as_event(told, Dialect.ANTHROPIC)
 
     def _content(self, message: Said) -> list[object]:
         blocks: list[object] = []

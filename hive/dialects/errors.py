@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import msgspec
 
-from hive.dialects.openai_answers import kind_of, status_of
+from hive.dialects.openai_answers import kind_of, status_of, words_of
 from hive.domain import Dialect
 from hive.errors import BackendGaveUp, HiveError, MethodNotAllowed, Saturated, TooManyRequests
 
@@ -125,18 +126,9 @@ def render(error: HiveError, dialect: Dialect, request_id: str = "") -> bytes:
     return _encode({"error": told})
 
 
-def render_in_stream(error: HiveError, dialect: Dialect, request_id: str = "") -> bytes:
-    """An error as the last event of a stream that has begun; goes where the bytes so far end between two events.
-
-    >>> from hive.errors import StreamIncomplete
-    >>> render_in_stream(StreamIncomplete("it broke off"), Dialect.OLLAMA)
-    b'{"error":"it broke off","src":"hive"}\\n'
-    """
-    return as_event(render(error, dialect, request_id), dialect)
-
-
 def as_event(told: bytes, dialect: Dialect) -> bytes:
-    """An error's body, which has to be one line, as an event of a stream.
+    """An error's body, which has to be one line, as the last event of a stream that has begun; goes where the bytes so
+    far end between two events.
 
     >>> as_event(b'{"error":"no"}', Dialect.OPENAI)
     b'data: {"error":"no"}\\n\\n'
@@ -144,6 +136,26 @@ def as_event(told: bytes, dialect: Dialect) -> bytes:
     if dialect is Dialect.OLLAMA:
         return told + b"\n"
     return (b"event: error\n" if dialect is Dialect.ANTHROPIC else b"") + b"data: " + told + b"\n\n"
+
+
+def as_response_error(told: bytes, number: int) -> bytes:
+    """An error's body of OpenAI's dialect as an event of a stream of Responses, which are numbered. It is there twice,
+    as OpenAI's schema has it and as OpenAI's server sends it: clients look for either.
+
+    >>> as_response_error(b'{"error":{"message":"no","type":"x","code":null}}', 3)[13:85]
+    b'data: {"type":"error","code":"x","message":"no","param":null,"sequence_n'
+    """
+    try:
+        error = msgspec.json.decode(told, type=_Told).error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        error = {"message": words_of(told)}
+    message, code = error.get("message"), error.get("code") or error.get("type")
+    schema = {"type": "error", "code": code and str(code), "message": message, "param": None, "sequence_number": number}
+    return b"event: error\ndata: %b\n\n" % _encode({**schema, "error": error})
+
+
+class _Told(msgspec.Struct):
+    error: dict[str, Any]
 
 
 def heartbeat(dialect: Dialect, target: bytes, model: str) -> bytes:

@@ -135,7 +135,7 @@ def _say_less(left: dict[str, Raw], rows: Mapping[str, Row], clamped: list[str])
 
 
 def _asked_effort(rows: Mapping[str, Row]) -> str:
-    return "output_config.effort" if "output_config.effort" in rows else "think"
+    return next((name for name in ("output_config.effort", "reasoning.effort") if name in rows), "think")
 
 
 def _as_asked(rows: Mapping[str, Row], name: str) -> str:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hive.dialects.errors import GaveUp, gave_up_saying
+from hive.dialects.errors import GaveUp, as_event, gave_up_saying
 from hive.dialects.openai_answers import (
     GIVEN_UP,
     NO_NAMES,
@@ -41,6 +41,7 @@ from hive.dialects.openai_answers import (
     words_of,
 )
 from hive.dialects.sse import SseReader
+from hive.domain import Dialect
 from hive.errors import BackendDown, StreamIncomplete
 
 Raw = msgspec.Raw
@@ -250,6 +251,9 @@ class TextBack:
     def error(self, status: int, body: bytes) -> bytes:
         return error_body(status, body)
 
+    def as_event(self, told: bytes) -> bytes:
+        return as_event(told, Dialect.OLLAMA)
+
     def _take(self, payload: bytes) -> bytes:
         if self._over:
             return b""
@@ -451,6 +455,9 @@ class VectorsBack:
 
     def error(self, status: int, body: bytes) -> bytes:
         return error_body(status, body)
+
+    def as_event(self, told: bytes) -> bytes:
+        return as_event(told, Dialect.OLLAMA)
 
 
 def _cut(vector: Raw, dimensions: int) -> Raw | list[float]:

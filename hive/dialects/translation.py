@@ -72,6 +72,9 @@ class WayBack(Protocol):
     def error(self, status: int, body: bytes) -> bytes:
         """The backend's own error body, its words kept, as the client's dialect has errors."""
 
+    def as_event(self, told: bytes) -> bytes:
+        """An error's body of the client's dialect, which is one line, as the last of this stream."""
+
 
 class Way(Protocol):
     """One endpoint of the client's dialect."""

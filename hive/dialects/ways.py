@@ -10,6 +10,8 @@ import msgspec
 from hive.dialects import token_estimate
 from hive.dialects.translation import Way
 
+RESPONSES = "/v1/responses"
+
 
 @cache
 def way_of(endpoint: str) -> Way:
@@ -19,6 +21,8 @@ def way_of(endpoint: str) -> Way:
     """
     if endpoint.startswith("/api/"):
         from hive.dialects.ollama_openai import WAYS
+    elif endpoint == RESPONSES:
+        from hive.dialects.openai_responses import WAYS
     else:
         from hive.dialects.anthropic_openai import WAYS
     return WAYS[endpoint]

@@ -73,6 +73,11 @@ class Link:
     def fileno(self) -> int:
         return self._fd
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What the peer has not taken yet; what is told now comes behind it."""
+        return self._unsent_bytes
+
     def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Sends a message that wants no answer. On a lost link it is dropped: the next table tells everything."""
         self._send(_envelope(message, descriptors=len(descriptors)), descriptors)

@@ -13,6 +13,15 @@ from hive.link.execution import EndExecution, Execute, Executed, Executing, Resi
 from hive.link.message import Message
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
+from hive.link.responses import (
+    AskHistory,
+    AskInputItems,
+    AskResponse,
+    DropResponse,
+    HistoryIs,
+    KeepResponse,
+    ResponseIs,
+)
 from hive.link.specs import Capabilities, SandboxSpec
 
 PROTOCOL = 1
@@ -555,6 +564,13 @@ AnyMessage = (
     | CancelRequest
     | Prewarm
     | Prewarmed
+    | KeepResponse
+    | AskHistory
+    | HistoryIs
+    | AskResponse
+    | AskInputItems
+    | ResponseIs
+    | DropResponse
     | RuntimeSettings
     | Marks
     | Leaving

@@ -70,6 +70,10 @@ PASSED_OVER: Mapping[BackendKind, Mapping[str, tuple[Over, ...]]] = {
             Over("best_of", _BEST, idle=(1,)),
             Over("logit_bias", _BIAS),
         ),
+        "/v1/responses": (
+            Over("tool_choice", _MODEL_CHOOSES, idle=("auto",)),
+            Over("parallel_tool_calls", "a model that can call several tools at once may", idle=(True,)),
+        ),
         "/v1/messages": (
             Over("output_config", _SCHEMA, refused=True, inner="format"),
             Over("output_format", _SCHEMA, refused=True),

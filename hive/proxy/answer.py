@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
-from hive.dialects.errors import GaveUp, as_event, heartbeat, render_in_stream, without_host_paths
+from hive.dialects.errors import GaveUp, as_event, as_response_error, heartbeat, render, without_host_paths
 from hive.dialects.ollama_lists import without_paths
 from hive.dialects.renaming import Renamer
 from hive.dialects.sse import UsageStripper
 from hive.dialects.translation import WayBack
-from hive.dialects.ways import way_of
+from hive.dialects.ways import RESPONSES, way_of
 from hive.domain import Caller, Dialect
 from hive.errors import BackendDown, BackendGaveUp, HiveError, StreamIncomplete
 from hive.proxy import lists
@@ -30,6 +31,9 @@ from hive.proxy.metering import MAX_WHOLE, Reading, SseReading, WholeReading, re
 from hive.wire.connection import Connection
 from hive.wire.http1 import LAST_CHUNK, Request, Response, as_chunk, head_start
 
+if TYPE_CHECKING:
+    from hive.dialects.openai_responses_answers import ResponseBack
+
 RELAYED = frozenset(
     {b"content-type", b"cache-control", b"retry-after", b"retry-after-ms", b"x-should-retry", b"request-id"}
 )
@@ -38,7 +42,8 @@ MAX_TRANSLATED = 16 * 1024 * 1024
 """Bytes of a one-piece answer that is held to be translated: 600 vectors of 2,000 numbers."""
 _END_MARKER = re.compile(
     rb"(?:\A|(?<=[\r\n]))"
-    rb"(?:data: ?\[DONE\]|event: ?message_stop|data:[^\r\n]*\"message_stop\"|\{[^\r\n]*\"done\" ?: ?true)"
+    rb"(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed))"
+    rb"|data:[^\r\n]*\"(?:message_stop|response\.(?:completed|incomplete|failed))\"|\{[^\r\n]*\"done\" ?: ?true)"
 )
 _STREAM_TYPE = {Dialect.OLLAMA: b"application/x-ndjson"}
 
@@ -206,6 +211,12 @@ class Answer:
         return self._back is not None or self._renamer is not None
 
     @property
+    def response(self) -> bytes:
+        """The whole answer's object, once an answer to `/v1/responses` is complete; else empty."""
+        back = self._back
+        return b"" if back is None or self._endpoint.name != RESPONSES else cast("ResponseBack", back).kept_response()
+
+    @property
     def whole(self) -> bool:
         """Whether what came is a complete answer (asked after `end`)."""
         reading, back = self.reading, self._back
@@ -333,13 +344,19 @@ class Answer:
             return b""
         told = without_host_paths(b"".join(self._held or [])) if self._late_error else b""
         told = _one_line(told if self._back is None else self._back.error(self.status, told)) if told else b""
-        event = as_event(told, dialect) if told else render_in_stream(error, dialect, self._request_id)
+        told = told or render(error, dialect, self._request_id)
+        if self._back is not None:
+            event = self._back.as_event(told)
+        elif self._endpoint.name == RESPONSES:
+            event = as_response_error(told, 0)
+        else:
+            event = as_event(told, dialect)
         return as_chunk(event) if self._chunked else event
 
     def _is_between_events(self) -> bool:
         """Whether the client has whole events only. What a stripper or a translation holds back it has not."""
         if self._back is not None:
-            return self._streams
+            return self._streams or self._late_error
         if self._renamer is not None and not self._renamer.at_boundary:
             return False
         if self._stripper is not None:

@@ -14,7 +14,7 @@ import msgspec
 from hive.dialects import ollama_loading
 from hive.dialects.fitting import fit
 from hive.dialects.translation import Sent
-from hive.dialects.ways import counted, way_of
+from hive.dialects.ways import RESPONSES, counted, way_of
 from hive.errors import BadRequest, NotSupported
 from hive.field_rules import Fields, Rules
 from hive.models.capabilities import Over
@@ -163,7 +163,7 @@ def read(body: bytes, rules: Rules, want: Want, *, on_loop: bool = False) -> Ask
     if want.grammar is not None:
         if on_loop and not grammar.is_light(draft.fields):
             raise TooHeavyHere
-        grammar.check(draft.fields, want.grammar)
+        grammar.check(draft.fields, want.grammar, has_worded=want.translate == RESPONSES)
     ignored = _ignored(draft, want.passed_over) if want.passed_over else ()
     model = _model(draft, rules.alias, want.default_model)
     stream = _stream(draft, want.streams)

@@ -16,6 +16,7 @@ from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, 
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal, Saturated
 from hive.field_rules import Rules
 from hive.models.capabilities import (
+    Over,
     lacking,
     lacks_endpoint,
     limit_name,
@@ -43,6 +44,7 @@ from hive.proxy.metrics import Metrics
 from hive.proxy.queue import Flow
 from hive.proxy.registry import OPERATOR, Entry, Registry
 from hive.proxy.schemas import Limits
+from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.tenants import Tenant
 from hive.proxy.upstream_way import NO_WAY, way_to
 from hive.settings import Settings
@@ -143,6 +145,8 @@ class DataPath:
         self._permits: dict[frozenset[str] | None, Permitted] = {}
         self.looking: Looking | None = None
         """For models that are not in the list; None where nobody can be asked."""
+        self.stored: StoredResponses | None = None
+        """What agents had kept of responses; None where nobody can be asked."""
         self.backends = 0
         """Grows with every other backend, and where one has a model no more, or no more near: what was read for one is
         not sent to the next."""
@@ -223,6 +227,11 @@ class DataPath:
         slots = 0 if self.gate.is_closed else self.settings.proxy.backend_concurrency or told
         self.registry.give_turns(self.registry.queue.resize(slots))
 
+    def keeps_for(self, entry: Entry) -> StoredResponses | None:
+        """Who keeps responses for this agent; None where none is kept."""
+        is_on = self.settings.proxy.responses_kept_mb and entry.row.id != OPERATOR
+        return self.stored if is_on else None
+
     def close_backend(self, *, until: float, towards: str) -> None:
         """No request goes to the backend from now on; those at it go on until `cut_off`."""
         self.gate.close(until=until, towards=towards)
@@ -298,7 +307,7 @@ class DataPath:
     def check_offered(self, endpoint: Endpoint) -> None:
         """Raises NotSupported where the active backend is to answer and cannot, in its own dialect or another."""
         backend = self.backend
-        if backend is None or self.answers(endpoint) or _row_at(backend, endpoint) is not None:
+        if endpoint.keeps or backend is None or self.answers(endpoint) or _row_at(backend, endpoint) is not None:
             return
         other = asked_as(endpoint, backend.kind)
         why, hint = why_lacking(backend, other.name) if other is not None else (who_offers(endpoint), "")
@@ -441,7 +450,7 @@ class DataPath:
             model_first=self._preferences.routing or bool(self._preferences.aliases),
             translate="" if asked is endpoint else endpoint.name,
             lacking=() if backend is None or asked is endpoint else lacking(backend),
-            passed_over=() if backend is None or asked is not endpoint else passed_over(backend, endpoint.name),
+            passed_over=_passed_over(backend, endpoint, is_translated=asked is not endpoint),
             limit_by_first_name=backend is not None and backend.kind in LIMIT_BY_FIRST_NAME,
             apart=backend is not None and asked is not endpoint and _row_at(backend, endpoint) is endpoint,
             estimate=endpoint.name == COUNT and self.answers(endpoint),
@@ -449,6 +458,14 @@ class DataPath:
             grammar=None if backend is None else grammar_limits(self.settings, backend.kind),
         )
         return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)
+
+
+def _passed_over(backend: BackendInfo | None, endpoint: Endpoint, *, is_translated: bool) -> tuple[Over, ...]:
+    """Fields that are said to this backend in vain. A translation knows what it makes, but for one that is gone before
+    servers that speak the dialect."""
+    if backend is None or (is_translated and endpoint.is_offered_by(backend.kind)):
+        return ()
+    return passed_over(backend, endpoint.name)
 
 
 def _place_of(backend: BackendInfo) -> tuple[BackendKind, str]:

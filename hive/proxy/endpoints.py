@@ -14,12 +14,14 @@ from functools import cache
 
 import msgspec
 
+from hive.dialects.ways import RESPONSES
 from hive.domain import DIALECTS, BackendKind, Dialect
 from hive.errors import BadRequest, MethodNotAllowed, WrongMediaType
 from hive.proxy.unknown_paths import not_offered
 from hive.wire.http1 import Request
 
 MODEL_PREFIX = b"/v1/models/"
+KEPT_PREFIX = b"/v1/responses/"
 BETA = b"beta=true"
 MOST_OF_A_PATH = 256
 """Bytes of an unknown path that are looked at to tell of it."""
@@ -34,8 +36,18 @@ class Meter(StrEnum):
     ANTHROPIC = "anthropic"
 
 
+class Keeps(StrEnum):
+    """What is asked of a response that was kept."""
+
+    GET = "get"
+    DELETE = "delete"
+    ITEMS = "items"
+    CANCEL = "cancel"
+
+
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One row. `listing`: answered by Hive from the daemon's list. `takes_slot`: occupies the model.
+    """One row. `listing`: answered by Hive from the daemon's list. `takes_slot`: occupies the model. `keeps`: answered
+    by the daemon from what it has kept of responses.
 
     `streams`: what an absent `stream` field means. `not_by`: kinds that speak the dialect and yet lack this.
     """
@@ -50,6 +62,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     counts: bool = False
     """Whether it is charged to the sliding window."""
     listing: bool = False
+    keeps: Keeps | None = None
     not_by: frozenset[BackendKind] = frozenset()
     request_line: bytes = b""
     """What goes upstream, made from the two above. HEAD is asked as GET and its body dropped: an answer to HEAD has no
@@ -84,7 +97,7 @@ def _ollama(target: bytes, *, streams: bool, slot: bool, meter: Meter = Meter.OL
     )
 
 
-def _openai(target: bytes) -> Endpoint:
+def _openai(target: bytes, *, not_by: frozenset[BackendKind] = frozenset()) -> Endpoint:
     return Endpoint(
         method=b"POST",
         target=target,
@@ -93,6 +106,7 @@ def _openai(target: bytes) -> Endpoint:
         meter=Meter.OPENAI,
         takes_slot=True,
         counts=True,
+        not_by=not_by,
     )
 
 
@@ -147,6 +161,7 @@ ENDPOINTS = [
     *(_scores(path, BackendKind.VLLM, BackendKind.LLAMA) for path in (b"/v1/rerank", b"/rerank")),
     *(_scores(path, BackendKind.VLLM) for path in (b"/v1/score", b"/score")),
     *(_tokenizes(path) for path in (b"/tokenize", b"/detokenize")),
+    _openai(RESPONSES.encode(), not_by=frozenset(BackendKind)),  # servers that have it are asked by chat completions
     *_anthropic(b"/v1/messages", slot=True),
     *_anthropic(b"/v1/messages/count_tokens", slot=False, not_by=frozenset({BackendKind.OLLAMA})),
     Endpoint(method=b"GET", target=b"/v1/models", dialect=Dialect.OPENAI, listing=True),
@@ -154,14 +169,29 @@ ENDPOINTS = [
 ONE_MODEL = Endpoint(method=b"GET", target=MODEL_PREFIX, dialect=Dialect.OPENAI, listing=True)
 """`GET /v1/models/{id}`: the id is compared with the list's names, as bytes."""
 
+KEPT = {
+    (method, end): Endpoint(
+        method=method, target=b"/v1/responses/{id}" + end, dialect=Dialect.OPENAI, counts=True, keeps=keeps
+    )
+    for method, end, keeps in (
+        (b"GET", b"", Keeps.GET),
+        (b"DELETE", b"", Keeps.DELETE),
+        (b"GET", b"/input_items", Keeps.ITEMS),
+        (b"POST", b"/cancel", Keeps.CANCEL),
+    )
+}
+"""By method and what follows the id, which is compared as bytes with those of responses that were kept."""
+
 TRANSLATED = {
     "/api/chat": b"/v1/chat/completions",
     "/api/generate": b"/v1/chat/completions",
     "/api/embed": b"/v1/embeddings",
     "/api/embeddings": b"/v1/embeddings",
     "/v1/messages": b"/v1/chat/completions",
+    RESPONSES: b"/v1/chat/completions",
 }
-"""Whom a backend is asked instead that does not speak the client's dialect (hive.dialects.ways)."""
+"""Whom a backend is asked instead that does not speak the client's dialect, or is not asked in it (hive.dialects.ways).
+"""
 ANSWERED = frozenset({"/", "/api/tags", "/api/ps", "/api/show", "/api/version"})
 """What Hive answers by itself for such a backend, from its list of models."""
 COUNT = "/v1/messages/count_tokens"
@@ -203,10 +233,29 @@ def find(method: bytes, target: bytes, kind: BackendKind | None = None) -> Endpo
         if method == b"GET":
             return ONE_MODEL
         raise MethodNotAllowed("/v1/models/{id} takes GET", allow="GET")
+    if path.startswith(KEPT_PREFIX) and (row := _kept(method, path)) is not None:
+        return row
     allow = _METHODS.get(path)
     if allow is not None:
         raise MethodNotAllowed(f"{path.decode('ascii')} takes {allow}", allow=allow)
     raise not_offered(path[:MOST_OF_A_PATH], kind, _offered(kind))
+
+
+def _kept(method: bytes, path: bytes) -> Endpoint | None:
+    """The row of a path with the id of a response in it. Raises MethodNotAllowed.
+
+    >>> _kept(b"GET", b"/v1/responses/resp_1/input_items").name, _kept(b"GET", b"/v1/responses/resp_1/x")
+    ('/v1/responses/{id}/input_items', None)
+    """
+    name, slash, rest = path[len(KEPT_PREFIX) :].partition(b"/")
+    allow = [row.method.decode() for row in KEPT.values() if row.target == b"/v1/responses/{id}" + slash + rest]
+    if not name or not allow:
+        return None
+    if method.decode("latin-1") not in allow:
+        raise MethodNotAllowed(
+            f"/v1/responses/{{id}}{(slash + rest).decode()} takes {', '.join(allow)}", allow=", ".join(allow)
+        )
+    return KEPT[method, slash + rest]
 
 
 @cache

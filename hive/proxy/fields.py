@@ -129,7 +129,7 @@ verbose = drop
 system = drop
 options = drop
 
-[fields /v1/chat/completions /v1/messages /tokenize]
+[fields /v1/chat/completions /v1/messages /v1/responses /tokenize]
 # Switches that models' own templates have; any other key could be one of the template's own variables.
 chat_template_kwargs = refuse
 chat_template_kwargs.enable_thinking = allow switch
@@ -300,6 +300,46 @@ suffix = allow
 best_of = clamp 1..concurrency
 logprobs = clamp 0..20
 
+[fields /v1/responses]
+input = local_media
+instructions = allow
+max_output_tokens = clamp ..max_tokens
+temperature = allow
+top_p = allow
+top_k = allow
+top_logprobs = clamp 0..20
+tools = allow
+tool_choice = allow
+parallel_tool_calls = allow
+max_tool_calls = allow
+# Counted by grammar.py, with `tools`.
+text = allow
+reasoning = allow
+include = allow
+truncation = allow
+stream_options = allow
+store = allow
+# Read by the translation, which has no storage.
+previous_response_id = max_bytes 1024
+conversation = allow
+prompt = allow
+background = allow
+context_management = allow
+moderation = allow
+image = allow
+access_programs = allow
+service_tier = allow
+metadata = max_bytes 16384
+user = max_bytes 1024
+safety_identifier = max_bytes 1024
+prompt_cache_key = max_bytes 1024
+prompt_cache_options = max_bytes 1024
+prompt_cache_retention = max_bytes 1024
+# Codex' own counting.
+client_metadata = max_bytes 16384
+id_slot = drop
+cache_prompt = drop
+
 [fields /v1/embeddings]
 input = local_media max_items 2048
 messages = local_media
@@ -414,6 +454,7 @@ TOKENS = {
     "/v1/chat/completions": ("", ("max_tokens", "max_completion_tokens", "n_predict")),
     "/v1/completions": ("", ("max_tokens", "n_predict")),
     "/v1/messages": ("", ("max_tokens", "n_predict")),
+    "/v1/responses": ("", ("max_output_tokens",)),
 }
 """Where a body says how much may be generated, and by which names; the first is the one every server reads."""
 ALIASES = {"/api/show": "name", "/api/pull": "name"}

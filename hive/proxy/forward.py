@@ -6,10 +6,10 @@ Every exit passes `_leave`, which gives back all that was taken. The way back (s
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 
+from hive.dialects.ways import RESPONSES
 from hive.domain import Caller, Dialect, UsageEvent
 from hive.errors import (
     Asleep,
@@ -23,32 +23,32 @@ from hive.errors import (
 )
 from hive.link.requests import UnderWay
 from hive.policy import Act, may
-from hive.proxy import body, endpoints, lists, loading
+from hive.proxy import body, endpoints, lists, loading, stored_turn
 from hive.proxy.answer import Answer
 from hive.proxy.backend_gate import BackendGate
 from hive.proxy.cost import NOTHING, UNKNOWN, cost_of, expected
 from hive.proxy.datapath import DataPath, Decided
-from hive.proxy.deep import Reading as DeepReading
 from hive.proxy.endpoints import Endpoint
 from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, split_token, wishes_of
 from hive.proxy.limits import SlidingWindow
 from hive.proxy.queue import Verdict
 from hive.proxy.refusals import no_backend, no_slot, queue_full, too_many
 from hive.proxy.registry import OPERATOR, Entry
+from hive.proxy.storing import Storing
 from hive.proxy.told import told_of
-from hive.proxy.waiting import Waiting
+from hive.tasks import spawn
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER
 from hive.wire.http1 import Request, Response, answer_head, answered_later
 from hive.wire.upstream import UpstreamConnection
 
 
-class Exchange(Waiting):
+class Exchange(Storing):
     """One request on its way. The numbers are those of the table in design.md §3."""
 
     __slots__ = (
         *("_answer", "_asked", "_beat_at", "_charged", "_cost", "_decided", "_ends_at", "_first_at", "_for"),
-        *("_in_queue", "_limit_at", "_path", "_pending", "_queued_at", "_sent_at", "_tail", "request_id"),
+        *("_in_queue", "_limit_at", "_queued_at", "_sent_at", "_tail"),
     )
 
     def __init__(self, path: DataPath, connection: Connection) -> None:
@@ -59,11 +59,12 @@ class Exchange(Waiting):
         self._decided: Decided | None = None
         self._asked: body.Asked | None = None
         self._answer: Answer | None = None
-        self._pending: DeepReading | asyncio.Task[None] | None = None
+        self._pending = None
         """What goes on elsewhere for it: a long body is read, a model is looked for, or a connection is made."""
         self._in_queue = False
         self._for = path.backends
         """For which backend it was decided and read."""
+        self._turn = None
         self._charged: list[SlidingWindow] | None = None
         self._queued_at = self._sent_at = 0.0
         self._first_at: float | None = None
@@ -154,6 +155,8 @@ class Exchange(Waiting):
             self.refuse(asked)
             return
         assert self._decided is not None
+        if self._turn is not None:
+            asked = stored_turn.with_turn(asked, self._turn)
         self._asked = asked
         try:
             self._asked = asked = self._6_which_model(self._decided.caller, asked)
@@ -247,6 +250,9 @@ class Exchange(Waiting):
     def _5_what_is_asked(self, request: Request, entry: Entry, decided: Decided) -> None:
         """A body that takes long to read is read in a process of its own: on the loop it would hold up everybody."""
         path = self._path
+        if decided.endpoint.name == RESPONSES and self._turn is None and (stored := path.keeps_for(entry)) is not None:
+            self._read_turn(request, entry, decided, stored)
+            return
         plan = path.plan(entry, decided.endpoint, decided.tenant, decided.wishes, self.request_id)
         pieces = request.body  # kept until it is sent: another backend may be there before its turn is
         is_alone = path.readers is None
@@ -273,6 +279,10 @@ class Exchange(Waiting):
         assert decided is not None
         assert entry is not None
         gate, asked = self._path.gate, self._asked
+        if decided.endpoint.keeps is not None:
+            self._cost = NOTHING
+            self._pending = spawn(self._answer_kept(decided, entry, decided.endpoint.keeps), name="kept response")
+            return
         if self._path.answers(decided.endpoint) or (asked is not None and asked.loading and not gate.is_closed):
             self._answer_list(decided)
             return
@@ -420,6 +430,8 @@ class Exchange(Waiting):
         try:
             if answer.broken:
                 raise answer.failure(data)
+            if self._turn is not None:
+                self._keep(self._turn, answer)
             answer.relay(data)
         except HiveError as error:
             self.refuse(error)
@@ -432,6 +444,8 @@ class Exchange(Waiting):
             if not answer.whole:
                 raise answer.failure(data, rest)
             data = answer.prepare(data + rest)
+            if self._turn is not None:
+                self._keep(self._turn, answer)
         except HiveError as error:
             self.refuse(error)
             return
@@ -642,14 +656,18 @@ class Exchange(Waiting):
         return fields if self._asked is None else fields + self._asked.changes()
 
     def _answer_list(self, decided: Decided) -> None:
-        request = self._request
-        assert request is not None
         self._cost = NOTHING
         try:
             said = self._said(decided)
         except HiveError as error:
             self.refuse(error)
             return
+        self._say(said)
+
+    def _say(self, said: lists.Said) -> None:
+        """The whole answer is Hive's own."""
+        request = self._request
+        assert request is not None
         self._close_if_draining()
         self._10_meter(now := time.monotonic(), cut=False, status=200)
         keep, content = request.keep_alive, said.content

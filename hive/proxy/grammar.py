@@ -92,6 +92,27 @@ def _tools(value: Any, path: Path) -> Iterator[tuple[Any, Path]]:
                 yield from _custom(wanted, place / name, str(_member(wanted, "type")[1]))
 
 
+def _worded_tools(value: Any, path: Path, sums: Sums) -> Iterator[tuple[Any, Path]]:
+    """Tools of Responses, those within a namespace too, which count as much as others."""
+    tools = value if isinstance(value, list) else []
+    yield from _tools([_without_words(tool) for tool in tools], path)
+    within = [(path / number / "tools", _member(tool, "tools")[1]) for number, tool in enumerate(tools)]
+    spaces = [(at, inner) for at, inner in within if isinstance(inner, list)]
+    if len(tools) + sum(len(inner) for _, inner in spaces) > (most := sums.limits.tools):
+        raise refused(path, f"too many tools; this server is given at most {most}")
+    for at, inner in spaces:
+        _check_tools(inner, at, sums)
+        yield from _worded_tools(inner, at, sums)
+
+
+def _without_words(tool: Any) -> Any:
+    """A tool as it is counted: all of it but a Lark grammar."""
+    key, wanted = _member(tool, "format")
+    if _member(wanted, "type")[1] != "grammar" or _member(wanted, "syntax")[1] != "lark":
+        return tool
+    return {name: value for name, value in tool.items() if name != key}
+
+
 class Expression(str):
     """A regular expression that stands where a schema would."""
 
@@ -138,8 +159,9 @@ def is_light(fields: dict[str, Raw]) -> bool:
     return True
 
 
-def check(fields: dict[str, Raw], limits: Limits) -> None:
-    """All schemas of a body together, by their JSON pointers. Raises GrammarTooComplex.
+def check(fields: dict[str, Raw], limits: Limits, *, has_worded: bool = False) -> None:
+    """All schemas of a body together, by their JSON pointers. Raises GrammarTooComplex. `has_worded`: a Lark grammar of
+    a custom tool goes to the model in words, so that no server compiles it.
 
     >>> rules = {"rules": 99, "answer_rules": 99}
     >>> few = Limits(schema_bytes=99, tools_bytes=99, depth=9, choices=2, tools=9, pattern_ways=9, **rules)
@@ -154,10 +176,10 @@ def check(fields: dict[str, Raw], limits: Limits) -> None:
     sums = Sums(limits)
     for name in sorted(names, key=lambda name: (FORMS[name].is_tools, name)):
         sums.most = limits.rules if FORMS[name].is_tools else limits.answer_rules
-        _check_field(name, fields[name], limits, sums)
+        _check_field(name, fields[name], limits, sums, has_worded=has_worded)
 
 
-def _check_field(name: str, raw: Raw, limits: Limits, sums: Sums) -> None:
+def _check_field(name: str, raw: Raw, limits: Limits, sums: Sums, *, has_worded: bool) -> None:
     form, path, data = FORMS[name], Path(name), bytes(raw)
     if data[:1] not in (b"{", b"["):
         return
@@ -168,7 +190,7 @@ def _check_field(name: str, raw: Raw, limits: Limits, sums: Sums) -> None:
     _check_depth(value, path, limits.depth)
     if form.is_tools and isinstance(value, list):
         _check_tools(value, path, sums)
-    for schema, at in form.find(value, path):
+    for schema, at in _worded_tools(value, path, sums) if has_worded and form.is_tools else form.find(value, path):
         if isinstance(schema, Expression):
             sums.take_expression(schema, at)
         elif isinstance(schema, dict):

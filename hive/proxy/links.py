@@ -56,6 +56,7 @@ from hive.proxy.looking import LOOK_S, Looking
 from hive.proxy.prewarms import Connect, Prewarms
 from hive.proxy.registry import UNHEARD_S, Entry, Registry
 from hive.proxy.spool import UsageLog
+from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.switching import Switching
 from hive.proxy.under_way import end_request, not_there, queue_now
 from hive.settings import Paths, Settings
@@ -149,6 +150,7 @@ class Links:
         )
         self._loop.call_later(UNHEARD_S, self._serve_unheard)
         path.looking = Looking(self._look_for_models)
+        path.stored = StoredResponses(lambda: self._daemon.link)
 
     async def _look_for_models(self) -> None:
         """What is new is told before the answer. Raises LinkLost, TimedOut."""

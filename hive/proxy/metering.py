@@ -9,6 +9,7 @@ Where the count comes from (endpoint × backend); `unknown` is a value, never 0:
 | /v1/chat/completions, /v1/completions, one answer | usage | usage | usage |
 | the same, stream | usage, asked for by Hive where the client did not | timings | usage, as for ollama |
 | /v1/embeddings, /v1/rerank, /v1/score | usage | usage | usage |
+| /v1/responses, which is asked as /v1/chat/completions | as there | as there | as there |
 | /v1/messages, one answer | usage | usage | usage |
 | the same, stream | message_start and message_delta | the same | the same |
 | /api/embeddings, /api/show, /v1/messages/count_tokens, /tokenize, lists | unknown | unknown | unknown |

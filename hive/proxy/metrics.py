@@ -45,6 +45,7 @@ TABLE: tuple[Row, ...] = (
     Row("config_reloads", Kind.COUNTER, (), "Configurations taken over on SIGHUP."),
     Row("config_reload_failed", Kind.COUNTER, (), "Configurations refused on SIGHUP; the old one stayed."),
     Row("usage_lost", Kind.COUNTER, (), "Usage events neither disk nor memory could take."),
+    Row("responses_not_kept", Kind.COUNTER, (), "Responses to be kept that the daemon could not be told of."),
     Row("request_duration_seconds", Kind.HISTOGRAM, ("endpoint",), "From a request's first byte to its answer's last."),
     Row("time_to_first_token_seconds", Kind.HISTOGRAM, ("endpoint",), "From a request's first byte to the answer's."),
     Row("queue_wait_seconds", Kind.HISTOGRAM, (), "Waiting for a turn at the backend."),

@@ -292,6 +292,7 @@ class ProxyServer:
         read("request_body_bytes_limit", lambda: path.budget.limit)
         read("usage_backlog", lambda: self._usage.waiting)
         read("usage_lost", lambda: self._usage.lost)
+        read("responses_not_kept", lambda: 0 if path.stored is None else path.stored.dropped)
         read("redis_up", lambda: self._live.up)
         read("daemon_up", lambda: self._links.daemon_up)
         read("draining", lambda: path.draining)

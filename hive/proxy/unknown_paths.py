@@ -56,7 +56,6 @@ KNOWN: dict[str, Known] = {
         ),
         Known(_FAR),
     ),
-    "/v1/responses": _relayed_by_nobody(_OLLAMA, _VLLM, _LLAMA, instead="/v1/chat/completions"),
     **dict.fromkeys(("/pooling", "/classify"), _relayed_by_nobody(_VLLM, instead="/v1/embeddings")),
     **dict.fromkeys(("/v1/audio/transcriptions", "/v1/audio/translations"), _relayed_by_nobody(_VLLM, _LLAMA)),
     "/completion": _relayed_by_nobody(_LLAMA, instead="/v1/completions"),

@@ -21,6 +21,10 @@ FULL = "the request bodies held at once exceed Hive's budget, or this agent's sh
 DISPLACED = "this upload gave way to another agent's: the request bodies held at once exceed Hive's budget"
 
 
+def no_room_for_bodies() -> Saturated:
+    return Saturated(FULL, retry_after_s=2)
+
+
 class Waiting(ABC):
     """One request, whichever way it goes. Made at its first byte; `_release` is called once, whatever happened.
 
@@ -85,14 +89,24 @@ class Waiting(ABC):
         if self._refusal is not None or share is None or request is None:
             return
         if not budget.take(share, size):
-            raise Saturated(
-                "the request bodies held at once exceed Hive's budget, or this agent's share of it", retry_after_s=2
-            )
+            raise no_room_for_bodies()
         self._body_bytes += size
         if request.body_bytes != request.content_length:
             budget.goes_on(share, self, size)
         while budget.displaced:
             budget.displaced.pop().on_body_displaced()
+
+    def _hold_more(self, size: int) -> bool:
+        """Counts bytes beside those of the body, which is in, until `_release`; False where there is no room."""
+        share, budget = self._bodies, self._budget
+        if share is None or size <= 0:
+            return True
+        if not budget.take(share, size):
+            return False
+        self._body_bytes += size
+        while budget.displaced:
+            budget.displaced.pop().on_body_displaced()
+        return True
 
     def _body_is_in(self) -> None:
         """Ends its time as an upload: nobody displaces it any more."""

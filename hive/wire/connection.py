@@ -173,6 +173,11 @@ class Connection(asyncio.Protocol):
             return None
         return self._idle_from
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What was written, and the client's kernel has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
     def is_quiet(self) -> bool:
         """Says that nothing is asked on it and no byte of a request waits in the kernel."""
         return self.why_busy(0.0, unread_counts=False) is None

@@ -26,7 +26,7 @@ from hive.appliance import conf_file
 from hive.appliance.archive import MANIFEST
 from hive.appliance.backup import backup
 from hive.appliance.layout import CONF_FILE, POLICY_FILE, SECRETS, STATE, TARGET, UNITS, Layout
-from hive.appliance.parts import DATABASE, SECRET_NAMES, Place, installed, of_up, place_of
+from hive.appliance.parts import DATABASE, RESPONSES, SECRET_NAMES, Place, installed, of_up, place_of
 from hive.appliance.restore import look, restore
 from hive.appliance.secrets import SECRETS as ALL_SECRETS
 from hive.appliance.secrets import generate
@@ -34,11 +34,13 @@ from hive.cli.main import main
 from hive.domain import Agent, AgentSpec
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
 from hive.settings import Paths
-from hive.store import acts, agents
+from hive.store import acts, agents, responses
 from hive.store.acts import acts_of
 from hive.store.anchors import anchors_of
 from hive.store.database import Database, plan_of
 from hive.store.migrations import STEPS, migrate, schema_of
+from hive.store.responses import KeptResponse
+from hive.store.responses_file import ResponsesFile
 
 POLICY = 'programs = ["/usr/bin/python3"]\n'
 
@@ -125,13 +127,55 @@ def test_what_is_kept_comes_back(kind: str, with_secrets: bool, tmp_path: Path, 
     put_agent(place.database, "bob")
     for name, part in place.parts.items():
         if not part.is_secret and name != DATABASE:
-            part.path.unlink()
+            part.path.unlink(missing_ok=True)
     done = restore(place, tmp_path / "b.tar")
     assert tree_of(place) == before
     assert leftovers(place) == []
     (kept,) = [path for path in done.kept if path.name.startswith("hive.db")]
     assert names_in(kept) == ["ann", "bob"], "what was there is beside it"
     Database.open(place.database).close()
+
+
+@pytest.mark.parametrize("kind", ["up", "box"])
+async def test_responses_are_in_it_only_when_asked_for_and_come_back(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """They are prompts and answers. The daemon has the file open meanwhile."""
+    place: Place = request.getfixturevalue(kind)
+    path = place.parts[RESPONSES].path
+
+    async def keep(file: ResponsesFile, name: str) -> None:
+        one = KeptResponse("ann", name, None, b'"a private question"', b'{"output":[]}')
+        await file.do(lambda conn: responses.keep(conn, one, most_bytes=10_000_000, now=1.0))
+
+    file = ResponsesFile(path)
+    await keep(file, "r1")
+    backup(place, tmp_path / "without.tar", with_secrets=True)
+    manifest = backup(place, tmp_path / "with.tar", with_secrets=False, with_responses=True)
+    assert RESPONSES in {packed.name for packed in manifest.files}
+    assert [b"private question" in (tmp_path / f"{name}.tar").read_bytes() for name in ("without", "with")] == [
+        False,
+        True,
+    ]
+    await keep(file, "r2")
+    for name, left in (("without", 2), ("with", 1)):
+        file.close()
+        assert (path in restore(place, tmp_path / f"{name}.tar").kept) is False
+        file = ResponsesFile(path)
+        assert (await file.do(lambda conn: responses.summed(conn, "ann"))).responses == left, name
+    file.close()
+    assert leftovers(place) == []
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []
+
+
+async def test_responses_that_are_none_are_refused_before_anything_is_touched(up: Place, tmp_path: Path) -> None:
+    path = up.parts[RESPONSES].path
+    sqlite3.connect(path).executescript("CREATE TABLE other (x);").close()
+    backup(up, tmp_path / "b.tar", with_secrets=False, with_responses=True)
+    before = path.read_bytes()
+    with pytest.raises(BadRequest, match="none of Hive's"):
+        restore(up, tmp_path / "b.tar")
+    assert path.read_bytes() == before
 
 
 def test_every_secret_of_a_box_is_a_part() -> None:
@@ -173,7 +217,7 @@ WRITES = """
 import asyncio, sys
 from pathlib import Path
 from hive.domain import Agent, AgentSpec
-from hive.store import acts, agents
+from hive.store import acts, agents, responses
 from hive.store.acts import acts_of
 from hive.store.anchors import anchors_of
 from hive.store.database import Database

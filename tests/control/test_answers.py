@@ -67,6 +67,8 @@ IN_ORDER = [
     Asked("message", {"ref": "stopped", "id": "messages"}),
     Asked("drop_message", {"ref": "stopped", "id": "messages"}),
     Asked("exec", AWAKE, {"command": "true"}, status=400),  # it asks for no upgrade; what follows one are no answers
+    Asked("responses", AWAKE),
+    Asked("delete_responses", AWAKE),
     Asked("schedules", AWAKE),
     Asked("schedule", AWAKE, body={"when": "07:30", "every": "1d", "note": "breakfast"}, status=201),
     Asked("schedule", AWAKE, body={"when": "+10m"}, status=201),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from hive.dialects import anthropic_openai, ollama_openai
+from hive.dialects import anthropic_openai, ollama_openai, openai_responses
 from hive.dialects.fitting import FIELDS
 from hive.dialects.translation import Fate, Row
 from hive.inference.recognise import NAMES
@@ -17,12 +17,12 @@ from hive.models.capabilities import PASSED_OVER, Over
 from hive.proxy.endpoints import TRANSLATED
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "dialects.md"
+WAYS = {**ollama_openai.WAYS, **anthropic_openai.WAYS, **openai_responses.WAYS}
 BEGIN = "<!-- from here on written by tests/dialects/test_document.py -->\n"
 
 
 def tables() -> str:
-    ways = {**ollama_openai.WAYS, **anthropic_openai.WAYS}
-    return "".join(_table(endpoint, way.rows) for endpoint, way in ways.items()) + _fitting() + _passed_over()
+    return "".join(_table(endpoint, way.rows) for endpoint, way in WAYS.items()) + _fitting() + _passed_over()
 
 
 def _passed_over() -> str:
@@ -80,12 +80,12 @@ def test_the_document_is_what_the_tables_say() -> None:
 
 
 def test_every_field_that_is_refused_or_left_out_says_why() -> None:
-    for way in [*ollama_openai.WAYS.values(), *anthropic_openai.WAYS.values()]:
+    for way in WAYS.values():
         assert [name for name, row in way.rows.items() if row.fate is not Fate.MAPPED and not row.why] == []
 
 
 def test_every_way_is_gone_by_an_endpoint_and_the_other_way_round() -> None:
-    assert {*ollama_openai.WAYS, *anthropic_openai.WAYS} == set(TRANSLATED)
+    assert set(WAYS) == set(TRANSLATED)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import ollama
 import openai
 import pytest
 
-from hive.dialects.errors import error_fields, heartbeat, render, render_in_stream
+from hive.dialects.errors import as_event, error_fields, heartbeat, render
 from hive.domain import Dialect
 from hive.errors import (
     BackendDown,
@@ -117,7 +117,7 @@ def test_numbers_of_an_error_are_in_its_object_in_every_dialect() -> None:
 
 def test_the_openai_package_skips_heartbeats_and_raises_what_ends_a_stream() -> None:
     beat = heartbeat(Dialect.OPENAI, b"/v1/chat/completions", "m")
-    error = render_in_stream(StreamIncomplete("it broke off"), Dialect.OPENAI)
+    error = as_event(render(StreamIncomplete("it broke off"), Dialect.OPENAI), Dialect.OPENAI)
     texts = []
     with (
         answering(stream_of(SSE, beat, OPENAI_CHUNK, beat, error)) as url,
@@ -134,7 +134,7 @@ def test_the_openai_package_skips_heartbeats_and_raises_what_ends_a_stream() -> 
 
 def test_the_anthropic_package_skips_heartbeats_and_raises_what_ends_a_stream() -> None:
     beat = heartbeat(Dialect.ANTHROPIC, b"/v1/messages", "m")
-    error = render_in_stream(StreamIncomplete("it broke off"), Dialect.ANTHROPIC, "e-7")
+    error = as_event(render(StreamIncomplete("it broke off"), Dialect.ANTHROPIC, "e-7"), Dialect.ANTHROPIC)
     kinds = []
     with (
         answering(stream_of(SSE, beat, MESSAGE_START, beat, error)) as url,
@@ -160,7 +160,7 @@ def test_the_anthropic_package_takes_a_stream_with_heartbeats_for_whole() -> Non
 @pytest.mark.parametrize("target", [b"/api/chat", b"/api/generate"])
 def test_the_ollama_package_takes_heartbeats_for_chunks_without_text_and_raises_the_error(target: bytes) -> None:
     beat = heartbeat(Dialect.OLLAMA, target, "m")
-    error = render_in_stream(StreamIncomplete("it broke off"), Dialect.OLLAMA)
+    error = as_event(render(StreamIncomplete("it broke off"), Dialect.OLLAMA), Dialect.OLLAMA)
     got: list[Any] = []
     with answering(stream_of(NDJSON, beat, beat, error)) as url:
         client = ollama.Client(host=url)

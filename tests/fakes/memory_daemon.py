@@ -304,6 +304,22 @@ class MemoryDesk(TokenDesk):
         self._messages.pop(message_id, None)
         return {"dropped": message_id, "name": found["name"]}
 
+    async def responses(self, ref: str) -> Answer:
+        name = self._known(ref).name
+        return {
+            "agent": f"id-{name}",
+            "name": name,
+            "status": self._status[name],
+            "responses": 2,
+            "bytes": 4096,
+            "oldest_at": 1.7e9,
+            "most_bytes": 1048576,
+            "most_days": 30,
+        }
+
+    async def delete_responses(self, ref: str, actor: str) -> Answer:
+        return {"deleted": 2, "name": self._known(ref).name}
+
     async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> Answer:
         spec, now = self._known(ref), time.time()
         first = clock.parse_when(when, now=now, zone=UTC)

@@ -250,7 +250,15 @@ def request_body(data: bytes, cuts: list[int]) -> None:
         assert not _fetches(msgspec.json.decode(pairs.get("messages", b"0")))
 
 
-BODIES = ("/v1/chat/completions", "/api/chat", "/api/generate", "/v1/messages", "/v1/completions", "/api/show")
+BODIES = (
+    "/v1/chat/completions",
+    "/api/chat",
+    "/api/generate",
+    "/v1/messages",
+    "/v1/completions",
+    "/api/show",
+    "/v1/responses",
+)
 
 
 def _fetches(value: object, *, media: bool = False) -> bool:

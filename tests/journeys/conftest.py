@@ -1,3 +1,3 @@
-"""Programs that run as agents are no modules to be imported."""
+"""Programs that run as agents, or in environments of their own, are no modules to be imported."""
 
-collect_ignore = ["programs"]
+collect_ignore = ["programs", "responses_clients"]

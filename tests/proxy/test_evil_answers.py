@@ -64,6 +64,15 @@ async def openai_completion(client: openai.AsyncOpenAI, stream: bool) -> Heard:
     return Heard(text)
 
 
+async def openai_response(client: openai.AsyncOpenAI, stream: bool) -> Heard:
+    if not stream:
+        return Heard((await client.responses.create(model="m", input="hello")).output_text)
+    text = ""
+    async for event in await client.responses.create(model="m", input="hello", stream=True):
+        text += event.delta if event.type == "response.output_text.delta" else ""
+    return Heard(text)
+
+
 async def anthropic_message(client: anthropic.AsyncAnthropic, stream: bool) -> Heard:
     if not stream:
         final: Any = await client.messages.create(model="m", max_tokens=9, messages=HELLO)
@@ -183,6 +192,8 @@ PAIRS = {
     "ollama-chat": Pair(ollama_of, ollama_chat, BackendKind.OLLAMA, OLLAMA_CHAT),
     "ollama-generate": Pair(ollama_of, ollama_generate, BackendKind.OLLAMA, OLLAMA_GENERATE),
     "anthropic-by-openai": Pair(anthropic_of, anthropic_message, BackendKind.REMOTE, OPENAI_CHAT),
+    "openai-response-by-chats": Pair(openai_of, openai_response, BackendKind.VLLM, OPENAI_CHAT),
+    "openai-response-by-chats-llama": Pair(openai_of, openai_response, BackendKind.LLAMA, OPENAI_CHAT),
     "ollama-chat-by-openai": Pair(ollama_of, ollama_chat, BackendKind.VLLM, OPENAI_CHAT),
     "ollama-generate-by-openai": Pair(ollama_of, ollama_generate, BackendKind.LLAMA, OPENAI_CHAT),
 }

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
 from hive.domain import Tier
 from hive.errors import BadRequest, HiveError, TooLarge
@@ -78,6 +79,11 @@ def parameters(module: Any, *names: str) -> set[str]:
             ("CompletionCreateParamsNonStreaming", "CompletionCreateParamsStreaming"),
         ),
         ("/v1/embeddings", embedding_create_params, ("EmbeddingCreateParams",)),
+        (
+            "/v1/responses",
+            response_create_params,
+            ("ResponseCreateParamsNonStreaming", "ResponseCreateParamsStreaming"),
+        ),
     ],
 )
 def test_every_field_openai_python_can_send_has_a_row(target: str, module: Any, names: tuple[str, ...]) -> None:
@@ -160,7 +166,7 @@ def test_what_is_closed_is_closed_for_every_endpoint_and_tier(target: str, tier:
             ask(target, {name.title(): 5}, tier)
 
 
-@pytest.mark.parametrize("target", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("target", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
 @pytest.mark.parametrize("tier", Tier)
 def test_of_a_templates_arguments_known_switches_alone_pass(target: str, tier: Tier) -> None:
     """All were dropped, so that thinking could not be switched off; any other key could replace the template."""

@@ -28,6 +28,7 @@ from hive.domain import BackendCapabilities, BackendKind
 from hive.proxy.deep import DeepReaders
 
 STREAMS = Path(__file__).with_name("streams")
+BEAT = b"x-hive-heartbeat: 1\r\n"
 HELLO = [{"role": "user", "content": "hello"}]
 EMBEDDED = b'{"object":"list","data":[{"object":"embedding","index":0,"embedding":[1e2,0.5]}],"model":"m",'
 EMBEDDED += b'"usage":{"prompt_tokens":3,"total_tokens":3}}'
@@ -127,6 +128,36 @@ async def test_a_stream_that_breaks_is_never_done(tmp_path: Path, ending: bytes)
         assert not said.endswith(b"0\r\n\r\n")
         assert proxy.events[0].cut
         await until(lambda: nothing_is_held(proxy))
+
+
+@pytest.mark.parametrize(
+    ("target", "told"), [(b"/api/chat", b'{"error":"too long"}\n'), (b"/v1/messages", b"event: error\ndata: ")]
+)
+async def test_an_error_behind_a_sign_of_life_is_told_before_the_stream_is_cut(
+    tmp_path: Path, target: bytes, told: bytes
+) -> None:
+    """A sign of life had opened the stream with 200, and a translated answer broke off without a word."""
+    beaten = asyncio.Event()
+
+    async def refuses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        await beaten.wait()
+        writer.write(answer(b'{"error":{"message":"too long"}}', status=b"400 Bad Request"))
+
+    async with proxied(tmp_path) as (proxy, backend):
+        proxy.use(backend, BackendKind.REMOTE)
+        backend.script = refuses
+        client = await Client.unix(proxy.socket_path)
+        body = json.dumps({"model": "m", "messages": HELLO, "max_tokens": 9, "stream": True}).encode()
+        client.writer.write(
+            post(target, body.replace(b'"max_tokens": 9, ', b"") if b"api" in target else body, fields=BEAT)
+        )
+        said = await asyncio.wait_for(client.reader.readuntil((b"waiting", b'"done":false')[b"api" in target]), 20)
+        beaten.set()
+        said += await asyncio.wait_for(client.reader.read(), 10)
+        assert told in said
+        assert b"too long" in said
+        assert not said.endswith(b"0\r\n\r\n")
 
 
 async def test_a_field_that_cannot_be_said_there_is_refused_before_anything_is_asked(tmp_path: Path) -> None:

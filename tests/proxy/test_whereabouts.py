@@ -30,6 +30,7 @@ ENDPOINTS: dict[bytes, dict[str, Any]] = {
     b"/v1/completions": {"prompt": "our secret"},
     b"/v1/embeddings": {"input": "our secret"},
     b"/v1/messages": {"messages": TURN, "max_tokens": 5},
+    b"/v1/responses": {"input": "our secret"},
 }
 
 

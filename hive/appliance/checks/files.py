@@ -50,6 +50,7 @@ RUN, INFERENCE = RUNTIMES
 TMPFILES_SOURCE = "systemd/tmpfiles.d/hive.conf"
 _FILES = (
     (f"{STATE}/daemon/hive.db", "hive", "hive", 0o600),
+    (f"{STATE}/daemon/responses.db", "hive", "hive", 0o600),
     (CONFIGURATION, "root", "root", 0o755),
     (CONF_FILE, "root", "root", 0o644),
     (POLICY_FILE, "root", "root", 0o644),
@@ -100,7 +101,14 @@ def state_rows(subject: Subject) -> list[Row]:
         return [*directory_rows(subject, below=(STATE, CONFIGURATION)), *kept]
     if (paths := subject.paths) is None:
         return []
-    private = (paths.database, paths.redis_dir, paths.spool, paths.log("x").parent, paths.sandbox_table)
+    private = (
+        paths.database,
+        paths.responses,
+        paths.redis_dir,
+        paths.spool,
+        paths.log("x").parent,
+        paths.sandbox_table,
+    )
     # Agents of other uids pass through these two, and may list neither.
     return [_own(paths.state, 0o066), _own(paths.home("x").parent, 0o066), *(_own(path, 0o077) for path in private)]
 

@@ -1,0 +1,92 @@
+"""`GET` and `DELETE /v1/responses/{id}`, its `input_items`, and `cancel`: answered from what the daemon has kept."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import parse_qsl
+
+from hive.errors import BadRequest, NotFound, Saturated
+from hive.proxy.datapath import DataPath
+from hive.proxy.endpoints import KEPT_PREFIX, Keeps
+from hive.proxy.lists import Said
+from hive.proxy.pages import MOST_PARAMETERS
+from hive.proxy.registry import Entry
+from hive.store.response_items import ID_MAX, PAGE_MOST, PAGE_USUAL, ItemPage
+
+LONG_BYTES = 256 * 1024
+"""An answer beyond this is written only while little is written that nobody has read."""
+_ID = re.compile(rb"[A-Za-z0-9_-]{1,128}")
+OFF = "Hive keeps no responses here: an operator sets proxy.responses_kept_mb"
+
+
+async def said_of_kept(path: DataPath, entry: Entry, keeps: Keeps, target: bytes) -> Said:
+    """The answer to a request of this agent. Raises NotFound, BadRequest, Saturated."""
+    name, query = id_in(target), _query(target)
+    if not path.settings.proxy.responses_kept_mb:
+        raise NotFound(f"Response with id '{name}' not found.", hint=OFF)
+    if path.stored is None:
+        raise Saturated("what is kept of responses cannot be read now", retry_after_s=5)
+    agent, stored = entry.row.id, path.stored
+    match keeps:
+        case Keeps.GET:
+            if query.get("stream", "").lower() in ("true", "1"):
+                raise BadRequest(
+                    "stream: a kept response is told whole; only those made in the background are streamed"
+                )
+            said = Said(await stored.get(agent, name))
+        case Keeps.ITEMS:
+            most = path.settings.proxy.body_max_bytes
+            said = Said(await stored.input_items(agent, name, item_page_of(query), most_bytes=most))
+        case Keeps.DELETE:
+            await stored.delete(agent, name)
+            said = Said(b'{"id":"%b","object":"response","deleted":true}' % name.encode())
+        case Keeps.CANCEL:
+            await stored.get(agent, name)
+            raise BadRequest("Cannot cancel a synchronous response.", hint="only one made in the background can be")
+    if len(said.content) > LONG_BYTES:
+        _check_read(path, entry, len(said.content))
+    return said
+
+
+def id_in(target: bytes) -> str:
+    """The id that the target names. Raises NotFound for what is none.
+
+    >>> id_in(b"/v1/responses/resp_1/input_items?limit=2")
+    'resp_1'
+    """
+    name = target[len(KEPT_PREFIX) :].partition(b"?")[0].partition(b"/")[0]
+    if _ID.fullmatch(name) is None:
+        raise NotFound(f"Response with id '{name[:80].decode('ascii', 'backslashreplace')}' not found.")
+    return name.decode()
+
+
+def item_page_of(query: dict[str, str]) -> ItemPage:
+    """What a query asks for of a list of items; what is not known in it is ignored. Raises BadRequest.
+
+    >>> item_page_of({"limit": "2", "order": "asc", "x": "1"}), item_page_of({})
+    (ItemPage(limit=2, after='', ascending=True), ItemPage(limit=20, after='', ascending=False))
+    """
+    limit, order = query.get("limit", str(PAGE_USUAL)), query.get("order", "desc")
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 3 and 1 <= int(limit) <= PAGE_MOST):
+        raise BadRequest(f"limit is a whole number from 1 to {PAGE_MOST}")
+    if order not in ("asc", "desc"):
+        raise BadRequest("order is asc or desc")
+    return ItemPage(int(limit), query.get("after", "")[:ID_MAX], order == "asc")
+
+
+def _query(target: bytes) -> dict[str, str]:
+    try:
+        asked = parse_qsl(target.partition(b"?")[2].decode("ascii", "replace"), max_num_fields=MOST_PARAMETERS)
+    except ValueError:
+        raise BadRequest(f"more than {MOST_PARAMETERS} parameters in the query") from None
+    return dict(asked)
+
+
+def _check_read(path: DataPath, entry: Entry, size: int) -> None:
+    """Raises Saturated where clients have not read what was written to them: it is held here."""
+    budget = path.budget
+    if sum(connection.unsent_bytes for connection in entry.connections) + size > budget.agent_limit:
+        raise Saturated("this agent has not read the answers it was sent", retry_after_s=5)
+    held = sum(one.unsent_bytes for other in path.registry.by_id.values() for one in other.connections)
+    if held + size > budget.limit:
+        raise Saturated("agents have not read the answers they were sent", retry_after_s=5)

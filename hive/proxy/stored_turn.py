@@ -1,0 +1,72 @@
+"""One request to `/v1/responses` and what it has to do with storage: what it goes on from, and whether it is kept.
+
+The backend never hears of it: what is named is put into the body before that is read. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from hive.dialects.openai_responses import as_stored, asks_to_store, with_items
+from hive.proxy.body import Asked
+from hive.store.response_items import ID_MAX, references_in, resolved
+
+
+class StoredTurn(NamedTuple):
+    """`previous`: the response it goes on from, empty for none. `asked`: its own input, an array of items, JSON; the
+    `references` in it name items that were kept. `store`: whether its answer is to be kept. `rest`: all else of the
+    body."""
+
+    previous: str
+    asked: bytes
+    references: list[str]
+    store: bool
+    rest: bytes = b""
+
+    @property
+    def names_stored(self) -> bool:
+        """Whether the body is whole only with what is stored."""
+        return bool(self.previous or self.references)
+
+    def as_held(self) -> StoredTurn:
+        """What of it is needed until the answer is there."""
+        return self._replace(rest=b"", references=[], asked=self.asked if self.store else b"")
+
+
+def turn_of(body: bytes, *, most_bytes: int) -> StoredTurn:
+    """What the body says. What is longer than may be kept of an agent is not to be kept. Raises BadRequest.
+
+    >>> turn_of(b'{"input":[{"type":"item_reference","id":"msg_1"}],"previous_response_id":"r"}', most_bytes=99)[2:]
+    (['msg_1'], True, b'{}')
+    >>> turn_of(b'{"input":"hi","store":false}', most_bytes=99).store, turn_of(b'{"input":"hi"}', most_bytes=9).store
+    (False, False)
+    """
+    stored = asks_to_store(body)
+    found = references_in(stored.items) if stored.may_refer else []
+    names = list(dict.fromkeys(name[:ID_MAX] for name in found))
+    is_kept = stored.store and len(stored.items) <= most_bytes
+    return StoredTurn(stored.previous[:ID_MAX], stored.items, names, is_kept, stored.rest)
+
+
+def whole_body(turn: StoredTurn, history: bytes, items: list[bytes], *, most_bytes: int) -> list[bytes]:
+    """The body, in pieces, with the history in front of its own items, and `items` in place of its references. Raises
+    BadRequest where those become longer than `most_bytes`.
+
+    >>> body = b'{"input":[{"type":"item_reference","id":"a"}],"previous_response_id":"r","n":1}'
+    >>> history, items = b'[{"role":"user","content":"q"}]', [b'{"id":"a"}']
+    >>> b"".join(whole_body(turn_of(body, most_bytes=99), history, items, most_bytes=99))
+    b'{"input":[{"role":"user","content":"q"},{"id":"a"}],"n":1}'
+    """
+    own = turn.asked
+    if turn.references:
+        own = resolved(own, dict(zip(turn.references, items, strict=True)), most_bytes=most_bytes - len(history))
+    return with_items(turn.rest, [history, own])
+
+
+def with_turn(asked: Asked, turn: StoredTurn) -> Asked:
+    """The request whose answer says what it has to do with storage; what goes upstream is the same."""
+    if not turn.store and not turn.previous:
+        return asked
+    return msgspec.structs.replace(asked, kept=as_stored(asked.kept, previous=turn.previous, store=turn.store))

@@ -1,0 +1,88 @@
+"""A proxy whose daemon keeps responses: a real link to a real file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from harness import Backend, Proxy, proxied, until
+
+from hive.control.kept_responses import KeptResponses
+from hive.domain import BackendKind
+from hive.link.client import LinkClient
+from hive.link.link import Link, Reply
+from hive.link.message import Message
+from hive.link.server import LinkServer
+from hive.proxy.stored_responses import StoredResponses
+from hive.settings import Proxy as ProxySettings
+from hive.store.responses_file import ResponsesFile
+
+OUTPUT = [{"id": "msg_1", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}]
+
+
+class Daemon:
+    """The daemon's end of the link: what it keeps is in a file. `heard`: all it was told and asked."""
+
+    def __init__(self, directory: Path) -> None:
+        self.file = ResponsesFile(directory / "responses.db")
+        settings = ProxySettings(responses_kept_mb=64)
+        self.kept = KeptResponses(self.file, lambda agent: agent in ("a1", "bob"), lambda: settings)
+        self.heard: list[Message] = []
+        self.backend: Backend | None = None
+        self.go = asyncio.Event()
+        self.go.set()
+        self.instead: Message | None = None
+        self._path = directory / "link.sock"
+        self._server: LinkServer | None = None
+        self.start()
+        self.client = LinkClient(self._path, name="daemon", on_link=lambda _: None, on_message=lambda *_: None)
+
+    def start(self) -> None:
+        self._server = LinkServer(
+            self._path,
+            name="proxy",
+            uids=frozenset(),
+            on_link=lambda _: None,
+            on_message=self._hear,
+            on_lost=lambda _: None,
+        )
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _hear(self, _: Link, message: Message, reply: Reply | None) -> None:
+        self.heard.append(message)
+        if self.instead is not None and reply is not None:
+            reply(self.instead)
+        elif self.go.is_set():
+            self.kept.hear(message, reply)  # type: ignore[arg-type]
+
+
+@contextlib.asynccontextmanager
+async def keeping(tmp_path: Path, **settings: object) -> AsyncIterator[tuple[Proxy, Daemon]]:
+    async with proxied(tmp_path, responses_kept_mb=64, **settings) as (proxy, backend):
+        proxy.use(backend, BackendKind.LLAMA)
+        daemon = Daemon(tmp_path)
+        daemon.backend = backend
+        await until(lambda: daemon.client.connected)
+        proxy.path.stored = StoredResponses(lambda: daemon.client.link)
+        try:
+            yield proxy, daemon
+        finally:
+            daemon.client.close()
+            daemon.stop()
+            daemon.kept.close()
+            await asyncio.sleep(0.01)
+
+
+def keep(proxy: Proxy, name: str = "resp_1", *, previous: str = "", agent: str = "a1", text: str = "hello") -> bytes:
+    response = json.dumps({"id": name, "object": "response", "output": OUTPUT, "metadata": {}}).encode()
+    assert proxy.path.stored is not None
+    asked = json.dumps(text).encode()
+    assert proxy.path.stored.keep(agent, name, previous_id=previous, asked=asked, response=response)
+    return response
