@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import logging
 import os
@@ -19,7 +20,15 @@ READ_BYTES = 4 * MAX_LINE
 TRIM_BYTES = 1024 * 1024
 """A committed beginning of this size is cut off where the rest is smaller; a file all committed is emptied at a
 sixteenth of it."""
+RESERVED_BYTES = 256 * 1024
+"""Of the disk for lines that are yet to come, 900 events: a disk that others fill takes them, while Redis, whose own
+file is on the same disk, takes nothing any more."""
+_KEEP_SIZE = 1
+"""`FALLOC_FL_KEEP_SIZE` of fallocate(2)."""
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+_libc = ctypes.CDLL(None)
 
 
 class SpoolFile:
@@ -35,6 +44,8 @@ class SpoolFile:
         """Highest number in the file."""
         self._fd = -1
         self._size = 0
+        self._reserved = 0
+        """Up to where the disk has given its blocks, or was asked in vain."""
         self._read_at = 0
         self._torn = False
         self._unwritten: deque[tuple[int, bytes]] = deque()
@@ -78,6 +89,7 @@ class SpoolFile:
             wanted = b"\n" + lines if self._torn else lines
             written = os.write(self._fd, wanted)
             self._size += written
+            self._reserve()
             # A full disk takes the beginning of a line: readers skip it, the next line starts afresh.
             self._torn = written < len(wanted)
             if self._torn:
@@ -90,6 +102,13 @@ class SpoolFile:
         if self._size - (self._ends[-1][1] if self._ends else 0) >= MAX_LINE:
             self._ends.append((no, self._size))
         return True
+
+    def _reserve(self) -> None:
+        """Blocks behind the end, the length stays. A disk that has none, or no such call, is asked again later."""
+        if self._size + RESERVED_BYTES // 2 > self._reserved:
+            self._reserved = self._size + RESERVED_BYTES
+            offset, length = ctypes.c_int64(self._size), ctypes.c_int64(RESERVED_BYTES)
+            _libc.fallocate(self._fd, _KEEP_SIZE, offset, length)
 
     @classmethod
     def found(cls, path: Path) -> SpoolFile:
@@ -146,6 +165,7 @@ class SpoolFile:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._fd, 0)
                     self._shift(self._size)
+                    self._reserve()
         elif cut >= TRIM_BYTES and self._size - cut <= TRIM_BYTES:
             self._rewrite(cut)
         elif cut:
@@ -155,6 +175,7 @@ class SpoolFile:
     def _shift(self, cut: int) -> None:
         """The first `cut` bytes are gone."""
         self._size -= cut
+        self._reserved = 0
         self._read_at = max(0, self._read_at - cut)
         self._ends = deque((no, end - cut) for no, end in self._ends if end > cut)
 
@@ -178,6 +199,7 @@ class SpoolFile:
         os.close(self._fd)
         self._fd = fd
         self._shift(cut)
+        self._reserve()
 
     def close(self, *, delete: bool) -> None:
         if self._fd >= 0:

@@ -711,6 +711,34 @@ async def test_kill_9_on_a_full_disk_loses_no_event_of_an_answer_that_ended(
 
 
 @pytest.mark.root
+def test_a_disk_that_others_fill_takes_what_the_spool_has_reserved(disk: Path) -> None:
+    """Redis keeps its file on the same disk. Where that is full, neither took an event, and kill -9 lost it."""
+    subprocess.run(["mount", "-o", "remount,size=1m", str(disk)], check=True)
+    file = SpoolFile(disk / "p1.jsonl")
+    assert file.append(1, line(1), in_memory=True)
+    length = file.path.stat().st_size
+    fill(disk / "filler")
+    assert all(file.append(no, line(no), in_memory=True) for no in range(2, 500))
+    assert length == len(line(1))
+    file.close(delete=False)
+    assert numbers(SpoolFile.found(file.path)) == list(range(1, 500))
+
+
+@pytest.mark.root
+def test_what_is_reserved_is_given_back_with_what_is_committed(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=4m", str(disk)], check=True)
+    file = SpoolFile(disk / "p1.jsonl")
+    for no in range(1, 3_000):
+        assert file.append(no, line(no), in_memory=False)
+    file.trim(2_999)
+    assert file.path.stat().st_size == 0
+    assert 0 < file.path.stat().st_blocks * 512 <= 2 * spoolfile.RESERVED_BYTES
+    fill(disk / "filler")
+    assert file.append(3_000, line(3_000), in_memory=False)
+    file.close(delete=False)
+
+
+@pytest.mark.root
 async def test_where_neither_disk_nor_redis_takes_it_the_answer_ends_all_the_same(
     disk: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
