@@ -29,6 +29,9 @@ UNIT_START_S = 90.0
 """For a unit of systemd's own: those that conflict with it are stopped first, which their TimeoutStopSec= bounds."""
 KILLED_S = 10.0
 """From SIGKILL to the end of everything in the unit: a large GPU context takes seconds to tear down."""
+NOTICES_S = 5.0
+"""PID 1 may take so long to notice that a process ended."""
+HOW_IT_ENDED = ("LoadState", "MainPID", "ExecMainPID", "ExecMainCode", "ExecMainStatus", "Result")
 LOOK_S = 0.1
 IN_THE_WAY = "is destructive"
 """systemd carries out jobs that no other may replace: a stop under way, a shutdown."""
@@ -209,6 +212,20 @@ async def start(unit: str, description: str, properties: Properties, command: Se
 async def show(unit: str, *names: str) -> dict[str, str]:
     """These properties of a unit; defaults where there is none (`LoadState=not-found`)."""
     return parse_show(await _call(["systemctl", "show", unit, *(f"--property={name}" for name in names)]))
+
+
+async def find_end(unit: str, pid: int | None = None) -> tuple[Ended | None, str]:
+    """How the main process of a unit ended, which is over, and the unit's `InvocationID`: once PID 1 has noticed.
+
+    `pid`: its process where that is known. None where systemd does not know the unit any more, or does not notice in
+    time. Raises HiveError.
+    """
+    until = time.monotonic() + NOTICES_S
+    while True:
+        shown = await show(unit, *HOW_IT_ENDED, "InvocationID")
+        ended = ended_of(shown, int(shown.get("ExecMainPID") or 0) if pid is None else pid)
+        if ended is not None or shown.get("LoadState") == "not-found" or time.monotonic() > until:
+            return ended, shown.get("InvocationID", "")
 
 
 async def stop(unit: str) -> None:

@@ -54,8 +54,6 @@ BECOMES_S = 10.0
 """Seconds from the script's first line to the agent's first instruction; 3 ms on an idle machine."""
 SAID_S = 1.0
 """Seconds the journal may take to have the last line of a unit that ended; seen: more than the unit lived."""
-NOTICES_S = 5.0
-"""Seconds PID 1 may take to notice that a process ended."""
 ROOT_STEP_NAME = "root_step"
 """Beside the agents' scripts; no agent's id has such a character."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -94,13 +92,10 @@ class RunningUnit(RunningProcess):
     async def _ended(self) -> systemd.Ended | None:
         """None where systemd does not know it any more, or does not answer."""
         try:
-            return (await _noticed(self.run.handle, self.run.main.pid))[0]
+            return (await systemd.find_end(self.run.handle, self.run.main.pid))[0]
         except HiveError as error:
             log.error("unit_unknown unit=%s error=%r", self.run.handle, error.message)
             return None
-
-
-_HOW_IT_ENDED = ("LoadState", "MainPID", "ExecMainPID", "ExecMainCode", "ExecMainStatus", "Result")
 
 
 def _unit_group(run: Run) -> Path | None:
@@ -206,7 +201,7 @@ class UnitRuntime:
     @staticmethod
     async def _became(unit: str, spec: SandboxSpec, root_step: Path) -> tuple[Identity, int]:
         """The main process once it is the agent, or was, and a descriptor that is readable once it ended."""
-        shown = await systemd.show(unit, *_HOW_IT_ENDED)
+        shown = await systemd.show(unit, *systemd.HOW_IT_ENDED)
         pid = int(shown.get("ExecMainPID", "0"))
         main = identify(pid) if shown.get("MainPID") == str(pid) else None
         ended_fd = None if main is None else main.open()
@@ -214,7 +209,7 @@ class UnitRuntime:
             if await _becomes(main, root_step):
                 return main, ended_fd
             os.close(ended_fd)
-        await _raise_if_not_executed(spec, *await _noticed(unit, pid))
+        await _raise_if_not_executed(spec, *await systemd.find_end(unit, pid))
         return main or Identity(pid, 0, boot_id()), os.eventfd(1, os.EFD_CLOEXEC)
 
     def _running(
@@ -385,21 +380,6 @@ def _cmdline(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-async def _noticed(unit: str, pid: int) -> tuple[systemd.Ended | None, str]:
-    """How a unit's main process ended, which is over, and the unit's `InvocationID`: once PID 1 has noticed.
-
-    None where systemd does not know the unit any more, or did not notice in time. Raises HiveError.
-    """
-    until = time.monotonic() + NOTICES_S
-    for attempt in count():
-        shown = await systemd.show(unit, *_HOW_IT_ENDED, "InvocationID")
-        ended = systemd.ended_of(shown, pid)
-        if ended is not None or shown.get("LoadState") == "not-found" or time.monotonic() > until:
-            return ended, shown.get("InvocationID", "")
-        await look_again(attempt)
-    return None, ""
 
 
 async def _raise_if_not_executed(spec: SandboxSpec, ended: systemd.Ended | None, invocation: str) -> None:

@@ -26,9 +26,6 @@ from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")
 
-NOTICES_S = 5.0
-_SHOWN = ("LoadState", "MainPID", "ExecMainPID", "ExecMainCode", "ExecMainStatus", "Result")
-
 
 async def enter_unit(run: Run, program: Program, places: Places) -> Entered:
     """Begins it. `places`: of the agent's unit, with the script of this program, which is written here.
@@ -95,7 +92,7 @@ def _helper_unit() -> str:
 
 async def _main_of(unit: str) -> Identity | None:
     """Its main process; None where that has ended already."""
-    shown = await systemd.show(unit, *_SHOWN)
+    shown = await systemd.show(unit, "MainPID")
     return identify(int(shown.get("MainPID") or 0))
 
 
@@ -124,14 +121,7 @@ class EnteredUnit:
     async def ended(self) -> int | None:
         if self._pidfd >= 0:
             await readable(self._pidfd)
-        until = time.monotonic() + NOTICES_S
-        while time.monotonic() < until:
-            shown = await systemd.show(self._unit, *_SHOWN)
-            if shown.get("LoadState") == "not-found":
-                return None
-            if (ended := systemd.ended_of(shown, int(shown.get("ExecMainPID") or 0))) is not None:
-                return ended.code
-        return None
+        return None if (ended := (await systemd.find_end(self._unit))[0]) is None else ended.code
 
     async def kill(self) -> bool:
         until = time.monotonic() + KILL_S
