@@ -12,13 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hive.agents.turns import outcome_of
-from hive.control.auth import API_TOKEN, INTERNAL
+from hive.control.actors import origin_of, user_of
 from hive.control.carrying import carried_through
 from hive.control.feed import Event, Events, Feed
 from hive.control.refusals import RefusalCounter
 from hive.domain import Agent, AgentStatus
 from hive.errors import HiveError
-from hive.host.accounts import NAMES
 from hive.store import acts, anchors, audit, explain
 from hive.store.acts import acts_of
 from hive.store.anchors import anchors_of
@@ -40,31 +39,6 @@ WRITE_S = 5.0
 
 ANCHOR_EVERY = 100
 """Rows between two heads of the chain that are noted outside the database."""
-
-
-def origin_of(actor: str) -> str:
-    """Where it came from: a person at the API's socket or on TCP, the proxy, or Hive itself.
-
-    Which address asked on TCP is in the row of the order.
-
-    >>> origin_of("uid:0"), origin_of("token:ci"), origin_of("proxy"), origin_of("idle")
-    ('socket', 'tcp', 'proxy', 'hive')
-    """
-    if actor.startswith("uid:"):
-        return "socket"
-    if actor.startswith("token:") or actor in (INTERNAL, API_TOKEN):
-        return "tcp"
-    return "proxy" if actor == "proxy" else "hive"
-
-
-def user_of(actor: str) -> dict[str, str]:
-    """What is kept of a person's name, beside the number: users are renamed and removed; nothing where none is known.
-
-    >>> user_of("idle")
-    {}
-    """
-    name = NAMES.of(actor)
-    return {audit.USER: name} if name else {}
 
 
 def event_of(row: AuditRow) -> Event:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from hive.control.actors import user_of
 from hive.control.desk import Desk
-from hive.control.journal import user_of
 from hive.errors import HiveError
 from hive.host.accounts import NAMES
 from hive.store.audit import ORDER, AuditRow

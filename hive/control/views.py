@@ -109,7 +109,7 @@ def agent_view(
 def _pid(life: Life, stat: Stat | None) -> int | None:
     """What the helper saw; where that was before the agent's start, what the start brought."""
     if stat is None or (stat.pid is None and life.status in ALIVE):
-        return life.pid
+        return life.pid or None  # of one that runs elsewhere it is 0
     return stat.pid
 
 
