@@ -81,17 +81,17 @@ def test_the_helper_and_what_starts_the_servers_mean_the_same_units() -> None:
 
 
 async def test_starting_one_stops_the_one_before_it(daemon: Daemon) -> None:
-    assert await states(daemon.client) == ["inactive"] * 3
+    assert await states(daemon.client) == ["inactive"] * len(UNITS)
     await daemon.client.start_backend(VLLM)
     await daemon.client.start_backend(VLLM)
-    assert await states(daemon.client) == ["inactive", "active", "inactive"]
+    assert await states(daemon.client) == ["active" if kind is VLLM else "inactive" for kind in UNITS]
     found = await daemon.client.look_at_backend(VLLM)
     assert (found.unit, found.substate, found.restarts) == ("hive-inference-vllm.service", "running", 0)
     assert found.pid > 1
     assert found.active_s is not None
     assert found.active_s < 60
     await daemon.client.start_backend(OLLAMA)
-    assert await states(daemon.client) == ["active", "inactive", "inactive"]
+    assert await states(daemon.client) == ["active" if kind is OLLAMA else "inactive" for kind in UNITS]
 
 
 async def test_however_often_it_is_asked_for(daemon: Daemon) -> None:
@@ -99,7 +99,7 @@ async def test_however_often_it_is_asked_for(daemon: Daemon) -> None:
     for _ in range(3):
         await daemon.client.start_backend(LLAMA)
         await daemon.client.start_backend(VLLM)
-    assert await states(daemon.client) == ["inactive", "active", "inactive"]
+    assert await states(daemon.client) == ["active" if kind is VLLM else "inactive" for kind in UNITS]
 
 
 async def test_one_that_does_not_end_is_killed_after_its_grace(daemon: Daemon) -> None:
@@ -144,12 +144,12 @@ async def test_a_unit_that_is_missing_is_not_found(daemon: Daemon) -> None:
     await daemon.client.stop_backend(VLLM, grace_s=1)
 
 
-async def test_there_are_these_three_and_only_the_daemon_may(
+async def test_there_are_these_and_only_the_daemon_may(
     daemon: Daemon, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="hive.sandbox.audit")
-    with pytest.raises(BadRequest, match="demo is no service"):
-        await daemon.client.start_backend(BackendKind.DEMO)
+    with pytest.raises(BadRequest, match="remote is no service"):
+        await daemon.client.start_backend(BackendKind.REMOTE)
     with pytest.raises(BadRequest, match="is not from 0"):
         await daemon.client.stop_backend(VLLM, grace_s=1e9)
     for role in ("proxy", "up"):
@@ -184,4 +184,4 @@ async def test_where_nobody_has_chosen_it_is_the_one_that_runs(daemon: Daemon) -
     await daemon.client.stop_backend(LLAMA, grace_s=1)
     nothing = Inference(ollama_program="/none", vllm_program="/none", llama_program="/none")
     assert await services.first(nothing) is None
-    assert [choice.state for choice in await services.listed(None)] == ["inactive"] * 3
+    assert [choice.state for choice in await services.listed(None)] == ["inactive"] * len(UNITS)
