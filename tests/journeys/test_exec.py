@@ -151,12 +151,19 @@ def test_without_i_its_stdin_is_at_its_end(hive: Stack) -> None:
 
 
 def test_a_slow_reader_slows_the_program_and_nothing_grows(hive: Stack) -> None:
-    """What is not read is in a pipe and two buffers of bounded size; the program waits for the rest."""
+    """What is not read is in a pipe and two buffers of bounded size; the program waits for the rest.
+
+    It begins once its pid was read: both streams come on one connection, so nothing overtakes a stdout that is full.
+    """
     size = 64 * 1024 * 1024
-    with running(hive, "a1", "sh", "-c", f"echo $$ >&2; exec head -c {size} /dev/zero") as process:
+    program = f"echo $$ >&2; read begin; exec head -c {size} /dev/zero"
+    with running(hive, "a1", "sh", "-c", program, options=("-i",)) as process:
+        assert process.stdin is not None
         assert process.stderr is not None
         assert process.stdout is not None
         pid = int(process.stderr.readline())
+        process.stdin.write(b"\n")
+        process.stdin.flush()
         written = 0
 
         def stands_still() -> bool:
