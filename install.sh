@@ -9,7 +9,7 @@ prefix=""
 usage() {
     cat >&2 <<'TEXT'
 usage: ./install.sh up [ARGS]     install beside this script if needed, then run: hive up --demo ARGS
-       ./install.sh test [ARGS]   the same with the test extras, then run: pytest ARGS
+       ./install.sh test [ARGS]   the same with the test extras, then run: pytest ARGS (--quick: two minutes of them)
        ./install.sh [--dry-run] [--prefix DIR]
                                   make this box a Hive, or bring the one that is on it up to date (as root; systemd 252)
        ./install.sh --uninstall [--purge] [--yes] [--dry-run] [--prefix DIR]
@@ -306,7 +306,7 @@ hive_steps() {
     local name words
     while IFS=$'\t' read -r name words; do
         step "$name" "$words" hive
-    done < <(sed -n 's/^    "\([^"]*\)": "\([^"]\{1,\}\)",$/\1\t\2/p' "$root/hive/appliance/step_list.py")
+    done < <(sed -n 's/^    "\([^"]*\)": "\([^"]\{1,\}\)",$/\1\t\2/p' "$root/hive/install/step_list.py")
 }
 
 # Why this box cannot become a Hive, and the exit code before it; nothing where it can.
@@ -525,7 +525,9 @@ case ${1:-} in
             export HYPOTHESIS_STORAGE_DIRECTORY
             set -- -p no:cacheprovider "$@"
         fi
-        exec "$venv/bin/python" -m pytest "$@"
+        # The tests start some hundred times Python; without bytecode each compiles all of Hive.
+        unset PYTHONDONTWRITEBYTECODE
+        exec "$venv/bin/python" -m pytest -n auto "$@"
         ;;
     "" | -*) box "$@" ;;
     *) usage ;;

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hive.cli.lazy import Group
+from hive.cli.lazy import CommandTable
 from hive.cli.main import HIVE
 
 RATIO_MAX = 1.25
@@ -35,9 +35,9 @@ def empty_application() -> str:
     """The source of a Typer application with the commands and groups of Hive's table, all empty."""
     lines = ["import typer", "app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)"]
 
-    def add(group: Group, variable: str) -> None:
+    def add(group: CommandTable, variable: str) -> None:
         for number, (name, entry) in enumerate(group.entries.items()):
-            if isinstance(entry, Group):
+            if isinstance(entry, CommandTable):
                 lines.append(f"{variable}_{number} = typer.Typer()")
                 lines.append(f"{variable}.add_typer({variable}_{number}, name={name!r})")
                 add(entry, f"{variable}_{number}")

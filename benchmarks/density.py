@@ -37,7 +37,7 @@ from hive.host.cgroup import Subtree, mount_of_v1
 from hive.host.limits import oom_kills
 from hive.host.process import write_control
 from hive.sandbox.client import SandboxClient
-from hive.settings import Paths
+from hive.settings.table import Paths
 from hive.tasks import spawn
 
 MIB = 1024 * 1024

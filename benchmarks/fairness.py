@@ -31,7 +31,7 @@ from proxy import Daemon
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
 from hive.link.link import Link
 from hive.link.messages import AgentRow, DaemonTable, Hello
-from hive.settings import Paths
+from hive.settings.table import Paths
 
 SLOTS = 4
 TOKENS_PER_S = 6000.0

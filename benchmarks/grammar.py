@@ -38,7 +38,7 @@ from hive.domain import BackendKind
 from hive.errors import GrammarTooComplex
 from hive.proxy import grammar
 from hive.proxy.datapath import grammar_limits
-from hive.settings import Settings
+from hive.settings.table import Settings
 from tests import llama, vllm
 
 PROMISED_MS = 100

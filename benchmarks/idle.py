@@ -37,26 +37,26 @@ from many_agents import ManyWorld
 from hive.agents import depth, idle
 from hive.agents.deepener import ASKED_AT_ONCE, LOOK_S, Deepener
 from hive.agents.sleeper import Sleeper
-from hive.appliance.services import redis_command
 from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth
 from hive.host.memory import held_by
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     Activities,
     Activity,
     AskStat,
     Done,
     Hello,
+    ProxyStats,
     Reconcile,
     Stat,
-    Stats,
 )
 from hive.link.server import LinkServer
 from hive.sandbox.log_pipes import reading
-from hive.settings import Inference, Paths, Settings
+from hive.settings.table import InferenceSection, Paths, Settings
 from hive.store import agents as agents_store
 from hive.store.database import Database
+from hive.up.services import redis_command
 
 ROUNDS = 5
 CHECK_S = Settings().sleep.check_s
@@ -91,10 +91,12 @@ def tell(what: str, took_ms: float, every_s: float | None = None, promised: str 
 async def decide(agents: int) -> None:
     """The deciders alone, everybody's facts given."""
     awake = [
-        idle.Facts(status=AgentStatus.RUNNING, awake_since=0.0, last_active_at=float(n % 400), cpu_percent=0.1)
+        idle.IdleFacts(status=AgentStatus.RUNNING, awake_since=0.0, last_active_at=float(n % 400), cpu_percent=0.1)
         for n in range(agents)
     ]
-    asleep = [depth.Facts(depth=SleepDepth.LIGHT, asleep_since=float(n % 60), some_avg10=0.0) for n in range(agents)]
+    asleep = [
+        depth.DepthFacts(depth=SleepDepth.LIGHT, asleep_since=float(n % 60), some_avg10=0.0) for n in range(agents)
+    ]
 
     async def judge_awake() -> None:
         for facts in awake:
@@ -166,14 +168,14 @@ class Frozen:
     def _greet(self, link: Link) -> None:
         link.tell(Hello(role="sandbox", epoch="bench", pid=os.getpid()))
 
-    def _answer(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002
+    def _answer(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:  # noqa: ARG002
         if reply is None:
             return
         match message:
             case AskStat(agents=agents) if agents:
-                reply(Stats(agents={agent: self._all[agent] for agent in agents}))
+                reply(ProxyStats(agents={agent: self._all[agent] for agent in agents}))
             case AskStat() | Reconcile():
-                reply(Stats(agents=self._all))
+                reply(ProxyStats(agents=self._all))
             case _:
                 reply(Done())
 
@@ -274,7 +276,7 @@ async def daemon_with(agents: int) -> None:
     print(f"a daemon with {agents} agents in SQLite, all asleep; wall time")
     async with registered(agents) as box:
         stall = Stall()
-        settings = Settings(inference=Inference(enabled="false"))
+        settings = Settings(inference=InferenceSection(enabled="false"))
         await timed("daemon start, reconciled", box.start_daemon(settings), STARTED_IN_S, stall)
         daemon = box.daemon
         assert daemon is not None

@@ -24,7 +24,7 @@ import uvloop
 from harness import JSON_ANSWER, MODEL_TOKEN, Proxy, answer, post, proxied
 
 from hive.domain import BackendInfo, BackendKind
-from hive.proxy.deep import DeepReaders
+from hive.proxy.body_workers import DeepReaders
 
 SAMPLE_S = 0.001
 EDGES_MS = (0.5, 1, 2, 5, 10, 20, 50, 100)

@@ -24,8 +24,8 @@ import psutil
 import redis
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     AgentRow,
     DaemonTable,
@@ -34,7 +34,7 @@ from hive.link.messages import (
     ProxyTable,
 )
 from hive.link.server import LinkServer
-from hive.settings import Paths
+from hive.settings.table import Paths
 
 HERE = Path(__file__).parent
 TOKEN = "hm_benchmark"
@@ -125,7 +125,7 @@ class Daemon:
         link.tell(Hello(role="daemon", epoch="bench"))
         link.tell(DaemonTable(agents=agents, backend=backend, models=[ModelInfo(name="m")], marks={}))
 
-    def _heard(self, _link: Link, message: Message, _reply: Reply | None) -> None:
+    def _heard(self, _link: Link, message: LinkMessage, _reply: LinkReply | None) -> None:
         if isinstance(message, Hello):
             self._epoch = message.epoch
         if isinstance(message, ProxyTable) and not self.port.done():

@@ -37,7 +37,8 @@ sys.path[:0] = [str(TESTS.parent), str(TESTS), str(TESTS / "tools")]
 import make_tiny_gguf as gguf_model
 from journeys.stack import Stack, stack, until
 
-from tests.llama import free_port, program
+from tests.llama import program
+from tests.ports import free_port
 
 MODEL = "random"
 SHAPE = {"HIDDEN": 768, "INNER": 2048, "LAYERS": 15, "HEADS": 12, "KV_HEADS": 12, "HEAD_SIZE": 64, "CONTEXT": 8192}

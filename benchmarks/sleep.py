@@ -34,10 +34,10 @@ from sandbox.harness import A, HelperProcess, kill_all_under, spec, until
 from swapspace import file_swap, zram_swap
 from wake import call_ms, free_port
 
-from hive.host.memory import Held, held_by, read_zram
+from hive.host.memory import HeldMemory, held_by, read_zram
 from hive.host.process import TICK_US, read_stat
 from hive.sandbox.client import SandboxClient
-from hive.settings import Paths
+from hive.settings.table import Paths
 
 MIB = 1024 * 1024
 PROMISED = {"light": "p50 ≤ 5 ms, p99 ≤ 50 ms", "deep": "p50 ≤ 10 ms", "docker": "p50 ≤ 25 ms"}
@@ -134,7 +134,7 @@ class Bench:
         self.pid = pid
         self.generation = 0
 
-    def held(self) -> Held:
+    def held(self) -> HeldMemory:
         return held_by([self.pid])
 
     async def ask(self, word: str) -> float:

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 HERE = Path(__file__).parent.parent
 sys.path[:0] = [str(HERE)]
 
-from hive.domain import Agent, AgentSpec, UsageEvent
+from hive.domain import Agent, AgentSpec, By, UsageEvent
 from hive.store import agents, rollups, usage
 from hive.store.migrations import migrate
 from hive.store.rollups import DAY_S, HOUR_S
-from hive.store.usage import Asked, By
+from hive.store.usage import UsageFilter
 
 PROMISED_MS = 100.0
 NOW = 20_004 * DAY_S + DAY_S // 2 + HOUR_S // 2 - 1.0
@@ -164,7 +164,7 @@ def questions() -> dict[str, dict[str, Question]]:
     for by in By:
         for name, of in filters.items():
             found[f"hive usage --by {by} {name}".strip()] = {
-                period: _usage(by, Asked(NOW - span_s, **of)) for period, span_s in PERIODS_S.items()
+                period: _usage(by, UsageFilter(NOW - span_s, **of)) for period, span_s in PERIODS_S.items()
             }
     for limit in (100, 10_000):
         found[f"GET /api/agents/ID/usage?limit={limit}"] = {
@@ -177,7 +177,7 @@ def questions() -> dict[str, dict[str, Question]]:
     return found
 
 
-def _usage(by: By, asked: Asked) -> Question:
+def _usage(by: By, asked: UsageFilter) -> Question:
     if by is By.AGENT:
         return lambda conn: usage.usage_since(conn, asked)
     return lambda conn: usage.usage_by(conn, by, asked)
@@ -222,7 +222,7 @@ def took_ms(path: Path, question: Question) -> Took:
 def agree(path: Path) -> bool:
     """Whether everything it can be added up by is the same in all."""
     conn = connect(path)
-    asked = Asked(NOW - PERIODS_S["30d"])
+    asked = UsageFilter(NOW - PERIODS_S["30d"])
     sums = {usage.total(usage.usage_by(conn, by, asked)) for by in By if by is not By.AGENT}
     sums.add(usage.usage_since(conn, asked).totals)
     conn.close()
@@ -281,7 +281,7 @@ def main() -> int:
         if not path.exists():
             make(path, given)
         conn = connect(path)
-        rows = {table: conn.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in rollups.Table}
+        rows = {table: conn.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in rollups.UsageTable}
         conn.close()
         print(f"{given.agents} agents × {given.models} models × 30 days, {given.tenants} tenants")
         print(", ".join(f"{table}: {count:,} rows" for table, count in rows.items()), end="")

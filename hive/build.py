@@ -1,4 +1,4 @@
-"""Which Hive this is: its version, and its build, which is another one for any other code.
+"""The version of this Hive, and its build, which is another one for any other code.
 
 A clone, a wheel and an installed environment of the same code say the same, without git and without a file that a
 build would write.
@@ -18,13 +18,13 @@ SHARED = (
     *("systemd/*.service", "systemd/*.socket", "systemd/*.target", "systemd/sysusers.d/*", "systemd/tmpfiles.d/*"),
     *("conf/redis.conf", "conf/sandbox.toml", "conf/agents/*", "conf/guest/*", "man/*.scd"),
 )
-"""What is no code and belongs to Hive, as the package brings it (pyproject.toml)."""
+"""Files that are no code and belong to Hive, as the package brings it (pyproject.toml)."""
 DIGITS = 8
 
 
 @lru_cache
 def version() -> str:
-    """As `0.1.0+3f2a91c4`, a version with a local part (PEP 440): what every part of Hive says of itself.
+    """The version of every part of Hive, as `0.1.0+3f2a91c4`, with a local part (PEP 440).
 
     Reads all of Hive's files, some 40 ms, once in a process. Where they cannot be read it is the number alone.
     """
@@ -43,7 +43,7 @@ def number_of(text: str) -> str:
 
 
 def home() -> Path:
-    """Where systemd/, conf/ and man/ of this very Hive are: the checkout it runs from, else its environment's share."""
+    """Directory of systemd/, conf/ and man/ of this Hive: the checkout it runs from, else its environment's share."""
     checkout = CODE.parent
     return checkout if (checkout / "pyproject.toml").exists() else in_environment(Path(sys.prefix))
 
@@ -53,7 +53,7 @@ def in_environment(venv: Path) -> Path:
 
 
 def digest_of(code: Path, shared: Path) -> str:
-    """Of the names and contents of all files of one Hive, in hex. Raises OSError."""
+    """The digest of the names and contents of all files of one Hive, in hex. Raises OSError."""
     found = {f"hive/{path.relative_to(code).as_posix()}": path for path in code.rglob("*.py")}
     found |= {path.relative_to(shared).as_posix(): path for glob in SHARED for path in shared.glob(glob)}
     digest = hashlib.sha256()

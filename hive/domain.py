@@ -12,10 +12,10 @@ from enum import StrEnum
 import msgspec
 
 PROGRAM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""An agent's PATH, and where its program is looked for: the PATH of whoever started Hive is nothing of an agent's."""
+"""An agent's PATH, in which its program is looked for, whatever the PATH of the user that started Hive."""
 INNER_PORT = 11434
-"""Where Hive is found, at 127.0.0.1, in a network of an agent's own: unmodified SDKs look for a model there. There is
-a socket the helper opened in it, or the guest's forwarder (conf/guest/): by that Hive knows who asks."""
+"""Hive's port, at 127.0.0.1, in a network of an agent's own: unmodified SDKs look for a model there. The listener is a
+socket the helper opened in it, or the guest's forwarder (conf/guest/): by that Hive knows the agent."""
 MOUNTED_SOCKET = "/run/hive/agent.sock"
 """The agent's own socket inside a container."""
 MESSAGE_MAX_BYTES = 256 * 1024
@@ -33,7 +33,7 @@ def is_name(text: str) -> bool:
 
 
 class AgentStatus(StrEnum):
-    """Where an agent is in its life; `pausing` and `resuming` are undone towards `running` after a crash."""
+    """The state of an agent; `pausing` and `resuming` are undone towards `running` after a crash."""
 
     CREATED = "created"
     STARTING = "starting"
@@ -55,7 +55,7 @@ AT_REST = frozenset({AgentStatus.CREATED, AgentStatus.STOPPED, AgentStatus.ERROR
 
 
 class SleepDepth(StrEnum):
-    """How far asleep: `light` is frozen and keeps all of its RAM, `deep` is light with its memory paged out."""
+    """Depth of sleep: `light` is frozen and keeps all of its RAM, `deep` is light with its memory paged out."""
 
     AWAKE = "awake"
     LIGHT = "light"
@@ -63,7 +63,7 @@ class SleepDepth(StrEnum):
 
 
 class WakeCause(StrEnum):
-    """Why a sleeping agent is woken (design.md §4)."""
+    """The reason for waking a sleeping agent (design.md §4)."""
 
     INGRESS = "ingress"
     MESSAGE = "message"
@@ -73,7 +73,7 @@ class WakeCause(StrEnum):
 
 
 class Tier(StrEnum):
-    """How many requests of one agent may be at the backend at once: 2, 5, 10 by default."""
+    """Class of an agent, by the requests it may have at the backend at once: 2, 5, 10 by default."""
 
     LOW = "low"
     MEDIUM = "medium"
@@ -89,8 +89,8 @@ class Band(StrEnum):
 
 
 class CacheMode(StrEnum):
-    """Whose prompts may share a prefix cache with this request's (`X-Cache-Mode`): `auto` and `prefix` the tenant's
-    (or its cache group's), `none` nobody's."""
+    """Scope of the prefix cache for a request's prompt (`X-Cache-Mode`): `auto` and `prefix` the tenant (or its cache
+    group), `none` the request alone."""
 
     AUTO = "auto"
     PREFIX = "prefix"
@@ -98,7 +98,7 @@ class CacheMode(StrEnum):
 
 
 class Role(StrEnum):
-    """What a person may do: look, steer agents, change Hive itself. Each may do what those before it may."""
+    """The rights of a person: look, steer agents, change Hive itself. Each may do what those before it may."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -110,8 +110,8 @@ class Role(StrEnum):
 
 
 class RestartPolicy(StrEnum):
-    """What follows when it ends by itself, as Docker has it: `always` and `unless-stopped` start it again whatever its
-    exit code, and after a boot; `unless-stopped` not after a boot where an operator had stopped it."""
+    """The reaction to an agent that ends by itself, as Docker has it: `always` and `unless-stopped` start it again
+    after any exit code, and after a boot; `unless-stopped` not after a boot if an operator had stopped it."""
 
     NO = "no"
     ON_FAILURE = "on-failure"
@@ -120,7 +120,10 @@ class RestartPolicy(StrEnum):
 
 
 class BackendKind(StrEnum):
-    """`remote`: any other server of OpenAI's dialect, which Hive does not start."""
+    """The names that settings and the API have for kinds of inference server; what each is, its `BackendSpec` says.
+
+    `remote`: any other server of OpenAI's dialect, which Hive does not start.
+    """
 
     OLLAMA = "ollama"
     VLLM = "vllm"
@@ -129,30 +132,22 @@ class BackendKind(StrEnum):
     REMOTE = "remote"
 
 
+DEMO_SERVER = "hive-demo"
+"""The `Server` field of the demo backend's answers, by which it is recognised."""
 TRY_OUT = "sudo hive backend switch demo  # canned text; once a model is there: switch ollama|vllm|llama|URL"
 """The command that gives an installed Hive an inference server, whatever else is on the machine."""
 
 
 class Dialect(StrEnum):
-    """How a request is spelled; errors are rendered in the dialect of the path."""
+    """The API of a request; errors are rendered in the dialect of the path."""
 
     OLLAMA = "ollama"
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
 
 
-DIALECTS: dict[BackendKind, frozenset[Dialect]] = {
-    BackendKind.OLLAMA: frozenset({Dialect.OLLAMA, Dialect.OPENAI, Dialect.ANTHROPIC}),
-    BackendKind.VLLM: frozenset({Dialect.OPENAI, Dialect.ANTHROPIC}),
-    BackendKind.LLAMA: frozenset({Dialect.OPENAI, Dialect.ANTHROPIC}),
-    BackendKind.DEMO: frozenset({Dialect.OLLAMA, Dialect.OPENAI}),
-    BackendKind.REMOTE: frozenset({Dialect.OPENAI}),
-}
-"""What each kind of server speaks by itself (facts: backends.md, gateways.md §5)."""
-
-
 class Isolation(StrEnum):
-    """What keeps agents apart: nothing, a uid each, or the appliance's full set."""
+    """The separation of agents: nothing, a uid each, or the appliance's full set."""
 
     NONE = "none"
     UID = "uid"
@@ -160,7 +155,7 @@ class Isolation(StrEnum):
 
 
 class RuntimeKind(StrEnum):
-    """What an agent runs in. `external`: in whatever somebody else starts elsewhere; Hive knows it by its token."""
+    """The kind of an agent's sandbox. `external`: started elsewhere, not by Hive, which knows it by its token."""
 
     PROCESS = "process"
     DOCKER = "docker"
@@ -169,7 +164,7 @@ class RuntimeKind(StrEnum):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one agent may use at most; None is no limit of its own.
+    """The most one agent may use; None is no limit of its own.
 
     `memory_mb`: MiB of RAM (swap is not counted: a deep sleeper is in it); `cpu`: cores, 0.5 is half of one; `pids`:
     processes and threads; `files`: open files of each process (RLIMIT_NOFILE).
@@ -211,14 +206,14 @@ class FirecrackerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an operator asks for: immutable, stored whole. Checked by `agents/spec.py`.
+    """The agent as an operator asks for it: immutable, stored whole. Checked by `agents/spec.py`.
 
     `port`: where the agent listens for callers (ingress); `idle_s`: seconds of quiet before it is put to sleep,
     None for the setting, 0 for never; `cid`: AF_VSOCK context id of the virtual machine it runs in, unique, 3 or more.
     `deepest`: how deep it may sleep. `inbox`: path at its port where messages for it are posted. `autostart`: started
-    after a boot, whatever `restart` says. `egress`: where it may connect to besides Hive: None for whatever the
+    after a boot, whatever `restart` says. `egress`: where it may connect to besides Hive: None for all that the
     runtime allows by itself, an empty list for nowhere, else networks like `192.0.2.0/24`: those of other hosts, and
-    of this one what the list names of the loopback. `system_prompt`: what its conversations begin with, word for word
+    of this one what the list names of the loopback. `system_prompt`: the beginning of its conversations, word for word
     as the agent sends it; `prewarm_on_start`: the backend reads it at every start and wake, before the agent asks.
     """
 
@@ -247,7 +242,7 @@ class AgentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Agent(msgspec.Struct, frozen=True, kw_only=True):
     """One agent as Hive records it. `uid` is None where agents run as the user of `hive up` itself.
 
-    `keep_awake_until`: Unix seconds, None where nobody keeps it awake. `stopped_by`: `operator` or `hive` (which went
+    `keep_awake_until`: Unix seconds, None where nothing keeps it awake. `stopped_by`: `operator` or `hive` (which went
     down itself) where it was stopped, else empty.
     """
 
@@ -275,7 +270,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallerKind(StrEnum):
-    """`operator`: who has the internal token, at the proxy. `person`: whoever asks the API."""
+    """The kind of a caller. `operator`: has the internal token, at the proxy. `person`: a user of the API."""
 
     AGENT = "agent"
     OPERATOR = "operator"
@@ -283,9 +278,9 @@ class CallerKind(StrEnum):
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks: the *listener* decided, never a header the client could choose.
+    """The caller of a request: the *listener* decided, never a header the client could choose.
 
-    `models`: the names its tenant is limited to, None for all. `role`: a person's, None for everybody else.
+    `models`: the names its tenant is limited to, None for all. `role`: a person's, None for all others.
     """
 
     kind: CallerKind
@@ -296,8 +291,8 @@ class Caller(msgspec.Struct, frozen=True):
     role: Role | None = None
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request cost. A count of None is unknown, which is not 0."""
+class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """The cost of one request. A count of None is unknown, which is not 0."""
 
     tokens_in: int | None = None
     tokens_out: int | None = None
@@ -335,8 +330,8 @@ class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a backend is, taken apart. `dialled`: `host:port` or a socket path; `host`: for the Host field, and what a
-    certificate has to name; `prefix`: what stands before every path, empty for none."""
+    """The address of a backend, taken apart. `dialled`: `host:port` or a socket path; `host`: for the Host field, and
+    the name its certificate must have; `prefix`: what stands before every path, empty for none."""
 
     dialled: str
     host: str = "localhost"
@@ -359,7 +354,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def origin_of(address: str) -> Origin:
-    """Of an address as `BackendInfo` has it: `host:port`, a socket path, or a URL without `/v1`.
+    """The parts of an address as `BackendInfo` has it: `host:port`, a socket path, or a URL without `/v1`.
 
     >>> origin_of("127.0.0.1:80").dialled, origin_of("127.0.0.1:80").host
     ('127.0.0.1:80', 'localhost')
@@ -377,8 +372,8 @@ def origin_of(address: str) -> Origin:
     return Origin(dialled=dialled, host=host, tls=tls, prefix=slash + path)
 
 
-class BackendCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend was found to do, asked of itself; None where it does not tell, and its kind decides.
+class FoundCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """The abilities a backend was found to have, by asking it; None where it does not tell, and its kind decides.
 
     `endpoints`: the paths it answers. `fields`: those of EXTRA (models/capabilities.py) that it takes in a request,
     which are none of OpenAI's. `found`: in words, where that is known from.
@@ -390,15 +385,16 @@ class BackendCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The active inference server as the proxy needs to know it. `address` is `host:port` or a socket path, or where
-    there is more to it a URL: `https://…`, or `http://` with a path; what `/v1` is put behind.
+    """The active inference server as the proxy needs to know it. `kind`: the name it is registered under
+    (`hive.backends.kinds`). `address` is `host:port` or a socket path, or where there is more to it a URL: `https://…`,
+    or `http://` with a path; what `/v1` is put behind.
 
     `slots`: requests it works on at once, so that the others wait in Hive's queue; None for no limit known.
     `slots_from` says in words where that number comes from. `priority`: it orders requests by a `priority` field.
     `warning`: what contradicts that (its own queue was seen to grow), empty where nothing does.
     """
 
-    kind: BackendKind
+    kind: str
     address: str
     label: str = ""
     version: str = ""
@@ -407,7 +403,7 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     slots_from: str = ""
     priority: bool = False
     warning: str = ""
-    capabilities: BackendCapabilities = BackendCapabilities()
+    capabilities: FoundCapabilities = FoundCapabilities()
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -436,3 +432,38 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...] = ()
     template: str = ""
     meta: dict[str, int | float | str | bool] = {}
+
+
+class JobState(StrEnum):
+    """State of a job; all but `running` are final."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class MessageState(StrEnum):
+    """The fate of a message."""
+
+    WAITING = "waiting"
+    REFUSED = "refused"
+    DELIVERED = "delivered"
+
+
+class TokenState(StrEnum):
+    """State of a token of the API; only a live one is good."""
+
+    LIVE = "live"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+
+class By(StrEnum):
+    """The keys by which usage is added up."""
+
+    AGENT = "agent"
+    TENANT = "tenant"
+    MODEL = "model"
+    BACKEND = "backend"
+    HOUR = "hour"

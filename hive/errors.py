@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree.
+"""Everything that can go wrong, as one tree.
 
 Each class carries its answer: `status` for the wire, `code` for programs, `exit_code` for the shell and `hint`
 for the person. A class exists only if some `except`, status or exit code tells it apart. The first line of a
@@ -11,6 +11,9 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 not permitted, 5 dependency
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+
+AS_ROOT = "sudo"
+"""A hint: the same command as root may. The command line says it in full."""
 
 
 class HiveError(Exception):
@@ -197,7 +200,7 @@ class BackendSwitching(Saturated):
     code = "backend_switching"
 
 
-class Asleep(Saturated):
+class AgentAsleep(Saturated):
     """The agent could not be woken in time."""
 
     code = "not_awake"
@@ -318,14 +321,14 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     >>> did_you_mean("memroy", ["cpu", "memory"]), did_you_mean("disk", ["cpu", "memory"])
     ('did you mean `memory`?', '')
     """
-    from difflib import get_close_matches  # only who mistypes pays for it
+    from difflib import get_close_matches  # only a mistyped word pays for it
 
     near = get_close_matches(word, known, n=1)
     return f"did you mean `{near[0]}`?" if near else ""
 
 
 def by_code(code: str) -> type[HiveError]:
-    """The class whose `code` is this one; `HiveError` where none is.
+    """The class with this `code`; `HiveError` where none has it.
 
     >>> by_code("wrong_state").__name__, by_code("nonsense").__name__
     ('WrongState', 'HiveError')

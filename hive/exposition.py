@@ -1,6 +1,6 @@
-"""Prometheus's text format: a metric is one row of a table, its values are handed in when somebody scrapes.
+"""Prometheus's text format: a metric is one row of a table, its values are handed in at each scrape.
 
-prometheus-client only writes the format; whoever counts does so with a dict look-up and an addition.
+prometheus-client only writes the format; counting is a dict look-up and an addition.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
-class Row(NamedTuple):
+class MetricRow(NamedTuple):
     """One metric: its name without prefix and `_total`, its labels, and what it says."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     labels: tuple[str, ...]
     sentence: str
     prefix: str = "hive_"
 
     @property
     def full_name(self) -> str:
-        """As a scrape shows it.
+        """The name as a scrape shows it.
 
-        >>> Row("requests", Kind.COUNTER, (), "").full_name
+        >>> MetricRow("requests", MetricKind.COUNTER, (), "").full_name
         'hive_requests_total'
         """
-        return self.prefix + self.name + ("_total" if self.kind == Kind.COUNTER else "")
+        return self.prefix + self.name + ("_total" if self.kind == MetricKind.COUNTER else "")
 
 
 class Histogram:
-    """How many observations fell into each bucket; a bound belongs to its own bucket.
+    """Number of observations in each bucket; a bound belongs to its own bucket.
 
     >>> waits = Histogram((0.1, 1.0))
     >>> [waits.observe(value) for value in (0.1, 0.5, 7.0)] and waits.cumulative()
@@ -72,7 +72,7 @@ Values = Mapping[tuple[str, ...], float | Histogram]
 """Values of a row's labels, in its order → what is so."""
 
 
-def written(row: Row, values: Values) -> bytes:
+def written(row: MetricRow, values: Values) -> bytes:
     """The metric's lines in a scrape."""
     return generate_latest(_Just(_family(row, values)))
 
@@ -87,18 +87,18 @@ class _Just:
         return [self._metric]
 
 
-def _family(row: Row, values: Values) -> Metric:
+def _family(row: MetricRow, values: Values) -> Metric:
     name = row.prefix + row.name
     match row.kind:
-        case Kind.HISTOGRAM:
+        case MetricKind.HISTOGRAM:
             histograms = HistogramMetricFamily(name, row.sentence, labels=row.labels)
             for labels, value in values.items():
                 assert isinstance(value, Histogram)
                 histograms.add_metric(labels, value.cumulative(), value.total)
             return histograms
-        case Kind.COUNTER:
+        case MetricKind.COUNTER:
             family: Metric = CounterMetricFamily(name, row.sentence, labels=row.labels)
-        case Kind.GAUGE:
+        case MetricKind.GAUGE:
             family = GaugeMetricFamily(name, row.sentence, labels=row.labels)
     for labels, value in values.items():
         family.add_metric(labels, value)  # type: ignore[attr-defined]

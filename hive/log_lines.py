@@ -32,7 +32,7 @@ _PREFIX = re.compile(r"<[0-7]>")
 Fields = dict[str, Any]
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """One line of a log. `at`: Unix time, None where the line does not say it. `text`: what is in no field."""
 
     at: float | None
@@ -82,11 +82,11 @@ def goes_to_journal(fd: int, env: Mapping[str, str]) -> bool:
     return (found.st_dev, found.st_ino) == (int(device), int(inode))
 
 
-def parse(line: str) -> Entry:
-    """A line of a service, whoever wrote it: what is none of ours is an entry with nothing but its text.
+def parse(line: str) -> LogEntry:
+    """Parses a line of a service of any origin: one that is not of Hive's form is an entry with nothing but its text.
 
     >>> parse('{"ts": "2026-11-20T10:00:00.000+00:00", "level": "info", "event": "left", "fields": {"n": 1}}')
-    Entry(at=1795168800.0, level='info', event='left', fields={'n': 1}, text='')
+    LogEntry(at=1795168800.0, level='info', event='left', fields={'n': 1}, text='')
     >>> parse("Ready to accept connections").text
     'Ready to accept connections'
     """
@@ -96,18 +96,18 @@ def parse(line: str) -> Entry:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("event"), str):
-        return Entry(None, "", "", {}, line)
+        return LogEntry(None, "", "", {}, line)
     fields = found.get("fields")
     exception = str(found.get("exception") or "")
     text = "\n".join(part for part in (str(found.get("text") or ""), exception) if part)
     level, fields = str(found.get("level", "")), fields if isinstance(fields, dict) else {}
-    return Entry(_unix(found.get("ts")), level, found["event"], fields, text)
+    return LogEntry(_unix(found.get("ts")), level, found["event"], fields, text)
 
 
-def in_words(entry: Entry) -> str:
+def in_words(entry: LogEntry) -> str:
     """The entry as `event key=value …: text`, as it was before it became JSON; not yet harmless.
 
-    >>> in_words(Entry(None, "info", "agent_paused", {"agent": "ann", "why": "idle for 9 s"}, ""))
+    >>> in_words(LogEntry(None, "info", "agent_paused", {"agent": "ann", "why": "idle for 9 s"}, ""))
     "agent_paused agent=ann why='idle for 9 s'"
     """
     fields = [f"{name}={_shown(value)}" for name, value in entry.fields.items()]

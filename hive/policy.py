@@ -8,7 +8,7 @@ from hive.domain import Caller, CallerKind, Role
 
 
 class Act(StrEnum):
-    """What a caller may want to do; the object is a model's name, or what the API is asked for.
+    """An act of a caller; the object is a model's name, or the request to the API.
 
     A model is used, and seen in a list. At the API one looks, steers agents, or administers Hive itself.
     """
@@ -22,14 +22,14 @@ class Act(StrEnum):
 
 USE, SEE = Act.USE, Act.SEE
 LEAST = {Act.LOOK: Role.VIEWER, Act.STEER: Role.OPERATOR, Act.ADMINISTER: Role.ADMIN}
-"""What somebody has to be, at least, for what is done at the API."""
+"""The least role for each act at the API."""
 
 
 def may(caller: Caller, act: Act, target: str) -> str | None:
     """None where `caller` may do `act` to `target`, else the reason it may not.
 
-    Models are used and seen by those whose tenant is not limited to others; `x` and `x:latest` are one model, any
-    other spelling is another one. At the API a person may what the role permits; nobody else has one.
+    Models are used and seen by agents of tenants that are not limited to others; `x` and `x:latest` are one model, any
+    other spelling is another one. At the API a person may what the role permits; no other caller has a role.
 
     >>> alice = Caller(CallerKind.AGENT, "a1", tenant="acme", models=frozenset({"llama3.2"}))
     >>> may(alice, Act.USE, "llama3.2:latest") is None

@@ -1,4 +1,4 @@
-"""Signs that steer a terminal or mislead who reads it, and how they are shown instead: of text somebody else chose.
+"""Signs that steer a terminal or mislead its reader, and their visible replacements, for text of strangers.
 
 Standard library only: every command pays for what this module imports.
 """
@@ -14,8 +14,8 @@ MASK = "****"
 _STEERING = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff\U000e0000-\U000e007f]"
 )
-"""What steers a terminal; what hides or turns round the letters beside it (Unicode TR 36); and halves of a surrogate
-pair, which no terminal can be sent: a path whose bytes are no UTF-8 has them."""
+"""Signs that steer a terminal; signs that hide or turn round the letters beside them (Unicode TR 36); and halves of a
+surrogate pair, which no terminal can be sent: a path whose bytes are no UTF-8 has them."""
 
 
 def escaped(text: str) -> str:

@@ -16,6 +16,26 @@ import hypothesis
 import pytest
 
 from hive.store.database import Database
+from tests.llama import llama_server, llama_server_on_socket
+from tests.vllm import vllm_server
+from tests.workers import (
+    pytest_addoption,
+    pytest_configure,
+    pytest_ignore_collect,
+    pytest_xdist_auto_num_workers,
+    pytest_xdist_make_scheduler,
+)
+
+__all__ = [
+    "llama_server",
+    "llama_server_on_socket",
+    "pytest_addoption",
+    "pytest_configure",
+    "pytest_ignore_collect",
+    "pytest_xdist_auto_num_workers",
+    "pytest_xdist_make_scheduler",
+    "vllm_server",
+]
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a script: what is tested inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)

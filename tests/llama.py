@@ -14,6 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.ports import free_port
+
 MODEL = "tiny"
 MAKE_MODEL = Path(__file__).with_name("tools") / "make_tiny_gguf.py"
 LOADED_WITHIN_S = 30.0
@@ -52,13 +54,6 @@ def program() -> Path | None:
     cache = os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci")
     path = Path(os.environ.get("HIVE_LLAMA_SERVER", f"{cache}/llama/llama-server"))
     return path if os.access(path, os.X_OK) else None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

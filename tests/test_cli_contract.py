@@ -10,28 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from hive.cli.lazy import Entry, Group, load
+from hive.cli.lazy import CommandTable, LazyCommand, load
 from hive.cli.main import HIVE, SERVICES, main
 from hive.store.database import Database
 
 MAN = "".join(page.read_text() for page in (Path(__file__).parents[1] / "man").glob("*.1.scd")).replace("\\", "")
 """Which page has what is held by test_man.py."""
 
-Command = tuple[tuple[str, ...], Entry]
+Command = tuple[tuple[str, ...], LazyCommand]
 
 
-def commands(group: Group = HIVE, path: tuple[str, ...] = ()) -> Iterator[Command]:
+def commands(group: CommandTable = HIVE, path: tuple[str, ...] = ()) -> Iterator[Command]:
     for name, entry in group.entries.items():
-        if isinstance(entry, Group):
+        if isinstance(entry, CommandTable):
             yield from commands(entry, (*path, name))
         else:
             yield (*path, name), entry
 
 
-def groups(group: Group = HIVE, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def groups(group: CommandTable = HIVE, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield path
     for name, entry in group.entries.items():
-        if isinstance(entry, Group):
+        if isinstance(entry, CommandTable):
             yield from groups(entry, (*path, name))
 
 
@@ -49,7 +49,7 @@ every_local_command = each([command for command in ALL if command[1].options == 
 every_group = pytest.mark.parametrize("path", list(groups()), ids=lambda path: " ".join(("hive", *path)))
 
 
-def flags(entry: Entry, name: str) -> list[str]:
+def flags(entry: LazyCommand, name: str) -> list[str]:
     return [flag for param in load(name, entry).params for flag in param.opts if flag.startswith("-")]
 
 
@@ -64,7 +64,7 @@ def test_every_command_of_the_issue_is_there() -> None:
         "model-list model-show model-refresh model-pull model-remove model-route model-prompts "
         "config-show config-check config-path config-set config-unset config-runtime logs backup restore "
         "token-create token-list token-revoke audit-list audit-verify install uninstall secrets-list secrets-rotate "
-        "secrets-generate"
+        "secrets-generate db-tables db-schema db-query"
     )
     assert {"-".join(path) for path, _ in ALL} == set(expected.split())
 
@@ -86,11 +86,11 @@ def test_a_group_shows_its_commands_each_with_its_sentence(
 ) -> None:
     assert main([*path, "--help"]) == 0
     text = capsys.readouterr().out
-    group: Group | Entry = HIVE
+    group: CommandTable | LazyCommand = HIVE
     for name in path:
-        assert isinstance(group, Group)
+        assert isinstance(group, CommandTable)
         group = group.entries[name]
-    assert isinstance(group, Group)
+    assert isinstance(group, CommandTable)
     for name, entry in group.entries.items():
         assert (re.search(rf"^  {name} ", text, re.MULTILINE) is not None) != entry.hidden
     assert "Examples:" in text
@@ -189,6 +189,7 @@ OWN_CODES = {"agent exec": 125}
 NEEDS_NONE = {"doctor", "status"}
 """Takes the options that say which Hive is meant, and has an answer also where there is none."""
 WITHOUT_NAME = {
+    "db tables",
     "status",
     "top",
     "usage",

@@ -22,18 +22,18 @@ from hypothesis import strategies as st
 from hive.errors import HiveError, LinkLost, TimedOut, WrongState
 from hive.link.client import LinkClient
 from hive.link.framing import MAX_FRAME, Envelope, FrameError, Unpacker, pack
-from hive.link.link import Link, Reply, failed
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply, failed
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     AnyMessage,
     AskStat,
     Done,
     Ended,
     Listener,
+    ProxyStats,
     Quiet,
     Reconcile,
     Stat,
-    Stats,
     Thaw,
     Thawed,
 )
@@ -50,7 +50,7 @@ MESSAGES: st.SearchStrategy[AnyMessage] = st.one_of(
     st.builds(Ended, agent=TEXT, exit_code=st.none() | st.integers(0, 255), pid=st.integers(0, 2**22)),
     st.builds(Reconcile, asleep=st.dictionaries(TEXT, st.integers(0, 2**40), max_size=5)),
     st.builds(
-        Stats, agents=st.dictionaries(TEXT, st.builds(Stat, state=TEXT, cpu_us=st.integers(0, 2**50)), max_size=3)
+        ProxyStats, agents=st.dictionaries(TEXT, st.builds(Stat, state=TEXT, cpu_us=st.integers(0, 2**50)), max_size=3)
     ),
 )
 ENVELOPES = st.builds(
@@ -109,16 +109,16 @@ class End:
     """One end of a link: keeps what it was told, answers what `answer` says."""
 
     def __init__(self, sock: socket.socket, name: str) -> None:
-        self.got: list[Message] = []
+        self.got: list[LinkMessage] = []
         self.descriptors: list[int] = []
         self.take = True
         self.lost = asyncio.Event()
-        self.answer: Callable[[Message], Message] = lambda _: Done()
+        self.answer: Callable[[LinkMessage], LinkMessage] = lambda _: Done()
         self.answer_with: list[int] = []
         """Descriptors that go with each answer."""
         self.link = Link(sock, name=name, on_message=self._on_message, on_lost=lambda _: self.lost.set())
 
-    def _on_message(self, link: Link, message: Message, reply: Reply | None) -> None:
+    def _on_message(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         self.got.append(message)
         if self.take:
             self.descriptors += link.take_descriptors()
@@ -207,7 +207,7 @@ async def test_a_handler_that_fails_does_not_cost_the_messages_behind_it(ends: t
     complaints: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
 
-    def fail(message: Message) -> Message:
+    def fail(message: LinkMessage) -> LinkMessage:
         if message == AskStat(agents=["bad"]):
             raise ValueError("a bug")
         return Done()
@@ -307,7 +307,7 @@ async def test_a_descriptor_that_comes_too_late_or_to_nobody_is_closed(ends: tup
     left, right = ends
     right.answer_with = [right.link.fileno()]
     before = open_files()
-    assert await left.link.ask(Thaw(agent="a"), Done, timeout_s=5) == Done()  # who asks so, wants none
+    assert await left.link.ask(Thaw(agent="a"), Done, timeout_s=5) == Done()  # `ask` alone wants no descriptor
     for turns in range(6):
         asking = asyncio.ensure_future(left.link.ask_for_descriptor(Thaw(agent="a"), Done, timeout_s=5))
         for _ in range(turns):
@@ -350,7 +350,7 @@ async def test_a_message_that_announces_descriptors_it_does_not_bring_ends_the_l
 
 
 async def test_more_descriptors_than_fit_end_the_link() -> None:
-    """The kernel cuts them off and says so; whose they were nobody knows any more."""
+    """The kernel cuts them off and says so; their messages are not known any more."""
     sock, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     end = End(sock, "end")
     before = open_files()
@@ -404,7 +404,7 @@ class Served:
         )
 
     @staticmethod
-    def _answer(link: Link, message: Message, reply: Reply | None) -> None:
+    def _answer(link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         if reply is not None:
             reply(Done())
 
@@ -514,7 +514,7 @@ def test_a_peer_that_dies_with_bytes_on_both_sides_is_heard_out_and_missed(run: 
     async def scene() -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        heard: list[Message] = []
+        heard: list[LinkMessage] = []
         lost = asyncio.Event()
         link = Link(
             ours,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.log_lines import LINE_MAX, MESSAGE, Entry, JsonLines, goes_to_journal, in_words, parse
+from hive.log_lines import LINE_MAX, MESSAGE, JsonLines, LogEntry, goes_to_journal, in_words, parse
 
 HIVE = Path(__file__).parents[1] / "hive"
 
@@ -24,7 +24,7 @@ def line_of(template: object, *args: object, name: str = "hive.test", level: int
     return JsonLines().format(logging.LogRecord(name, level, "f.py", 1, template, args, more.get("exc_info")))
 
 
-def entry_of(template: object, *args: object, **more: Any) -> Entry:
+def entry_of(template: object, *args: object, **more: Any) -> LogEntry:
     return parse(line_of(template, *args, **more))
 
 
@@ -127,7 +127,7 @@ def test_journald_is_told_the_level(level: int, prefix: str) -> None:
     "line", ["", "Ready to accept connections", "{", "[1]", '{"a": 1}', '{"event": 1}', "<6>", "null", "{" * 100_000]
 )
 def test_a_line_of_another_program_is_its_text(line: str) -> None:
-    assert parse(line) == Entry(None, "", "", {}, line)
+    assert parse(line) == LogEntry(None, "", "", {}, line)
     assert in_words(parse(line)) == line
 
 
@@ -169,7 +169,7 @@ def calls() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("where", "template"), calls(), ids=[where for where, _ in calls()])
+@pytest.mark.parametrize(("where", "template"), [pytest.param(*call, id=call[0]) for call in calls()])
 def test_every_line_hive_writes_is_an_event(where: str, template: str) -> None:
     """Its first word names it, and none of its arguments falls outside a field but in words at its end."""
     count = template.replace("%%", "").count("%")

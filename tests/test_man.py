@@ -18,12 +18,12 @@ import msgspec
 import pytest
 
 from hive import errors
-from hive.cli.lazy import Entry, Group, load
+from hive.cli.lazy import CommandTable, LazyCommand, load
 from hive.cli.main import HIVE, root
 from hive.domain import AgentSpec, DockerSpec, FirecrackerSpec, Limits
 from hive.errors import HiveError
-from hive.settings import SECTIONS, VARIABLES, Row, TenantRow, rows_of
-from hive.settings_file import load_text
+from hive.settings.file import load_text
+from hive.settings.table import SECTIONS, VARIABLES, SettingRow, TenantRow, rows_of
 from hive.store import channels, keys
 
 MAN = Path(__file__).parents[1] / "man"
@@ -40,7 +40,7 @@ ELSEWHERE = {
 COMMON = {"--json", "--socket", "--state-dir", "--help"}
 """Described once, in hive.1."""
 
-Command = tuple[tuple[str, ...], Entry]
+Command = tuple[tuple[str, ...], LazyCommand]
 
 
 def text_of(page: str) -> str:
@@ -54,9 +54,9 @@ def plain(text: str) -> str:
 # --- commands and options ------------------------------------------------------------------------------------------
 
 
-def commands(group: Group = HIVE, path: tuple[str, ...] = ()) -> Iterator[Command]:
+def commands(group: CommandTable = HIVE, path: tuple[str, ...] = ()) -> Iterator[Command]:
     for name, entry in group.entries.items():
-        if isinstance(entry, Group):
+        if isinstance(entry, CommandTable):
             yield from commands(entry, (*path, name))
         else:
             yield (*path, name), entry
@@ -66,7 +66,7 @@ def page_of(path: tuple[str, ...]) -> str:
     return ELSEWHERE.get(path[0], "hive.1") if len(path) == 1 else f"hive-{path[0]}.1"
 
 
-def flags_of(path: tuple[str, ...], entry: Entry) -> set[str]:
+def flags_of(path: tuple[str, ...], entry: LazyCommand) -> set[str]:
     return {flag for param in load(path[-1], entry).params for flag in param.opts if flag.startswith("-")}
 
 
@@ -75,7 +75,7 @@ OF_COMMANDS = sorted({page_of(path) for path, _ in ALL})
 
 
 @pytest.mark.parametrize(("path", "entry"), ALL, ids=[" ".join(path) for path, _ in ALL])
-def test_every_command_is_in_its_page_with_its_options(path: tuple[str, ...], entry: Entry) -> None:
+def test_every_command_is_in_its_page_with_its_options(path: tuple[str, ...], entry: LazyCommand) -> None:
     page = plain(text_of(page_of(path)))
     assert re.search(rf"\*hive {' '.join(path)}\*", page), f"*hive {' '.join(path)}* is not in {page_of(path)}"
     missing = {flag for flag in flags_of(path, entry) - COMMON if f"*{flag}*" not in page}
@@ -85,7 +85,7 @@ def test_every_command_is_in_its_page_with_its_options(path: tuple[str, ...], en
 @pytest.mark.parametrize("page", OF_COMMANDS)
 def test_no_page_describes_a_command_that_is_not_there(page: str) -> None:
     here = {" ".join(path) for path, _ in ALL if page_of(path) == page}
-    nouns = {name for name, entry in HIVE.entries.items() if isinstance(entry, Group)}
+    nouns = {name for name, entry in HIVE.entries.items() if isinstance(entry, CommandTable)}
     everywhere = {" ".join(path) for path, _ in ALL} | nouns
     described = set(re.findall(r"^\*hive ([a-z -]+)\*", plain(text_of(page)), re.MULTILINE))
     named = set(re.findall(r"\*hive ([a-z-]+(?: [a-z-]+)?)\*", plain(text_of(page))))
@@ -156,7 +156,7 @@ def written(value: object) -> str:
     return escaped(str(value).lower() if isinstance(value, bool) else str(value))
 
 
-def setting(row: Row) -> str:
+def setting(row: SettingRow) -> str:
     unit = f", in {row.unit}" if row.unit not in ("", "port") else ""
     default = f"default *{written(row.default)}*" if row.default != "" else "empty by default"
     later = " It has no effect yet." if not row.in_effect else ""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hive.errors import ConfigError, NotPermitted
-from hive.places import api_sockets, check_length, default_state_dir, make_private, runtime_dir
-from hive.settings import Paths
+from hive.paths import api_sockets, check_length, default_state_dir, make_private, runtime_dir
+from hive.settings.table import Paths
 
 ME = os.geteuid()
 OTHER = ME + 1

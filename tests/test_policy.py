@@ -1,4 +1,4 @@
-"""Who may do what: the whole table of the one place that permits."""
+"""The rights of callers: the whole table of the one place that permits."""
 
 from __future__ import annotations
 

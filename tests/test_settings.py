@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.errors import ConfigError
-from hive.settings import SECTIONS, VARIABLES, Row, Settings, rows_of
-from hive.settings_file import load, load_text, parse, read
+from hive.settings.file import load, load_text, parse, read
+from hive.settings.table import SECTIONS, VARIABLES, SettingRow, Settings, rows_of
 
 SEED_SNIPPET = """\
 [inference]
@@ -188,7 +188,7 @@ def test_a_file_that_is_not_there_or_is_a_directory_is_refused(tmp_path: Path) -
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.section}.{row.key}")
 def test_every_setting_has_a_sentence_and_a_default_that_is_legal(row: object) -> None:
-    assert isinstance(row, Row)
+    assert isinstance(row, SettingRow)
     assert row.sentence.endswith(".")
     text = str(row.default).lower() if isinstance(row.default, bool) else str(row.default)
     assert parse(row, text) == row.default
@@ -204,7 +204,7 @@ def text_of(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def another(row: Row) -> str:
+def another(row: SettingRow) -> str:
     """A legal value that is not the default."""
     if row.kind is bool:
         return text_of(not row.default)
@@ -222,7 +222,7 @@ def another(row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.section}.{row.key}")
-def test_every_setting_can_be_given_by_the_environment(row: Row) -> None:
+def test_every_setting_can_be_given_by_the_environment(row: SettingRow) -> None:
     name = f"HIVE_{row.section}_{row.key}".upper()
     loaded = load_text("", env={name: another(row)})
     assert getattr(getattr(loaded.settings, row.section), row.key) == parse(row, another(row)) != row.default
@@ -260,7 +260,7 @@ def test_any_text_is_settings_or_a_refusal_with_a_line(text: str) -> None:
 
 @given(st.sampled_from(ROWS), st.text(max_size=20).filter(lambda text: text.isprintable()))
 def test_any_value_is_its_type_or_a_refusal(row: object, text: str) -> None:
-    assert isinstance(row, Row)
+    assert isinstance(row, SettingRow)
     try:
         loaded = load_text(f"[{row.section}]\n{row.key} = {text}\n", env={})
     except ConfigError as error:

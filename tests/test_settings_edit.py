@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.appliance import conf_file
-from hive.settings import SECTIONS, rows_of
-from hive.settings_edit import Name, known_names, name_of, row_of, value_in, with_value, without_value
-from hive.settings_file import load_text
+from hive.install import conf_file
+from hive.settings.edit import Name, known_names, name_of, row_of, value_in, with_value, without_value
+from hive.settings.file import load_text
+from hive.settings.table import SECTIONS, rows_of
 
 PORT = Name("proxy", "port")
 

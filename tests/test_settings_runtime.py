@@ -1,4 +1,4 @@
-"""Settings that are changed while Hive runs: what is taken, what is refused, and who goes first."""
+"""Settings that are changed while Hive runs: changes taken and refused, and their order of precedence."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hive.appliance.conf_edit import BOUND
 from hive.errors import BadRequest, WrongState
-from hive.settings import Settings
-from hive.settings_file import load_text
-from hive.settings_runtime import checked, rows, with_runtime
+from hive.files.conf_edit import BOUND
+from hive.settings.file import load_text
+from hive.settings.runtime import checked, rows, with_runtime
+from hive.settings.table import Settings
 
 ROWS = rows()
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.llama import free_port
+from tests.ports import free_port
 
 KEY = "sk-hive-test-4f1c"
 PREFIX = "/openai"

@@ -17,7 +17,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from host import systemd_machine
+
+from tests.host import systemd_machine
 
 REPOSITORY = Path(__file__).parents[1]
 TOOLS = ("mmdebstrap", "qemu-system-x86_64", "mke2fs", "debugfs")

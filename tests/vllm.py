@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.llama import free_port
+from tests.ports import free_port
 
 MODEL = "tiny"
 SEQUENCES = 4

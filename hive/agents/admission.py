@@ -1,7 +1,7 @@
-"""Whose memory may come back now? A wake from deep sleep takes RAM that has to be there first.
+"""The order in which wakes from deep sleep get their memory: RAM that a wake takes has to be there first.
 
-Twenty sleepers woken at once fault in what twenty agents hold: on a host that lives from their sleep nothing but the
-OOM killer would decide who stays. Pure: memory and monotonic time come in as arguments.
+Twenty sleepers woken at once fault in the memory of twenty agents. On a host that lives from their sleep the OOM killer
+would then choose which agents survive. Pure: memory and monotonic time come in as arguments.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from hive.domain import Tier
 
 REFAULT_BYTES_PER_S = 150 << 20
-"""How fast memory comes back: 300 MiB touched again took 0.98 s from zram and 2.1 s from a disk (measured on two cores
-of an AMD EPYC, lz4, every object of a Python heap)."""
+"""The speed at which memory comes back: 300 MiB touched again took 0.98 s from zram and 2.1 s from a disk (measured on
+two cores of an AMD EPYC, lz4, every object of a Python heap)."""
 SHORTEST_S = 0.5
 
 FIRST = {Tier.HIGH: 0, Tier.MEDIUM: 1, Tier.LOW: 2}
-"""Whose turn it is: the smaller, the sooner."""
+"""Order of the tiers: the smaller goes first."""
 
 
 class _Wish:
@@ -34,21 +34,22 @@ class _Admitted:
         self.lasts_s = max(SHORTEST_S, need_bytes / REFAULT_BYTES_PER_S)
 
     def outstanding_bytes(self, now: float) -> int:
-        """What it has not faulted in yet: less and less, for what is back is missing from the available memory."""
+        """Memory it has not faulted in yet: less with time, as what is back is missing from the available memory."""
         return round(self.need_bytes * max(0.0, 1 - (now - self.at) / self.lasts_s))
 
     def is_over(self, now: float) -> bool:
         return now - self.at >= self.lasts_s
 
 
-class Admission:
-    """High tier first, then whoever asked first. Nobody overtakes, and where nobody is coming back the next one may.
+class MemoryAdmission:
+    """Wakes in line for memory: high tier first, then in the order of asking. None overtakes, and the first always goes
+    where no other is coming back.
 
-    >>> line = Admission()
+    >>> line = MemoryAdmission()
     >>> for agent, tier in (("a", Tier.LOW), ("b", Tier.MEDIUM), ("c", Tier.MEDIUM)):
     ...     line.enter(agent, need_bytes=300 << 20, tier=tier, now=0.0)
     >>> line.admit(available_bytes=700 << 20, reserve_bytes=256 << 20, now=0.0), line
-    (['b'], <Admission 2 waiting, 1 coming back>)
+    (['b'], <MemoryAdmission 2 waiting, 1 coming back>)
     >>> line.admit(available_bytes=400 << 20, reserve_bytes=256 << 20, now=2.0)   # too little, but b is back
     ['c']
     """
@@ -58,19 +59,19 @@ class Admission:
         self._admitted: dict[str, _Admitted] = {}
 
     def __repr__(self) -> str:
-        return f"<Admission {len(self._waiting)} waiting, {len(self._admitted)} coming back>"
+        return f"<MemoryAdmission {len(self._waiting)} waiting, {len(self._admitted)} coming back>"
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Number of waiting wakes."""
         return len(self._waiting)
 
     def need_bytes(self, agent: str) -> int | None:
-        """What the agent waits for; None where it does not wait."""
+        """Memory the agent waits for; None where it does not wait."""
         wish = self._waiting.get(agent)
         return None if wish is None else wish.need_bytes
 
     def outstanding_bytes(self, now: float) -> int:
-        """What those admitted have not faulted in yet."""
+        """Memory that those admitted have not faulted in yet."""
         return sum(admitted.outstanding_bytes(now) for admitted in self._admitted.values())
 
     def enter(self, agent: str, *, need_bytes: int, tier: Tier, now: float) -> None:
@@ -79,7 +80,7 @@ class Admission:
             self._waiting[agent] = _Wish(need_bytes, (FIRST[tier], now))
 
     def admit(self, *, available_bytes: int | None, reserve_bytes: int, now: float) -> list[str]:
-        """Who goes ahead now, in this order. `available_bytes` None: not known, so nobody waits for it."""
+        """Admits the agents that go ahead now, in this order. `available_bytes` None: not known, none waits for it."""
         for agent in [agent for agent, admitted in self._admitted.items() if admitted.is_over(now)]:
             del self._admitted[agent]
         admitted, coming = [], self.outstanding_bytes(now)

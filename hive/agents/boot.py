@@ -1,4 +1,4 @@
-"""Who is started when the machine has come up again, or Hive after it went down by itself. Pure."""
+"""The agents to start when the machine has come up again, or Hive after it went down by itself. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hive.domain import ALIVE, Agent, AgentStatus, RestartPolicy
 
 
 def why_started(agent: Agent, *, is_new_boot: bool) -> str:
-    """Why it is started without anybody asking for it, in words; empty where it is not.
+    """The reason to start it without a request for it, in words; empty where there is none.
 
     What Hive itself stopped when it went down ran until then, and comes back whatever its policy. `is_new_boot`: the
     machine was started since Hive looked last, and none of its processes can live; only then autostart and policy are

@@ -1,4 +1,4 @@
-"""The look at memory: gathers facts, lets depth.py decide, and pages out whom it names, a few at a time."""
+"""The look at memory: gathers facts, lets depth.py decide, and pages out the agents it names, a few at a time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import logging
 
 from hive.agents import depth
-from hive.agents.depth import Facts, Verdict
-from hive.agents.lifecycle import Life
+from hive.agents.depth import DepthFacts, DepthVerdict
+from hive.agents.effects import Effects, HostMemory
+from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
-from hive.agents.turns import outcome_of
-from hive.agents.world import Memory, World
+from hive.agents.transition_lock import outcome_of
 from hive.domain import AgentStatus, SleepDepth
 from hive.errors import HiveError
 from hive.tasks import spawn
@@ -18,11 +18,11 @@ from hive.tasks import spawn
 log = logging.getLogger("hive.agents")
 
 LOOK_S = 2.0
-"""PSI's shortest average is over 10 s; a look that finds nobody costs 4 ms with 10,000 agents."""
+"""PSI's shortest average is over 10 s; a look that finds no agent due costs 4 ms with 10,000 agents."""
 AT_ONCE = 2
 """Paging out compresses, one core each; a wake meanwhile finds the others."""
 ASKED_AT_ONCE = 200
-"""Sleepers whose memory is asked for in one look; it costs the helper some 50 µs each, once per sleep."""
+"""Sleepers measured in one look at most; one costs the helper some 50 µs, once per sleep."""
 FRESH_S = 1.0
 """Sentences may speak of memory as it was so long ago."""
 
@@ -30,11 +30,11 @@ FRESH_S = 1.0
 class Deepener:
     """`run` looks until it is cancelled; what is under way goes on."""
 
-    def __init__(self, roster: Roster, world: World) -> None:
+    def __init__(self, roster: Roster, world: Effects) -> None:
         self._roster = roster
         self._world = world
         self._loop = asyncio.get_running_loop()
-        self._memory = Memory()
+        self._memory = HostMemory()
         self._seen_at = float("-inf")
         self._resident: dict[str, tuple[int, int]] = {}
         """Agent → generation of the sleep in which it was asked, and the RAM it held: that does not grow asleep."""
@@ -43,8 +43,8 @@ class Deepener:
     def __repr__(self) -> str:
         return f"<Deepener {len(self._under_way)} under way>"
 
-    def how_asleep(self, life: Life) -> str:
-        """Of one that sleeps: how deep, and why not deeper; or what its wake waits for."""
+    def how_asleep(self, life: AgentLifecycle) -> str:
+        """The sleep of a sleeping agent: its depth, and the reason against a deeper one; or the wait of its wake."""
         if waits := self._roster.line.why(life.agent.id):
             return f"{life.agent.depth} sleep, {waits}"
         if life.agent.id in self._under_way:
@@ -61,7 +61,7 @@ class Deepener:
             await self.check()
 
     async def check(self) -> None:
-        """One look at everybody who sleeps light and may be due."""
+        """Takes one look at every agent in light sleep that may be due."""
         self._look()
         near = self._near()
         if len(near) == 0 or not self._world.helper.connected:
@@ -72,8 +72,8 @@ class Deepener:
     def _look(self) -> None:
         self._memory, self._seen_at = self._world.memory(), self._loop.time()
 
-    def _near(self) -> list[Life]:
-        """Who may be due: what the decider asks first, without making its facts for everybody who sleeps."""
+    def _near(self) -> list[AgentLifecycle]:
+        """The lives that may be due: the decider's first question, asked without making its facts for every sleeper."""
         sleep, now, free = self._world.settings.sleep, self._loop.time(), self._memory.swap_free_bytes
         if free == 0:
             return []
@@ -90,8 +90,8 @@ class Deepener:
             and (free is None or (self._resident_bytes(life) or 0) <= free)
         ]
 
-    async def _ask(self, lives: list[Life]) -> None:
-        """How much RAM those hold of whom that is not known yet; what they hold when they sleep they keep."""
+    async def _ask(self, lives: list[AgentLifecycle]) -> None:
+        """Asks for the RAM of those for which it is not known yet; a sleeping agent's memory does not change."""
         unknown = [life for life in lives if self._resident_bytes(life) is None][:ASKED_AT_ONCE]
         if not unknown:
             return
@@ -105,7 +105,7 @@ class Deepener:
             if (stat := stats.get(agent)) is not None:
                 self._resident[agent] = (generation, stat.rss_bytes)
 
-    def _resident_bytes(self, life: Life) -> int | None:
+    def _resident_bytes(self, life: AgentLifecycle) -> int | None:
         generation, resident = self._resident.get(life.agent.id, (None, 0))
         return resident if generation == life.agent.generation else None
 
@@ -120,7 +120,7 @@ class Deepener:
             under_way.add(life.agent.id)
             spawn(self._go_deep(life, self._verdict(life, now).why), name=f"go deep {life.agent.name}")
 
-    async def _go_deep(self, life: Life, why: str) -> None:
+    async def _go_deep(self, life: AgentLifecycle, why: str) -> None:
         outcome = await outcome_of(life.go_deep())
         self._under_way.discard(life.agent.id)
         if isinstance(outcome, HiveError):
@@ -130,12 +130,12 @@ class Deepener:
         self._look()
         self._begin()  # the next one, as long as there is reason
 
-    def _verdict(self, life: Life, now: float) -> Verdict:
+    def _verdict(self, life: AgentLifecycle, now: float) -> DepthVerdict:
         return depth.verdict(self._facts(life), now)
 
-    def _facts(self, life: Life) -> Facts:
+    def _facts(self, life: AgentLifecycle) -> DepthFacts:
         sleep, memory, agent = self._world.settings.sleep, self._memory, life.agent
-        return Facts(
+        return DepthFacts(
             depth=agent.depth,
             goal=agent.depth_goal,
             deepest=agent.spec.deepest,

@@ -7,8 +7,8 @@ import contextlib
 import msgspec
 
 from hive.agents.depth import retry_after_s
-from hive.agents.state import State, wrong_state
-from hive.agents.turns import Interrupted
+from hive.agents.state import LifecycleState, wrong_state
+from hive.agents.transition_lock import Interrupted
 from hive.domain import AgentStatus, SleepDepth
 from hive.errors import HiveError, LinkLost, NotSupported, WrongState
 
@@ -16,7 +16,7 @@ from hive.errors import HiveError, LinkLost, NotSupported, WrongState
 class Deepening:
     """Pages one sleeper out. `failure`: how the last try failed; `retry_at`: loop time of the next one."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: LifecycleState) -> None:
         self._state = state
         self._failures = 0
         self.failure = ""
@@ -38,17 +38,18 @@ class Deepening:
         if state.agent.depth is SleepDepth.DEEP:
             return
         if state.waiting or state.leaving or state.gone:
-            # Who asked before this had its turn waits behind it, and no interruption will come.
+            # A wake or a stop that was asked for before this had its turn waits behind it, and no interruption will
+            # come.
             raise WrongState(f"{state.agent.name} is not paged out: it is being woken or stopped")
         if state.agent.spec.deepest is not SleepDepth.DEEP:
             raise NotSupported(f"{state.agent.name} is not to sleep deep", hint="its spec says deepest = light")
         agent, generation = state.agent.id, state.agent.generation
         self._become(SleepDepth.LIGHT, SleepDepth.DEEP, actor)
         try:
-            # 1. Whoever comes after a crash knows that memory may be in swap.
+            # 1. After a crash the next daemon knows that memory may be in swap.
             await turns.unless_interrupted(world.save(state.agent))
             turns.go_on()
-            # 2. Page out; its answer is not waited for once somebody needs the agent.
+            # 2. Page out; a wake does not wait for its answer.
             paged = await turns.unless_interrupted(world.helper.page_out(agent, generation))
         except Interrupted as why:
             raise WrongState(f"{state.agent.name} was not paged out: {why}") from why

@@ -9,20 +9,20 @@ from collections.abc import Callable
 
 import msgspec
 
-from hive.agents.words import mib, spoken
+from hive.agents.units_text import mib, spoken
 from hive.domain import SleepDepth
 
 FIRST_RETRY_S = 30.0
 LONGEST_RETRY_S = 600.0
 HOPELESS_RETRY_S = 3600.0
-"""What this host does not allow is tried again this seldom, and when another helper connects."""
+"""Delay before a step that this host does not allow is tried again; a new connection of the helper ends it."""
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class DepthFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All that bears on whether a sleeper's memory is to be paged out.
 
     `goal`: deep where that was wanted before and did not come to its end. `some_avg10`: memory pressure in per cent
-    (PSI), None where the kernel does not count it. `resident_bytes`: RAM it holds, None where nobody looked yet.
+    (PSI), None where the kernel does not count it. `resident_bytes`: RAM it holds, None before the first look.
     `retry_at`: not before this, because that failed, and `failure` says how.
     """
 
@@ -39,28 +39,28 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     failure: str = ""
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class DepthVerdict(msgspec.Struct, frozen=True):
     """`deepen`: page it out now."""
 
     deepen: bool
     why: str
 
 
-def verdict(facts: Facts, now: float) -> Verdict:
-    """Whether to page the agent out now, and the words that say why (not); none of an agent that is awake.
+def verdict(facts: DepthFacts, now: float) -> DepthVerdict:
+    """Decides to page the agent out now or not, and gives the reason in words (none for an agent that is awake).
 
     The objections in their order: awake, deep already, as deep as it may, no swap at all, failed a moment ago, neither
-    its time nor memory pressure, no room in swap. The first that objects writes the sentence.
+    its time nor memory pressure, no room in swap. The first objection gives the reason.
 
-    >>> verdict(Facts(depth=SleepDepth.LIGHT, asleep_since=100.0, deep_after_s=30.0), now=118.0).why
+    >>> verdict(DepthFacts(depth=SleepDepth.LIGHT, asleep_since=100.0, deep_after_s=30.0), now=118.0).why
     'light sleep, deep in 12 s'
-    >>> verdict(Facts(depth=SleepDepth.LIGHT, asleep_since=100.0, some_avg10=24.6), now=101.0)
-    Verdict(deepen=True, why='memory pressure 25 %')
+    >>> verdict(DepthFacts(depth=SleepDepth.LIGHT, asleep_since=100.0, some_avg10=24.6), now=101.0)
+    DepthVerdict(deepen=True, why='memory pressure 25 %')
     """
     for objects in _OBJECTIONS:
         if (objection := objects(facts, now)) is not None:
             return objection
-    return Verdict(True, _why_wanted(facts, now))
+    return DepthVerdict(True, _why_wanted(facts, now))
 
 
 def is_pressed(some_avg10: float | None, from_avg10: float) -> bool:
@@ -73,7 +73,7 @@ def is_pressed(some_avg10: float | None, from_avg10: float) -> bool:
 
 
 def retry_after_s(failures: int, *, hopeless: bool) -> float:
-    """How long an agent is left alone after its `failures`-th failure in a row.
+    """Seconds until the next try after the `failures`-th failure in a row.
 
     >>> [retry_after_s(n, hopeless=False) for n in (1, 2, 6, 60)], retry_after_s(1, hopeless=True)
     ([30.0, 60.0, 600.0, 600.0], 3600.0)
@@ -84,7 +84,7 @@ def retry_after_s(failures: int, *, hopeless: bool) -> float:
 
 
 def true_depth(recorded: SleepDepth, *, resident_bytes: int, swap_bytes: int) -> SleepDepth:
-    """How deep a frozen agent sleeps by what the kernel says of its memory.
+    """The depth at which a frozen agent sleeps, by the kernel's figures of its memory.
 
     One recorded deep is so as long as a third or more is in swap: what stays in RAM are its file pages, about half of a
     small program. Another one is deep from two thirds on: with less a page-out came only part of the way, or the
@@ -99,49 +99,53 @@ def true_depth(recorded: SleepDepth, *, resident_bytes: int, swap_bytes: int) ->
     return SleepDepth.DEEP if swap_bytes > 0 and enough else SleepDepth.LIGHT
 
 
-def _awake(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
-    return Verdict(False, "") if facts.depth is SleepDepth.AWAKE else None
+def _awake(facts: DepthFacts, now: float) -> DepthVerdict | None:  # noqa: ARG001 - one signature for all objections
+    return DepthVerdict(False, "") if facts.depth is SleepDepth.AWAKE else None
 
 
-def _deep(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
-    return Verdict(False, "deep sleep") if facts.depth is SleepDepth.DEEP else None
+def _deep(facts: DepthFacts, now: float) -> DepthVerdict | None:  # noqa: ARG001 - one signature for all objections
+    return DepthVerdict(False, "deep sleep") if facts.depth is SleepDepth.DEEP else None
 
 
-def _not_allowed(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
-    return None if facts.deepest is SleepDepth.DEEP else Verdict(False, "light sleep, never deep (deepest = light)")
+def _not_allowed(facts: DepthFacts, now: float) -> DepthVerdict | None:  # noqa: ARG001 - one signature for all objections
+    return (
+        None if facts.deepest is SleepDepth.DEEP else DepthVerdict(False, "light sleep, never deep (deepest = light)")
+    )
 
 
-def _failed(facts: Facts, now: float) -> Verdict | None:
+def _failed(facts: DepthFacts, now: float) -> DepthVerdict | None:
     if now >= facts.retry_at:
         return None
     left = facts.retry_at - now
-    return Verdict(False, f"light sleep, not deep: {facts.failure}, next try in {spoken(left)}")
+    return DepthVerdict(False, f"light sleep, not deep: {facts.failure}, next try in {spoken(left)}")
 
 
-def _no_swap(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
+def _no_swap(facts: DepthFacts, now: float) -> DepthVerdict | None:  # noqa: ARG001 - one signature for all objections
     """Before its time is spoken of: that it will be deep then would be promised in vain."""
     if facts.swap_free_bytes == 0:
-        return Verdict(False, "light sleep, not deep: this host has no free swap")
+        return DepthVerdict(False, "light sleep, not deep: this host has no free swap")
     return None
 
 
-def _not_wanted(facts: Facts, now: float) -> Verdict | None:
+def _not_wanted(facts: DepthFacts, now: float) -> DepthVerdict | None:
     if facts.goal is SleepDepth.DEEP or is_pressed(facts.some_avg10, facts.pressure_some_avg10):
         return None
     if facts.deep_after_s <= 0:
-        return Verdict(False, "light sleep, deep only under memory pressure")
+        return DepthVerdict(False, "light sleep, deep only under memory pressure")
     left = facts.deep_after_s - (now - facts.asleep_since)
-    return Verdict(False, f"light sleep, deep in {left:.0f} s") if left > 0 else None
+    return DepthVerdict(False, f"light sleep, deep in {left:.0f} s") if left > 0 else None
 
 
-def _no_room(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all objections
+def _no_room(facts: DepthFacts, now: float) -> DepthVerdict | None:  # noqa: ARG001 - one signature for all objections
     free = facts.swap_free_bytes
     if free is not None and facts.resident_bytes is not None and free < facts.resident_bytes:
-        return Verdict(False, f"light sleep, not deep: {mib(facts.resident_bytes)} in RAM, {mib(free)} of free swap")
+        return DepthVerdict(
+            False, f"light sleep, not deep: {mib(facts.resident_bytes)} in RAM, {mib(free)} of free swap"
+        )
     return None
 
 
-def _why_wanted(facts: Facts, now: float) -> str:
+def _why_wanted(facts: DepthFacts, now: float) -> str:
     if facts.goal is SleepDepth.DEEP:
         return "it was to sleep deep"
     if is_pressed(facts.some_avg10, facts.pressure_some_avg10):
@@ -149,7 +153,7 @@ def _why_wanted(facts: Facts, now: float) -> str:
     return f"asleep for {now - facts.asleep_since:.0f} s"
 
 
-_OBJECTIONS: tuple[Callable[[Facts, float], Verdict | None], ...] = (
+_OBJECTIONS: tuple[Callable[[DepthFacts, float], DepthVerdict | None], ...] = (
     _awake,
     _deep,
     _not_allowed,

@@ -11,22 +11,22 @@ from datetime import UTC, datetime
 import msgspec
 
 from hive.agents.reconcile import Truth
-from hive.agents.words import mib, spoken
+from hive.agents.units_text import mib, spoken
 from hive.domain import AgentStatus
 from hive.link.messages import Stat
 
 WAKES_ON = "ingress, message, schedule, request or resume"
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class IdleFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All that bears on whether one agent may be put to sleep.
 
     `since`: Unix seconds of the present status, for the sentence only. `awake_since`: its start or last wake.
     `last_active_at`: last byte the proxy saw either way, None where it saw none. `cpu_percent`: of one core over
     the last check, None where it was not measured. `retry_at`: not before this, because that failed.
     `programs`: run inside by operators.
-    `kept_awake_until`: and `kept_awake_by` whom, empty where nobody knows any more. `asleep_how`: of one that sleeps,
-    the words of the decider about its depth (depth.py), or of the line it waits in.
+    `kept_awake_until`, and `kept_awake_by`: the actor that asked for it, empty where it is no longer known.
+    `asleep_how`: of a sleeping agent, the words of the decider about its depth (depth.py), or of the line it waits in.
     """
 
     status: AgentStatus
@@ -51,7 +51,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     asleep_how: str = "light sleep"
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class IdleVerdict(msgspec.Struct, frozen=True):
     """`sleep`: put it to sleep now. `brief`: `why` without what a status beside it says already."""
 
     sleep: bool
@@ -59,26 +59,26 @@ class Verdict(msgspec.Struct, frozen=True):
     brief: str
 
 
-def verdict(facts: Facts, now: float) -> Verdict:
-    """Whether to put the agent to sleep now, and the sentence that says why (not).
+def verdict(facts: IdleFacts, now: float) -> IdleVerdict:
+    """Decides to put the agent to sleep now or not, and gives the reason in a sentence.
 
     The vetoes in their order: not running, switched off, kept awake, at work, not yet quiet for long enough,
-    computing, woken a moment ago. The first that objects writes the sentence.
+    computing, woken a moment ago. The first veto gives the reason.
 
-    >>> verdict(Facts(status=AgentStatus.RUNNING, idle_s=20, awake_since=100.0), now=108.0).why
+    >>> verdict(IdleFacts(status=AgentStatus.RUNNING, idle_s=20, awake_since=100.0), now=108.0).why
     'awake: 12 s until idle'
     """
     for veto in _VETOES:
         if (objection := veto(facts, now)) is not None:
             return objection
     quiet = f"quiet for {now - _quiet_since(facts):.0f} s"
-    return Verdict(True, f"idle: {quiet}", quiet)
+    return IdleVerdict(True, f"idle: {quiet}", quiet)
 
 
-def worth_measuring(facts: Facts, now: float, *, within_s: float) -> bool:
+def worth_measuring(facts: IdleFacts, now: float, *, within_s: float) -> bool:
     """Whether its CPU time matters by the next check, `within_s` from now: the proxy calls it quiet and time is near.
 
-    >>> worth_measuring(Facts(status=AgentStatus.RUNNING, idle_s=20, awake_since=0.0), now=11.0, within_s=10.0)
+    >>> worth_measuring(IdleFacts(status=AgentStatus.RUNNING, idle_s=20, awake_since=0.0), now=11.0, within_s=10.0)
     True
     """
     if any(veto(facts, now) is not None for veto in (_not_running, _switched_off, _kept_awake, _at_work)):
@@ -96,7 +96,7 @@ def cpu_percent(used_us: int, span_s: float) -> float:
 
 
 def cost(stat: Stat, percent: float | None) -> str:
-    """What an agent costs now, in words; `percent`: of one core, None where it was not measured.
+    """The cost of an agent now, in words; `percent`: of one core, None where it was not measured.
 
     >>> cost(Stat(state="running", rss_bytes=120 << 20), 3.14)
     '120 MiB of RAM, 3.1 % of a core'
@@ -113,35 +113,37 @@ def cost(stat: Stat, percent: float | None) -> str:
     return ", ".join(parts)
 
 
-def _quiet_since(facts: Facts) -> float:
+def _quiet_since(facts: IdleFacts) -> float:
     """No activity record counts from the start; a wake counts as activity."""
     return max(facts.awake_since, facts.last_active_at if facts.last_active_at is not None else facts.awake_since)
 
 
-def _not_running(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all vetoes
+def _not_running(facts: IdleFacts, now: float) -> IdleVerdict | None:  # noqa: ARG001 - one signature for all vetoes
     match facts.status:
         case AgentStatus.RUNNING:
             return None
         case AgentStatus.PAUSED:
             moment = datetime.fromtimestamp(facts.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-            return Verdict(False, f"asleep since {moment}, {facts.asleep_how}; wakes on {WAKES_ON}", facts.asleep_how)
+            return IdleVerdict(
+                False, f"asleep since {moment}, {facts.asleep_how}; wakes on {WAKES_ON}", facts.asleep_how
+            )
         case AgentStatus.PAUSING:
-            return Verdict(False, "being put to sleep", "being put to sleep")
+            return IdleVerdict(False, "being put to sleep", "being put to sleep")
         case AgentStatus.RESUMING:
-            return Verdict(False, "being woken", "being woken")
+            return IdleVerdict(False, "being woken", "being woken")
         case AgentStatus.CREATED:
-            return Verdict(False, "never started", "never started")
+            return IdleVerdict(False, "never started", "never started")
         case _:
-            return Verdict(
+            return IdleVerdict(
                 False, f"{facts.status}: {facts.reason}" if facts.reason else str(facts.status), facts.reason
             )
 
 
-def _awake(why: str) -> Verdict:
-    return Verdict(False, f"awake: {why}", why)
+def _awake(why: str) -> IdleVerdict:
+    return IdleVerdict(False, f"awake: {why}", why)
 
 
-def _switched_off(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all vetoes
+def _switched_off(facts: IdleFacts, now: float) -> IdleVerdict | None:  # noqa: ARG001 - one signature for all vetoes
     if facts.idle_s <= 0:
         return _awake("this agent is never put to sleep (idle_s = 0)")
     if not facts.auto_sleep:
@@ -149,7 +151,7 @@ def _switched_off(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 -
     return None
 
 
-def _kept_awake(facts: Facts, now: float) -> Verdict | None:
+def _kept_awake(facts: IdleFacts, now: float) -> IdleVerdict | None:
     left = facts.kept_awake_until - now
     if left <= 0:
         return None
@@ -157,7 +159,7 @@ def _kept_awake(facts: Facts, now: float) -> Verdict | None:
     return _awake(f"kept awake for another {spoken(left)}{by}")
 
 
-def _at_work(facts: Facts, now: float) -> Verdict | None:
+def _at_work(facts: IdleFacts, now: float) -> IdleVerdict | None:
     if not facts.proxy_connected:
         return _awake("the proxy is not connected, and nobody is put to sleep without it")
     if facts.in_flight:
@@ -176,12 +178,12 @@ def _at_work(facts: Facts, now: float) -> Verdict | None:
     return None
 
 
-def _not_yet_quiet(facts: Facts, now: float) -> Verdict | None:
+def _not_yet_quiet(facts: IdleFacts, now: float) -> IdleVerdict | None:
     left = facts.idle_s - (now - _quiet_since(facts))
     return _awake(f"{left:.0f} s until idle") if left > 0 else None
 
 
-def _computing(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - one signature for all vetoes
+def _computing(facts: IdleFacts, now: float) -> IdleVerdict | None:  # noqa: ARG001 - one signature for all vetoes
     if facts.cpu_percent is None:
         return _awake("quiet, its CPU time is being measured")
     if facts.cpu_percent >= facts.cpu_quiet_percent:
@@ -190,7 +192,7 @@ def _computing(facts: Facts, now: float) -> Verdict | None:  # noqa: ARG001 - on
     return None
 
 
-def _just_woken(facts: Facts, now: float) -> Verdict | None:
+def _just_woken(facts: IdleFacts, now: float) -> IdleVerdict | None:
     left = facts.minimum_awake_s - (now - facts.awake_since)
     return _awake(f"woken a moment ago, {left:.0f} s of its minimum left") if left > 0 else None
 
@@ -199,7 +201,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-_VETOES: tuple[Callable[[Facts, float], Verdict | None], ...] = (
+_VETOES: tuple[Callable[[IdleFacts, float], IdleVerdict | None], ...] = (
     _not_running,
     _switched_off,
     _kept_awake,

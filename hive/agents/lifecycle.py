@@ -16,14 +16,14 @@ import msgspec
 
 from hive.agents.deepening import Deepening
 from hive.agents.depth import true_depth
-from hive.agents.line import Line
+from hive.agents.effects import Effects
 from hive.agents.pausing import LINK_LOST, Attempt, Pausing
 from hive.agents.reconcile import Action, Truth, reconcile
 from hive.agents.restarts import Restarts
 from hive.agents.starting import HIVE, OPERATOR, Starting
-from hive.agents.state import Answer, State, wrong_state
+from hive.agents.state import Answer, LifecycleState, wrong_state
+from hive.agents.wake_queue import WakeQueue
 from hive.agents.waking import Waking
-from hive.agents.world import World
 from hive.domain import ALIVE, AT_REST, Agent, AgentSpec, AgentStatus, SleepDepth, WakeCause
 from hive.errors import AgentBusy, HiveError, NotFound, NotSupported, Saturated, TimedOut, WrongState
 from hive.link.messages import WENT_DOWN, Open, Refused, Stat
@@ -33,11 +33,11 @@ RETRY_BUSY_S = 1.0
 RETRY_OTHER_S = 0.1
 
 
-class Life:
+class AgentLifecycle:
     """One agent, and whatever is being done to it. `line`: where wakes from deep sleep wait, the same for all."""
 
-    def __init__(self, agent: Agent, world: World, line: Line) -> None:
-        self._state = State(agent, world)
+    def __init__(self, agent: Agent, world: Effects, line: WakeQueue) -> None:
+        self._state = LifecycleState(agent, world)
         self._turns = self._state.turns
         self._world = world
         self._loop = asyncio.get_running_loop()
@@ -49,7 +49,9 @@ class Life:
 
     def __repr__(self) -> str:
         busy = ", in transition" if self._turns.taken else ""
-        return f"<Life {self.agent.name} {self.status} g{self.agent.generation}, {self.waiting} waiting{busy}>"
+        return (
+            f"<AgentLifecycle {self.agent.name} {self.status} g{self.agent.generation}, {self.waiting} waiting{busy}>"
+        )
 
     # How it is ----------------------------------------------------------------------------------------------------
 
@@ -67,12 +69,12 @@ class Life:
 
     @property
     def address(self) -> str:
-        """Where its port is reached (`AgentRow.address`), empty for 127.0.0.1."""
+        """The address of its port (`AgentRow.address`), empty for 127.0.0.1."""
         return self._state.address
 
     @property
     def started_spec(self) -> AgentSpec | None:
-        """What it was started with by this daemon; None where it was not."""
+        """The spec it was started with by this daemon; None where it was not."""
         return self._state.started_spec
 
     @property
@@ -92,7 +94,7 @@ class Life:
 
     @property
     def deep_failure(self) -> str:
-        """How the last try to page it out failed; empty after one that did not."""
+        """The failure of the last try to page it out; empty after a success."""
         return self._deepening.failure
 
     @property
@@ -102,27 +104,27 @@ class Life:
 
     @property
     def deep_note(self) -> str:
-        """Why it sleeps light although deep was tried; empty where it is awake, deep, or nothing was tried."""
+        """The reason for light sleep although deep was tried; empty where it is awake, deep, or nothing was tried."""
         return self._deepening.failure if self._state.sleeps_light else ""
 
     @property
     def kept_awake_until(self) -> float | None:
-        """Unix seconds; None where nobody keeps it awake, or no longer."""
+        """Unix seconds; None where nothing keeps it awake, or no longer."""
         return self.agent.keep_awake_until if self._state.kept_awake_for_s() > 0 else None
 
     @property
     def kept_awake_for_s(self) -> float:
-        """How much longer it is not put to sleep because it is idle; 0 or less where nobody wants that."""
+        """Seconds for which it is still kept from sleeping when idle; 0 or less where nothing keeps it awake."""
         return self._state.kept_awake_for_s()
 
     @property
     def kept_awake_by(self) -> str:
-        """Who wants that, empty where it was told to an earlier daemon."""
+        """The actor that keeps it awake, empty where an earlier daemon was asked."""
         return self._state.kept_awake_by
 
     @property
     def waiting(self) -> int:
-        """How many wait for it to be awake."""
+        """Number of callers waiting for it to be awake."""
         return len(self._state.waiting)
 
     @property
@@ -132,7 +134,7 @@ class Life:
 
     @property
     def restarts(self) -> Restarts:
-        """What its restart policy did, and does next."""
+        """The past and the next act of its restart policy."""
         return self._starting.restarts
 
     @property
@@ -181,28 +183,28 @@ class Life:
         await self._turns.take(lambda: self._change_spec(spec), "change")
 
     async def keep_awake(self, until: float | None, actor: str) -> None:
-        """It is not put to sleep because it is idle until then (Unix seconds); None ends that. It wakes nobody.
+        """Keeps it from being put to sleep for idleness until then (Unix seconds); None ends that. It wakes no agent.
 
         Outlives the daemon. An operator's pause is carried out all the same. Raises StoreFull and nothing is changed.
         """
         await self._turns.take(lambda: self._state.keep_awake(until, actor), "keep awake")
 
     def hold(self) -> None:
-        """Nobody puts it to sleep, an operator neither, until as many calls of `release`: a program runs inside."""
+        """Keeps it awake, against an operator's pause too, until as many calls of `release`: a program runs inside."""
         self._state.held += 1
 
     def release(self) -> None:
-        """The end of one `hold`; whoever waits to put it to sleep tries again."""
+        """Ends one `hold`; a pause that waits for it tries again."""
         self._state.held -= 1
         self._try_pause_again.set()
 
     @property
     def held(self) -> int:
-        """How many programs run inside for somebody."""
+        """Number of programs that callers run inside."""
         return self._state.held
 
     async def start_after_boot(self, why: str) -> None:
-        """Nobody asked for it (boot.py). Returns after the first try; what may pass is waited for by itself."""
+        """Starts it unasked (boot.py). Returns after the first try; it waits by itself for obstacles that may pass."""
         await self._turns.take(lambda: self._starting.after_boot(why), "start")
 
     async def resume(self, actor: str) -> None:
@@ -262,10 +264,10 @@ class Life:
                 await asyncio.wait_for(self._try_pause_again.wait(), min(left_s, retry_s))
 
     def wake(self, cause: WakeCause, answer: Answer, *, actor: str = "proxy") -> None:
-        """Somebody needs it awake; `answer` is called once, as soon as it is or will not be.
+        """Wakes it; `answer` is called once, as soon as it is awake or certain not to be.
 
-        A wake in `pausing` and one during a page-out win at once; in `starting` it waits; one that sleeps is thawed
-        once for all who wait, one that sleeps deep as soon as there is memory for it.
+        A wake wins at once over a pause and over a page-out; in `starting` it waits. A sleeping agent is thawed once
+        for all wakes that wait; one in deep sleep as soon as there is memory for it.
         """
         self._waking.ask(cause, answer, actor)
 
@@ -276,11 +278,11 @@ class Life:
         self._try_pause_again.set()
 
     def proxy_lost(self) -> None:
-        """Whatever the proxy acknowledged is void."""
+        """Drops all that the proxy acknowledged."""
         self._turns.interrupt(LINK_LOST)
 
     def helper_back(self) -> None:
-        """Whoever waits for the helper tries again."""
+        """Makes all that waited for the helper try again."""
         self._deepening.forget_failures()
         self._turns.interrupt("the helper was away")
 
@@ -328,7 +330,7 @@ class Life:
     # Inside a turn ------------------------------------------------------------------------------------------------
 
     async def _leave(self, work: Callable[[], Coroutine[Any, Any, None]], verb: str) -> None:
-        """Takes its turn, and whoever has it now in a wait lets go of it."""
+        """Takes its turn; the present holder of the turn, if it waits, gives it up."""
         self._state.leaving += 1
         self._turns.interrupt("it is being stopped")
         self._try_pause_again.set()

@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 
 from hive.agents.depth import FIRST_RETRY_S, retry_after_s
-from hive.agents.state import State, replaced, wrong_state
-from hive.agents.turns import Interrupted, outcome_of
+from hive.agents.state import LifecycleState, replaced, wrong_state
+from hive.agents.transition_lock import Interrupted, outcome_of
 from hive.agents.waking import Waking
 from hive.domain import AgentStatus
 from hive.errors import DependencyDown, HiveError, StoreFull, TimedOut, WrongState
@@ -20,10 +20,10 @@ LINK_LOST = "the proxy's link was lost"
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """How one try at sleep ended: `why_not` is None where it sleeps. `busy`: the proxy owes one `quiet`.
+    """The result of one try at sleep: `why_not` is None where it sleeps. `busy`: the proxy owes one `quiet`.
 
-    `hopeless`: what another try at once does not change: it cannot be recorded, it must not be frozen, its engine is
-    down.
+    `hopeless`: another try at once would fail too, because the state cannot be recorded, the agent must not be frozen,
+    or its engine is down.
     """
 
     why_not: str | None = None
@@ -36,13 +36,13 @@ class _Busy(Interrupted):
 
 
 _MAY_PASS = (DependencyDown, WrongState, TimedOut)
-"""What another try may find otherwise: the helper or the proxy is back, nobody wakes it in the middle."""
+"""Failures that another try may not meet: the helper or the proxy is back, no wake comes in the middle."""
 
 
 class Pausing:
-    """Puts one agent to sleep. `retry_at`: loop time before which nobody tries because it is idle."""
+    """Puts one agent to sleep. `retry_at`: loop time before which idleness alone causes no try."""
 
-    def __init__(self, state: State, waking: Waking) -> None:
+    def __init__(self, state: LifecycleState, waking: Waking) -> None:
         self._state = state
         self._waking = waking
         self._failures = 0
@@ -50,7 +50,7 @@ class Pausing:
         self.count = 0
 
     async def once(self, actor: str, reason: str, *, idle: bool = False) -> Attempt:
-        """One try, read from top to bottom. `idle`: nobody asked for it, so it gives way to what keeps awake."""
+        """One try, read from top to bottom. `idle`: nobody asked for it, so it gives way to all that keeps it awake."""
         state = self._state
         # 0. May it sleep at all?
         if state.status is AgentStatus.PAUSED:
@@ -66,7 +66,7 @@ class Pausing:
         freezing: asyncio.Task[object] | None = None
         try:
             await turns.unless_interrupted(world.save(state.agent))
-            # 2. The proxy closes the gate, or says who is at work.
+            # 2. The proxy closes the gate, or says that it is busy.
             _refuse_busy(await turns.unless_interrupted(world.gates.close(agent, generation)))
             # 3. Freeze.
             turns.go_on()
@@ -111,7 +111,7 @@ class Pausing:
         return None
 
     def _note_freeze(self, outcome: object) -> None:
-        """What cannot be frozen is left alone for a while. Raises the error that `outcome` is."""
+        """Notes a failed freeze: the agent is left alone for a while. Raises the error that `outcome` is."""
         if not isinstance(outcome, HiveError):
             return
         if not isinstance(outcome, DependencyDown):
@@ -120,7 +120,7 @@ class Pausing:
         raise outcome
 
     async def _undo(self, why: str, actor: str, freezing: asyncio.Task[object] | None) -> None:
-        """Back to running: thawed where a freeze was asked for, the gate open, whoever waited answered."""
+        """Goes back to running: thaws where a freeze was asked for, opens the gate, answers those that waited."""
         state, waking = self._state, self._waking
         slept = state.status is AgentStatus.PAUSED
         overtaken = freezing is not None and not freezing.done()

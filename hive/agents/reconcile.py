@@ -1,4 +1,4 @@
-"""What the record says and what is true, and therefore: what to do. Pure tables, no I/O."""
+"""The table from recorded state and true state to the action that brings them together. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hive.domain import AgentStatus, RestartPolicy
 
 
 class Truth(StrEnum):
-    """What the helper sees of an agent's processes (`Stat.state`); an agent it does not know is `gone`."""
+    """The state of an agent's processes as seen by the helper (`Stat.state`); an agent it does not know is `gone`."""
 
     RUNNING = "running"
     FROZEN = "frozen"
@@ -47,7 +47,7 @@ _TABLE: dict[AgentStatus, dict[Truth, Action]] = {
 
 
 def reconcile(status: AgentStatus, truth: Truth) -> Action:
-    """What to do about an agent recorded as `status` whose processes are as `truth` says.
+    """The action for an agent recorded as `status` whose processes are as `truth` says.
 
     >>> str(reconcile(AgentStatus.PAUSED, Truth.FROZEN)), str(reconcile(AgentStatus.PAUSING, Truth.FROZEN))
     ('keep', 'thaw')
@@ -75,8 +75,7 @@ def gate_of(status: AgentStatus) -> str:
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """What follows an end nobody asked for. `restart_in_s` is None where it is not started again; else `how` it ended,
-    in words."""
+    """The consequence of an unasked end: `restart_in_s`, None where it is not started again, or else `how` it ended."""
 
     status: AgentStatus
     reason: str
@@ -89,7 +88,7 @@ LONGEST_BACKOFF_S = 10.0
 
 
 def after_end(restart: RestartPolicy, exit_code: int | None, ends: int, limit: int, why: str = "") -> Ending:
-    """What follows an end nobody asked for.
+    """Decides the consequence of an end nobody asked for.
 
     `exit_code` None: nobody reaped it, which counts as a failure. `why`: what it does not tell, in words. `ends`:
     within the window, this one included; from `limit` on what restarts on failure only is not started again. `always`

@@ -1,4 +1,4 @@
-"""How often an agent was started again after it had ended, why, and when it will be next. Pure bookkeeping."""
+"""The restarts of an agent after its ends: number, reasons, and the time of the next. Pure bookkeeping."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 
 
 class Restarts:
-    """Of one agent, since it was started by somebody, or since this daemon's start.
+    """The restarts of one agent, since a caller started it, or since this daemon's start.
 
     `count`: ends that its restart policy answered with another start. `reason`: how it ended last, or what keeps it
     from starting; empty where neither was. `next_at`: Unix seconds of the next try, None where none is due.
@@ -50,7 +50,7 @@ class Restarts:
         self.next_at = None
 
     def forget(self) -> None:
-        """Somebody starts it: what was before does not matter any more."""
+        """Starts the count anew: it is started by a caller, and earlier ends do not matter any more."""
         self._ends.clear()
         self.count, self.reason, self.next_at = 0, "", None
 

@@ -1,4 +1,4 @@
-"""Every agent of this Hive, and whom the words of helper and proxy are for."""
+"""Every agent of this Hive; hands the words of helper and proxy to the agents they are for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 
 from hive.agents import boot
 from hive.agents.admission import FIRST
-from hive.agents.lifecycle import Life
-from hive.agents.line import Line
+from hive.agents.effects import Effects
+from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.state import GONE, Answer
-from hive.agents.turns import outcome_of
-from hive.agents.world import World
+from hive.agents.transition_lock import outcome_of
+from hive.agents.wake_queue import WakeQueue
 from hive.domain import Agent, AgentStatus, WakeCause
 from hive.errors import HiveError, NotFound
 from hive.link.messages import Activity, Refused
@@ -32,11 +32,11 @@ FOUND_AT_ONCE = 200
 class Roster:
     """The lives by id and by name, which never changes. `line`: where those woken from deep sleep wait for memory."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Effects) -> None:
         self._world = world
-        self.line = Line(world)
-        self._lives: dict[str, Life] = {}
-        self._by_name: dict[str, Life] = {}
+        self.line = WakeQueue(world)
+        self._lives: dict[str, AgentLifecycle] = {}
+        self._by_name: dict[str, AgentLifecycle] = {}
         self._names: list[str] = []
         """In their order."""
         self._sockets: set[str] = set()
@@ -45,14 +45,14 @@ class Roster:
     def __repr__(self) -> str:
         return f"<Roster {len(self._lives)} agents>"
 
-    def __iter__(self) -> Iterator[Life]:
+    def __iter__(self) -> Iterator[AgentLifecycle]:
         return iter(list(self._lives.values()))
 
     def __len__(self) -> int:
         return len(self._lives)
 
-    def add(self, agent: Agent) -> Life:
-        life = self._lives[agent.id] = Life(agent, self._world, self.line)
+    def add(self, agent: Agent) -> AgentLifecycle:
+        life = self._lives[agent.id] = AgentLifecycle(agent, self._world, self.line)
         if agent.name not in self._by_name:
             insort(self._names, agent.name)
         self._by_name[agent.name] = life
@@ -67,14 +67,14 @@ class Roster:
             del self._by_name[life.agent.name]
             del self._names[bisect_left(self._names, life.agent.name)]
 
-    def get(self, agent: str) -> Life | None:
-        """By id."""
+    def get(self, agent: str) -> AgentLifecycle | None:
+        """The life of the agent with this id."""
         return self._lives.get(agent)
 
-    def named(self, name: str) -> Life | None:
+    def named(self, name: str) -> AgentLifecycle | None:
         return self._by_name.get(name)
 
-    def by_name(self, *, after: str = "", limit: int | None = None) -> list[Life]:
+    def by_name(self, *, after: str = "", limit: int | None = None) -> list[AgentLifecycle]:
         """The lives in the order of their names, those behind `after`, at most `limit`."""
         first = bisect_right(self._names, after) if after else 0
         names = self._names[first:] if limit is None else self._names[first : first + limit]
@@ -84,8 +84,8 @@ class Roster:
         """Whether an agent's socket is called as that of one with this id would be."""
         return agent[:SOCKET_DIGITS] in self._sockets
 
-    def find(self, ref: str) -> Life:
-        """By id, else by name. Raises NotFound."""
+    def find(self, ref: str) -> AgentLifecycle:
+        """The life of the agent with this id, else of this name. Raises NotFound."""
         life = self._lives.get(ref) or self._by_name.get(ref)
         if life is None:
             raise NotFound(f"there is no agent {ref[:64]!r}", hint="hive agent list shows all")
@@ -94,7 +94,8 @@ class Roster:
     # The helper ---------------------------------------------------------------------------------------------------
 
     async def reconcile(self) -> None:
-        """After every (re)connect to the helper: it confirms who sleeps, thaws the rest, and each agent is put right.
+        """Reconciles after every (re)connect to the helper: it confirms the sleepers, thaws the rest; each is put
+        right.
 
         Returns when all are. Raises LinkLost, TimedOut.
         """
@@ -117,10 +118,10 @@ class Roster:
                 log.warning("agent_not_reconciled error=%s", outcome.message)
 
     async def start_after_boot(self) -> None:
-        """Once the first reconciliation is done: starts whom boot.py names, a few at a time, high tier first.
+        """Starts the agents boot.py names, once the first reconciliation is done: a few at a time, high tier first.
 
-        Once per daemon: whom Hive stops from then on it stops because it goes down. Returns when each of them runs or
-        could not be started. Raises what the store raises.
+        Once per daemon: an agent that Hive stops later is stopped because Hive goes down. Returns when each of them
+        runs or could not be started. Raises what the store raises.
         """
         if self._is_begun:
             return
@@ -131,7 +132,7 @@ class Roster:
         due.sort(key=lambda life: (FIRST[life.agent.spec.tier], life.agent.created_at))
         slots = asyncio.Semaphore(STARTS_AT_ONCE)
 
-        async def start(life: Life) -> None:
+        async def start(life: AgentLifecycle) -> None:
             async with slots:
                 outcome = await outcome_of(life.start_after_boot(whys[life]))
             if isinstance(outcome, HiveError):
@@ -153,12 +154,12 @@ class Roster:
     # The proxy ----------------------------------------------------------------------------------------------------
 
     def proxy_lost(self) -> None:
-        """Every pause under way aborts; who sleeps sleeps on."""
+        """Aborts every pause under way; sleeping agents sleep on."""
         for life in self:
             life.proxy_lost()
 
     def proxy_table(self, activity: Mapping[str, Activity]) -> None:
-        """A proxy (again) tells what waits: whoever sleeps with work waiting is woken."""
+        """Takes the table of activity of a (re)connected proxy: a sleeping agent with work waiting is woken."""
         for life in self:
             life.quiet()
             seen = activity.get(life.agent.id)
@@ -172,7 +173,7 @@ class Roster:
             life.quiet()
 
     def wake(self, agent: str, cause: str, answer: Answer) -> None:
-        """The proxy's ask. An agent nobody knows is refused."""
+        """The proxy's ask. An unknown agent is refused."""
         life = self.get(agent)
         if life is None:
             answer(Refused(agent=agent, generation=0, status="unknown"))

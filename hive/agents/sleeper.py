@@ -1,4 +1,4 @@
-"""The periodic check: gathers facts, lets idle.py decide, and puts to sleep whom it names."""
+"""The periodic check: gathers facts, lets idle.py decide, and puts to sleep the agents it names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 
 from hive.agents import idle
 from hive.agents.deepener import Deepener
-from hive.agents.idle import Facts, Verdict
-from hive.agents.lifecycle import Life
+from hive.agents.effects import Effects
+from hive.agents.idle import IdleFacts, IdleVerdict
+from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
-from hive.agents.turns import outcome_of
-from hive.agents.world import World
+from hive.agents.transition_lock import outcome_of
 from hive.domain import AgentStatus
 from hive.errors import HiveError
 from hive.link.messages import Activity, Stat
@@ -23,7 +23,7 @@ from hive.tasks import spawn
 log = logging.getLogger("hive.agents")
 
 STALE_CHECKS = 2.5
-"""A CPU figure whose measuring began longer ago than this many checks says nothing about the last one."""
+"""A CPU figure is stale once its measuring began longer ago than this many checks."""
 SHORTEST_SPAN_S = 0.5
 """CPU time over less than this says more about the clock than about the agent."""
 
@@ -37,9 +37,9 @@ class _Cpu(msgspec.Struct, frozen=True):
 
 
 class Sleeper:
-    """Knows what was seen last of every agent, for the verdict and for whoever asks why it is awake."""
+    """The last facts seen of every agent, for the verdict and for the sentence about why it is awake."""
 
-    def __init__(self, roster: Roster, world: World) -> None:
+    def __init__(self, roster: Roster, world: Effects) -> None:
         self._roster = roster
         self._world = world
         self._loop = asyncio.get_running_loop()
@@ -51,25 +51,25 @@ class Sleeper:
         self._deepener = Deepener(roster, world)
 
     def activity(self, agent: str) -> Activity:
-        """What the proxy saw of it last."""
+        """The last activity of it that the proxy saw."""
         return self._seen(agent)[0]
 
     def _seen(self, agent: str) -> tuple[Activity, float]:
-        """What the proxy saw of it last, and when."""
+        """The last activity of it that the proxy saw, and its time."""
         return self._seen_alone.get(agent) or (self._activity.get(agent, Activity()), self._seen_at)
 
-    def verdict(self, life: Life) -> Verdict:
-        """As things were seen last: would it be put to sleep now, and why (not)."""
+    def verdict(self, life: AgentLifecycle) -> IdleVerdict:
+        """The verdict on putting it to sleep, by the facts of the last look."""
         return idle.verdict(self._facts(life), self._loop.time())
 
-    def why(self, life: Life, stat: Stat | None, verdict: Verdict) -> str:
+    def why(self, life: AgentLifecycle, stat: Stat | None, verdict: IdleVerdict) -> str:
         """The verdict's sentence, and what the agent costs now by `stat` (None: the helper could not be asked)."""
         why = verdict.why
         costs = "" if stat is None else idle.cost(stat, self._percent(life, stat))
         return f"{why}; costs {costs}" if costs else why
 
-    def _percent(self, life: Life, stat: Stat) -> float | None:
-        """Of a core since its CPU time was read last, where that was not long ago."""
+    def _percent(self, life: AgentLifecycle, stat: Stat) -> float | None:
+        """CPU use in per cent of a core since its CPU time was last read; None where that was long ago."""
         before, now = self._cpu.get(life.agent.id), self._loop.time()
         if before is None or before.at < max(life.awake_since, self._oldest()):
             return None
@@ -107,9 +107,9 @@ class Sleeper:
             self._seen_alone.clear()
 
     async def check(self) -> None:
-        """One round. The proxy is asked once for all, the helper only about those who may be idle by the next check.
+        """One round. The proxy is asked once for all, the helper only about agents that may be idle by the next check.
 
-        Who sleeps costs this round nothing but a look at its status.
+        A sleeping agent costs this round nothing but a look at its status.
         """
         awake = [life for life in self._roster if life.status is AgentStatus.RUNNING]
         if not awake:
@@ -126,14 +126,14 @@ class Sleeper:
             if found.sleep:
                 spawn(self._put_to_sleep(life, found.why), name=f"idle {life.agent.name}")
 
-    async def _put_to_sleep(self, life: Life, why: str) -> None:
+    async def _put_to_sleep(self, life: AgentLifecycle, why: str) -> None:
         attempt = await outcome_of(life.fall_asleep(why))
         if isinstance(attempt, HiveError):
             log.info("agent_not_paused agent=%s why=%s", life.agent.name, attempt.message)
         elif attempt.why_not is not None:
             log.info("agent_not_paused agent=%s why=%s", life.agent.name, attempt.why_not)
 
-    async def _measure(self, lives: list[Life]) -> None:
+    async def _measure(self, lives: list[AgentLifecycle]) -> None:
         if not lives:
             self._cpu.clear()
             return
@@ -154,12 +154,12 @@ class Sleeper:
             measured[life.agent.id] = _Cpu(stat.cpu_us, now, percent)
         self._cpu = measured
 
-    def _facts(self, life: Life) -> Facts:
+    def _facts(self, life: AgentLifecycle) -> IdleFacts:
         settings, agent = self._world.settings, life.agent
         seen, seen_at = self._seen(agent.id)
         cpu = self._cpu.get(agent.id)
         idle_s = agent.spec.idle_s
-        return Facts(
+        return IdleFacts(
             status=agent.status,
             since=agent.since,
             reason=agent.reason,

@@ -1,4 +1,4 @@
-"""What an operator may ask of an agent: read from TOML, checked at every door, written back as TOML."""
+"""The part of an agent that an operator may set: read from TOML, checked at every entrance, written back as TOML."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _external(spec: AgentSpec) -> AgentSpec:
 
 
 def _check_runtime(spec: AgentSpec, find: FindProgram) -> list[str]:
-    """What belongs to its runtime is there, and nothing of another one; the command as the runtime takes it."""
+    """Checks the tables of the runtimes: its own is there and no other. Returns the command as the runtime takes it."""
     for kind, table in ((RuntimeKind.DOCKER, spec.docker), (RuntimeKind.FIRECRACKER, spec.firecracker)):
         if table is None and spec.runtime is kind:
             raise BadRequest(f"{kind}: missing", hint=f"the runtime {kind} needs it")
@@ -260,7 +260,7 @@ def check_toml(text: str) -> AgentSpec:
 
 
 def _in_toml(error: BadRequest) -> str:
-    """Its hint for who writes TOML.
+    """Its hint for a reader that writes TOML.
 
     >>> _in_toml(BadRequest("docker: missing")), _in_toml(BadRequest("port: 0", hint="another"))
     ('runtime = "docker" needs a table [docker]', 'another')

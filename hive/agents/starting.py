@@ -1,4 +1,4 @@
-"""Start, end, and what follows an end nobody asked for."""
+"""Starting and ending an agent, and the consequences of an end nobody asked for."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 from hive.agents.reconcile import FIRST_BACKOFF_S, Truth, after_end
 from hive.agents.restarts import Restarts
-from hive.agents.state import State, replaced, wrong_state
-from hive.agents.turns import outcome_of
+from hive.agents.state import LifecycleState, replaced, wrong_state
+from hive.agents.transition_lock import outcome_of
 from hive.agents.waking import Waking
 from hive.domain import ALIVE, AT_REST, AgentStatus
 from hive.errors import DependencyDown, HiveError, NotFound, TimedOut, WrongState
@@ -26,7 +26,7 @@ OPERATOR, HIVE = "operator", "hive"
 class Starting:
     """Starts and ends one agent's process."""
 
-    def __init__(self, state: State, waking: Waking) -> None:
+    def __init__(self, state: LifecycleState, waking: Waking) -> None:
         self._state = state
         self._waking = waking
         self.restarts = Restarts()
@@ -88,7 +88,7 @@ class Starting:
             state.agent = changed
 
     async def end(self, actor: str, reason: str, *, by: str = "", is_last: bool = False) -> None:
-        """Whatever lives of it is asked to end, and killed after the grace."""
+        """Asks all of its processes to end, and kills them after the grace."""
         state = self._state
         state.become(AgentStatus.STOPPING, reason, actor, bump=True, stopped_by=by)
         state.world.gates.refuse(state.agent)
@@ -119,7 +119,7 @@ class Starting:
         await self._start_again(ending.restart_in_s)
 
     async def _to_be_started(self, reason: str) -> None:
-        """`starting` from now on: whoever calls it waits."""
+        """Sets `starting`: calls of it wait from now on."""
         state = self._state
         state.started_spec = None
         state.become(AgentStatus.STARTING, reason, "hive", bump=True)
@@ -134,7 +134,7 @@ class Starting:
         """Starts it where it is still to be: meanwhile an operator may have thought otherwise.
 
         One try. Where something is away that it needs (a proxy, an engine, systemd that is busy), it is tried again by
-        itself, and nobody else waits for that.
+        itself, and no caller waits for that.
         """
         state = self._state
         if state.status in AT_REST:
@@ -181,7 +181,7 @@ class Starting:
     async def rest(
         self, status: AgentStatus, reason: str, actor: str, *, stopped_by: str = "", is_last: bool = False
     ) -> None:
-        """It is at rest: nothing of it lives, and nobody waits for it."""
+        """It is at rest: no process of it lives, and no caller waits for it."""
         state = self._state
         state.gone, state.pid, state.started_spec = False, None, None
         self.restarts.tried()

@@ -1,4 +1,4 @@
-"""What is known of one agent, in memory and on its way to SQLite. The one place where its state changes."""
+"""The state of one agent, in memory and on its way to SQLite. The one place where it changes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from hive.agents.effects import Effects
 from hive.agents.reconcile import Truth
-from hive.agents.turns import Turns
-from hive.agents.world import World
+from hive.agents.transition_lock import TransitionLock
 from hive.domain import AT_REST, Agent, AgentSpec, AgentStatus, SleepDepth
 from hive.errors import HiveError, WrongState
 from hive.link.messages import Open, Refused, Stat
@@ -23,21 +23,21 @@ RECORD_AGAIN_S = 1.0
 GONE = Stat(state=Truth.GONE)
 
 
-class State:
-    """Memory decides, SQLite records. Shared by what acts on one agent; only who has the turn changes the record.
+class LifecycleState:
+    """The state of one agent: memory decides, SQLite records. Shared by its acts; only the turn's holder changes it.
 
     `leaving`: stops, restarts, removals that wait for their turn. `held`: programs inside that keep it awake. `gone`:
-    its main process ended and nobody has acted on that yet. `waiting`: whoever is to be told when it is awake, or will
-    not be. `awake_since`, `asleep_since`: loop time of its last start or wake, and of its last sleep, or of this
-    daemon's start where it slept before. `swap_bytes`: what of a deep sleeper was in swap when that was looked at last.
-    `kept_awake_by`: who wants that, empty where an earlier daemon was told.
+    its main process ended and that is not acted on yet. `waiting`: callbacks for when it is awake, or certain not to
+    be. `awake_since`, `asleep_since`: loop time of its last start or wake, and of its last sleep, or of this
+    daemon's start where it slept before. `swap_bytes`: a deep sleeper's memory in swap at the last look.
+    `kept_awake_by`: the actor that asked for it, empty where an earlier daemon was asked.
     """
 
-    def __init__(self, agent: Agent, world: World) -> None:
+    def __init__(self, agent: Agent, world: Effects) -> None:
         self.agent = agent
         self.world = world
         self.loop = asyncio.get_running_loop()
-        self.turns = Turns(agent.name)
+        self.turns = TransitionLock(agent.name)
         self.leaving = 0
         self.held = 0
         self.gone = False
@@ -65,21 +65,21 @@ class State:
         self.take(replaced(self.agent, status, reason, bump=bump, stopped_by=stopped_by), actor)
 
     def take(self, agent: Agent, actor: str) -> None:
-        """As `become`, with what has been recorded already."""
+        """Takes a record that is already written; else as `become`."""
         before, self.agent = self.agent, agent
         if agent.status is AgentStatus.PAUSED and before.status is not AgentStatus.PAUSED:
             self.asleep_since, self.swap_bytes = self.loop.time(), 0
         self.world.changed(before, agent, actor)
 
     async def keep_awake(self, until: float | None, actor: str) -> None:
-        """Recorded first: it outlives this daemon. `until`: Unix seconds. Raises what `World.save` raises."""
+        """Recorded first: it outlives this daemon. `until`: Unix seconds. Raises what `Effects.save` raises."""
         changed = msgspec.structs.replace(self.agent, keep_awake_until=until)
         await self.world.save(changed)
         self.agent, self.kept_awake_by = changed, actor
         self._keep_awake_until = self._loop_time_of(until)
 
     def kept_awake_for_s(self) -> float:
-        """How much longer it is not to sleep because it is idle; 0 or less where nobody wants that."""
+        """Seconds for which it is still kept from sleeping when idle; 0 or less where nothing keeps it awake."""
         return self._keep_awake_until - self.loop.time()
 
     def _loop_time_of(self, at: float | None) -> float:
@@ -121,7 +121,7 @@ class State:
         agent = self.agent.id
         return (await self.world.helper.stat([agent])).get(agent, GONE)
 
-    # Whoever waits for it to be awake -----------------------------------------------------------------------------
+    # Callers that wait for it to be awake -----------------------------------------------------------------------------
 
     @property
     def opened(self) -> Open:

@@ -1,4 +1,4 @@
-"""What waking costs: how long wakes took, and what caused them. Pure bookkeeping, bounded."""
+"""The cost of waking: durations of wakes, and their causes. Pure bookkeeping, bounded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import Counter, deque
 from hive.domain import WakeCause
 
 
-class WakeTimes:
+class WakeDurations:
     """The last `window` wakes in milliseconds, and a count of all by cause.
 
-    >>> times = WakeTimes(window=3)
+    >>> times = WakeDurations(window=3)
     >>> for took_ms in (9.0, 1.0, 2.0, 3.0):
     ...     times.add(WakeCause.INGRESS, took_ms)
     >>> times.percentile(50), times.percentile(99), times.count
@@ -22,7 +22,7 @@ class WakeTimes:
         self._causes: Counter[WakeCause] = Counter()
 
     def __repr__(self) -> str:
-        return f"<WakeTimes {self.count} wakes, {len(self._took_ms)} kept>"
+        return f"<WakeDurations {self.count} wakes, {len(self._took_ms)} kept>"
 
     def add(self, cause: WakeCause, took_ms: float) -> None:
         self._causes[cause] += 1

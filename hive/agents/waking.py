@@ -1,5 +1,7 @@
-"""From asleep to awake: acts first and records after. One wake for all who wait, and one from deep sleep as soon as
-there is memory for it (line.py)."""
+"""The way from asleep to awake: acts first and records after.
+
+One thaw for all wakes that wait; from deep sleep as soon as there is memory for it (wake_queue.py).
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from hive.agents.line import Line
-from hive.agents.state import Answer, State
+from hive.agents.state import Answer, LifecycleState
+from hive.agents.wake_queue import WakeQueue
 from hive.domain import AgentStatus, SleepDepth, WakeCause
 from hive.errors import HiveError, NotFound, WrongState
 
@@ -20,7 +22,7 @@ END_TOLD_WITHIN_S = 1.0
 
 _WAKEABLE = frozenset({AgentStatus.STARTING, AgentStatus.PAUSING, AgentStatus.PAUSED, AgentStatus.RESUMING})
 _HAVE_NO_REQUEST = frozenset({WakeCause.SCHEDULE, WakeCause.OPERATOR})
-"""No activity follows that the proxy would see: who is awake already stays so for as long as one that was woken."""
+"""Causes after which the proxy sees no activity: an awake agent stays awake as long as after a wake."""
 
 
 class Waking:
@@ -29,7 +31,7 @@ class Waking:
     `last`: milliseconds from the first ask to the open gate, and the cause.
     """
 
-    def __init__(self, state: State, line: Line, *, on_lost: Callable[[], None]) -> None:
+    def __init__(self, state: LifecycleState, line: WakeQueue, *, on_lost: Callable[[], None]) -> None:
         self._state = state
         self._line = line
         self._on_lost = on_lost
@@ -62,7 +64,7 @@ class Waking:
         self._state.turns.follow(self._wake_up, "wake")
 
     def fell_asleep(self) -> None:
-        """Whatever memory it was to get back it does not need any more."""
+        """Gives up its place in the line for memory."""
         self._line.leave(self._state.agent.id)
 
     def nobody_waits(self) -> None:
@@ -110,7 +112,7 @@ class Waking:
         return False
 
     async def running(self, reason: str, actor: str, *, woke: bool = False, bump: bool = False) -> None:
-        """It runs: the gate opens, whoever waited is answered, and only then it is recorded."""
+        """Notes that it runs: the gate opens, those that waited are answered, and only then it is recorded."""
         state, depth = self._state, self._state.agent.depth
         if state.status is not AgentStatus.PAUSING:
             state.awake_since = state.loop.time()

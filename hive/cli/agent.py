@@ -9,15 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import AgentName, Answer, Call, Tail
+from hive.cli.call import AgentName, Answer, CommandCall, Tail
 from hive.cli.text import ago, fields, harmless, milliseconds, number, size, span, state_of, table
-from hive.control.client import path_of
+from hive.client.client import path_of
 from hive.errors import BadRequest, UsageError
 from hive.terminal_text import MASK
 
 
 def show(
-    call: Call,
+    call: CommandCall,
     name: AgentName,
     tokens: Annotated[bool, typer.Option("--tokens", help="Also how to reach it: addresses with secrets.")] = False,
 ) -> None:
@@ -36,7 +36,7 @@ def show(
 
 
 def logs(
-    call: Call,
+    call: CommandCall,
     name: AgentName,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as the agent writes.")] = False,
     tail: Tail = 100,
@@ -56,7 +56,7 @@ def logs(
 
 
 def usage(
-    call: Call,
+    call: CommandCall,
     name: AgentName,
     since: Annotated[
         str, typer.Option("--since", "--period", metavar="N(s|m|h|d)", help="How far back; --period is the same.")
@@ -135,14 +135,14 @@ def _prompt(view: Answer) -> str:
 
 
 def _depth(view: Answer) -> str:
-    """How deep it sleeps, how deep it should, and what stands between."""
+    """The depth of its sleep, the depth it should have, and the obstacle between."""
     goal = f", {view['depth_goal']} is wanted" if view["depth_goal"] != view["depth"] else ""
     note = f": {view['deep_note']}" if view["deep_note"] else ""
     return "" if view["depth"] == "awake" and not goal and not note else f"{view['depth']}{goal}{note}"
 
 
 def _restarts(view: Answer, now: float) -> str:
-    """How often its policy started it again, after what, and when that is tried next."""
+    """The restarts by its policy: their number, the last reason, and the time of the next try."""
     if not view["restarts"] and view["next_start_at"] is None:
         return ""
     reason = f", last: {view['restart_reason']}" if view["restart_reason"] else ""
@@ -158,7 +158,7 @@ def _coming(at: float | None, now: float) -> str:
 
 
 def _runtime(view: Answer) -> str:
-    """What it runs in; nothing of plain processes."""
+    """The sandbox it runs in; empty for plain processes."""
     if view["docker"] is not None:
         return f"docker, image {view['docker']['image']}"
     return f"firecracker, {view['firecracker']['rootfs']}" if view["firecracker"] is not None else ""
@@ -180,11 +180,11 @@ def _limits(view: Answer) -> str:
         "" if view["egress"] is None else f"network: {', '.join([*view['egress'], 'Hive'])}",
     ]
     said = ", ".join(filter(None, told))
-    return f"{said} ({view['limits_not_enforced']})" if view["limits_not_enforced"] else said
+    return f"{said or 'none'} ({view['limits_not_enforced']})" if view["limits_not_enforced"] else said
 
 
 def _capabilities(view: Answer) -> list[tuple[str, str]]:
-    """What its runtime is good for here, and why not; for the same reason in one.
+    """The abilities of its runtime here, with the reason against each; those with the same reason in one.
 
     >>> _capabilities({"capabilities": {"start": "no engine", "pause": "no engine", "deep_sleep": "", "exec": ""}})
     [('start, pause', 'no engine'), ('deep sleep, exec', '')]

@@ -14,8 +14,8 @@ import typer
 
 from hive.agents.spec import check_toml, to_toml
 from hive.cli.agent_spec import START_S, of_view, plain, plan_text, read_toml
-from hive.cli.call import AgentName, Answer, Call, report
-from hive.control.client import path_of
+from hive.cli.call import AgentName, Answer, CommandCall, report
+from hive.client.client import path_of
 from hive.domain import AgentSpec
 from hive.errors import BadRequest, HiveError, UsageError, WrongState
 
@@ -24,7 +24,7 @@ EDITORS = ("sensible-editor", "editor", "nano", "vi")
 """Taken where neither VISUAL nor EDITOR names one: the first that is installed."""
 
 
-def edit(call: Call, name: AgentName) -> None:
+def edit(call: CommandCall, name: AgentName) -> None:
     """Opens an agent's description in an editor and applies what was saved; says what that means.
 
     The editor is VISUAL's or EDITOR's. A description that is refused is opened again, or kept and its place told.
@@ -66,7 +66,7 @@ def editor(env: Mapping[str, str], *, is_terminal: bool) -> list[str]:
     return [found]
 
 
-def _edited(call: Call, before: AgentSpec, command: list[str], file: Path) -> Answer:
+def _edited(call: CommandCall, before: AgentSpec, command: list[str], file: Path) -> Answer:
     """Raises what is wrong with what was written, unless the person has another go at it."""
     while True:
         _open(command, file)
@@ -93,7 +93,7 @@ def _open(command: list[str], file: Path) -> None:
         raise HiveError(f"{command[0]} ended with {code}: nothing is changed")
 
 
-def _applied(call: Call, before: AgentSpec, file: Path) -> Answer:
+def _applied(call: CommandCall, before: AgentSpec, file: Path) -> Answer:
     """Raises BadRequest, WrongState where somebody else changed it meanwhile."""
     if not _is_changed(file, before):
         return {"name": before.name, "created": False, "dry_run": False, "changes": [], "restart_needed": False}

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hive.cli.call import AgentName, Call
-from hive.control.client import error_of
+from hive.cli.call import AgentName, CommandCall
+from hive.client.client import error_of
 from hive.errors import HiveError, NotFound, NotPermitted, UsageError
 
 if TYPE_CHECKING:
-    from hive.control.exec_caller import ExecCaller
+    from hive.client.exec_caller import ExecCaller
 
 READ_BYTES = 65536
 FAILED, NOT_EXECUTED, NOT_FOUND = 125, 126, 127
@@ -28,7 +28,7 @@ run, one that is not there."""
 
 
 def exec_(
-    call: Call,
+    call: CommandCall,
     name: AgentName,
     command: Annotated[
         list[str], typer.Argument(metavar="-- CMD...", help="The program and its arguments.", show_default=False)
@@ -65,7 +65,7 @@ def _code_of(error: HiveError) -> int:
     return NOT_EXECUTED if isinstance(error, NotPermitted) else FAILED
 
 
-def _run(call: Call, name: str, command: list[str], *, has_input: bool, has_terminal: bool) -> int:
+def _run(call: CommandCall, name: str, command: list[str], *, has_input: bool, has_terminal: bool) -> int:
     if has_terminal and has_input and not sys.stdin.isatty():
         raise UsageError("--tty wants a terminal, and stdin is none", hint="leave out -t")
     query: dict[str, str | int] = {"stdin": int(has_input), "tty": int(has_terminal)}
@@ -82,7 +82,7 @@ def _run(call: Call, name: str, command: list[str], *, has_input: bool, has_term
         return _told(call, caller)
 
 
-def _told(call: Call, caller: ExecCaller) -> int:
+def _told(call: CommandCall, caller: ExecCaller) -> int:
     """Its output, as it comes; its exit code. Raises HiveError."""
     for stream, piece in caller.pieces():
         if isinstance(piece, dict):
@@ -94,7 +94,7 @@ def _told(call: Call, caller: ExecCaller) -> int:
     raise HiveError("the program ended without a word of how")
 
 
-def _ended(call: Call, told: dict[str, object]) -> int:
+def _ended(call: CommandCall, told: dict[str, object]) -> int:
     if "code" in told:
         raise error_of(told)
     code = told["exit_code"]
@@ -106,14 +106,14 @@ def _ended(call: Call, told: dict[str, object]) -> int:
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """All of it, past Python's own buffers. Raises BrokenPipeError where nobody reads."""
+    """All of it, past Python's own buffers. Raises BrokenPipeError where no reader is left."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
 
 
 def _send_input(caller: ExecCaller) -> None:
-    """To its end, or for as long as the program is there: a thread that ends with this process."""
+    """Sends the input to its end, or until the program is gone; a thread that ends with this process."""
     with suppress(OSError):  # a terminal that is gone
         while data := os.read(sys.stdin.fileno(), READ_BYTES):
             if not caller.send(data):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
@@ -11,24 +10,24 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from hive.cli.call import Answer, Call, flush, out
-from hive.cli.text import STATES, milliseconds, narrowed, number, size, span, state_of, table
+from hive.cli.call import Answer, CommandCall, flush, out
+from hive.cli.fitted import fitted
+from hive.cli.text import STATES, milliseconds, number, size, span, state_of
 from hive.errors import DependencyDown, TimedOut, UsageError, did_you_mean
-from hive.terminal_text import wants_colour
 
 ON_A_TERMINAL = 100
-"""Agents in a table that somebody reads."""
+"""Agents in a table for a person."""
 LOOK_S = 2.0
 """Between two looks of --watch: a thousand agents cost the daemon some 100 ms."""
 HEADERS = ("NAME", "STATUS", "SINCE", "REQUESTS", "TOKENS IN / OUT", "RAM", "WAKES", "LAST WAKE", "WHY")
 DROPPED = ("LAST WAKE", "TOKENS IN / OUT", "WAKES", "REQUESTS", "SINCE", "RAM", "WHY", "STATUS")
-"""What gives way where the terminal is narrow, the first one first. The name is what the next command wants."""
+"""Columns in the order in which they give way on a narrow terminal. The name stays: the next command needs it."""
 COLOURS = {"running": "32", "paused": "36", "error": "1;31", "stopped": "2", "created": "2"}
 """Of a state; any other one is on its way from one to another: yellow."""
 
 
-class Chosen(NamedTuple):
-    """Which agents are listed: of these states, where there are any, and of this tenant."""
+class AgentFilter(NamedTuple):
+    """The agents listed: of these states, where there are any, and of this tenant."""
 
     states: Sequence[str] = ()
     tenant: str | None = None
@@ -42,11 +41,11 @@ class Chosen(NamedTuple):
         return of + (f" is {' or '.join(self.states)}" if self.states else "")
 
 
-EVERY = Chosen()
+EVERY = AgentFilter()
 
 
 def list_agents(
-    call: Call,
+    call: CommandCall,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Names only, one a line.")] = False,
     every: Annotated[bool, typer.Option("--all", "-a", help="On a terminal too, each of them.")] = False,
     state: Annotated[
@@ -69,7 +68,7 @@ def list_agents(
       hive ps -q | xargs hive agent stop
       hive agent list --json | jq '.agents[] | select(.status == "paused") | .name'
     """
-    chosen = Chosen(_known(state or []), tenant)
+    chosen = AgentFilter(_known(state or []), tenant)
     if watch:
         _watch(call, chosen, is_possible=not (quiet or every or call.as_json) and sys.stdout.isatty())
         return
@@ -94,7 +93,7 @@ def _known(states: list[str]) -> list[str]:
     return states
 
 
-def _found(call: Call, chosen: Chosen, *, limit: int | None) -> tuple[list[Answer], int]:
+def _found(call: CommandCall, chosen: AgentFilter, *, limit: int | None) -> tuple[list[Answer], int]:
     """The agents, at most `limit`, and how many there are. Asks for no more of them than are told."""
     if limit is not None and chosen == EVERY:
         page = next(call.client.agents(limit=limit))
@@ -103,7 +102,7 @@ def _found(call: Call, chosen: Chosen, *, limit: int | None) -> tuple[list[Answe
     return agents[:limit], len(agents)
 
 
-def _none(call: Call, chosen: Chosen) -> str:
+def _none(call: CommandCall, chosen: AgentFilter) -> str:
     if chosen != EVERY and (total := next(call.client.agents(limit=1, short=True))["total"]):
         return f"no agent{chosen}; there are {number(total)} in all"
     return "there is no agent yet: hive agent create NAME -- COMMAND makes one (hive agent create --help)"
@@ -126,15 +125,7 @@ def listed(agents: list[Answer]) -> str:
         ]
         for agent in agents
     ]
-    if not sys.stdout.isatty():
-        return table(HEADERS, rows)
-    width = shutil.get_terminal_size().columns
-    headers, kept = narrowed(HEADERS, rows, columns=width, drop=DROPPED, prose="WHY")
-    return (
-        table(headers, kept, colour=colour_of)
-        if wants_colour(is_terminal=True, env=os.environ)
-        else table(headers, kept)
-    )
+    return fitted(HEADERS, rows, drop=DROPPED, prose="WHY", colour=colour_of)
 
 
 def colour_of(header: str, cell: str) -> str:
@@ -146,7 +137,7 @@ def colour_of(header: str, cell: str) -> str:
     return COLOURS.get(cell.partition(" ")[0], "33") if header == "STATUS" else ""
 
 
-def _watch(call: Call, chosen: Chosen, *, is_possible: bool) -> None:
+def _watch(call: CommandCall, chosen: AgentFilter, *, is_possible: bool) -> None:
     """Draws what fits on the screen until Ctrl-C; the terminal is afterwards as it was.
 
     A daemon that is gone is said, and looked for again.
@@ -172,7 +163,7 @@ def _watch(call: Call, chosen: Chosen, *, is_possible: bool) -> None:
         flush()
 
 
-def _screen(call: Call, chosen: Chosen) -> str:
+def _screen(call: CommandCall, chosen: AgentFilter) -> str:
     width, height = shutil.get_terminal_size()
     room = max(1, height - 3)
     agents, total = _found(call, chosen, limit=room)

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from hive.cli.call import AgentName, Answer, Call
-from hive.cli.text import AT_REST, ago, number, one_line, size, status, table
-from hive.control.client import path_of
+from hive.cli.call import AgentName, Answer, CommandCall
+from hive.cli.fitted import fitted
+from hive.cli.text import AT_REST, ago, number, one_line, size, status
+from hive.client.client import path_of
 from hive.errors import BadRequest, HiveError, TimedOut, UsageError
 
 ASKED_AGAIN_S = 60
@@ -19,7 +20,7 @@ SHOWN_CHARS = 40
 
 
 def send(
-    call: Call,
+    call: CommandCall,
     name: AgentName,
     text: Annotated[str, typer.Argument(metavar="TEXT|-", help="What to say; `-` reads stdin.")],
     wait: Annotated[bool, typer.Option("--wait", "-w", help="Return once the agent has accepted it.")] = False,
@@ -48,7 +49,7 @@ def send(
 
 
 def messages(
-    call: Call,
+    call: CommandCall,
     name: AgentName,
     drop: Annotated[str | None, typer.Option("--drop", metavar="ID", help="Forget this one instead.")] = None,
 ) -> None:
@@ -69,7 +70,7 @@ def messages(
 
 
 def _stdin() -> str:
-    """What the daemon takes; more is not even read."""
+    """The text on stdin, as much as the daemon takes; more is not even read."""
     from hive.domain import MESSAGE_MAX_BYTES  # 20 ms of start-up
 
     try:
@@ -81,7 +82,7 @@ def _stdin() -> str:
         raise BadRequest("stdin: not UTF-8") from None
 
 
-def _accepted(call: Call, name: str, sent: Answer, timeout_s: float | None) -> Answer:
+def _accepted(call: CommandCall, name: str, sent: Answer, timeout_s: float | None) -> Answer:
     """The message once the agent has accepted it. Raises TimedOut, HiveError where the agent refuses it."""
     if sent["status"] in AT_REST:
         call.say(f"{sent['name']} is {status(sent['status'])}: the message waits until it is started")
@@ -128,7 +129,8 @@ def _listed(answer: Answer) -> str:
     ]
     if not rows:
         return f"no message waits for {answer['name']}"
-    said = table(["ID", "SENT", "FROM", "STATE", "TRIES", "SIZE", "TEXT", "LAST ERROR"], rows)
+    headers = ["ID", "SENT", "FROM", "STATE", "TRIES", "SIZE", "TEXT", "LAST ERROR"]
+    said = fitted(headers, rows, drop=("SIZE", "FROM", "TRIES", "TEXT", "SENT", "LAST ERROR"), prose="LAST ERROR")
     why = answer["why"]
     is_told = not why or any(message["last_error"] == why for message in answer["messages"])
     return said if is_told else f"{said}\n{one_line(why)}"

@@ -1,4 +1,4 @@
-"""What is kept of an agent's responses: how much, and deleting it."""
+"""An agent's kept responses: how much there is, and deleting it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from hive.cli.call import AgentName, Answer, Call
+from hive.cli.call import AgentName, Answer, CommandCall
 from hive.cli.text import ago, fields, number, size
-from hive.control.client import path_of
+from hive.client.client import path_of
 
 
 def responses(
-    call: Call,
+    call: CommandCall,
     name: AgentName,
     delete: Annotated[bool, typer.Option("--delete", help="Delete all of them instead.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

@@ -11,9 +11,9 @@ import typer
 
 from hive.agents.spec import PROMPT_MAX_BYTES, TOML_MAX_BYTES, check, check_toml, to_toml
 from hive.cli.agent_steer import refuse_failed, say_lacking
-from hive.cli.call import AgentName, Answer, Call
+from hive.cli.call import AgentName, Answer, CommandCall
 from hive.cli.text import harmless
-from hive.control.client import path_of
+from hive.client.client import path_of
 from hive.domain import AgentSpec, DockerSpec, Limits, RestartPolicy, RuntimeKind, Tier
 from hive.errors import BadRequest, UsageError
 
@@ -23,13 +23,13 @@ IN_FLAGS = {
     "docker: missing": "say --image",
     "docker: the runtime": "--image goes with --runtime docker",
 }
-"""What is wrong with a description, and what to type about it."""
+"""A fault in a description → the flags to type about it."""
 _MIB = {"k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
 _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,3})?)([kmgt])(?:i?b)?", re.IGNORECASE)
 
 
 def create(
-    call: Call,
+    call: CommandCall,
     name: Annotated[str, typer.Argument(metavar="NAME", help="A letter a-z, then up to 39 of a-z, 0-9 and -.")],
     command: Annotated[
         list[str] | None, typer.Argument(metavar="[COMMAND]", help="What it runs; write `--` before it.")
@@ -107,7 +107,7 @@ def create(
 
 
 def apply(
-    call: Call,
+    call: CommandCall,
     file: Annotated[str, typer.Argument(metavar="FILE", help="TOML, or JSON; `-` reads stdin.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would change.")] = False,
 ) -> None:
@@ -126,7 +126,7 @@ def apply(
     call.show("agent.apply", answer, lambda: plan_text(spec.name, answer))
 
 
-def export(call: Call, name: AgentName) -> None:
+def export(call: CommandCall, name: AgentName) -> None:
     """Prints an agent's description as TOML that `hive agent apply` takes.
 
     Examples:
@@ -138,7 +138,7 @@ def export(call: Call, name: AgentName) -> None:
 
 
 def _checked(spec: AgentSpec) -> AgentSpec:
-    """`check` for who writes flags. Raises BadRequest."""
+    """Checks as `check` does, with hints for a user of flags. Raises BadRequest."""
     try:
         return check(spec)
     except BadRequest as error:
@@ -165,7 +165,7 @@ def _prompt(path: Path) -> str:
 
 
 def read_toml(file: str) -> str:
-    """What is in a file, `-` for stdin. Raises UsageError, BadRequest."""
+    """The text of a file, `-` for stdin. Raises UsageError, BadRequest."""
     try:
         data = sys.stdin.buffer.read(TOML_MAX_BYTES + 1) if file == "-" else _bytes_of(Path(file))
         return data.decode()
@@ -222,7 +222,7 @@ def _mebibytes(text: str) -> int:
 
 
 def plan_text(name: str, answer: Answer) -> str:
-    """What was changed or would be, a line for each field."""
+    """The changes made, or to be made, a line for each field."""
     would = "would be " if answer["dry_run"] else "is "
     if not answer["created"] and not answer["changes"]:
         return f"{name} {would}unchanged"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from queue import SimpleQueue
@@ -10,27 +11,29 @@ from typing import Annotated
 
 import typer
 
-from hive.cli.call import AgentNames, Answer, Call, chosen_agents
+from hive.cli.call import AgentNames, Answer, CommandCall, chosen_agents
 from hive.cli.text import AT_REST, number, state_of
-from hive.control.client import error_of, path_of
+from hive.client.client import error_of, path_of
 from hive.errors import HiveError
 
 ACT_S = 60.0
-"""How long an answer to start, stop … may take: `stop_grace_s` is in it."""
+"""Longest wait for an answer to start, stop … `stop_grace_s` is in it."""
 AT_ONCE = 16
 """Orders under way: a thousand agents that each take their grace time to end are not waited for one by one."""
 REMOVED_AT_ONCE = 500
 REMOVED_S = 600.0
-"""For so many of whom each takes its grace time to end, a hundred at a time."""
+"""Longest wait for a removal of this many agents: each may take its grace time to end, a hundred at a time."""
+NAMED = 3
+"""Number of agents that are named before a failure that they share."""
 PAUSE_S = 600.0
-"""How long the daemon's own `pause_timeout_s` may be before this side gives up."""
+"""The longest `pause_timeout_s` of the daemon before this side gives up."""
 
 Every = Annotated[bool, typer.Option("--all", "-a", help="Every agent that runs or sleeps.")]
 Order = Callable[[str], Answer]
 
 
 def start(
-    call: Call,
+    call: CommandCall,
     names: AgentNames = None,
     every: Annotated[bool, typer.Option("--all", "-a", help="Every agent that does not run.")] = False,
 ) -> None:
@@ -46,7 +49,7 @@ def start(
     _each(call, "start", names, every=every, order=lambda name: _started(call, name, "start"))
 
 
-def stop(call: Call, names: AgentNames = None, every: Every = False) -> None:
+def stop(call: CommandCall, names: AgentNames = None, every: Every = False) -> None:
     """Stops agents: SIGTERM, then SIGKILL after the grace time. A sleeping one is woken for it.
 
     Of several each is tried; the exit code is that of the first that failed.
@@ -59,7 +62,7 @@ def stop(call: Call, names: AgentNames = None, every: Every = False) -> None:
     _each(call, "stop", names, every=every, order=lambda name: _posted(call, name, "stop"))
 
 
-def restart(call: Call, names: AgentNames = None, every: Every = False) -> None:
+def restart(call: CommandCall, names: AgentNames = None, every: Every = False) -> None:
     """Stops agents and starts them again, each with its newest description.
 
     Of several each is tried; the exit code is that of the first that failed.
@@ -72,7 +75,7 @@ def restart(call: Call, names: AgentNames = None, every: Every = False) -> None:
     _each(call, "restart", names, every=every, order=lambda name: _started(call, name, "restart"))
 
 
-def resume(call: Call, names: AgentNames = None, every: Every = False) -> None:
+def resume(call: CommandCall, names: AgentNames = None, every: Every = False) -> None:
     """Wakes sleeping agents.
 
     Of several each is tried; the exit code is that of the first that failed.
@@ -85,7 +88,7 @@ def resume(call: Call, names: AgentNames = None, every: Every = False) -> None:
 
 
 def pause(
-    call: Call,
+    call: CommandCall,
     names: AgentNames = None,
     every: Every = False,
     timeout: Annotated[
@@ -114,21 +117,22 @@ def pause(
     _each(call, "pause", names, every=every, order=put_to_sleep)
 
 
-def _posted(call: Call, name: str, verb: str) -> Answer:
+def _posted(call: CommandCall, name: str, verb: str) -> Answer:
     return call.client.post(path_of(name, verb), timeout_s=ACT_S)
 
 
-def _started(call: Call, name: str, verb: str) -> Answer:
+def _started(call: CommandCall, name: str, verb: str) -> Answer:
     view = _posted(call, name, verb)
     refuse_failed(view)
     say_lacking(call, view)
     return view
 
 
-def _each(call: Call, verb: str, names: list[str] | None, *, every: bool, order: Order) -> None:
+def _each(call: CommandCall, verb: str, names: list[str] | None, *, every: bool, order: Order) -> None:
     """Orders it of each agent chosen, and tells what became of them in their order. Raises what the first failed of.
 
-    `--all` leaves out those to whom it says nothing: none that is stopped is paused, none that runs is started.
+    `--all` leaves out agents that the order does not concern: none that is stopped is paused, none that runs is
+    started.
     """
     if every and not names:
         at_rest = verb == "start"
@@ -144,7 +148,7 @@ def _each(call: Call, verb: str, names: list[str] | None, *, every: bool, order:
         _many(call, verb, chosen, order)
 
 
-def _many(call: Call, verb: str, names: list[str], order: Order) -> None:
+def _many(call: CommandCall, verb: str, names: list[str], order: Order) -> None:
     views: list[Answer] = []
     failed: list[tuple[str, HiveError]] = []
     for name, outcome in zip(names, _outcomes(call, names, order), strict=True):
@@ -158,11 +162,11 @@ def _many(call: Call, verb: str, names: list[str], order: Order) -> None:
         call.show(f"agent.{verb}", {"agents": views, "failed": [_not_done(*one) for one in failed]}, str)
     elif not names:
         call.say(f"there is no agent to {verb}")
-    _fail(call, [error for _, error in failed])
+    _fail(call, failed)
 
 
-def _outcomes(call: Call, names: Sequence[str], order: Order) -> Iterator[Answer | HiveError]:
-    """What `order` answered of each name, or raised, in their order; `AT_ONCE` are under way.
+def _outcomes(call: CommandCall, names: Sequence[str], order: Order) -> Iterator[Answer | HiveError]:
+    """The answer to `order` for each name, or its error, in their order; `AT_ONCE` are under way.
 
     The threads end with this process: Ctrl-C waits for none of them. Raises what is no HiveError.
     """
@@ -174,7 +178,7 @@ def _outcomes(call: Call, names: Sequence[str], order: Order) -> Iterator[Answer
             try:
                 with call.about(names[mine]):
                     answers[mine].put(order(names[mine]))
-            except BaseException as error:  # it is raised again by who asked
+            except BaseException as error:  # it is raised again by the caller
                 answers[mine].put(error)
 
     for _ in range(min(AT_ONCE, len(names))):
@@ -200,18 +204,34 @@ def _not_done(name: str, error: HiveError) -> Answer:
     }
 
 
-def _fail(call: Call, errors: list[HiveError]) -> None:
-    """Says all but the first, each message once, and raises that."""
-    if not errors:
+def _fail(call: CommandCall, failed: Sequence[tuple[str, HiveError]]) -> None:
+    """Says all but the first, each message once and of whom it is, and raises that."""
+    if not failed:
         return
-    for message in dict.fromkeys(error.message for error in errors[1:]):
-        if message != errors[0].message:
-            call.say(f"hive: {message}")
-    raise errors[0]
+    whose: dict[str, list[str]] = {}
+    for name, error in failed:
+        whose.setdefault(error.message, []).append(name)
+    first, *rest = (message_of(names, message) for message, names in whose.items())
+    for told in rest:
+        call.say(f"hive: {told}")
+    error = failed[0][1]
+    if not call.as_json:
+        error.message = first
+    raise error
+
+
+def message_of(names: Sequence[str], message: str) -> str:
+    """A failure of these agents, with those that its words do not name. What hit more than a few is no one's own.
+
+    >>> message_of(["crawler"], "image x is not permitted"), message_of(["lab"], "there is no agent 'lab'")
+    ('crawler: image x is not permitted', "there is no agent 'lab'")
+    """
+    unnamed = [name for name in names if name and not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", message)]
+    return f"{', '.join(unnamed)}: {message}" if 0 < len(unnamed) <= NAMED else message
 
 
 def remove(
-    call: Call,
+    call: CommandCall,
     names: AgentNames = None,
     every: Annotated[bool, typer.Option("--all", "-a", help="Every agent there is.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -235,7 +255,7 @@ def remove(
         call.show("agent.remove", {"removed": [], "failed": []}, lambda: "there is no agent")
 
 
-def _remove_one(call: Call, name: str, *, yes: bool) -> None:
+def _remove_one(call: CommandCall, name: str, *, yes: bool) -> None:
     with call.about(name):
         call.client.get(path_of(name))
         call.confirm(f"Remove {name} and its files?", yes=yes)
@@ -243,27 +263,26 @@ def _remove_one(call: Call, name: str, *, yes: bool) -> None:
     call.show("agent.remove", answer, lambda: f"{answer['name']} is removed")
 
 
-def _remove_many(call: Call, names: list[str], *, yes: bool) -> None:
-    """In orders of some hundred: each is answered before anybody gives up waiting. Raises what the first failed of.
+def _remove_many(call: CommandCall, names: list[str], *, yes: bool) -> None:
+    """Removes in orders of some hundred: each is answered before the client gives up. Raises what the first failed of.
 
     Where the daemon is gone meanwhile what it has removed is told all the same.
     """
     call.confirm(f"Remove {number(len(names))} agents and their files?", yes=yes)
     told: dict[str, list[Answer]] = {"removed": [], "failed": []}
-    broken: list[HiveError] = []
+    broken: list[tuple[str, HiveError]] = []
     for first in range(0, len(names), REMOVED_AT_ONCE):
         order = {"agents": names[first : first + REMOVED_AT_ONCE]}
         try:
             answer = call.client.post("/api/removals", order, timeout_s=REMOVED_S)
         except HiveError as error:
-            broken.append(error)
+            broken.append(("", error))
             break
         for outcome, found in told.items():
             found += answer[outcome]
     if told["removed"] or not broken:
         call.show("agent.remove", dict(told), lambda: "\n".join(f"{one['name']} is removed" for one in told["removed"]))
-    errors = [*map(error_of, told["failed"]), *broken]
-    _fail(call, errors)
+    _fail(call, [*((one["agent"], error_of(one)) for one in told["failed"]), *broken])
 
 
 def refuse_failed(view: Answer) -> None:
@@ -274,7 +293,7 @@ def refuse_failed(view: Answer) -> None:
         )
 
 
-def say_lacking(call: Call, view: Answer) -> None:
+def say_lacking(call: CommandCall, view: Answer) -> None:
     """Says what of its description does not hold here: it runs without that."""
     if view["limits_not_enforced"]:
         call.say(f"{view['name']} runs without a limit: {view['limits_not_enforced']}")

@@ -1,4 +1,4 @@
-"""When agents are woken, and how long they are kept awake."""
+"""Commands about time: the wakes of agents, and keeping them awake."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from hive.cli.call import AgentName, Answer, Call
-from hive.cli.text import AT_REST, span, status, table
-from hive.control.client import path_of
+from hive.cli.call import AgentName, Answer, CommandCall
+from hive.cli.fitted import fitted
+from hive.cli.text import AT_REST, span, status
+from hive.client.client import path_of
 from hive.errors import UsageError
 
 
 def wake_at(
-    call: Call,
+    call: CommandCall,
     name: AgentName,
     when: Annotated[
         str | None, typer.Argument(metavar="[WHEN]", help="07:30, 2026-11-21T07:30 (in this host's zone) or +10m.")
@@ -51,7 +52,7 @@ def wake_at(
 
 
 def keep_awake(
-    call: Call,
+    call: CommandCall,
     name: AgentName,
     length: Annotated[
         str | None, typer.Option("--for", metavar="N(s|m|h|d)", help="From now on for so long, like 10m.")
@@ -91,7 +92,7 @@ def _listed(answer: Answer) -> str:
         ]
         for found in answer["schedules"]
     ]
-    return table(["ID", "NEXT", "EVERY", "LAST", "NOTE"], rows)
+    return fitted(["ID", "NEXT", "EVERY", "LAST", "NOTE"], rows, drop=("LAST", "NOTE", "EVERY"), prose="NOTE")
 
 
 def _kept(view: Answer) -> str:

@@ -1,4 +1,4 @@
-"""Who did what, and whether that record is whole."""
+"""Commands of the audit log: its rows, and a check that it is whole."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import Answer, Call, Prefix, StateDir, out
-from hive.cli.text import number, one_line, table
+from hive.cli.call import Answer, CommandCall, Prefix, StateDir, out
+from hive.cli.fitted import fitted
+from hive.cli.text import number, one_line
 from hive.errors import UsageError
 
 PAGE = 1000
 OWN = ("hive", "idle", "proxy", "helper", "internal", "api-token")
-"""Who acts, and is no user."""
+"""Actors that are no users."""
+DROPPED = ("ORIGIN", "ID", "WHY", "OUTCOME", "AT")
+"""Columns that give way where the terminal is narrow, the first one first."""
 COLUMNS = ("id", "at", "actor", "origin", "act", "target", "name", "outcome", "detail", "user")
 
 
 def list_rows(
-    call: Call,
+    call: CommandCall,
     agent: Annotated[str | None, typer.Option(metavar="NAME", help="What was done to this agent.")] = None,
     actor: Annotated[str | None, typer.Option(metavar="WHO", help="What this one did: ann, uid:1000, idle.")] = None,
     act: Annotated[str | None, typer.Option(metavar="ACT", help="Only this act; * stands for anything.")] = None,
@@ -50,7 +53,7 @@ def list_rows(
 
 
 def verify(
-    call: Call,
+    call: CommandCall,
     head: Annotated[
         list[str] | None,
         typer.Option("--head", metavar="ID:HASH", help="A row that was noted elsewhere (again and again)."),
@@ -66,23 +69,23 @@ def verify(
       hive audit verify --state-dir /srv/hive --json | jq .unanchored
       sudo hive audit verify --head 100:27ad3ac6fb97c64b27ad3ac6fb97c64b27ad3ac6fb97c64b27ad3ac6fb97c64b
     """
-    from hive.appliance import audit
-    from hive.appliance.parts import place_of
+    from hive.files import audit_check
+    from hive.files.backup_contents import place_of
 
-    known = [audit.head_of(text) for text in head or []]
+    known = [audit_check.head_of(text) for text in head or []]
     if None in known:
         raise UsageError(
             "--head: expected ID:HASH, a row's number and its 64 hex digits", hint="hive audit verify --help"
         )
     place = place_of(state_dir=state_dir, prefix=prefix.resolve(), uid=os.geteuid(), env=os.environ)
     began = time.perf_counter()
-    checked = audit.verify(place, [one for one in known if one is not None])
+    checked = audit_check.verify(place, [one for one in known if one is not None])
     answer = _answer(checked, time.perf_counter() - began)
     call.show("audit.verify", answer, lambda: _said(answer))
     return 0 if answer["ok"] else 1
 
 
-def _rows(call: Call, tail: int, **asked: Any) -> list[Answer]:
+def _rows(call: CommandCall, tail: int, **asked: Any) -> list[Answer]:
     """The last `tail` of them, oldest first."""
     client, before = call.client, None
     rows: list[Answer] = []
@@ -117,7 +120,7 @@ def _csv(rows: list[Answer]) -> str:
 
 def _table(rows: list[Answer]) -> str:
     headers = ["ID", "AT", "ACTOR", "ORIGIN", "ACT", "AGENT", "OUTCOME", "WHY"]
-    return table(headers, [_line(row) for row in rows])
+    return fitted(headers, [_line(row) for row in rows], drop=DROPPED, prose="WHY")
 
 
 def _line(row: Answer) -> list[str]:
@@ -130,7 +133,7 @@ def _line(row: Answer) -> list[str]:
 
 
 def who(row: Answer) -> str:
-    """The name the user had then, and whose login acted as that one; else the actor.
+    """The user's name at the time, and the login that acted as that user; else the actor.
 
     A user whose name is one of Hive's own words for itself stays a number.
 

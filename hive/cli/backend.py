@@ -8,9 +8,10 @@ from urllib.parse import quote
 
 import typer
 
-from hive.cli.call import Answer, Call, Tail, out
+from hive.cli.call import Answer, CommandCall, Tail, out
+from hive.cli.fitted import fitted
 from hive.cli.following import error_of, looked_at
-from hive.cli.text import harmless, one_line, span, table
+from hive.cli.text import harmless, one_line, span
 from hive.errors import NotFound, UsageError
 
 LOOK_S = 0.3
@@ -38,7 +39,7 @@ Kind = Annotated[
 ]
 
 
-def list_backends(call: Call) -> None:
+def list_backends(call: CommandCall) -> None:
     """Lists the inference servers that can be switched to, which of them answer, and which one is in use.
 
     An installed Hive has its services; under `hive up` it is whatever answers at a known address.
@@ -52,7 +53,7 @@ def list_backends(call: Call) -> None:
 
 
 def switch(
-    call: Call,
+    call: CommandCall,
     to: Annotated[
         str | None,
         typer.Argument(
@@ -95,7 +96,7 @@ def switch(
 
 
 def logs(
-    call: Call,
+    call: CommandCall,
     backend: Kind = None,
     tail: Tail = 100,
 ) -> None:
@@ -113,7 +114,7 @@ def logs(
         out(harmless(text), end="")
 
 
-def _ended(call: Call, job: Answer) -> Answer:
+def _ended(call: CommandCall, job: Answer) -> Answer:
     """The job, done. Says how far it is. Raises what it ended with, and what it wrote last."""
     said = ""
     try:
@@ -165,4 +166,5 @@ def _listed(backends: list[Answer]) -> str:
         ]
         for backend in backends
     ]
-    return table(["BACKEND", "WHERE", "STATE", "ANSWERS", "VERSION", "IN USE"], rows)
+    headers = ["BACKEND", "WHERE", "STATE", "ANSWERS", "VERSION", "IN USE"]
+    return fitted(headers, rows, drop=("VERSION", "WHERE", "ANSWERS"))

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import Answer, Call, Prefix, StateDir
+from hive.cli.call import Answer, CommandCall, Prefix, StateDir
 from hive.cli.text import harmless, size
 from hive.errors import UsageError
 
 
 def backup(
-    call: Call,
+    call: CommandCall,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What is written, a tar.", show_default=False)],
     with_secrets: Annotated[bool, typer.Option("--with-secrets", help="Also keys, tokens and passwords.")] = False,
     with_responses: Annotated[
@@ -34,7 +34,7 @@ def backup(
       sudo hive backup /srv/hive-2026-11-20.tar
       hive backup --state-dir /srv/hive ./hive.tar --with-secrets
     """
-    from hive.appliance.backup import backup as do
+    from hive.backup.backup import backup as do
 
     place = _place(state_dir, prefix)
     manifest = do(place, file.absolute(), with_secrets=with_secrets, with_responses=with_responses)
@@ -52,7 +52,7 @@ def backup(
 
 
 def restore(
-    call: Call,
+    call: CommandCall,
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="A backup.", show_default=False)] = None,
     finish: Annotated[bool, typer.Option("--finish", help="Bring one that was cut short to its end.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only check it and say what would change.")] = False,
@@ -69,7 +69,7 @@ def restore(
       sudo systemctl stop hive.target && sudo hive restore /srv/hive-2026-11-20.tar
       hive restore ./hive.tar --state-dir /srv/hive --dry-run
     """
-    from hive.appliance import restore as restoring
+    from hive.backup import restore as restoring
 
     if (file is None) != finish:
         raise UsageError("a FILE or --finish, one of them", hint="hive restore --help")
@@ -85,12 +85,12 @@ def restore(
 
 
 def _place(state_dir: Path | None, prefix: Path) -> Any:
-    from hive.appliance.parts import place_of
+    from hive.files.backup_contents import place_of
 
     return place_of(state_dir=state_dir, prefix=prefix.resolve(), uid=os.geteuid(), env=os.environ)
 
 
-def _show(call: Call, done: Any, place: Any, *, dry_run: bool) -> None:
+def _show(call: CommandCall, done: Any, place: Any, *, dry_run: bool) -> None:
     answer: Answer = {
         "dry_run": dry_run,
         "made_at": None if done.manifest is None else done.manifest.made_at,

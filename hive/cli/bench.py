@@ -15,13 +15,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from hive.cli.call import Answer, Call
+from hive.cli.call import Answer, CommandCall
+from hive.cli.fitted import fitted
 from hive.cli.text import UNKNOWN, milliseconds, size, status, table
-from hive.control.client import path_of
+from hive.client.client import path_of
 from hive.errors import BackendDown, HiveError, NotSupported, Saturated
 
 if TYPE_CHECKING:
-    from hive.control.client import Client
+    from hive.client.client import Client
 
 PAUSE_S = 30.0
 DEEP_S = 300.0
@@ -35,7 +36,7 @@ DEPTHS = ("light", "deep")
 
 
 def sleep(
-    call: Call,
+    call: CommandCall,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Agents; all that run or sleep.")
     ] = None,
@@ -66,7 +67,7 @@ def sleep(
 
 
 def density(awake: float, k: float) -> float:
-    """How many agents fit where one did, if a share `awake` is awake and the others keep `k` of their RAM.
+    """Number of agents in the memory of one, if a share `awake` is awake and the others keep `k` of their RAM.
 
     >>> density(0.1, 1.0), round(density(0.1, 0.1), 2)
     (1.0, 5.26)
@@ -176,7 +177,7 @@ class _Subject:
         self._client.post(path_of(self._name, "resume"), timeout_s=ACT_S)
 
     def ram(self, *, deep: bool) -> int:
-        """Of one that is awake or sleeps light, what an earlier deep sleep has left in swap counts as RAM."""
+        """The RAM held. Awake or in light sleep, pages that an earlier deep sleep left in swap count as RAM."""
         view = self._client.get(path_of(self._name))
         return kept(view, self._client.get("/api/system/memory")) if deep else held(view)
 
@@ -206,7 +207,7 @@ class _Subject:
 def turn_ms(url: str) -> float:
     """`GET` of `url` (loopback, plain HTTP) on a new connection: milliseconds from last byte out to first byte in.
 
-    Whatever the agent answers is an answer. Raises BackendDown where it is not the agent who answers.
+    Whatever the agent answers is an answer. Raises BackendDown where the answer is not the agent's.
     """
     found = urlsplit(url)
     request = f"GET {found.path} HTTP/1.1\r\nHost: {found.netloc}\r\nConnection: close\r\n\r\n".encode()
@@ -235,7 +236,7 @@ def _since_ms(begun: float) -> float:
 def _told(answer: Answer) -> str:
     headers = ["NAME", "DEPTH", "PAUSE", "WAKE", "FIRST TURN", "AWAKE TURN", "RAM AWAKE", "RAM ASLEEP", "KEPT"]
     rows = [_row(agent, depth) for agent in answer["agents"] for depth in DEPTHS if agent[depth]]
-    said = [table(headers, rows)] if rows else []
+    said = [fitted(headers, rows, drop=("RAM ASLEEP", "AWAKE TURN", "RAM AWAKE", "PAUSE"))] if rows else []
     noted = [(agent["name"], agent["skipped"] or agent["deep_note"]) for agent in answer["agents"]]
     said += [f"{name}: {note}" for name, note in noted if note]
     shares = [

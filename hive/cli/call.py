@@ -17,7 +17,7 @@ from hive.cli.text import harmless
 from hive.errors import HiveError, NotFound, UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from hive.control.client import Client
+    from hive.client.client import Client
 
 SCHEMA_VERSION = 1
 STATE_DIR = "HIVE_STATE_DIR"
@@ -25,8 +25,8 @@ STATE_DIR = "HIVE_STATE_DIR"
 Answer = dict[str, Any]
 
 
-class Call(typer.Context):
-    """What every command gets: `client` talks to the Hive that is meant, `show` says the result.
+class CommandCall(typer.Context):
+    """The context of every command: `client` talks to the Hive that is meant, `show` prints the result.
 
     stdout is the result, stderr the talk. With `--json` the result is one object with `schema` and `version`.
     """
@@ -85,7 +85,7 @@ class Call(typer.Context):
 
 
 def out(text: str, *, end: str = "\n") -> None:
-    """The result, or a piece of it. Raises HiveError where it cannot be written, BrokenPipeError where nobody reads."""
+    """The result, or a piece of it. Raises HiveError where it cannot be written, BrokenPipeError without a reader."""
     with _written():
         sys.stdout.write(text + end)
 
@@ -113,8 +113,8 @@ def err(text: str) -> None:
 
 
 def client_of(socket: Path | None, state_dir: Path | None) -> Client:
-    from hive.control.client import find
-    from hive.places import api_sockets, refuse_missing
+    from hive.client.client import find
+    from hive.paths import api_sockets, refuse_missing
 
     sockets = api_sockets(socket=socket, state_dir=state_dir, uid=os.geteuid(), env=os.environ)
     if socket is None:
@@ -124,7 +124,7 @@ def client_of(socket: Path | None, state_dir: Path | None) -> Client:
 
 COMPLETED_WITHIN_S = 0.2
 _PLAIN = re.compile(r"[A-Za-z0-9._:/@+-]+")
-"""What a shell takes as it stands: a model is named by who made it, and what is completed is run."""
+"""Text that a shell takes as it stands: a model's name comes from its maker, and a completed word is run."""
 
 
 def agent_names(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -137,7 +137,13 @@ def model_names(ctx: typer.Context, incomplete: str) -> list[str]:
     return completed(ctx, incomplete, lambda client: client.get("/api/models", timeout_s=COMPLETED_WITHIN_S)["models"])
 
 
-def completed(ctx: typer.Context, incomplete: str, ask: Callable[[Client], list[Answer]]) -> list[str]:
+def completed(
+    ctx: typer.Context,
+    incomplete: str,
+    ask: Callable[[Client], list[Answer]],
+    *,
+    within_s: float | None = None,
+) -> list[str]:
     """The names of what `ask` lists, of the Hive that the options before them, or the environment, mean."""
     from threading import Thread
 
@@ -150,7 +156,7 @@ def completed(ctx: typer.Context, incomplete: str, ask: Callable[[Client], list[
 
     asking = Thread(target=look, daemon=True)
     asking.start()
-    asking.join(COMPLETED_WITHIN_S)
+    asking.join(within_s or COMPLETED_WITHIN_S)
     return [name for name in found if name.startswith(incomplete) and _PLAIN.fullmatch(name)]
 
 
@@ -205,8 +211,8 @@ Tail = Annotated[
 """Of what prints lines: one name for all of them."""
 
 
-def chosen_agents(call: Call, names: list[str] | None, *, every: bool) -> list[str]:
-    """Those named, each once, or with `every` (`--all`) each there is. Raises UsageError for none, or for both."""
+def chosen_agents(call: CommandCall, names: list[str] | None, *, every: bool) -> list[str]:
+    """The agents named, each once, or with `every` (`--all`) each there is. Raises UsageError for none, or for both."""
     if every and names:
         raise UsageError("--all means each agent: name none beside it")
     if every:

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 import typer
 
-from hive.cli.call import Answer, Call, flush, model_names, out
-from hive.cli.conversation import HELP, Kind, Lines, Typed
+from hive.cli.call import Answer, CommandCall, flush, model_names, out
+from hive.cli.conversation import HELP, InputKind, Lines, Typed
 from hive.cli.text import fields, harmless, milliseconds, number
 from hive.errors import (
     BackendDown,
@@ -53,7 +53,7 @@ _ERRORS: dict[int, type[HiveError]] = {
 
 
 def run(
-    call: Call,
+    call: CommandCall,
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="As `hive model list` names it.", autocompletion=model_names)
     ],
@@ -86,8 +86,8 @@ def run(
 
 
 def _piped() -> str:
-    """What a pipe or a file gives on stdin, up to its end, as Ollama reads it; nothing where stdin is anything else,
-    which may never end. Raises UsageError."""
+    """Reads a pipe or a file on stdin to its end, as Ollama does; nothing where stdin is anything else, which may never
+    end. Raises UsageError."""
     try:
         kind = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError):  # closed, or none of the system's
@@ -103,7 +103,7 @@ def _piped() -> str:
 class Chat:
     """One conversation with one model."""
 
-    def __init__(self, call: Call, access: Answer, model: str, *, system: str, verbose: bool) -> None:
+    def __init__(self, call: CommandCall, access: Answer, model: str, *, system: str, verbose: bool) -> None:
         self._call = call
         self._access = access
         self._model = model
@@ -125,7 +125,7 @@ class Chat:
         self._tell(timing)
 
     def converse(self) -> None:
-        """Until Ctrl-D or /bye. Raises NotFound at once where nobody offers the model; other errors end an answer and
+        """Until Ctrl-D or /bye. Raises NotFound at once where no server has the model; other errors end an answer and
         not the conversation."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - arrow keys and history in `input`
@@ -143,29 +143,29 @@ class Chat:
                 lines.forget()
                 self._call.say("\nCtrl-D or /bye ends the conversation")
                 continue
-            if typed.kind is Kind.BYE:
+            if typed.kind is InputKind.BYE:
                 return
             self._do(typed)
 
     def _do(self, typed: Typed) -> None:
         match typed.kind:
-            case Kind.SAY:
+            case InputKind.SAY:
                 self._turn(typed.text)
-            case Kind.CLEAR:
+            case InputKind.CLEAR:
                 self._said.clear()
                 self._call.say("forgotten")
-            case Kind.SYSTEM:
+            case InputKind.SYSTEM:
                 self._system = typed.text
                 self._call.say("set" if typed.text else "the model is told nothing first")
-            case Kind.VERBOSE | Kind.QUIET:
-                self._verbose = typed.kind is Kind.VERBOSE
-            case Kind.HELP:
+            case InputKind.VERBOSE | InputKind.QUIET:
+                self._verbose = typed.kind is InputKind.VERBOSE
+            case InputKind.HELP:
                 self._call.say(HELP)
-            case Kind.UNKNOWN:
+            case InputKind.UNKNOWN:
                 self._call.say(f"there is no command {typed.text.split()[0]}; /? shows all")
 
     def _turn(self, prompt: str) -> None:
-        """What was said stays said also where the answer was stopped; where it failed it was not said."""
+        """Asks for one answer. A prompt is kept where the answer was stopped, and dropped where it failed."""
         self._said.append({"role": "user", "content": prompt})
         timing, pieces = Timing(), list[str]()
         try:
@@ -225,7 +225,7 @@ class Chat:
 
 
 class Timing:
-    """When the pieces of an answer came, and what the server counted. `stopped`: not to its end."""
+    """Times of the pieces of an answer, and the server's counts. `stopped`: not to its end."""
 
     def __init__(self) -> None:
         self.begun = time.monotonic()
@@ -240,7 +240,7 @@ class Timing:
         self.first = self.first or self.last
 
     def told(self) -> list[tuple[str, str]]:
-        """What `--verbose` says. The rate is that after the first token, which waits for the prompt to be read."""
+        """The lines of `--verbose`. The rate is that after the first token, which waits for the prompt to be read."""
         seconds = self.last - (self.first or self.last)
         rate = (self.tokens_out - 1) / seconds if self.tokens_out and self.tokens_out > 1 and seconds > 0 else None
         return [
@@ -267,7 +267,7 @@ def _answer(access: Answer, model: str, messages: list[Message], timing: Timing)
     with contextlib.closing(connection), _translated(base.netloc):
         connection.connect()
         connection.sock.settimeout(SILENCE_S)
-        told = {"include_usage": True}  # else nobody counts what it cost
+        told = {"include_usage": True}  # else its cost is not counted
         question = {"model": model, "messages": messages, "stream": True, "stream_options": told}
         body = json.dumps(question).encode()
         headers = {"Authorization": f"Bearer {access['token']}", "Content-Type": "application/json"}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import Answer, Call
+from hive.cli.call import Answer, CommandCall
 from hive.cli.text import table
 from hive.terminal_text import MASK
 
@@ -19,7 +19,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only show what wo
 
 def setting_names(incomplete: str) -> list[str]:
     """Completion of SECTION.KEY."""
-    from hive.settings import SECTIONS, rows_of
+    from hive.settings.table import SECTIONS, rows_of
 
     names = [f"{section}.{key}" for section, struct in SECTIONS.items() for key in rows_of(section, struct)]
     return [name for name in names if name.startswith(incomplete)]
@@ -32,7 +32,7 @@ Setting = Annotated[
 
 
 def show(
-    call: Call,
+    call: CommandCall,
     config: File = None,
     origin: Annotated[bool, typer.Option("--origin", help="Also say where each value comes from.")] = False,
 ) -> None:
@@ -43,7 +43,7 @@ def show(
       hive config show --origin | grep -v default
       hive config show --json | jq '.settings[] | select(.in_effect | not) | .key'
     """
-    from hive.settings_file import load
+    from hive.settings.file import load
 
     loaded = load(config, env=os.environ)
     settings = [*_settings(loaded), *_variables()]
@@ -52,7 +52,7 @@ def show(
 
 
 def check(
-    call: Call,
+    call: CommandCall,
     file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Instead of /etc/hive/hive.conf.")] = None,
 ) -> None:
     """Checks a file without starting anything, and the environment with it.
@@ -63,21 +63,21 @@ def check(
       hive config check
       hive config check ./hive.conf
     """
-    from hive.settings_file import load
+    from hive.settings.file import load
 
     loaded = load(file, env=os.environ)
     answer = {"file": str(loaded.file) if loaded.file else None, "ok": True}
     call.show("config.check", answer, lambda: f"{loaded.file or 'no file, defaults'}: ok")
 
 
-def path(call: Call, config: File = None) -> None:
+def path(call: CommandCall, config: File = None) -> None:
     """Prints which file is read; nothing and exit code 3 where there is none.
 
     Examples:
       hive config path
     """
     from hive.errors import NotFound
-    from hive.settings_file import DEFAULT_FILE
+    from hive.settings.file import DEFAULT_FILE
 
     file = config or DEFAULT_FILE
     if not file.exists():
@@ -86,7 +86,7 @@ def path(call: Call, config: File = None) -> None:
 
 
 def set_(
-    call: Call,
+    call: CommandCall,
     setting: Setting,
     value: Annotated[str, typer.Argument(metavar="VALUE", help="As the file has it.", show_default=False)],
     config: File = None,
@@ -102,28 +102,28 @@ def set_(
       sudo hive config set 'tenant acme.rate_limit' 100/min
       hive config set proxy.queue_depth 32 --config ./hive.conf --dry-run
     """
-    from hive.appliance.conf_edit import set_value
-    from hive.settings_file import DEFAULT_FILE
+    from hive.files.conf_edit import set_value
+    from hive.settings.file import DEFAULT_FILE
 
     change = set_value(config or DEFAULT_FILE, setting, value, dry_run=dry_run)
     _show_change(call, "config.set", change, dry_run=dry_run)
 
 
-def unset(call: Call, setting: Setting, config: File = None, dry_run: DryRun = False) -> None:
+def unset(call: CommandCall, setting: Setting, config: File = None, dry_run: DryRun = False) -> None:
     """Takes a setting out of the file: its default is in force again.
 
     Examples:
       sudo hive config unset sleep.deep_after_s
       hive config unset proxy.queue_depth --config ./hive.conf --dry-run
     """
-    from hive.appliance.conf_edit import unset_value
-    from hive.settings_file import DEFAULT_FILE
+    from hive.files.conf_edit import unset_value
+    from hive.settings.file import DEFAULT_FILE
 
     change = unset_value(config or DEFAULT_FILE, setting, dry_run=dry_run)
     _show_change(call, "config.unset", change, dry_run=dry_run)
 
 
-def _show_change(call: Call, schema: str, change: Any, *, dry_run: bool) -> None:
+def _show_change(call: CommandCall, schema: str, change: Any, *, dry_run: bool) -> None:
     answer: Answer = {
         "file": str(change.file),
         "setting": str(change.name),
@@ -140,14 +140,14 @@ def _show_change(call: Call, schema: str, change: Any, *, dry_run: bool) -> None
 
 def _overridden_by(name: Any) -> str | None:
     """The variable of this environment that goes before the file."""
-    from hive.settings_edit import row_of
+    from hive.settings.edit import row_of
 
     row = row_of(name)
     return next((variable for variable in row.variables if os.environ.get(variable)), None) if row is not None else None
 
 
 def _changed(answer: Answer) -> str:
-    from hive.settings_file import DEFAULT_FILE
+    from hive.settings.file import DEFAULT_FILE
 
     if not answer["changed"]:
         return f"{answer['setting']} is so already in {answer['file']}"
@@ -164,8 +164,8 @@ def _changed(answer: Answer) -> str:
 
 
 def _settings(loaded: Any) -> list[Answer]:
-    from hive.settings import SECTIONS, TenantRow, rows_of
-    from hive.settings_file import DEFAULT
+    from hive.settings.file import DEFAULT
+    from hive.settings.table import SECTIONS, TenantRow, rows_of
 
     sections = [(name, getattr(loaded.settings, name), rows_of(name, struct)) for name, struct in SECTIONS.items()]
     for tenant, values in loaded.settings.tenants.items():
@@ -203,7 +203,7 @@ def _settings(loaded: Any) -> list[Answer]:
 
 def _variables() -> list[Answer]:
     """The environment names that belong to no section; what is set is masked."""
-    from hive.settings import VARIABLES
+    from hive.settings.table import VARIABLES
 
     return [
         {

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from hive.cli.call import Answer, Call
+from hive.cli.call import Answer, CommandCall
 from hive.cli.text import table
 from hive.errors import UsageError
 
 
 def runtime(
-    call: Call,
+    call: CommandCall,
     changes: Annotated[
         list[str] | None,
         typer.Argument(metavar="[SECTION.KEY=VALUE]...", help="What to change.", show_default=False),

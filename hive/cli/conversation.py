@@ -1,4 +1,4 @@
-"""What a line typed into a conversation means. Pure.
+"""Meanings of the lines typed into a conversation. Pure.
 
 As Ollama's users know it: `/bye`, `/clear`, `/set system …`, and three quotes around what has several lines.
 """
@@ -18,7 +18,7 @@ HELP = """\
 Ctrl-C             stops an answer"""
 
 
-class Kind(Enum):
+class InputKind(Enum):
     """`MORE`: the text goes on in the next line. `UNKNOWN`: a command that is none."""
 
     SAY = auto()
@@ -34,9 +34,9 @@ class Kind(Enum):
 
 
 class Typed(NamedTuple):
-    """What is to be done, and with which text."""
+    """The act asked for, and its text."""
 
-    kind: Kind
+    kind: InputKind
     text: str = ""
 
 
@@ -47,11 +47,11 @@ class Lines:
     >>> [lines.take(line).kind.name for line in ("hello", "", "/set system be brief", "/bye", "/nope")]
     ['SAY', 'NOTHING', 'SYSTEM', 'BYE', 'UNKNOWN']
     >>> lines.take('\"\"\"one').kind.name, lines.take(' /bye'), lines.take('three\"\"\"')
-    ('MORE', Typed(kind=<Kind.MORE: 2>, text=''), Typed(kind=<Kind.SAY: 1>, text='one\\n /bye\\nthree'))
+    ('MORE', Typed(kind=<InputKind.MORE: 2>, text=''), Typed(kind=<InputKind.SAY: 1>, text='one\\n /bye\\nthree'))
     """
 
     def __init__(self) -> None:
-        self._open: tuple[Kind, list[str]] | None = None
+        self._open: tuple[InputKind, list[str]] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -67,26 +67,26 @@ class Lines:
             return self._goes_on(line)
         stripped = line.strip()
         if not stripped:
-            return Typed(Kind.NOTHING)
+            return Typed(InputKind.NOTHING)
         if stripped.startswith(QUOTES):
-            return self._opened(Kind.SAY, stripped)
+            return self._opened(InputKind.SAY, stripped)
         if not stripped.startswith("/"):
-            return Typed(Kind.SAY, line)
+            return Typed(InputKind.SAY, line)
         return self._command(stripped)
 
-    def _opened(self, kind: Kind, text: str) -> Typed:
+    def _opened(self, kind: InputKind, text: str) -> Typed:
         rest = text.removeprefix(QUOTES)
         if rest.endswith(QUOTES):
             return Typed(kind, rest.removesuffix(QUOTES))
         self._open = kind, [rest] if rest else []
-        return Typed(Kind.MORE)
+        return Typed(InputKind.MORE)
 
     def _goes_on(self, line: str) -> Typed:
         assert self._open is not None
         kind, lines = self._open
         if not line.rstrip().endswith(QUOTES):
             lines.append(line)
-            return Typed(Kind.MORE)
+            return Typed(InputKind.MORE)
         self._open = None
         last = line.rstrip().removesuffix(QUOTES)
         return Typed(kind, "\n".join([*lines, *([last] if last else [])]))
@@ -95,16 +95,18 @@ class Lines:
         words = line.split(maxsplit=2)
         match words[:2]:
             case ["/bye" | "/exit"]:
-                return Typed(Kind.BYE)
+                return Typed(InputKind.BYE)
             case ["/clear"]:
-                return Typed(Kind.CLEAR)
+                return Typed(InputKind.CLEAR)
             case ["/?" | "/help", *_]:
-                return Typed(Kind.HELP)
+                return Typed(InputKind.HELP)
             case ["/set", "verbose"]:
-                return Typed(Kind.VERBOSE)
+                return Typed(InputKind.VERBOSE)
             case ["/set", "quiet"]:
-                return Typed(Kind.QUIET)
+                return Typed(InputKind.QUIET)
             case ["/set", "system"]:
                 text = words[2] if len(words) > 2 else ""
-                return self._opened(Kind.SYSTEM, text) if text.startswith(QUOTES) else Typed(Kind.SYSTEM, text)
-        return Typed(Kind.UNKNOWN, line)
+                return (
+                    self._opened(InputKind.SYSTEM, text) if text.startswith(QUOTES) else Typed(InputKind.SYSTEM, text)
+                )
+        return Typed(InputKind.UNKNOWN, line)

@@ -14,11 +14,12 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import Call, flush
-from hive.cli.text import one_line, table
+from hive.cli.call import CommandCall, flush
+from hive.cli.fitted import fitted
+from hive.cli.text import one_line
 
 Result = Any
-"""hive.appliance.doctor.Result: what starts the rest is loaded when a command runs."""
+"""hive.doctor.doctor.Result: what starts the rest is loaded when a command runs."""
 WIDTH = 80
 NAME_COLUMNS = 19
 TOGETHER = {"sqlite": "redis", "disk": "redis", "gpu": "backend"}
@@ -28,7 +29,7 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 
 def doctor(
-    call: Call,
+    call: CommandCall,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[CHECK]...", help="Checks or groups of them; all that are quick.")
     ] = None,
@@ -51,8 +52,8 @@ def doctor(
       sudo hive doctor memory.swap --fix
       hive doctor --strict --json | jq -r '.checks[] | select(.status == "fail") | .fix'
     """
-    from hive.appliance.checks.subject import find
-    from hive.appliance.doctor import ALONE_S, LIMIT_S, choose, examine, is_well, mend
+    from hive.doctor.checks.target import find
+    from hive.doctor.doctor import ALONE_S, LIMIT_S, choose, examine, is_well, mend
 
     checks = choose(names or [])
     if list_:
@@ -87,8 +88,8 @@ def doctor(
     return 0 if answer["ok"] else 1
 
 
-def _list(call: Call, names: Sequence[str]) -> int:
-    from hive.appliance.doctor import CHECKS, choose
+def _list(call: CommandCall, names: Sequence[str]) -> int:
+    from hive.doctor.doctor import CHECKS, choose
 
     rows = choose(names) if names else CHECKS
     answer = {
@@ -98,7 +99,7 @@ def _list(call: Call, names: Sequence[str]) -> int:
         ]
     }
     lines = [[check.name, check.sentence, "--fix" if check.repair else ""] for check in rows]
-    call.show("doctor.list", answer, lambda: table(["CHECK", "WHAT IT LOOKS AT", ""], lines))
+    call.show("doctor.list", answer, lambda: fitted(["CHECK", "WHAT IT LOOKS AT", ""], lines, prose="WHAT IT LOOKS AT"))
     return 0
 
 
@@ -110,6 +111,8 @@ def _shown(result: Result) -> dict[str, Any]:
         "fix": result.fix,
         "fixed": result.fixed,
         "ms": result.ms,
+        "code": "" if result.found is None else result.found.code,
+        "facts": {} if result.found is None else result.found.facts,
     }
 
 
@@ -132,7 +135,7 @@ def _block(result: Result) -> str:
 
 def _lines(result: Result) -> list[str]:
     """
-    >>> from hive.appliance.doctor import Result
+    >>> from hive.doctor.doctor import Result
     >>> print("\\n".join(_lines(Result(name="a.b", status="warn", reason="it is so", fix="do it"))))
     warn  a.b                  it is so
                                fix: do it

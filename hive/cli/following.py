@@ -7,7 +7,7 @@ import sys
 import time
 from urllib.parse import quote
 
-from hive.cli.call import Answer, Call
+from hive.cli.call import Answer, CommandCall
 from hive.cli.text import one_line, size, span
 from hive.errors import DependencyDown, HiveError, by_code
 
@@ -19,7 +19,7 @@ TENTH = 10
 """Without a terminal a line is said for every tenth of the bytes."""
 
 
-def followed(call: Call, job: Answer, *, goes_on: str) -> Answer:
+def followed(call: CommandCall, job: Answer, *, goes_on: str) -> Answer:
     """The job, done. Says on stderr how far it is: a bar on a terminal, else lines. Raises what it ended with.
 
     Ctrl-C ends the looking; `goes_on` says then what becomes of the job.
@@ -40,7 +40,7 @@ def followed(call: Call, job: Answer, *, goes_on: str) -> Answer:
     return job
 
 
-def looked_at(call: Call, job: str) -> Answer:
+def looked_at(call: CommandCall, job: str) -> Answer:
     """The job as it is. Raises DependencyDown where no daemon has come back."""
     until = time.monotonic() + DAEMON_WITHIN_S
     while True:
@@ -53,7 +53,7 @@ def looked_at(call: Call, job: str) -> Answer:
 
 
 def error_of(error: Answer) -> HiveError:
-    """What a job ended with, as the error it was, with the last lines of a server that failed."""
+    """The error a job ended with, as its class, with the last lines of a server that failed."""
     lines = [f"  {line}" for line in error["log"]]
     message = "\n".join([error["message"], *(["its last lines:"] if lines else []), *lines])
     found = by_code(error["code"])(message)
@@ -63,9 +63,9 @@ def error_of(error: Answer) -> HiveError:
 
 
 class Bar:
-    """What is said of a job that runs."""
+    """The line about a job that runs."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: CommandCall) -> None:
         self._call = call
         self._on_terminal = sys.stderr.isatty() and not call.as_json
         self._said = ("", -1)

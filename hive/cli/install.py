@@ -8,7 +8,7 @@ from typing import Annotated, Protocol
 
 import typer
 
-from hive.cli.call import Answer, Call
+from hive.cli.call import Answer, CommandCall
 from hive.cli.text import fields
 from hive.errors import HiveError
 
@@ -20,8 +20,8 @@ Prefix = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-class Done(Protocol):
-    """What one step would do, or has done (hive.appliance.install.Done)."""
+class StepShown(Protocol):
+    """The act of one step, to be done or done (hive.install.install.StepDone)."""
 
     @property
     def step(self) -> str: ...
@@ -31,7 +31,7 @@ class Done(Protocol):
     def notices(self) -> list[str]: ...
 
 
-def install(call: Call, dry_run: DryRun = False, prefix: Prefix = Path("/"), yes: Yes = False) -> None:
+def install(call: CommandCall, dry_run: DryRun = False, prefix: Prefix = Path("/"), yes: Yes = False) -> None:
     """Installs this version of Hive as services.
 
     An installation that was interrupted is finished. It is what install.sh runs once there is an environment below
@@ -42,11 +42,11 @@ def install(call: Call, dry_run: DryRun = False, prefix: Prefix = Path("/"), yes
       hive install --dry-run
       hive install --yes
     """
-    from hive.appliance.acts import noted
-    from hive.appliance.install import install as do
-    from hive.appliance.install import next_version, open_box, plan
-    from hive.appliance.layout import Layout
-    from hive.appliance.parts import installed
+    from hive.files.backup_contents import installed
+    from hive.files.layout import Layout
+    from hive.files.offline_audit import noted
+    from hive.install.install import install as do
+    from hive.install.install import next_version, open_box, plan
 
     place = Layout(prefix.resolve())
     box = open_box(place, say=call.say, otherwise=next_version if dry_run else None)
@@ -65,7 +65,7 @@ def install(call: Call, dry_run: DryRun = False, prefix: Prefix = Path("/"), yes
 
 
 def uninstall(
-    call: Call,
+    call: CommandCall,
     purge: Annotated[bool, typer.Option("--purge", help="Configuration, secrets and state, too.")] = False,
     dry_run: DryRun = False,
     prefix: Prefix = Path("/"),
@@ -80,11 +80,11 @@ def uninstall(
       hive uninstall --dry-run
       hive uninstall --purge --yes
     """
-    from hive.appliance.acts import noted
-    from hive.appliance.install import current_version, open_box, plan_removal, refuse_nothing
-    from hive.appliance.install import uninstall as do
-    from hive.appliance.layout import Layout
-    from hive.appliance.parts import installed
+    from hive.files.backup_contents import installed
+    from hive.files.layout import Layout
+    from hive.files.offline_audit import noted
+    from hive.install.install import current_version, open_box, plan_removal, refuse_nothing
+    from hive.install.install import uninstall as do
 
     place = Layout(prefix.resolve())
     box = open_box(place, say=call.say, otherwise=current_version)
@@ -100,14 +100,14 @@ def uninstall(
     return None
 
 
-def _show(call: Call, command: str, done: Sequence[Done], *, version: str, dry_run: bool) -> None:
+def _show(call: CommandCall, command: str, done: Sequence[StepShown], *, version: str, dry_run: bool) -> None:
     steps = [{"step": one.step, "changes": one.changes, "notices": one.notices} for one in done]
     answer: Answer = {"hive": version, "dry_run": dry_run, "steps": steps}
     if dry_run or call.as_json:
         call.show(command, answer, lambda: _text(done) or "nothing is left to do")
 
 
-def _text(done: Sequence[Done]) -> str:
+def _text(done: Sequence[StepShown]) -> str:
     """A line for each change, under the name of its step."""
     lines = []
     for one in done:
@@ -118,10 +118,10 @@ def _text(done: Sequence[Done]) -> str:
     return "\n".join(lines)
 
 
-def _show_status(call: Call) -> None:
+def _show_status(call: CommandCall) -> None:
     """The new Hive's own, whatever HIVE_SOCKET names."""
-    from hive.appliance.running import API
     from hive.cli.status import status
+    from hive.install.running import API
 
     call.socket = API
     try:

@@ -18,7 +18,7 @@ import typer
 from typer._coercion import build_runtime_param
 from typer.core import TyperCommand, TyperGroup
 
-from hive.cli.call import STATE_DIR, Call
+from hive.cli.call import STATE_DIR, CommandCall
 from hive.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typer._click.shell_completion import CompletionItem
 
 
-class Entry(NamedTuple):
+class LazyCommand(NamedTuple):
     """A command: `module:function` in hive.cli, the first sentence of its help, and which common options it has.
 
     `options`: `client` (--json, --socket, --state-dir), `json`, or nothing.
@@ -38,20 +38,20 @@ class Entry(NamedTuple):
     hidden: bool = False
 
 
-class Group(NamedTuple):
+class CommandTable(NamedTuple):
     """Commands under one word. `default`: the one that is meant where none is named, empty for the help."""
 
     sentence: str
     help: str
-    entries: Mapping[str, Entry | Group]
+    entries: Mapping[str, LazyCommand | CommandTable]
     hidden: bool = False
     default: str = ""
 
 
 class HiveCommand(TyperCommand):
-    """A command whose context is a `Call`; it takes the common options before the function sees its own."""
+    """A command with a `CommandCall` as context; it takes the common options before the function sees its own."""
 
-    context_class = Call
+    context_class = CommandCall
     common: tuple[str, ...] = ()
 
     def get_params(self, ctx: Context) -> list[Parameter]:
@@ -83,7 +83,7 @@ def _source(ctx: Context, name: str) -> str:
 class LazyGroup(TyperGroup):
     """A group made from a table."""
 
-    def __init__(self, group: Group, **attributes: Any) -> None:
+    def __init__(self, group: CommandTable, **attributes: Any) -> None:
         text, epilog = split_examples(group.help)
         super().__init__(help=text, epilog=epilog, no_args_is_help=True, rich_markup_mode=None, **attributes)
         self._group = group
@@ -108,7 +108,7 @@ class LazyGroup(TyperGroup):
             if found is None:
                 return None
             self.commands[cmd_name] = (
-                LazyGroup(found, name=cmd_name) if isinstance(found, Group) else load(cmd_name, found)
+                LazyGroup(found, name=cmd_name) if isinstance(found, CommandTable) else load(cmd_name, found)
             )
         return self.commands[cmd_name]
 
@@ -130,24 +130,24 @@ class LazyGroup(TyperGroup):
         return own + super(TyperGroup, self).shell_complete(ctx, incomplete)
 
 
-def visible(group: Group) -> list[str]:
+def visible(group: CommandTable) -> list[str]:
     """The commands that help lists."""
     return [name for name, entry in group.entries.items() if not entry.hidden]
 
 
-def nested(group: Group, name: str, path: str) -> str:
+def nested(group: CommandTable, name: str, path: str) -> str:
     """A question about the commands of that name one word deeper, empty where there are none.
 
-    >>> pause = Group("", "", {"agent": Group("", "", {"pause": Entry("", "")})})
+    >>> pause = CommandTable("", "", {"agent": CommandTable("", "", {"pause": LazyCommand("", "")})})
     >>> nested(pause, "pause", "hive"), nested(pause, "agent", "hive")
     ('did you mean `hive agent pause`?', '')
     """
-    groups = [(word, entry) for word, entry in group.entries.items() if isinstance(entry, Group)]
+    groups = [(word, entry) for word, entry in group.entries.items() if isinstance(entry, CommandTable)]
     found = [f"`{path} {word} {name}`" for word, entry in groups if name in visible(entry)]
     return f"did you mean {' or '.join(found)}?" if found else ""
 
 
-def load(name: str, entry: Entry) -> HiveCommand:
+def load(name: str, entry: LazyCommand) -> HiveCommand:
     """The command of one row: its function is imported now, its docstring is its help and its examples."""
     module, _, attribute = entry.target.partition(":")
     function = getattr(import_module(f"hive.cli.{module}"), attribute)

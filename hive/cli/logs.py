@@ -1,4 +1,4 @@
-"""What Hive's own services say, in words for people."""
+"""Logs of Hive's own services, in words for people."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Annotated, Any
 
 import typer
 
-from hive.cli.call import Answer, Call, Tail
+from hive.cli.call import Answer, CommandCall, Tail
 from hive.cli.text import harmless
 from hive.errors import DependencyDown, HiveError, UsageError, did_you_mean
 from hive.log_lines import in_words
-from hive.places import APPLIANCE_RUNTIME, api_sockets, default_state_dir, refuse_missing
+from hive.paths import APPLIANCE_RUNTIME, api_sockets, default_state_dir, refuse_missing
 
 Said = Any
-"""`hive.appliance.logs.Said`, which only the call itself imports."""
+"""`hive.files.logs.ServiceLine`, which only the call itself imports."""
 NAME_WIDTH = 10
 SHOWN_LEVELS = ("warning", "error", "critical")
 
 
 def logs(
-    call: Call,
+    call: CommandCall,
     component: Annotated[
         str | None,
         typer.Argument(
@@ -54,10 +54,10 @@ def logs(
         call.line("log", answer, lambda said=said: _shown(said))  # type: ignore[misc]
 
 
-def _found(call: Call, component: str | None, *, lines: int, follow: bool) -> Iterator[Said]:
+def _found(call: CommandCall, component: str | None, *, lines: int, follow: bool) -> Iterator[Said]:
     """Raises UsageError, DependencyDown, NotPermitted."""
-    from hive.appliance.log_file import NAME
-    from hive.appliance.logs import COMPONENTS, IN_FILE, file_lines, journal_lines
+    from hive.files.log_file import NAME
+    from hive.files.logs import COMPONENTS, IN_FILE, file_lines, journal_lines
 
     known = tuple(dict.fromkeys((*COMPONENTS, *IN_FILE)))
     if component is not None and component not in known:
@@ -74,13 +74,13 @@ def _found(call: Call, component: str | None, *, lines: int, follow: bool) -> It
     return file_lines(state / NAME, components, lines=lines, follow=follow)
 
 
-def _state_dir(call: Call) -> Path | None:
+def _state_dir(call: CommandCall) -> Path | None:
     """The state directory of the `hive up` that is meant, None for the installed Hive.
 
     The one that answers; where none does, the installed one, or the last `hive up` of this user: lines are wanted most
     when nothing runs. Raises DependencyDown.
     """
-    from hive.appliance.layout import TARGET, UNITS
+    from hive.files.layout import TARGET, UNITS
 
     if call.state_dir is not None:
         refuse_missing(call.state_dir, [])

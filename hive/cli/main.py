@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -11,10 +12,10 @@ from typing import Annotated
 import typer
 
 from hive.cli.call import err, flush, out, report, wants_json
-from hive.cli.lazy import Entry, Group, LazyGroup, options
-from hive.errors import HiveError, NotPermitted, UsageError
+from hive.cli.lazy import CommandTable, LazyCommand, LazyGroup, options
+from hive.errors import AS_ROOT, HiveError, NotPermitted, UsageError
 
-AGENT = Group(
+AGENT = CommandTable(
     "Agents: create, look at, pause, remove.",
     """Agents: create, look at, pause, remove.
 
@@ -24,41 +25,43 @@ Examples:
   hive agent pause alice
 """,
     {
-        "list": Entry("agent_list:list_agents", "Lists the agents: what they do, what they cost, why they are awake."),
-        "show": Entry("agent:show", "Shows one agent on one screen."),
-        "create": Entry("agent_spec:create", "Creates an agent and starts it."),
-        "apply": Entry("agent_spec:apply", "Makes an agent what a file describes."),
-        "edit": Entry("agent_edit:edit", "Opens an agent's description in an editor and applies what was saved."),
-        "export": Entry("agent_spec:export", "Prints an agent's description as TOML."),
-        "start": Entry("agent_steer:start", "Starts stopped agents."),
-        "stop": Entry("agent_steer:stop", "Stops agents."),
-        "restart": Entry("agent_steer:restart", "Stops agents and starts them again."),
-        "pause": Entry("agent_steer:pause", "Puts agents to sleep."),
-        "resume": Entry("agent_steer:resume", "Wakes sleeping agents."),
-        "send": Entry("agent_mail:send", "Sends a message to an agent."),
-        "messages": Entry("agent_mail:messages", "Lists the messages an agent has not accepted."),
-        "responses": Entry("agent_responses:responses", "Shows how much is kept of an agent's responses."),
-        "wake-at": Entry("agent_time:wake_at", "Wakes an agent at a time, once or again and again."),
-        "keep-awake": Entry("agent_time:keep_awake", "Keeps an agent from being put to sleep."),
-        "exec": Entry("agent_exec:exec_", "Runs a program inside an agent."),
-        "logs": Entry("agent:logs", "Prints what an agent wrote to its output."),
-        "usage": Entry("agent:usage", "Shows what one agent used."),
-        "remove": Entry("agent_steer:remove", "Removes agents."),
-        "ls": Entry("agent_list:list_agents", "Lists the agents.", hidden=True),
-        "ps": Entry("agent_list:list_agents", "Lists the agents.", hidden=True),
-        "rm": Entry("agent_steer:remove", "Removes agents.", hidden=True),
+        "list": LazyCommand(
+            "agent_list:list_agents", "Lists the agents: what they do, what they cost, why they are awake."
+        ),
+        "show": LazyCommand("agent:show", "Shows one agent on one screen."),
+        "create": LazyCommand("agent_spec:create", "Creates an agent and starts it."),
+        "apply": LazyCommand("agent_spec:apply", "Makes an agent what a file describes."),
+        "edit": LazyCommand("agent_edit:edit", "Opens an agent's description in an editor and applies what was saved."),
+        "export": LazyCommand("agent_spec:export", "Prints an agent's description as TOML."),
+        "start": LazyCommand("agent_steer:start", "Starts stopped agents."),
+        "stop": LazyCommand("agent_steer:stop", "Stops agents."),
+        "restart": LazyCommand("agent_steer:restart", "Stops agents and starts them again."),
+        "pause": LazyCommand("agent_steer:pause", "Puts agents to sleep."),
+        "resume": LazyCommand("agent_steer:resume", "Wakes sleeping agents."),
+        "send": LazyCommand("agent_mail:send", "Sends a message to an agent."),
+        "messages": LazyCommand("agent_mail:messages", "Lists the messages an agent has not accepted."),
+        "responses": LazyCommand("agent_responses:responses", "Shows how much is kept of an agent's responses."),
+        "wake-at": LazyCommand("agent_time:wake_at", "Wakes an agent at a time, once or again and again."),
+        "keep-awake": LazyCommand("agent_time:keep_awake", "Keeps an agent from being put to sleep."),
+        "exec": LazyCommand("agent_exec:exec_", "Runs a program inside an agent."),
+        "logs": LazyCommand("agent:logs", "Prints what an agent wrote to its output."),
+        "usage": LazyCommand("agent:usage", "Shows what one agent used."),
+        "remove": LazyCommand("agent_steer:remove", "Removes agents."),
+        "ls": LazyCommand("agent_list:list_agents", "Lists the agents.", hidden=True),
+        "ps": LazyCommand("agent_list:list_agents", "Lists the agents.", hidden=True),
+        "rm": LazyCommand("agent_steer:remove", "Removes agents.", hidden=True),
     },
 )
-BENCH = Group(
+BENCH = CommandTable(
     "Measures this Hive on its own host.",
     """Measures this Hive on its own host.
 
 Examples:
   hive bench sleep
 """,
-    {"sleep": Entry("bench:sleep", "Measures what sleep gains here.")},
+    {"sleep": LazyCommand("bench:sleep", "Measures what sleep gains here.")},
 )
-BACKEND = Group(
+BACKEND = CommandTable(
     "The inference server behind Hive.",
     """The inference server behind Hive.
 
@@ -67,13 +70,13 @@ Examples:
   hive backend switch vllm
 """,
     {
-        "status": Entry("status:backend_status", "Shows the inference server Hive stands in front of."),
-        "list": Entry("backend:list_backends", "Lists the inference servers that can be switched to."),
-        "switch": Entry("backend:switch", "Switches to another inference server."),
-        "logs": Entry("backend:logs", "Prints what an inference server that Hive started wrote last."),
+        "status": LazyCommand("status:backend_status", "Shows the inference server Hive stands in front of."),
+        "list": LazyCommand("backend:list_backends", "Lists the inference servers that can be switched to."),
+        "switch": LazyCommand("backend:switch", "Switches to another inference server."),
+        "logs": LazyCommand("backend:logs", "Prints what an inference server that Hive started wrote last."),
     },
 )
-MODEL = Group(
+MODEL = CommandTable(
     "Models: list, show, bring, remove, and which one a request is given.",
     """Models: list, show, bring, remove, and which one a request is given.
 
@@ -83,21 +86,23 @@ Examples:
   hive model route llama3.2 --tier low
 """,
     {
-        "list": Entry("model:list_models", "Lists the models behind Hive."),
-        "show": Entry("model:show", "Shows all that is known of one model."),
-        "refresh": Entry("model:refresh", "Asks the inference server what models it offers now, and lists them."),
-        "pull": Entry("model:pull", "Brings a model: by its name where Ollama is in use, else from files of this box."),
-        "remove": Entry(
+        "list": LazyCommand("model:list_models", "Lists the models behind Hive."),
+        "show": LazyCommand("model:show", "Shows all that is known of one model."),
+        "refresh": LazyCommand("model:refresh", "Asks the inference server what models it offers now, and lists them."),
+        "pull": LazyCommand(
+            "model:pull", "Brings a model: by its name where Ollama is in use, else from files of this box."
+        ),
+        "remove": LazyCommand(
             "model:remove", "Removes a model: Ollama's own, or its files where `hive model pull` puts them."
         ),
-        "route": Entry("model:route", "Explains which model a request is given, step by step."),
-        "prompts": Entry(
+        "route": LazyCommand("model:route", "Explains which model a request is given, step by step."),
+        "prompts": LazyCommand(
             "prompts:prompts",
             "Lists the system prompts of living agents: who shares one, and whether the backend has read it already.",
         ),
     },
 )
-QUEUE = Group(
+QUEUE = CommandTable(
     "Requests under way: who waits for the model, who runs.",
     """Requests under way: who waits for the model, who runs. Without a command: list.
 
@@ -106,26 +111,28 @@ Examples:
   hive queue cancel 69214ae1c0ffee-42
 """,
     {
-        "list": Entry("queue:list_requests", "Lists the requests to the model that are under way."),
-        "show": Entry("queue:show", "Shows one request, under way or ended."),
-        "cancel": Entry("queue:cancel", "Ends a request that is under way."),
+        "list": LazyCommand("queue:list_requests", "Lists the requests to the model that are under way."),
+        "show": LazyCommand("queue:show", "Shows one request, under way or ended."),
+        "cancel": LazyCommand("queue:cancel", "Ends a request that is under way."),
     },
     default="list",
 )
-AUDIT = Group(
-    "Who did what, and whether that record is whole.",
-    """Who did what, and whether that record is whole.
+AUDIT = CommandTable(
+    "The audit log: acts on agents and settings, and a check that it is whole.",
+    """The audit log: acts on agents and settings, and a check that it is whole.
 
 Examples:
   hive audit list --since 1d
   sudo hive audit verify
 """,
     {
-        "list": Entry("audit:list_rows", "Lists who did what, to whom, and how it ended."),
-        "verify": Entry("audit:verify", "Checks that no row of the audit table was changed, removed or moved.", "json"),
+        "list": LazyCommand("audit:list_rows", "Lists who did what, to whom, and how it ended."),
+        "verify": LazyCommand(
+            "audit:verify", "Checks that no row of the audit table was changed, removed or moved.", "json"
+        ),
     },
 )
-TOKEN = Group(
+TOKEN = CommandTable(
     "Tokens of the REST API on TCP: create, list, revoke.",
     """Tokens of the REST API on TCP: create, list, revoke.
 
@@ -134,12 +141,28 @@ Examples:
   hive token list
 """,
     {
-        "create": Entry("token:create", "Makes a token and prints it."),
-        "list": Entry("token:list_tokens", "Lists the tokens: who made them, what they may, when they were used last."),
-        "revoke": Entry("token:revoke", "Makes a token good for nothing, at once: what is open to it ends."),
+        "create": LazyCommand("token:create", "Makes a token and prints it."),
+        "list": LazyCommand(
+            "token:list_tokens", "Lists the tokens: who made them, what they may, when they were used last."
+        ),
+        "revoke": LazyCommand("token:revoke", "Makes a token good for nothing, at once: what is open to it ends."),
     },
 )
-CONFIG = Group(
+DB = CommandTable(
+    "Hive's own database, read with SQL.",
+    """Hive's own database, read with SQL. Nothing of it can be changed here.
+
+Examples:
+  hive db tables
+  hive db query "SELECT name, status FROM agents"
+""",
+    {
+        "tables": LazyCommand("db:tables", "Lists the tables of Hive's database: rows, size and columns."),
+        "schema": LazyCommand("db:schema", "Prints the statements that make the tables and their indexes."),
+        "query": LazyCommand("db:query", "Reads Hive's database with one SQL statement."),
+    },
+)
+CONFIG = CommandTable(
     "Settings: show, check, change.",
     """Settings: show, check, change.
 
@@ -148,17 +171,17 @@ Examples:
   hive config check ./hive.conf
 """,
     {
-        "show": Entry("config:show", "Shows every setting as it is in force here.", "json"),
-        "check": Entry("config:check", "Checks a file without starting anything.", "json"),
-        "path": Entry("config:path", "Prints which file is read.", "json"),
-        "set": Entry("config:set_", "Changes a setting in the file.", "json"),
-        "unset": Entry("config:unset", "Takes a setting out of the file.", "json"),
-        "runtime": Entry(
+        "show": LazyCommand("config:show", "Shows every setting as it is in force here.", "json"),
+        "check": LazyCommand("config:check", "Checks a file without starting anything.", "json"),
+        "path": LazyCommand("config:path", "Prints which file is read.", "json"),
+        "set": LazyCommand("config:set_", "Changes a setting in the file.", "json"),
+        "unset": LazyCommand("config:unset", "Takes a setting out of the file.", "json"),
+        "runtime": LazyCommand(
             "config_runtime:runtime", "Shows the settings in force in the running Hive, or changes some of them there."
         ),
     },
 )
-SECRETS = Group(
+SECRETS = CommandTable(
     "Secrets of the installed Hive: list, rotate.",
     """Secrets of the installed Hive: list, rotate.
 
@@ -166,14 +189,16 @@ Examples:
   hive secrets list
 """,
     {
-        "list": Entry("secrets:list_secrets", "Lists the secrets: how old each is and what reads it.", "json"),
-        "rotate": Entry(
+        "list": LazyCommand("secrets:list_secrets", "Lists the secrets: how old each is and what reads it.", "json"),
+        "rotate": LazyCommand(
             "secrets:rotate", "Puts a new secret in place of an old one and restarts what reads it.", "json"
         ),
-        "generate": Entry("secrets:generate", "Makes the secrets that are missing; those that are there stay.", "json"),
+        "generate": LazyCommand(
+            "secrets:generate", "Makes the secrets that are missing; those that are there stay.", "json"
+        ),
     },
 )
-HIVE = Group(
+HIVE = CommandTable(
     "",
     """Many sandboxed agents on one box: asleep while idle, awake in milliseconds, one metered way to the model.
 
@@ -186,40 +211,45 @@ Examples:
   hive agent list
 """,
     {
-        "up": Entry("services:up", "Starts a whole Hive in the foreground.", ""),
-        "status": Entry("status:status", "Shows whether Hive is well, and which Hive that is."),
-        "top": Entry("top:top", "Shows every agent, the backend and the queue on one screen."),
-        "doctor": Entry("doctor:doctor", "Checks this host and the Hive on it: what is wrong, why, what changes it."),
-        "run": Entry("chat:run", "Asks a model, through Hive."),
+        "up": LazyCommand("services:up", "Starts a whole Hive in the foreground.", ""),
+        "status": LazyCommand("status:status", "Shows whether Hive is well, and which Hive that is."),
+        "top": LazyCommand("top:top", "Shows every agent, the backend and the queue on one screen."),
+        "doctor": LazyCommand(
+            "doctor:doctor", "Checks this host and the Hive on it: what is wrong, why, what changes it."
+        ),
+        "run": LazyCommand("chat:run", "Asks a model, through Hive."),
         "agent": AGENT,
-        "ps": Entry("agent_list:list_agents", "Lists the agents."),
-        "usage": Entry("usage:usage", "Shows what was used, by agent, tenant, model, backend or hour."),
-        "events": Entry("status:events", "Prints what happened to the agents, and why."),
-        "logs": Entry("logs:logs", "Prints what the services of Hive say."),
+        "ps": LazyCommand("agent_list:list_agents", "Lists the agents."),
+        "usage": LazyCommand("usage:usage", "Shows what was used, by agent, tenant, model, backend or hour."),
+        "events": LazyCommand("status:events", "Prints what happened to the agents, and why."),
+        "logs": LazyCommand("logs:logs", "Prints what the services of Hive say."),
         "queue": QUEUE,
         "backend": BACKEND,
         "model": MODEL,
         "bench": BENCH,
         "audit": AUDIT,
         "token": TOKEN,
+        "db": DB,
         "config": CONFIG,
         "secrets": SECRETS,
-        "install": Entry("install:install", "Installs this version of Hive as services.", "json"),
-        "uninstall": Entry("install:uninstall", "Removes the installed Hive.", "json"),
-        "backup": Entry("backup:backup", "Writes what a Hive knows into one file.", "json"),
-        "restore": Entry("backup:restore", "Puts a backup in place of what is there.", "json"),
-        "version": Entry("version:version", "Prints the version of this command.", "json"),
-        "proxy": Entry("services:proxy", "Runs the data plane, a service.", ""),
-        "daemon": Entry("services:daemon", "Runs the control plane, a service.", ""),
-        "sandbox": Entry("services:sandbox", "Runs the helper, a service.", ""),
-        "sandbox-thaw": Entry(
+        "install": LazyCommand("install:install", "Installs this version of Hive as services.", "json"),
+        "uninstall": LazyCommand("install:uninstall", "Removes the installed Hive.", "json"),
+        "backup": LazyCommand("backup:backup", "Writes what a Hive knows into one file.", "json"),
+        "restore": LazyCommand("backup:restore", "Puts a backup in place of what is there.", "json"),
+        "version": LazyCommand("version:version", "Prints the version of this command.", "json"),
+        "proxy": LazyCommand("services:proxy", "Runs the data plane, a service.", ""),
+        "daemon": LazyCommand("services:daemon", "Runs the control plane, a service.", ""),
+        "sandbox": LazyCommand("services:sandbox", "Runs the helper, a service.", ""),
+        "sandbox-thaw": LazyCommand(
             "services:sandbox_thaw",
             "Thaws every agent, where a helper was killed: what is frozen cannot be stopped.",
             "",
             hidden=True,
         ),
-        "demo-backend": Entry("services:demo_backend", "Runs an inference server with canned text.", "", hidden=True),
-        "run-backend": Entry(
+        "demo-backend": LazyCommand(
+            "services:demo_backend", "Runs an inference server with canned text.", "", hidden=True
+        ),
+        "run-backend": LazyCommand(
             "run_backend:run_backend", "Becomes the inference server that hive.conf describes.", "", hidden=True
         ),
     },
@@ -249,7 +279,7 @@ def _root_options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """What may stand before the command."""
+    """The options that may stand before the command."""
 
 
 def run() -> None:
@@ -272,7 +302,7 @@ def main(arguments: Sequence[str]) -> int:
     except HiveError as error:
         if os.environ.get("HIVE_DEBUG"):
             traceback.print_exc()
-        return report(error, as_json=as_json)
+        return report(_typed(error, arguments), as_json=as_json)
     except typer.Abort:
         return report(HiveError("nothing was done"), as_json=as_json)
     except KeyboardInterrupt:
@@ -281,7 +311,7 @@ def main(arguments: Sequence[str]) -> int:
         _forget_stdout()
         return 1
     except PermissionError as error:
-        return report(_forbidden(error), as_json=as_json)
+        return report(_typed(_forbidden(error), arguments), as_json=as_json)
     except Exception as error:
         if os.environ.get("HIVE_DEBUG") or (arguments and arguments[0] in SERVICES):
             traceback.print_exc()
@@ -295,8 +325,14 @@ def _forbidden(error: PermissionError) -> NotPermitted:
     """A file of another user's, which a command came upon: no fault of Hive."""
     if os.environ.get("HIVE_DEBUG"):
         traceback.print_exc()
-    hint = "" if os.geteuid() == 0 else "as root: sudo hive …"
-    return NotPermitted(f"{error.filename or 'this'}: {error.strerror or 'permission denied'}", hint=hint)
+    return NotPermitted(f"{error.filename or 'this'}: {error.strerror or 'permission denied'}", hint=AS_ROOT)
+
+
+def _typed(error: HiveError, arguments: Sequence[str]) -> HiveError:
+    """The error, with the command in its hint where only root may do this."""
+    if error.hint == AS_ROOT:
+        error.hint = f"as root: sudo {shlex.join(['hive', *arguments])}" if os.geteuid() != 0 else ""
+    return error
 
 
 def _misused(error: typer.TyperException, *, as_json: bool) -> int:
@@ -310,5 +346,5 @@ def _misused(error: typer.TyperException, *, as_json: bool) -> int:
 
 
 def _forget_stdout() -> None:
-    """Whoever read our output is gone: nothing more is written, and the interpreter does not complain at its end."""
+    """Forgets stdout after its reader is gone: no more is written, and the interpreter does not complain at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

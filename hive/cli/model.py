@@ -1,4 +1,4 @@
-"""Models: what there is, who is given which, bringing and removing some."""
+"""Commands of models: listing them and their users, bringing and removing some."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from urllib.parse import quote
 
 import typer
 
-from hive.cli.call import Answer, Call, model_names
+from hive.cli.call import Answer, CommandCall, model_names
+from hive.cli.fitted import fitted
 from hive.cli.following import followed
-from hive.cli.text import UNKNOWN, ago, fields, number, one_line, size, span, table
+from hive.cli.text import UNKNOWN, ago, fields, number, one_line, size, span
 from hive.errors import NotFound, UsageError
 
 TIERS = ("low", "medium", "high")
@@ -30,7 +31,7 @@ Force = Annotated[bool, typer.Option("--force", help="Also where it is in use.")
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Only begin it.")]
 
 
-def list_models(call: Call) -> None:
+def list_models(call: CommandCall) -> None:
     """Lists the models behind Hive: how large they are, which are in memory, which tier is given which.
 
     It is what the inference server said last; where that does not answer just now the list says so.
@@ -42,7 +43,7 @@ def list_models(call: Call) -> None:
     _show_list(call, "model.list", call.client.get("/api/models"))
 
 
-def refresh(call: Call) -> None:
+def refresh(call: CommandCall) -> None:
     """Asks the inference server what models it offers now, and lists them.
 
     Hive does so by itself every 5 minutes (models_refresh_s), after a switch, and where a request names a model that is
@@ -54,7 +55,7 @@ def refresh(call: Call) -> None:
     _show_list(call, "model.refresh", call.client.post("/api/models/refresh", timeout_s=ASK_S))
 
 
-def show(call: Call, model: ModelName) -> None:
+def show(call: CommandCall, model: ModelName) -> None:
     """Shows all that is known of one model: who is given it, by which names, what belongs to it.
 
     Examples:
@@ -66,7 +67,7 @@ def show(call: Call, model: ModelName) -> None:
 
 
 def pull(
-    call: Call,
+    call: CommandCall,
     model: Annotated[
         str, typer.Argument(metavar="MODEL|PATH", help="A name for Ollama to fetch, or files of this box.")
     ],
@@ -103,7 +104,7 @@ def pull(
 
 
 def remove(
-    call: Call,
+    call: CommandCall,
     model: ModelName,
     force: Force = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -118,7 +119,7 @@ def remove(
       hive model remove llama3.2 --yes --force
     """
     client = call.client
-    client.get("/api/models")  # whoever is asked below should not learn afterwards that nobody is there
+    client.get("/api/models")  # a user asked below should not learn afterwards that no daemon is there
     call.confirm(f"Remove the model {one_line(model)}?", yes=yes)
     job = client.delete(_path_of(model), timeout_s=ASK_S, force=int(force))
     if not no_wait:
@@ -127,7 +128,7 @@ def remove(
 
 
 def route(
-    call: Call,
+    call: CommandCall,
     model: Annotated[
         str,
         typer.Argument(metavar="MODEL", help="As a request names it.", autocompletion=model_names, show_default=False),
@@ -163,7 +164,7 @@ def _path_of(model: str) -> str:
     return f"/api/models/{quote(model, safe='')}"
 
 
-def _under_way(call: Call, path: str, name: str) -> str:
+def _under_way(call: CommandCall, path: str, name: str) -> str:
     """The id of the running pull of this model. Raises NotFound."""
     meant = {path, name, Path(path).name, Path(path).name.removesuffix(".gguf")} - {""}
     for job in call.client.get("/api/jobs", limit=1000)["jobs"]:
@@ -177,7 +178,7 @@ def _names(job: Answer) -> set[str]:
     return {about, about.removesuffix(".gguf")}
 
 
-def _show_list(call: Call, schema: str, answer: Answer) -> None:
+def _show_list(call: CommandCall, schema: str, answer: Answer) -> None:
     call.show(schema, answer, lambda: _listed(answer))
     if answer["stale"]:
         call.say(f"stale: {answer['stale']}")
@@ -203,11 +204,11 @@ def _listed(answer: Answer) -> str:
     names = {model["name"] for model in answer["models"]}
     besides = [f"{name} ({size(bytes_)})" for name, bytes_ in answer["files"].items() if name not in names]
     told = f"\nnot offered, but in {answer['directory']}: {one_line(', '.join(besides))}" if besides else ""
-    return table(heads, rows) + told
+    return fitted(heads, rows, drop=("PARAMETERS", "ALIASES", "LOADED", "TIERS", "QUANTIZATION")) + told
 
 
 def weights(count: int | None) -> str:
-    """How many, as models are named after it.
+    """Number of weights, as models are named after it.
 
     >>> weights(8_030_261_248), weights(134_515_008), weights(159_000), weights(None)
     ('8.0B', '135M', '159K', '-')
@@ -221,7 +222,7 @@ def weights(count: int | None) -> str:
 
 
 def _loaded(model: Answer) -> str:
-    """Whether it is in memory, in a word.
+    """The answer to "is it in memory", in a word.
 
     >>> _loaded({"leaves": "Ollama sends it to h", "loaded": False}), _loaded({"leaves": "", "loaded": True})
     ('elsewhere', 'yes')

@@ -1,18 +1,21 @@
-"""System prompts: who shares them, and whether the backend has read them."""
+"""System prompts: the agents that share them, and their state at the backend."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from hive.cli.call import Answer, Call
-from hive.cli.text import ago, number, one_line, table
+from hive.cli.call import Answer, CommandCall
+from hive.cli.fitted import fitted
+from hive.cli.text import ago, number, one_line
 
 NAMES_SHOWN = 3
+DROPPED = ("TENANTS", "BYTES", "REUSED", "WARM", "MODEL", "STATE")
+"""Columns that give way where the terminal is narrow, the first one first."""
 HEADERS = ["PROMPT", "BYTES", "AGENTS", "TENANTS", "MODEL", "WARM", "REUSED", "STATE"]
 
 
-def prompts(call: Call) -> None:
+def prompts(call: CommandCall) -> None:
     """Lists the system prompts of living agents: who shares one, and whether the backend has read it already.
 
     Agents of one tenant (or cache_group) share what the backend keeps of a prompt. The text is never shown here.
@@ -28,7 +31,7 @@ def prompts(call: Call) -> None:
 def _listed(answer: Answer) -> str:
     if not answer["prompts"]:
         return "no living agent has a system prompt; `hive agent create --system-prompt-file FILE` gives it one"
-    return table(HEADERS, [_row(prompt) for prompt in answer["prompts"]])
+    return fitted(HEADERS, [_row(prompt) for prompt in answer["prompts"]], drop=DROPPED, prose="STATE")
 
 
 def _row(prompt: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Requests under way: who waits for the model, who runs, and ending one."""
+"""Requests under way: waiting for the model or running, and ending one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from urllib.parse import quote
 
 import typer
 
-from hive.cli.call import Answer, Call
+from hive.cli.call import Answer, CommandCall
+from hive.cli.fitted import fitted
 from hive.cli.text import fields, milliseconds, number, one_line, table
 from hive.errors import UsageError
 
+DROPPED = ("TENANT", "ENDPOINT", "IN LINE", "MODEL", "AGE")
+"""Columns that give way where the terminal is narrow, the first one first."""
 COUNTS = ("tokens_in", "tokens_out", "cached_tokens")
 
 RequestId = Annotated[
@@ -18,7 +21,7 @@ RequestId = Annotated[
 ]
 
 
-def list_requests(call: Call) -> None:
+def list_requests(call: CommandCall) -> None:
     """Lists the requests to the model that are under way, the oldest first, and how the queue stands.
 
     A request waits in line for a turn while it is queued; parked is one whose agent is just being woken.
@@ -31,7 +34,7 @@ def list_requests(call: Call) -> None:
     call.show("queue.list", answer, lambda: _listed(answer))
 
 
-def show(call: Call, request: RequestId) -> None:
+def show(call: CommandCall, request: RequestId) -> None:
     """Shows one request, under way or ended: whose it was, how long it waited, what it cost.
 
     Examples:
@@ -41,7 +44,7 @@ def show(call: Call, request: RequestId) -> None:
     call.show("queue.show", answer, lambda: _shown(answer))
 
 
-def cancel(call: Call, request: RequestId) -> None:
+def cancel(call: CommandCall, request: RequestId) -> None:
     """Ends a request that is under way. Its client gets an error, or a stream that is cut.
 
     Examples:
@@ -66,7 +69,7 @@ def _listed(answer: Answer) -> str:
         lines += ["", table(headers, [_tenant_row(tenant) for tenant in tenants])]
     if answer["requests"]:
         headers = ["REQUEST", "AGENT", "TENANT", "MODEL", "ENDPOINT", "STATE", "AGE", "IN LINE"]
-        lines += ["", table(headers, [_row(request) for request in answer["requests"]])]
+        lines += ["", fitted(headers, [_row(request) for request in answer["requests"]], drop=DROPPED)]
     if answer["left_out"]:
         lines.append(f"and {answer['left_out']} more")
     return "\n".join(lines)

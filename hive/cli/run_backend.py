@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from hive.settings_file import load
+from hive.settings.file import load
 
 
-class Kind(StrEnum):
-    """What can be started; the demo backend is a command of its own."""
+class StartedKind(StrEnum):
+    """The kinds that can be started; the demo backend is a command of its own."""
 
     OLLAMA = "ollama"
     VLLM = "vllm"
@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 def run_backend(
-    kind: Annotated[Kind, typer.Argument(help="Which inference server.")],
+    kind: Annotated[StartedKind, typer.Argument(help="Which inference server.")],
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Instead of /etc/hive/hive.conf.")] = None,
     runtime_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where its socket is, instead of /run/hive-inference.")
@@ -39,6 +39,6 @@ def run_backend(
       hive run-backend vllm --config ./hive.conf --runtime-dir /tmp/try --state-dir /tmp/try
     """
     settings = load(config, env=os.environ).settings
-    from hive.appliance.run_backend import become
+    from hive.up.run_backend import become
 
     become(kind, settings.inference, os.environ, runtime=runtime_dir, state=state_dir)

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from hive.cli.call import Answer, Call, Prefix
-from hive.cli.text import ago, table
+from hive.cli.call import Answer, CommandCall, Prefix
+from hive.cli.fitted import fitted
+from hive.cli.text import ago
 
 
-def generate(call: Call, prefix: Prefix = Path("/")) -> None:
+def generate(call: CommandCall, prefix: Prefix = Path("/")) -> None:
     """Makes the secrets that are missing; those that are there stay.
 
     hive-first-boot.service does it at every boot. It also finishes a rotation that was cut short.
@@ -20,22 +21,22 @@ def generate(call: Call, prefix: Prefix = Path("/")) -> None:
     Examples:
       hive secrets generate
     """
-    from hive.appliance.layout import Layout
-    from hive.appliance.secrets import generate as do
+    from hive.files.layout import Layout
+    from hive.files.secrets import generate as do
 
     made = do(Layout(prefix.resolve()))
     call.show("secrets.generate", {"made": made}, lambda: "\n".join(f"made {name}" for name in made) or "all are there")
 
 
-def list_secrets(call: Call, prefix: Prefix = Path("/")) -> None:
+def list_secrets(call: CommandCall, prefix: Prefix = Path("/")) -> None:
     """Lists the secrets: how old each is and what reads it. Values are never shown.
 
     Examples:
       hive secrets list
       hive secrets list --json | jq -r '.secrets[] | select(.problem != "") | .name'
     """
-    from hive.appliance.layout import Layout
-    from hive.appliance.secrets import listed
+    from hive.files.layout import Layout
+    from hive.files.secrets import listed
 
     found = listed(Layout(prefix.resolve()))
     now = time.time()
@@ -53,18 +54,22 @@ def list_secrets(call: Call, prefix: Prefix = Path("/")) -> None:
         [one.secret.name, one.problem or ago(one.changed_at, now), ", ".join(one.secret.readers), one.secret.sentence]
         for one in found
     ]
-    call.show("secrets.list", {"secrets": secrets}, lambda: table(["NAME", "CHANGED", "READ BY", "WHAT"], rows))
+    call.show("secrets.list", {"secrets": secrets}, lambda: _listed(rows))
+
+
+def _listed(rows: list[list[str]]) -> str:
+    return fitted(["NAME", "CHANGED", "READ BY", "WHAT"], rows, drop=("READ BY",), prose="WHAT")
 
 
 def secret_names(incomplete: str) -> list[str]:
     """Completion of a secret's name."""
-    from hive.appliance.secrets import SECRETS
+    from hive.files.secrets import SECRETS
 
     return [name for name in SECRETS if name.startswith(incomplete)]
 
 
 def rotate(
-    call: Call,
+    call: CommandCall,
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="Which one.", autocompletion=secret_names, show_default=False)
     ],
@@ -79,9 +84,9 @@ def rotate(
       hive secrets rotate redis-proxy
       hive secrets rotate box-key --yes
     """
-    from hive.appliance.layout import Layout
-    from hive.appliance.secrets import rotate as do
-    from hive.appliance.secrets import what_it_takes
+    from hive.files.layout import Layout
+    from hive.files.secrets import rotate as do
+    from hive.files.secrets import what_it_takes
 
     place = Layout(prefix.resolve())
     if takes := what_it_takes(place, name):

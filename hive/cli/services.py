@@ -1,4 +1,4 @@
-"""What starts something: `hive up` and the processes it is made of. Each composition root is imported when it runs."""
+"""Commands that start a process: `hive up` and its parts. Each composition root is imported when it runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hive.cli.call import STATE_DIR
 from hive.domain import BackendKind, Isolation
 from hive.errors import UsageError
 from hive.log_lines import JsonLines, goes_to_journal
-from hive.settings import Paths
-from hive.settings_file import Loaded, load
+from hive.settings.file import Loaded, load
+from hive.settings.table import Paths
 
 log = logging.getLogger("hive.cli")
 
@@ -67,7 +67,7 @@ def up(
       hive up --backend http://127.0.0.1:8000
       hive up --demo --exit-after 60 --json
     """
-    from hive.appliance.up import UpOptions, main
+    from hive.up.up import UpOptions, main
 
     return main(
         UpOptions(
@@ -141,7 +141,7 @@ def daemon(
     chosen = None if backend is None else backend_of(backend)
     _log_events(as_json=appliance)
     _warn_of_secrets("REDIS_URL", "HIVE_INTERNAL_TOKEN")
-    from hive.control.daemon import main
+    from hive.daemon import main
 
     return main(
         Paths(state_dir, runtime_dir, apart=appliance),
@@ -202,7 +202,7 @@ def demo_backend(
       hive demo-backend --port 11434
     """
     _log_events()
-    from hive.inference.demo import TOKENS_PER_S, main
+    from hive.demo.server import TOKENS_PER_S, main
 
     speed = tokens_per_s or TOKENS_PER_S
     return main(socket=socket, port=port, host=listen, watch_fd=watch_fd, tokens_per_s=speed, shared=shared)
@@ -219,7 +219,7 @@ def _log_events(*, as_json: bool = False) -> None:
 
 
 def _warn_of_secrets(*names: str) -> None:
-    """The environment is for trying things out: a credential is read by nobody else (host/credentials.py)."""
+    """The environment is for trying things out: no other command reads a credential (host/credentials.py)."""
     for name in names:
         value = os.environ.get(name, "")
         if value and ("://" not in value or "@" in value):

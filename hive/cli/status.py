@@ -6,27 +6,23 @@ import os
 import textwrap
 import time
 from collections import Counter
-from shlex import quote
 from typing import Annotated, Any
 
 import typer
 
-from hive.cli import next_command
-from hive.cli.call import Answer, Call
-from hive.cli.next_command import Where
+from hive.cli.call import Answer, CommandCall
 from hive.cli.text import ago, fields, harmless, one_line, size, span, table
+from hive.conditions import FoundCondition, Where, conditions_in, where_is
 from hive.errors import HiveError
-from hive.places import APPLIANCE_RUNTIME
+from hive.paths import APPLIANCE_RUNTIME
 
 ANSWER_S = 5.0
 """A daemon that says nothing of itself within this hangs."""
 LIST_S = 30.0
 WIDTH = 80
-SYSTEMD = "/run/systemd/system"
-"""There if and only if systemd is PID 1 (sd_booted(3))."""
 
 
-def status(call: Call) -> int:
+def status(call: CommandCall) -> int:
     """Shows whether Hive is well, and which Hive that is.
 
     Under each thing that is wrong stands what to type next. The exit code is 0 also where something is degraded: the
@@ -45,39 +41,35 @@ def status(call: Call) -> int:
     except HiveError as error:
         return _silent(call, error)
     counts = dict(Counter(agent["status"] for agent in agents))
-    where = _where(call, str(health["runtime_dir"]))
-    found = [next_command.Problem(text, next_command.about(text, health, where)) for text in health["problems"]]
-    found += next_command.of_disk(health["state_dir"], _free_bytes(health["state_dir"]))
     answer = {
         **_renamed(health, "hive_version"),
-        "status": "degraded" if found else health["status"],
-        "problems": [problem.problem for problem in found],
         "socket": str(client.path),
         "agents": counts,
-        "next": [problem._asdict() for problem in found],
+        **_wrong(conditions_in(health), where_of(call, apart=health["runtime_dir"] == str(APPLIANCE_RUNTIME))),
     }
     call.show("status", answer, lambda: _status(answer))
     return 0
 
 
-def _free_bytes(directory: str) -> int | None:
-    """None where this user may not look, or the daemon sees other directories than this command."""
-    try:
-        found = os.statvfs(directory)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
+def where_of(call: CommandCall, *, apart: bool) -> Where:
+    """The form of commands about the Hive of this call."""
+    socket = call.socket or os.environ.get("HIVE_SOCKET", "")  # which sudo does not pass on
+    return where_is(apart=apart, state_dir=call.state_dir, socket=str(socket), is_root=os.geteuid() == 0)
 
 
-def _where(call: Call, runtime_dir: str) -> Where:
-    state, socket = call.state_dir, call.socket or os.environ.get("HIVE_SOCKET")  # which sudo does not pass on
-    files = "" if state is None else f" --state-dir {quote(str(state))}"
-    option = files or (f" --socket {quote(str(socket))}" if socket else "")
-    is_apart, has_systemd = runtime_dir == str(APPLIANCE_RUNTIME), os.path.isdir(SYSTEMD)
-    return Where(installed=is_apart and has_systemd, composed=is_apart and not has_systemd, option=option, files=files)
+def _wrong(found: list[FoundCondition], where: Where) -> Answer:
+    """The part of an answer that is about `found`."""
+    from msgspec import to_builtins
+
+    found = [one.at(where) for one in found]
+    return {
+        "problems": [one.text for one in found],
+        "next": [{"problem": one.text, "command": one.fix} for one in found],
+        "conditions": [to_builtins(one) for one in found],
+    }
 
 
-def backend_status(call: Call) -> None:
+def backend_status(call: CommandCall) -> None:
     """Shows the inference server Hive stands in front of, how much it works on at once, and its models.
 
     Examples:
@@ -89,7 +81,7 @@ def backend_status(call: Call) -> None:
 
 
 def events(
-    call: Call,
+    call: CommandCall,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as things happen.")] = False,
     tail: Annotated[int, typer.Option("--tail", "-n", metavar="N", min=0, max=10_000, help="Past events.")] = 20,
 ) -> None:
@@ -145,17 +137,15 @@ def _todo(found: list[Answer]) -> list[str]:
 # --- where no daemon answers --------------------------------------------------------------------------------------
 
 
-def _silent(call: Call, error: HiveError) -> int:
-    """What can be seen all the same; the exit code."""
-    from hive.appliance.standing import look
+def _silent(call: CommandCall, error: HiveError) -> int:
+    """Shows what can be seen all the same. Returns the exit code."""
+    from hive.doctor.offline_status import conditions_of, look
 
     seen = look(socket=call.socket, state_dir=call.state_dir, uid=os.geteuid(), env=dict(os.environ))
-    where = _where(call, str(APPLIANCE_RUNTIME) if seen.kind == "appliance" else "")
-    found = next_command.of_silence(seen, code=error.code, where=where)
+    where = where_of(call, apart=seen.kind == "appliance")
     answer: Answer = {
         "status": "down" if error.code != "not_permitted" else "unknown",
-        "problems": [one.problem for one in found],
-        "next": [one._asdict() for one in found],
+        **_wrong(conditions_of(seen, error.code), where),
         "why": error.message,
         "code": error.code,
         "kind": str(seen.kind),
@@ -200,7 +190,7 @@ def _recorded(recorded: Any, now: float) -> str:
 
 
 def _api(api: Answer | None) -> str:
-    """Where it is on TCP; empty where the daemon is older than that.
+    """Its address on TCP; empty if the daemon is older than that.
 
     >>> _api({"listen": "127.0.0.1", "port": 3000}), _api({"listen": "::1", "port": None}), _api(None)
     ('http://127.0.0.1:3000, with a token', 'on its socket only', '')

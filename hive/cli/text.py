@@ -1,4 +1,4 @@
-"""How results are written for people: aligned columns, human units, nothing a terminal would obey. Pure."""
+"""The form of results for people: aligned columns, human units, nothing a terminal would obey. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hive.terminal_text import escaped
 
 UNKNOWN = "-"
 AT_REST = frozenset({"created", "stopped", "error"})
-"""`hive.domain.AT_REST`, whose import would cost every command 20 ms."""
+"""Equal to `hive.domain.AT_REST`: that import would cost every command 20 ms."""
 STATES = ("created", "starting", "running", "pausing", "paused", "resuming", "stopping", "stopped", "error")
 """`hive.domain.AgentStatus`, for the same reason."""
 PROSE_MIN = 16
@@ -57,7 +57,7 @@ def narrowed(
 ) -> tuple[list[str], list[list[str]]]:
     """Headers and rows of a table that is at most `columns` wide, where that can be.
 
-    `drop`: headers of what is left out first, one after the other. `prose`: the column whose cells are cut, once they
+    `drop`: headers of the columns to leave out, one after the other. `prose`: the column whose cells are cut, once they
     would get less than `PROSE_MIN` columns others are left out for it.
 
     >>> narrowed(["NAME", "RAM", "WHY"], [["alice", "90 MiB", "a request in flight"]], columns=24, drop=["RAM"],
@@ -145,7 +145,7 @@ def span(seconds: float | None) -> str:
 
 
 def ago(then: float | None, now: float) -> str:
-    """How long ago a Unix time was.
+    """Time since a Unix time, in words.
 
     >>> ago(100.0, 165.0), ago(None, 0.0)
     ('1m 5s ago', '-')
@@ -164,7 +164,7 @@ def milliseconds(ms: float | None) -> str:
 
 
 def status(found: str) -> str:
-    """What an agent is, to go into a sentence.
+    """The status of an agent, to go into a sentence.
 
     >>> status("stopped"), status("error")
     ('stopped', 'in error')
@@ -173,7 +173,7 @@ def status(found: str) -> str:
 
 
 def state_of(view: Mapping[str, Any]) -> str:
-    """What an agent is, with how deep it sleeps.
+    """The state of an agent, with its depth of sleep.
 
     >>> state_of({"status": "paused", "depth": "deep"}), state_of({"status": "running", "depth": "awake"})
     ('paused (deep)', 'running')

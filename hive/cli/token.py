@@ -1,4 +1,4 @@
-"""Tokens of the REST API on TCP: who may ask there, for what, until when."""
+"""Tokens of the REST API on TCP: making, listing and revoking them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from urllib.parse import quote
 
 import typer
 
-from hive.cli.call import Answer, Call
-from hive.cli.text import UNKNOWN, ago, span, table
+from hive.cli.call import Answer, CommandCall
+from hive.cli.fitted import fitted
+from hive.cli.text import UNKNOWN, ago, span
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The token's name.", show_default=False)]
 
 
-class Role(StrEnum):
-    """`hive.domain.Role`, whose import would cost every command 20 ms."""
+class TokenRole(StrEnum):
+    """Equal to `hive.domain.Role`: that import would cost every command 20 ms."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -24,9 +25,9 @@ class Role(StrEnum):
 
 
 def create(
-    call: Call,
+    call: CommandCall,
     name: Name,
-    role: Annotated[Role, typer.Option(help="What it may: look, steer agents too, change Hive itself too.")],
+    role: Annotated[TokenRole, typer.Option(help="What it may: look, steer agents too, change Hive itself too.")],
     expires: Annotated[
         str | None, typer.Option(metavar="N(s|m|h|d)", help="Good for so long; else until it is revoked.")
     ] = None,
@@ -47,7 +48,7 @@ def create(
 
 
 def list_tokens(
-    call: Call,
+    call: CommandCall,
     also_dead: Annotated[bool, typer.Option("--all", "-a", help="Also those that are good no longer.")] = False,
 ) -> None:
     """Lists the tokens: who made them, what they may, when they were used last. It takes an admin.
@@ -60,7 +61,7 @@ def list_tokens(
     call.show("token.list", answer, lambda: _listed(answer["tokens"], time.time()))
 
 
-def revoke(call: Call, name: Name) -> None:
+def revoke(call: CommandCall, name: Name) -> None:
     """Makes a token good for nothing, at once: what is open to it ends. It takes an admin.
 
     Examples:
@@ -72,7 +73,7 @@ def revoke(call: Call, name: Name) -> None:
 
 def _listed(tokens: list[Answer], now: float) -> str:
     headers = ["NAME", "ROLE", "STATE", "CREATED", "BY", "EXPIRES", "LAST USED", "ID"]
-    return table(headers, [_row(token, now) for token in tokens])
+    return fitted(headers, [_row(token, now) for token in tokens], drop=("ID", "BY", "CREATED", "LAST USED", "EXPIRES"))
 
 
 def _row(token: Answer, now: float) -> list[str]:

@@ -9,11 +9,11 @@ from typing import Annotated
 
 import typer
 
-from hive.cli.call import Call
+from hive.cli.call import CommandCall
 
 
 def top(
-    call: Call,
+    call: CommandCall,
     once: Annotated[bool, typer.Option("--once", "-1", help="Print it once; so it does where no terminal is.")] = False,
     interval: Annotated[float, typer.Option("--interval", metavar="S", min=0.2, help="Seconds between looks.")] = 1.0,
     readonly: Annotated[bool, typer.Option("--readonly", help="Without the keys that change something.")] = False,
@@ -32,7 +32,7 @@ def top(
     """
     import msgspec
 
-    from hive.places import api_sockets, refuse_missing
+    from hive.paths import api_sockets, refuse_missing
     from hive.tui import opening
     from hive.tui.panes import plain
     from hive.tui.source import Source

@@ -1,4 +1,4 @@
-"""What was used, and by whom."""
+"""The command for usage: tokens and requests, by agent, tenant, model, backend or hour."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from hive.cli.call import Answer, Call, out
+from hive.cli.call import Answer, CommandCall, out
 from hive.cli.text import number, one_line, table
 from hive.errors import UsageError
 
@@ -23,7 +23,7 @@ BAR = (8, 24)
 
 
 def usage(
-    call: Call,
+    call: CommandCall,
     since: Annotated[str, typer.Option(metavar="N(s|m|h|d)", help="How far back.")] = "24h",
     by: Annotated[str, typer.Option(metavar="WHAT", help=f"Add up by {', '.join(GROUPS[:-1])} or hour.")] = "agent",
     agent: Annotated[
@@ -54,7 +54,7 @@ def usage(
 
 
 def _columns() -> int:
-    """Of the terminal; 0 where nobody looks, or where it cannot show a bar."""
+    """Width of the terminal; 0 where there is none, or where it cannot show a bar."""
     is_looked_at = sys.stdout.isatty() and "utf" in (sys.stdout.encoding or "").lower()
     return shutil.get_terminal_size().columns if is_looked_at else 0
 

@@ -11,7 +11,7 @@ from hive.store.audit import USER
 
 
 def origin_of(actor: str) -> str:
-    """Where it came from: a person at the API's socket or on TCP, the proxy, or Hive itself.
+    """Origin of an act: a person at the API's socket or on TCP, the proxy, or Hive itself.
 
     Which address asked on TCP is in the row of the order.
 
@@ -26,7 +26,7 @@ def origin_of(actor: str) -> str:
 
 
 def user_of(actor: str) -> dict[str, str]:
-    """What is kept of a person's name, beside the number: users are renamed and removed; nothing where none is known.
+    """Name of a person, kept beside the number: users are renamed and removed; nothing where none is known.
 
     >>> user_of("idle")
     {}

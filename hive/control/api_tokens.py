@@ -1,84 +1,164 @@
-"""The part of the API that is about its own tokens, by which one asks over TCP."""
+"""The valid tokens for TCP, in memory as digests: no request waits for the database."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import msgspec
-from msgspec import Meta
-from starlette.requests import Request
-from starlette.responses import Response
 
-from hive.control import clock
-from hive.control.answers import as_json
-from hive.control.asked import LENGTH, Flag, body_of, named
-from hive.control.caller import actor, note
-from hive.control.carrying import carried_through
-from hive.control.desk import Desk
-from hive.control.orders import NAME_MAX
-from hive.control.routes import Row
-from hive.control.shapes_tokens import ApiToken, ApiTokens, NewApiToken
-from hive.domain import NAME, Role, is_name
-from hive.errors import BadRequest
+from hive.agents.tokens import digest as digest_of
+from hive.agents.transition_lock import outcome_of
+from hive.control.auth import API_TOKEN, INTERNAL, MAKE_ONE, Person
+from hive.domain import Role
+from hive.errors import HiveError, Unauthorized
+from hive.store import tokens
+from hive.store.database import Database
+from hive.store.tokens import StoredToken
 
-ALL = Flag("all", "1: also those that are good no longer.")
-EXPIRES_MAX_S = 10 * 365 * clock.DAY_S
+log = logging.getLogger("hive.api")
 
-
-class TokenOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`expires_in`: seconds, or a length like `30d`; without it the token is good until it is revoked."""
-
-    name: Annotated[str, Meta(extra_json_schema={"pattern": f"^{NAME.pattern}$"})]
-    role: Role
-    expires_in: (
-        Annotated[float, Meta(extra_json_schema={"minimum": 1, "maximum": EXPIRES_MAX_S})]
-        | Annotated[str, Meta(extra_json_schema={"pattern": LENGTH})]
-        | None
-    ) = None
+TOKEN_BYTES = 32
+WRITTEN_EVERY_S = 60.0
+"""Interval of writing the tokens' last uses."""
+EXPIRED_TOLD_S = 7 * 86400.0
+"""Time for which a caller with an expired token is told so; after that the token is not known."""
+HangUp = Callable[[], None]
 
 
-class TokenApi:
-    """The handlers."""
+class Key(NamedTuple):
+    """A token that is good. `id`: empty for one that is no row of the table."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-
-    def rows(self) -> list[Row]:
-        return [
-            Row(
-                *("GET", "/api/tokens", Role.ADMIN, self.list_tokens, "The tokens of this API.", ApiTokens),
-                query=(ALL,),
-            ),
-            Row(
-                *("POST", "/api/tokens", Role.ADMIN, self.create_token, "Make a token.", NewApiToken),
-                body=TokenOrder,
-                statuses=(201,),
-            ),
-            Row("DELETE", "/api/tokens/{id}", Role.ADMIN, self.revoke_token, "Make a token good no longer.", ApiToken),
-        ]
-
-    async def list_tokens(self, request: Request) -> Response:
-        return as_json(await self._desk.api_tokens(also_dead=ALL.of(request)))
-
-    async def create_token(self, request: Request) -> Response:
-        """It may do what its role may. The token itself is in this answer and is shown never again."""
-        order = body_of(request, TokenOrder)
-        note(request, name=order.name[:NAME_MAX], role=order.role, expires_in=str(order.expires_in)[:NAME_MAX])
-        if not is_name(order.name):
-            hint = "a letter a-z, then up to 39 of a-z, 0-9 and -"
-            raise BadRequest(f"name: {order.name[:60]!r} is no name", hint=hint)
-        made = self._desk.create_api_token(order.name, order.role, _seconds(order.expires_in), actor(request))
-        return as_json(await carried_through(made), status=201)
-
-    async def revoke_token(self, request: Request) -> Response:
-        """By its id or its name. It is refused from now on, and streams that are open to it end."""
-        revoked = await carried_through(self._desk.revoke_api_token(named(request, "id"), actor(request)))
-        note(request, name=revoked["name"], role=revoked["role"])
-        return as_json(revoked)
+    digest: str
+    person: Person
+    id: str = ""
+    expires_at: float | None = None
 
 
-def _seconds(expires_in: float | str | None) -> float | None:
-    seconds = clock.seconds_of(expires_in, field="expires_in") if isinstance(expires_in, str) else expires_in
-    if seconds is not None and not 1 <= seconds <= EXPIRES_MAX_S:
-        raise BadRequest(f"expires_in: {seconds:g} is not from 1 second to ten years")
-    return seconds
+class LiveTokens:
+    """`internal` is an operator, `api_token` (None where there is none) an admin; the rest is in the table.
+
+    `load` reads it; `run` writes again and again when they were used, until it is cancelled.
+    """
+
+    def __init__(self, database: Database, *, internal: str, api_token: str | None = None) -> None:
+        self._database = database
+        self._keys: dict[str, Key] = {}
+        self._used: dict[str, float] = {}
+        """Token → when it was used last, of those where that is not written yet."""
+        self._held: dict[str, set[HangUp]] = {}
+        self._put(Key(digest_of(internal), Person(INTERNAL, Role.OPERATOR)))
+        if api_token is not None:
+            self._put(Key(digest_of(api_token), Person(API_TOKEN, Role.ADMIN)))
+
+    def __repr__(self) -> str:
+        return f"<LiveTokens {len(self._keys)} tokens, {sum(map(len, self._held.values()))} held>"
+
+    async def load(self) -> None:
+        found: list[StoredToken] = await self._database.read(tokens.all)
+        for token in found:
+            if token.revoked_at is None:
+                self._put(_key_of(token))
+        self._forget_expired(time.time())
+
+    def find(self, token: str, now: float) -> Key:
+        """The token's key. Raises Unauthorized."""
+        digest = digest_of(token)
+        key = self._keys.get(digest)
+        if key is None or not hmac.compare_digest(key.digest, digest):
+            raise Unauthorized("this token is not known here, or was revoked", hint=MAKE_ONE)
+        if key.expires_at is not None and key.expires_at <= now:
+            raise Unauthorized(f"{key.person.name} has expired", hint=MAKE_ONE)
+        if key.id:
+            self._used[key.id] = now
+        return key
+
+    @contextmanager
+    def held(self, key: Key, hang_up: HangUp) -> Iterator[None]:
+        """Meanwhile `hang_up` is called where the token is revoked, or expires."""
+        if not key.id:
+            yield
+            return
+        held = self._held.setdefault(key.id, set())
+        held.add(hang_up)
+        timer = None
+        if key.expires_at is not None:
+            left_s = max(0.0, key.expires_at - time.time())
+            timer = asyncio.get_running_loop().call_later(left_s, hang_up)
+        try:
+            yield
+        finally:
+            held.discard(hang_up)
+            if not held:
+                self._held.pop(key.id, None)
+            if timer is not None:
+                timer.cancel()
+
+    async def create(
+        self, name: str, role: Role, *, expires_at: float | None, actor: str, now: float
+    ) -> tuple[StoredToken, str]:
+        """A new one, and the token itself, which is kept nowhere. Raises WrongState where the name is taken."""
+        secret = f"hive_{secrets.token_urlsafe(TOKEN_BYTES)}"
+        token = StoredToken(
+            id=f"t_{secrets.token_hex(6)}",
+            name=name,
+            digest=digest_of(secret),
+            role=role,
+            created_by=actor,
+            created_at=now,
+            expires_at=expires_at,
+        )
+        await self._database.write(lambda conn: tokens.add(conn, token, now=now))
+        self._put(_key_of(token))
+        return token, secret
+
+    async def revoke(self, ref: str, *, now: float) -> StoredToken:
+        """It is good no longer, and what is being answered to it ends. Raises NotFound, WrongState."""
+        token: StoredToken = await self._database.write(lambda conn: tokens.revoke(conn, ref, now=now))
+        self._keys.pop(token.digest, None)
+        for hang_up in [*self._held.get(token.id, ())]:
+            hang_up()
+        return self._as_used(msgspec.structs.replace(token, revoked_at=now))
+
+    async def tokens(self) -> list[StoredToken]:
+        """Every one that is kept, by name."""
+        found: list[StoredToken] = await self._database.read(tokens.all)
+        return [self._as_used(token) for token in found]
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(WRITTEN_EVERY_S)
+            self._forget_expired(time.time())
+            await self.write_used()
+
+    async def write_used(self) -> None:
+        """Writes the last uses of tokens; where that fails it is done next time."""
+        if not (used := {**self._used}):
+            return
+        if isinstance(error := await outcome_of(self._database.write(lambda c: tokens.used(c, used))), HiveError):
+            log.warning("token_use_not_written error=%s", error.message)
+            return
+        self._used = {token: at for token, at in self._used.items() if used.get(token) != at}
+
+    def _forget_expired(self, now: float) -> None:
+        """Forgets keys that expired long ago: their rows are bounded (tokens.KEPT), and so is this."""
+        for key in [*self._keys.values()]:
+            if key.expires_at is not None and key.expires_at + EXPIRED_TOLD_S <= now:
+                del self._keys[key.digest]
+
+    def _put(self, key: Key) -> None:
+        self._keys[key.digest] = key
+
+    def _as_used(self, token: StoredToken) -> StoredToken:
+        at = self._used.get(token.id, token.last_used_at)
+        return msgspec.structs.replace(token, last_used_at=at)
+
+
+def _key_of(token: StoredToken) -> Key:
+    return Key(token.digest, Person(f"token:{token.name}", token.role), token.id, token.expires_at)

@@ -1,4 +1,4 @@
-"""Who asks the API, and what they may do to Hive."""
+"""The caller of the API, and the caller's rights in Hive."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 from hive.domain import Caller, CallerKind, Role
 from hive.errors import NotPermitted, Unauthorized
-from hive.host.accounts import Accounts
+from hive.host.accounts import NAMES, Accounts
 from hive.policy import Act, may
 
 ACTS = {Role.VIEWER: Act.LOOK, Role.OPERATOR: Act.STEER, Role.ADMIN: Act.ADMINISTER}
-"""What a row that is for this role lets one do."""
+"""The act that a row for this role permits."""
 INTERNAL, API_TOKEN = "internal", "api-token"
-"""What those tokens are called that are no rows of the table."""
+"""Names of the tokens that are no rows of the table."""
 MAKE_ONE = "an admin makes one: hive token create NAME --role viewer"
 _BEARER = re.compile(rb"(?i:bearer) +([!-~]+)")
 """RFC 6750, section 2.1, but for the characters: HIVE_INTERNAL_TOKEN may have any. The scheme is in any case (RFC 9110,
 section 11.1)."""
 
 
-class Peer(NamedTuple):
+class SocketPeer(NamedTuple):
     """A process at the other end of a unix socket, as the kernel recorded it at connect."""
 
     uid: int
@@ -29,21 +29,21 @@ class Peer(NamedTuple):
 
 
 class Person(NamedTuple):
-    """Somebody who may do something. `name` is what the audit table says."""
+    """A caller with a role. `name` is the actor in the audit table."""
 
     name: str
     role: Role
 
 
-def person_of(peer: Peer | None, own_uid: int, accounts: Accounts) -> Person:
+def person_of(peer: SocketPeer | None, own_uid: int, accounts: Accounts) -> Person:
     """Root and the user Hive runs as are admin; where services are users of their own the groups of people count too.
 
     `peer` None: the kernel did not say. Raises NotPermitted.
 
     >>> installed = Accounts(daemon=900, proxy=901, services=901, operators=900, admins=905)
-    >>> person_of(Peer(1000, frozenset({1000, 900})), 900, installed)
+    >>> person_of(SocketPeer(1000, frozenset({1000, 900})), 900, installed)
     Person(name='uid:1000', role=<Role.OPERATOR: 'operator'>)
-    >>> person_of(Peer(0, frozenset({0})), 900, installed).role
+    >>> person_of(SocketPeer(0, frozenset({0})), 900, installed).role
     <Role.ADMIN: 'admin'>
     """
     if peer is None:
@@ -70,10 +70,15 @@ def bearer_of(fields: Sequence[bytes]) -> str:
     return found[1].decode()
 
 
-def need(person: Person, role: Role, act: str) -> None:
-    """Raises NotPermitted where `person` may not do what takes this role."""
-    caller = Caller(CallerKind.PERSON, person.name, role=person.role)
-    if reason := may(caller, ACTS[role], act):
+def need(person: Person, role: Role) -> None:
+    """Raises NotPermitted where `person` may not do what takes this role. A user is called by the name learnt last.
+
+    >>> need(Person("token:ci", Role.VIEWER), Role.OPERATOR)
+    Traceback (most recent call last):
+    hive.errors.NotPermitted: token:ci is viewer, and this is for operators
+    """
+    caller = Caller(CallerKind.PERSON, NAMES.of(person.name) or person.name, role=person.role)
+    if reason := may(caller, ACTS[role], "this"):
         hint = "ask as root, or as a member of the group hive-admin, or with a token of that role"
         raise NotPermitted(reason, hint=hint if role is Role.ADMIN else f"a token of the role {role} may")
 

@@ -10,13 +10,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from hive.domain import BackendInfo, BackendKind, ModelInfo
+from hive.backends.backend import BackendControl, open_backend
+from hive.backends.concurrency import OwnQueue, choose_slots, takes_priority
+from hive.backends.kinds import spec_of
+from hive.backends.recognise import recognise
+from hive.domain import BackendInfo, ModelInfo
 from hive.errors import HiveError
-from hive.host.access import NO_ACCESS, Access, access_of
-from hive.inference.backend import Backend, open_backend
-from hive.inference.concurrency import OwnQueue, choose_slots, takes_priority
-from hive.inference.recognise import NAMES, recognise
-from hive.settings import Settings
+from hive.host.access import NO_ACCESS, RemoteAccess, access_of
+from hive.settings.table import Settings
 
 log = logging.getLogger("hive.daemon")
 
@@ -25,7 +26,7 @@ REMOTE_CHECK_S = 30.0
 
 
 class BackendWatch:
-    """One backend at one address; `found` is None while nobody knows what it is.
+    """One backend at one address; `found` is None while its kind is unknown.
 
     `settings()`: those in force at that moment. `kind` None: whatever answers at `address` is recognised first.
     `on_checked(changed)` is called after each check; `changed`: `info` or `models` are not what they were. A backend
@@ -34,7 +35,7 @@ class BackendWatch:
 
     def __init__(
         self,
-        kind: BackendKind | None,
+        kind: str | None,
         address: str,
         *,
         settings: Callable[[], Settings],
@@ -43,7 +44,7 @@ class BackendWatch:
         self._address = address
         self._settings = settings
         self._on_checked = on_checked
-        self._backend: Backend | None = None
+        self._backend: BackendControl | None = None
         self._told_slots: int | None = None
         self._own_queue = OwnQueue()
         self.info: BackendInfo | None = None
@@ -71,7 +72,7 @@ class BackendWatch:
             await self.check()
             self.checked.set()
             every_s = self._settings().daemon.backend_check_s
-            is_remote = self.info is not None and self.info.kind is BackendKind.REMOTE
+            is_remote = self.info is not None and spec_of(self.info.kind).is_remote
             await asyncio.sleep(max(every_s, REMOTE_CHECK_S) if is_remote else every_s)
 
     async def check(self, *, anew: bool = False) -> None:
@@ -89,7 +90,7 @@ class BackendWatch:
             self._take(found.kind)
         if self._backend is None or self.info is None:
             return
-        if self.info.kind is BackendKind.REMOTE:
+        if spec_of(self.info.kind).is_remote:
             self._backend = open_backend(self.info.kind, self._address, self._access())  # perhaps with another key
         if anew:
             await self._backend.look_for_files()
@@ -109,17 +110,17 @@ class BackendWatch:
         self._on_checked(changed)
 
     async def loaded(self) -> frozenset[str] | None:
-        """As `Backend.loaded`; None also where it is down."""
+        """The models in memory, as `BackendControl.loaded`; None also where it is down."""
         return await self._backend.loaded() if self._backend is not None and self.up else None
 
     async def _recognised(self) -> BackendInfo | None:
-        """Of any server where settings name its URL."""
+        """The kind of the server: of any server where settings name its URL."""
         inference = self._settings().inference
         return await recognise(self._address, self._access() if inference.backend_url else None)
 
-    def _access(self) -> Access:
+    def _access(self) -> RemoteAccess:
         """Without a key where that cannot be read: the server then says that it asks for one."""
-        if "://" not in self._address and (self.info is not None and self.info.kind is not BackendKind.REMOTE):
+        if "://" not in self._address and (self.info is not None and not spec_of(self.info.kind).is_remote):
             return NO_ACCESS
         try:
             return access_of(self._settings().inference, os.environ)
@@ -127,13 +128,13 @@ class BackendWatch:
             log.error("backend_key_not_read error=%s", error.message)
             return NO_ACCESS
 
-    async def _is_another(self, backend: Backend) -> bool:
+    async def _is_another(self, backend: BackendControl) -> bool:
         """Whether what answers is not what answered at the last look; False where it does not tell."""
         mark = await backend.mark()
         before, self._mark = self._mark, mark or self._mark
         return self._mark != before
 
-    async def _refresh(self, backend: Backend, now: float) -> bool:
+    async def _refresh(self, backend: BackendControl, now: float) -> bool:
         """Reads version and models; False where it went down over that."""
         try:
             version, models = await backend.version(), await backend.models()
@@ -148,8 +149,8 @@ class BackendWatch:
         self.models = models
         return True
 
-    async def _look_at_queue(self, backend: Backend) -> None:
-        """What it says of its own limit, and whether its own queue contradicts that."""
+    async def _look_at_queue(self, backend: BackendControl) -> None:
+        """Asks the server for its own limit, and for a queue of its own that contradicts it."""
         assert self.info is not None
         busy = await backend.busy()
         if busy.slots is not None:  # a question that was not answered takes no limit away
@@ -160,12 +161,12 @@ class BackendWatch:
             log.warning("backend_queues address=%s waiting=%s slots=%s", self._address, busy.waiting, slots)
         self.info = msgspec.structs.replace(self.info, slots=slots, slots_from=slots_from, warning=warning)
 
-    def _take(self, kind: BackendKind) -> None:
+    def _take(self, kind: str) -> None:
         slots, slots_from = choose_slots(kind, None, self._settings())
         self.info = BackendInfo(
             kind=kind,
             address=self._address,
-            label=f"{NAMES[kind]} at {self._address}",
+            label=f"{spec_of(kind).label} at {self._address}",
             slots=slots,
             slots_from=slots_from,
             priority=takes_priority(kind, self._settings()),

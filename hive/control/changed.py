@@ -1,4 +1,4 @@
-"""Which agents changed since somebody asked last, and how often it pays to look. Pure: facts and the time come in."""
+"""The agents changed since a reader's last question, and the pace of looking. Pure: facts and the time come in."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 MOST = 100
 """Changed agents in one answer, the longest unknown first: some 4 ms. The rest come with the next ones."""
 GONE_MAX = 10_000
-"""Removed agents that are remembered; who asked last before the oldest of them is told everything."""
+"""Removed agents that are remembered; a reader with a cursor before the oldest of them is told everything."""
 
 
 class Changed(NamedTuple):
-    """What came after a cursor: ids, in the order they changed, and of agents that are no more. `cursor`: ask with it
+    """The changes after a cursor: ids, in the order they changed, and of agents that are no more. `cursor`: ask with it
     next. `is_whole`: `there` are all agents there are."""
 
     there: list[str]
@@ -23,7 +23,7 @@ class Changed(NamedTuple):
 
 
 class ChangeLog:
-    """Numbers every change, so that who has seen number 7 is told what came after. `name`: tells it from another's.
+    """Numbers every change: a reader at number 7 is told what came after. `name`: tells this log from another.
 
     >>> log = ChangeLog("x")
     >>> log.note({"ann": 1, "bob": 1})
@@ -47,7 +47,7 @@ class ChangeLog:
         return f"<ChangeLog {len(self._facts)} agents, {self._last} changes>"
 
     def note(self, facts: Mapping[str, Hashable]) -> None:
-        """All agents as they are now: who is new, or is not equal to what was noted last, has changed."""
+        """Notes all agents as they are now: one that is new, or differs from what was noted last, has changed."""
         before = self._facts
         if before.keys() != facts.keys():
             for agent in before.keys() - facts.keys():
@@ -71,7 +71,7 @@ class ChangeLog:
                 self._forgotten = self._numbers.pop(agent)
 
     def since(self, cursor: str, most: int = MOST) -> Changed:
-        """What changed after `cursor` was given out; everything where that is empty, too old, or none of this log."""
+        """The changes after `cursor` was given out; everything where that is empty, too old, or none of this log."""
         seen = self._number_of(cursor)
         if seen is None:
             return Changed([*self._facts], [], f"{self._name}-{self._last}", is_whole=True)

@@ -1,8 +1,8 @@
-"""What the API needs of the daemon: one protocol, so that the API is tested without one.
+"""The daemon as the API needs it: one protocol, so that the API is tested without a daemon.
 
-{ref} is an agent's id or name. Every answer is what goes out as JSON; its type says what is in it (shapes.py). Every
+{ref} is an agent's id or name. Every answer is what goes out as JSON; its type says what is in it (system.py). Every
 method raises a `HiveError` that says what is wrong: NotFound for an unknown ref, WrongState naming the state, …
-`actor` is who asked (`uid:0`), for the audit table.
+`actor` is the caller (`uid:0`), for the audit table.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from hive.control import shapes, shapes_prompts, shapes_tokens
 from hive.control.executing import ExecOrder, Inside
 from hive.control.feed import Event
 from hive.control.pull_order import PullOrder
-from hive.control.shapes_agents import (
+from hive.control.state_queries import StateQueries
+from hive.control.tail import Output
+from hive.domain import AgentSpec, By, Role, Tier
+from hive.shapes import prompts, system
+from hive.shapes.agents import (
     AgentChanges,
     AgentPage,
     AgentUsage,
@@ -34,26 +37,30 @@ from hive.control.shapes_agents import (
     ShortPage,
     Tokens,
 )
-from hive.control.shapes_models import ModelList, ModelView
-from hive.control.tail import Output
-from hive.domain import AgentSpec, Role, Tier
-from hive.store.audit import AuditRow, Filter
-from hive.store.usage import Asked, By
+from hive.shapes.models import ModelList, ModelView
+from hive.shapes.tokens import ApiToken, ApiTokens, NewApiToken
+from hive.store.audit import AuditRecord, Filter
+from hive.store.usage import UsageFilter
 
 
 class Desk(Protocol):
     """The daemon as the API sees it. A transition that is called is carried through even if its caller leaves."""
 
-    def health(self) -> shapes.Health:
-        """How Hive is, and what is wrong."""
+    @property
+    def state_queries(self) -> StateQueries:
+        """Hive's own database, read with SQL."""
         ...
 
-    def route(self, model: str, tier: Tier, tenant: str = "") -> shapes.Route:
-        """Which of the models that are there an agent of this tier is given; with a tenant, within its limits."""
+    def health(self) -> system.Health:
+        """The state of Hive, and its problems."""
+        ...
+
+    def route(self, model: str, tier: Tier, tenant: str = "") -> system.Route:
+        """The model, of those there are, that an agent of this tier is given; with a tenant, within its limits."""
         ...
 
     async def models(self) -> ModelList:
-        """What the inference server offers, as it said last."""
+        """The models of the inference server, by its last answer."""
         ...
 
     async def model(self, model: str) -> ModelView:
@@ -64,15 +71,15 @@ class Desk(Protocol):
         """Asks now. Raises DependencyDown, WrongState in the middle of a switch."""
         ...
 
-    async def pull_model(self, order: PullOrder, actor: str) -> shapes.Job:
+    async def pull_model(self, order: PullOrder, actor: str) -> system.Job:
         """A job. Raises NotFound, NotPermitted, BadRequest, NotSupported, WrongState (models.py)."""
         ...
 
-    async def remove_model(self, model: str, *, force: bool, actor: str) -> shapes.Job:
+    async def remove_model(self, model: str, *, force: bool, actor: str) -> system.Job:
         """A job. Raises NotFound, WrongState where it is in use."""
         ...
 
-    def prompts(self) -> shapes_prompts.Prompts:
+    def prompts(self) -> prompts.Prompts:
         """Every system prompt of living agents, without its text."""
         ...
 
@@ -81,18 +88,19 @@ class Desk(Protocol):
         ...
 
     async def page(self, after: str, limit: int) -> AgentPage:
-        """By name those behind `after`, at most `limit`."""
+        """A page of agents by name: those behind `after`, at most `limit`."""
         ...
 
     def shorts(self, after: str, limit: int) -> ShortPage:
-        """The same without asking anybody."""
+        """The same without asking helper or proxy."""
         ...
 
     async def changes(self, since: str, fresh: Collection[str]) -> AgentChanges:
-        """Who changed since the answer with that cursor.
+        """The agents changed since the answer with that cursor.
 
-        All there are, and `is_whole`, where `since` is empty or too old. What changes with time alone (`why`, `cpu_us`
-        …), and messages and schedules, are no change; who is named in `fresh`, by id, is among `agents` in any case.
+        All there are, and `is_whole`, where `since` is empty or too old. Values that move with time alone (`why`,
+        `cpu_us` …), and messages and schedules, are no change; agents named in `fresh`, by id, are in `agents` in any
+        case.
         """
         ...
 
@@ -105,7 +113,7 @@ class Desk(Protocol):
         ...
 
     async def apply(self, spec: AgentSpec, actor: str, *, dry_run: bool = False) -> Applied:
-        """What was changed, or with `dry_run` would be. Raises WrongState where it is another's cid."""
+        """Applies a spec; returns the changes made, or to be made with `dry_run`. WrongState for another's cid."""
         ...
 
     async def start(self, ref: str, actor: str) -> AgentView: ...
@@ -157,7 +165,7 @@ class Desk(Protocol):
     async def drop_message(self, ref: str, message_id: str, actor: str) -> MessageDropped: ...
 
     async def responses(self, ref: str) -> KeptOfAgent:
-        """How many and how much; never what is in them."""
+        """Number and size; never what is in them."""
         ...
 
     async def delete_responses(self, ref: str, actor: str) -> KeptDeleted:
@@ -165,7 +173,7 @@ class Desk(Protocol):
         ...
 
     async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> ScheduleOf:
-        """A new one: `when` and `every` as a person writes them (clock.py). BadRequest, Saturated."""
+        """A new one: `when` and `every` as a person writes them (schedule_times.py). BadRequest, Saturated."""
         ...
 
     def schedules(self, ref: str) -> ScheduleList:
@@ -179,54 +187,54 @@ class Desk(Protocol):
         ...
 
     def output(self, ref: str) -> Output:
-        """Where the agent's output is; there may be none yet. LinkLost where only the helper knows and is not there."""
+        """The agent's output; there may be none yet. LinkLost where only the helper knows, and is not there."""
         ...
 
     async def agent_usage(self, ref: str, period_s: float, period: str, limit: int) -> AgentUsage:
         """The shape of the original specification; `recent` has at most `limit` requests."""
         ...
 
-    async def usage(self, since_s: float, by: By, of: Asked) -> shapes.Usage:
-        """Of the last `since_s` seconds. `of.agent` is a ref; the id of a removed one, too."""
+    async def usage(self, since_s: float, by: By, of: UsageFilter) -> system.Usage:
+        """The usage of the last `since_s` seconds. `of.agent` is a ref; the id of a removed one, too."""
         ...
 
-    def inference(self) -> shapes.Inference:
+    def inference(self) -> system.Inference:
         """The one in use, and the job that changes to another one."""
         ...
 
-    async def backends(self) -> shapes.Backends:
-        """What there is to choose from, as it is just now."""
+    async def backends(self) -> system.Backends:
+        """The backends to choose from, as they are now."""
         ...
 
     async def backend_log(self, kind: str, lines: int) -> str:
-        """What the server of this kind wrote last, or the one in use for an empty `kind`. NotFound, NotSupported."""
+        """The last lines of the server of this kind, or of the one in use for an empty one. NotFound, NotSupported."""
         ...
 
-    async def switch(self, backend: str, actor: str) -> shapes.Job:
+    async def switch(self, backend: str, actor: str) -> system.Job:
         """A job: to the server of this kind, or at this address. WrongState where a switch is under way."""
         ...
 
-    async def job(self, job_id: str, *, wait_s: float) -> shapes.Job:
-        """Where it runs, once it has ended, or after `wait_s`. Raises NotFound."""
+    async def job(self, job_id: str, *, wait_s: float) -> system.Job:
+        """The state of the job, once it has ended, or after `wait_s`. Raises NotFound."""
         ...
 
-    async def jobs(self, limit: int) -> list[shapes.Job]:
+    async def jobs(self, limit: int) -> list[system.Job]:
         """The last ones, the newest first."""
         ...
 
-    async def cancel_job(self, job_id: str) -> shapes.Job:
+    async def cancel_job(self, job_id: str) -> system.Job:
         """The job, when it has ended. WrongState where it is too late for that."""
         ...
 
-    def memory(self) -> shapes.Memory:
+    def memory(self) -> system.Memory:
         """The host's."""
         ...
 
-    async def gpus(self) -> shapes.Gpus:
+    async def gpus(self) -> system.Gpus:
         """The host's, as they were seen at most a second ago."""
         ...
 
-    async def inference_stats(self) -> shapes.InferenceStats:
+    async def inference_stats(self) -> system.InferenceStats:
         """The shape of the original specification."""
         ...
 
@@ -234,33 +242,33 @@ class Desk(Protocol):
         """For Prometheus (docs/metrics.md)."""
         ...
 
-    def stats(self) -> shapes.Stats:
+    def stats(self) -> system.Stats:
         """Counts of all time, and since this daemon started."""
         ...
 
-    def access(self) -> shapes.Access:
-        """How an operator reaches the model through Hive. LinkLost before the proxy has said its ports."""
+    def access(self) -> system.Access:
+        """The addresses and the token for an operator. LinkLost before the proxy has said its ports."""
         ...
 
-    async def queue(self) -> shapes.Queue:
+    async def queue(self) -> system.Queue:
         """Raises LinkLost without a proxy."""
         ...
 
-    async def request(self, request_id: str) -> shapes.RequestView:
+    async def request(self, request_id: str) -> system.RequestView:
         """One request, under way or ended. Raises NotFound."""
         ...
 
-    async def cancel_request(self, request_id: str) -> shapes.CancelledRequest:
+    async def cancel_request(self, request_id: str) -> system.CancelledRequest:
         """Its client gets an error, or a stream that is cut. Raises NotFound where it is not under way, LinkLost."""
         ...
 
-    def config(self) -> shapes.Config: ...
+    def config(self) -> system.Config: ...
 
-    async def change_config(self, changes: Mapping[str, Any], actor: str) -> shapes.Config:
+    async def change_config(self, changes: Mapping[str, Any], actor: str) -> system.Config:
         """All of them or none, text or value by `section.key`, None takes one back. Raises BadRequest, WrongState."""
         ...
 
-    async def shutdown(self, actor: str) -> shapes.Shutdown:
+    async def shutdown(self, actor: str) -> system.Shutdown:
         """Ingress refuses from now on, every agent is stopped."""
         ...
 
@@ -268,11 +276,11 @@ class Desk(Protocol):
         """Id and name of the agent that is meant; `ref` itself and nothing where there is none."""
         ...
 
-    async def ordered(self, row: AuditRow) -> None:
-        """What somebody ordered, and how it ended: in the audit table when this returns."""
+    async def ordered(self, row: AuditRecord) -> None:
+        """Records an order and its end: in the audit table when this returns."""
         ...
 
-    async def audit(self, asked: Filter, limit: int) -> shapes.AuditPage:
+    async def audit(self, asked: Filter, limit: int) -> system.AuditPage:
         """The newest first, at most `limit`."""
         ...
 
@@ -291,16 +299,14 @@ class Desk(Protocol):
         """Events from now on (`feed.Events.subscribe` is one)."""
         ...
 
-    async def api_tokens(self, *, also_dead: bool) -> shapes_tokens.ApiTokens:
+    async def api_tokens(self, *, also_dead: bool) -> ApiTokens:
         """`{"tokens": [{"id", "name", "role", "state", "created_by", …}]}`, without what they are."""
         ...
 
-    async def create_api_token(
-        self, name: str, role: Role, expires_in_s: float | None, actor: str
-    ) -> shapes_tokens.NewApiToken:
+    async def create_api_token(self, name: str, role: Role, expires_in_s: float | None, actor: str) -> NewApiToken:
         """One of these, and `token`, which nobody can be told again. WrongState where the name is taken."""
         ...
 
-    async def revoke_api_token(self, ref: str, actor: str) -> shapes_tokens.ApiToken:
-        """By id or name; it is good no longer, and answers that are open to it end. NotFound, WrongState."""
+    async def revoke_api_token(self, ref: str, actor: str) -> ApiToken:
+        """Revokes by id or name; the token is refused, and answers that are open to it end. NotFound, WrongState."""
         ...

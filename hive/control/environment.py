@@ -1,13 +1,14 @@
-"""What an agent finds in its environment: how it reaches the model, and who it is. Pure."""
+"""The environment of an agent: its way to the model, and its identity. Pure."""
 
 from __future__ import annotations
 
-from hive.domain import DIALECTS, INNER_PORT, MOUNTED_SOCKET, Agent, AgentSpec, BackendInfo, Dialect, RuntimeKind
+from hive.backends.kinds import spec_of
+from hive.domain import INNER_PORT, MOUNTED_SOCKET, Agent, AgentSpec, BackendInfo, Dialect, RuntimeKind
 
 
 def dialect_of(backend: BackendInfo | None) -> Dialect:
-    """What an agent that speaks both should speak: Ollama where the backend does, else OpenAI, which all speak."""
-    speaks_ollama = backend is not None and Dialect.OLLAMA in DIALECTS[backend.kind]
+    """The dialect for an agent that speaks both: Ollama where the backend does, else OpenAI, which all speak."""
+    speaks_ollama = backend is not None and Dialect.OLLAMA in spec_of(backend.kind).dialects
     return Dialect.OLLAMA if speaks_ollama else Dialect.OPENAI
 
 
@@ -57,7 +58,7 @@ def environment(
         case RuntimeKind.FIRECRACKER:
             pass  # nothing of the host's file system is inside
         case RuntimeKind.EXTERNAL:
-            pass  # who starts it gives it what it needs
+            pass  # its starter gives it what it needs
     if agent.spec.port is not None:
         found["HIVE_AGENT_PORT"] = str(agent.spec.port)
     if model:

@@ -1,4 +1,4 @@
-"""Programs that people run inside agents: who may be entered, who is kept awake for it, and how each ended."""
+"""Programs that people run inside agents: the checks before, keeping the agent awake for it, and the end of each."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from hive.agents.lifecycle import Life
+from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
 from hive.agents.state import wrong_state
-from hive.agents.turns import outcome_of
-from hive.control.carrying import carried_through
+from hive.agents.transition_lock import outcome_of
 from hive.control.runtimes import RuntimeWatch
+from hive.control.shielded import carried_through
 from hive.domain import AgentStatus, RuntimeKind, WakeCause
 from hive.errors import HiveError, NotSupported, TimedOut
-from hive.link.execution import Terminal
+from hive.link.execution import TerminalSize
 from hive.sandbox.client import Execution, SandboxClient
 from hive.tasks import spawn
 
 if TYPE_CHECKING:
-    from hive.control.journal import Journal  # which loads redis: the API needs none
+    from hive.control.audit_log import AuditLog  # which loads redis: the API needs none
 
 KEPT_WORDS, KEPT_CHARACTERS = 30, 500
 """Of a command in the audit table."""
 LEFT = "its caller left"
 STUCK_S = 30.0
 ATTENDED_S = 30.0
-"""Nobody has used one within this of its begin: the answer could not be given."""
+"""One not used within this from its begin is ended: its caller did not get the answer."""
 
 
 class ExecOrder(NamedTuple):
@@ -40,11 +40,11 @@ class ExecOrder(NamedTuple):
 
     command: Sequence[str]
     has_input: bool
-    terminal: Terminal | None
+    terminal: TerminalSize | None
 
 
 class How(msgspec.Struct):
-    """The end of one: its exit code, None where nobody knows; `why` where that does not tell, or it has none."""
+    """The end of one: its exit code, None where that is unknown; `why` where that does not tell, or it has none."""
 
     exit_code: int | None = None
     why: str = ""
@@ -53,7 +53,9 @@ class How(msgspec.Struct):
 class Inside:
     """One program, from its begin to the end of `async with`: then nothing of it is left, and it is in the audit."""
 
-    def __init__(self, life: Life, order: ExecOrder, actor: str, execution: Execution, executor: Executor) -> None:
+    def __init__(
+        self, life: AgentLifecycle, order: ExecOrder, actor: str, execution: Execution, executor: Executor
+    ) -> None:
         self.order = order
         self.execution = execution
         self.how = How(why=LEFT)
@@ -77,7 +79,7 @@ class Inside:
         await self._executor.end(self)
 
     async def resize(self, rows: int, columns: int) -> None:
-        """Of its terminal; one that has ended has none."""
+        """Sets the size of its terminal; a program that has ended has none."""
         await outcome_of(self._executor.helper.resize(self.execution.run, rows, columns))
 
     def told(self) -> dict[str, object]:
@@ -107,7 +109,7 @@ class Executor:
     """Begins them."""
 
     def __init__(
-        self, helper: SandboxClient, roster: Roster, runtimes: RuntimeWatch, journal: Journal, *, enabled: bool
+        self, helper: SandboxClient, roster: Roster, runtimes: RuntimeWatch, journal: AuditLog, *, enabled: bool
     ) -> None:
         """`enabled`: whether this Hive runs agents itself."""
         self.helper = helper
@@ -135,7 +137,7 @@ class Executor:
             raise
         return Inside(life, order, actor, execution, self)
 
-    def _check(self, life: Life) -> None:
+    def _check(self, life: AgentLifecycle) -> None:
         runtime = life.agent.spec.runtime
         if runtime is RuntimeKind.EXTERNAL:
             raise NotSupported(f"{life.agent.name} lives elsewhere, Hive runs nothing inside")
@@ -145,7 +147,7 @@ class Executor:
             raise NotSupported(f"no program can be run inside {life.agent.name}: {why}")
 
     async def end(self, inside: Inside) -> None:
-        """Nothing of it is left then; also where whoever waits for that is cancelled."""
+        """Ends it with all its processes; also where its caller is cancelled meanwhile."""
         await carried_through(self._end(inside))
 
     async def _end(self, inside: Inside) -> None:

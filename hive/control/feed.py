@@ -60,7 +60,7 @@ class Feed(AbstractContextManager["Feed"], AsyncIterator[Event]):
 
 
 class Events:
-    """What happens, told to every reader there is now."""
+    """Events, told to every reader there is now."""
 
     def __init__(self) -> None:
         self._readers: set[Feed] = set()

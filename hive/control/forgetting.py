@@ -6,10 +6,10 @@ import asyncio
 import sqlite3
 import time
 
-from hive.control.journal import Journal, event_row
+from hive.control.audit_log import AuditLog, event_row
 from hive.domain import Agent
 from hive.store import agents, audit
-from hive.store.audit import AuditRow
+from hive.store.audit import AuditRecord
 from hive.store.chain import Head
 from hive.store.database import Database
 from hive.tasks import spawn
@@ -19,12 +19,12 @@ AT_ONCE = 100
 
 
 class Forgetting:
-    """What is asked for while a transaction is written goes together in the next one."""
+    """Removals of agents, gathered while a transaction is written and made together in the next one."""
 
-    def __init__(self, database: Database, journal: Journal) -> None:
+    def __init__(self, database: Database, journal: AuditLog) -> None:
         self._database = database
         self._journal = journal
-        self._waiting: list[tuple[str, AuditRow, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[str, AuditRecord, asyncio.Future[None]]] = []
         self._is_writing = False
 
     def __repr__(self) -> str:
@@ -45,7 +45,7 @@ class Forgetting:
             some, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
             try:
                 await self._write([agent for agent, _, _ in some], [row for _, row, _ in some])
-            except Exception as error:  # whoever waits is told, and raises it
+            except Exception as error:  # each waiting caller is told, and raises it
                 for _, _, done in some:
                     done.set_exception(error)
             else:
@@ -53,7 +53,7 @@ class Forgetting:
                     done.set_result(None)
         self._is_writing = False
 
-    async def _write(self, ids: list[str], removals: list[AuditRow]) -> None:
+    async def _write(self, ids: list[str], removals: list[AuditRecord]) -> None:
         rows = self._journal.take()
 
         def work(conn: sqlite3.Connection) -> Head:

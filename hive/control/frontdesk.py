@@ -11,19 +11,26 @@ from typing import NamedTuple
 
 import msgspec
 
-from hive.agents.lifecycle import Life
+from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.spec import changed_fields
 from hive.agents.starting import HIVE
 from hive.agents.tokens import TokenKind
-from hive.agents.turns import outcome_of
-from hive.control import shapes, views
+from hive.agents.transition_lock import outcome_of
+from hive.control import views
+from hive.control.change_feed import ChangeFeed
 from hive.control.executing import ExecOrder, Inside
-from hive.control.lookout import Lookout
 from hive.control.overview import Overview
 from hive.control.own_ports import own_ports, refuse_own
-from hive.control.parts import Parts
 from hive.control.responses_desk import ResponsesDesk
-from hive.control.shapes_agents import (
+from hive.control.services import Services
+from hive.control.tail import Output
+from hive.control.token_desk import TokenDesk
+from hive.control.uids import UidLook, UidsSeen
+from hive.domain import ALIVE, Agent, AgentSpec, Isolation
+from hive.errors import HiveError, LinkLost, WrongState
+from hive.link.messages import Leaving, Stat
+from hive.shapes import system
+from hive.shapes.agents import (
     AgentChanges,
     AgentPage,
     AgentUsage,
@@ -41,12 +48,6 @@ from hive.control.shapes_agents import (
     ShortPage,
     Tokens,
 )
-from hive.control.tail import Output
-from hive.control.token_desk import TokenDesk
-from hive.control.uids import UidLook, UidsSeen
-from hive.domain import ALIVE, Agent, AgentSpec, Isolation
-from hive.errors import HiveError, LinkLost, WrongState
-from hive.link.messages import Leaving, Stat
 from hive.store import agents as agents_store
 from hive.store import usage
 
@@ -55,13 +56,13 @@ REMOVED_AT_ONCE = 100
 VIEWS_AT_ONCE = 200
 """Shown before others have their turn: some 5 ms."""
 FREEZERS = {"signals": "signal"}
-"""What the helper calls it → what the API does."""
+"""The helper's word → the API's."""
 
 
-class Seen(NamedTuple):
-    """What was asked for the views: ground truth, messages that wait, times of the next wakes; by agent.
+class SeenAgents(NamedTuple):
+    """The facts asked for the views: ground truth, messages that wait, times of the next wakes; by agent.
 
-    None where whoever knows could not be asked.
+    None where the part that knows could not be asked.
     """
 
     stats: dict[str, Stat] | None
@@ -76,10 +77,11 @@ OF_ITS_PORT = frozenset({"port", "egress", "runtime"})
 class FrontDesk(TokenDesk, ResponsesDesk, Overview):
     """See `hive.control.desk.Desk`."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Services) -> None:
         super().__init__(parts)
-        self._lookout = Lookout(parts, self._stats)
+        self._lookout = ChangeFeed(parts, self._stats)
         self._uids = UidLook()
+        self.state_queries = parts.state_queries
 
     # agents -------------------------------------------------------------------------------------------------------
 
@@ -88,7 +90,7 @@ class FrontDesk(TokenDesk, ResponsesDesk, Overview):
 
     async def page(self, after: str, limit: int) -> AgentPage:
         lives, following = self._page(after, limit)
-        seen = await self._look([life.agent.id for life in lives]) if lives else Seen({}, {}, {})
+        seen = await self._look([life.agent.id for life in lives]) if lives else SeenAgents({}, {}, {})
         total = len(self._parts.roster)
         return {"agents": await self._all_shown(lives, seen), "next": following, "total": total}
 
@@ -97,8 +99,8 @@ class FrontDesk(TokenDesk, ResponsesDesk, Overview):
         found = [views.short_view(life.agent) for life in lives]
         return {"agents": found, "next": following, "total": len(self._parts.roster)}
 
-    def _page(self, after: str, limit: int) -> tuple[list[Life], str | None]:
-        """Also what `after` is for the next one; None where nobody comes behind it."""
+    def _page(self, after: str, limit: int) -> tuple[list[AgentLifecycle], str | None]:
+        """The lives of a page, and `after` for the next one; None where no agent comes behind it."""
         found = self._parts.roster.by_name(after=after, limit=limit + 1)
         return found[:limit], found[limit - 1].agent.name if len(found) > limit else None
 
@@ -106,7 +108,9 @@ class FrontDesk(TokenDesk, ResponsesDesk, Overview):
         changed, stats = await self._lookout.look(since, fresh)
         named = {*changed.there, *fresh}
         waiting = await outcome_of(self._parts.courier.waiting([] if changed.is_whole else named)) if named else {}
-        seen = Seen(stats, None if isinstance(waiting, HiveError) else waiting, self._parts.scheduler.next_times())
+        seen = SeenAgents(
+            stats, None if isinstance(waiting, HiveError) else waiting, self._parts.scheduler.next_times()
+        )
         found = [life for agent in named if (life := self._parts.roster.get(agent)) is not None]
         found.sort(key=lambda life: life.agent.name)
         return {
@@ -116,7 +120,7 @@ class FrontDesk(TokenDesk, ResponsesDesk, Overview):
             "is_whole": changed.is_whole,
         }
 
-    async def _all_shown(self, lives: Iterable[Life], seen: Seen) -> list[AgentView]:
+    async def _all_shown(self, lives: Iterable[AgentLifecycle], seen: SeenAgents) -> list[AgentView]:
         shown = []
         for life in lives:
             shown.append(self._view(life, seen))
@@ -171,7 +175,7 @@ class FrontDesk(TokenDesk, ResponsesDesk, Overview):
         model, ingress = gates.port or wanted.port, gates.ingress_port or wanted.ingress_port
         refuse_own(spec, own_ports(model=model, ingress=ingress, api=parts.api.port, backend=backend))
 
-    async def _change(self, life: Life, spec: AgentSpec, changed: list[str], actor: str) -> None:
+    async def _change(self, life: AgentLifecycle, spec: AgentSpec, changed: list[str], actor: str) -> None:
         await life.change_spec(spec)
         self._parts.world.put(life.agent)
         detail = {"name": spec.name, "changed": changed}
@@ -216,7 +220,7 @@ class FrontDesk(TokenDesk, ResponsesDesk, Overview):
         return {"removed": life.agent.id, "name": life.agent.name}
 
     async def remove_many(self, refs: Collection[str], actor: str) -> Removals:
-        """Those named twice are removed once."""
+        """Removes the agents; one named twice is removed once."""
         slots = asyncio.Semaphore(REMOVED_AT_ONCE)
 
         async def remove(ref: str) -> Removed:
@@ -232,17 +236,17 @@ class FrontDesk(TokenDesk, ResponsesDesk, Overview):
                 told["removed"].append(outcome)
         return told
 
-    async def shutdown(self, actor: str) -> shapes.Shutdown:
+    async def shutdown(self, actor: str) -> system.Shutdown:
         """Hive is going down: ingress refuses, every agent is stopped, and comes back with Hive if its spec says so."""
         self._parts.gates.say(Leaving())
         lives = list(self._parts.roster)
         ends = await asyncio.gather(*(outcome_of(life.stop(actor, by=HIVE)) for life in lives))
-        told: shapes.Shutdown = {"stopped": [], "failed": []}
+        told: system.Shutdown = {"stopped": [], "failed": []}
         for life, end in zip(lives, ends, strict=True):
             told["failed" if isinstance(end, HiveError) else "stopped"].append(life.agent.name)
         return told
 
-    async def _register(self, spec: AgentSpec, actor: str) -> Life:
+    async def _register(self, spec: AgentSpec, actor: str) -> AgentLifecycle:
         """A new agent, `created`. Raises WrongState where its name is taken."""
         parts = self._parts
         if parts.roster.named(spec.name) is not None:
@@ -278,7 +282,7 @@ class FrontDesk(TokenDesk, ResponsesDesk, Overview):
             pass
         return agent_id
 
-    async def _remove(self, life: Life, actor: str) -> None:
+    async def _remove(self, life: AgentLifecycle, actor: str) -> None:
         await life.remove(actor)
         self._parts.roster.drop(life.agent.id)
         self._lacking.pop(life.agent.id, None)
@@ -286,15 +290,17 @@ class FrontDesk(TokenDesk, ResponsesDesk, Overview):
         self._parts.scheduler.forget(life.agent.id)
         await self._parts.responses.forget(life.agent.id)
 
-    async def _shown(self, life: Life) -> AgentView:
+    async def _shown(self, life: AgentLifecycle) -> AgentView:
         return self._view(life, await self._look([life.agent.id]))
 
-    async def _look(self, agents: list[str]) -> Seen:
-        """Asks whoever knows about the agents named, about all where none is; who cannot be asked is left out."""
+    async def _look(self, agents: list[str]) -> SeenAgents:
+        """Asks each part about the agents named, about all where none is; a part that cannot be asked is left out."""
         stats, _, waiting = await asyncio.gather(
             self._stats(agents), self._parts.sleeper.look(agents), outcome_of(self._parts.courier.waiting(agents))
         )
-        return Seen(stats, None if isinstance(waiting, HiveError) else waiting, self._parts.scheduler.next_times())
+        return SeenAgents(
+            stats, None if isinstance(waiting, HiveError) else waiting, self._parts.scheduler.next_times()
+        )
 
     async def _stats(self, agents: list[str]) -> dict[str, Stat] | None:
         """None where the helper cannot be asked."""
@@ -306,7 +312,7 @@ class FrontDesk(TokenDesk, ResponsesDesk, Overview):
             self._freezer = FREEZERS.get(stat.freezer, stat.freezer) or self._freezer
         return stats
 
-    def _view(self, life: Life, seen: Seen) -> AgentView:
+    def _view(self, life: AgentLifecycle, seen: SeenAgents) -> AgentView:
         agent = life.agent.id
         stat = None if seen.stats is None else seen.stats.get(agent, Stat(state="gone"))
         verdict = self._parts.sleeper.verdict(life)
@@ -384,12 +390,12 @@ class FrontDesk(TokenDesk, ResponsesDesk, Overview):
 
     async def agent_usage(self, ref: str, period_s: float, period: str, limit: int) -> AgentUsage:
         agent, since = self._parts.roster.find(ref).agent.id, time.time() - period_s
-        found: usage.AgentUsage = await self._parts.database.read(
+        found: usage.UsageOfAgent = await self._parts.database.read(
             lambda conn: usage.agent_usage(conn, agent, since=since, period=period, limit=limit)
         )
         answer: AgentUsage = msgspec.to_builtins(found)
         return answer
 
 
-def _of(life: Life) -> OfAgent:
+def _of(life: AgentLifecycle) -> OfAgent:
     return {"agent": life.agent.id, "name": life.agent.name, "status": life.status}

@@ -1,4 +1,4 @@
-"""Whether a request on TCP was meant for this Hive: a page whose name is made to lead here may not ask. Pure."""
+"""The check that a request on TCP was meant for this Hive: a page with a name made to lead here may not ask. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?")
 
 
 class Reached(NamedTuple):
-    """What somebody connected to, and what `[api]` says: where it listens, and its further names."""
+    """The address of a connection, and the part of `[api]` about it: where it listens, and its further names."""
 
     address: str
     port: int
@@ -28,7 +28,7 @@ class Reached(NamedTuple):
 def check_host(fields: Sequence[bytes], origins: Sequence[bytes], reached: Reached) -> None:
     """Raises NotPermitted where the Host field names somebody else (DNS rebinding), or a page of somebody else's asks.
 
-    The port may be left out, and is anyone with a name of `hosts`: whoever stands before Hive under it has its own.
+    The port may be left out, and is any with a name of `hosts`: a server before Hive under that name has its own.
 
     >>> here = Reached("127.0.0.1", 3000, "127.0.0.1", frozenset({"hive.lan"}))
     >>> check_host([b"localhost:3000"], [], here), check_host([b"hive.lan:8443"], [b"https://hive.lan:8443"], here)

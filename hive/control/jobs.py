@@ -1,4 +1,4 @@
-"""Jobs as the daemon carries them: each step written down, told to whoever listens, waited for by whoever asks."""
+"""Jobs as the daemon carries them: each step written down, told to listeners, and awaited by callers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from typing import Any, cast
 
 import msgspec
 
-from hive.control import shapes
-from hive.control.journal import Journal
+from hive.control.audit_log import AuditLog
+from hive.domain import JobState
+from hive.shapes import system
 from hive.store import jobs
 from hive.store.database import Database
-from hive.store.jobs import Job, JobState
+from hive.store.jobs import StoredJob
 
 Also = Callable[[sqlite3.Connection], None]
-"""What is written in the same transaction."""
+"""Writes that go in the same transaction."""
 EARLIER = 5
 """Jobs of the same kind and target that say how long the next one takes: the median of them."""
 
@@ -27,7 +28,7 @@ EARLIER = 5
 class Jobs:
     """Every method that writes raises as `Database.write` does; then nothing has changed."""
 
-    def __init__(self, database: Database, journal: Journal) -> None:
+    def __init__(self, database: Database, journal: AuditLog) -> None:
         self._database = database
         self._journal = journal
         self._ends: dict[str, asyncio.Event] = {}
@@ -38,10 +39,10 @@ class Jobs:
 
     async def begin(
         self, kind: str, *, plan: dict[str, Any], progress: str, actor: str, eta_s: float | None = None
-    ) -> Job:
+    ) -> StoredJob:
         """Written down before anything is done."""
         now = time.time()
-        job = Job(
+        job = StoredJob(
             id=secrets.token_hex(6),
             kind=kind,
             plan=plan,
@@ -56,11 +57,11 @@ class Jobs:
         self._note("job.begun", job)
         return job
 
-    def adopt(self, job: Job) -> None:
+    def adopt(self, job: StoredJob) -> None:
         """One that runs: begun here, or found when the daemon started."""
         self._ends[job.id] = asyncio.Event()
 
-    async def move(self, job: Job, *, plan: dict[str, Any], progress: str, also: Also | None = None) -> Job:
+    async def move(self, job: StoredJob, *, plan: dict[str, Any], progress: str, also: Also | None = None) -> StoredJob:
         """It is so far now, and `also` is written with that."""
         moved = msgspec.structs.replace(job, plan=plan, progress=progress, updated_at=time.time())
         await self._write(moved, also)
@@ -68,15 +69,20 @@ class Jobs:
             self._note("job.step", moved)
         return moved
 
-    async def tell(self, job: Job, progress: str, *, plan: dict[str, Any] | None = None) -> Job:
-        """How far the step is; no event of its own. `plan`: else it stays."""
+    async def tell(self, job: StoredJob, progress: str, *, plan: dict[str, Any] | None = None) -> StoredJob:
+        """Notes the progress of the step; no event of its own. `plan`: else it stays."""
         told = msgspec.structs.replace(job, progress=progress, plan=plan or job.plan, updated_at=time.time())
         await self._write(told, None)
         return told
 
     async def end(
-        self, job: Job, state: JobState, *, result: dict[str, Any] | None = None, error: dict[str, Any] | None = None
-    ) -> Job:
+        self,
+        job: StoredJob,
+        state: JobState,
+        *,
+        result: dict[str, Any] | None = None,
+        error: dict[str, Any] | None = None,
+    ) -> StoredJob:
         ended = msgspec.structs.replace(job, state=state, result=result, error=error, updated_at=time.time())
         await self._write(ended, None)
         self._note("job.ended", ended)
@@ -84,32 +90,32 @@ class Jobs:
             event.set()
         return ended
 
-    async def give_up(self, left: list[Job]) -> None:
-        """Those that an earlier daemon left, and nobody carries on."""
+    async def give_up(self, left: list[StoredJob]) -> None:
+        """Jobs that an earlier daemon left, and that are not carried on."""
         for job in left:
             error = {"code": "internal", "message": "Hive ended before it did", "hint": "ask for it again", "log": []}
             await self.end(job, JobState.FAILED, error=error)
 
-    async def get(self, job_id: str, *, wait_s: float = 0.0) -> Job:
-        """As it is; where it runs, once it has ended, or after `wait_s`. Raises NotFound."""
+    async def get(self, job_id: str, *, wait_s: float = 0.0) -> StoredJob:
+        """The job as it is; if it runs, once it has ended, or after `wait_s`. Raises NotFound."""
         if wait_s and (event := self._ends.get(job_id)) is not None:
             with suppress(TimeoutError):
                 await asyncio.wait_for(event.wait(), wait_s)
-        found: Job = await self._database.read(lambda conn: jobs.get(conn, job_id))
+        found: StoredJob = await self._database.read(lambda conn: jobs.get(conn, job_id))
         return found
 
-    async def recent(self, limit: int) -> list[Job]:
+    async def recent(self, limit: int) -> list[StoredJob]:
         """The last ones, the newest first."""
-        found: list[Job] = await self._database.read(lambda conn: jobs.recent(conn, limit))
+        found: list[StoredJob] = await self._database.read(lambda conn: jobs.recent(conn, limit))
         return found
 
-    async def usual_s(self, kind: str, same: Callable[[Job], bool]) -> float | None:
-        """How long the last ones of this kind took that were the `same`; None where there were none."""
-        done: list[Job] = await self._database.read(lambda conn: jobs.done(conn, kind, 50))
+    async def usual_s(self, kind: str, same: Callable[[StoredJob], bool]) -> float | None:
+        """The usual duration of the last jobs of this kind that were the `same`; None where there were none."""
+        done: list[StoredJob] = await self._database.read(lambda conn: jobs.done(conn, kind, 50))
         took = sorted(job.updated_at - job.created_at for job in [job for job in done if same(job)][:EARLIER])
         return took[len(took) // 2] if took else None
 
-    async def _write(self, job: Job, also: Also | None) -> None:
+    async def _write(self, job: StoredJob, also: Also | None) -> None:
         def work(conn: sqlite3.Connection) -> None:
             jobs.update(conn, job)
             if also is not None:
@@ -117,16 +123,16 @@ class Jobs:
 
         await self._database.write(work)
 
-    def _note(self, act: str, job: Job) -> None:
+    def _note(self, act: str, job: StoredJob) -> None:
         detail = {"name": job.kind, "state": str(job.state)}
         detail["reason"] = job.progress if job.error is None else str(job.error["message"])
         self._journal.note(act, target=job.id, actor=job.actor, detail=detail)
 
 
-def view(job: Job, now: float) -> shapes.Job:
+def view(job: StoredJob, now: float) -> system.Job:
     """A job as the API shows it. `eta_s`: seconds until it will probably end; `step`: what is being done, in a word.
 
-    >>> job = Job(id="j", kind="k", plan={"step": "stop"}, eta_s=30.0, actor="a", created_at=100.0, updated_at=101.0)
+    >>> job = StoredJob(id="j", kind="k", plan={"step": "stop"}, eta_s=30.0, actor="a", created_at=100, updated_at=101)
     >>> [view(job, 110.0)[key] for key in ("id", "step", "eta_s", "error")]
     ['j', 'stop', 20.0, None]
     """
@@ -141,7 +147,7 @@ def view(job: Job, now: float) -> shapes.Job:
         "total_bytes": job.plan.get("total_bytes"),
         "eta_s": None if job.eta_s is None or job.ended else max(0.0, job.created_at + job.eta_s - now),
         "result": job.result,
-        "error": cast(shapes.JobError | None, job.error),
+        "error": cast(system.JobError | None, job.error),
         "actor": job.actor,
         "created_at": job.created_at,
         "updated_at": job.updated_at,

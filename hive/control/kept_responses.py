@@ -12,11 +12,12 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
-from hive.agents.turns import outcome_of
+from hive.agents.transition_lock import outcome_of
 from hive.errors import HiveError, NotFound, StoreFull
-from hive.link.link import Reply, failed
-from hive.link.message import Message
+from hive.link.link import LinkReply, failed
+from hive.link.message import LinkMessage
 from hive.link.messages import Done
 from hive.link.responses import (
     AskHistory,
@@ -28,7 +29,7 @@ from hive.link.responses import (
     KeepResponse,
     ResponseIs,
 )
-from hive.settings import Proxy
+from hive.settings.table import Proxy
 from hive.store import responses
 from hive.store.response_items import ItemPage, no_such_item
 from hive.store.responses import KeptResponse, KeptSum, no_such_response
@@ -38,7 +39,7 @@ from hive.tasks import spawn
 log = logging.getLogger("hive.daemon")
 
 EVERY_S = 3600.0
-"""How often what is too old is looked for."""
+"""Between two looks for what is too old."""
 WAITING_MOST_BYTES = 64 * 1024 * 1024
 """Of one agent, told and not written yet; what is beyond is not kept."""
 WAITING_ALL_BYTES = 4 * WAITING_MOST_BYTES
@@ -66,7 +67,7 @@ class KeptResponses:
         return f"<KeptResponses {self._waiting.total()} B waiting, {self.dropped} dropped>"
 
     async def run(self) -> None:
-        """Deletes what is too old, too much or nobody's: now, every hour and when settings change. Until cancelled."""
+        """Deletes what is too old, too much or orphaned: now, every hour and when settings change. Until cancelled."""
         while True:
             self._look_again.clear()
             if isinstance(error := await outcome_of(self.tidy()), HiveError):
@@ -111,15 +112,22 @@ class KeptResponses:
         return await self._file.do(lambda conn: responses.summed(conn, agent)) if self._file.exists else KeptSum()
 
     async def total(self) -> KeptSum:
-        """Of all agents. Raises as `ResponsesFile.do`."""
+        """The sum over all agents. Raises as `ResponsesFile.do`."""
         return await self._file.do(responses.total) if self._file.exists else KeptSum()
+
+    async def readable(self) -> Path | None:
+        """The file, open for other processes to read; None where there is none. Raises as `ResponsesFile.do`."""
+        if not self._file.exists:
+            return None
+        await self._file.do(lambda conn: None)  # noqa: ARG005 - opens it
+        return self._file.path
 
     def close(self) -> None:
         self._file.close()
 
     # what the proxy says ------------------------------------------------------------------------------------------
 
-    def hear(self, message: FromProxy, reply: Reply | None) -> None:
+    def hear(self, message: FromProxy, reply: LinkReply | None) -> None:
         """Begins at once, so that everything is done in the order in which it was told."""
         if isinstance(message, KeepResponse):
             self._keep(message)
@@ -131,7 +139,7 @@ class KeptResponses:
             else:
                 spawn(_answer(answer, reply), name="kept response")
 
-    def _begin(self, asked: AskHistory | AskResponse | AskInputItems | DropResponse) -> asyncio.Future[Message]:
+    def _begin(self, asked: AskHistory | AskResponse | AskInputItems | DropResponse) -> asyncio.Future[LinkMessage]:
         if not self._file.exists:
             raise _nothing_of(asked)
         match asked:
@@ -196,7 +204,7 @@ def _nothing_of(asked: AskHistory | AskResponse | AskInputItems | DropResponse) 
     return no_such_item("".join(asked.items[:1])) if not asked.previous_id else no_such_response(asked.previous_id)
 
 
-def _history(conn: sqlite3.Connection, asked: AskHistory) -> Message:
+def _history(conn: sqlite3.Connection, asked: AskHistory) -> LinkMessage:
     history, most = b"[]", asked.most_bytes
     if asked.previous_id:
         history = responses.history(conn, asked.agent, asked.previous_id, most_bytes=most)
@@ -204,12 +212,12 @@ def _history(conn: sqlite3.Connection, asked: AskHistory) -> Message:
     return HistoryIs(history=history, items=items)
 
 
-def _dropped(conn: sqlite3.Connection, agent: str, name: str) -> Message:
+def _dropped(conn: sqlite3.Connection, agent: str, name: str) -> LinkMessage:
     responses.delete(conn, agent, name)
     return Done()
 
 
-async def _answer(answer: asyncio.Future[Message], reply: Reply) -> None:
+async def _answer(answer: asyncio.Future[LinkMessage], reply: LinkReply) -> None:
     try:
         reply(await answer)
     except HiveError as error:

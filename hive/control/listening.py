@@ -1,4 +1,4 @@
-"""Where the API listens on TCP."""
+"""The TCP listener of the API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hive.errors import ConfigError
 BACKLOG = 256
 
 
-class Wanted(NamedTuple):
+class WantedAddress(NamedTuple):
     """An IP address, and a port of it; with `move` a taken one moves up by one until one is free (design.md §1)."""
 
     address: str
@@ -19,14 +19,14 @@ class Wanted(NamedTuple):
     move: bool
 
 
-class Place(NamedTuple):
-    """Where it listens. `port` None: nowhere."""
+class ListenPlace(NamedTuple):
+    """The address of the listener. `port` None: nowhere."""
 
     address: str
     port: int | None
 
 
-def listen(wanted: Wanted) -> socket.socket:
+def listen(wanted: WantedAddress) -> socket.socket:
     """A listening socket there.
 
     Raises ConfigError where it is taken and may not move, is not permitted, or this host does not have the address.
@@ -40,7 +40,7 @@ def listen(wanted: Wanted) -> socket.socket:
         ) from None
 
 
-def _bound(wanted: Wanted) -> socket.socket:
+def _bound(wanted: WantedAddress) -> socket.socket:
     address, port, move = wanted
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     while True:

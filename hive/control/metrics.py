@@ -1,7 +1,7 @@
-"""What Prometheus reads at `GET /metrics` of the daemon: every metric is one row of TABLE.
+"""The metrics for Prometheus at `GET /metrics` of the daemon: every metric is one row of TABLE.
 
-Nothing is counted for it: what a scrape tells is what the daemon knows anyway, and what it asks helper, proxy, Redis,
-SQLite and the GPUs' driver at that moment. What cannot be asked is left out, so that nobody takes it for a 0.
+Nothing is counted for it: a scrape tells what the daemon knows anyway, and the answers of helper, proxy, Redis, SQLite
+and the GPUs' driver at that moment. A figure that cannot be asked is left out, so that it is not taken for a 0.
 """
 
 from __future__ import annotations
@@ -9,69 +9,82 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hive.agents.roster import Roster
-from hive.agents.turns import outcome_of
+from hive.agents.transition_lock import outcome_of
 from hive.build import version
-from hive.control.elsewhere import WithElsewhere
-from hive.control.gates import ProxyGates
+from hive.conditions import FoundCondition
+from hive.control.counters import Counters
+from hive.control.effects import DaemonEffects
+from hive.control.external_agents import WithElsewhere
 from hive.control.kept_responses import KeptResponses
-from hive.control.stats import Counters
+from hive.control.proxy_link import ProxyGates
 from hive.control.usage import UsageConsumer
-from hive.control.world import DaemonWorld
 from hive.domain import AgentStatus, SleepDepth
 from hive.errors import HiveError
-from hive.exposition import Kind, Row, Values, written
+from hive.exposition import MetricKind, MetricRow, Values, written
 from hive.host import memory
-from hive.host.gpu_memory import Gpus
-from hive.host.memory import Zram
-from hive.host.nvml import GpuState, Seen
+from hive.host.gpu_memory import GpuMemoryReader
+from hive.host.memory import ZramDevice
+from hive.host.nvml import GpuState, SeenGpus
 from hive.link.messages import Activity
 from hive.store.database import Database
 from hive.store.live import Live
 
 TABLE = (
-    Row("build_info", Kind.GAUGE, ("version",), "1, for the version of this daemon."),
-    Row("start_time_seconds", Kind.GAUGE, (), "When this daemon started, Unix seconds."),
-    Row("agents", Kind.GAUGE, ("status", "depth"), "Agents by status and by how deep they sleep."),
-    Row("requests", Kind.COUNTER, (), "Requests that ended, of all time."),
-    Row("tokens", Kind.COUNTER, ("direction",), "Their tokens, `in` and `out`, as far as known."),
-    Row("requests_in_flight", Kind.GAUGE, (), "Requests of agents that began and have not ended."),
-    Row("requests_parked", Kind.GAUGE, (), "Requests that wait for their agent to wake."),
-    Row("queue_waiting", Kind.GAUGE, (), "Requests that wait for their turn at the inference server."),
-    Row("queue_running", Kind.GAUGE, (), "Requests whose turn it is."),
-    Row("wakes", Kind.COUNTER, ("cause", "depth"), "Wakes by what caused them and by where the agent slept."),
-    Row("wake_duration_seconds", Kind.HISTOGRAM, ("cause",), "From the first ask to the open gate."),
-    Row("pauses", Kind.COUNTER, (), "Times an agent was put to sleep."),
-    Row("deep_sleeps", Kind.COUNTER, (), "Times an agent's memory was paged out."),
-    Row("agent_errors", Kind.COUNTER, (), "Ends of agents nobody asked for, and failed starts."),
-    Row("agents_memory_bytes", Kind.GAUGE, ("status",), "RAM of agents' processes."),
-    Row("agents_swapped_bytes", Kind.GAUGE, (), "Memory of paused agents that is in swap."),
-    Row("sleep_saved_bytes", Kind.GAUGE, (), "Of that, what takes no RAM: less what zram keeps it in."),
-    Row("gpu_up", Kind.GAUGE, ("gpu", "name"), "Whether the GPU answers everything it is asked."),
-    Row("gpu_memory_total_bytes", Kind.GAUGE, ("gpu",), "Its memory."),
-    Row("gpu_memory_used_bytes", Kind.GAUGE, ("gpu",), "Of that in use, what the driver keeps for itself included."),
-    Row("gpu_utilization_ratio", Kind.GAUGE, ("gpu",), "Share of the last second in which it computed."),
-    Row("gpu_process_memory_bytes", Kind.GAUGE, ("gpu", "pid"), "Its memory that a process holds."),
-    Row("gpu_instance_memory_used_bytes", Kind.GAUGE, ("gpu", "instance"), "Memory in use of a MIG device."),
-    Row("backend_up", Kind.GAUGE, ("backend",), "Whether the inference server answers."),
-    Row("backend_slots", Kind.GAUGE, ("backend",), "Requests it works on at once, where it has a limit."),
-    Row("up", Kind.GAUGE, ("part",), "Whether a part does its work: `proxy`, `helper`, `redis`, `database`."),
-    Row("usage_waiting", Kind.GAUGE, (), "Entries of the usage stream that are not in SQLite yet."),
-    Row("usage_lag_seconds", Kind.GAUGE, (), "Age of the oldest of them, 0 without any."),
-    Row("usage_lost", Kind.COUNTER, (), "Usage events that are known to be lost."),
-    Row("responses_kept", Kind.GAUGE, (), "Responses that are kept for agents."),
-    Row("responses_kept_bytes", Kind.GAUGE, (), "What they are counted as."),
-    Row("responses_not_kept", Kind.COUNTER, (), "Responses that were to be kept, and could not be."),
+    MetricRow("build_info", MetricKind.GAUGE, ("version",), "1, for the version of this daemon."),
+    MetricRow("start_time_seconds", MetricKind.GAUGE, (), "When this daemon started, Unix seconds."),
+    MetricRow("agents", MetricKind.GAUGE, ("status", "depth"), "Agents by status and by how deep they sleep."),
+    MetricRow("requests", MetricKind.COUNTER, (), "Requests that ended, of all time."),
+    MetricRow("tokens", MetricKind.COUNTER, ("direction",), "Their tokens, `in` and `out`, as far as known."),
+    MetricRow("requests_in_flight", MetricKind.GAUGE, (), "Requests of agents that began and have not ended."),
+    MetricRow("requests_parked", MetricKind.GAUGE, (), "Requests that wait for their agent to wake."),
+    MetricRow("queue_waiting", MetricKind.GAUGE, (), "Requests that wait for their turn at the inference server."),
+    MetricRow("queue_running", MetricKind.GAUGE, (), "Requests whose turn it is."),
+    MetricRow(
+        "wakes", MetricKind.COUNTER, ("cause", "depth"), "Wakes by what caused them and by where the agent slept."
+    ),
+    MetricRow("wake_duration_seconds", MetricKind.HISTOGRAM, ("cause",), "From the first ask to the open gate."),
+    MetricRow("pauses", MetricKind.COUNTER, (), "Times an agent was put to sleep."),
+    MetricRow("deep_sleeps", MetricKind.COUNTER, (), "Times an agent's memory was paged out."),
+    MetricRow("agent_errors", MetricKind.COUNTER, (), "Ends of agents nobody asked for, and failed starts."),
+    MetricRow("agents_memory_bytes", MetricKind.GAUGE, ("status",), "RAM of agents' processes."),
+    MetricRow("agents_swapped_bytes", MetricKind.GAUGE, (), "Memory of paused agents that is in swap."),
+    MetricRow("sleep_saved_bytes", MetricKind.GAUGE, (), "Of that, what takes no RAM: less what zram keeps it in."),
+    MetricRow("gpu_up", MetricKind.GAUGE, ("gpu", "name"), "Whether the GPU answers everything it is asked."),
+    MetricRow("gpu_memory_total_bytes", MetricKind.GAUGE, ("gpu",), "Its memory."),
+    MetricRow(
+        "gpu_memory_used_bytes",
+        MetricKind.GAUGE,
+        ("gpu",),
+        "Of that in use, what the driver keeps for itself included.",
+    ),
+    MetricRow("gpu_utilization_ratio", MetricKind.GAUGE, ("gpu",), "Share of the last second in which it computed."),
+    MetricRow("gpu_process_memory_bytes", MetricKind.GAUGE, ("gpu", "pid"), "Its memory that a process holds."),
+    MetricRow(
+        "gpu_instance_memory_used_bytes", MetricKind.GAUGE, ("gpu", "instance"), "Memory in use of a MIG device."
+    ),
+    MetricRow("backend_up", MetricKind.GAUGE, ("backend",), "Whether the inference server answers."),
+    MetricRow("backend_slots", MetricKind.GAUGE, ("backend",), "Requests it works on at once, where it has a limit."),
+    MetricRow(
+        "up", MetricKind.GAUGE, ("part",), "Whether a part does its work: `proxy`, `helper`, `redis`, `database`."
+    ),
+    MetricRow("problem", MetricKind.GAUGE, ("code", "severity"), "1 for each thing that is wrong now (conditions.md)."),
+    MetricRow("usage_waiting", MetricKind.GAUGE, (), "Entries of the usage stream that are not in SQLite yet."),
+    MetricRow("usage_lag_seconds", MetricKind.GAUGE, (), "Age of the oldest of them, 0 without any."),
+    MetricRow("usage_lost", MetricKind.COUNTER, (), "Usage events that are known to be lost."),
+    MetricRow("responses_kept", MetricKind.GAUGE, (), "Responses that are kept for agents."),
+    MetricRow("responses_kept_bytes", MetricKind.GAUGE, (), "What they are counted as."),
+    MetricRow("responses_not_kept", MetricKind.COUNTER, (), "Responses that were to be kept, and could not be."),
 )
 ROWS = {row.name: row for row in TABLE}
 ANSWER_S = 4.0
 """Prometheus waits 10 s for a scrape (scrape_timeout): one part that hangs must not take away all the rest."""
 WRITTEN_S = 2.0
-"""A database that takes no write within this is none that anybody can use."""
+"""A database that takes no write within this is of no use."""
 ALWAYS_TOLD = (
     *((status, SleepDepth.AWAKE) for status in AgentStatus if status is not AgentStatus.PAUSED),
     (AgentStatus.PAUSED, SleepDepth.LIGHT),
@@ -84,19 +97,20 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Scraper:
-    """What the daemon's parts say of themselves, in one scrape."""
+    """The figures of the daemon's parts, in one scrape."""
 
     started_at: float
     roster: Roster
     counters: Counters
     helper: WithElsewhere
     gates: ProxyGates
-    world: DaemonWorld
+    world: DaemonEffects
     live: Live
     database: Database
     consumer: UsageConsumer
     responses: KeptResponses
-    gpus: Gpus
+    gpus: GpuMemoryReader
+    conditions: Callable[[], list[FoundCondition]]
 
     async def scrape(self) -> bytes:
         """The exposition: tens of milliseconds, seconds where a part hangs."""
@@ -124,6 +138,7 @@ class Scraper:
                 ("redis",): float(self.live.up),
                 ("database",): float(is_sound),
             },
+            "problem": {(one.code, str(one.severity)): 1 for one in self.conditions()},
             **gpu_values(gpus),
             "agents_memory_bytes": None if stats is None else self._memory({a: s.rss_bytes for a, s in stats.items()}),
             "agents_swapped_bytes": _just(swapped),
@@ -189,12 +204,12 @@ def exposition(values: dict[str, Values | None]) -> bytes:
     return b"".join(written(row, found) for row in TABLE if (found := values.get(row.name)))
 
 
-def saved_bytes(swapped_bytes: int, zrams: list[Zram]) -> int:
-    """What memory in swap saves of RAM: zram keeps it compressed, swap on a disk takes none.
+def saved_bytes(swapped_bytes: int, zrams: list[ZramDevice]) -> int:
+    """RAM saved by memory in swap: zram keeps it compressed, swap on a disk takes none.
 
     Where there is any zram all is taken to be there, at the ratio of what is in it now.
 
-    >>> saved_bytes(900, []), saved_bytes(900, [Zram("zram0", "zstd", 4000, 3000, 1000)])
+    >>> saved_bytes(900, []), saved_bytes(900, [ZramDevice("zram0", "zstd", 4000, 3000, 1000)])
     (900, 600)
     """
     original = sum(zram.original_bytes for zram in zrams)
@@ -202,10 +217,10 @@ def saved_bytes(swapped_bytes: int, zrams: list[Zram]) -> int:
     return swapped_bytes if not original else max(0, round(swapped_bytes * (1 - taken / original)))
 
 
-def gpu_values(seen: Seen) -> dict[str, Values | None]:
-    """Of each GPU what it tells; nothing where it does not.
+def gpu_values(seen: SeenGpus) -> dict[str, Values | None]:
+    """The figures that each GPU tells; none where it tells none.
 
-    >>> told = gpu_values(Seen((GpuState(0, name="H200", total_bytes=5), GpuState(1, fault="GPU is lost"))))
+    >>> told = gpu_values(SeenGpus((GpuState(0, name="H200", total_bytes=5), GpuState(1, fault="GPU is lost"))))
     >>> told["gpu_up"], told["gpu_memory_total_bytes"], told["gpu_memory_used_bytes"]
     ({('0', 'H200'): 1.0, ('1', ''): 0.0}, {('0',): 5}, {})
     """
@@ -246,7 +261,7 @@ def _just(value: float | None) -> Values | None:
 
 
 async def _told(asked: Coroutine[Any, Any, Found]) -> Found | None:
-    """None where whoever knows cannot be asked, or does not answer in time."""
+    """The answer; None where its source cannot be asked, or does not answer in time."""
     try:
         async with asyncio.timeout(ANSWER_S):
             found = await outcome_of(asked)

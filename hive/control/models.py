@@ -14,52 +14,54 @@ from typing import Any
 import msgspec
 
 from hive.agents.roster import Roster
-from hive.agents.turns import outcome_of
-from hive.control.active import Active
+from hive.agents.transition_lock import outcome_of
+from hive.backends import model_files, pulling
+from hive.backends.kinds import spec_of, specs, whereabouts
+from hive.backends.models_dir import ModelsDir, name_for
+from hive.control.active_backend import Active
+from hive.control.audit_log import AuditLog
+from hive.control.effects import DaemonEffects
 from hive.control.jobs import Jobs
-from hive.control.journal import Journal
 from hive.control.pull_order import PullOrder
-from hive.control.shapes_models import ListedModel, ModelList, ModelUser, ModelView
-from hive.control.world import DaemonWorld
-from hive.domain import ALIVE, BackendKind, ModelInfo
+from hive.domain import ALIVE, JobState, ModelInfo
 from hive.errors import BadRequest, Cancelled, DependencyDown, HiveError, NotFound, NotSupported, WrongState
-from hive.inference import model_files, pulling
-from hive.inference.models_dir import ModelsDir, name_for
 from hive.models.catalog import Catalog
 from hive.models.routing import preferences_of
-from hive.settings import TenantRow
-from hive.store.jobs import Job, JobState
+from hive.settings.table import TenantRow
+from hive.shapes.models import ListedModel, ModelList, ModelUser, ModelView
+from hive.shapes.system import kind_of
+from hive.store.jobs import StoredJob
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
 
 PULL, REMOVE = "model.pull", "model.remove"
 TOLD_EVERY_S = 0.5
-"""How often it is written down how far a job is."""
+"""Interval of writing down a job's progress."""
 CANCELLED_WITHIN_S = 30.0
 SEEN_AGAIN_S = 2.0
-"""However many requests name models nobody knows, the server is asked what there is no more often than this."""
+"""Least time between two questions for the server's models, for any number of requests naming unknown models."""
 
 Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What is needed of the daemon. `directory`: where pulled files are put."""
+class ModelServices:
+    """The parts of the daemon needed here. `directory`: for pulled files."""
 
-    world: DaemonWorld
+    world: DaemonEffects
     active: Active
     jobs: Jobs
-    journal: Journal
+    journal: AuditLog
     roster: Roster
     directory: ModelsDir
 
 
 class _Going:
-    """A job that runs: how far it is, and how it is ended. `says`, `completed` and `total` are set by whoever works,
+    """A job that runs: its progress, and the way to end it. `says`, `completed` and `total` are set by its work,
     `asked` once it shall end."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: StoredJob) -> None:
         self.job = job
         self.says, self.completed, self.total = job.progress, 0, 0
         self.asked = threading.Event()
@@ -72,7 +74,7 @@ class _Going:
             raise Cancelled("it was cancelled")
         self.completed = completed
 
-    def step(self, step: pulling.Step) -> None:
+    def step(self, step: pulling.PullProgress) -> None:
         self.says, self.completed, self.total = step.says, step.completed, step.total
 
     def cancel(self) -> None:
@@ -88,7 +90,7 @@ class _Going:
 class Models:
     """One for the daemon. Every method raises a HiveError that says what is wrong."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ModelServices) -> None:
         self._parts = parts
         self._going: dict[str, _Going] = {}
         self._is_leaving = False
@@ -105,17 +107,17 @@ class Models:
     @property
     def catalog(self) -> Catalog:
         world = self._parts.world
-        kind = None if world.backend is None else world.backend.kind
-        return Catalog(world.models, preferences_of(world.settings.inference), kind)
+        where = whereabouts(None if world.backend is None else world.backend.kind, world.models)
+        return Catalog(world.models, preferences_of(world.settings.inference), where)
 
     async def listed(self) -> ModelList:
-        """As the server said last; which of them are in memory it is asked now."""
+        """The list by the server's last answer; it is asked now for the models in memory."""
         world, catalog = self._parts.world, self.catalog
         in_memory, files = await asyncio.gather(
             self._parts.active.loaded(), asyncio.to_thread(self._parts.directory.listed)
         )
         return {
-            "backend": None if world.backend is None else world.backend.kind,
+            "backend": kind_of(world.backend),
             "label": "" if world.backend is None else world.backend.label,
             "up": self._parts.active.up,
             "seen_at": self._parts.active.models_seen_at,
@@ -134,7 +136,7 @@ class Models:
         in_memory, file = await asyncio.gather(self._parts.active.loaded(), self._file_of(model.name))
         return {
             **_listed(catalog, model, in_memory),
-            "backend": None if world.backend is None else world.backend.kind,
+            "backend": kind_of(world.backend),
             "up": self._parts.active.up,
             "seen_at": self._parts.active.models_seen_at,
             "stale": self._stale(),
@@ -156,7 +158,7 @@ class Models:
         return await self.listed()
 
     async def look_again(self) -> None:
-        """Somebody asks for a model that is not known. Never raises."""
+        """Looks again for a request naming a model that is not known. Never raises."""
         await self._parts.active.refresh(at_most_every_s=SEEN_AGAIN_S)
 
     def _stale(self) -> str:
@@ -171,7 +173,7 @@ class Models:
         return await asyncio.to_thread(self._parts.directory.holds, name)
 
     def _users(self, catalog: Catalog, name: str, *, by_name: bool = False) -> list[ModelUser]:
-        """Agents whose model it is; `by_name`: of their own choice, not because it is the default one."""
+        """Agents that use the model; `by_name`: of their own choice, not because it is the default one."""
         settings, found = self._parts.world.settings, list[ModelUser]()
         default = "" if by_name else settings.inference.default_model
         for life in sorted(self._parts.roster, key=lambda life: life.agent.name):
@@ -193,7 +195,7 @@ class Models:
 
     # what comes ---------------------------------------------------------------------------------------------------
 
-    async def pull(self, order: PullOrder, actor: str) -> Job:
+    async def pull(self, order: PullOrder, actor: str) -> StoredJob:
         """A job: files at a path are copied into Hive's directory, a name is Ollama's to fetch.
 
         Raises NotFound, NotPermitted and BadRequest for a path where no whole model is, NotSupported where nobody
@@ -206,7 +208,7 @@ class Models:
             raise BadRequest(
                 "a name, a link and force are about files of this box", hint="hive model pull /path/to/model"
             )
-        if backend is None or backend.kind is not BackendKind.OLLAMA:
+        if backend is None or not spec_of(backend.kind).fetches:
             which = "without an inference server" if backend is None else f"while {backend.kind} is in use"
             raise NotSupported(
                 f"nothing fetches {order.model[:80]!r} {which}: Hive downloads nothing itself",
@@ -217,7 +219,7 @@ class Models:
             raise BadRequest("that is no model's name")
         for under_way in self._going.values():
             if under_way.job.kind == PULL and under_way.job.plan["model"] == order.model and under_way.task is not None:
-                return under_way.job  # whoever asks for the same gets the same
+                return under_way.job  # the same order gets the same job
         going = await self._begin(PULL, order.model, f"Ollama pulls {order.model}", actor)
 
         async def work() -> dict[str, Any]:
@@ -226,7 +228,7 @@ class Models:
 
         return self._carry(going, work, in_thread=False)
 
-    async def _place(self, order: PullOrder, actor: str) -> Job:
+    async def _place(self, order: PullOrder, actor: str) -> StoredJob:
         path, directory = Path(order.model), self._parts.directory
         found = await asyncio.to_thread(model_files.find, path)
         name = name_for(found, order.name, path)
@@ -251,25 +253,25 @@ class Models:
         return self._carry(going, work, in_thread=True)
 
     def _next(self, format: model_files.Format, at: Path) -> str:
-        """What is still to be done before it answers, a sentence; empty where nothing is, as far as one can tell."""
+        """The steps left before it answers, a sentence; empty where none is, as far as can be told."""
         backend = self._parts.world.backend
-        is_gguf = format is model_files.Format.GGUF
-        key, kind = ("llama_model", BackendKind.LLAMA) if is_gguf else ("vllm_model", BackendKind.VLLM)
-        if backend is not None and backend.kind is kind and is_gguf:
+        spec = next(spec for spec in specs() if spec.model_format == format)
+        key = spec.model_key
+        if backend is not None and backend.kind == spec.kind and spec.asking.look_for_files_at:
             return (
-                f"a llama-server whose models are in {at.parent}/ has it now; else set inference.{key} = {at.parent}/"
+                f"a {spec.label} whose models are in {at.parent}/ has it now; else set inference.{key} = {at.parent}/"
             )
-        return f"set inference.{key} = {at} in hive.conf, then: hive backend switch {kind}"
+        return f"set inference.{key} = {at} in hive.conf, then: hive backend switch {spec.kind}"
 
     # what goes ----------------------------------------------------------------------------------------------------
 
-    async def remove(self, name: str, *, force: bool, actor: str) -> Job:
+    async def remove(self, name: str, *, force: bool, actor: str) -> StoredJob:
         """A job: the model's files in Hive's directory, or Ollama's own model.
 
         Raises WrongState where it is in use (unless `force`), NotFound where Hive cannot remove it.
         """
         backend, file = self._parts.world.backend, await self._file_of(name)
-        is_ollamas = backend is not None and backend.kind is BackendKind.OLLAMA and self._known(name) is not None
+        is_ollamas = backend is not None and spec_of(backend.kind).fetches and self._known(name) is not None
         if file is None and not is_ollamas:
             raise self._not_removable(name)
         if not force:
@@ -326,8 +328,8 @@ class Models:
             if going.job.plan["model"] == model:
                 hint = f"hive model pull {model} --cancel ends a pull"
                 raise WrongState(f"job {going.job.id} is about {model} already ({going.job.kind})", hint=hint)
-        holder = _Going(Job(id=model, kind=kind, plan={"model": model}, actor=actor, created_at=0, updated_at=0))
-        self._going[model] = holder  # nobody begins the same while it is written down
+        holder = _Going(StoredJob(id=model, kind=kind, plan={"model": model}, actor=actor, created_at=0, updated_at=0))
+        self._going[model] = holder  # the same pull does not begin while it is written down
         try:
             plan = {"model": model, "step": kind.rpartition(".")[2]}
             job = await self._parts.jobs.begin(kind, plan=plan, progress=progress, actor=actor)
@@ -336,7 +338,7 @@ class Models:
         going = self._going[job.id] = _Going(job)
         return going
 
-    def _carry(self, going: _Going, work: Work, *, in_thread: bool) -> Job:
+    def _carry(self, going: _Going, work: Work, *, in_thread: bool) -> StoredJob:
         """`in_thread`: a thread works, which ends by itself once it is told; else its task is cancelled."""
         going.task = spawn(self._run(going, work, in_thread=in_thread), name=going.job.kind)
         return going.job
@@ -371,7 +373,7 @@ class Models:
         else:
             act = "model.pulled" if job.kind == PULL else "model.removed"
             self._parts.journal.note(act, actor=job.actor, detail={"name": came["model"], "file": came["file"]})
-            await self._parts.active.refresh()  # before it is said to be done: who asks then finds it
+            await self._parts.active.refresh()  # before it is said to be done: a list asked for then has it
             took = {**came, "took_s": round(time.time() - job.created_at, 3)}
             ended = await outcome_of(self._parts.jobs.end(job, JobState.DONE, result=took))
         if isinstance(ended, HiveError):
@@ -381,7 +383,7 @@ class Models:
         """Whether that is one of these jobs, and runs."""
         return job_id in self._going
 
-    async def cancel(self, job_id: str) -> Job:
+    async def cancel(self, job_id: str) -> StoredJob:
         """The job, when it has ended. Raises NotFound, WrongState where it cannot be cancelled."""
         going = self._going.get(job_id)
         if going is None:

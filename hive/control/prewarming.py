@@ -11,21 +11,21 @@ import logging
 import time
 from collections.abc import Iterable, Iterator
 
-from hive.agents.lifecycle import Life
+from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
-from hive.agents.turns import outcome_of
+from hive.agents.transition_lock import outcome_of
+from hive.backends.kinds import whereabouts
+from hive.control.audit_log import AuditLog
+from hive.control.effects import DaemonEffects
 from hive.control.feed import DROPPED, Event
-from hive.control.gates import ProxyGates
-from hive.control.journal import Journal
-from hive.control.shapes_prompts import Prompt, Prompts
-from hive.control.world import DaemonWorld
+from hive.control.proxy_link import ProxyGates
 from hive.domain import ALIVE, AgentStatus, ModelInfo, UsageEvent
 from hive.errors import HiveError, NotSupported
-from hive.models.prompts import Holder, Prefix, Warmth, share_counts, sharers
+from hive.models.prompts import Prefix, PromptHolder, Warmth, share_counts, sharers
 from hive.models.routing import explain_for, models_of, offers_of, preferences_of
 from hive.models.salts import cache_group
-from hive.models.whereabouts import Whereabouts
-from hive.settings import Inference, TenantRow
+from hive.settings.table import InferenceSection, TenantRow
+from hive.shapes.prompts import Prompt, Prompts
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
@@ -34,7 +34,7 @@ AT_ONCE = 4
 """Prompts the proxy is asked for at a time; it lets one of each tenant through."""
 BEYOND_PROXY_S = 10.0
 KEPT_MAX = 10_000
-"""Prompts whose standing is kept; beyond that only those that somebody has."""
+"""Prompts with their standing kept; beyond that only prompts that a living agent has."""
 _NO_ROW = TenantRow()
 _NO_MODEL = (
     "no model is named for it, so nobody can tell which one is to read it: give the agent a `model`, "
@@ -45,7 +45,7 @@ _NO_MODEL = (
 class Prewarmer:
     """One per daemon; the owner spawns `run`."""
 
-    def __init__(self, roster: Roster, world: DaemonWorld, gates: ProxyGates, journal: Journal) -> None:
+    def __init__(self, roster: Roster, world: DaemonEffects, gates: ProxyGates, journal: AuditLog) -> None:
         self._roster = roster
         self._world = world
         self._gates = gates
@@ -54,7 +54,7 @@ class Prewarmer:
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._sending: set[asyncio.Task[None]] = set()
         self._routes: dict[tuple[str, str, str], str] = {}
-        self._routed_by: tuple[list[ModelInfo], Inference] | None = None
+        self._routed_by: tuple[list[ModelInfo], InferenceSection] | None = None
 
     def __repr__(self) -> str:
         return f"<Prewarmer {self._warmth}, {len(self._sending)} under way>"
@@ -70,7 +70,7 @@ class Prewarmer:
             task.cancel()
 
     def proxy_here(self) -> None:
-        """Who had no way to the backend has one now."""
+        """Tries prompts again that had no way to the backend before."""
         self._warmth.forgive()
         self._consider(self._roster)
 
@@ -91,7 +91,7 @@ class Prewarmer:
         rows = [self._row(prefix, holders, counts[prefix.prompt]) for prefix, holders in shared.items()]
         return {"prompts": sorted(rows, key=lambda row: (-len(row["agents"]), row["hash"], row["tenants"]))}
 
-    def _row(self, prefix: Prefix, holders: list[Holder], shared_by: int) -> Prompt:
+    def _row(self, prefix: Prefix, holders: list[PromptHolder], shared_by: int) -> Prompt:
         standing, now = self._warmth.standing(prefix), asyncio.get_running_loop().time()
         lives = [life for one in holders if (life := self._roster.get(one.agent)) is not None]
         is_wanted = any(map(self._is_wanted, lives))
@@ -110,8 +110,8 @@ class Prewarmer:
             "why": standing.why or note or self._warmth.choose(prefix, now).why,
         }
 
-    def note(self, life: Life) -> str:
-        """Why the prompt of one agent that wants it read ahead is not; empty where nothing stands against it."""
+    def note(self, life: AgentLifecycle) -> str:
+        """The reason that one agent's prompt is not read ahead; empty where it is, or where it shall not be."""
         spec, world = life.agent.spec, self._world
         if not self._is_wanted(life) or spec.system_prompt is None:
             return ""
@@ -132,14 +132,14 @@ class Prewarmer:
             case "backend.up":
                 self._warmth.backend_began()
                 self._consider(self._roster)
-            case "job.ended":  # perhaps a switch: until now the proxy let nobody through to the backend
+            case "job.ended":  # perhaps a switch: until now the proxy let no request through to the backend
                 self._warmth.forgive()
                 self._consider(self._roster)
             case kind if kind == DROPPED:  # one of them may have been among those
                 self._warmth.backend_began()
                 self._consider(self._roster)
 
-    def _consider(self, lives: Iterable[Life]) -> None:
+    def _consider(self, lives: Iterable[AgentLifecycle]) -> None:
         backend, now = self._world.backend, asyncio.get_running_loop().time()
         if backend is None or not backend.up:
             return  # that it is up again will be told
@@ -157,7 +157,7 @@ class Prewarmer:
             self._sending.add(task)
             task.add_done_callback(self._sending.discard)
 
-    async def _send(self, holder: Holder, model: str, epoch: int) -> None:
+    async def _send(self, holder: PromptHolder, model: str, epoch: int) -> None:
         prefix = holder.prefix
         async with self._at_once:
             within_s = self._longest_s()
@@ -178,31 +178,31 @@ class Prewarmer:
         proxy = self._world.settings.proxy
         return proxy.queue_wait_s + proxy.connect_s + proxy.first_byte_s + BEYOND_PROXY_S
 
-    # who has what -------------------------------------------------------------------------------------------------
+    # prompts and their holders -----------------------------------------------------------------------------------
 
-    def _holders(self) -> Iterator[Holder]:
+    def _holders(self) -> Iterator[PromptHolder]:
         for life in self._roster:
             text = life.agent.spec.system_prompt
             if text is not None and life.status in ALIVE:
                 yield self._holder(life, text)
 
-    def _holder(self, life: Life, text: str) -> Holder:
+    def _holder(self, life: AgentLifecycle, text: str) -> PromptHolder:
         agent, settings = life.agent, self._world.settings
         tenant = agent.spec.tenant
         group = cache_group(tenant, self._row_of(tenant).cache_group) if settings.proxy.cache_isolation else ""
-        return Holder(agent.id, agent.name, tenant, group, self._routed(life), text)
+        return PromptHolder(agent.id, agent.name, tenant, group, self._routed(life), text)
 
     def _row_of(self, tenant: str) -> TenantRow:
         return self._world.settings.tenants.get(tenant, _NO_ROW)
 
     @staticmethod
-    def _is_wanted(life: Life) -> bool:
+    def _is_wanted(life: AgentLifecycle) -> bool:
         return life.agent.spec.prewarm_on_start
 
-    def _asked(self, life: Life) -> str:
+    def _asked(self, life: AgentLifecycle) -> str:
         return life.agent.spec.model or self._world.settings.inference.default_model
 
-    def _routed(self, life: Life) -> str:
+    def _routed(self, life: AgentLifecycle) -> str:
         """The model its requests are given; empty where it names none, or none that is there."""
         inference, models = self._world.settings.inference, self._world.models
         if self._routed_by is None or self._routed_by[0] is not models or self._routed_by[1] is not inference:
@@ -215,7 +215,7 @@ class Prewarmer:
         key = (asked, str(spec.tier), limited)
         if key not in self._routes:
             backend, prefs = self._world.backend, preferences_of(inference)
-            where = Whereabouts(None if backend is None else backend.kind, models)
+            where = whereabouts(None if backend is None else backend.kind, models)
             asks = (models_of(limited), asked, spec.tier)
             self._routes[key] = explain_for(*asks, offers_of(models), prefs, where).model
         return self._routes[key]

@@ -1,4 +1,4 @@
-"""What a pull of a model is ordered by."""
+"""The order of a pull of a model."""
 
 from __future__ import annotations
 

@@ -5,36 +5,36 @@ from __future__ import annotations
 import sqlite3
 from typing import NamedTuple
 
+from hive.backends.switch import Target
 from hive.control.runtime_config import read_values
 from hive.control.switching import read_chosen
 from hive.domain import Agent
-from hive.inference.switch import Target
 from hive.store import agents, jobs, messages, runtime_settings, schedules, usage
-from hive.store.jobs import Job
-from hive.store.schedules import Schedule
+from hive.store.jobs import StoredJob
+from hive.store.schedules import StoredSchedule
 
 PROXY_PORT = "proxy.port"
 """Runtime setting: the port of the proxy that living agents have in their environment."""
 
 
-class Recorded(NamedTuple):
+class RecordedState(NamedTuple):
     """State of an earlier daemon."""
 
     agents: list[Agent]
-    used: usage.Cost
+    used: usage.CostSums
     proxy_port: int | None
     with_messages: list[str]
-    schedules: list[Schedule]
+    schedules: list[StoredSchedule]
     chosen: Target | None
-    jobs: list[Job]
+    jobs: list[StoredJob]
     runtime_settings: dict[str, str]
 
 
-def read_recorded(conn: sqlite3.Connection, run: str) -> Recorded:
+def read_recorded(conn: sqlite3.Connection, run: str) -> RecordedState:
     """`run`: the `hive up` that this daemon is a part of, empty for a service."""
     port = runtime_settings.get(conn, PROXY_PORT)
     used = usage.used_in_all(conn)
-    return Recorded(
+    return RecordedState(
         agents.all(conn),
         used,
         int(port) if port is not None else None,

@@ -1,6 +1,6 @@
 """Orders that are refused again and again: the first are rows of the audit table, the rest of a minute is one. Pure.
 
-Somebody who may do nothing could else fill the table, and each of his rows would cost a write to the disk.
+A caller without rights could else fill the table, and each of its rows would cost a write to the disk.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections import Counter
 
 import msgspec
 
-from hive.store.audit import USER, AuditRow
+from hive.store.audit import USER, AuditRecord
 
 FIRST = 10
 """Refusals a minute that are rows of their own, for each person and act."""
@@ -17,23 +17,23 @@ MINUTE_S = 60.0
 
 
 class _Again:
-    """What follows the first ones of one person, act and minute."""
+    """The refusals after the first ones of one person, act and minute."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.outcomes: Counter[str] = Counter()
         self.targets: set[str] = set()
         self.first_at = 0.0
-        self.last: AuditRow | None = None
+        self.last: AuditRecord | None = None
 
-    def add(self, row: AuditRow) -> None:
+    def add(self, row: AuditRecord) -> None:
         self.first_at = self.first_at or row.at
         self.outcomes[row.outcome] += 1
         if len(self.targets) < 2:
             self.targets.add(row.target)
         self.last = row
 
-    def row(self) -> AuditRow | None:
+    def row(self) -> AuditRecord | None:
         """One for all of them; None where there are none."""
         if self.last is None:
             return None
@@ -45,10 +45,10 @@ class _Again:
 
 
 class RefusalCounter:
-    """What was refused within this minute, by person and act.
+    """Refusals within this minute, by person and act.
 
     >>> counter = RefusalCounter()
-    >>> row = AuditRow(at=60.0, actor="token:ci", act="order.stop", target="a", origin="tcp", outcome="not_permitted")
+    >>> row = AuditRecord(at=60, actor="token:ci", act="order.stop", target="a", origin="tcp", outcome="not_permitted")
     >>> sum(counter.is_row(row) for _ in range(200))
     10
     >>> counter.take(now=119.9)
@@ -64,7 +64,7 @@ class RefusalCounter:
         waiting = sum(again.outcomes.total() for again in self._minutes.values())
         return f"<RefusalCounter {waiting} waiting>"
 
-    def is_row(self, row: AuditRow) -> bool:
+    def is_row(self, row: AuditRecord) -> bool:
         """Whether it is to be a row of its own; else it is counted."""
         again = self._minutes.setdefault((row.actor, row.act, int(row.at // MINUTE_S)), _Again())
         again.rows += 1
@@ -73,7 +73,7 @@ class RefusalCounter:
         again.add(row)
         return False
 
-    def take(self, *, now: float | None = None) -> list[AuditRow]:
+    def take(self, *, now: float | None = None) -> list[AuditRecord]:
         """The rows of the minutes that are over, or of all with None; they are told once."""
         minute = None if now is None else int(now // MINUTE_S)
         over = [key for key in self._minutes if key[2] != minute]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hive.control.shapes import Queue, RequestView
 from hive.link.requests import QueueIs, UnderWay
+from hive.shapes.system import Queue, RequestView
 from hive.store.usage import EndedRequest
 
 
@@ -30,7 +30,7 @@ def queue_view(told: QueueIs) -> Queue:
 
 
 def request_view(told: UnderWay) -> RequestView:
-    """One that has not ended: nobody knows yet what it costs."""
+    """A request that has not ended: its cost is not known yet."""
     return {
         "id": told.id,
         "state": told.state,

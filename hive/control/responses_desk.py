@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from hive.control.kept_responses import MIB
-from hive.control.parts import Parts
-from hive.control.shapes_agents import KeptDeleted, KeptOfAgent
+from hive.control.services import Services
+from hive.shapes.agents import KeptDeleted, KeptOfAgent
 
 
 class ResponsesDesk:
     """See `hive.control.desk.Desk`."""
 
-    _parts: Parts
+    _parts: Services
 
     async def responses(self, ref: str) -> KeptOfAgent:
         life, proxy = self._parts.roster.find(ref), self._parts.world.settings.proxy

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hive.control.gates import ProxyGates
-from hive.control.shapes import Setting
-from hive.control.world import DaemonWorld
+from hive.control.effects import DaemonEffects
+from hive.control.proxy_link import ProxyGates
 from hive.link.messages import RuntimeSettings
-from hive.settings import SECTIONS, Row, Settings, rows_of
-from hive.settings_file import DEFAULT, Origin
-from hive.settings_runtime import checked, variable_of, with_runtime
+from hive.settings.file import DEFAULT, SettingOrigin
+from hive.settings.runtime import checked, variable_of, with_runtime
+from hive.settings.table import SECTIONS, SettingRow, Settings, rows_of
+from hive.shapes.system import Setting
 from hive.store import runtime_settings
 from hive.store.database import Database
 from hive.store.live import Live
@@ -24,7 +24,7 @@ PREFIX = "setting "
 
 
 def read_values(conn: sqlite3.Connection) -> dict[str, str]:
-    """What was set at runtime and is recorded: text by `section.key`."""
+    """The settings that were changed at runtime and recorded: text by `section.key`."""
     return runtime_settings.below(conn, PREFIX)
 
 
@@ -34,11 +34,11 @@ class RuntimeConfig:
     def __init__(
         self,
         configured: Settings,
-        origins: Mapping[str, Origin],
+        origins: Mapping[str, SettingOrigin],
         values: Mapping[str, str],
         *,
         database: Database,
-        world: DaemonWorld,
+        world: DaemonEffects,
         gates: ProxyGates,
         live: Live,
         on_change: Callable[[], None] = lambda: None,
@@ -92,14 +92,14 @@ class RuntimeConfig:
     def _take_over(self) -> None:
         self._world.settings = with_runtime(self._configured, self.values, os.environ)
 
-    def _origin(self, row: Row) -> Origin:
+    def _origin(self, row: SettingRow) -> SettingOrigin:
         name = f"{row.section}.{row.key}"
         if name in self.values and row.at_runtime and not variable_of(row, os.environ):
-            return Origin("runtime")
+            return SettingOrigin("runtime")
         return self._origins.get(name, DEFAULT)
 
 
-def _view(row: Row, value: Any, origin: Origin) -> Setting:
+def _view(row: SettingRow, value: Any, origin: SettingOrigin) -> Setting:
     return {
         "name": f"{row.section}.{row.key}",
         "value": value,

@@ -1,14 +1,14 @@
-"""What each runtime can do on this host: asked of the helper at every (re)connect, and now and then."""
+"""The abilities of each runtime on this host: asked of the helper at every (re)connect, and now and then."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 
-from hive.agents.turns import outcome_of
+from hive.agents.transition_lock import outcome_of
 from hive.domain import RuntimeKind
 from hive.errors import HiveError
-from hive.link.specs import Capabilities
+from hive.link.specs import RuntimeCapabilities
 from hive.sandbox.client import SandboxClient
 
 LOOK_S = 60.0
@@ -21,7 +21,7 @@ class RuntimeWatch:
     def __init__(self, helper: SandboxClient) -> None:
         self._helper = helper
         self._here = asyncio.Event()
-        self.found: dict[RuntimeKind, Capabilities] = {}
+        self.found: dict[RuntimeKind, RuntimeCapabilities] = {}
 
     def __repr__(self) -> str:
         return f"<RuntimeWatch {', '.join(self.found) or 'nothing known'}>"

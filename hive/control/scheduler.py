@@ -1,4 +1,4 @@
-"""Wakes agents at their times. What is due, and when next, is decided in clock.py; this acts on it and records it.
+"""Wakes agents at their times. schedule_times.py decides what is due, and when next; this acts on it and records it.
 
 A time that passed while Hive was down is made up for once, and said to be late. What kill -9 hits between the wake and
 its record is done once more by the next daemon: waking what is awake changes nothing.
@@ -16,15 +16,15 @@ from typing import Any
 
 import msgspec
 
-from hive.agents.lifecycle import Life
+from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
-from hive.control import clock
-from hive.control.journal import Journal
+from hive.control import schedule_times
+from hive.control.audit_log import AuditLog
 from hive.domain import AgentStatus, WakeCause
 from hive.errors import BadRequest, HiveError, NotFound
 from hive.store import schedules
 from hive.store.database import Database
-from hive.store.schedules import NOTE_MAX_BYTES, Schedule
+from hive.store.schedules import NOTE_MAX_BYTES, StoredSchedule
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
@@ -32,17 +32,17 @@ log = logging.getLogger("hive.daemon")
 RECORD_AGAIN_S = 5.0
 
 
-def fired(schedule: Schedule, outcome: str, now: float, zone: tzinfo) -> Schedule | None:
+def fired(schedule: StoredSchedule, outcome: str, now: float, zone: tzinfo) -> StoredSchedule | None:
     """The schedule after it was acted on at `now`; None where it was for once.
 
     >>> from datetime import UTC
-    >>> hourly = Schedule(id=1, agent_id="a", at=0.0, every_s=3600.0, actor="uid:0", created_at=0.0)
+    >>> hourly = StoredSchedule(id=1, agent_id="a", at=0.0, every_s=3600.0, actor="uid:0", created_at=0.0)
     >>> fired(hourly, "woken", 1.0, UTC).at
     3600.0
     """
     if schedule.every_s is None:
         return None
-    at = clock.next_after(schedule, now, zone)
+    at = schedule_times.next_after(schedule, now, zone)
     return msgspec.structs.replace(schedule, at=at, last_at=schedule.at, last_outcome=outcome)
 
 
@@ -56,10 +56,10 @@ class Scheduler:
         self,
         roster: Roster,
         database: Database,
-        journal: Journal,
-        recorded: Iterable[Schedule],
+        journal: AuditLog,
+        recorded: Iterable[StoredSchedule],
         *,
-        zone: Callable[[], tzinfo] = clock.local_zone,
+        zone: Callable[[], tzinfo] = schedule_times.local_zone,
     ) -> None:
         self._roster = roster
         self._database = database
@@ -81,7 +81,7 @@ class Scheduler:
             self._changed.clear()
             times = [schedule.at for schedule in self._schedules.values() if schedule.id not in self._acting]
             try:
-                await asyncio.wait_for(self._changed.wait(), clock.wait_s(times, time.time()))
+                await asyncio.wait_for(self._changed.wait(), schedule_times.wait_s(times, time.time()))
             except TimeoutError:
                 continue
 
@@ -91,19 +91,19 @@ class Scheduler:
         for schedule in list(self._schedules.values()):
             if schedule.id in self._acting:
                 continue
-            right = self._schedules[schedule.id] = clock.put_right(schedule, now, zone)
-            if clock.is_due(right, now):
+            right = self._schedules[schedule.id] = schedule_times.put_right(schedule, now, zone)
+            if schedule_times.is_due(right, now):
                 self._acting.add(schedule.id)
                 self._spawn(self._act(right, now), f"schedule {schedule.id}")
 
     def close(self) -> None:
-        """What is being acted on is left to the next daemon."""
+        """Ends; what is being acted on is left to the next daemon."""
         for task in self._tasks:
             task.cancel()
 
     # What is asked of it ------------------------------------------------------------------------------------------
 
-    def of(self, agent: str) -> list[Schedule]:
+    def of(self, agent: str) -> list[StoredSchedule]:
         """The agent's schedules, the next one first."""
         return sorted((found for found in self._schedules.values() if found.agent_id == agent), key=lambda s: s.at)
 
@@ -114,21 +114,21 @@ class Scheduler:
             times[schedule.agent_id] = min(schedule.at, times.get(schedule.agent_id, schedule.at))
         return times
 
-    async def add(self, life: Life, when: str, every: str | None, note: str, actor: str) -> Schedule:
+    async def add(self, life: AgentLifecycle, when: str, every: str | None, note: str, actor: str) -> StoredSchedule:
         """Raises BadRequest, Saturated, StoreFull."""
         now = time.time()
-        first = clock.parse_when(when, now=now, zone=self.zone())
-        every_s = None if every is None else clock.seconds_of(every, field="every")
+        first = schedule_times.parse_when(when, now=now, zone=self.zone())
+        every_s = None if every is None else schedule_times.seconds_of(every, field="every")
         if every_s is not None:
-            clock.check_every(every_s)
+            schedule_times.check_every(every_s)
         if len(note.encode(errors="replace")) > NOTE_MAX_BYTES:
             raise BadRequest(f"note: more than {NOTE_MAX_BYTES} bytes")
-        new = Schedule(
+        new = StoredSchedule(
             id=0,
             agent_id=life.agent.id,
             at=first.at,
             every_s=every_s,
-            clock=first.clock if clock.by_days(every_s) else "",
+            clock=first.clock if schedule_times.by_days(every_s) else "",
             note=note,
             actor=actor,
             created_at=now,
@@ -140,7 +140,7 @@ class Scheduler:
         self._journal.note("schedule.added", target=added.agent_id, actor=actor, detail=detail)
         return added
 
-    async def cancel(self, life: Life, schedule_id: int, actor: str) -> Schedule:
+    async def cancel(self, life: AgentLifecycle, schedule_id: int, actor: str) -> StoredSchedule:
         """Raises NotFound where the agent has no such schedule."""
         schedule = self._schedules.get(schedule_id)
         if schedule is None or schedule.agent_id != life.agent.id:
@@ -159,13 +159,13 @@ class Scheduler:
 
     # Acting -------------------------------------------------------------------------------------------------------
 
-    async def _act(self, schedule: Schedule, now: float) -> None:
+    async def _act(self, schedule: StoredSchedule, now: float) -> None:
         life = self._roster.get(schedule.agent_id)
         if life is None:  # being removed
             self._schedules.pop(schedule.id, None)
             self._acting.discard(schedule.id)
             return
-        outcome = await _woken(life) + clock.how_late(schedule, now)
+        outcome = await _woken(life) + schedule_times.how_late(schedule, now)
         late_ms = round(1000 * (time.time() - schedule.at), 1)
         log.info("schedule_fired agent=%s schedule=%d outcome=%r", life.agent.name, schedule.id, outcome)
         detail = {
@@ -202,7 +202,7 @@ class Scheduler:
         task.add_done_callback(self._tasks.discard)
 
 
-def _writes(schedule_id: int, schedule: Schedule | None) -> Callable[[sqlite3.Connection], None]:
+def _writes(schedule_id: int, schedule: StoredSchedule | None) -> Callable[[sqlite3.Connection], None]:
     def work(conn: sqlite3.Connection) -> None:
         if schedule is None:
             schedules.remove(conn, schedule_id)
@@ -212,7 +212,7 @@ def _writes(schedule_id: int, schedule: Schedule | None) -> Callable[[sqlite3.Co
     return work
 
 
-async def _woken(life: Life) -> str:
+async def _woken(life: AgentLifecycle) -> str:
     """Wakes it, and says in words what came of that."""
     was_awake = life.status is AgentStatus.RUNNING
     status = await life.awaken(WakeCause.SCHEDULE)

@@ -6,19 +6,19 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from hive.agents.turns import outcome_of
+from hive.agents.transition_lock import outcome_of
 from hive.control import request_views
-from hive.control.parts import Parts
-from hive.control.shapes import CancelledRequest, Config, Queue, RequestView
+from hive.control.services import Services
 from hive.errors import HiveError, NotFound
 from hive.link.requests import QueueIs
+from hive.shapes.system import CancelledRequest, Config, Queue, RequestView
 from hive.store import usage
 
 
 class Steering:
     """See `hive.control.desk.Desk`."""
 
-    _parts: Parts
+    _parts: Services
 
     async def queue(self) -> Queue:
         return request_views.queue_view(await self._parts.gates.queue())

@@ -1,4 +1,4 @@
-"""Switches the inference server, as a job: does what `inference/switch.py` decides, step by step.
+"""Switches the inference server, as a job: does what `backends/switch.py` decides, step by step.
 
 It outlives its daemon: each step is in SQLite before it is done, and the next daemon carries on from there. Until then
 the proxy keeps the gate closed, so no request meets a server that is half up.
@@ -17,22 +17,14 @@ from typing import Any
 
 import msgspec
 
-from hive.agents.turns import outcome_of
-from hive.control.active import Active
-from hive.control.choices import AccessOf, Choice, Choices, Services, last_lines
-from hive.control.gates import ProxyGates
-from hive.control.jobs import Also, Jobs
-from hive.control.journal import Journal
-from hive.domain import BackendKind, ModelInfo
-from hive.errors import BackendDown, BackendTimeout, HiveError, LinkLost, NotFound, NotSupported, WrongState
-from hive.host.access import NO_ACCESS
-from hive.host.gpu_memory import GpuMemory
-from hive.inference import one_token
-from hive.inference.backend import Backend, open_backend
-from hive.inference.switch import (
+from hive.agents.transition_lock import outcome_of
+from hive.backends import one_token
+from hive.backends.backend import BackendControl, open_backend
+from hive.backends.kinds import SPECS, spec_of
+from hive.backends.switch import (
     Failure,
-    Step,
     Switch,
+    SwitchStep,
     Target,
     begun,
     cancelled,
@@ -45,10 +37,20 @@ from hive.inference.switch import (
     succeeded,
     waits_for_memory,
 )
+from hive.conditions import FoundCondition, condition
+from hive.control.active_backend import Active
+from hive.control.audit_log import AuditLog
+from hive.control.backend_candidates import AccessOf, BackendCandidate, Choices, ServiceCandidates, last_lines
+from hive.control.jobs import Also, Jobs
+from hive.control.proxy_link import ProxyGates
+from hive.domain import JobState, ModelInfo
+from hive.errors import BackendDown, BackendTimeout, HiveError, LinkLost, NotFound, NotSupported, WrongState
+from hive.host.access import NO_ACCESS
+from hive.host.gpu_memory import GpuMemory
 from hive.link.messages import OpenBackend
-from hive.settings import Inference
+from hive.settings.table import InferenceSection
 from hive.store import runtime_settings
-from hive.store.jobs import Job, JobState
+from hive.store.jobs import StoredJob
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
@@ -66,42 +68,39 @@ TOKEN_MIN_S = 10.0
 HELPER_AGAIN_S = 1.0
 
 
-class Chosen(msgspec.Struct, frozen=True):
-    """What is recorded. `run`: of which `hive up`, empty for a service: the next `hive up` looks for itself."""
+class ChosenBackend(msgspec.Struct, frozen=True):
+    """The choice on record. `run`: its `hive up`, empty for a service: the next `hive up` looks for itself."""
 
-    kind: BackendKind
+    kind: str
     address: str
     unit: str = ""
     run: str = ""
 
 
-def is_carried_on(job: Job, run: str) -> bool:
+def is_carried_on(job: StoredJob, run: str) -> bool:
     """Whether a running job is a switch that a daemon of this `run` carries on: the next `hive up` starts afresh."""
     return job.kind == KIND and job.plan.get("run", "") == run
 
 
 def read_chosen(conn: sqlite3.Connection, run: str) -> Target | None:
-    """What was switched to last; None where nothing was, or not in this `run`."""
+    """The server switched to last; None where there was no switch, or none in this `run`."""
     text = runtime_settings.get(conn, CHOSEN)
     if text is None:
         return None
     with suppress(msgspec.MsgspecError):
-        chosen = msgspec.json.decode(text, type=Chosen)
-        if chosen.run == run:
+        chosen = msgspec.json.decode(text, type=ChosenBackend)
+        if chosen.run == run and chosen.kind in SPECS:
             return Target(chosen.kind, chosen.address, chosen.unit)
     return None
 
 
-NONE_INSTALLED = "none is installed where hive.conf says (ollama_program, vllm_program, llama_program)"
-
-
 @dataclass(frozen=True)
-class Parts:
-    """What a switch needs of the daemon. `settings`: asked each time, some of them change while Hive runs."""
+class SwitchServices:
+    """The parts of the daemon for a switch. `settings`: asked each time, some of them change while Hive runs."""
 
-    settings: Callable[[], Inference]
+    settings: Callable[[], InferenceSection]
     jobs: Jobs
-    journal: Journal
+    journal: AuditLog
     active: Active
     choices: Choices
     gates: ProxyGates
@@ -113,9 +112,9 @@ class Parts:
 class Switcher:
     """One switch at a time. `towards`: what is switched to while the gate is closed, in words; else empty."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: SwitchServices) -> None:
         self._parts = parts
-        self._job: Job | None = None
+        self._job: StoredJob | None = None
         self._switch: Switch | None = None
         self._beginning = False
         self._cancel = asyncio.Event()
@@ -123,31 +122,31 @@ class Switcher:
         self._note = ""
         self._carrying: asyncio.Task[None] | None = None
         self.towards = ""
-        self.why_none = ""
-        """Why no inference server was started, a sentence; empty where one was, or where that is not Hive's."""
+        self.not_started: FoundCondition | None = None
+        """The reason that no inference server was started; None where one was, or where that is not Hive's."""
 
     def __repr__(self) -> str:
         return f"<Switcher {self._switch.step if self._switch is not None else 'idle'}>"
 
     @property
     def wait_s(self) -> float:
-        """How long a request waits at most for the step of one way that takes longest."""
+        """Longest wait of a request for one step of a switch."""
         return longest_s(self._parts.settings())
 
     @property
-    def job(self) -> Job | None:
+    def job(self) -> StoredJob | None:
         """The one under way."""
         return self._job
 
-    def adopt(self, job: Job) -> None:
+    def adopt(self, job: StoredJob) -> None:
         """A switch that an earlier daemon left; the gate stays closed from the first word to the proxy on."""
         self._job = job
         self._switch = resumed(msgspec.convert(job.plan, Switch))
-        if self._switch.step is not Step.HEALTH:  # a server that runs is looked at before the gate is closed
+        if self._switch.step is not SwitchStep.HEALTH:  # a server that runs is looked at before the gate is closed
             self.towards = str(self._switch.new)
         self._parts.jobs.adopt(job)
 
-    async def begin(self, asked: str, actor: str) -> Job:
+    async def begin(self, asked: str, actor: str) -> StoredJob:
         """The job, running; or done already, where that is the one in use and it answers.
 
         Raises WrongState where one is under way, NotSupported, UsageError, DependencyDown.
@@ -163,7 +162,7 @@ class Switcher:
         finally:
             self._beginning = False
 
-    async def _begin(self, asked: str, actor: str) -> Job:
+    async def _begin(self, asked: str, actor: str) -> StoredJob:
         active, jobs = self._parts.active, self._parts.jobs
         old, up = active.target, active.up
         in_use = old is not None and up and asked in (old.kind, old.address)
@@ -178,7 +177,7 @@ class Switcher:
         self._carrying = spawn(self._carry(), name="switch")
         return job
 
-    async def cancel(self, job_id: str) -> Job:
+    async def cancel(self, job_id: str) -> StoredJob:
         """The job, once it is back. Raises NotFound, WrongState where it is too late."""
         job, switch = self._job, self._switch
         if job is None or switch is None or job.id != job_id:
@@ -189,19 +188,19 @@ class Switcher:
         self._cancel.set()
         return await self._parts.jobs.get(job_id, wait_s=self.wait_s)
 
-    async def listed(self) -> list[Choice]:
+    async def listed(self) -> list[BackendCandidate]:
         return await self._parts.choices.listed(self._parts.active.target)
 
     async def log(self, asked: str, lines: int) -> str:
-        """What the server of this kind wrote; empty `asked`: the one in use. Raises NotFound, NotSupported, …"""
+        """The log of the server of this kind; empty `asked`: the one in use. Raises NotFound, NotSupported, …"""
         if not asked:
             target = self._parts.active.target
             if target is None:
                 raise NotFound("no inference server is in use", hint="hive backend list")
             return await self._parts.choices.log(target.kind, lines)
-        if asked not in list(BackendKind):
-            raise NotFound(f"there is no inference server {asked[:40]!r}", hint=f"there are {', '.join(BackendKind)}")
-        return await self._parts.choices.log(BackendKind(asked), lines)
+        if asked not in SPECS:
+            raise NotFound(f"there is no inference server {asked[:40]!r}", hint=f"there are {', '.join(SPECS)}")
+        return await self._parts.choices.log(asked, lines)
 
     # at the daemon's start and end --------------------------------------------------------------------------------
 
@@ -209,10 +208,10 @@ class Switcher:
         """Carries on what was left; else sees that the chosen service runs. Returns when that is so, or cannot be."""
         if self._switch is not None:
             await self._carry()
-        elif isinstance(self._parts.choices, Services) and self._parts.active.enabled:
+        elif isinstance(self._parts.choices, ServiceCandidates) and self._parts.active.enabled:
             await self._start_chosen(self._parts.choices)
 
-    async def _start_chosen(self, services: Services) -> None:
+    async def _start_chosen(self, services: ServiceCandidates) -> None:
         while True:
             try:
                 target = self._parts.active.target
@@ -220,7 +219,7 @@ class Switcher:
                     return  # it is looked at until something answers there
                 target = target or await services.first(self._parts.settings())
                 if target is None:
-                    self.why_none = NONE_INSTALLED
+                    self.not_started = condition("no_backend_installed")
                     return
                 if target.unit:
                     await services.start(target)
@@ -228,7 +227,7 @@ class Switcher:
                 await asyncio.sleep(HELPER_AGAIN_S)
                 continue
             except HiveError as error:
-                self.why_none = error.message
+                self.not_started = condition("backend_not_started", why=error.message)
                 log.error("backend_not_started error=%s", error.message)
                 self._parts.journal.note("backend.not_started", detail={"reason": error.message})
                 return
@@ -254,7 +253,7 @@ class Switcher:
             after = succeeded(switch) if failure is None else failed(switch, failure)
             if self._cancel.is_set() and switch.can_be_cancelled:
                 after = cancelled(switch, Failure("cancelled", "it was cancelled"))
-            record = switch.step is Step.RECORD and failure is None
+            record = switch.step is SwitchStep.RECORD and failure is None
             try:
                 job = await self._parts.jobs.move(
                     job,
@@ -264,7 +263,7 @@ class Switcher:
                 )
             except HiveError as error:
                 log.error("switch_not_written job=%s step=%s error=%s", job.id, after.step, error.message)
-                if not switch.back and switch.step is not Step.OPEN:
+                if not switch.back and switch.step is not SwitchStep.OPEN:
                     after = failed(switch, _failure(error))
             log.info("switch_step job=%s was=%s now=%s back=%s", job.id, switch.step, after.step, after.back)
             self._job, self._switch, switch = job, after, after
@@ -272,10 +271,10 @@ class Switcher:
         self._cancel.clear()
         await self._end(job, switch)
 
-    async def _end(self, job: Job, switch: Switch) -> None:
+    async def _end(self, job: StoredJob, switch: Switch) -> None:
         error = outcome(switch)
         if error is None:
-            self.why_none = ""
+            self.not_started = None
             result = self._result(job, switch.new, switch.old, changed=True)
             self._parts.journal.note("backend.switched", actor=job.actor, detail={**result, "name": str(switch.new)})
             ended = await outcome_of(self._parts.jobs.end(job, JobState.DONE, result=result))
@@ -286,30 +285,30 @@ class Switcher:
         if isinstance(ended, HiveError):
             log.error("switch_not_written job=%s error=%s", job.id, ended.message)  # the next daemon ends it
 
-    def _result(self, job: Job, new: Target, old: Target | None, *, changed: bool) -> dict[str, Any]:
+    def _result(self, job: StoredJob, new: Target, old: Target | None, *, changed: bool) -> dict[str, Any]:
         info, _ = self._parts.active.seen
         return {
-            "backend": str(new.kind),
+            "backend": new.kind,
             "address": new.address,
             "version": "" if info is None else info.version,
-            "from": None if old is None else str(old.kind),
+            "from": None if old is None else old.kind,
             "changed": changed,
             "cut": self._cut,
             "note": self._note,
             "took_s": round(time.time() - job.created_at, 3),
         }
 
-    async def _write(self, job: Job, switch: Switch) -> Job:
-        """What is resumed says so before anything is done; a full disk does not keep a switch from being ended."""
+    async def _write(self, job: StoredJob, switch: Switch) -> StoredJob:
+        """Writes the step down before it begins, for a resumption; a full disk does not keep a switch from ending."""
         written = await outcome_of(self._parts.jobs.move(job, plan=self._plan(switch), progress=sentence(switch)))
         return job if isinstance(written, HiveError) else written
 
     def _plan(self, switch: Switch) -> dict[str, Any]:
         return {**msgspec.to_builtins(switch), "run": self._parts.run}
 
-    def _choice(self, switch: Switch, job: Job) -> Also:
+    def _choice(self, switch: Switch, job: StoredJob) -> Also:
         new = switch.new
-        text = msgspec.json.encode(Chosen(new.kind, new.address, new.unit, self._parts.run)).decode()
+        text = msgspec.json.encode(ChosenBackend(new.kind, new.address, new.unit, self._parts.run)).decode()
         return lambda conn: runtime_settings.put(conn, CHOSEN, text, actor=job.actor, now=time.time())
 
     async def _outcome(self, switch: Switch) -> Failure | None:
@@ -329,7 +328,7 @@ class Switcher:
             await self._do(switch)
         except HiveError as error:
             comes = switch.comes
-            wrote = comes is not None and bool(comes.unit) and switch.step in (Step.START, Step.HEALTH)
+            wrote = comes is not None and bool(comes.unit) and switch.step in (SwitchStep.START, SwitchStep.HEALTH)
             lines = await last_lines(self._parts.choices, comes, LOG_LINES) if wrote and comes is not None else []
             return _failure(error, lines)
         except Exception as error:
@@ -342,19 +341,19 @@ class Switcher:
     async def _do(self, switch: Switch) -> None:
         goes, comes = switch.goes, switch.comes
         match switch.step:
-            case Step.CLOSE:
+            case SwitchStep.CLOSE:
                 await self._close_gate(switch)
-            case Step.STOP if goes is not None:
-                if switch.back:  # whoever waits, waits for the way back as well
+            case SwitchStep.STOP if goes is not None:
+                if switch.back:  # requests that wait, wait for the way back as well
                     await outcome_of(self._ask_to_close(switch, drain_s=0))
                 await self._parts.choices.stop(goes)
-            case Step.FREE:
+            case SwitchStep.FREE:
                 await self._until_memory_is_free()
-            case Step.START if comes is not None:
+            case SwitchStep.START if comes is not None:
                 await self._parts.choices.start(comes)
-            case Step.HEALTH if comes is not None:
+            case SwitchStep.HEALTH if comes is not None:
                 await self._until_healthy(comes)
-            case Step.OPEN:
+            case SwitchStep.OPEN:
                 await self._open_gate(comes)
 
     async def _close_gate(self, switch: Switch) -> None:
@@ -407,18 +406,18 @@ class Switcher:
             await asyncio.sleep(every_s)
         raise BackendTimeout(f"{said}, looked at {tries} times, every {every_s:g} s")
 
-    def _open(self, target: Target) -> Backend:
-        is_local = target.kind is not BackendKind.REMOTE and "://" not in target.address
+    def _open(self, target: Target) -> BackendControl:
+        is_local = not spec_of(target.kind).is_remote and "://" not in target.address
         return open_backend(target.kind, target.address, NO_ACCESS if is_local else self._parts.access())
 
     async def _say(self, progress: str) -> None:
-        """How far the step is."""
+        """Notes the progress of the step."""
         if self._job is not None and self._switch is not None:
             moved = await outcome_of(self._parts.jobs.tell(self._job, progress))
             if not isinstance(moved, HiveError):
                 self._job = moved
 
-    async def _why_not_healthy(self, backend: Backend, until: float) -> str:
+    async def _why_not_healthy(self, backend: BackendControl, until: float) -> str:
         """Empty where it is. Raises BackendDown where it has no model."""
         if not await backend.health():
             return "it does not answer"
@@ -429,7 +428,7 @@ class Switcher:
         if not models:
             raise BackendDown("it offers no model", hint="give it one first")
         said, probed = "", models_to_probe(models, self._parts.settings().default_model, backend.kind)
-        if not probed and backend.kind is BackendKind.OLLAMA:
+        if not probed and spec_of(backend.kind).why_far is not None:
             self._note = "none of its models runs on this box, so none was asked for a token"
             log.warning("switch_asked_no_token address=%s models=%d", backend.address, len(models))
         for model in probed:

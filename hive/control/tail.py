@@ -1,4 +1,4 @@
-"""What an agent wrote, as an answer of the API: the end of it, and what is added while somebody reads on.
+"""The output of an agent, as an answer of the API: the end of it, and what is added while a reader follows.
 
 Its output is in a file of Hive's, or, where agents are units of systemd, in the journal: there over all its starts,
 with what systemd said of each.
@@ -21,7 +21,7 @@ POLL_S = 0.2
 
 
 class Output(NamedTuple):
-    """Where an agent's output is. `unit`: in the journal, of this unit; empty where it is in the file `path`."""
+    """The place of an agent's output. `unit`: in the journal, of this unit; empty where it is in the file `path`."""
 
     path: Path
     unit: str = ""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 
-from hive.control import shapes_tokens as shapes
-from hive.control.parts import Parts
-from hive.domain import Role
-from hive.store.tokens import ApiToken, TokenState
+from hive.control.services import Services
+from hive.domain import Role, TokenState
+from hive.shapes import tokens as shapes
+from hive.store.tokens import StoredToken
 
 
 class TokenDesk:
     """See `hive.control.desk.Desk`."""
 
-    _parts: Parts
+    _parts: Services
 
     async def api_tokens(self, *, also_dead: bool) -> shapes.ApiTokens:
         now = time.time()
@@ -33,9 +33,9 @@ class TokenDesk:
         return token_view(await self._parts.keyring.revoke(ref, now=now), now)
 
 
-def token_view(token: ApiToken, now: float) -> shapes.ApiToken:
+def token_view(token: StoredToken, now: float) -> shapes.ApiToken:
     """
-    >>> token_view(ApiToken(id="t_1", name="ci", digest="d", role=Role.VIEWER, created_by="uid:0", created_at=1), 2)
+    >>> token_view(StoredToken(id="t_1", name="ci", digest="d", role=Role.VIEWER, created_by="uid:0", created_at=1), 2)
     {'id': 't_1', 'name': 'ci', 'role': <Role.VIEWER: 'viewer'>, 'state': <TokenState.LIVE: 'live'>, \
 'created_by': 'uid:0', 'created_at': 1, 'expires_at': None, 'revoked_at': None, 'last_used_at': None}
     """

@@ -12,7 +12,7 @@ LOOK_AGAIN_S = 10.0
 
 
 class UidsSeen(NamedTuple):
-    """`in_use`: as of `at`, Unix seconds. Nobody comes to live under one that was free then and given to nobody."""
+    """`in_use`: as of `at`, Unix seconds. No process runs under a uid that was free then and given to no agent."""
 
     in_use: frozenset[int]
     at: float

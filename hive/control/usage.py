@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 
 from hive.domain import UsageEvent
-from hive.errors import DependencyDown, HiveError
+from hive.errors import DependencyDown, HiveError, StoreFull
 from hive.store import rollups, usage
 from hive.store.database import Database
 from hive.store.live import BLOCK_MS, Live, StreamEntry
-from hive.store.stream import Told, read_all
-from hive.store.usage import Mark
+from hive.store.stream import ToldRange, read_all
+from hive.store.usage import UsageMark
 
 log = logging.getLogger("hive.usage")
 
@@ -31,7 +31,7 @@ RETRY_S = (0.1, 5.0)
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """Which event numbers of one epoch are settled: all up to `mark`, and the ranges `ahead` of it.
+    """The settled event numbers of one epoch: all up to `mark`, and the ranges `ahead` of it.
 
     >>> one = Settled().plus(2, 3)
     >>> one, one.plus(1, 1)
@@ -57,17 +57,17 @@ class Settled(msgspec.Struct, frozen=True):
         return Settled(mark, tuple(ahead))
 
     def size(self) -> int:
-        """How many numbers are settled."""
+        """Number of settled events."""
         return self.mark + sum(high - low + 1 for low, high in self.ahead)
 
     def has(self, number: int) -> bool:
         return number <= self.mark or any(low <= number <= high for low, high in self.ahead)
 
     @staticmethod
-    def of(mark: Mark) -> Settled:
-        """What a mark tells; an older Hive may have moved it over ranges that were ahead of it.
+    def of(mark: UsageMark) -> Settled:
+        """The settled numbers of a mark; an older Hive may have moved it over ranges that were ahead of it.
 
-        >>> Settled.of(Mark(4, ahead=((3, 3), (5, 6), (9, 9))))
+        >>> Settled.of(UsageMark(4, ahead=((3, 3), (5, 6), (9, 9))))
         Settled(mark=6, ahead=((9, 9),))
         """
         settled = Settled(mark.committed_to)
@@ -98,13 +98,15 @@ class UsageConsumer:
         self._on_marks = on_marks
         self._on_usage = on_usage
         self._gather_s = gather_s
-        self._marks: dict[str, Mark] = {}
+        self._marks: dict[str, UsageMark] = {}
         self._settled: dict[str, Settled] = {}
         self._added: list[UsageEvent] = []
         self._moved: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
         self._caught_up = asyncio.Event()
         self.degraded = ""
+        self.is_disk_full = False
+        """True if a full disk is the reason."""
         self.foreign = 0
         """Entries that were none of Hive's."""
 
@@ -160,7 +162,7 @@ class UsageConsumer:
                 await asyncio.wait([self._task], timeout=1)
 
     async def prune(self, spooled: Collection[str]) -> None:
-        """Forgets marks nobody needs any more; `spooled`: epochs whose spool the proxy still has.
+        """Forgets marks that are needed no more; `spooled`: epochs with a spool at the proxy.
 
         Waits until all that was in the stream is read: it may hold again what is settled, and its row pruned.
         """
@@ -172,7 +174,7 @@ class UsageConsumer:
 
     async def _commit(self, entries: Sequence[StreamEntry]) -> None:
         """Brings the entries into SQLite, however long that takes."""
-        told: list[Told] = []
+        told: list[ToldRange] = []
         for entry in entries:
             found = read_all(entry.fields)
             if not found:
@@ -190,12 +192,12 @@ class UsageConsumer:
             except HiveError as error:
                 if not self.degraded:
                     log.error("usage_not_committed events=%d error=%s", len(told), error)
-                self.degraded = error.message
+                self.degraded, self.is_disk_full = error.message, isinstance(error, StoreFull)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, RETRY_S[1])
         if self.degraded:
             log.info("usage_committed_again")
-            self.degraded = ""
+            self.degraded, self.is_disk_full = "", False
         self._tell()
 
     def _tell(self) -> None:
@@ -206,7 +208,7 @@ class UsageConsumer:
         if moved:
             self._on_marks(moved)
 
-    async def _store(self, told: list[Told]) -> None:
+    async def _store(self, told: list[ToldRange]) -> None:
         """One transaction. An event SQLite will not hold is counted as lost rather than block all others."""
         try:
             await self._transact(told)
@@ -220,7 +222,7 @@ class UsageConsumer:
             log.error("usage_event_unusable epoch=%s event_no=%d error=%s", told[0].epoch, told[0].first, error)
             await self._transact([msgspec.structs.replace(told[0], event=None)])
 
-    async def _transact(self, told: list[Told]) -> None:
+    async def _transact(self, told: list[ToldRange]) -> None:
         events = [one.event for one in told if one.event is not None]
         settled, changed = self._after(told)
         now = time.time()
@@ -231,21 +233,21 @@ class UsageConsumer:
 
         self._added += await self._database.write(work)
         for epoch, mark in changed.items():
-            if mark.committed_to != self._marks.get(epoch, Mark(0)).committed_to:
+            if mark.committed_to != self._marks.get(epoch, UsageMark(0)).committed_to:
                 self._moved[epoch] = mark.committed_to
         self._settled.update(settled)
         self._marks.update(changed)
 
     def _not_pruned(self, events: list[UsageEvent], requests_from: float) -> list[UsageEvent]:
-        """Without those that come again, and whose rows, which would tell, may be gone: they are in the sums."""
+        """Leaves out events that come again after their rows may have gone: those are in the sums."""
         return [
             event
             for event in events
             if event.created_at >= requests_from or not self._settled.get(event.epoch, Settled()).has(event.event_no)
         ]
 
-    def _after(self, told: list[Told]) -> tuple[dict[str, Settled], dict[str, Mark]]:
-        """What is settled once `told` is committed, and the marks that changes."""
+    def _after(self, told: list[ToldRange]) -> tuple[dict[str, Settled], dict[str, UsageMark]]:
+        """The settled numbers once `told` is committed, and the marks that changes."""
         settled: dict[str, Settled] = {}
         lost: dict[str, int] = {}
         for one in sorted(told, key=lambda one: (one.event is None, one.first)):
@@ -255,7 +257,7 @@ class UsageConsumer:
                 # Only numbers heard of for the first time: a range may be told twice, or beside its events.
                 lost[one.epoch] = lost.get(one.epoch, 0) + after.size() - before.size()
         marks = {
-            epoch: Mark(after.mark, self._marks.get(epoch, Mark(0)).lost + lost.get(epoch, 0), after.ahead)
+            epoch: UsageMark(after.mark, self._marks.get(epoch, UsageMark(0)).lost + lost.get(epoch, 0), after.ahead)
             for epoch, after in settled.items()
         }
         return settled, {epoch: mark for epoch, mark in marks.items() if mark != self._marks.get(epoch)}

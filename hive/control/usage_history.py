@@ -1,4 +1,4 @@
-"""What becomes of usage with time: requests an older Hive wrote get into the sums, and what is old is pruned."""
+"""The keeping of usage over time: requests of an older Hive are added to the sums, and old rows are pruned."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sqlite3
 import time
 from collections.abc import Callable
 
-from hive.agents.turns import outcome_of
+from hive.agents.transition_lock import outcome_of
 from hive.errors import HiveError
-from hive.settings import Daemon
+from hive.settings.table import DaemonSection
 from hive.store import rollups
 from hive.store.database import Database
 
@@ -26,7 +26,7 @@ Step = Callable[[sqlite3.Connection], int]
 class UsageHistory:
     """The owner spawns `run` once. `settings`: how long is what kept, for as long as the daemon runs."""
 
-    def __init__(self, database: Database, settings: Daemon) -> None:
+    def __init__(self, database: Database, settings: DaemonSection) -> None:
         self._database = database
         self._settings = settings
 

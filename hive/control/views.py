@@ -8,38 +8,60 @@ from typing import Any
 
 import msgspec
 
-from hive.agents.lifecycle import Life
+from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.restarts import with_restarts
 from hive.agents.spec import changed_fields
 from hive.agents.tokens import TokenKind
-from hive.control import clock, shapes
-from hive.control.choices import Choice
-from hive.control.shapes_agents import AgentShort, AgentView, Change, NotRemoved, Spec, Tokens
-from hive.control.shapes_agents import Capabilities as CapabilitiesView
-from hive.control.shapes_agents import Message as MessageView
-from hive.control.shapes_agents import Schedule as ScheduleView
-from hive.control.stats import Used
-from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendCapabilities, BackendInfo, ModelInfo
+from hive.backends.concurrency import prefix_cache
+from hive.conditions import FoundCondition
+from hive.control import schedule_times
+from hive.control.backend_candidates import BackendCandidate
+from hive.control.counters import Used
+from hive.domain import (
+    ALIVE,
+    Agent,
+    AgentSpec,
+    AgentStatus,
+    BackendInfo,
+    BackendKind,
+    By,
+    FoundCapabilities,
+    ModelInfo,
+)
 from hive.errors import HiveError
-from hive.host.memory import Memory, Pressure, Zram
-from hive.host.nvml import MIB, GpuProcess, GpuState, Instance, Seen
-from hive.inference.concurrency import prefix_cache
+from hive.host.memory import MemInfo, Pressure, ZramDevice
+from hive.host.nvml import MIB, GpuState, MigDevice, ProcessOnGpu, SeenGpus
 from hive.link.messages import Activity, Stat
-from hive.link.specs import Capabilities
+from hive.link.specs import RuntimeCapabilities
 from hive.models.prompts import hash_prompt
-from hive.settings import Settings
-from hive.store.audit import USER, Entry
-from hive.store.messages import Message
-from hive.store.schedules import Schedule
-from hive.store.usage import By, Cost, GroupCost, Spent, UsageSince, total
+from hive.settings.table import Settings
+from hive.shapes import system
+from hive.shapes.agents import AgentShort, AgentView, Change, NotRemoved, Spec, Tokens
+from hive.shapes.agents import Capabilities as CapabilitiesView
+from hive.shapes.agents import Message as MessageView
+from hive.shapes.agents import Schedule as ScheduleView
+from hive.store.audit import USER, AuditEntry
+from hive.store.messages import StoredMessage
+from hive.store.schedules import StoredSchedule
+from hive.store.usage import CostSums, GroupCost, SpentSums, UsageSince, total
 from hive.terminal_text import MASK
 
 OF_THE_PROCESS = ("command", "env", "runtime", "port", "model", "egress", "limits", "docker", "firecracker")
 """Fields of a spec that take effect at the next start; all others do at once."""
 
 
+def condition_view(found: FoundCondition) -> system.Condition:
+    return {
+        "code": found.code,
+        "severity": found.severity,
+        "text": found.text,
+        "fix": found.fix,
+        "facts": found.facts,
+    }
+
+
 def agent_view(
-    life: Life,
+    life: AgentLifecycle,
     *,
     why: str,
     brief: str,
@@ -49,7 +71,7 @@ def agent_view(
     used: Used,
     messages_waiting: int | None,
     next_wake_at: float | None,
-    can: Capabilities | None,
+    can: RuntimeCapabilities | None,
     prewarm_note: str = "",
 ) -> AgentView:
     """The `View` of one agent. `stat` None: the helper could not be asked; `messages_waiting` None: SQLite could not.
@@ -106,8 +128,8 @@ def agent_view(
     }
 
 
-def _pid(life: Life, stat: Stat | None) -> int | None:
-    """What the helper saw; where that was before the agent's start, what the start brought."""
+def _pid(life: AgentLifecycle, stat: Stat | None) -> int | None:
+    """The pid that the helper saw; of a look before the agent's start, the one the start brought."""
     if stat is None or (stat.pid is None and life.status in ALIVE):
         return life.pid or None  # of one that runs elsewhere it is 0
     return stat.pid
@@ -146,10 +168,10 @@ def without_prompt(view: AgentView) -> AgentView:
     return view if view.get("system_prompt") is None else {**view, "system_prompt": MASK}
 
 
-def capabilities_view(can: Capabilities) -> CapabilitiesView:
-    """What a runtime is good for → why it is not, or what of it is missing; empty where it has it.
+def capabilities_view(can: RuntimeCapabilities) -> CapabilitiesView:
+    """An ability of the runtime → why it is missing, or what of it; empty where the runtime has it.
 
-    >>> capabilities_view(Capabilities(why_not_page_out="deep sleep: not permitted here"))
+    >>> capabilities_view(RuntimeCapabilities(why_not_page_out="deep sleep: not permitted here"))
     {'start': '', 'pause': '', 'deep_sleep': 'not permitted here', 'limits': '', 'egress': '', 'exec': ''}
     """
     return {
@@ -162,14 +184,14 @@ def capabilities_view(can: Capabilities) -> CapabilitiesView:
     }
 
 
-def restart_needed(life: Life, before: AgentSpec, after: AgentSpec) -> bool:
+def restart_needed(life: AgentLifecycle, before: AgentSpec, after: AgentSpec) -> bool:
     """Whether what lives was started with another command, environment, port … than `after` says."""
     running = life.started_spec or before
     return any(getattr(running, field) != getattr(after, field) for field in OF_THE_PROCESS)
 
 
 def changes(before: AgentSpec | None, after: AgentSpec) -> list[Change]:
-    """What applying `after` changes: `{"field", "from", "to", "at_restart"}`, in the order of the spec.
+    """The effects of applying `after`: `{"field", "from", "to", "at_restart"}`, in the order of the spec.
 
     `before` None: it would be new, and what is no default is listed. The values of `env` and the text of
     a prompt stay out of it.
@@ -200,7 +222,7 @@ def _told(field: str, spec: AgentSpec) -> Any:
     return sorted(value) if field == "env" else msgspec.to_builtins(value)
 
 
-def message_view(message: Message) -> MessageView:
+def message_view(message: StoredMessage) -> MessageView:
     return {
         "id": message.id,
         "state": message.state,
@@ -214,12 +236,12 @@ def message_view(message: Message) -> MessageView:
     }
 
 
-def schedule_view(schedule: Schedule, zone: tzinfo) -> ScheduleView:
+def schedule_view(schedule: StoredSchedule, zone: tzinfo) -> ScheduleView:
     """`spoken`: the next time for people, in the host's `zone`."""
     return {
         "id": schedule.id,
         "at": schedule.at,
-        "spoken": clock.spoken(schedule.at, zone),
+        "spoken": schedule_times.spoken(schedule.at, zone),
         "every_s": schedule.every_s,
         "clock": schedule.clock,
         "note": schedule.note,
@@ -230,7 +252,7 @@ def schedule_view(schedule: Schedule, zone: tzinfo) -> ScheduleView:
     }
 
 
-def memory_view(memory: Memory, pressure: Pressure, zrams: list[Zram]) -> shapes.Memory:
+def memory_view(memory: MemInfo, pressure: Pressure, zrams: list[ZramDevice]) -> system.Memory:
     return {
         "total_bytes": memory.total_bytes,
         "available_bytes": memory.available_bytes,
@@ -241,7 +263,7 @@ def memory_view(memory: Memory, pressure: Pressure, zrams: list[Zram]) -> shapes
     }
 
 
-def zram_view(zram: Zram) -> shapes.Zram:
+def zram_view(zram: ZramDevice) -> system.Zram:
     return {
         "device": zram.device,
         "algorithm": zram.algorithm,
@@ -263,7 +285,7 @@ def tokens_view(name: str, tokens: dict[TokenKind, str], *, port: int, ingress_p
     }
 
 
-def audit_view(entry: Entry) -> shapes.AuditRow:
+def audit_view(entry: AuditEntry) -> system.AuditRow:
     row = entry.row
     return {
         "id": entry.id,
@@ -279,7 +301,7 @@ def audit_view(entry: Entry) -> shapes.AuditRow:
     }
 
 
-def usage_view(token_tracking: bool, found: UsageSince) -> shapes.Usage:
+def usage_view(token_tracking: bool, found: UsageSince) -> system.Usage:
     return {
         "token_tracking": token_tracking,
         "by": By.AGENT,
@@ -288,13 +310,13 @@ def usage_view(token_tracking: bool, found: UsageSince) -> shapes.Usage:
     }
 
 
-def grouped_usage_view(token_tracking: bool, by: By, costs: list[GroupCost]) -> shapes.Usage:
+def grouped_usage_view(token_tracking: bool, by: By, costs: list[GroupCost]) -> system.Usage:
     """
     >>> shown = grouped_usage_view(True, By.HOUR, [GroupCost(key=3600, requests=2)])
     >>> shown["hours"][0]["hour"], shown["totals"]["requests"]
     (3600, 2)
     """
-    shown: shapes.Usage = {"token_tracking": token_tracking, "by": by, "totals": _cost_view(total(costs))}
+    shown: system.Usage = {"token_tracking": token_tracking, "by": by, "totals": _cost_view(total(costs))}
     match by:
         case By.TENANT:
             shown["tenants"] = [{"tenant": str(cost.key), **_cost_view(cost)} for cost in costs]
@@ -307,7 +329,7 @@ def grouped_usage_view(token_tracking: bool, by: By, costs: list[GroupCost]) -> 
     return shown
 
 
-def _cost_view(cost: Cost) -> shapes.Cost:
+def _cost_view(cost: CostSums) -> system.Cost:
     return {
         "requests": cost.requests,
         "tokens_in": cost.tokens_in,
@@ -318,11 +340,11 @@ def _cost_view(cost: Cost) -> shapes.Cost:
     }
 
 
-def choice_view(choice: Choice, *, in_use: bool) -> shapes.Choice:
+def choice_view(choice: BackendCandidate, *, in_use: bool) -> system.Choice:
     """`state`: of a service in systemd's words, else `running` or `silent`; `answers`: whether it does, just now."""
     target = choice.target
     return {
-        "backend": target.kind,
+        "backend": BackendKind(target.kind),
         "address": target.address,
         "unit": target.unit,
         "in_use": in_use,
@@ -332,7 +354,7 @@ def choice_view(choice: Choice, *, in_use: bool) -> shapes.Choice:
     }
 
 
-def _capabilities(told: BackendCapabilities) -> shapes.BackendCapabilities:
+def _capabilities(told: FoundCapabilities) -> system.BackendCapabilities:
     return {
         "endpoints": None if told.endpoints is None else list(told.endpoints),
         "fields": None if told.fields is None else list(told.fields),
@@ -340,10 +362,10 @@ def _capabilities(told: BackendCapabilities) -> shapes.BackendCapabilities:
     }
 
 
-def inference_view(backend: BackendInfo | None, models: list[ModelInfo], settings: Settings) -> shapes.InferenceServer:
+def inference_view(backend: BackendInfo | None, models: list[ModelInfo], settings: Settings) -> system.InferenceServer:
     """`slots`: requests it works on at once, None for no limit; `slots_from` and `prefix_cache` say things in words."""
     return {
-        "backend": None if backend is None else backend.kind,
+        "backend": system.kind_of(backend),
         "label": "" if backend is None else backend.label,
         "address": "" if backend is None else backend.address,
         "running": backend is not None and backend.up,
@@ -353,24 +375,24 @@ def inference_view(backend: BackendInfo | None, models: list[ModelInfo], setting
         "priority": backend is not None and backend.priority,
         "prefix_cache": "" if backend is None else prefix_cache(backend.kind, settings),
         "warning": "" if backend is None else backend.warning,
-        "capabilities": _capabilities(BackendCapabilities() if backend is None else backend.capabilities),
+        "capabilities": _capabilities(FoundCapabilities() if backend is None else backend.capabilities),
         "models": [msgspec.to_builtins(model) for model in models],
     }
 
 
-def gpus_view(seen: Seen, program_of: Callable[[int], str]) -> shapes.Gpus:
+def gpus_view(seen: SeenGpus, program_of: Callable[[int], str]) -> system.Gpus:
     """Every GPU as it was seen; None is unknown. `program_of`: the name of a process, empty where it has ended.
 
-    >>> gpus_view(Seen(why_not="no NVIDIA driver is loaded"), lambda pid: "")
+    >>> gpus_view(SeenGpus(why_not="no NVIDIA driver is loaded"), lambda pid: "")
     {'why_not': 'no NVIDIA driver is loaded', 'gpus': []}
     """
 
-    def processes(found: tuple[GpuProcess, ...] | None) -> list[shapes.GpuProcess] | None:
+    def processes(found: tuple[ProcessOnGpu, ...] | None) -> list[system.GpuProcess] | None:
         if found is None:
             return None
         return [{"pid": one.pid, "used_bytes": one.used_bytes, "program": program_of(one.pid)} for one in found]
 
-    def instance_view(instance: Instance) -> shapes.GpuInstance:
+    def instance_view(instance: MigDevice) -> system.GpuInstance:
         return {
             "number": instance.number,
             "name": instance.name,
@@ -380,7 +402,7 @@ def gpus_view(seen: Seen, program_of: Callable[[int], str]) -> shapes.Gpus:
             "processes": processes(instance.processes),
         }
 
-    def gpu_view(gpu: GpuState) -> shapes.Gpu:
+    def gpu_view(gpu: GpuState) -> system.Gpu:
         return {
             "number": gpu.number,
             "name": gpu.name,
@@ -402,12 +424,12 @@ TOP = 10
 
 def inference_stats_view(
     backend: BackendInfo | None,
-    hour: Spent,
-    day: Spent,
+    hour: SpentSums,
+    day: SpentSums,
     agents: list[tuple[Agent, Used]],
-    gpus: Seen,
+    gpus: SeenGpus,
     in_flight: int,
-) -> shapes.InferenceStats:
+) -> system.InferenceStats:
     """The shape of the original specification. `topAgents`: by what each used in all, those that are there now.
 
     Memory in MiB, as nvidia-smi counts; None for what a GPU does not tell, and then it is in no sum.
@@ -416,7 +438,7 @@ def inference_stats_view(
     statuses = [agent.status for agent, _ in agents]
     shown = [_gpu_view(gpu) for gpu in gpus.gpus]
     return {
-        "backend": None if backend is None else backend.kind,
+        "backend": system.kind_of(backend),
         "tokensLastHour": msgspec.to_builtins(hour),
         "tokensLastDay": msgspec.to_builtins(day),
         "topAgents": [
@@ -440,7 +462,7 @@ def inference_stats_view(
     }
 
 
-def _gpu_view(gpu: GpuState) -> shapes.VramGpu:
+def _gpu_view(gpu: GpuState) -> system.VramGpu:
     return {
         "index": gpu.number,
         "name": gpu.name or None,

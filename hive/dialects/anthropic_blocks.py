@@ -1,8 +1,8 @@
-"""The order of an Anthropic message's blocks, whatever order a server of OpenAI's says them in. Sans I/O.
+"""The blocks of an Anthropic message, put in order from the pieces of an OpenAI server in any order. Sans I/O.
 
-Anthropic's clients take a block for whole at its stop, and parse what a tool is called with there. So a call's block
-stays open until its arguments are a whole JSON object: what comes meanwhile (text, thoughts, another call) waits, and
-follows in the order in which it began. Text and thoughts wait for nothing else.
+Anthropic's clients take a block for whole at its stop, and parse a tool's arguments there. So a call's block stays open
+until its arguments are a whole JSON object: what comes meanwhile (text, thoughts, another call) waits, and follows in
+the order in which it began. Text and thoughts wait for nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from hive.dialects.openai_answers import MAX_HELD, NO_NAMES, PIECES_KEPT, Said, ToolCall, ToolCalls, is_object
+from hive.dialects.openai_answers import MAX_HELD, NO_NAMES, PIECES_KEPT, Delta, ToolCall, ToolCalls, is_object
 from hive.errors import BackendDown
 
 _encode = msgspec.json.Encoder().encode
@@ -30,7 +30,7 @@ _EMPTY = {"text": _encode(TEXT), "thinking": _encode(THINKING)}
 
 
 class ObjectEnd:
-    """Whether a JSON object that comes in pieces is whole, by its brackets; each character is looked at once.
+    """The end of a JSON object that comes in pieces, found by its brackets; each character is looked at once.
 
     >>> end = ObjectEnd()
     >>> [(end.feed(piece), end.whole)[1] for piece in ('{"a":', '"}', '\\\\"', '"', "}", " ")]
@@ -72,13 +72,13 @@ class ObjectEnd:
 
 
 class Blocks:
-    """The blocks of one message. Whatever is written is appended to `said`, whole events each.
+    """The blocks of one message. All that is written is appended to `said`, whole events each.
 
     >>> blocks, said = Blocks(), []
     >>> from hive.dialects.openai_answers import CallPiece, CalledFunction as F
     >>> call = CallPiece(0, "c", F("f", '{"n":'))
-    >>> blocks.take(Said(tool_calls=[call]), said)
-    >>> blocks.take(Said(content="so", tool_calls=[CallPiece(0, None, F(None, "1}"))]), said)
+    >>> blocks.take(Delta(tool_calls=[call]), said)
+    >>> blocks.take(Delta(content="so", tool_calls=[CallPiece(0, None, F(None, "1}"))]), said)
     >>> [event.split(b"\\n")[0].decode()[21:] for event in said]
     ['start', 'delta', 'delta', 'stop', 'start', 'delta']
     """
@@ -97,15 +97,15 @@ class Blocks:
         self._names = names
         self._calls = ToolCalls()
         self._open = ""
-        """What the open block is of: text, thinking or tool_use."""
+        """The kind of the open block: text, thinking or tool_use."""
         self._call: ToolCall | None = None
         """The call of the open block."""
         self._end = ObjectEnd()
-        """Of that call's arguments."""
+        """The end of that call's arguments."""
         self._begun: set[int] = set()
         """The numbers of all calls, waiting ones too."""
         self._ended: set[int] = set()
-        """Of calls whose blocks have been stopped."""
+        """Numbers of the calls with a stopped block."""
         self._waiting: deque[ToolCall | tuple[str, list[str]]] = deque()
         self._waiting_size = 0
         self.last = -1
@@ -119,10 +119,10 @@ class Blocks:
         """Whether the answer calls a tool."""
         return bool(self._calls)
 
-    def take(self, delta: Said, said: list[bytes]) -> None:
-        """What one delta says: first what belongs to the open call, then the rest, which may have to wait.
+    def take(self, delta: Delta, said: list[bytes]) -> None:
+        """Takes one delta: first the part for the open call, then the rest, which may have to wait.
 
-        Raises BackendDown for arguments that are none, and where too much waits.
+        Raises BackendDown for arguments that are none, and if too much waits.
         """
         others = self._take_calls(delta, said) if delta.tool_calls or delta.function_call is not None else ()
         thought = delta.reasoning_content or delta.reasoning
@@ -136,15 +136,15 @@ class Blocks:
             self._go_on(said)
 
     def end(self, said: list[bytes], *, cut_off: bool) -> None:
-        """Nothing more comes: what waits is written, the last block ended. `cut_off`: the answer ended for its length,
-        so that a call may stay unfinished, as its reason tells. Else raises BackendDown for one."""
+        """Writes what waits and ends the last block. `cut_off`: the answer ended for its length, so that a call may
+        stay unfinished, as its reason tells. Else raises BackendDown for an unfinished call."""
         while True:
             self._stop(said, cut_off=cut_off)
             if not self._waiting:
                 return
             self._begin_next(said)
 
-    def _take_calls(self, delta: Said, said: list[bytes]) -> list[ToolCall]:
+    def _take_calls(self, delta: Delta, said: list[bytes]) -> list[ToolCall]:
         """The calls that begin with this delta."""
         others: list[ToolCall] = []
         for piece in delta.calls:
@@ -175,7 +175,7 @@ class Blocks:
             raise BackendDown("more than 1 MiB of the backend's answer waits for the end of a call")
 
     def _go_on(self, said: list[bytes]) -> None:
-        """Writes what waits, up to the next call that is not whole, or of which nobody knows yet what it calls."""
+        """Writes what waits, up to the next call that is not whole or has no name yet."""
         while self._waiting and (self._call is None or self._end.whole):
             item = self._waiting[0]
             if isinstance(item, ToolCall) and not item.name:
@@ -198,7 +198,7 @@ class Blocks:
         self._send(item.arguments, said)
 
     def _send(self, arguments: str, said: list[bytes]) -> None:
-        """Of the open call."""
+        """Writes a piece of the open call's arguments."""
         if arguments:
             self._end.feed(arguments)
             said.append(_DELTA % (self.last, b"input_json", b"partial_json", _encode(arguments)))

@@ -1,10 +1,10 @@
 """Anthropic's `clear_tool_uses_20250919`: old results of tools leave a conversation that has become long. Pure.
 
 Done to the messages before they are translated, as Anthropic documents it: once the prompt has more than `trigger`
-(100,000 tokens of input, or a number of uses), a line stands in the place of the oldest results, but of the last `keep`
-uses (3) and of `exclude_tools`; with `clear_tool_inputs` the calls lose their arguments too; where less than
-`clear_at_least` tokens would go, nothing does. No server counts here, so tokens are reckoned from the length
-(token_estimate.py). The client keeps the whole conversation and sends all of it again.
+(100,000 tokens of input, or a number of uses), a line replaces the oldest results, except those of the last `keep` uses
+(3) and of `exclude_tools`. With `clear_tool_inputs` the calls lose their arguments too. If less than `clear_at_least`
+tokens would go, nothing is cleared. No server counts here, so tokens are estimated from the length (token_estimate.py).
+The client keeps the whole conversation and sends all of it again.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from hive.errors import BadRequest, NotSupported
 
 TYPE = "clear_tool_uses_20250919"
 CLEARED = Raw(b'"[the result of this tool has been cleared]"')
-"""What the model reads in place of a result."""
+"""Text that the model reads in place of a result."""
 NO_INPUT = Raw(b"{}")
 MOST = 2**53
-"""Of any number here: beyond it a JSON number is not exact, and `1e999` is none at all."""
+"""Bound for any number here: beyond it a JSON number is not exact, and `1e999` is none at all."""
 MOST_EDITS = 8
 """Each goes through the whole conversation; Anthropic has three."""
 _USE, _RESULT = Raw(b'"tool_use"'), Raw(b'"tool_result"')
@@ -54,8 +54,8 @@ class Edit(NamedTuple):
     inputs: bool | frozenset[str] = False
 
 
-class Applied(msgspec.Struct, frozen=True):
-    """What an edit did, as the answer tells it."""
+class AppliedEdit(msgspec.Struct, frozen=True):
+    """An edit that was done, as the answer tells it."""
 
     type: str
     cleared_tool_uses: int
@@ -122,8 +122,8 @@ def _names(fields: Fields, name: str, at: str) -> frozenset[str]:
 
 
 def told_after_edits(fields: Fields) -> bytes:
-    """As an answer of `/v1/messages/count_tokens`: what is left after the edits, and what there was before. Edits that
-    cannot be made change nothing of it. Raises BadRequest."""
+    """An answer of `/v1/messages/count_tokens`: the tokens left after the edits, and those before. Edits that cannot be
+    made change nothing. Raises BadRequest."""
     before = estimate(fields)
     try:
         edits = read_edits(Taken(TABLE), fields["context_management"])
@@ -137,8 +137,8 @@ def told_after_edits(fields: Fields) -> bytes:
     return _encode({"input_tokens": left, "estimated": True, "context_management": was})
 
 
-def edited(fields: Fields, given: list[Fields], edits: list[Edit]) -> tuple[list[Fields], list[Applied]]:
-    """The messages after the edits, and what these did. `fields`: of the whole request, whose messages `given` are.
+def edited(fields: Fields, given: list[Fields], edits: list[Edit]) -> tuple[list[Fields], list[AppliedEdit]]:
+    """The messages after the edits, and what these did. `fields`: of the whole request; `given`: its messages.
 
     >>> call = [{"type": "tool_use", "id": "a", "name": "look", "input": {"at": 1}}]
     >>> result = [{"type": "tool_result", "tool_use_id": "a", "content": "it is far away" * 9}]
@@ -157,7 +157,7 @@ def edited(fields: Fields, given: list[Fields], edits: list[Edit]) -> tuple[list
     return given, applied
 
 
-def _clear(fields: Fields, given: list[Fields], edit: Edit) -> tuple[list[Fields], Applied | None]:
+def _clear(fields: Fields, given: list[Fields], edit: Edit) -> tuple[list[Fields], AppliedEdit | None]:
     blocks = _Blocks(given)
     uses = blocks.uses()
     what, most = edit.trigger
@@ -170,7 +170,7 @@ def _clear(fields: Fields, given: list[Fields], edit: Edit) -> tuple[list[Fields
             tokens, cleared = tokens + freed, cleared + 1
     if not cleared or tokens < edit.at_least:
         return given, None
-    return blocks.messages(), Applied(TYPE, cleared, tokens)
+    return blocks.messages(), AppliedEdit(TYPE, cleared, tokens)
 
 
 class _Blocks:
@@ -205,7 +205,7 @@ class _Blocks:
                 yield (number, index), block
 
     def clear(self, use: _Use, edit: Edit) -> int:
-        """How many tokens fewer it has; 0 where the line would be longer than what it stands for, which stays."""
+        """Clears one use. Returns the tokens that are saved; 0 where the line would be longer than what it replaces."""
         result, call = self._at(use.result), self._at(use.call)
         freed = reckoned(result.get("content", NO_INPUT)) - reckoned(CLEARED)
         takes_input = use.name in edit.inputs if isinstance(edit.inputs, frozenset) else edit.inputs

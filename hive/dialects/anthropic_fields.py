@@ -1,9 +1,9 @@
-"""Every field of Anthropic's Messages, and what becomes of it. Pure."""
+"""Every field of Anthropic's Messages, and its fate in the translation. Pure."""
 
 from __future__ import annotations
 
 from hive.dialects.taking import FieldRows, Fields, aside, kinds, no, to
-from hive.dialects.translation import Fate, Row
+from hive.dialects.translation import FieldFate, FieldRow
 
 _AT_ANTHROPIC = "this runs on Anthropic's servers, and there are none here"
 _OF_CLAUDE = "only Claude knows this tool's schema; give a tool of your own with name and input_schema"
@@ -22,18 +22,18 @@ _OF_CLEARING = {
     "exclude_tools": (),
     "clear_tool_inputs": (),
 }
-"""Its fields, by name, with the types that each may be of."""
+"""The fields of a clearing edit, by name, with the types that each may have."""
 _SAME = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
 _SCHEMA = "response_format.json_schema.schema"
 
-ROWS: dict[str, Row] = {
-    **{name: Row(Fate.MAPPED, to=name) for name in _SAME},
+ROWS: dict[str, FieldRow] = {
+    **{name: FieldRow(FieldFate.MAPPED, to=name) for name in _SAME},
     **to("messages", "messages", "messages.role", "messages.content", "system"),
     **no("a message that is shown for a time only cannot be said in OpenAI's dialect", "messages.clear_at"),
     **no("OpenAI's dialect has one effort for the whole request", "messages.output_config"),
     **to("stop", "stop_sequences"),
     **to("", "metadata"),
-    **aside("whose account it is is nobody else's business", "metadata.user_id"),
+    **aside("no server needs to know the client's account", "metadata.user_id"),
     **to("tools", "tools"),
     **to("tool_choice", "tool_choice", "tool_choice[none]"),
     **to("reasoning_effort", "thinking", "output_config.effort"),
@@ -45,7 +45,9 @@ ROWS: dict[str, Row] = {
     **aside("requests are ordered by Hive's tiers", "service_tier"),
     **aside("there is one speed", "speed"),
     **aside("it asks for words about Anthropic's prompt cache, not for another answer", "diagnostics"),
-    **aside("whom Anthropic bills", "user_profile_id", "workspace_id", "billing_policy", "fallback_credit_token"),
+    **aside(
+        "it concerns Anthropic's billing", "user_profile_id", "workspace_id", "billing_policy", "fallback_credit_token"
+    ),
     **aside("what they open has a row of its own", "betas"),
     **aside("which model is asked is Hive's to say", "fallbacks"),
     **aside("max_tokens says it", "n_predict"),
@@ -106,7 +108,7 @@ ROWS: dict[str, Row] = {
     **no(_FILES, "content[image].source[file]", "content[document].source[file]", "content[container_upload]"),
     **no("no server here tells from where it has a sentence", "content[document].citations"),
     **to("messages.reasoning_content", "content[thinking].thinking"),
-    **aside("nobody here checks it", "content[thinking].signature"),
+    **aside("no server here checks it", "content[thinking].signature"),
     **aside("only Anthropic can read it", "content[redacted_thinking]"),
     **to("messages.tool_calls.id", "content[tool_use].id"),
     **to("messages.tool_calls.function.name", "content[tool_use].name"),
@@ -126,7 +128,7 @@ ROWS: dict[str, Row] = {
     **to("messages.content.text", "content[tool_reference].tool_name"),
     **no(_AT_ANTHROPIC, *kinds("content", "mcp_tool_use", "mcp_tool_result", "mcp_tool_listing")),
 }
-"""By the field's name, with dots into objects; in brackets the `type` of an object that may be of several."""
+"""Rows by the field's name, with dots into objects; in brackets the `type` of an object that may be of several."""
 
 _IDLE = {
     "messages.clear_at": b'"never"',

@@ -1,8 +1,8 @@
 """Blocks of earlier turns that no server here can read, as a line in their place. Pure.
 
 Such a block (a PDF, the result of a web search) stays in a conversation's history for good, so refusing it would end
-the conversation. Nothing is decoded or parsed: the size of a document is reckoned from the length of its base64. Texts
-of a result stay, marked as quoted; they are nobody's words in this conversation, least of all the assistant's.
+the conversation. Nothing is decoded or parsed: the size of a document is computed from the length of its base64. Texts
+of a result stay, marked as quoted: they are words of neither the user nor the assistant.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _gather(raw: Raw, texts: list[str], depth: int) -> None:
 
 
 def _gather_source(kind: str, raw: Raw, texts: list[str], depth: int) -> None:
-    """Of a document within a result, or of a search result, whose source is a label."""
+    """Gathers the texts of a document within a result, or of a search result, which has a label as its source."""
     if memoryview(raw)[0] != _BRACE:
         texts.extend(filter(None, [_word(raw)]))
         return

@@ -87,7 +87,7 @@ class Messages:
         return kept
 
     def _blocks(self, raw: Raw, at: str) -> Iterator[tuple[str, str, Fields]]:
-        """Where each block stands, its type and its fields; those that are left out are passed over."""
+        """The place, type and fields of each block; blocks that are left out are skipped."""
         for number, found in enumerate(read_objects(raw, at)):
             where = f"{at}.{number}"
             if self._earlier and not can_be_said("content", found):
@@ -96,7 +96,7 @@ class Messages:
                 yield where, kind, found
 
     def _unsaid(self, found: Fields, at: str) -> str:
-        """What stands for a block of an earlier turn that cannot be said; empty where nothing does."""
+        """The text in place of a block of an earlier turn that has no translation; empty if nothing replaces it."""
         kind = shown(read_text(required(found, "type", at), f"{at}.type"))
         self._taken.dropped[f"content[{kind}]"] = None
         return "" if kind in UNTOLD else quoted(kind, found)
@@ -109,7 +109,8 @@ class Messages:
             self.said.append(message)
 
     def _quote(self, text: str) -> None:
-        """What nobody said, out of an assistant's message: it goes into the user's before it, or becomes one."""
+        """Moves quoted text out of an assistant's message, as the assistant did not say it: into the user's message
+        before it, or into a new one."""
         if self.said and self.said[-1]["role"] == "user":
             self.said[-1]["content"] = _joined(self.said[-1]["content"], text)
         else:

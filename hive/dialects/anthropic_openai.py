@@ -1,7 +1,7 @@
 """Anthropic's Messages on a backend that speaks OpenAI's chat completions only: the requests. Sans I/O.
 
 Made from anthropic 2.10.0 (every field its types can send has a row in ROWS, which a test walks) and from what
-llama-server 0c1e570 and vLLM 0.33 do with Messages themselves, so that a prompt is the same whoever translates it.
+llama-server 0c1e570 and vLLM 0.33 do with Messages themselves, so that a prompt is the same with Hive's translation.
 
 There is no way for `/v1/messages/count_tokens`: OpenAI's dialect has no endpoint that counts the tokens of messages.
 llama-server and vLLM count in Anthropic's dialect themselves; for any other backend Hive estimates (token_estimate.py).
@@ -27,10 +27,10 @@ from typing import Any
 
 import msgspec
 
-from hive.dialects.anthropic_editing import Applied, edited, read_edits
+from hive.dialects.anthropic_editing import AppliedEdit, edited, read_edits
 from hive.dialects.anthropic_fields import ROWS, TABLE
 from hive.dialects.anthropic_messages import Messages
-from hive.dialects.anthropic_openai_answers import Answer, Kept
+from hive.dialects.anthropic_openai_answers import AnthropicAnswer, AnthropicKept
 from hive.dialects.taking import (
     Fields,
     Taken,
@@ -43,7 +43,7 @@ from hive.dialects.taking import (
     required,
     words,
 )
-from hive.dialects.translation import Sent, Way, WayBack
+from hive.dialects.translation import Sent, TranslatedEndpoint, WayBack
 from hive.errors import BadRequest
 
 Raw = msgspec.Raw
@@ -162,10 +162,10 @@ class MessagesWay:
         return Sent(TARGET, _encode(sent), tuple(taken.dropped), _encode(kept))
 
     def back(self, kept: bytes, *, stream: bool, request_id: str = "") -> WayBack:
-        return Answer(msgspec.json.decode(kept, type=Kept), stream=stream, request_id=request_id)
+        return AnthropicAnswer(msgspec.json.decode(kept, type=AnthropicKept), stream=stream, request_id=request_id)
 
 
-def _conversation(taken: Taken, fields: Fields) -> tuple[list[dict[str, Any]], list[Applied] | None]:
+def _conversation(taken: Taken, fields: Fields) -> tuple[list[dict[str, Any]], list[AppliedEdit] | None]:
     """OpenAI's messages, and the edits that were made before; None where none was asked for."""
     messages = Messages(taken)
     if "system" in fields:
@@ -174,7 +174,7 @@ def _conversation(taken: Taken, fields: Fields) -> tuple[list[dict[str, Any]], l
     if not given:
         raise BadRequest("messages: at least one message is required")
     edits = read_edits(taken, fields["context_management"]) if "context_management" in fields else None
-    applied: list[Applied] | None = None
+    applied: list[AppliedEdit] | None = None
     if edits is not None:
         given, applied = edited(fields, given, edits)
     last_turn = _last_turn(given)
@@ -184,7 +184,7 @@ def _conversation(taken: Taken, fields: Fields) -> tuple[list[dict[str, Any]], l
 
 
 def _last_turn(given: list[Fields]) -> int:
-    """Where the user's last turn begins; an answer that the client has begun belongs to it.
+    """The index at which the user's last turn begins; an answer that the client has begun belongs to it.
 
     >>> user, assistant = {"role": Raw(b'"user"')}, {"role": Raw(b'"assistant"')}
     >>> _last_turn([user, assistant, user, user]), _last_turn([user, assistant]), _last_turn([assistant])
@@ -226,4 +226,4 @@ def _add_tools(taken: Taken, fields: Fields, sent: dict[str, object]) -> None:
         raise BadRequest("tool_choice: there are no tools to choose from")
 
 
-WAYS: dict[str, Way] = {"/v1/messages": MessagesWay()}
+WAYS: dict[str, TranslatedEndpoint] = {"/v1/messages": MessagesWay()}

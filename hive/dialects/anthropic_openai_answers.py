@@ -6,8 +6,8 @@ OpenAI tells the usage last, so `message_start` has zeros, and `message_delta` t
 none, its `output_tokens` is 0, as clients fail without it. Only `[DONE]` makes a message_stop: a stream that was cut,
 that was aborted, or that told an error has none.
 
-The signature of thinking is empty: nobody here checks one. Which stop sequence was met only vLLM tells (`stop_reason`
-of a choice); of other servers it is `end_turn`.
+The signature of thinking is empty: no server here checks one. Only vLLM tells the stop sequence that was met
+(`stop_reason` of a choice); of other servers it is `end_turn`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from hive.dialects.openai_answers import (
     NONE,
     NOT_JSON,
     Cached,
+    Delta,
     Number,
-    Said,
     TokenUsage,
     ToolCall,
     ToolCalls,
     count,
     is_object,
     read,
+    read_whole,
     status_of,
     words_of,
 )
 from hive.dialects.sse import SseReader
 from hive.domain import Dialect
-from hive.errors import BackendDown, HiveError, StreamIncomplete
+from hive.errors import BackendDown, HiveError
 
 Raw = msgspec.Raw
 _TYPES = {
@@ -50,7 +51,7 @@ _TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-"""Of the rest, 5xx is `api_error`, 4xx `invalid_request_error`."""
+"""Error types by status. Of the other ones 5xx is `api_error`, 4xx `invalid_request_error`."""
 _REASONS = {
     "length": "max_tokens",
     "tool_calls": "tool_use",
@@ -60,10 +61,10 @@ _REASONS = {
 """`stop`, and what no server is known to say, is the end of a turn."""
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """Of the request: the model as it was named there, its stop sequences, whether thoughts are to be left out, and
-    its names of tools by those the backend was told (hive.dialects.fitting). `edits`: what was done to the conversation
-    before; None where nothing was asked to be."""
+class AnthropicKept(msgspec.Struct, frozen=True):
+    """The facts about the request that the way back needs: the model as it was named there, its stop sequences, a mark
+    that thoughts are to be left out, and its names of tools by those the backend was told (hive.dialects.fitting).
+    `edits`: the edits made to the conversation before; None if none were asked for."""
 
     model: str = ""
     stop: list[str] = []
@@ -138,10 +139,10 @@ def _event(name: str, fields: dict[str, object]) -> bytes:
 _END = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
-class Answer:
+class AnthropicAnswer:
     """One answer on its way back.
 
-    >>> answer = Answer(Kept(model="m"), stream=True)
+    >>> answer = AnthropicAnswer(AnthropicKept(model="m"), stream=True)
     >>> answer.feed(b'data: {"id":"chatcmpl-1","choices":[{"delta":{"content":"hi"}}]}\\n\\n').count(b"event: ")
     3
     >>> print(answer.feed(b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\\n\\ndata: [DO').decode(), end="")
@@ -163,7 +164,7 @@ class Answer:
         *("content_type", "gave_up"),
     )
 
-    def __init__(self, kept: Kept, *, stream: bool, request_id: str = "") -> None:
+    def __init__(self, kept: AnthropicKept, *, stream: bool, request_id: str = "") -> None:
         """`request_id`: Hive's, which errors tell, and ids are made of that the backend does not give."""
         self._request_id = request_id
         self.content_type = b"text/event-stream; charset=utf-8" if stream else b"application/json"
@@ -171,23 +172,23 @@ class Answer:
         self._reader = SseReader()
         self._begun = False
         self._over = False
-        """Whether nothing more is said: after message_stop, or once it is broken."""
+        """True once nothing more is written: after message_stop, or after an error."""
         self._blocks = Blocks(hidden=kept.hidden, tag=self._tag, names=kept.names)
         self._reason = ""
         self._stop = NONE
         self._refused = False
         self._usage: TokenUsage | None = None
         self._ended = False
-        """Whether message_delta has been written."""
+        """True once message_delta has been written."""
         self.gave_up: GaveUp | None = None
 
     @property
     def _tag(self) -> str:
-        """What ids of calls have in front of their number."""
+        """The prefix of calls' ids, in front of their number."""
         return f"{self._request_id}_" if self._request_id else ""
 
     def __repr__(self) -> str:
-        return f"<Answer {self._blocks!r}{', over' if self._over else ''}>"
+        return f"<AnthropicAnswer {self._blocks!r}{', over' if self._over else ''}>"
 
     # a stream ---------------------------------------------------------------------------------------------------------
 
@@ -196,7 +197,7 @@ class Answer:
         return self._take(self._reader.feed(data))
 
     def end(self) -> bytes:
-        """What an end of bytes completes; no end marker."""
+        """The events that the end of the bytes completes; no end marker."""
         return self._take(self._reader.end())
 
     def _take(self, payloads: list[bytes]) -> bytes:
@@ -244,7 +245,7 @@ class Answer:
         message = {**self._envelope(given_id, [], usage), "stop_reason": None, "stop_sequence": None}
         said.append(_event("message_start", {"message": message}))
 
-    def _say(self, delta: Said, said: list[bytes]) -> None:
+    def _say(self, delta: Delta, said: list[bytes]) -> None:
         self._refused = self._refused or bool(delta.refusal)
         if self._ended and (delta.text or delta.thinking or delta.tool_calls):
             raise BackendDown("the backend went on after the end of its answer")
@@ -278,19 +279,8 @@ class Answer:
 
     def whole(self, body: bytes) -> bytes:
         """The Message. Raises BackendDown for what is no chat completion, StreamIncomplete for an aborted one."""
-        try:
-            found = read(body)
-        except NOT_JSON:
-            raise BackendDown("the backend's answer is no chat completion") from None
-        if found.is_error:
-            raise BackendDown(f"the backend failed: {words_of(body)}")
-        message = found.choices[0].message if found.choices else None
-        if not found.choices or message is None:
-            raise BackendDown("the backend's answer has no message")
-        choice = found.choices[0]
+        found, choice, message = read_whole(body)
         finish = choice.finish_reason or ""
-        if finish in GIVEN_UP:
-            raise StreamIncomplete
         calls = ToolCalls().take_whole(message.calls)
         reason, sequence = self._why(finish, choice.stop_reason, called=bool(calls), refused=bool(message.refusal))
         content = self._content(message)
@@ -302,7 +292,8 @@ class Answer:
     def error(self, status: int, body: bytes) -> bytes:
         """The backend's own error, its words kept.
 
-        >>> Answer(Kept(), stream=False).error(404, b'{"error":{"message":"no such model","type":"x"}}')
+        >>> answer = AnthropicAnswer(AnthropicKept(), stream=False)
+        >>> answer.error(404, b'{"error":{"message":"no such model","type":"x"}}')
         b'{"type":"error","error":{"type":"not_found_error","message":"no such model"},"request_id":null}'
         """
         words = words_of(body) or body[:MAX_WORDS].decode("utf-8", "replace").strip()
@@ -313,7 +304,7 @@ class Answer:
         """An error's body, which is one line, as the last event."""
         return as_event(told, Dialect.ANTHROPIC)
 
-    def _content(self, message: Said) -> list[object]:
+    def _content(self, message: Delta) -> list[object]:
         blocks: list[object] = []
         if message.thinking:
             blocks.append({**THINKING, "thinking": "" if self._kept.hidden else message.thinking})
@@ -335,7 +326,7 @@ class Answer:
         return {**head, "content": content, "usage": usage}
 
     def _edits(self) -> dict[str, object]:
-        """What was done to the conversation, where something was asked for."""
+        """Edits done to the conversation, if any were asked for."""
         edits = self._kept.edits
         return {} if edits is None else {"context_management": {"applied_edits": edits}}
 

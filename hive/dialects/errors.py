@@ -56,20 +56,20 @@ _STATUS_OF = {
     "rate_limit_error": 429,
     "overloaded_error": 503,
 }
-"""Of an error in a stream or in an answer under 200 that tells its type alone."""
+"""Status by the type of an error in a stream, or in an answer under 200, that tells only its type."""
 
 
 class GaveUp(msgspec.Struct, frozen=True):
-    """What a backend said when it gave up in its answer: its error as the client's dialect has errors, empty where it
-    said nothing, and the status that goes with it where nothing has been said yet."""
+    """A backend's error when it gave up in its answer: in the form of the client's dialect, empty if the backend gave
+    none, and the status for an answer that has not begun."""
 
     body: bytes = b""
     status: int = 502
 
 
 def gave_up_saying(told: bytes) -> GaveUp:
-    """An error that a backend told inside an answer of status 200, in its own words and with its own status. What it
-    says of a key (401) is not the client's: servers repeat a part of it.
+    """An error that a backend told inside an answer of status 200, in its own words and with its own status. Its text
+    about a key (401) is not for the client: servers repeat a part of it.
 
     >>> gave_up_saying(b'{"error":{"message":"too long","code":400}}').status
     400
@@ -88,7 +88,7 @@ _PATH = re.compile(
 
 
 def without_host_paths(told: bytes) -> bytes:
-    r"""What a server told of an error, without the directories of its host: where its files lie is no agent's business.
+    r"""A server's error text without the directories of its host: an agent must not learn the places of its files.
 
     >>> without_host_paths(b'{"error":"open /root/.ollama/models/blobs/sha256-ab: no such file"}')
     b'{"error":"open sha256-ab: no such file"}'

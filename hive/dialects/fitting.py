@@ -1,9 +1,9 @@
 """A translated request before a backend that does not take every field a translation may make. Pure.
 
 Translations write fields that OpenAI's schema does not have: vLLM and llama-server know them. A server that refuses
-what it does not know (OpenAI's own does) gets none of them: what asks for nothing or changes no answer is left out and
-told, and what would give another answer is refused. What OpenAI's own schema says in another way is said so: efforts,
-names of tools, schemas that hold an answer (openai_schema.py).
+unknown fields (OpenAI's own does) gets none of them. Fields that ask for nothing or change no answer are left out and
+told; fields that would give another answer are refused. Efforts, names of tools and schemas for answers are written as
+OpenAI's own schema has them (openai_schema.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 import msgspec
 
 from hive.dialects import openai_schema
-from hive.dialects.translation import Fate, Row, Sent
+from hive.dialects.translation import FieldFate, FieldRow, Sent
 from hive.errors import BadRequest, NotSupported
 
 Raw = msgspec.Raw
@@ -28,19 +28,19 @@ _SHORT = 32
 """Bytes of a value that may ask for nothing; a longer one is looked at no further."""
 
 
-def _no(why: str) -> Row:
-    return Row(Fate.REFUSED, why=why)
+def _no(why: str) -> FieldRow:
+    return FieldRow(FieldFate.REFUSED, why=why)
 
 
-def _aside(why: str) -> Row:
-    return Row(Fate.HARMLESS, why=why)
+def _aside(why: str) -> FieldRow:
+    return FieldRow(FieldFate.HARMLESS, why=why)
 
 
 _ALONE = "it has OpenAI's schema alone, which has no "
-_BUDGET = Row(Fate.MAPPED, to="reasoning_effort", why="below 4,096 low, below 16,384 medium, else high")
+_BUDGET = FieldRow(FieldFate.MAPPED, to="reasoning_effort", why="below 4,096 low, below 16,384 medium, else high")
 _GOES_ON = _no(_ALONE + "way to go on with the assistant's last message")
 _PENALTY = _no(_ALONE + "penalty of that kind, only presence_penalty and frequency_penalty")
-FIELDS: Mapping[str, Row] = {
+FIELDS: Mapping[str, FieldRow] = {
     "top_k": _no(_ALONE + "top_k, only top_p"),
     "min_p": _no(_ALONE + "min_p, only top_p"),
     "repetition_penalty": _PENALTY,
@@ -53,13 +53,13 @@ FIELDS: Mapping[str, Row] = {
     "add_generation_prompt": _GOES_ON,
     "truncate_prompt_tokens": _aside("a text that is too long is refused by the backend, never cut"),
 }
-"""What becomes of a field that the backend does not take. Both of two that say the same are left out where one is."""
+"""Rules for fields that the backend does not take. Of two fields with the same meaning both are left out if one is."""
 ALTERNATIVES = (
     frozenset({"repetition_penalty", "repeat_penalty"}),
     frozenset({"thinking_token_budget", "thinking_budget_tokens"}),
 )
 _MADE_OF = {"continue_final_message": "messages", "add_generation_prompt": "messages"}
-"""What in the client's request became a field that has no row."""
+"""The client's field behind a field that has no row."""
 
 
 def _at_most(limit: float) -> Callable[[float], bool]:
@@ -74,16 +74,16 @@ _IDLE: Mapping[str, Callable[[float], bool]] = {
 }
 """Numbers that ask for nothing."""
 _GREEDY = frozenset({"top_k", "min_p"})
-"""What chooses among likely tokens, of which temperature 0 takes the likeliest anyway."""
+"""Fields that choose among likely tokens; temperature 0 takes the likeliest anyway."""
 
 
-def fit(sent: Sent, rows: Mapping[str, Row], lacking: Collection[str], *, limit_as: str = "") -> Sent:
+def fit(sent: Sent, rows: Mapping[str, FieldRow], lacking: Collection[str], *, limit_as: str = "") -> Sent:
     """The request without what the backend lacks. `rows`: of the client's endpoint, to name fields as the client does.
     `limit_as`: its name for `max_tokens`, where it has another.
 
     Raises NotSupported for a field without which the answer would be another.
 
-    >>> rows = {"options.top_k": Row(Fate.MAPPED, "top_k"), "options.seed": Row(Fate.MAPPED, "seed")}
+    >>> rows = {f"options.{name}": FieldRow(FieldFate.MAPPED, name) for name in ("top_k", "seed")}
     >>> sent = fit(Sent("/v1/completions", b'{"top_k":5,"temperature":0,"seed":1e0}'), rows, ["top_k"])
     >>> sent.body, sent.dropped
     (b'{"temperature":0,"seed":1e0}', ('options.top_k',))
@@ -97,10 +97,10 @@ def fit(sent: Sent, rows: Mapping[str, Row], lacking: Collection[str], *, limit_
         if name in left or any(name in group and group & left.keys() for group in ALTERNATIVES):
             continue
         told = _as_asked(rows, name)
-        if FIELDS[name].fate is Fate.MAPPED:
+        if FIELDS[name].fate is FieldFate.MAPPED:
             _say_effort(left, _number(fields[name]) or 0, told, dropped, clamped)
             continue
-        if FIELDS[name].fate is Fate.REFUSED and not _asks_for_nothing(name, fields):
+        if FIELDS[name].fate is FieldFate.REFUSED and not _asks_for_nothing(name, fields):
             raise NotSupported(f'"{told}" cannot be said to this backend: {FIELDS[name].why}', hint="leave it out")
         dropped.append(told)
     if "reasoning_content" in lacking and "messages" in left:
@@ -127,18 +127,18 @@ def _say_effort(left: dict[str, Raw], budget: float, told: str, dropped: list[st
     clamped.append(f"{told}={effort}")
 
 
-def _say_less(left: dict[str, Raw], rows: Mapping[str, Row], clamped: list[str]) -> None:
+def _say_less(left: dict[str, Raw], rows: Mapping[str, FieldRow], clamped: list[str]) -> None:
     """The highest efforts only some models take, and the others refuse the request."""
     if bytes(left.get("reasoning_effort", b"")) in _HIGHER:
         left["reasoning_effort"] = _HIGH
         clamped.append(f"{_asked_effort(rows)}=high")
 
 
-def _asked_effort(rows: Mapping[str, Row]) -> str:
+def _asked_effort(rows: Mapping[str, FieldRow]) -> str:
     return next((name for name in ("output_config.effort", "reasoning.effort") if name in rows), "think")
 
 
-def _as_asked(rows: Mapping[str, Row], name: str) -> str:
+def _as_asked(rows: Mapping[str, FieldRow], name: str) -> str:
     """The client's own name for a field of the backend's: where several become it, the last one, which is the most
     particular."""
     if name in _MADE_OF:
@@ -163,7 +163,7 @@ def _number(raw: Raw | None) -> float | None:
         return None
 
 
-def _plain(raw: Raw, rows: Mapping[str, Row], dropped: list[str]) -> Raw:
+def _plain(raw: Raw, rows: Mapping[str, FieldRow], dropped: list[str]) -> Raw:
     """Messages with the fields of OpenAI's schema only: it has no place for earlier thinking, which most templates
     leave out, and none for the name of the tool in its result, which the id of the call says."""
     if b'"reasoning_content"' not in bytes(raw) and b'"name"' not in bytes(raw):
@@ -180,5 +180,5 @@ def _plain(raw: Raw, rows: Mapping[str, Row], dropped: list[str]) -> Raw:
     return Raw(_encode(messages))
 
 
-def _thinking(rows: Mapping[str, Row]) -> str:
+def _thinking(rows: Mapping[str, FieldRow]) -> str:
     return next((asked for asked, row in rows.items() if row.to.endswith("reasoning_content")), "thinking")

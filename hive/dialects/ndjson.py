@@ -6,6 +6,20 @@ MAX_LINE = 1024 * 1024
 """Bytes of an unfinished line kept; a longer one is given up (it is relayed all the same)."""
 
 
+def one_line(line: bytes) -> bytes:
+    """JSON text as one line for any reader: with escapes of U+0085, U+2028 and U+2029, which JSON leaves as they are.
+
+    httpx splits lines there, and with it the `ollama` package (0.6).
+
+    >>> one_line('{"text":"a\\x85b\\u2028"}'.encode())
+    b'{"text":"a\\\\u0085b\\\\u2028"}'
+    """
+    if b"\xc2\x85" not in line and b"\xe2\x80" not in line:
+        return line
+    line = line.replace(b"\xc2\x85", b"\\u0085")
+    return line.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+
+
 class NdjsonReader:
     """Gives the lines completed by `feed`, without their ends; empty ones are passed over.
 

@@ -1,7 +1,7 @@
-"""What Ollama's clients ask besides prompts, said for a backend that does not speak their dialect. Pure.
+"""Answers to requests of Ollama's clients other than prompts, for a backend that does not speak their dialect. Pure.
 
-What Hive does not know is empty or 0, as Go writes it: clients (llm-ollama) read `digest`, `details` and `size` of each
-model without looking if they are there.
+Unknown values are empty or 0, as Go writes them: clients (llm-ollama) read `digest`, `details` and `size` of each model
+without checking that they are there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hive import __version__
 from hive.domain import ModelInfo
 
 RUNNING = b"Ollama is running"
-"""The answer to `GET /`, by which clients recognise that somebody is there."""
+"""The answer to `GET /`, by which clients recognise a server."""
 LIKE_OLLAMA = "0.13.3"
 """The version told to clients that ask for features by it: what is translated here is Ollama's API of that time."""
 _encode = msgspec.json.Encoder().encode
@@ -26,13 +26,13 @@ _text = msgspec.json.Decoder(str).decode
 _FROM = re.compile(r"^([ \t]*(?:FROM|ADAPTER)[ \t]+)(.*)$", re.IGNORECASE | re.MULTILINE)
 """A line of a Modelfile that names a model or a file."""
 _PATH = re.compile(r"(?:[A-Za-z]:)?[~.]*[/\\]")
-"""How the name of a file begins, and no model's."""
+"""The beginning of a file's name, which no model's name has."""
 
 
 FOREVER = "2318-01-01T00:00:00Z"
-"""When a model goes that its server does not unload by itself: what Ollama says of `keep_alive: -1` is as far."""
+"""The expiry of a model that its server does not unload by itself: about as far as Ollama's for `keep_alive: -1`."""
 UNKNOWN_KIND = "unknown"
-"""`general.architecture` of a model whose server does not tell it; clients find the other keys by it."""
+"""`general.architecture` of a model if its server does not tell it; clients find the other keys by it."""
 _SIZES = {" - Small": "_S", " - Medium": "_M", " - Large": "_L"}
 
 
@@ -135,7 +135,7 @@ def _details(model: ModelInfo) -> _Details:
 
 
 def quantization_level(model: ModelInfo) -> str:
-    """In Ollama's words; empty where its server tells none.
+    """The quantization in Ollama's words; empty if its server tells none.
 
     >>> [quantization_level(ModelInfo(name="x", meta={"ftype": told})) for told in ("Q4_K - Medium", "all F32", "Q8_0")]
     ['Q4_K_M', 'F32', 'Q8_0']
@@ -147,7 +147,7 @@ def quantization_level(model: ModelInfo) -> str:
 
 
 def in_short(parameters: int) -> str:
-    """How many weights, as Ollama writes it.
+    """The number of weights, as Ollama writes it.
 
     >>> in_short(164_160), in_short(1_235_814_432), in_short(70_000_000_000)
     ('164.16K', '1.2B', '70.0B')
@@ -159,7 +159,8 @@ def in_short(parameters: int) -> str:
 
 
 def _digest(model: ModelInfo) -> str:
-    """Its server's own, else one of what is told of it: the same model has the same, another one another."""
+    """The digest by its server, else one of the model's known values: the same for the same model, another one for
+    another."""
     told = (model.name, model.owned_by, str(model.size_bytes), str(model.parameters), quantization_level(model))
     return model.digest or hashlib.sha256("\n".join(told).encode()).hexdigest()
 
@@ -206,7 +207,7 @@ def version() -> bytes:
 
 
 def time_of(unix_s: int) -> str:
-    """As RFC 3339 has it; 1970 for what is no time (some servers tell milliseconds).
+    """A time as in RFC 3339; 1970 for a number that is no time (some servers tell milliseconds).
 
     >>> time_of(1_800_000_000), time_of(1_800_000_000_000)
     ('2027-01-15T08:00:00Z', '1970-01-01T00:00:00Z')

@@ -1,7 +1,7 @@
-"""What Ollama's clients ask of a model itself: to load, unload or fetch it. Pure.
+"""Answers to requests of Ollama's clients to load, unload or fetch a model. Pure.
 
 An empty prompt loads a model and, with a `keep_alive` of 0, unloads it (server/routes.go of 0.32): the first thing that
-`ollama run` asks. The answers are Ollama's own, in one piece whatever `stream` says; a fetch alone comes as lines.
+`ollama run` asks. The answers are Ollama's own, in one piece with any value of `stream`; only a fetch comes as lines.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A client that speaks Ollama's native API before a backend that speaks OpenAI's: the way there. Pure but for a clock.
+"""The requests of Ollama's native API, translated for a backend that speaks OpenAI's: the way there. Pure but for a
+clock.
 
 | asked | the backend is asked |
 |---|---|
@@ -26,8 +27,8 @@ from typing import Any
 
 import msgspec
 
-from hive.dialects.ollama_openai_answers import Kept, TextBack, VectorsBack
-from hive.dialects.translation import Fate, Row, Sent, Way, WayBack
+from hive.dialects.ollama_openai_answers import OllamaKept, TextBack, VectorsBack
+from hive.dialects.translation import FieldFate, FieldRow, Sent, TranslatedEndpoint, WayBack
 from hive.errors import BadRequest, NotSupported
 
 Raw = msgspec.Raw
@@ -48,16 +49,16 @@ _BROKEN_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 # --- what becomes of each field ---------------------------------------------------------------------------------------
 
 
-def _mapped(to: str, why: str = "") -> Row:
-    return Row(Fate.MAPPED, to, why)
+def _mapped(to: str, why: str = "") -> FieldRow:
+    return FieldRow(FieldFate.MAPPED, to, why)
 
 
-def _refused(why: str) -> Row:
-    return Row(Fate.REFUSED, why=why)
+def _refused(why: str) -> FieldRow:
+    return FieldRow(FieldFate.REFUSED, why=why)
 
 
-def _harmless(why: str) -> Row:
-    return Row(Fate.HARMLESS, why=why)
+def _harmless(why: str) -> FieldRow:
+    return FieldRow(FieldFate.HARMLESS, why=why)
 
 
 _LOADING = _harmless("says how a model is loaded; Hive's models are loaded already")
@@ -96,7 +97,7 @@ OPTIONS = {
     "mirostat_eta": _GONE,
     "penalize_newline": _GONE,
 }
-"""Of `options`, wherever it stands; for embeddings all of them are harmless."""
+"""Rows of the fields of `options`, at any endpoint; for embeddings all of them are harmless."""
 MAX_LAST_N = 65536
 """The whole text (-1), for a server that takes no negative number here; as many as fields.py lets a client ask for."""
 
@@ -115,7 +116,7 @@ MESSAGE = {
     "tool_name": _mapped("name"),
     "tool_call_id": _mapped("tool_call_id", "found by `tool_name`, else by order, where there is none"),
 }
-"""Of one message. Another field is left out and told, as Ollama passes over it too."""
+"""Rows of the fields of one message. Another field is left out and told, as Ollama ignores it too."""
 
 _NOT_OLLAMAS = _refused("no field of Ollama's dialect")
 _EVERYWHERE = {
@@ -188,14 +189,14 @@ EMBEDDINGS_ROWS = {**_VECTORS, "prompt": _mapped("input")}
 # --- reading values ---------------------------------------------------------------------------------------------------
 
 
-class Request:
+class JudgedBody:
     """The fields of a body, judged by their rows; `dropped` are those that were left out.
 
-    >>> Request(b'{"model":"m","keep_alive":0,"raw":null}', GENERATE_ROWS).dropped
+    >>> JudgedBody(b'{"model":"m","keep_alive":0,"raw":null}', GENERATE_ROWS).dropped
     ['keep_alive']
     """
 
-    def __init__(self, body: bytes, rows: dict[str, Row]) -> None:
+    def __init__(self, body: bytes, rows: dict[str, FieldRow]) -> None:
         try:
             given = _object(body)
         except _BROKEN_JSON as error:
@@ -206,7 +207,7 @@ class Request:
         if not self.model:
             raise BadRequest('"model" is missing')
 
-    def _judged(self, given: dict[str, Raw], rows: dict[str, Row], inside: str) -> dict[str, Raw]:
+    def _judged(self, given: dict[str, Raw], rows: dict[str, FieldRow], inside: str) -> dict[str, Raw]:
         fields = {}
         for name, value in given.items():
             if _short(value) == _NULL:
@@ -215,16 +216,16 @@ class Request:
             row = rows.get(path)
             if row is None:
                 raise NotSupported(f"{path[:60]!a} cannot be said to this backend", hint="leave it out")
-            if row.fate is Fate.MAPPED:
+            if row.fate is FieldFate.MAPPED:
                 fields[name] = value
-            elif row.fate is Fate.HARMLESS:
+            elif row.fate is FieldFate.HARMLESS:
                 self.dropped.append(path)
             elif _short(value) not in _NOTHING and not _is_one(path, value):
                 raise NotSupported(f'"{path}" cannot be said to this backend: {row.why}', hint="leave it out")
         return fields
 
     def options(self) -> dict[str, Raw]:
-        """Those that are mapped, by their names within `options`."""
+        """The options that are mapped, by their names within `options`."""
         raw = self.fields.get("options")
         if raw is None:
             return {}
@@ -396,7 +397,7 @@ class Conversation:
         return made
 
 
-def _messages(request: Request) -> list[dict[str, Any]]:
+def _messages(request: JudgedBody) -> list[dict[str, Any]]:
     try:
         given = _objects(request.fields["messages"])
     except KeyError:
@@ -412,7 +413,7 @@ def _messages(request: Request) -> list[dict[str, Any]]:
 # --- what the text endpoints have in common ---------------------------------------------------------------------------
 
 
-def _put_options(request: Request, sent: dict[str, Any]) -> None:
+def _put_options(request: JudgedBody, sent: dict[str, Any]) -> None:
     options = request.options()
     if (last_n := options.pop("repeat_last_n", None)) is not None:
         tokens = _number(last_n, "options.repeat_last_n")
@@ -426,7 +427,7 @@ def _put_options(request: Request, sent: dict[str, Any]) -> None:
             sent[to] = value
 
 
-def _put_format(request: Request, sent: dict[str, Any]) -> None:
+def _put_format(request: JudgedBody, sent: dict[str, Any]) -> None:
     raw = request.fields.get("format")
     if raw is None or _short(raw) == b'""':
         return
@@ -442,7 +443,7 @@ _THINK: dict[bytes, bool | str] = {_TRUE: True, b"false": False}
 _THINK |= {_encode(level): level for level in ("low", "medium", "high", "max")}  # all of them vLLM's too
 
 
-def _think(request: Request) -> bool | str | None:
+def _think(request: JudgedBody) -> bool | str | None:
     raw = request.fields.get("think")
     if raw is None:
         return None
@@ -451,7 +452,7 @@ def _think(request: Request) -> bool | str | None:
     return _THINK[_short(raw)]
 
 
-def _put_think(request: Request, sent: dict[str, Any]) -> None:
+def _put_think(request: JudgedBody, sent: dict[str, Any]) -> None:
     think = _think(request)
     if isinstance(think, str):
         sent["reasoning_effort"] = think
@@ -459,8 +460,8 @@ def _put_think(request: Request, sent: dict[str, Any]) -> None:
         sent["chat_template_kwargs"] = {"enable_thinking": think}
 
 
-def _alternatives(request: Request) -> int | None:
-    """How many other tokens are told with each one; None where no probabilities are asked for at all."""
+def _alternatives(request: JudgedBody) -> int | None:
+    """The number of other tokens told with each token; None if no probabilities are asked for at all."""
     if not request.flag("logprobs"):
         if "top_logprobs" in request.fields:
             request.dropped.append("top_logprobs")  # Ollama too takes it only with the other
@@ -469,7 +470,7 @@ def _alternatives(request: Request) -> int | None:
     return 0 if raw is None else max(0, int(min(_number(raw, "top_logprobs"), 20)))
 
 
-def _put_stream(request: Request, sent: dict[str, Any]) -> None:
+def _put_stream(request: JudgedBody, sent: dict[str, Any]) -> None:
     sent["stream"] = request.flag("stream", default=True)
     if sent["stream"]:
         sent["stream_options"] = {"include_usage": True}
@@ -477,12 +478,12 @@ def _put_stream(request: Request, sent: dict[str, Any]) -> None:
 
 # --- the endpoints ----------------------------------------------------------------------------------------------------
 
-Asking = tuple[str, dict[str, Any], Kept]
-"""Whom the backend is asked, what, and what the way back has to know."""
+Asking = tuple[str, dict[str, Any], OllamaKept]
+"""The path the backend is asked at, the body, and the facts that the way back needs."""
 _COMPLETIONS, _CHAT, _EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 
 
-def _ask_chat(request: Request, began: float, messages: list[dict[str, Any]]) -> Asking:
+def _ask_chat(request: JudgedBody, began: float, messages: list[dict[str, Any]]) -> Asking:
     sent: dict[str, Any] = {"model": request.model, "messages": messages}
     _put_stream(request, sent)
     if "tools" in request.fields and _short(request.fields["tools"]) != b"[]":
@@ -493,14 +494,14 @@ def _ask_chat(request: Request, began: float, messages: list[dict[str, Any]]) ->
     if alternatives is not None:  # llama-server gives none at all for 0, and 20 where it is not said
         sent |= {"logprobs": True, "top_logprobs": max(1, alternatives)}
     _put_options(request, sent)
-    return _CHAT, sent, Kept(request.model, began, alternatives)
+    return _CHAT, sent, OllamaKept(request.model, began, alternatives)
 
 
-def _chat(request: Request, began: float) -> Asking:
+def _chat(request: JudgedBody, began: float) -> Asking:
     return _ask_chat(request, began, _messages(request))
 
 
-def _generate(request: Request, began: float) -> Asking:
+def _generate(request: JudgedBody, began: float) -> Asking:
     prompt, system = request.text("prompt"), request.text("system")
     if request.flag("raw"):
         return _complete(request, began, prompt)
@@ -509,7 +510,7 @@ def _generate(request: Request, began: float) -> Asking:
     return _ask_chat(request, began, [*messages, {"role": "user", "content": _content(prompt, pictures)}])
 
 
-def _complete(request: Request, began: float, prompt: str) -> Asking:
+def _complete(request: JudgedBody, began: float, prompt: str) -> Asking:
     """A prompt that goes into no template, so that what a template has to carry cannot be said."""
     asked = [name for name in ("system", "images", "format") if _is_asked(request, name)]
     asked += ["think"] if _think(request) else []
@@ -521,14 +522,14 @@ def _complete(request: Request, began: float, prompt: str) -> Asking:
     if alternatives is not None:
         sent["logprobs"] = max(1, alternatives)
     _put_options(request, sent)
-    return _COMPLETIONS, sent, Kept(request.model, began, alternatives)
+    return _COMPLETIONS, sent, OllamaKept(request.model, began, alternatives)
 
 
-def _is_asked(request: Request, name: str) -> bool:
+def _is_asked(request: JudgedBody, name: str) -> bool:
     return name in request.fields and _short(request.fields[name]) not in _NOTHING
 
 
-def _embed(request: Request, began: float) -> Asking:
+def _embed(request: JudgedBody, began: float) -> Asking:
     if "input" not in request.fields:
         raise BadRequest('"input" is missing')
     texts = _list_of_texts(request.fields["input"], "input")
@@ -540,15 +541,15 @@ def _embed(request: Request, began: float) -> Asking:
         dimensions = int(min(_number(request.fields["dimensions"], "dimensions"), 2**31))
     if dimensions > 0:
         sent["dimensions"] = dimensions
-    return _EMBEDDINGS, sent, Kept(request.model, began, dimensions=max(0, dimensions))
+    return _EMBEDDINGS, sent, OllamaKept(request.model, began, dimensions=max(0, dimensions))
 
 
-def _embed_one(request: Request, began: float) -> Asking:
+def _embed_one(request: JudgedBody, began: float) -> Asking:
     sent = {"model": request.model, "input": request.text("prompt")}
-    return _EMBEDDINGS, sent, Kept(request.model, began)
+    return _EMBEDDINGS, sent, OllamaKept(request.model, began)
 
 
-Back = Callable[[Kept, Clock], WayBack]
+Back = Callable[[OllamaKept, Clock], WayBack]
 
 
 class OllamaWay:
@@ -562,8 +563,8 @@ class OllamaWay:
 
     def __init__(
         self,
-        rows: dict[str, Row],
-        ask: Callable[[Request, float], Asking],
+        rows: dict[str, FieldRow],
+        ask: Callable[[JudgedBody, float], Asking],
         back: Back,
         now: Clock = time.time,
     ) -> None:
@@ -573,19 +574,19 @@ class OllamaWay:
         self._now = now
 
     @property
-    def rows(self) -> dict[str, Row]:
+    def rows(self) -> dict[str, FieldRow]:
         return self._rows
 
     def there(self, body: bytes) -> Sent:
-        request = Request(body, self._rows)
+        request = JudgedBody(body, self._rows)
         target, sent, kept = self._ask(request, self._now())
         return Sent(target, _encode(sent), tuple(request.dropped), _encode(kept))
 
     def back(self, kept: bytes, *, stream: bool, request_id: str = "") -> WayBack:  # noqa: ARG002 – no place for them
-        return self._back(msgspec.json.decode(kept, type=Kept), self._now)
+        return self._back(msgspec.json.decode(kept, type=OllamaKept), self._now)
 
 
-def ways(now: Clock = time.time) -> dict[str, Way]:
+def ways(now: Clock = time.time) -> dict[str, TranslatedEndpoint]:
     """Every endpoint, with this clock."""
     return {
         "/api/chat": OllamaWay(CHAT_ROWS, _chat, TextBack.of_chat, now),

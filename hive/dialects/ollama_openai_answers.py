@@ -1,14 +1,14 @@
 """Answers of a backend that speaks OpenAI's dialect, as a client of Ollama's native API has them. Sans-I/O.
 
 A stream's chunks become lines of NDJSON as they come. Its last object, the one with `done`, is written when `[DONE]`
-comes: why it ended and what it cost come in chunks of their own before that. Where the backend says that it gave up,
-or what it sends cannot be read, there is none, so that nobody takes the answer for whole.
+comes: the reason of the end and the usage come in chunks of their own before that. If the backend says that it gave up,
+or if its bytes cannot be read, there is no such object, so that no client takes the answer for whole.
 
 Durations, in nanoseconds as Ollama has them, are measured where the backend tells them (llama-server's `timings`) and
 estimated where it does not: `prompt_eval_duration` is the time from the answer's head to its first piece of text,
 `eval_duration` from there to the end; of an answer in one piece the parts are not known and left out. `load_duration`
-is the time before the head, which is where Ollama too has its queue. `total_duration` counts from when the request was
-translated. A count nobody told is left out, never 0.
+is the time before the head, which includes the queue in Ollama too. `total_duration` counts from the translation of the
+request. An unknown count is left out, never 0.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from typing import NamedTuple
 import msgspec
 
 from hive.dialects.errors import GaveUp, as_event, gave_up_saying
+from hive.dialects.ndjson import one_line
 from hive.dialects.openai_answers import (
     GIVEN_UP,
     NO_NAMES,
     NOT_JSON,
-    Choice,
+    CompletionChoice,
+    Delta,
     Logprobs,
     Number,
-    Said,
     ServerTimings,
     Token,
     TokenUsage,
@@ -48,9 +49,9 @@ Raw = msgspec.Raw
 _encode = msgspec.json.Encoder().encode
 
 
-class Kept(msgspec.Struct, omit_defaults=True):
-    """What the way back knows of the request: the model by the client's name, when it `began` (Unix seconds), how many
-    other tokens are told with each one (None: no probabilities at all), how long a vector may be (0: any), and the
+class OllamaKept(msgspec.Struct, omit_defaults=True):
+    """The facts about the request that the way back needs: the model by the client's name, `began` (Unix seconds), the
+    number of other tokens told with each token (None: no probabilities at all), the longest vector (0: any), and the
     client's names of tools by those the backend was told (hive.dialects.fitting)."""
 
     model: str
@@ -143,7 +144,7 @@ def _by_likelihood(others: dict[str, float]) -> list[Token]:
 
 
 class _Shape(NamedTuple):
-    """What stands around a text: `{"message":{…}}` in /api/chat, `"response"` in /api/generate."""
+    """The JSON around a text: `{"message":{…}}` in /api/chat, `"response"` in /api/generate."""
 
     before: bytes
     after: bytes
@@ -160,7 +161,7 @@ _ENDINGS = {"tool_calls": "stop", "function_call": "stop"}
 class TextBack:
     """The answer to a chat or to a prompt.
 
-    >>> back = TextBack(Kept("m"), lambda: 0.0, _GENERATE)
+    >>> back = TextBack(OllamaKept("m"), lambda: 0.0, _GENERATE)
     >>> back.feed(b'data: {"choices":[{"text":"hi"}]}\\n\\ndata: [DO')
     b'{"model":"m","created_at":"1970-01-01T00:00:00.000000Z","response":"hi","done":false}\\n'
     """
@@ -188,7 +189,7 @@ class TextBack:
         "gave_up",
     )
 
-    def __init__(self, kept: Kept, now: Callable[[], float], shape: _Shape) -> None:
+    def __init__(self, kept: OllamaKept, now: Callable[[], float], shape: _Shape) -> None:
         self._now = now
         self._shape = shape
         self._alternatives = kept.alternatives
@@ -201,21 +202,21 @@ class TextBack:
         self._timings: ServerTimings | None = None
         self._reason = ""
         self._over = False
-        """Whether the end was told, or that there will be none."""
+        """True once the end was told, or that there will be none."""
         self.gave_up: GaveUp | None = None
         self._second = -1
         self._date = b""
         self._began = kept.began
         self._opened = now()
         self._first: float | None = None
-        """When the first piece of a text or of a call came."""
+        """The time at which the first piece of a text or of a call came."""
 
     @classmethod
-    def of_chat(cls, kept: Kept, now: Callable[[], float]) -> TextBack:
+    def of_chat(cls, kept: OllamaKept, now: Callable[[], float]) -> TextBack:
         return cls(kept, now, _CHAT)
 
     @classmethod
-    def of_generate(cls, kept: Kept, now: Callable[[], float]) -> TextBack:
+    def of_generate(cls, kept: OllamaKept, now: Callable[[], float]) -> TextBack:
         return cls(kept, now, _GENERATE)
 
     def feed(self, data: bytes) -> bytes:
@@ -242,7 +243,7 @@ class TextBack:
         if choice.finish_reason in GIVEN_UP:
             raise StreamIncomplete
         self._usage, self._timings, self._reason = answer.usage, answer.timings, choice.finish_reason or ""
-        said = choice.message or Said(content=choice.text)
+        said = choice.message or Delta(content=choice.text)
         made = self._calls.take_whole(said.calls)
         calls = _told_calls(made, cut_off=self._reason == "length", names=self._names)
         now, logprobs = self._now(), _told_logprobs(choice.logprobs, self._alternatives)
@@ -273,7 +274,7 @@ class TextBack:
             return self._give_up(words or "the backend gave up", told.status)
         return self._choose(chunk.choices[0]) if chunk.choices else b""
 
-    def _choose(self, choice: Choice) -> bytes:
+    def _choose(self, choice: CompletionChoice) -> bytes:
         text, thinking, said = choice.text, "", choice.delta
         if said is not None:
             text = said.content or said.refusal
@@ -299,7 +300,9 @@ class TextBack:
             return self._line(now, text or "", thinking, b"", logprobs, b',"done":false') + b"\n"
         if (second := int(now)) != self._second:
             self._begin_second(second)
-        return _PIECE % (self._date, int((now - second) * 1e6), self._before, _encode(text), self._shape.after)
+        return one_line(
+            _PIECE % (self._date, int((now - second) * 1e6), self._before, _encode(text), self._shape.after)
+        )
 
     def _finish(self) -> bytes:
         calls = b""
@@ -324,7 +327,7 @@ class TextBack:
         told = b"%b%06d%b%b" % (self._date, int((now - second) * 1e6), self._before, _encode(text))
         if thinking:
             told += b',"thinking":' + _encode(thinking)
-        return told + calls + self._shape.after + end + logprobs + b"}"
+        return one_line(told + calls + self._shape.after + end + logprobs + b"}")
 
     def _begin_second(self, second: int) -> None:
         self._second = second
@@ -372,7 +375,7 @@ def _date(second: int) -> bytes:
 
 
 def _ns_of(milliseconds: Number) -> int | None:
-    """As a server tells it; what no clock can say is not told.
+    """Nanoseconds from a server's milliseconds; None for a number that no clock can show.
 
     >>> _ns_of(1.5), _ns_of(-1), _ns_of(10**400)
     (1500000, None, None)
@@ -417,17 +420,17 @@ class VectorsBack:
     content_type = b"application/json"
     gave_up: GaveUp | None = None
 
-    def __init__(self, kept: Kept, now: Callable[[], float], *, only_one: bool) -> None:
+    def __init__(self, kept: OllamaKept, now: Callable[[], float], *, only_one: bool) -> None:
         self._kept = kept
         self._now = now
         self._only_one = only_one
 
     @classmethod
-    def all(cls, kept: Kept, now: Callable[[], float]) -> VectorsBack:
+    def all(cls, kept: OllamaKept, now: Callable[[], float]) -> VectorsBack:
         return cls(kept, now, only_one=False)
 
     @classmethod
-    def one(cls, kept: Kept, now: Callable[[], float]) -> VectorsBack:
+    def one(cls, kept: OllamaKept, now: Callable[[], float]) -> VectorsBack:
         return cls(kept, now, only_one=True)
 
     def feed(self, data: bytes) -> bytes:  # noqa: ARG002 – no embedding comes as a stream
@@ -461,7 +464,8 @@ class VectorsBack:
 
 
 def _cut(vector: Raw, dimensions: int) -> Raw | list[float]:
-    """At most so many numbers of it (0: all, as they were written), scaled to length 1 as Ollama scales what it cuts.
+    """The first `dimensions` numbers of a vector (0: all, as they were written), scaled to length 1 as Ollama scales a
+    cut one.
 
     >>> _cut(Raw(b"[3.0,4.0,12.0]"), 2), bytes(_cut(Raw(b"[3.0,4.0]"), 2))
     ([0.6, 0.8], b'[3.0,4.0]')

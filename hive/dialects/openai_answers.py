@@ -1,7 +1,7 @@
-"""What a backend that speaks OpenAI's dialect answers, read for every translation alike. Sans I/O.
+"""Reading the answers of a backend that speaks OpenAI's dialect, for all translations alike. Sans I/O.
 
 Servers are read as generously as their clients read them: an `id` of null, counts written as `30.0`, half a surrogate
-pair, a `usage` of another shape cost nobody the answer. What is said is read strictly: a text that is no text fails.
+pair, a `usage` of another shape do not spoil the answer. Its contents are read strictly: a text that is no text fails.
 """
 
 from __future__ import annotations
@@ -12,32 +12,33 @@ from types import MappingProxyType
 
 import msgspec
 
-from hive.errors import BackendDown
+from hive.errors import BackendDown, StreamIncomplete
 
 Raw = msgspec.Raw
 NONE = Raw(b"null")
 NOT_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What `read` raises."""
+"""The exceptions that `read` raises."""
 GIVEN_UP = frozenset({"abort", "error"})
 """The `finish_reason` of a backend that was stopped (vLLM) or that failed (OpenRouter)."""
 MAX_HELD = 1024 * 1024
-"""Characters of the arguments of an answer's calls, and of what waits behind them; with more of either it fails."""
+"""Characters of the arguments of an answer's calls, and of the pieces that wait behind them; with more of either it
+fails."""
 MAX_WORDS = 4096
 """Characters of a backend's own words about an error."""
 _MOST_COUNTED = 2**53
 PIECES_KEPT = 1024
 """Pieces of a text kept one by one before they are joined."""
 _A_CALL = 64
-"""What a call is reckoned as beside its arguments."""
+"""The size that a call counts for beside its arguments."""
 
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
-"""No tool has another name for the backend than for the client."""
+"""The names if no tool has another name for the backend than for the client."""
 
 Number = int | float
 
 
 class Cached(msgspec.Struct, gc=False):
-    """What was written to a cache is `created_cache_tokens` (vLLM) or `cache_write_tokens` (OpenAI)."""
+    """Tokens read from a cache, and written to it: `created_cache_tokens` (vLLM) or `cache_write_tokens` (OpenAI)."""
 
     cached_tokens: Number | None = None
     created_cache_tokens: Number | None = None
@@ -82,9 +83,9 @@ class CallPiece(msgspec.Struct, gc=False):
     function: CalledFunction | None = None
 
 
-class Said(msgspec.Struct, gc=False):
+class Delta(msgspec.Struct, gc=False):
     """A delta, or a message. Thinking is `reasoning` (vLLM) or `reasoning_content` (llama-server); `function_call` is
-    what OpenAI had before `tool_calls`, and some servers still say."""
+    OpenAI's form before `tool_calls`, which some servers still send."""
 
     content: str | None = None
     refusal: str | None = None
@@ -117,7 +118,7 @@ class Token(msgspec.Struct, gc=False):
 
 
 class Logprobs(msgspec.Struct, gc=False):
-    """Of a chat `content`, of a completion vLLM's other three, one list for all tokens each."""
+    """Log probabilities: of a chat `content`, of a completion vLLM's other three, one list for all tokens each."""
 
     content: list[Token] | None = None
     tokens: list[str] | None = None
@@ -125,11 +126,11 @@ class Logprobs(msgspec.Struct, gc=False):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
-class Choice(msgspec.Struct, gc=False):
+class CompletionChoice(msgspec.Struct, gc=False):
     """`stop_reason`: vLLM's, the stop sequence that was met."""
 
-    delta: Said | None = None
-    message: Said | None = None
+    delta: Delta | None = None
+    message: Delta | None = None
     text: str | None = None
     finish_reason: str | None = None
     stop_reason: Raw = NONE
@@ -140,7 +141,7 @@ class Completion(msgspec.Struct, gc=False):
     """A chunk of a stream, or an answer in one piece."""
 
     id: str | int | None = None
-    choices: list[Choice] | None = None
+    choices: list[CompletionChoice] | None = None
     usage: TokenUsage | None = None
     timings: ServerTimings | None = None
     error: Raw = NONE
@@ -179,8 +180,27 @@ def read(payload: bytes) -> Completion:
         return _completion(readable(_HALF.sub(rb"\\ufffd", payload)))
 
 
+def read_whole(body: bytes) -> tuple[Completion, CompletionChoice, Delta]:
+    """A chat completion in one piece, its first choice and the message of that.
+
+    Raises BackendDown for what is none, StreamIncomplete for an aborted one.
+    """
+    try:
+        found = read(body)
+    except NOT_JSON:
+        raise BackendDown("the backend's answer is no chat completion") from None
+    if found.is_error:
+        raise BackendDown(f"the backend failed: {words_of(body)}")
+    choice = found.choices[0] if found.choices else None
+    if choice is None or choice.message is None:
+        raise BackendDown("the backend's answer has no message")
+    if choice.finish_reason in GIVEN_UP:
+        raise StreamIncomplete
+    return found, choice, choice.message
+
+
 def readable(payload: bytes) -> bytes:
-    """Without what nobody needs to understand an answer, where that cannot be read."""
+    """The payload without those unreadable members that are not needed to understand an answer."""
     found = _members(payload)
     for name, decode in _DISPENSABLE.items():
         if name in found:
@@ -204,7 +224,7 @@ def count(number: Number | None) -> int | None:
 
 
 class _Worded(msgspec.Struct):
-    """Wherever a server puts its words: OpenAI's and llama-server's `error`, FastAPI's `detail`, or `message`."""
+    """The places of a server's error text: OpenAI's and llama-server's `error`, FastAPI's `detail`, or `message`."""
 
     error: Raw = NONE
     detail: Raw = NONE
@@ -226,7 +246,7 @@ _text = msgspec.json.Decoder(str).decode
 
 
 def words_of(body: bytes) -> str:
-    """What a backend's error body says, at most 4096 characters of it; empty where it says nothing.
+    """The text of a backend's error body, at most 4096 characters of it; empty if it has none.
 
     >>> words_of(b'{"error":{"message":"Loading model","type":"unavailable_error","code":503}}')
     'Loading model'
@@ -322,12 +342,12 @@ class ToolCall:
 
     @property
     def unreadable(self) -> str:
-        """What there is to say of arguments that are no JSON object."""
+        """The error text for arguments that are no JSON object."""
         return f'the model called "{self.name[:60]}" with arguments that are no JSON object'
 
 
 class ToolCalls:
-    """Which call a piece belongs to, in whatever order pieces come.
+    """Assigns pieces to their calls, in any order of the pieces.
 
     A piece with an index belongs to the call of that index, but for a new id, which begins another (some servers say 0
     for all). Without one the id decides; without both it belongs to the last call, unless that has arguments and the
@@ -367,7 +387,7 @@ class ToolCalls:
         return self.begun
 
     def in_order(self) -> list[ToolCall]:
-        """As the model made them: by index, where each has one of its own."""
+        """The calls as the model made them: by index, if each has one of its own."""
         order = {call.number: index for index, call in self._by_index.items()}
         if len(order) < len(self.begun):
             return self.begun

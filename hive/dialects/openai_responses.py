@@ -1,16 +1,15 @@
 """OpenAI's Responses on a backend that is asked by chat completions: the requests. Sans I/O.
 
 Made from openai 3.51.0 (every field its types can send has a row in ROWS, which a test walks) and from the bodies that
-Codex sends. It is translated before every kind of backend, also before those that have `/v1/responses` themselves: what
-a field becomes, whose prompts may meet, and what is counted is then as for chat completions, and no server keeps a
-conversation.
+Codex sends. It is translated for every kind of backend, also for those that have `/v1/responses` themselves: so fields,
+the separation of prompts, and usage are as for chat completions, and no server keeps a conversation.
 
 Decided here, where the two leave it open:
 - A custom tool becomes a function with one text, `input`, and its calls become custom again. A regular expression holds
   that text where the server holds arguments to a schema; a grammar of Lark's no server follows in a function, so it
   goes to the model in words. Functions in a namespace are named with it, and lose it again on the way back.
-- What the model thought is `reasoning_text`; where the client asks for a summary, the thinking stands in its place:
-  nobody here makes a shorter one. It is taken back as `reasoning_content` from either.
+- The model's thinking is `reasoning_text`; if the client asks for a summary, the thinking stands in its place, as no
+  server here makes a shorter one. It is taken back as `reasoning_content` from either.
 - `allowed_tools` leaves the others out: chat completions of most servers know no such choice.
 - Nothing is stored here (hive.proxy has the storage): `with_items` puts what was stored into a request.
 """
@@ -23,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from hive.dialects.openai_responses_answers import Kept, ResponseBack
+from hive.dialects.openai_responses_answers import ResponseBack, ResponsesKept
 from hive.dialects.openai_responses_fields import ROWS, TABLE
 from hive.dialects.openai_responses_items import InputItems, flat
 from hive.dialects.openai_responses_output import INPUT, Called
@@ -40,7 +39,7 @@ from hive.dialects.taking import (
     shown,
     words,
 )
-from hive.dialects.translation import Fate, Sent, Way, WayBack
+from hive.dialects.translation import FieldFate, Sent, TranslatedEndpoint, WayBack
 from hive.errors import BadRequest, NotSupported
 
 Raw = msgspec.Raw
@@ -72,7 +71,7 @@ _ECHOED: Mapping[str, bytes] = {
     "truncation": b'"disabled"',
     "user": _NULL,
 }
-"""What an answer repeats of its request, and what it says where that was left out."""
+"""Fields that an answer repeats of its request, with what it says where they were left out."""
 
 
 # --- tools ------------------------------------------------------------------------------------------------------------
@@ -86,7 +85,7 @@ class FunctionTools:
     def __init__(self, taken: Taken) -> None:
         self._taken = taken
         self.said: dict[str, dict[str, Any]] = {}
-        """By the function's name."""
+        """Tools as they are sent, by the function's name."""
         self.calls: dict[str, Called] = {}
 
     def take(self, raw: Raw, at: str = "tools", namespace: str = "") -> None:
@@ -127,7 +126,7 @@ class FunctionTools:
         self._add(fields, at, namespace, Raw(_encode(schema)), custom=True)
 
     def _format(self, found: Fields, at: str) -> tuple[str, str]:
-        """What the text has to match, and what the model is told of it."""
+        """The format the text has to match, and what the model is told of it."""
         where = "tools[custom].format"
         kind = self._taken.kind(found, where, at)
         fields = self._taken.fields(found, f"{where}[{kind}]", at)
@@ -228,14 +227,14 @@ class ResponsesWay:
         _add_text(taken, fields, sent)
         logprobs = _add_logprobs(taken, fields, sent)
         _check_words(taken, fields)
-        kept = Kept(
+        kept = ResponsesKept(
             model=read_text(model, "model"), echo=_echo(found), calls=tools, summary=has_summary, logprobs=logprobs
         )
         return Sent(TARGET, _encode(sent), tuple(taken.dropped), _encode(kept))
 
     def back(self, kept: bytes, *, stream: bool, request_id: str = "") -> WayBack:
         return ResponseBack(
-            msgspec.json.decode(kept, type=Kept), stream=stream, request_id=request_id, clock=self._clock
+            msgspec.json.decode(kept, type=ResponsesKept), stream=stream, request_id=request_id, clock=self._clock
         )
 
 
@@ -300,7 +299,7 @@ def _add_logprobs(taken: Taken, fields: Fields, sent: dict[str, object]) -> bool
         row = ROWS.get(f"include[{name}]")
         if row is None:
             raise NotSupported(f"include: there is no way to say `{shown(name)}` in a chat completion")
-        if row.fate is Fate.HARMLESS:
+        if row.fate is FieldFate.HARMLESS:
             taken.dropped[f"include[{name}]"] = None
     most = read_number(fields["top_logprobs"], "top_logprobs") if "top_logprobs" in fields else 0
     if not most and "message.output_text.logprobs" not in included:
@@ -336,9 +335,9 @@ def _echo(found: Fields) -> dict[str, Raw]:
 
 
 class StorageAsked(msgspec.Struct, frozen=True):
-    """What a body says of storage: `previous`: the id of the answer it goes on from, empty for none. `store`: whether
-    its own answer is to be kept. `items`: its own input, a JSON array. `may_refer`: whether there may be references
-    among them. `rest`: all else of the body, an object; empty where it names nothing that is stored."""
+    """The storage that a body asks for. `previous`: the id of the answer it goes on from, empty for none. `store`:
+    whether its own answer is to be kept. `items`: its own input, a JSON array. `may_refer`: whether there may be
+    references among them. `rest`: all else of the body, an object; empty where it names nothing that is stored."""
 
     previous: str
     store: bool
@@ -388,9 +387,11 @@ def with_items(rest: bytes, arrays: Sequence[bytes]) -> list[bytes]:
 
 
 def as_stored(kept: bytes, *, previous: str, store: bool) -> bytes:
-    """What the way back knows (`Sent.kept`), for an answer that says whether it is stored, and which one it goes on
+    """`Sent.kept`, which the way back knows, for an answer that says whether it is stored, and which one it goes on
     from."""
-    return _encode(msgspec.structs.replace(msgspec.json.decode(kept, type=Kept), store=store, previous=previous))
+    return _encode(
+        msgspec.structs.replace(msgspec.json.decode(kept, type=ResponsesKept), store=store, previous=previous)
+    )
 
 
-WAYS: dict[str, Way] = {"/v1/responses": ResponsesWay()}
+WAYS: dict[str, TranslatedEndpoint] = {"/v1/responses": ResponsesWay()}

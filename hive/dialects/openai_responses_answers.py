@@ -19,18 +19,19 @@ from hive.dialects.openai_answers import (
     MAX_WORDS,
     NOT_JSON,
     Cached,
-    Choice,
+    CompletionChoice,
     TokenUsage,
     count,
     kind_of,
     read,
+    read_whole,
     status_of,
     words_of,
 )
 from hive.dialects.openai_responses_output import Called, ResponseEvents, ResponseOutput, likely_of
 from hive.dialects.sse import SseReader
 from hive.domain import Dialect
-from hive.errors import BackendDown, HiveError, StreamIncomplete
+from hive.errors import BackendDown, HiveError
 
 Raw = msgspec.Raw
 _encode = msgspec.json.Encoder().encode
@@ -38,10 +39,10 @@ _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"
 _LIMITED = "rate_limit_error"
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """Of the request: the model as it was named there, what an answer repeats, its names of tools by those the backend
-    was told (hive.dialects.fitting), the tools it calls otherwise, whether thoughts are told as a summary, whether it
-    is told how likely tokens were, whether the answer will be stored, and from which one it goes on."""
+class ResponsesKept(msgspec.Struct, frozen=True):
+    """The facts about the request that the way back needs: the model as it was named there, the fields that an answer
+    repeats, its names of tools by those the backend was told (hive.dialects.fitting), the tools it calls by other
+    names, marks for thoughts as a summary, for log probabilities and for storage, and the response it continues."""
 
     model: str = ""
     echo: dict[str, Raw] = {}
@@ -54,7 +55,7 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 def response_id(request_id: str) -> str:
-    """Of the answer to a request.
+    """The id of the response to a request.
 
     >>> response_id("a1b2-7")
     'resp_a1b2-7'
@@ -88,7 +89,7 @@ def usage_of(usage: TokenUsage | None) -> dict[str, Any] | None:
 class ResponseBack:
     """One answer on its way back.
 
-    >>> back = ResponseBack(Kept(model="m"), stream=True, request_id="e-1", clock=lambda: 7.0)
+    >>> back = ResponseBack(ResponsesKept(model="m"), stream=True, request_id="e-1", clock=lambda: 7.0)
     >>> said = back.feed(b'data: {"id":"chatcmpl-1","choices":[{"delta":{"content":"hi"}}]}\\n\\n')
     >>> [line[7:].decode() for line in said.splitlines() if line.startswith(b"event:")][2:]
     ['response.output_item.added', 'response.content_part.added', 'response.output_text.delta']
@@ -103,7 +104,7 @@ class ResponseBack:
         *("_request_id", "_usage", "content_type", "gave_up"),
     )
 
-    def __init__(self, kept: Kept, *, stream: bool, request_id: str, clock: Callable[[], float]) -> None:
+    def __init__(self, kept: ResponsesKept, *, stream: bool, request_id: str, clock: Callable[[], float]) -> None:
         """`request_id`: Hive's, of which ids are made."""
         self.content_type = b"text/event-stream; charset=utf-8" if stream else b"application/json"
         self._kept = kept
@@ -116,7 +117,7 @@ class ResponseBack:
         self._output = ResponseOutput(self._events, tag, names=kept.names, called=kept.calls, as_summary=kept.summary)
         self._begun = False
         self._over = False
-        """Whether nothing more is said: after the last event, or once it is broken."""
+        """True once nothing more is written: after the last event, or after an error."""
         self._reason = ""
         self._usage: TokenUsage | None = None
         self._made = b""
@@ -136,7 +137,7 @@ class ResponseBack:
         return self._take(self._reader.feed(data))
 
     def end(self) -> bytes:
-        """What an end of bytes completes; no end of its own."""
+        """Events that the end of the bytes completes; no end of its own."""
         return self._take(self._reader.end())
 
     def _take(self, payloads: list[bytes]) -> bytes:
@@ -174,7 +175,7 @@ class ResponseBack:
         for name in ("response.created", "response.in_progress"):
             self._events.add(name, {"response": self._response("in_progress", [])})
 
-    def _say(self, choice: Choice) -> None:
+    def _say(self, choice: CompletionChoice) -> None:
         if choice.delta is not None:
             self._output.take(choice.delta, likely_of(choice.logprobs) if self._kept.logprobs else [])
         if choice.finish_reason is not None:
@@ -218,19 +219,8 @@ class ResponseBack:
 
     def whole(self, body: bytes) -> bytes:
         """The answer. Raises BackendDown for what is no chat completion, StreamIncomplete for an aborted one."""
-        try:
-            found = read(body)
-        except NOT_JSON:
-            raise BackendDown("the backend's answer is no chat completion") from None
-        if found.is_error:
-            raise BackendDown(f"the backend failed: {words_of(body)}")
-        choice = found.choices[0] if found.choices else None
-        if choice is None or choice.message is None:
-            raise BackendDown("the backend's answer has no message")
-        if choice.finish_reason in GIVEN_UP:
-            raise StreamIncomplete
-        self._reason, self._usage = choice.finish_reason or "", found.usage
-        message, calls = choice.message, choice.message.calls
+        found, choice, message = read_whole(body)
+        self._reason, self._usage, calls = choice.finish_reason or "", found.usage, message.calls
         message.tool_calls = message.function_call = None
         self._output.take(message, likely_of(choice.logprobs) if self._kept.logprobs else [])
         self._output.take_whole_calls(calls)
@@ -242,7 +232,7 @@ class ResponseBack:
     def error(self, status: int, body: bytes) -> bytes:
         """The backend's own error, its words kept; as it is, where it is one of OpenAI's already.
 
-        >>> back = ResponseBack(Kept(), stream=False, request_id="", clock=lambda: 0.0)
+        >>> back = ResponseBack(ResponsesKept(), stream=False, request_id="", clock=lambda: 0.0)
         >>> back.error(404, b'{"detail":"Not Found"}')
         b'{"error":{"message":"Not Found","type":"not_found_error","param":null,"code":null}}'
         """

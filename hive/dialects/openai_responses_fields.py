@@ -1,9 +1,9 @@
-"""Every field of OpenAI's Responses, and what becomes of it. Pure."""
+"""Every field of OpenAI's Responses, and its fate in the translation. Pure."""
 
 from __future__ import annotations
 
 from hive.dialects.taking import FieldRows, aside, kinds, no, to
-from hive.dialects.translation import Fate, Row
+from hive.dialects.translation import FieldFate, FieldRow
 
 _AT_OPENAI = "this runs on OpenAI's servers, and nothing leaves this box; give a function of your own instead"
 _OF_OPENAI = "only OpenAI's models know this tool's schema; give a function of your own with name and parameters"
@@ -11,7 +11,7 @@ _NOT_KEPT = "no conversations are kept under a name here; send all items"
 _FETCHED = "nothing is fetched from here; send the content itself"
 _FILES = "there is no store of files here; send the content itself"
 _CACHE = "servers cache every beginning of a prompt by themselves"
-_WHO = "who asks is nobody else's business"
+_USER = "no server needs to know the client's user"
 _RAN = "only OpenAI's servers ran it; what came of it stands in the answer after it"
 _ALL_TOOLS = "all tools are shown to the model from the beginning, so none has to be searched for"
 _CALLER = "every tool here is called by the model itself"
@@ -23,8 +23,8 @@ _ITEMS = (
 )
 _PARTS = ("input_text", "input_image", "input_file", "output_text", "refusal")
 
-ROWS: dict[str, Row] = {
-    **{name: Row(Fate.MAPPED, to=name) for name in _SAME},
+ROWS: dict[str, FieldRow] = {
+    **{name: FieldRow(FieldFate.MAPPED, to=name) for name in _SAME},
     **to("messages", "input", "instructions"),
     **to("max_tokens", "max_output_tokens"),
     **to("tools", "tools"),
@@ -49,10 +49,10 @@ ROWS: dict[str, Row] = {
     **aside("which piece is how long is not hidden", "stream_options.include_obfuscation"),
     **aside("chat templates leave earlier thinking out themselves", "reasoning.context"),
     **aside("there is one way of thinking", "reasoning.mode"),
-    **aside(_WHO, "user", "safety_identifier", "client_metadata"),
+    **aside(_USER, "user", "safety_identifier", "client_metadata"),
     **aside(_CACHE, "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
     **aside("requests are ordered by Hive's tiers", "service_tier"),
-    **aside("whom OpenAI lets ask what", "access_programs"),
+    **aside("it concerns access to OpenAI's own models", "access_programs"),
     **aside("how an image is packed is the server's to say", "image"),
     **aside(
         "Hive's own to say",
@@ -95,7 +95,7 @@ ROWS: dict[str, Row] = {
     **to("tools.function.description", "tools[namespace].description"),
     **to("tools", "tools[namespace].tools"),
     **aside(_ALL_TOOLS, "tools[function].defer_loading", "tools[custom].defer_loading", *kinds("tools", "tool_search")),
-    **aside("nobody here checks what a tool answers", "tools[function].output_schema"),
+    **aside("no server here checks the result of a tool", "tools[function].output_schema"),
     **aside("what is called is waited for", "tools[function].async", "tools[custom].async"),
     **no(_CALLER, "tools[function].allowed_callers", "tools[custom].allowed_callers"),
     **aside("Codex gives it with every request, and nothing leaves this box", "tools[web_search].external_web_access"),
@@ -152,12 +152,12 @@ ROWS: dict[str, Row] = {
     **no("servers here read no files; send its text", "content[input_file].file_data"),
     **no(_FETCHED, "content[input_file].file_url"),
     **aside("the text says it", "content[input_file].filename", "content[input_file].detail"),
-    **aside("nobody here tells from where it has a sentence", "content[output_text].annotations"),
+    **aside("no server here names its sources", "content[output_text].annotations"),
     **aside("what was likely is no part of a conversation", "content[output_text].logprobs"),
     **aside(_CACHE, *(f"content[{of}].prompt_cache_breakpoint" for of in _PARTS)),
 }
-"""By the field's name, with dots into objects; in brackets the `type` of an object that may be of several, or the value
-of a text that may be one of several."""
+"""Rows by the field's name, with dots into objects; in brackets the `type` of an object that may be of several, or the
+value of a text that may be one of several."""
 
 _IDLE = {
     "tools[function].allowed_callers": b'["direct"]',

@@ -47,14 +47,14 @@ class InputItems:
     def __init__(self, taken: Taken, instructions: str) -> None:
         self._taken = taken
         self._system = [instructions] if instructions else []
-        """What is to stand in the one system message at the beginning."""
+        """Texts for the one system message at the beginning."""
         self._at_begin = True
         self._thoughts: list[str] = []
         self._parts: list[dict[str, Any]] = []
         self._calls: list[object] = []
-        """These three: what the model said last, which is one message."""
+        """The calls of the model's last message, as the lists above are its thoughts and its parts."""
         self._images: list[dict[str, Any]] = []
-        """Out of results of tools."""
+        """Images out of the results of tools."""
         self.said: list[dict[str, Any]] = []
 
     def take(self, raw: Raw) -> list[dict[str, Any]]:
@@ -135,7 +135,7 @@ class InputItems:
         self._end_results()
 
     def _end_turn(self) -> None:
-        """What the model said is over: it becomes one message."""
+        """Makes one message of what the model said until now."""
         if not self._parts and not self._calls:
             if any(self._thoughts):
                 self._taken.dropped["input[reasoning]"] = None
@@ -176,7 +176,7 @@ class InputItems:
         self._images.extend(part for part in parts if "text" not in part)
 
     def _thinking(self, fields: Fields, at: str) -> str:
-        """What it thought; where that is not there, what was told of it."""
+        """The thoughts; of an item without them, their summary."""
         for name in ("content", "summary"):
             if name in fields and (text := self._text(fields[name], f"{at}.{name}")):
                 return text
@@ -194,7 +194,7 @@ class InputItems:
                 yield where, kind, self._taken.fields(found, f"content[{kind}]", where)
 
     def _text(self, raw: Raw, at: str) -> str:
-        """Of a message that is text alone."""
+        """The text of a message that is text alone."""
         if memoryview(raw)[0] == _QUOTE:
             return read_text(raw, at)
         return "\n\n".join(filter(None, (self._words(*part) for part in self._parts_in(raw, at))))

@@ -1,4 +1,4 @@
-"""The items of an answer of Responses, and the events that tell of them. Sans I/O.
+"""The items of an answer of Responses, and their events. Sans I/O.
 
 Texts and thoughts are told one after the other; calls stay open side by side until the answer ends, as pieces of them
 come in any order. Every event has its number, and the items theirs, so that clients put together what belongs together.
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from hive.dialects.openai_answers import PIECES_KEPT, CallPiece, Logprobs, Said, ToolCall, ToolCalls, is_object
+from hive.dialects.openai_answers import PIECES_KEPT, CallPiece, Delta, Logprobs, ToolCall, ToolCalls, is_object
 from hive.errors import BackendDown
 
 MAX_TEXT = 16 * 1024 * 1024
@@ -31,7 +31,7 @@ _NONE_LIKELY = b',"logprobs":[]'
 
 
 class Called(msgspec.Struct, frozen=True):
-    """What the client calls a function that it names otherwise. `custom`: it is a custom tool, called with a text."""
+    """A client's name of a function that has another for the backend. `custom`: of a custom tool."""
 
     name: str
     namespace: str = ""
@@ -51,7 +51,7 @@ class ResponseEvents:
 
     def __init__(self) -> None:
         self.number = 0
-        """Of the next event."""
+        """The number of the next event."""
         self.said: list[bytes] = []
 
     def add(self, name: str, fields: dict[str, Any]) -> None:
@@ -60,13 +60,13 @@ class ResponseEvents:
         self.said.append(b"event: %b\ndata: %b\n\n" % (name.encode(), told))
 
     def delta(self, kind: bytes, item: OutputItem, of: bytes, at: int, words: str, more: bytes = b"") -> None:
-        """A piece of a text within an item. `of`: by what its place is called (`content`, `summary`)."""
+        """Writes a piece of a text within an item. `of`: the name of its place (`content`, `summary`)."""
         told = (kind, kind, item.id, item.index, of, at, _encode(words), more, self.number)
         self.number += 1
         self.said.append(_DELTA % told)
 
     def arguments(self, kind: bytes, item: OutputItem, words: str) -> None:
-        """A piece of what a tool is called with."""
+        """Writes a piece of a tool's arguments."""
         self.said.append(_ARGUMENTS % (kind, kind, item.id, item.index, _encode(words), self.number))
         self.number += 1
 
@@ -86,7 +86,7 @@ class OutputItem(Protocol):
         """The item as it is now."""
 
     def end(self, events: ResponseEvents) -> None:
-        """Nothing more belongs to it."""
+        """Ends the item: nothing more belongs to it."""
 
 
 class _Text:
@@ -107,7 +107,7 @@ class _Text:
 
 
 class MessageItem:
-    """What the model says: a text, a refusal, or both."""
+    """The model's message: a text, a refusal, or both."""
 
     __slots__ = ("_parts", "id", "index")
 
@@ -156,7 +156,7 @@ def _part(kind: str, text: str, tokens: list[object]) -> dict[str, Any]:
 
 
 class ReasoningItem:
-    """What the model thinks: its own words, or as the summary of them, where the client asked for one."""
+    """The model's thoughts: its own words, or as the summary of them, where the client asked for one."""
 
     __slots__ = ("_as_summary", "_text", "id", "index")
 
@@ -200,8 +200,8 @@ class ReasoningItem:
         return {**head, "summary": [], "content": [self._part] if text else []}
 
 
-class FunctionCallItem:
-    """A call of a function. `call`: what came of it so far."""
+class CallItem:
+    """A call of a tool. `call`: what came of it so far."""
 
     __slots__ = ("_call_id", "_called", "call", "id", "index")
 
@@ -211,6 +211,17 @@ class FunctionCallItem:
         self.call = call
         self._called = called
         self._call_id = call_id
+
+    def _told(self, kind: str, status: str, written: dict[str, str]) -> dict[str, Any]:
+        head = {"id": self.id.decode(), "type": kind, "status": status}
+        space = {"namespace": self._called.namespace} if self._called.namespace else {}
+        return {**head, "call_id": self._call_id, "name": self._called.name, **space, **written}
+
+
+class FunctionCallItem(CallItem):
+    """A call of a function."""
+
+    __slots__ = ()
 
     def say(self, words: str, events: ResponseEvents) -> None:
         if words:
@@ -232,26 +243,17 @@ class FunctionCallItem:
         return self.call.arguments if self.call.arguments.strip() else "{}"
 
     def told(self, status: str) -> dict[str, Any]:
-        head = {"id": self.id.decode(), "type": "function_call", "status": status}
-        space = {"namespace": self._called.namespace} if self._called.namespace else {}
         written = "" if status == "in_progress" else self._written
-        return {**head, "call_id": self._call_id, "name": self._called.name, **space, "arguments": written}
+        return self._told("function_call", status, {"arguments": written})
 
 
-class CustomCallItem:
+class CustomCallItem(CallItem):
     """A call of a custom tool: its text is told once it is whole, as it comes inside JSON."""
 
-    __slots__ = ("_call_id", "_called", "call", "id", "index")
-
-    def __init__(self, id: bytes, index: int, call: ToolCall, called: Called, call_id: str) -> None:
-        self.id = id
-        self.index = index
-        self.call = call
-        self._called = called
-        self._call_id = call_id
+    __slots__ = ()
 
     def say(self, words: str, events: ResponseEvents) -> None:
-        """Nothing yet."""
+        """Writes nothing yet: the text is written whole at the end."""
 
     def end(self, events: ResponseEvents) -> None:
         text = custom_input(self.call.arguments)
@@ -260,10 +262,8 @@ class CustomCallItem:
         events.add("response.custom_tool_call_input.done", {**place, "input": text})
 
     def told(self, status: str) -> dict[str, Any]:
-        head = {"id": self.id.decode(), "type": "custom_tool_call", "status": status}
-        space = {"namespace": self._called.namespace} if self._called.namespace else {}
         text = "" if status == "in_progress" else custom_input(self.call.arguments)
-        return {**head, "call_id": self._call_id, "name": self._called.name, **space, "input": text}
+        return self._told("custom_tool_call", status, {"input": text})
 
 
 def custom_input(arguments: str) -> str:
@@ -305,8 +305,8 @@ class ResponseOutput:
     def __repr__(self) -> str:
         return f"<ResponseOutput {len(self.items)} items, {len(self._of_call)} calls>"
 
-    def take(self, said: Said, likely: list[object]) -> None:
-        """What one delta, or a whole message, says. Raises BackendDown where it is too much."""
+    def take(self, said: Delta, likely: list[object]) -> None:
+        """Takes one delta, or a whole message. Raises BackendDown where it is too much."""
         if said.thinking:
             self._grow(said.thinking)
             self._thought().say(said.thinking, self._events)
@@ -325,7 +325,7 @@ class ResponseOutput:
             self._begin_call(call)
 
     def end(self, *, cut_off: bool) -> None:
-        """Nothing more comes. `cut_off`: the answer ended for its length, and what is open is not whole."""
+        """Ends the output. `cut_off`: the answer ended for its length, and what is open is not whole."""
         for call in self._calls.begun:
             if call.number not in self._of_call:
                 self._begin_call(call)
@@ -406,7 +406,7 @@ class ResponseOutput:
 
 
 def likely_of(logprobs: Logprobs | None) -> list[object]:
-    """How likely each token was, as Responses tell it."""
+    """Probabilities of tokens, as Responses tell them."""
     if logprobs is None or not logprobs.content:
         return []
     return [

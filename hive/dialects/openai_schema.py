@@ -1,11 +1,11 @@
 """A chat completion as OpenAI's own server takes it: names of tools, and schemas that it holds an answer to. Pure.
 
 OpenAI's server takes names of at most 64 letters, digits, `_` and `-`; Anthropic's clients have up to 128 (those of MCP
-servers are often longer than 64), Ollama's any. Another name goes there, and the way back says the client's again.
+servers are often longer than 64), Ollama's any. Other names are replaced, and the way back puts the client's in again.
 
-It holds an answer to a schema (`strict`) only where every property is required and none is let in besides. That the
-client let none in besides is added where it is not said, as that only narrows what may come; a property that may be
-left out is not made required, as the model would have to make up a value for it: such a schema is refused.
+It holds an answer to a schema (`strict`) only if every property is required and no other is permitted. The ban on other
+properties is added if the client's schema lacks it, as that only narrows the answers. An optional property is not made
+required, as the model would have to invent a value for it: such a schema is refused.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def sent_name(name: str) -> str:
 
 
 def _named(holder: dict[str, Raw], names: dict[str, str]) -> dict[str, Raw]:
-    """What has a `function` with a name, under the name that is sent."""
+    """A tool or choice with a `function`, under the name that is sent."""
     if "function" not in holder:
         return holder
     function = _object(holder["function"])

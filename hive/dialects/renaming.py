@@ -62,6 +62,6 @@ class Renamer:
         return data
 
     def end(self) -> bytes:
-        """What was held back and was no name."""
+        """Held-back bytes that were no name after all."""
         rest, self._tail = self._tail, b""
         return rest

@@ -22,16 +22,16 @@ class SseReader:
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
-        """Of the line that has not ended, or a carriage return whose line feed may be the next byte."""
+        """Pieces of the line that has not ended, or a carriage return that a line feed may follow."""
         self._lines: list[bytes] = []
         """The data lines of the event that has not ended."""
         self._open = False
-        """Whether a field of an event has been seen that has not ended."""
+        """True while an event has begun and not ended."""
         self._lines_bytes = self._pieces_bytes = 0
         self._given_up = False
         self._begun = False
         self.lost = False
-        """Whether an event was given up: what is made of the others has a hole."""
+        """True once an event was given up: the others have a hole between them."""
 
     @property
     def begun(self) -> bool:
@@ -138,12 +138,12 @@ class UsageStripper:
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
-        """Of the event that has not ended; joined once, at its end."""
+        """Pieces of the event that has not ended; joined once, at its end."""
         self._held = 0
         self._tail = b""
         """The last bytes of that event: its end may be split."""
         self._passing = False
-        """Whether an event that was too long to be held passes as it is."""
+        """True while an event that was too long to be held passes as it is."""
 
     @property
     def at_boundary(self) -> bool:
@@ -187,7 +187,7 @@ class UsageStripper:
         return self.end() if self._passing else b""
 
     def end(self) -> bytes:
-        """What was held back of an event that never ended."""
+        """Held-back bytes of an event that never ended."""
         rest = b"".join(self._pieces)
         self._pieces.clear()
         self._held = 0

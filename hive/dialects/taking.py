@@ -1,4 +1,4 @@
-"""How a request of a client's dialect is taken apart by the table of its fields. Sans I/O."""
+"""Taking a request of a client's dialect apart by the table of its fields. Sans I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hive.dialects.translation import Fate, Row
+from hive.dialects.translation import FieldFate, FieldRow
 from hive.errors import BadRequest, NotSupported
 
 Raw = msgspec.Raw
@@ -17,19 +17,19 @@ T = TypeVar("T")
 Fields = dict[str, Raw]
 
 
-def to(field: str, *names: str) -> dict[str, Row]:
+def to(field: str, *names: str) -> dict[str, FieldRow]:
     """Rows of names that become this field of the backend's."""
-    return dict.fromkeys(names, Row(Fate.MAPPED, to=field))
+    return dict.fromkeys(names, FieldRow(FieldFate.MAPPED, to=field))
 
 
-def no(why: str, *names: str) -> dict[str, Row]:
+def no(why: str, *names: str) -> dict[str, FieldRow]:
     """Rows of names that are refused."""
-    return dict.fromkeys(names, Row(Fate.REFUSED, why=why))
+    return dict.fromkeys(names, FieldRow(FieldFate.REFUSED, why=why))
 
 
-def aside(why: str, *names: str) -> dict[str, Row]:
+def aside(why: str, *names: str) -> dict[str, FieldRow]:
     """Rows of names that are left out and told."""
-    return dict.fromkeys(names, Row(Fate.HARMLESS, why=why))
+    return dict.fromkeys(names, FieldRow(FieldFate.HARMLESS, why=why))
 
 
 def kinds(where: str, *names: str) -> list[str]:
@@ -51,17 +51,17 @@ class FieldRows:
     """The rows of one endpoint, by the field's name, with dots into objects; in brackets the `type` of an object that
     may be of several.
 
-    `idle`: values that ask for nothing, beside those that are empty. `history`: begins the names of what a conversation
-    is made of. `dialect`: in which something cannot be said, for messages.
+    `idle`: values that ask for nothing, beside the empty ones. `history`: the beginning of the names of a
+    conversation's parts. `dialect`: the name of the dialect, for messages about fields it does not have.
     """
 
-    def __init__(self, rows: Mapping[str, Row], idle: Mapping[str, bytes], *, history: str, dialect: str) -> None:
+    def __init__(self, rows: Mapping[str, FieldRow], idle: Mapping[str, bytes], *, history: str, dialect: str) -> None:
         self.rows = rows
         self.idle = idle
         self.history = history
         self.dialect = dialect
-        self.inside: dict[str, dict[str, Row]] = {}
-        """The rows by what they stand in, then by name."""
+        self.inside: dict[str, dict[str, FieldRow]] = {}
+        """The rows by their object, then by name."""
         for name, row in rows.items():
             if not name.endswith("]"):
                 where, _, inner = name.rpartition(".")
@@ -77,7 +77,7 @@ class FieldRows:
             return True
         name = f"{where}[{read_text(raw, 'type')}]"
         row = self.rows.get(name)
-        return row.fate is not Fate.REFUSED if row is not None else name in self.inside
+        return row.fate is not FieldFate.REFUSED if row is not None else name in self.inside
 
 
 class Taken:
@@ -88,9 +88,10 @@ class Taken:
     def __init__(self, table: FieldRows) -> None:
         self._table = table
         self.dropped: dict[str, None] = {}
-        """By the name of the row, in the order of the body; each once."""
+        """Left-out fields by the name of the row, in the order of the body; each once."""
         self.is_earlier = False
-        """Whether a message of an earlier turn is taken apart: what its blocks ask beside is left out, not refused."""
+        """True while a message of an earlier turn is taken apart: unknown wishes of its blocks are left out, not
+        refused."""
 
     def fields(self, found: Fields, where: str, at: str) -> Fields:
         """The mapped fields of an object that are there and not null. `where`: in the table; `at`: in this body."""
@@ -100,7 +101,7 @@ class Taken:
             row = rows.get(name)
             if value == _NULL or (name == "type" and where.endswith("]")):
                 continue
-            if row is not None and row.fate is Fate.MAPPED:
+            if row is not None and row.fate is FieldFate.MAPPED:
                 taken[name] = value
             elif row is None and not where:
                 raise NotSupported(f"there is no way to say the field `{shown(name)}` in {self._table.dialect}")
@@ -116,20 +117,20 @@ class Taken:
         row = self._table.rows.get(f"{where}[{kind}]")
         if row is None and f"{where}[{kind}]" not in self._table.inside:
             raise NotSupported(f"{at}: there is no way to say `{shown(kind)}` in {self._table.dialect}")
-        if row is not None and row.fate is Fate.REFUSED:
+        if row is not None and row.fate is FieldFate.REFUSED:
             raise NotSupported(f"{at}: `{shown(kind)}` is not taken: {row.why}")
-        if row is not None and row.fate is Fate.HARMLESS:
+        if row is not None and row.fate is FieldFate.HARMLESS:
             self.dropped[f"{where}[{kind}]"] = None
             return ""
         return kind
 
-    def _leave(self, name: str, row: Row | None, value: Raw, at: str) -> None:
+    def _leave(self, name: str, row: FieldRow | None, value: Raw, at: str) -> None:
         written = msgspec.json.format(bytes(value), indent=-1)
         if written in _EMPTY or written == self._table.idle.get(name):
             return
         if (
             row is not None
-            and row.fate is Fate.REFUSED
+            and row.fate is FieldFate.REFUSED
             and not (self.is_earlier and name.startswith(self._table.history))
         ):
             raise NotSupported(f"{shown(at)} is not taken: {row.why}")
@@ -146,7 +147,8 @@ def shown(name: str) -> str:
 
 
 def _read(decode: Callable[[bytes | Raw], T], what: str, raw: bytes | Raw, at: str) -> T:
-    """In pydantic's words where it cannot be read, as Anthropic's own and vLLM have them."""
+    """Decodes a value. An unreadable one raises BadRequest in pydantic's words, as Anthropic's own server and vLLM have
+    them."""
     try:
         return decode(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -162,7 +164,7 @@ read_number = partial(_read, msgspec.json.Decoder(int | float).decode, "integer"
 
 
 def read_objects(raw: Raw, at: str) -> list[Fields]:
-    """In one pass over megabytes; one by one only to say which of them is none."""
+    """The objects of a list, read in one pass over megabytes; one by one only to tell which of them is no object."""
     try:
         return _objects(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -1,8 +1,7 @@
-"""How many tokens a prompt of Anthropic's dialect may have, where no server counts them. Pure.
+"""An estimate of the tokens of a prompt in Anthropic's dialect, for backends that do not count them. Pure.
 
 OpenAI's dialect has no endpoint that counts the tokens of messages, and each model counts in its own way. Clients that
-ask all the time how full a conversation is (Claude Code) need a number all the same; it says of itself that it is
-reckoned, not counted.
+often ask for the length of a conversation (Claude Code) need a number all the same; it is marked as an estimate.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from hive.errors import BadRequest
 
 Raw = msgspec.Raw
 BYTES_A_TOKEN = 3.5
-"""Of UTF-8: English has about 4, source code 3 to 3.5, Chinese about one token a character, which has 3."""
+"""Bytes of UTF-8 per token: English has about 4, source code 3 to 3.5, Chinese about one token a character, which has
+3."""
 A_MESSAGE = 4
 AN_IMAGE = 1600
 """The most that one costs at Anthropic's: an estimate that is too low lets a context run over."""
@@ -28,7 +28,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def estimate(fields: Mapping[str, Raw]) -> int:
-    """Of the fields of a request: `system`, `messages` and `tools`, whose schemas a model reads as they stand.
+    """The estimate for the fields of a request: `system`, `messages` and `tools`, with the schemas as they stand.
 
     Raises BadRequest for what cannot be read.
 
@@ -64,7 +64,7 @@ def reckoned(raw: Raw) -> int:
 
 
 def told(fields: Mapping[str, Raw]) -> bytes:
-    """As an answer of `/v1/messages/count_tokens`, marked as an estimate.
+    """An answer of `/v1/messages/count_tokens`, marked as an estimate.
 
     >>> told({"messages": Raw(b"[]")})
     b'{"input_tokens":0,"estimated":true}'

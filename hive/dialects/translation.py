@@ -1,7 +1,7 @@
-"""What a translation between two dialects is: the way there and the way back of one request, sans I/O.
+"""The parts of a translation between two dialects: the way there and the way back of one request, sans I/O.
 
-Used where the backend does not speak the client's dialect. The way there is gone once, with the whole body; the way
-back byte by byte, as the backend's answer comes.
+Used if the backend does not speak the client's dialect. The way there is used once, with the whole body; the way back
+piece by piece, as the backend's answer comes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hive.dialects.errors import GaveUp
 class Sent(msgspec.Struct, frozen=True):
     """A request as the backend takes it.
 
-    `target`: whom it asks there. `dropped`: fields of the client's that have no place there and change no answer, to be
-    told in X-Hive-Dropped; `clamped`: fields that say less there, as `name=value`. `kept`: JSON, what the way back has
-    to know of the request; it may cross a process.
+    `target`: the path it goes to. `dropped`: fields of the client's that have no place there and change no answer, to
+    be told in X-Hive-Dropped; `clamped`: fields with a smaller value there, as `name=value`. `kept`: JSON, the facts
+    about the request that the way back needs; it may cross a process.
     """
 
     target: str
@@ -29,19 +29,19 @@ class Sent(msgspec.Struct, frozen=True):
     clamped: tuple[str, ...] = ()
 
 
-class Fate(StrEnum):
-    """What becomes of a field of the client's request: `MAPPED` to one of the backend's; `REFUSED`, as the answer
-    would be another without it; `HARMLESS`, left out and told."""
+class FieldFate(StrEnum):
+    """The fate of a field of the client's request: `MAPPED` to one of the backend's; `REFUSED`, as the answer would be
+    another without it; `HARMLESS`, left out and told."""
 
     MAPPED = "mapped"
     REFUSED = "refused"
     HARMLESS = "harmless"
 
 
-class Row(msgspec.Struct, frozen=True):
+class FieldRow(msgspec.Struct, frozen=True):
     """`to`: the backend's field, with dots into objects. `why`: of one that is refused or left out."""
 
-    fate: Fate
+    fate: FieldFate
     to: str = ""
     why: str = ""
 
@@ -57,8 +57,8 @@ class WayBack(Protocol):
 
     @property
     def gave_up(self) -> GaveUp | None:
-        """Why there will be no end: the backend said that it gave up, or what it says cannot be told. Nothing follows
-        what `feed` and `end` gave until then, and the error itself is not among it."""
+        """The reason why there will be no end: the backend said that it gave up, or its answer cannot be translated.
+        Nothing follows what `feed` and `end` gave until then, and the error itself is not among it."""
 
     def feed(self, data: bytes) -> bytes:
         """Bytes of the backend's stream, split anywhere; nothing is held back longer than its event lasts."""
@@ -76,11 +76,11 @@ class WayBack(Protocol):
         """An error's body of the client's dialect, which is one line, as the last of this stream."""
 
 
-class Way(Protocol):
+class TranslatedEndpoint(Protocol):
     """One endpoint of the client's dialect."""
 
     @property
-    def rows(self) -> dict[str, Row]:
+    def rows(self) -> dict[str, FieldRow]:
         """Every field a body may have, by its name, with dots into objects."""
 
     def there(self, body: bytes) -> Sent:

@@ -1,4 +1,4 @@
-"""How a backend on another machine is reached: the key it asks for, and how its certificate is checked.
+"""Access to a backend on another machine: the key it asks for, and the check of its certificate.
 
 The key is never in an argument, a log or an answer. It goes to a server over TLS, or to one of this machine that is
 `remote`: in the clear to another host it would be everybody's.
@@ -15,45 +15,46 @@ from pathlib import Path
 
 import msgspec
 
-from hive.domain import BackendKind, origin_of
+from hive.domain import origin_of
 from hive.errors import ConfigError, NotPermitted
 from hive.host.credentials import credential
-from hive.settings import Inference
+from hive.settings.table import InferenceSection
 
 CREDENTIAL = "backend-api-key"
 KEY_MAX_BYTES = 4096
 
 
-class Access(msgspec.Struct, frozen=True):
+class RemoteAccess(msgspec.Struct, frozen=True):
     """`ca_file`: empty for the system's authorities. Printed without the key."""
 
     key: str = ""
     ca_file: str = ""
 
     def __repr__(self) -> str:
-        return f"<Access {'with a key' if self.key else 'without a key'}, {self.ca_file or 'the system CAs'}>"
+        return f"<RemoteAccess {'with a key' if self.key else 'without a key'}, {self.ca_file or 'the system CAs'}>"
 
-    def shown_to(self, kind: BackendKind | None, address: str) -> Access:
-        """The same, without the key where this server is not to see it. `kind` None: it is not known yet.
+    def shown_to(self, address: str, *, may_ask: bool = True) -> RemoteAccess:
+        """The same, without the key where this server is not to see it. `may_ask`: whether it may ask for one on this
+        machine: a remote server, and one of which it is not known yet.
 
-        >>> access = Access("sk-1")
-        >>> access.shown_to(None, "https://api.example.com").key
+        >>> access = RemoteAccess("sk-1")
+        >>> access.shown_to("https://api.example.com").key
         'sk-1'
-        >>> [access.shown_to(BackendKind.REMOTE, address).key for address in ("127.0.0.1:80", "http://10.0.0.9/x")]
+        >>> [access.shown_to(address).key for address in ("127.0.0.1:80", "http://10.0.0.9/x")]
         ['sk-1', '']
-        >>> access.shown_to(BackendKind.LLAMA, "127.0.0.1:80").key
+        >>> access.shown_to("127.0.0.1:80", may_ask=False).key
         ''
         """
         origin = origin_of(address)
-        is_for_it = origin.tls or (origin.is_here and kind in (None, BackendKind.REMOTE))
-        return self if is_for_it or not self.key else Access("", self.ca_file)
+        is_for_it = origin.tls or (origin.is_here and may_ask)
+        return self if is_for_it or not self.key else RemoteAccess("", self.ca_file)
 
 
-NO_ACCESS = Access()
+NO_ACCESS = RemoteAccess()
 
 
-def access_of(inference: Inference, env: Mapping[str, str]) -> Access:
-    """As the settings and the service manager have it, read anew.
+def access_of(inference: InferenceSection, env: Mapping[str, str]) -> RemoteAccess:
+    """The access by the settings and the service manager, read anew.
 
     Raises ConfigError where the key or the authorities cannot be read or are none, NotPermitted where somebody else can
     get at the key.
@@ -66,11 +67,11 @@ def access_of(inference: Inference, env: Mapping[str, str]) -> Access:
     key = "" if given is None else given.decode("latin-1").strip()
     if not key.isascii() or not key.isprintable() or " " in key or (given is not None and not key):
         raise ConfigError(f"{where} holds no key", hint="one line of printable ASCII characters without spaces")
-    return Access(key, inference.backend_ca_file)
+    return RemoteAccess(key, inference.backend_ca_file)
 
 
 def _read(path: Path) -> bytes:
-    """Of this user or of root, and nobody else's to read or to change."""
+    """Reads a file of this user or of root that no other user can read or change."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             found = os.fstat(file.fileno())
@@ -86,8 +87,8 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"cannot read the backend's key: {error.strerror}: {path}") from error
 
 
-def context(access: Access) -> ssl.SSLContext:
-    """How a TLS connection of HTTP/1.1 is made and its other end checked. Raises ConfigError.
+def context(access: RemoteAccess) -> ssl.SSLContext:
+    """The TLS context for HTTP/1.1, with the check of the other end. Raises ConfigError.
 
     Reading the system's authorities takes some 20 ms, so it is made once for each state of the file.
     """
@@ -110,7 +111,7 @@ def _context(ca_file: str, changed_at: int) -> ssl.SSLContext:  # noqa: ARG001 -
 
 
 def why_untrusted(error: BaseException) -> str:
-    """What is wrong with a server's certificate or its TLS, a sentence; empty where `error` is about something else.
+    """The fault in a server's certificate or its TLS, a sentence; empty where `error` is about something else.
 
     httpx wraps the error of `ssl`, so its causes are looked at as well.
     """

@@ -1,4 +1,4 @@
-"""Which user each service of Hive runs as, and which groups may call it."""
+"""The user of each service of Hive, and the groups that may call it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hive.errors import ConfigError
 
 DAEMON, PROXY = "hive", "hive-proxy"
 OPERATORS, ADMINS = "hive", "hive-admin"
-"""Groups of people: those who steer agents, and those who change Hive itself (they are in both)."""
+"""Groups of people: those that steer agents, and those that change Hive itself (they are in both)."""
 
 
 class Accounts(NamedTuple):
@@ -52,7 +52,7 @@ def appliance() -> Accounts:
 # --- names of people ---------------------------------------------------------------------------------------------
 
 UID = "uid:"
-"""Before the number of who acts, where names are written down beside it."""
+"""Prefix of an actor's uid, where names are written down beside it."""
 NAME_KEPT_S = 60.0
 NAME_WITHIN_S = 1.0
 """A directory service that does not answer holds up an order no longer than this."""
@@ -67,7 +67,7 @@ def name_of(uid: int) -> str:
 
 
 class UserNames:
-    """Names of users as they were at most a minute ago, for whoever must not wait for them."""
+    """Names of users as they were at most a minute ago, for callers that must not wait for them."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, str]] = {}
@@ -107,4 +107,4 @@ def uid_of(actor: str) -> int | None:
 
 
 NAMES = UserNames()
-"""Of this system, for all who write down what people do."""
+"""The names of this system, for all code that records acts of people."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from hive.errors import HiveError, NotPermitted, NotSupported
 
 INGRESS, EGRESS = 0, 1
-"""What a program is attached for (linux/bpf.h, BPF_CGROUP_INET_…)."""
+"""Directions a program is attached for (linux/bpf.h, BPF_CGROUP_INET_…)."""
 _NUMBERS = {"x86_64": 321, "aarch64": 280}
 """Of the system call, on the little-endian machines Hive runs on."""
 _PROG_LOAD, _PROG_ATTACH, _PROG_TEST_RUN = 5, 8, 10
@@ -23,7 +23,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def why_not() -> str:
-    """Why no program can be loaded here, empty where perhaps it can."""
+    """The reason that no program can be loaded here, empty where perhaps one can."""
     return "" if platform.machine() in _NUMBERS else f"packet filters: not for {platform.machine()} yet"
 
 
@@ -36,8 +36,18 @@ def load(instructions: bytes, direction: int) -> int:
         log_at = ctypes.addressof(log) if log_level else 0
         return struct.pack(
             "=IIQQIIQII16sII",
-            *(_CGROUP_SKB, len(instructions) // 8, ctypes.addressof(code), ctypes.addressof(licence)),
-            *(log_level, _LOG_BYTES if log_level else 0, log_at, 0, 0, b"hive", 0, direction),
+            _CGROUP_SKB,
+            len(instructions) // 8,
+            ctypes.addressof(code),
+            ctypes.addressof(licence),
+            log_level,
+            _LOG_BYTES if log_level else 0,
+            log_at,
+            0,
+            0,
+            b"hive",
+            0,
+            direction,
         )
 
     try:
@@ -73,7 +83,7 @@ def attach(group: Path, program: int, direction: int) -> None:
 
 
 def try_on(program: int, frame: bytes, interface: int) -> int:
-    """What the program says of an Ethernet frame at the network interface of this index: 1 where it lets it pass.
+    """Runs the program on an Ethernet frame at the network interface of this index: 1 where it lets the frame pass.
 
     Raises HiveError.
     """
@@ -82,8 +92,18 @@ def try_on(program: int, frame: bytes, interface: int) -> int:
     attributes = bytearray(
         struct.pack(
             "=IIIIQQIIIIQQ",
-            *(program, 0, len(frame), 0, ctypes.addressof(data), 0, 1, 0),
-            *(len(context), 0, ctypes.addressof(context), 0),
+            program,
+            0,
+            len(frame),
+            0,
+            ctypes.addressof(data),
+            0,
+            1,
+            0,
+            len(context),
+            0,
+            ctypes.addressof(context),
+            0,
         )
     )
     try:

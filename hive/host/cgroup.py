@@ -17,14 +17,14 @@ from pathlib import Path
 
 from hive.errors import HiveError, WrongState
 from hive.host.memory import held_by
-from hive.host.process import ProcessStat, Snapshot, identify, read_stat, spawn, write_control
+from hive.host.process import ProcessStat, ProcessTable, identify, read_stat, spawn, write_control
 
 LET_GO_S = 0.5
 """A group was seen to outlive the last of its processes by some milliseconds (Linux 6.18)."""
 
 
 def find_mount(mounts: str) -> Path | None:
-    """Where cgroup v2 is mounted, by the text of /proc/self/mounts.
+    """The mount point of cgroup v2, by the text of /proc/self/mounts.
 
     >>> find_mount("cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\\n")
     PosixPath('/sys/fs/cgroup/unified')
@@ -39,7 +39,7 @@ def find_mount(mounts: str) -> Path | None:
 
 
 def mount_of_v1(controller: str, mounts: str) -> Path | None:
-    """Where the v1 hierarchy of `controller` is mounted, by the text of /proc/self/mounts.
+    """The mount point of the v1 hierarchy of `controller`, by the text of /proc/self/mounts.
 
     >>> mount_of_v1("cpuacct", "cgroup /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct 0 0\\n")
     PosixPath('/sys/fs/cgroup/cpu')
@@ -52,7 +52,7 @@ def mount_of_v1(controller: str, mounts: str) -> Path | None:
 
 
 def choose_parents(mount: Path, own: str) -> list[Path]:
-    """Where Hive's subtree may go, best first: never in the own cgroup, whose end would be the agents' end too.
+    """Possible parents of Hive's subtree, best first: never the own cgroup, as its end would be the agents' end too.
 
     `own`: the path in the `0::` line of /proc/self/cgroup.
 
@@ -80,7 +80,7 @@ def state_label(state: Path) -> str:
 
 
 def subtree_name(state: Path) -> str:
-    """What the control groups of this state directory's Hive are called, in every hierarchy."""
+    """The name of the control groups of this state directory's Hive, in every hierarchy."""
     return f"hive-up-{state_label(state)}"
 
 
@@ -127,7 +127,7 @@ class Subtree:
         return Leaf(self.path / agent)
 
     def leaves(self) -> list[Leaf]:
-        """Those that exist now."""
+        """The leaves that exist now."""
         try:
             return [Leaf(entry) for entry in self.path.iterdir() if entry.is_dir()]
         except OSError:
@@ -140,7 +140,7 @@ class Subtree:
 
 
 class Leaf:
-    """The cgroup of one agent: whatever it starts stays in here, however often it forks and whoever adopts it.
+    """The cgroup of one agent: every process it starts stays in here, through any number of forks and re-parentings.
 
     (A process of the same uid as the owner of the subtree could move itself out; agents with a uid of their own
     cannot.)
@@ -178,7 +178,7 @@ class Leaf:
         return [stat for directory in self._directories() for stat in self._stats_in(directory)]
 
     def _directories(self) -> Iterator[str]:
-        """Those of groups below it first; hardly any has one, and its links tell so for less than a walk."""
+        """The directories of groups below it first; hardly any has one, and its links tell so for less than a walk."""
         try:
             is_alone = os.stat(self.path).st_nlink == 2
         except OSError:
@@ -210,7 +210,7 @@ class Leaf:
     def signal(self, signum: int) -> None:
         """Sends `signum` to every process in it, and to no other.
 
-        The pidfds come first, then it is read again who is in: a pid still listed is the process its pidfd holds.
+        The pidfds come first, then the members are read again: a pid still listed is the process its pidfd holds.
         """
         opened = [(pid, fd) for pid in self.pids() if (who := identify(pid)) and (fd := who.open()) is not None]
         still_in = set(self.pids())
@@ -227,18 +227,18 @@ class Leaf:
         except OSError:
             self.signal(signal.SIGKILL)
 
-    def usage(self, snapshot: Snapshot) -> tuple[int, int, int, int]:  # noqa: ARG002 - other groups need the walk
+    def usage(self, snapshot: ProcessTable) -> tuple[int, int, int, int]:  # noqa: ARG002 - other groups need the walk
         """(CPU time in µs of everything that ever ran in it, RSS in bytes, living processes, bytes in swap)."""
         cpu_us = next((int(line.split()[1]) for line in self._read("cpu.stat").splitlines() if line), 0)
         stats = self._stats()
         swap_bytes = held_by(stat.pid for stat in stats).swap_bytes
         return cpu_us, sum(stat.rss_bytes for stat in stats), len(stats), swap_bytes
 
-    def looks_frozen(self, snapshot: Snapshot) -> bool:  # noqa: ARG002 - as above
+    def looks_frozen(self, snapshot: ProcessTable) -> bool:  # noqa: ARG002 - as above
         return self.is_frozen()
 
     def was_asked_to_freeze(self) -> bool:
-        """Whether someone froze it or began to."""
+        """Whether it is frozen, or a freeze has begun."""
         return self._read("cgroup.freeze").strip() == "1"
 
     def remove(self) -> None:

@@ -14,7 +14,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def is_synchronised() -> bool:
     """Whether the kernel was told within the last hours that its clock is right (chrony, ntpd, timesyncd do).
 
-    Where the clock belongs to somebody else (a container, a guest whose host keeps it) that may be nobody's habit.
+    In a container, or a guest whose host keeps the clock, there may be no program that tells the kernel so.
     Raises OSError where it may not be asked.
     """
     buffer = ctypes.create_string_buffer(512)  # struct timex has 208 bytes; modes = 0 reads only

@@ -1,4 +1,4 @@
-"""What systemd hands to a service that nobody else may read (`LoadCredential=`, systemd.exec(5))."""
+"""Secrets that systemd hands to a service and to nobody else (`LoadCredential=`, systemd.exec(5))."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _ERRORS: dict[int, type[HiveError]] = {
 
 
 def error_of(status: int, body: bytes) -> HiveError:
-    """What an answer of 400 or more means; the engine's own sentence is its message.
+    """The error for an answer of 400 or more; the engine's own sentence is its message.
 
     >>> error_of(409, b'{"message":"Container x is already paused"}')
     WrongState('Container x is already paused')
@@ -120,7 +120,7 @@ class _Answer:
         return int(self.parser.get_status_code())
 
     def take(self) -> bytes:
-        """What came of the body since the last time."""
+        """Takes the part of the body that came since the last time."""
         taken = b"".join(self._chunks)
         self._chunks.clear()
         return taken
@@ -187,7 +187,7 @@ class Engine:
             yield _chunks(reader, answer)
 
     async def taken_over(self, target: str, body: object) -> socket.socket:
-        """The connection of a POST after whose answer it is a stream of bytes both ways: the caller's, not blocking."""
+        """Takes over the connection of a POST as a stream of bytes both ways; the caller's, not blocking."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             async with self._limited("POST", target, ANSWER_S):
@@ -333,7 +333,7 @@ class Frames:
         return found
 
 
-class Entry(NamedTuple):
+class EngineLogEntry(NamedTuple):
     """One piece of a log. `at`: the engine's time of it, UTC with nine decimals, so that texts compare as times."""
 
     at: str
@@ -343,14 +343,14 @@ class Entry(NamedTuple):
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{9})Z ")
 
 
-def parse_entry(payload: bytes) -> Entry:
+def parse_entry(payload: bytes) -> EngineLogEntry:
     """`at` is empty where the engine did not write a time before it.
 
     >>> parse_entry(b"2026-11-20T14:25:03.511175850Z hi\\n")
-    Entry(at='2026-11-20T14:25:03.511175850', text=b'hi\\n')
+    EngineLogEntry(at='2026-11-20T14:25:03.511175850', text=b'hi\\n')
     """
     found = _STAMP.match(payload)
-    return Entry("", payload) if found is None else Entry(found[1].decode(), payload[found.end() :])
+    return EngineLogEntry("", payload) if found is None else EngineLogEntry(found[1].decode(), payload[found.end() :])
 
 
 def as_since(at: str) -> str:

@@ -1,6 +1,6 @@
 """Files that are there whole or not at all, whatever ends the process that writes them.
 
-A file is written beside its place, under a name made from its own (`beside`), synced and renamed: who is killed in
+A file is written beside its place, under a name made from its own (`beside`), synced and renamed. A process killed in
 between leaves the old file, and a leftover that the next write, or `remove`, takes away.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hive.errors import HiveError, NotPermitted, StoreFull, WrongState
+from hive.errors import AS_ROOT, HiveError, NotPermitted, StoreFull, WrongState
 
 Owner = tuple[int, int]
 """uid and gid."""
@@ -22,7 +22,7 @@ KEEP: Owner = (-1, -1)
 
 
 def beside(path: Path) -> Path:
-    """Where `path` is while it is being written."""
+    """The path at which `path` is written before it is renamed."""
     return path.with_name(f".{path.name}.hive-new")
 
 
@@ -35,6 +35,15 @@ def write_whole(path: Path, content: bytes, *, mode: int, owner: Owner = KEEP) -
         _write_beside(path, content, mode, owner)
         os.rename(beside(path), path)
         sync(path.parent)
+
+
+def free_bytes(directory: Path) -> int | None:
+    """Left on its disk for this user; None where nobody knows."""
+    try:
+        found = os.statvfs(directory)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
 
 
 def create_whole(path: Path, content: bytes, *, mode: int, owner: Owner = KEEP) -> bool:
@@ -78,7 +87,7 @@ def remove(path: Path) -> None:
 
 
 def sync(directory: Path) -> None:
-    """What was made, renamed and removed in it survives a power cut. Raises OSError."""
+    """Makes all that was made, renamed and removed in it survive a power cut. Raises OSError."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -87,7 +96,7 @@ def sync(directory: Path) -> None:
 
 
 def give_tree(directory: Path, owner: Owner, *, only: Callable[[os.stat_result], bool]) -> None:
-    """Of what is in `directory`, not it itself, everything `only` says yes to belongs to `owner` afterwards.
+    """Gives to `owner` everything in `directory`, not itself, for which `only` is true.
 
     Links are not followed, and a file that has a second name is left alone: that may be anywhere. Raises NotPermitted,
     StoreFull.
@@ -118,14 +127,15 @@ def _write_beside(path: Path, content: bytes, mode: int, owner: Owner) -> None:
 
 @contextmanager
 def translated(path: Path, *, act: str = "change") -> Iterator[None]:
-    """What the system refuses about `path`, as Hive's errors: NotPermitted, StoreFull, WrongState, HiveError.
+    """Translates the system's refusals about `path` to Hive's errors: NotPermitted, StoreFull, WrongState, HiveError.
 
     `act`: what was tried, as the message says it.
     """
     try:
         yield
     except PermissionError as error:
-        raise NotPermitted(f"cannot {act} {error.filename or path}: {error.strerror}", hint="sudo") from error
+        found = path if error.filename in (None, str(beside(path))) else error.filename
+        raise NotPermitted(f"cannot {act} {found}: {error.strerror}", hint=AS_ROOT) from error
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
         raise WrongState(f"cannot {act} {path}: {error.strerror}") from error
     except OSError as error:

@@ -30,7 +30,7 @@ VSOCK_LOST_AT_PAUSE = frozenset({(1, 16, 0), (1, 16, 1)})
 
 
 def why_not_pause(version: str, *, has_vsock: bool) -> str:
-    """Why a machine of a VMM that calls its version so must not be paused, as a sentence; empty where it may be.
+    """The reason that a machine of this VMM version must not be paused, as a sentence; empty where it may be.
 
     >>> why_not_pause("1.15.1", has_vsock=True), why_not_pause("1.16.1", has_vsock=False)
     ('', '')
@@ -44,7 +44,7 @@ def why_not_pause(version: str, *, has_vsock: bool) -> str:
 
 
 def why_too_old(version: str) -> str:
-    """Why no machine of a VMM that calls its version so can start, as a sentence; empty where one can.
+    """The reason that no machine of this VMM version can start, as a sentence; empty where one can.
 
     >>> why_too_old("1.13.1"), why_too_old("1.15.1"), why_too_old("main")
     ('Firecracker 1.13.1 is too old: Hive needs 1.14.0 or newer', '', '')
@@ -60,6 +60,6 @@ def _plain(version: Version) -> str:
 
 
 def ask_version(program: Path) -> str:
-    """What `program --version` says in its first line. Blocks. Raises NotFound, NotPermitted, TimedOut, HiveError."""
+    """The first line printed by `program --version`. Blocks. Raises NotFound, NotPermitted, TimedOut, HiveError."""
     said = run([str(program), "--version"], limit_s=VERSION_S).text.strip().splitlines()
     return said[0] if said else ""

@@ -18,7 +18,7 @@ DISPLAY = "0x03"
 NVML = "libnvidia-ml.so.1"
 
 
-class Gpus(NamedTuple):
+class GpuHardware(NamedTuple):
     """`on_bus`: NVIDIA GPUs on the PCI bus. `driver`: version of the loaded one, empty for none. `models`: as it names
     them. `nodes`: their device files; `refused`: those this user may not open. `has_nvml`: its library is there."""
 
@@ -30,11 +30,11 @@ class Gpus(NamedTuple):
     has_nvml: bool
 
 
-def read_gpus(*, proc: Path = PROC, dev: Path = DEV, pci: Path = PCI) -> Gpus:
-    """Of this host, now."""
+def read_gpus(*, proc: Path = PROC, dev: Path = DEV, pci: Path = PCI) -> GpuHardware:
+    """The GPUs of this host, now."""
     nodes = sorted(path for path in dev.glob("nvidia*") if re.fullmatch(r"nvidia(\d+|ctl|-uvm)", path.name))
     driver = parse_driver(_text(proc / "version"))
-    return Gpus(
+    return GpuHardware(
         on_bus=sum(_is_gpu(device) for device in _entries(pci)),
         driver=driver,
         models=tuple(parse_model(_text(path / "information")) for path in _entries(proc / "gpus")),

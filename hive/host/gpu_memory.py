@@ -1,4 +1,4 @@
-"""What the GPUs are doing now, asked in a thread: a driver that hangs keeps nobody waiting but that thread."""
+"""The state of the GPUs now, asked in a thread: a driver that hangs keeps only that thread waiting."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from pathlib import Path
 from typing import Protocol
 
 from hive.host.gpu import PROC
-from hive.host.nvml import Nvml, Seen
+from hive.host.nvml import Nvml, SeenGpus
 
 log = logging.getLogger("hive.gpu")
 
 ANSWER_S = 2.0
 """A look takes milliseconds, and some 100 ms the first time."""
 FRESH_S = 1.0
-"""Who asks within this hears the same: `hive top`, a scrape and a switch may all look at once."""
+"""Calls within this time get the same answer: `hive top`, a scrape and a switch may all look at once."""
 NO_DRIVER = "no NVIDIA driver is loaded"
 NO_ANSWER = "NVIDIA's driver does not answer"
 
 
 class GpuMemory(Protocol):
-    """What a switch of the inference server asks."""
+    """The questions of a switch of the inference server."""
 
     @property
     def has_gpu(self) -> bool:
         """Whether there is memory to wait for."""
 
     async def is_free(self) -> bool | None:
-        """Whether no process holds any of it; None where nobody can tell."""
+        """True if no process holds any of it; None where that is unknown."""
 
 
-class Gpus:
+class GpuMemoryReader:
     """All GPUs of this host. Without NVIDIA's driver nothing is imported, and no thread begun.
 
     Linux frees the memory of a process with its last reference to the device, a moment after systemd has seen it end.
@@ -45,7 +45,7 @@ class Gpus:
         self,
         proc: Path = PROC,
         *,
-        look: Callable[[], Seen] | None = None,
+        look: Callable[[], SeenGpus] | None = None,
         answer_s: float = ANSWER_S,
         fresh_s: float = FRESH_S,
     ) -> None:
@@ -54,12 +54,12 @@ class Gpus:
         self._look = look or Nvml().look
         self._answer_s = answer_s
         self._fresh_s = fresh_s
-        self._seen = Seen(why_not=NO_ANSWER)
+        self._seen = SeenGpus(why_not=NO_ANSWER)
         self._seen_at = -float("inf")
         self._asking: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
-        return f"<Gpus {'a GPU' if self.has_gpu else 'no GPU'}>"
+        return f"<GpuMemoryReader {'a GPU' if self.has_gpu else 'no GPU'}>"
 
     @property
     def has_gpu(self) -> bool:
@@ -69,16 +69,16 @@ class Gpus:
             return False
 
     async def is_free(self) -> bool | None:
-        """As it is now, whatever was seen a moment ago."""
+        """True if all are free now, looked at anew; None where that is unknown."""
         return (await self._asked(fresh_s=0)).is_free()
 
-    async def seen(self) -> Seen:
+    async def seen(self) -> SeenGpus:
         """Every GPU, as it was at most `fresh_s` ago."""
         return await self._asked(fresh_s=self._fresh_s)
 
-    async def _asked(self, *, fresh_s: float) -> Seen:
+    async def _asked(self, *, fresh_s: float) -> SeenGpus:
         if not self.has_gpu:
-            return Seen(why_not=NO_DRIVER)
+            return SeenGpus(why_not=NO_DRIVER)
         if time.monotonic() - self._seen_at < fresh_s:
             return self._seen
         loop = asyncio.get_running_loop()
@@ -87,18 +87,18 @@ class Gpus:
             # A daemon: neither the loop's executor nor the interpreter waits for it at the end.
             threading.Thread(target=self._ask, args=(loop, asking), name="hive-nvml", daemon=True).start()
         done, _ = await asyncio.wait([self._asking], timeout=self._answer_s)
-        return self._seen if done else Seen(why_not=NO_ANSWER)
+        return self._seen if done else SeenGpus(why_not=NO_ANSWER)
 
     def _ask(self, loop: asyncio.AbstractEventLoop, asking: asyncio.Future[None]) -> None:
         try:
             seen = self._look()
         except Exception as error:
             log.exception("gpu_look_failed")
-            seen = Seen(why_not=str(error))
+            seen = SeenGpus(why_not=str(error))
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(self._told, time.monotonic(), seen, asking)
 
-    def _told(self, at: float, seen: Seen, asking: asyncio.Future[None]) -> None:
+    def _told(self, at: float, seen: SeenGpus, asking: asyncio.Future[None]) -> None:
         self._seen, self._seen_at, self._asking = seen, at, None
         if not asking.done():
             asking.set_result(None)

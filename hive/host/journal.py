@@ -1,4 +1,4 @@
-"""The journal as a stream: what units write from now on, for as long as somebody reads it."""
+"""The journal as a stream: what units write from now on, for as long as it is read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def follow_journal(unit: str, *, lines: int, stopping: asyncio.Event) -> AsyncGe
 
 
 async def follow_output(command: Sequence[str], *, stopping: asyncio.Event) -> AsyncGenerator[bytes]:
-    """What a program prints, as it comes, until it ends, `stopping` is set, or the generator is closed.
+    """Follows the output of a program, as it comes, until it ends, `stopping` is set, or the generator is closed.
 
     Then the program is killed, as it is when this process ends. It is read no faster than its pieces are taken.
     Raises NotFound where there is no such program.

@@ -15,7 +15,7 @@ from hive.host.cgroup import Leaf, Subtree, find_mount, mount_of_v1, subtree_nam
 from hive.host.process import write_control
 
 CONTROLLERS = {"memory_mb": "memory", "cpu": "cpu", "pids": "pids"}
-"""What a limit is called → the controller that enforces it."""
+"""Name of a limit → the controller that enforces it."""
 CPU_PERIOD_US = 100_000
 """The kernel's default; the least quota it takes is 1,000 µs of it, hence 0.01 of a core."""
 ALL = Limits(memory_mb=1, cpu=1, pids=1)
@@ -28,7 +28,7 @@ Knobs = list[tuple[str, str]]
 def knobs(limits: Limits, *, version: int) -> dict[str, Knobs]:
     """Controller → (file, value) to write, of the limits that are set, for control groups v1 or v2.
 
-    As much swap as memory: all of a deep sleeper fits into it, and one that eats memory does not fill everybody's
+    As much swap as memory: all of a deep sleeper fits into it, and one that eats memory does not fill all agents'
     swap before it is killed (48 MiB allowed, 634 MiB written without that limit). v1 counts both together.
 
     >>> knobs(Limits(memory_mb=64, cpu=0.2), version=2)
@@ -55,7 +55,7 @@ def knobs(limits: Limits, *, version: int) -> dict[str, Knobs]:
 
 
 def in_words(lacking: Iterable[str]) -> str:
-    """Which limits are not enforced, as a clause; empty where all are.
+    """The limits that are not enforced, as a clause; empty where all are.
 
     >>> in_words(["memory_mb", "cpu"]), in_words([])
     ('memory_mb and cpu are not enforced: no control group of that kind may be written here', '')
@@ -69,7 +69,7 @@ def in_words(lacking: Iterable[str]) -> str:
 
 
 def oom_kills(memory_group: Path) -> int:
-    """How many processes the kernel has killed in this group because it was full; 0 where it does not say."""
+    """Number of processes the kernel killed in this group because it was full; 0 where the kernel does not say."""
     for name in ("memory.events", "memory.oom_control"):
         with contextlib.suppress(OSError):
             for line in (memory_group / name).read_text().splitlines():
@@ -93,11 +93,11 @@ class Fence:
         return f"<Fence {len(self.dirs)} groups{f', {self.lacking}' if self.lacking else ''}>"
 
     def oom_kills(self) -> int:
-        """How many of its processes the kernel has killed because they used more memory than they may."""
+        """Number of its processes the kernel killed because they used more memory than they may."""
         return 0 if self._memory is None else oom_kills(self._memory)
 
     def memory_mb(self) -> int | None:
-        """How much memory it may use, as the kernel has it; None where nothing bounds it."""
+        """The memory it may use in MiB, by the kernel; None where nothing bounds it."""
         if self._memory is None:
             return None
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -112,7 +112,7 @@ class Fence:
 
 
 class Fences:
-    """Where this host enforces which limit; groups are made for an agent that has one, and only then."""
+    """The place of each limit's enforcement on this host; groups are made only for an agent that has a limit."""
 
     def __init__(self, state: Path, subtree: Subtree | None) -> None:
         """`subtree`: of the agents' leaves, None where there is none; v1 groups then have its name all the same."""
@@ -124,7 +124,7 @@ class Fences:
         return f"<Fences beside {self._subtree!r}>"
 
     def lacking(self, limits: Limits = ALL) -> str:
-        """What of `limits` cannot be enforced here, in words; of any limit there could be by default."""
+        """The parts of `limits` that cannot be enforced here, in words; of all limits there are by default."""
         wanted = knobs(limits, version=2)
         return in_words(
             name
@@ -158,7 +158,7 @@ class Fences:
         return fence
 
     def find(self, agent: str, limits: Limits, leaf: Leaf | None) -> Fence:
-        """What an earlier helper made for this agent, whatever its limits were then."""
+        """The groups that an earlier helper made for this agent, for any limits it had then."""
         groups = {controller: group for controller, group in self._v1_groups(agent, ALL).items() if group.is_dir()}
         return Fence(
             dirs=dict.fromkeys(groups.values()), memory=self._memory(groups, leaf), lacking=self.lacking(limits)

@@ -1,4 +1,4 @@
-"""What the kernel says of memory and swap: the host's, one process's, a zram device's.
+"""The kernel's figures of memory and swap: the host's, one process's, a zram device's.
 
 Everything here may be missing (a kernel without PSI, a container that hides /proc/swaps): that is None, never 0.
 """
@@ -33,7 +33,7 @@ def _read(path: str | Path) -> str:
 # --- the host ----------------------------------------------------------------------------------------------------
 
 
-class Memory(NamedTuple):
+class MemInfo(NamedTuple):
     """`/proc/meminfo`, in bytes. `available_bytes`: what new work may take before the host begins to swap."""
 
     total_bytes: int | None
@@ -45,16 +45,16 @@ class Memory(NamedTuple):
 _LRU = ("Active(anon)", "Inactive(anon)", "AnonPages", "Shmem")
 
 
-def parse_meminfo(text: str) -> Memory:
+def parse_meminfo(text: str) -> MemInfo:
     """
     >>> parse_meminfo("MemTotal:  8 kB\\nMemAvailable:  4 kB\\nSwapTotal:  0 kB\\nHugePages_Total:  2\\n")
-    Memory(total_bytes=8192, available_bytes=4096, swap_total_bytes=0, swap_free_bytes=None)
+    MemInfo(total_bytes=8192, available_bytes=4096, swap_total_bytes=0, swap_free_bytes=None)
     """
     found = _kib_fields(text, {"MemTotal", "MemAvailable", "SwapTotal", "SwapFree", "SwapCached", *_LRU})
     total, available, swap_total, swap_free = (
         found.get(name) for name in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
     )
-    return Memory(total, None if available is None else available + _left_in_ram(found), swap_total, swap_free)
+    return MemInfo(total, None if available is None else available + _left_in_ram(found), swap_total, swap_free)
 
 
 def _left_in_ram(found: dict[str, int]) -> int:
@@ -82,8 +82,8 @@ def _kib_fields(text: str, names: set[str]) -> dict[str, int]:
     return found
 
 
-def read_memory() -> Memory:
-    """Of this host, now."""
+def read_memory() -> MemInfo:
+    """The memory of this host, now."""
     return parse_meminfo(_read("/proc/meminfo"))
 
 
@@ -111,7 +111,7 @@ def parse_pressure(text: str) -> Pressure:
 
 
 def read_pressure() -> Pressure:
-    """Of this host, now; both None where the kernel counts none (built without PSI, or booted with `psi=0`)."""
+    """The memory pressure of this host, now; None where the kernel counts none (no PSI, or booted with `psi=0`)."""
     return parse_pressure(_read("/proc/pressure/memory"))
 
 
@@ -155,7 +155,7 @@ def read_swaps() -> list[Swap] | None:
     return parse_swaps(text) if text else None
 
 
-class Zram(NamedTuple):
+class ZramDevice(NamedTuple):
     """One zram device. `disksize_bytes`: what it may hold, uncompressed. `algorithm`: what compresses it."""
 
     device: str
@@ -177,13 +177,13 @@ def parse_mm_stat(text: str) -> tuple[int, int] | None:
     return (numbers[0], numbers[2]) if len(numbers) >= 3 else None
 
 
-def read_zram(device: str) -> Zram | None:
-    """Of one device (`/dev/zram0`); None where there is none or its kernel does not say."""
+def read_zram(device: str) -> ZramDevice | None:
+    """The figures of one device (`/dev/zram0`); None where there is none or its kernel does not say."""
     directory = SYS_BLOCK / Path(device).name
     sizes, disksize = parse_mm_stat(_read(directory / "mm_stat")), _read(directory / "disksize").strip()
     if sizes is None or not disksize.isdigit():
         return None
-    return Zram(device, chosen(_read(directory / "comp_algorithm")), int(disksize), *sizes)
+    return ZramDevice(device, chosen(_read(directory / "comp_algorithm")), int(disksize), *sizes)
 
 
 def chosen(algorithms: str) -> str:
@@ -195,7 +195,7 @@ def chosen(algorithms: str) -> str:
     return next((word.strip("[]") for word in algorithms.split() if word.startswith("[")), "")
 
 
-def read_zrams() -> list[Zram]:
+def read_zrams() -> list[ZramDevice]:
     """Every zram device of this host, whether it is used as swap or not."""
     try:
         names = sorted(name for name in os.listdir(SYS_BLOCK) if name.startswith("zram"))
@@ -207,31 +207,31 @@ def read_zrams() -> list[Zram]:
 # --- one process -------------------------------------------------------------------------------------------------
 
 
-class Held(NamedTuple):
-    """What a process holds: RAM (shared pages counted in full) and swap."""
+class HeldMemory(NamedTuple):
+    """Memory held by a process: RAM (shared pages counted in full) and swap."""
 
     rss_bytes: int
     swap_bytes: int
 
 
-def parse_status(text: str) -> Held:
-    """Of `/proc/<pid>/status`. A zombie and a kernel thread have neither line: they hold nothing.
+def parse_status(text: str) -> HeldMemory:
+    """The memory in `/proc/<pid>/status`. A zombie and a kernel thread have neither line: they hold nothing.
 
     >>> parse_status("Name:\\tx\\nVmRSS:\\t    8 kB\\nVmSwap:\\t    4 kB\\n")
-    Held(rss_bytes=8192, swap_bytes=4096)
+    HeldMemory(rss_bytes=8192, swap_bytes=4096)
     """
     start = text.find("VmRSS:")
     if start < 0:
-        return Held(0, 0)
+        return HeldMemory(0, 0)
     # Not all of its 60 lines: a list of all agents asks for that of every process.
     found = _kib_fields(text[start : text.find("\n", text.find("VmSwap:", start))], {"VmRSS", "VmSwap"})
-    return Held(found.get("VmRSS", 0), found.get("VmSwap", 0))
+    return HeldMemory(found.get("VmRSS", 0), found.get("VmSwap", 0))
 
 
-def held_by(pids: Iterable[int]) -> Held:
-    """All of them together; who is gone holds nothing. About 25 µs each."""
+def held_by(pids: Iterable[int]) -> HeldMemory:
+    """Memory held by all of them together; a process that is gone holds none. About 25 µs each."""
     each = [parse_status(_read(f"/proc/{pid}/status")) for pid in pids]
-    return Held(sum(held.rss_bytes for held in each), sum(held.swap_bytes for held in each))
+    return HeldMemory(sum(held.rss_bytes for held in each), sum(held.swap_bytes for held in each))
 
 
 class _Range(ctypes.Structure):

@@ -107,7 +107,7 @@ def _call(name: str, *arguments: int) -> None:
 
 
 def _bring_up_loopback() -> None:
-    """In a new namespace `lo` exists and is down; up, it has its addresses by itself (netdevice(7))."""
+    """Brings `lo` up, which is down in a new namespace; it then has its addresses by itself (netdevice(7))."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         fcntl.ioctl(sock, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
 
@@ -130,7 +130,7 @@ def _listen(port: int) -> socket.socket:
 
 
 def _in_a_thread(failed: str, work: Callable[[], Result]) -> Result:
-    """What `work` returns, done in a thread that is used for nothing else. Its OSError becomes a sentence."""
+    """Returns the result of `work`, run in a thread that is used for nothing else. Its OSError becomes a sentence."""
     results: list[Result] = []
     errors: list[OSError] = []
 

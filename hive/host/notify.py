@@ -34,7 +34,7 @@ class Notifier:
         return f"<Notifier {'silent' if self._sock is None else 'speaking'}, watchdog {self.watchdog_s}>"
 
     def ready(self, status: str = "") -> bool:
-        """The service does its work now, for the first time or again after `reloading`. False where nobody heard."""
+        """The service does its work now, for the first time or again after `reloading`. False where not heard."""
         return self._send("READY=1", status)
 
     def reloading(self) -> bool:

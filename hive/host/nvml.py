@@ -1,7 +1,7 @@
-"""What NVIDIA's library tells of each GPU: its memory, how busy it is, and which process holds how much.
+"""The figures of each GPU in NVIDIA's library: its memory, its load, and the memory of each process on it.
 
 Every function blocks, and with a GPU that is falling off the bus for long: call them in a thread (host/gpu_memory.py).
-What the library refuses to tell is None, and `fault` says why; an answer is never an exception. Which call refuses
+A figure the library refuses is None, and `fault` says why; an answer is never an exception. Which call refuses
 what is from nvml.h of driver 570 and the wrapper nvidia-ml-py 13.615.
 """
 
@@ -14,26 +14,26 @@ from typing import Any, NamedTuple
 
 MIB = 1024 * 1024
 PROCESSES_MAX = 64
-"""Processes told of one GPU; whoever has more runs no inference server."""
+"""Most processes reported of one GPU; an inference server's GPU does not have more."""
 NO_SUCH_GPU = "GPU {index} cannot be reached"
 
 
-class GpuProcess(NamedTuple):
+class ProcessOnGpu(NamedTuple):
     """`used_bytes` None: the driver does not say."""
 
     pid: int
     used_bytes: int | None
 
 
-class Instance(NamedTuple):
-    """One MIG device: a part of a GPU that programs see as a GPU. Its utilisation is told by nobody."""
+class MigDevice(NamedTuple):
+    """One MIG device: a part of a GPU that programs see as a GPU. Its utilisation is not told."""
 
     number: int
     name: str
     total_bytes: int | None
     used_bytes: int | None
     free_bytes: int | None
-    processes: tuple[GpuProcess, ...] | None
+    processes: tuple[ProcessOnGpu, ...] | None
 
 
 class GpuState(NamedTuple):
@@ -51,24 +51,24 @@ class GpuState(NamedTuple):
     used_bytes: int | None = None
     free_bytes: int | None = None
     busy_percent: int | None = None
-    processes: tuple[GpuProcess, ...] | None = None
-    instances: tuple[Instance, ...] = ()
+    processes: tuple[ProcessOnGpu, ...] | None = None
+    instances: tuple[MigDevice, ...] = ()
     fault: str = ""
 
 
-class Seen(NamedTuple):
+class SeenGpus(NamedTuple):
     """All GPUs by their numbers from 0, or `why_not`."""
 
     gpus: tuple[GpuState, ...] = ()
     why_not: str = ""
 
     def is_free(self) -> bool | None:
-        """Whether no process has a compute context on any GPU; None where one does not say.
+        """True if no process has a compute context on any GPU; None where one does not say.
 
         >>> gpu = GpuState(0, processes=())
-        >>> Seen((gpu,)).is_free(), Seen((gpu, gpu._replace(processes=(GpuProcess(7, None),)))).is_free()
+        >>> SeenGpus((gpu,)).is_free(), SeenGpus((gpu, gpu._replace(processes=(ProcessOnGpu(7, None),)))).is_free()
         (True, False)
-        >>> Seen((gpu, GpuState(1))).is_free(), Seen(why_not="no driver").is_free()
+        >>> SeenGpus((gpu, GpuState(1))).is_free(), SeenGpus(why_not="no driver").is_free()
         (None, None)
         """
         told = [gpu.processes for gpu in self.gpus]
@@ -81,14 +81,14 @@ class Nvml:
     """One session with the library, begun by the first `look` and begun anew after the driver was exchanged."""
 
     def __init__(self, load: Callable[[], Any] = lambda: importlib.import_module("pynvml")) -> None:
-        """`load` gives the wrapper: importing it takes 60 ms and 4 MB, so that only who has a driver does."""
+        """`load` gives the wrapper: importing it takes 60 ms and 4 MB, so only hosts with a driver pay for it."""
         self._load = load
         self._api: Any = None
 
     def __repr__(self) -> str:
         return f"<Nvml {'open' if self._api is not None else 'closed'}>"
 
-    def look(self) -> Seen:
+    def look(self) -> SeenGpus:
         """Every GPU, now: some milliseconds."""
         try:
             if self._api is None:
@@ -98,8 +98,8 @@ class Nvml:
             count = self._api.nvmlDeviceGetCount()
         except Exception as error:  # a wrapper that is missing, a library that is not NVIDIA's, the driver's refusals
             self.close()
-            return Seen(why_not=_said(error))
-        return Seen(tuple(_Reader(self._api, index).gpu() for index in range(count)))
+            return SeenGpus(why_not=_said(error))
+        return SeenGpus(tuple(_Reader(self._api, index).gpu() for index in range(count)))
 
     def close(self) -> None:
         """Ends the session; the next `look` begins one."""
@@ -139,8 +139,8 @@ class _Reader:
             fault=self._fault,
         )
 
-    def _memory(self, handle: Any, instances: tuple[Instance, ...]) -> tuple[int | None, int | None, int | None]:
-        """Total, used, free. Who may not see all of a GPU with MIG gets the sum of the instances it may see."""
+    def _memory(self, handle: Any, instances: tuple[MigDevice, ...]) -> tuple[int | None, int | None, int | None]:
+        """Total, used, free. A user that may not see all of a GPU with MIG gets the sum of the instances it may see."""
         found = self._ask("nvmlDeviceGetMemoryInfo", handle)
         if found is not None:
             return int(found.total), int(found.used), int(found.free)
@@ -153,13 +153,13 @@ class _Reader:
             sum(instance.free_bytes or 0 for instance in seen),
         )
 
-    def _processes(self, handle: Any, instances: tuple[Instance, ...]) -> tuple[GpuProcess, ...] | None:
+    def _processes(self, handle: Any, instances: tuple[MigDevice, ...]) -> tuple[ProcessOnGpu, ...] | None:
         if not instances:
             return self._running(handle)
         told = [instance.processes for instance in instances]
         return None if None in told else tuple(process for found in told for process in found or ())
 
-    def _instances(self, handle: Any) -> tuple[Instance, ...]:
+    def _instances(self, handle: Any) -> tuple[MigDevice, ...]:
         """MIG devices that are there: their numbers need not follow each other."""
         mode = self._ask("nvmlDeviceGetMigMode", handle)
         if mode is None or mode[0] != self._api.NVML_DEVICE_MIG_ENABLE:
@@ -171,9 +171,9 @@ class _Reader:
                 found.append(self._instance(number, part))
         return tuple(found)
 
-    def _instance(self, number: int, handle: Any) -> Instance:
+    def _instance(self, number: int, handle: Any) -> MigDevice:
         memory, name = self._ask("nvmlDeviceGetMemoryInfo", handle), self._ask("nvmlDeviceGetName", handle)
-        return Instance(
+        return MigDevice(
             number=number,
             name=name or "",
             total_bytes=None if memory is None else int(memory.total),
@@ -182,7 +182,7 @@ class _Reader:
             processes=self._running(handle),
         )
 
-    def _running(self, handle: Any) -> tuple[GpuProcess, ...] | None:
+    def _running(self, handle: Any) -> tuple[ProcessOnGpu, ...] | None:
         """Drivers before 510 have version 2 of this call alone."""
         found = self._ask("nvmlDeviceGetComputeRunningProcesses", handle, is_first_try=True)
         if found is None:
@@ -190,12 +190,12 @@ class _Reader:
         if found is None:
             return None
         return tuple(
-            GpuProcess(int(one.pid), None if one.usedGpuMemory is None else int(one.usedGpuMemory))
+            ProcessOnGpu(int(one.pid), None if one.usedGpuMemory is None else int(one.usedGpuMemory))
             for one in found[:PROCESSES_MAX]
         )
 
     def _ask(self, verb: str, *arguments: Any, is_first_try: bool = False) -> Any:
-        """What the call gives; None where it is refused, which is no fault yet on a first try."""
+        """The result of the call; None where it is refused, which is no fault yet on a first try."""
         try:
             return getattr(self._api, verb)(*arguments)
         except Exception as error:  # also what the wrapper raises itself: a name that is no UTF-8, a missing version

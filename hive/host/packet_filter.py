@@ -1,11 +1,12 @@
-"""Which networks an agent in the host's network may speak with, as a program for the kernel: pure, but for `put_on`
-and `why_not`.
+"""The networks open to an agent in the host's network, as a program for the kernel.
 
-Like systemd's IPAddressDeny=any with IPAddressAllow=, but it knows ports, and this host from others. A network is one
-of other hosts: whatever addresses this host has in it, of this host an agent has the proxy's port and its own to be
-called at, and not the backend's, the API's or a neighbour's; unless the list names networks of the loopback.
-So `0.0.0.0/0` is the internet without a way around Hive. Whatever a socket of the group sends or gets is looked at;
-what is not allowed is dropped, so a connect to it times out or is refused (EPERM).
+Pure, but for `put_on` and `why_not`.
+
+Like systemd's IPAddressDeny=any with IPAddressAllow=, but it knows ports, and tells this host from others. A network
+means other hosts, whatever addresses this host has in it. Of this host an agent has the proxy's port and its own, to be
+called at, and not the backend's, the API's or a neighbour's, unless the list names networks of the loopback. So
+`0.0.0.0/0` is the internet without a way around Hive. All that a socket of the group sends or gets is looked at; what
+is not allowed is dropped, so a connect to it times out or is refused (EPERM).
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _PROTOCOL, _INTERFACE = 16, 40
 _LO = 1
 """Index of the loopback interface, by which a host speaks with all its addresses (LOOPBACK_IFINDEX)."""
 _IP_AT, _TCP_AT = -40, -56
-"""Where the heads are on the program's stack."""
+"""Offsets of the heads on the program's stack."""
 _ACK = 0x10
 
 
-class Rules(msgspec.Struct, frozen=True):
+class FilterRules(msgspec.Struct, frozen=True):
     """`networks`: as in an agent's `egress`. `hive_port`: of the loopback, where it finds Hive; `own_port`: where it
     is called from the loopback. None: no such."""
 
@@ -51,8 +52,8 @@ class Rules(msgspec.Struct, frozen=True):
     own_port: int | None = None
 
 
-def put_on(group: Path, rules: Rules) -> None:
-    """From now on the sockets that are made in this control group (v2) are held to the rules, whoever lives on.
+def put_on(group: Path, rules: FilterRules) -> None:
+    """Holds the sockets made from now on in this control group (v2) to the rules, past the end of this process.
 
     Raises BadRequest, NotPermitted, NotSupported, HiveError.
     """
@@ -65,20 +66,20 @@ def put_on(group: Path, rules: Rules) -> None:
 
 
 def why_not() -> str:
-    """Why no filter can be put on any group here, empty where it can. Takes 0.1 ms."""
+    """The reason that no filter can be put on any group here, empty where one can. Takes 0.1 ms."""
     try:
-        os.close(bpf.load(program_for(Rules(()), EGRESS), EGRESS))
+        os.close(bpf.load(program_for(FilterRules(()), EGRESS), EGRESS))
     except HiveError as error:
         return error.message
     return ""
 
 
-def check(rules: Rules) -> None:
+def check(rules: FilterRules) -> None:
     """Raises BadRequest for what is no network, and for too many."""
     program_for(rules, EGRESS)
 
 
-def program_for(rules: Rules, direction: int) -> bytes:
+def program_for(rules: FilterRules, direction: int) -> bytes:
     """The program's instructions. Raises BadRequest for what is no network, and for too many."""
     if len(rules.networks) > NETWORKS_MAX:
         raise BadRequest(f"egress: {len(rules.networks)} networks; at most {NETWORKS_MAX}")
@@ -137,8 +138,8 @@ def _allow(code: _Code, address: list[int], networks: list[Network]) -> None:
     code.here(this_host)
 
 
-def _allow_ports(code: _Code, rules: Rules, direction: int) -> None:
-    """What an agent has of the loopback, by TCP over IPv4; everything else is denied here."""
+def _allow_ports(code: _Code, rules: FilterRules, direction: int) -> None:
+    """Allows the agent's part of the loopback, by TCP over IPv4; everything else is denied here."""
     code.jump(_JUMP_IF_NOT_32, 8, _word(socket.inet_aton(LOOPBACK)), "deny")
     code.add(_LOAD_B, 1, 10, offset=_IP_AT + 9)
     code.jump(_JUMP_IF_NOT_32, 1, socket.IPPROTO_TCP, "deny")

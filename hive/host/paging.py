@@ -1,4 +1,4 @@
-"""How memory of other processes may be paged out on this host, by this user; and if it may not, why."""
+"""The means to page out memory of other processes on this host, as this user; where there is none, the reason."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ NOT_PERMITTED = "deep sleep: not permitted here"
 NO_SWAP = "deep sleep: this host has no swap"
 NO_SWAP_HINT = "turn on swap: a swap file, or zram (compressed, in RAM)"
 CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_NICE": 23}
-"""What paging out another user's process takes (process_madvise(2)), and the bits in `CapEff`."""
+"""Capabilities for paging out another user's process (process_madvise(2)), and their bits in `CapEff`."""
 
 
 class Means(NamedTuple):
-    """`how`: `reclaim` or `madvise`. `reclaim`: the file of the cgroup that is written, an amount and `arguments`."""
+    """A way to page out. `how`: `reclaim` or `madvise`. `reclaim`: the cgroup's file, to get an amount and
+    `arguments`."""
 
     how: str
     reclaim: Path | None = None
@@ -26,7 +27,7 @@ class Means(NamedTuple):
 
 
 def why_not(leaf: Path | None) -> str:
-    """Why nothing can be paged out here, as a sentence; empty where it can. Looks only, changes nothing.
+    """The reason that nothing can be paged out here, as a sentence; empty where it can. Looks only, changes nothing.
 
     `leaf`: a cgroup as the agents' ones will be.
     """
@@ -40,7 +41,7 @@ def why_not(leaf: Path | None) -> str:
 def choose(leaf: Path | None) -> Means:
     """The best of what is permitted: reclaim of anonymous memory only, advice range by range, reclaim of everything.
 
-    The last takes the cgroup's share of mapped files along, so it is for those who may do nothing else. Raises
+    The last takes the cgroup's share of mapped files along, so it is for users without any other right. Raises
     NotSupported.
     """
     if not read_memory().swap_total_bytes:
@@ -68,7 +69,7 @@ def _takes(reclaim: Path, nothing: bytes) -> bool:
 
 
 def _why_no_advice() -> str:
-    """What it takes to page out with `process_madvise`, empty where this process has it.
+    """The rights missing for `process_madvise`, as a clause; empty where this process has them.
 
     The call itself is tried last: without CAP_SYS_NICE older kernels (seen: 6.1) refuse it on one's own memory too.
     """
@@ -87,7 +88,7 @@ def _why_no_advice() -> str:
 
 
 def missing_capabilities(status: str, uid_map: str) -> list[str]:
-    """Those of `CAPABILITIES` a process does not have, by its /proc/<pid>/status and uid_map.
+    """The `CAPABILITIES` that a process lacks, by its /proc/<pid>/status and uid_map.
 
     All of them in a user namespace: what root has there does not count for this.
 

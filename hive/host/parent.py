@@ -24,7 +24,7 @@ def prctl(option: int, value: int) -> None:
 def die_with_parent(signum: int, *, parent: int | None = None) -> None:
     """From now on the kernel sends this process `signum` when its parent ends.
 
-    `parent`: the pid that must be the parent still, by default whoever is; where it ended before the kernel was
+    `parent`: the pid that must be the parent still, by default the present one; where it ended before the kernel was
     told, the signal is sent here. The kernel forgets the setting when the process changes its uid, so call it after.
     """
     expected = os.getppid() if parent is None else parent
@@ -39,7 +39,7 @@ def become_subreaper() -> None:
 
 
 def forbid_new_privileges() -> None:
-    """No program started from here gains rights by a setuid bit: whoever stops it may always signal it."""
+    """Forbids programs started from here to gain rights by a setuid bit: their starter may always signal them."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 

@@ -1,6 +1,6 @@
 """The only place that spawns, and what /proc says about processes.
 
-A process is known by pid, start time and boot id: a pid alone may belong to somebody else by now.
+A process is known by pid, start time and boot id: a pid alone may belong to another process by now.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def parse_stat(pid: int, content: bytes) -> ProcessStat:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """What /proc says of `pid` now; None where there is no such process."""
+    """The content of /proc about `pid` now; None where there is no such process."""
     content = _read_proc(f"/proc/{pid}/stat")
     return parse_stat(pid, content) if content else None
 
@@ -332,7 +332,7 @@ class Identity(msgspec.Struct, frozen=True):
         return cls(stat.pid, stat.start_ticks, boot_id())
 
     def stat(self) -> ProcessStat | None:
-        """Its stat, also as a zombie; None where it is gone, whoever has its pid now."""
+        """Its stat, also as a zombie; None where it is gone, even if another process has its pid now."""
         if not self.is_of_this_boot():
             return None
         stat = read_stat(self.pid)
@@ -376,7 +376,7 @@ class Identity(msgspec.Struct, frozen=True):
 
 
 def identify(pid: int) -> Identity | None:
-    """Who has this pid now."""
+    """The identity of the process with this pid now."""
     stat = read_stat(pid)
     return None if stat is None else Identity.of(stat)
 
@@ -416,7 +416,7 @@ def _environment(pid: int) -> frozenset[bytes]:
 
 
 def real_uid(pid: int) -> int | None:
-    """Whose process it is, None where it is gone.
+    """The real uid of the process, None where it is gone.
 
     From `status`: the owner of /proc/<pid> is root where a process forbids core dumps.
     """
@@ -433,7 +433,7 @@ def _pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
-class Snapshot:
+class ProcessTable:
     """One walk of /proc, taken when first looked at, with indexes over it.
 
     A walk is not one moment: a child born during it of a parent read later may be missing.

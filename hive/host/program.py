@@ -1,4 +1,4 @@
-"""Programs of the system, run to their end by those who have nothing else to do meanwhile, or read as they go."""
+"""Programs of the system, run to their end by callers that may block, or read as they go."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT_S = 60.0
 
 
 class Ran(NamedTuple):
-    """How it ended, as a shell counts, and what it printed on either output."""
+    """The end of a program: its code, as a shell counts, and what it printed on either output."""
 
     code: int
     text: str

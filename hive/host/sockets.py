@@ -51,14 +51,14 @@ def _take(descriptor: int, name: str, kinds: Mapping[str, Families]) -> socket.s
         raise ConfigError(f"{what} is no socket: {error.strerror}", hint=HINT) from None
     wrong = _what_is_wrong(sock, families)
     if wrong:
-        sock.detach()  # not ours: whoever handed it decides what becomes of it
+        sock.detach()  # not ours: its giver decides about it
         raise ConfigError(f"{what}: {wrong}", hint=HINT)
     sock.setblocking(False)
     return sock
 
 
 def _what_is_wrong(sock: socket.socket, families: Families) -> str:
-    """Why this is no listening stream socket of one of `families`; empty where it is."""
+    """The reason that this is no listening stream socket of one of `families`; empty where it is."""
     if sock.family not in families:
         expected = " or ".join(sorted(family.name for family in families))
         return f"expected {expected}, found {getattr(sock.family, 'name', sock.family)}"

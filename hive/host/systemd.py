@@ -61,7 +61,7 @@ _ANSWERS: tuple[tuple[str, type[HiveError]], ...] = (
     ("failed to parse", BadRequest),
     ("invalid argument", BadRequest),
 )
-"""What systemd's programs print → what it is for Hive; the first that fits counts."""
+"""Output of systemd's programs → Hive's error for it; the first that fits counts."""
 
 
 def is_booted() -> bool:
@@ -165,7 +165,7 @@ def error_of(command: Sequence[str], text: str) -> HiveError:
 
 
 def seconds_since(monotonic_us: str) -> float | None:
-    """How long ago one of systemd's `…TimestampMonotonic=` was; None for 0, which is never.
+    """Seconds since one of systemd's `…TimestampMonotonic=`; None for 0, which is never.
 
     >>> seconds_since("0"), seconds_since(""), seconds_since("1") > 0
     (None, None, True)
@@ -174,27 +174,26 @@ def seconds_since(monotonic_us: str) -> float | None:
     return time.monotonic() - then / 1e6 if then else None
 
 
-class Ended(NamedTuple):
-    """How the main process of a service ended. `code`: as a shell counts. `why`: systemd's word (`Result=`):
+class ServiceEnd(NamedTuple):
+    """The end of the main process of a service. `code`: as a shell counts. `why`: systemd's word (`Result=`):
     `success`, `exit-code`, `signal`, `oom-kill`, `timeout` …"""
 
     code: int
     why: str
 
 
-def ended_of(shown: Mapping[str, str], pid: int) -> Ended | None:
-    """How `pid` ended by what `show` says of its service; None where systemd has not noticed that yet, or knows
-    nothing of it any more.
+def ended_of(shown: Mapping[str, str], pid: int) -> ServiceEnd | None:
+    """The end of `pid` by the answer of `show` about its service; None where systemd has not noticed it, or forgot it.
 
     >>> killed = {"MainPID": "0", "ExecMainPID": "7", "ExecMainCode": "2", "ExecMainStatus": "9", "Result": "oom-kill"}
     >>> ended_of(killed, 7), ended_of({**killed, "MainPID": "7"}, 7)
-    (Ended(code=137, why='oom-kill'), None)
+    (ServiceEnd(code=137, why='oom-kill'), None)
     """
     code, status = shown.get("ExecMainCode", "0"), shown.get("ExecMainStatus", "0")
     if shown.get("MainPID") == str(pid) or shown.get("ExecMainPID") != str(pid) or code == "0":
         return None
     # CLD_EXITED is 1; CLD_KILLED and CLD_DUMPED, 2 and 3, come with a signal's number.
-    return Ended(int(status) if code == "1" else exit_code(-int(status)), shown.get("Result", ""))
+    return ServiceEnd(int(status) if code == "1" else exit_code(-int(status)), shown.get("Result", ""))
 
 
 # --- asking ------------------------------------------------------------------------------------------------------
@@ -210,12 +209,12 @@ async def start(unit: str, description: str, properties: Properties, command: Se
 
 
 async def show(unit: str, *names: str) -> dict[str, str]:
-    """These properties of a unit; defaults where there is none (`LoadState=not-found`)."""
+    """The properties named of a unit; defaults where there is none (`LoadState=not-found`)."""
     return parse_show(await _call(["systemctl", "show", unit, *(f"--property={name}" for name in names)]))
 
 
-async def find_end(unit: str, pid: int | None = None) -> tuple[Ended | None, str]:
-    """How the main process of a unit ended, which is over, and the unit's `InvocationID`: once PID 1 has noticed.
+async def find_end(unit: str, pid: int | None = None) -> tuple[ServiceEnd | None, str]:
+    """The end of a unit's main process, which is over, and the unit's `InvocationID`: once PID 1 has noticed.
 
     `pid`: its process where that is known. None where systemd does not know the unit any more, or does not notice in
     time. Raises HiveError.
@@ -339,7 +338,7 @@ async def _call_if_there(command: Sequence[str]) -> None:
 
 
 async def _call(command: Sequence[str], *, limit_s: float = CALL_S) -> str:
-    """What the program printed. Raises TimedOut (it is killed then) and what `error_of` makes of its failure."""
+    """Runs a program; returns its output. Raises TimedOut (it is killed then) and the error `error_of` finds for it."""
     loop = asyncio.get_running_loop()
     output = os.memfd_create(command[0], os.MFD_CLOEXEC)
     pidfd = -1

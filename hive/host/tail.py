@@ -13,17 +13,17 @@ from typing import BinaryIO, NamedTuple
 BLOCK_BYTES = 64 * 1024
 
 
-class Mark(NamedTuple):
-    """How far which file was read."""
+class TailMark(NamedTuple):
+    """The position to which a file was read, and the file."""
 
     inode: int
     position: int
 
 
-NOWHERE = Mark(0, 0)
+NOWHERE = TailMark(0, 0)
 
 
-def last_lines(path: Path, count: int) -> tuple[bytes, Mark]:
+def last_lines(path: Path, count: int) -> tuple[bytes, TailMark]:
     """The last `count` lines of the file, and its end. A file that is not there is empty. Raises OSError."""
     with contextlib.suppress(FileNotFoundError), _opened(path) as file:
         end = start = file.seek(0, os.SEEK_END)
@@ -36,11 +36,11 @@ def last_lines(path: Path, count: int) -> tuple[bytes, Mark]:
             blocks.append(file.read(step))
             newlines += blocks[-1].count(b"\n")
         lines = b"".join(reversed(blocks)).splitlines(keepends=True)
-        return b"".join(lines[-count:] if count else []), Mark(_inode(file), end)
+        return b"".join(lines[-count:] if count else []), TailMark(_inode(file), end)
     return b"", NOWHERE
 
 
-def added_since(path: Path, mark: Mark) -> tuple[bytes, Mark]:
+def added_since(path: Path, mark: TailMark) -> tuple[bytes, TailMark]:
     """At most one block from `mark` on, and the mark behind it. Raises OSError.
 
     A file that became shorter or was replaced is read from its start.
@@ -50,7 +50,7 @@ def added_since(path: Path, mark: Mark) -> tuple[bytes, Mark]:
         known = inode == mark.inode and file.seek(0, os.SEEK_END) >= mark.position
         start = file.seek(mark.position if known else 0)
         data = file.read(BLOCK_BYTES)
-        return data, Mark(inode, start + len(data))
+        return data, TailMark(inode, start + len(data))
     return b"", mark
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hive.errors import BadRequest, HiveError, NotPermitted, NotSupported
-from hive.host.memory import SYS_BLOCK, Memory, Swap, read_swaps
+from hive.host.memory import SYS_BLOCK, MemInfo, Swap, read_swaps
 from hive.host.process import spawn, write_control
 
 CONTROL = Path("/sys/class/zram-control")
@@ -32,25 +32,25 @@ REMOVE_WITHIN_S = 2.0
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 IN_CONTAINER = "in this container nobody can: swap is turned on by its host, for all that run there"
 SYS_ADMIN = 1 << 21
-"""CAP_SYS_ADMIN (capability.h), without which nobody turns swap on."""
+"""CAP_SYS_ADMIN (capability.h), needed to turn swap on."""
 NO_ZRAM = "this kernel has no zram; a swap file serves deep sleep as well"
 
 
-class Plan(NamedTuple):
-    """What would be set up. `sentences`: the same for people, in order."""
+class ZramPlan(NamedTuple):
+    """The device and swap to set up. `sentences`: the same for people, in order."""
 
     size_bytes: int
     algorithm: str
     sentences: tuple[str, ...]
 
 
-def plan(memory: Memory, swaps: Sequence[Swap] | None) -> Plan | None:
-    """What deep sleep lacks here; None where there is swap enough already, or where the kernel says too little.
+def plan(memory: MemInfo, swaps: Sequence[Swap] | None) -> ZramPlan | None:
+    """The parts that deep sleep lacks here; None where there is swap enough, or where the kernel says too little.
 
     >>> gib = 1024**3
-    >>> plan(Memory(8 * gib, 6 * gib, 0, 0), []).sentences[0]
+    >>> plan(MemInfo(8 * gib, 6 * gib, 0, 0), []).sentences[0]
     'make a zram device of 16384 MiB (lz4): its content is compressed and stays in RAM'
-    >>> plan(Memory(8 * gib, 6 * gib, 16 * gib, 9 * gib), [Swap("/swap", "file", 16 * gib, 7 * gib, -2)]) is None
+    >>> plan(MemInfo(8 * gib, 6 * gib, 16 * gib, 9 * gib), [Swap("/swap", "file", 16 * gib, 7 * gib, -2)]) is None
     True
     """
     if memory.total_bytes is None or swaps is None:
@@ -59,7 +59,7 @@ def plan(memory: Memory, swaps: Sequence[Swap] | None) -> Plan | None:
     missing_mib = wanted_mib - sum(swap.size_bytes for swap in swaps) // MIB
     if missing_mib < wanted_mib // 10:
         return None
-    return Plan(
+    return ZramPlan(
         size_bytes=missing_mib * MIB,
         algorithm=PREFERRED[0],
         sentences=(
@@ -71,7 +71,7 @@ def plan(memory: Memory, swaps: Sequence[Swap] | None) -> Plan | None:
 
 
 def why_not() -> str:
-    """Why no zram device can be set up here, by root either; empty where nothing is known against it.
+    """The reason that no zram device can be set up here, by root either; empty where nothing is known against it.
 
     Changes nothing: a module that is not loaded yet is looked for in its directory.
     """
@@ -115,7 +115,7 @@ def _said(name: str) -> str:
 
 
 def _modules() -> Iterator[Path]:
-    """Where the module may be, compressed or not."""
+    """Paths the module may have, compressed or not."""
     drivers = Path("/lib/modules", os.uname().release, "kernel/drivers/block/zram")
     return (drivers / f"zram.ko{end}" for end in ("", ".xz", ".zst", ".gz"))
 

@@ -1,1 +1,5 @@
-"""How proxy, daemon and helper talk: one framed, two-way connection over AF_UNIX that can carry descriptors."""
+"""The connection of proxy, daemon and helper: frames over AF_UNIX that can carry descriptors.
+
+May import: leaves.
+Begin with link.py.
+"""

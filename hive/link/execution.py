@@ -1,13 +1,13 @@
-"""Messages between daemon and helper about a program that somebody runs inside an agent."""
+"""Messages between daemon and helper about a program that is run inside an agent."""
 
 from __future__ import annotations
 
 import msgspec
 
-from hive.link.message import Message
+from hive.link.message import LinkMessage
 
 
-class Terminal(msgspec.Struct, frozen=True, kw_only=True):
+class TerminalSize(msgspec.Struct, frozen=True, kw_only=True):
     """A terminal for a program: its size, and its kind (`TERM`)."""
 
     rows: int = 24
@@ -15,7 +15,7 @@ class Terminal(msgspec.Struct, frozen=True, kw_only=True):
     kind: str = "xterm"
 
 
-class Execute(Message, tag=True, frozen=True, kw_only=True):
+class Execute(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Run `command` inside a running agent: its user, groups, control group, namespaces and filters, no more.
 
     `run` names it from now on. Answer: `Executing`, with its descriptors; `Executed` is told once it has ended. It ends
@@ -26,23 +26,23 @@ class Execute(Message, tag=True, frozen=True, kw_only=True):
     agent: str
     run: str
     command: list[str]
-    terminal: Terminal | None = None
+    terminal: TerminalSize | None = None
 
 
-class Executing(Message, tag=True, frozen=True, kw_only=True):
+class Executing(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Carries the caller's descriptors. `form`: `pipes` (stdin, stdout, stderr), `terminal` (one, both ways), `engine`
     (one connection of the Docker engine: written is stdin, read are its frames, or plain bytes of a terminal)."""
 
     form: str
 
 
-class EndExecution(Message, tag=True, frozen=True, kw_only=True):
+class EndExecution(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Kill the program and what it started. Answer: `Done` once nothing of it is left; of an unknown one too."""
 
     run: str
 
 
-class Resize(Message, tag=True, frozen=True, kw_only=True):
+class Resize(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. The terminal of this program has another size. Answer: `Done`."""
 
     run: str
@@ -50,8 +50,8 @@ class Resize(Message, tag=True, frozen=True, kw_only=True):
     columns: int
 
 
-class Executed(Message, tag=True, frozen=True, kw_only=True):
-    """The program ended, and nothing it started is left. `exit_code` as a shell counts, None where nobody knows it."""
+class Executed(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """The program ended, and nothing it started is left. `exit_code` as a shell counts, None if unknown."""
 
     run: str
     exit_code: int | None

@@ -16,22 +16,22 @@ from typing import Protocol, TypeVar, cast
 
 from hive.errors import HiveError, LinkLost, TimedOut, by_code
 from hive.link.framing import Envelope, FrameError, Unpacker, pack
-from hive.link.message import Message
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     AnyMessage,
     Failed,
 )
 
-Answer = TypeVar("Answer", bound=Message)
+Answer = TypeVar("Answer", bound=LinkMessage)
 
 
-class Reply(Protocol):
+class LinkReply(Protocol):
     """Answers what was asked; the caller keeps its descriptors, and may close them at once."""
 
-    def __call__(self, message: Message, /, descriptors: Sequence[int] = ()) -> None: ...
+    def __call__(self, message: LinkMessage, /, descriptors: Sequence[int] = ()) -> None: ...
 
 
-OnMessage = Callable[["Link", Message, Reply | None], None]
+OnMessage = Callable[["Link", LinkMessage, LinkReply | None], None]
 OnLost = Callable[["Link"], None]
 
 MAX_UNSENT = 256 * 1024 * 1024
@@ -57,7 +57,7 @@ class Link:
         self._on_lost = on_lost
         self._unpacker = Unpacker()
         self._seq = 0
-        self._waiting: dict[int, tuple[asyncio.Future[Message], list[int] | None]] = {}
+        self._waiting: dict[int, tuple[asyncio.Future[LinkMessage], list[int] | None]] = {}
         self._unsent: deque[tuple[bytes, Sequence[int]]] = deque()
         self._unsent_bytes = 0
         self._received: deque[int] = deque()
@@ -75,14 +75,14 @@ class Link:
 
     @property
     def unsent_bytes(self) -> int:
-        """What the peer has not taken yet; what is told now comes behind it."""
+        """Bytes that the peer has not taken yet; messages told now come behind it."""
         return self._unsent_bytes
 
-    def tell(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+    def tell(self, message: LinkMessage, descriptors: Sequence[int] = ()) -> None:
         """Sends a message that wants no answer. On a lost link it is dropped: the next table tells everything."""
         self._send(_envelope(message, descriptors=len(descriptors)), descriptors)
 
-    async def ask(self, message: Message, answer: type[Answer], *, timeout_s: float) -> Answer:
+    async def ask(self, message: LinkMessage, answer: type[Answer], *, timeout_s: float) -> Answer:
         """Sends a message and awaits its answer.
 
         Raises LinkLost, TimedOut, or the error the peer answered with.
@@ -92,7 +92,7 @@ class Link:
             raise HiveError(f"{self.name}: asked {type(message).__name__}, got {type(got).__name__}")
         return got
 
-    async def ask_for_descriptor(self, message: Message, answer: type[Answer], *, timeout_s: float) -> int:
+    async def ask_for_descriptor(self, message: LinkMessage, answer: type[Answer], *, timeout_s: float) -> int:
         """`ask` for an answer that carries one descriptor, which is the caller's then."""
         taken: list[int] = []
         try:
@@ -103,11 +103,12 @@ class Link:
         finally:
             _close_all(taken)
 
-    async def ask_any(self, message: Message, *, timeout_s: float, taken: list[int] | None = None) -> Message:
+    async def ask_any(self, message: LinkMessage, *, timeout_s: float, taken: list[int] | None = None) -> LinkMessage:
         """`ask` where the answer may be of several types. `taken` gets its descriptors; without it they are closed."""
         future = self.ask_soon(message, taken)
         try:
-            # Not wait_for: it returns an answer where it was cancelled (3.11), and nobody would own the descriptor.
+            # Not wait_for: it returns an answer although it was cancelled (3.11), and the descriptor would have no
+            # owner.
             async with asyncio.timeout(timeout_s):
                 got = await future
         except TimeoutError:
@@ -116,12 +117,12 @@ class Link:
             raise by_code(got.code)(got.message, hint=got.hint)
         return got
 
-    def ask_soon(self, message: Message, taken: list[int] | None = None) -> asyncio.Future[Message]:
+    def ask_soon(self, message: LinkMessage, taken: list[int] | None = None) -> asyncio.Future[LinkMessage]:
         """Sends a message; the future holds the answer, also where that is `Failed`, or raises LinkLost.
 
         `taken` has the descriptors of the answer once the future holds it.
         """
-        future: asyncio.Future[Message] = self._loop.create_future()
+        future: asyncio.Future[LinkMessage] = self._loop.create_future()
         if self.lost:
             future.set_exception(LinkLost(f"{self.name} is not connected"))
             return future
@@ -203,7 +204,7 @@ class Link:
                 numbers = array.array("i")
                 numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
                 self._received.extend(numbers)
-        if not data or flags & socket.MSG_CTRUNC:  # cut off: some descriptors are missing, nobody knows whose
+        if not data or flags & socket.MSG_CTRUNC:  # cut off: some descriptors are missing, and not known which
             self._lose()
             return False
         try:
@@ -240,8 +241,8 @@ class Link:
             kind = type(envelope.message).__name__
             self._loop.call_exception_handler({"message": f"{self.name}: {kind} was not handled", "exception": error})
 
-    def _replier(self, seq: int) -> Reply:
-        def reply(message: Message, descriptors: Sequence[int] = ()) -> None:
+    def _replier(self, seq: int) -> LinkReply:
+        def reply(message: LinkMessage, descriptors: Sequence[int] = ()) -> None:
             self._send(_envelope(message, reply_to=seq, descriptors=len(descriptors)), descriptors)
 
         return reply
@@ -267,7 +268,7 @@ def _close_all(descriptors: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def _envelope(message: Message, *, seq: int = 0, reply_to: int = 0, descriptors: int = 0) -> Envelope:
+def _envelope(message: LinkMessage, *, seq: int = 0, reply_to: int = 0, descriptors: int = 0) -> Envelope:
     return Envelope(seq, reply_to, descriptors, cast(AnyMessage, message))
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, RuntimeKind, Tier
 from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize
-from hive.link.message import Message
+from hive.link.message import LinkMessage
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
 from hive.link.responses import (
@@ -22,7 +22,7 @@ from hive.link.responses import (
     KeepResponse,
     ResponseIs,
 )
-from hive.link.specs import Capabilities, SandboxSpec
+from hive.link.specs import RuntimeCapabilities, SandboxSpec
 
 PROTOCOL = 1
 
@@ -30,7 +30,7 @@ PROTOCOL = 1
 # --- both ways ---------------------------------------------------------------------------------------------------
 
 
-class Hello(Message, tag=True, frozen=True, kw_only=True):
+class Hello(LinkMessage, tag=True, frozen=True, kw_only=True):
     """First message of each side. `epoch` names this run of the process."""
 
     role: str
@@ -39,11 +39,11 @@ class Hello(Message, tag=True, frozen=True, kw_only=True):
     pid: int = 0
 
 
-class Done(Message, tag=True, frozen=True, kw_only=True):
+class Done(LinkMessage, tag=True, frozen=True, kw_only=True):
     """The answer that says only: it is done."""
 
 
-class Failed(Message, tag=True, frozen=True, kw_only=True):
+class Failed(LinkMessage, tag=True, frozen=True, kw_only=True):
     """The answer that says why not; `code` is one of `hive.errors`."""
 
     code: str
@@ -54,8 +54,9 @@ class Failed(Message, tag=True, frozen=True, kw_only=True):
 # --- proxy → daemon ----------------------------------------------------------------------------------------------
 
 
-class Activity(Message, tag=True, frozen=True, kw_only=True):
-    """What the proxy sees of one agent. `quiet_s`: since the last byte either way, None where it saw none yet."""
+class Activity(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """The activity of one agent, as the proxy sees it. `quiet_s`: since the last byte either way, None if it saw none
+    yet."""
 
     in_flight: int = 0
     parked: int = 0
@@ -64,7 +65,7 @@ class Activity(Message, tag=True, frozen=True, kw_only=True):
     why_busy: str = ""
 
 
-class ProxyTable(Message, tag=True, frozen=True, kw_only=True):
+class ProxyTable(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Sent on every (re)connect, after Hello: activity of every agent the proxy knows, and its listening ports."""
 
     agents: dict[str, Activity]
@@ -74,20 +75,20 @@ class ProxyTable(Message, tag=True, frozen=True, kw_only=True):
     """epoch → highest event_no in that epoch's spool, this epoch and those of killed proxies."""
 
 
-class Activities(Message, tag=True, frozen=True, kw_only=True):
+class Activities(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Answer to `AskActivity`."""
 
     agents: dict[str, Activity]
 
 
-class Closed(Message, tag=True, frozen=True, kw_only=True):
+class Closed(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Answer to `Close` and `StillClosed`: the gate is closed and nothing of this agent is on the host."""
 
     agent: str
     generation: int
 
 
-class Busy(Message, tag=True, frozen=True, kw_only=True):
+class Busy(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Answer to `Close` and `StillClosed`: the gate stays (or was made) open, because of `reason`.
 
     The proxy now owes one `Quiet` for this agent.
@@ -98,13 +99,13 @@ class Busy(Message, tag=True, frozen=True, kw_only=True):
     reason: str
 
 
-class Quiet(Message, tag=True, frozen=True, kw_only=True):
+class Quiet(LinkMessage, tag=True, frozen=True, kw_only=True):
     """The agent the proxy called busy has become quiet (told once per `Busy`)."""
 
     agent: str
 
 
-class Wake(Message, tag=True, frozen=True, kw_only=True):
+class Wake(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Something waits for this agent. Answer: `Open`, `Refused`."""
 
     agent: str
@@ -114,7 +115,7 @@ class Wake(Message, tag=True, frozen=True, kw_only=True):
 # --- daemon → proxy ----------------------------------------------------------------------------------------------
 
 
-class AgentRow(Message, tag=True, frozen=True, kw_only=True):
+class AgentRow(LinkMessage, tag=True, frozen=True, kw_only=True):
     """All the proxy knows of an agent.
 
     `gate`: `open`, `closed` (being put to sleep or being started), `asleep`, `refused` (stopped, error, created).
@@ -137,7 +138,7 @@ class AgentRow(Message, tag=True, frozen=True, kw_only=True):
     cid: int | None = None
 
 
-class DaemonTable(Message, tag=True, frozen=True, kw_only=True):
+class DaemonTable(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Sent on every (re)connect, after Hello: every agent, the backend, its models, the marks of usage.
 
     `switching_to`: the backend's gate is closed, requests wait for at most `backend_wait_s`; empty: it is open.
@@ -154,48 +155,48 @@ class DaemonTable(Message, tag=True, frozen=True, kw_only=True):
     runtime_settings: dict[str, str] = msgspec.field(default_factory=dict)
 
 
-class AgentIs(Message, tag=True, frozen=True, kw_only=True):
+class AgentIs(LinkMessage, tag=True, frozen=True, kw_only=True):
     """This agent is now so (created, changed status, tier, tokens …). Moves the gate to `row.gate`."""
 
     row: AgentRow
 
 
-class AgentGone(Message, tag=True, frozen=True, kw_only=True):
-    """This agent was removed: flush what is parked with 503, close its connections, forget it."""
+class AgentGone(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """This agent was removed: answer parked requests with 503, close its connections, forget it."""
 
     agent: str
 
 
-class Close(Message, tag=True, frozen=True, kw_only=True):
+class Close(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Close the gate if nothing of this agent is on the host. Never waits. Answer: `Closed` or `Busy`."""
 
     agent: str
     generation: int
 
 
-class StillClosed(Message, tag=True, frozen=True, kw_only=True):
+class StillClosed(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. The same question once more after the freeze. Answer: `Closed` or `Busy`."""
 
     agent: str
     generation: int
 
 
-class Asleep(Message, tag=True, frozen=True, kw_only=True):
+class Asleep(LinkMessage, tag=True, frozen=True, kw_only=True):
     """The pause is committed: from now on a lost link does not open this gate."""
 
     agent: str
     generation: int
 
 
-class Open(Message, tag=True, frozen=True, kw_only=True):
-    """The agent runs: open its gate, let what is parked go on. Told, and the answer to `Wake`."""
+class Open(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """The agent runs: open its gate, let parked requests go on. Told, and the answer to `Wake`."""
 
     agent: str
     generation: int
 
 
-class Refused(Message, tag=True, frozen=True, kw_only=True):
-    """The agent will not be woken (it is stopped, failed …): what is parked gets 503 naming `status`.
+class Refused(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """The agent will not be woken (it is stopped, failed …): parked requests get 503 naming `status`.
 
     Told, and the answer to `Wake`.
     """
@@ -205,24 +206,24 @@ class Refused(Message, tag=True, frozen=True, kw_only=True):
     status: str
 
 
-class AskActivity(Message, tag=True, frozen=True, kw_only=True):
+class AskActivity(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Answer: `Activities` of those named that the proxy knows, of all where none is."""
 
     agents: list[str] = msgspec.field(default_factory=list)
 
 
-class Backend(Message, tag=True, frozen=True, kw_only=True):
+class BackendChanged(LinkMessage, tag="Backend", frozen=True, kw_only=True):
     """The active backend and what it offers changed."""
 
     backend: BackendInfo | None
     models: list[ModelInfo]
 
 
-class CloseBackend(Message, tag=True, frozen=True, kw_only=True):
-    """Ask. No request goes to the backend from now on; those who ask wait, for at most `wait_s` from now.
+class CloseBackend(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask. No request goes to the backend from now on; new requests wait, for at most `wait_s` from now.
 
-    Answer: `Drained`, once none is at the backend: those that have not ended within `drain_s` are cut. Where the gate
-    is closed already, the waits begin anew. `towards`: what is switched to, in words.
+    Answer: `Drained`, once none is at the backend: those that have not ended within `drain_s` are cut. If the gate is
+    closed already, the waits begin anew. `towards`: the backend that is switched to, in words.
     """
 
     towards: str
@@ -230,78 +231,78 @@ class CloseBackend(Message, tag=True, frozen=True, kw_only=True):
     wait_s: float
 
 
-class Drained(Message, tag=True, frozen=True, kw_only=True):
+class Drained(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Answer to `CloseBackend`. `cut`: requests that did not end in time."""
 
     cut: int = 0
 
 
-class OpenBackend(Message, tag=True, frozen=True, kw_only=True):
+class OpenBackend(LinkMessage, tag=True, frozen=True, kw_only=True):
     """The backend's gate is open; this is the backend, and what it offers."""
 
     backend: BackendInfo | None
     models: list[ModelInfo]
 
 
-class RuntimeSettings(Message, tag=True, frozen=True, kw_only=True):
+class RuntimeSettings(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Settings changed while Hive runs, all of them: `section.key` → text."""
 
     values: dict[str, str]
 
 
-class Marks(Message, tag=True, frozen=True, kw_only=True):
+class Marks(LinkMessage, tag=True, frozen=True, kw_only=True):
     """proxy epoch → highest event_no below which every usage event is committed to SQLite."""
 
     marks: dict[str, int]
 
 
-class Leaving(Message, tag=True, frozen=True, kw_only=True):
+class Leaving(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Hive is shutting down: ingress refuses from now on."""
 
 
 # --- daemon → helper ---------------------------------------------------------------------------------------------
 
 
-class AskRuntimes(Message, tag=True, frozen=True, kw_only=True):
+class AskRuntimes(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Answer: `Runtimes`, looked at anew: an engine may come and go."""
 
 
-class Runtimes(Message, tag=True, frozen=True, kw_only=True):
-    runtimes: dict[RuntimeKind, Capabilities]
+class Runtimes(LinkMessage, tag=True, frozen=True, kw_only=True):
+    runtimes: dict[RuntimeKind, RuntimeCapabilities]
 
 
-class Define(Message, tag=True, frozen=True, kw_only=True):
+class Define(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Store the spec, make the home, bind the agent's socket. Answer: `Defined`. Again: replaces the spec."""
 
     agent: str
     spec: SandboxSpec
 
 
-class Defined(Message, tag=True, frozen=True, kw_only=True):
+class Defined(LinkMessage, tag=True, frozen=True, kw_only=True):
     socket: str
 
 
-class Start(Message, tag=True, frozen=True, kw_only=True):
+class Start(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Answer: `Started`; `wrong_state` where a process of it lives."""
 
     agent: str
 
 
-class Started(Message, tag=True, frozen=True, kw_only=True):
+class Started(LinkMessage, tag=True, frozen=True, kw_only=True):
     """`address`: where its port can be reached (as in `AgentRow`), empty for 127.0.0.1 or where it has none."""
 
     pid: int
     address: str = ""
 
 
-class Stop(Message, tag=True, frozen=True, kw_only=True):
+class Stop(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Thaw, SIGTERM to the session, after `grace_s` SIGKILL to everything of it. Answer: `Ended`."""
 
     agent: str
     grace_s: float = 10.0
 
 
-class Freeze(Message, tag=True, frozen=True, kw_only=True):
+class Freeze(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Answer: `Frozen` once every process of it is stopped, else thawed again and `timeout`.
 
     Thawed again by the helper unless `Confirm` follows within 10 s.
@@ -311,29 +312,29 @@ class Freeze(Message, tag=True, frozen=True, kw_only=True):
     generation: int
 
 
-class Frozen(Message, tag=True, frozen=True, kw_only=True):
+class Frozen(LinkMessage, tag=True, frozen=True, kw_only=True):
     took_ms: float
     how: str
 
 
-class Confirm(Message, tag=True, frozen=True, kw_only=True):
+class Confirm(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. The pause is committed. Answer: `Done`, or `wrong_state` where the helper has thawed it already."""
 
     agent: str
     generation: int
 
 
-class Thaw(Message, tag=True, frozen=True, kw_only=True):
-    """Ask. Answer: `Thawed` once verified. Thawing what runs is `Thawed` too."""
+class Thaw(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask. Answer: `Thawed` once verified. Thawing a running agent is `Thawed` too."""
 
     agent: str
 
 
-class Thawed(Message, tag=True, frozen=True, kw_only=True):
+class Thawed(LinkMessage, tag=True, frozen=True, kw_only=True):
     took_ms: float
 
 
-class PageOut(Message, tag=True, frozen=True, kw_only=True):
+class PageOut(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Page out the anonymous memory of an agent that is frozen and confirmed for this generation.
 
     Answer: `PagedOut`; a thaw that comes meanwhile ends it at once, and the answer is `wrong_state`.
@@ -344,7 +345,7 @@ class PageOut(Message, tag=True, frozen=True, kw_only=True):
     generation: int
 
 
-class PagedOut(Message, tag=True, frozen=True, kw_only=True):
+class PagedOut(LinkMessage, tag=True, frozen=True, kw_only=True):
     """`kept_bytes`: RAM its processes hold still; `swap_bytes`: what of theirs is in swap now. `how`: `madvise` or
     `reclaim`."""
 
@@ -354,18 +355,18 @@ class PagedOut(Message, tag=True, frozen=True, kw_only=True):
     how: str
 
 
-class AskStat(Message, tag=True, frozen=True, kw_only=True):
-    """Ask. Answer: `Stats` of the agents named, of all where none is."""
+class AskStat(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask. Answer: `ProxyStats` of the agents named, of all where none is."""
 
     agents: list[str] = msgspec.field(default_factory=list)
 
 
-class Stat(Message, tag=True, frozen=True, kw_only=True):
+class Stat(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ground truth of one agent.
 
     `state`: `running`, `frozen`, `gone`. `cpu_us`: CPU time used since start by all its processes (frozen does not
     move). `exit_code`, `why`: of the last end, as in `Ended`. `swap_bytes`: of its memory in swap. `address`: as in
-    `Started`. `limits`: what of its limits is not enforced here, in words; empty where all are.
+    `Started`. `limits`: the limits that are not enforced here, in words; empty where all are.
     """
 
     state: str
@@ -381,11 +382,11 @@ class Stat(Message, tag=True, frozen=True, kw_only=True):
     limits: str = ""
 
 
-class Stats(Message, tag=True, frozen=True, kw_only=True):
+class ProxyStats(LinkMessage, tag="Stats", frozen=True, kw_only=True):
     agents: dict[str, Stat]
 
 
-class BackendStart(Message, tag=True, frozen=True, kw_only=True):
+class BackendStart(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Start the service of this kind of inference server, one of three; those that conflict with it stop first.
 
     Answer: `Done` once it is running, also where it was. It need not answer yet.
@@ -394,20 +395,20 @@ class BackendStart(Message, tag=True, frozen=True, kw_only=True):
     kind: BackendKind
 
 
-class BackendStop(Message, tag=True, frozen=True, kw_only=True):
+class BackendStop(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. SIGTERM to the service, after `grace_s` SIGKILL to all of it. Answer: `Done` once nothing of it is left."""
 
     kind: BackendKind
     grace_s: float = 10.0
 
 
-class AskBackend(Message, tag=True, frozen=True, kw_only=True):
+class AskBackend(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Answer: `BackendIs`."""
 
     kind: BackendKind
 
 
-class BackendIs(Message, tag=True, frozen=True, kw_only=True):
+class BackendIs(LinkMessage, tag=True, frozen=True, kw_only=True):
     """A service as systemd shows it: `state` and `substate` in systemd's words, `missing` where there is no such unit.
 
     `result`: how it ended last (`success`, `exit-code`, `oom-kill`, …). `active_s`: for how long it has been up, None
@@ -423,7 +424,7 @@ class BackendIs(Message, tag=True, frozen=True, kw_only=True):
     restarts: int = 0
 
 
-class AskBackendLog(Message, tag=True, frozen=True, kw_only=True):
+class AskBackendLog(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. The last lines the service wrote to the journal, those since its last start where `last_run`,
     unless systemd has restarted it by itself.
 
@@ -435,20 +436,20 @@ class AskBackendLog(Message, tag=True, frozen=True, kw_only=True):
     last_run: bool = False
 
 
-class BackendLog(Message, tag=True, frozen=True, kw_only=True):
+class BackendLog(LinkMessage, tag=True, frozen=True, kw_only=True):
     text: str
 
 
-class Reconcile(Message, tag=True, frozen=True, kw_only=True):
+class Reconcile(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask; on every (re)connect of the daemon. `asleep`: id → generation of all it holds asleep.
 
-    Those frozen are confirmed, every other frozen agent is thawed. Answer: `Stats` of all, the ground truth.
+    Those frozen are confirmed, every other frozen agent is thawed. Answer: `ProxyStats` of all, the ground truth.
     """
 
     asleep: dict[str, int]
 
 
-class Remove(Message, tag=True, frozen=True, kw_only=True):
+class Remove(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Kill what lives, unlink the socket, delete the home, forget. Answer: `Done`."""
 
     agent: str
@@ -461,10 +462,10 @@ WENT_DOWN = "Hive went down"
 """`Ended.why` where `hive up` had it stopped because it ends itself, without a daemon that could."""
 
 
-class Ended(Message, tag=True, frozen=True, kw_only=True):
-    """An agent's main process ended. `exit_code` as a shell counts (128 + signal), None where nobody reaped it.
+class Ended(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """An agent's main process ended. `exit_code` as a shell counts (128 + signal), None if Hive did not reap it.
 
-    `why`: what that does not tell, in words; empty mostly.
+    `why`: more about the end, in words; mostly empty.
     """
 
     agent: str
@@ -473,7 +474,7 @@ class Ended(Message, tag=True, frozen=True, kw_only=True):
     why: str = ""
 
 
-class ThawedAlone(Message, tag=True, frozen=True, kw_only=True):
+class ThawedAlone(LinkMessage, tag=True, frozen=True, kw_only=True):
     """The helper thawed this agent by itself (no confirm in time, or it is leaving)."""
 
     agent: str
@@ -483,12 +484,12 @@ class ThawedAlone(Message, tag=True, frozen=True, kw_only=True):
 # --- proxy ↔ helper, up → helper ---------------------------------------------------------------------------------
 
 
-class AskListeners(Message, tag=True, frozen=True, kw_only=True):
+class AskListeners(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Answer: `Done` after one `Listener` (with its descriptor) per agent; later ones follow as told."""
 
 
-class Listener(Message, tag=True, frozen=True, kw_only=True):
-    """Carries one listening descriptor: whoever connects there is this agent.
+class Listener(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Carries one listening descriptor: every connection to it is this agent's.
 
     `path`: of its own AF_UNIX socket, or `inner:HOST:PORT` for a TCP one made inside its own network namespace. An
     agent has one of each path; another one of the same path takes its place.
@@ -498,14 +499,14 @@ class Listener(Message, tag=True, frozen=True, kw_only=True):
     path: str
 
 
-class ListenerGone(Message, tag=True, frozen=True, kw_only=True):
+class ListenerGone(LinkMessage, tag=True, frozen=True, kw_only=True):
     """This listener of the agent is closed; with an empty `path` all of them."""
 
     agent: str
     path: str = ""
 
 
-class Dial(Message, tag=True, frozen=True, kw_only=True):
+class Dial(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask, of the proxy. Connect to the port of this agent, which only the helper gets to: it is in a network of its
     own, or behind a VMM in a jail. Where that is only the helper knows. Answer: `Dialled`; `not_found`; `wrong_state`
     where the agent does not run, sleeps or has no such port; `saturated` where too many wait for it already;
@@ -515,7 +516,7 @@ class Dial(Message, tag=True, frozen=True, kw_only=True):
     agent: str
 
 
-class Dialled(Message, tag=True, frozen=True, kw_only=True):
+class Dialled(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Carries one connected descriptor: to the agent itself, or to its VMM, which waits for a `CONNECT`."""
 
 
@@ -528,7 +529,7 @@ def dialled(agent: str, guest_port: int | None = None) -> str:
     return f"helper:/{agent}" if guest_port is None else f"helper:/{agent}:{guest_port}"
 
 
-class Reaped(Message, tag=True, frozen=True, kw_only=True):
+class Reaped(LinkMessage, tag=True, frozen=True, kw_only=True):
     """`hive up`, being the sub-reaper, reaped a process the helper started in an earlier life."""
 
     pid: int
@@ -554,7 +555,7 @@ AnyMessage = (
     | Open
     | Refused
     | AskActivity
-    | Backend
+    | BackendChanged
     | CloseBackend
     | Drained
     | OpenBackend
@@ -589,7 +590,7 @@ AnyMessage = (
     | PageOut
     | PagedOut
     | AskStat
-    | Stats
+    | ProxyStats
     | BackendStart
     | BackendStop
     | AskBackend

@@ -1,16 +1,17 @@
-"""What the proxy tells of the requests it has: who waits, who runs, and which they are."""
+"""Messages about the proxy's requests: the queue, and the requests under way."""
 
 from __future__ import annotations
 
 import msgspec
 
-from hive.link.message import Message
+from hive.link.message import LinkMessage
 
 
 class TenantView(msgspec.Struct, frozen=True):
     """One tenant as `hive queue` and the metrics show it.
 
-    `tokens_ahead`: what it has had or is having of the normal band, by weight, beyond the least served tenant.
+    `tokens_ahead`: its tokens of the normal band, running requests included, by weight, beyond the least served
+    tenant's.
     """
 
     name: str
@@ -21,8 +22,8 @@ class TenantView(msgspec.Struct, frozen=True):
 
 
 class QueueView(msgspec.Struct, frozen=True):
-    """The queue at one moment. `slots`: None for no limit; `drain_per_s`: slots given back per second while somebody
-    waited, None where nobody has yet."""
+    """The queue at one moment. `slots`: None for no limit; `drain_per_s`: slots given back per second while requests
+    waited, None if none has waited yet."""
 
     running: int
     waiting: int
@@ -50,24 +51,25 @@ class UnderWay(msgspec.Struct, frozen=True, kw_only=True):
     queue_ms: float | None
 
 
-class AskQueue(Message, tag=True, frozen=True, kw_only=True):
+class AskQueue(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Answer: `QueueIs`."""
 
 
-class QueueIs(Message, tag=True, frozen=True, kw_only=True):
-    """Who waits and who runs. `requests`: all that are under way, the oldest first; `left_out`: how many more."""
+class QueueIs(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """The waiting and running requests. `requests`: all that are under way, the oldest first; `left_out`: the number of
+    more."""
 
     queue: QueueView
     requests: list[UnderWay]
     left_out: int = 0
 
 
-class AskModels(Message, tag=True, frozen=True, kw_only=True):
+class AskModels(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask, of the proxy. A request names a model that is not in the list: look whether it is there now. Answer: `Done`,
     after what is new was told (`Backend`); at once where it was looked for a moment ago."""
 
 
-class CancelRequest(Message, tag=True, frozen=True, kw_only=True):
-    """Ask. The request ends with an error of Hive's, whatever it waits for. Answer: `Done`, or `Failed(not_found)`."""
+class CancelRequest(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask. The request ends with an error of Hive's, in any state. Answer: `Done`, or `Failed(not_found)`."""
 
     id: str

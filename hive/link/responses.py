@@ -1,17 +1,18 @@
-"""What the proxy tells and asks of responses that agents had kept: they are the daemon's to store.
+"""Messages about responses that agents had kept: the daemon stores them.
 
-`agent` is whose request it was: nothing that another agent had kept is ever found. All JSON goes as it was written.
+`agent` is the sender of the request: nothing that another agent had kept is ever found. All JSON goes as it was
+written.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from hive.link.message import Message
+from hive.link.message import LinkMessage
 
 
-class KeepResponse(Message, tag=True, frozen=True, kw_only=True):
-    """Told: keep this one. `asked`: the `input` of its request; `response`: the answer's object.
+class KeepResponse(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Told: keep this one. `asked`: the items of its request, a JSON array; `response`: the answer's object.
 
     Not acknowledged. What is asked of the same agent after it, over the same link, finds it.
     """
@@ -23,7 +24,7 @@ class KeepResponse(Message, tag=True, frozen=True, kw_only=True):
     response: bytes
 
 
-class AskHistory(Message, tag=True, frozen=True, kw_only=True):
+class AskHistory(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask: all that went in and came out up to the response `previous_id` (where it is not empty), and the items of
     these ids. Answer: `HistoryIs`, or `Failed`: `not_found`, `bad_request` where it is longer than `most_bytes`."""
 
@@ -33,22 +34,22 @@ class AskHistory(Message, tag=True, frozen=True, kw_only=True):
     most_bytes: int
 
 
-class HistoryIs(Message, tag=True, frozen=True, kw_only=True):
+class HistoryIs(LinkMessage, tag=True, frozen=True, kw_only=True):
     """`history`: an array of items, the oldest first. `items`: those asked for, in that order."""
 
     history: bytes
     items: list[bytes] = msgspec.field(default_factory=list)
 
 
-class AskResponse(Message, tag=True, frozen=True, kw_only=True):
+class AskResponse(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Answer: `ResponseIs`, or `Failed`: `not_found`."""
 
     agent: str
     id: str
 
 
-class AskInputItems(Message, tag=True, frozen=True, kw_only=True):
-    """Ask: a page of what the model was given for this response. Answer: `ResponseIs` with the list, or `Failed`."""
+class AskInputItems(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask: a page of the model's input for this response. Answer: `ResponseIs` with the list, or `Failed`."""
 
     agent: str
     id: str
@@ -58,11 +59,11 @@ class AskInputItems(Message, tag=True, frozen=True, kw_only=True):
     most_bytes: int
 
 
-class ResponseIs(Message, tag=True, frozen=True, kw_only=True):
+class ResponseIs(LinkMessage, tag=True, frozen=True, kw_only=True):
     content: bytes
 
 
-class DropResponse(Message, tag=True, frozen=True, kw_only=True):
+class DropResponse(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask. Answer: `Done` once it is on the disk no more, or `Failed`: `not_found`."""
 
     agent: str

@@ -14,11 +14,11 @@ from pathlib import Path
 from hive.link.link import Link, OnLost, OnMessage
 
 PATH_MAX_BYTES = 107
-"""What fits into `sun_path`."""
+"""Longest path that fits into `sun_path`."""
 SO_PEERGROUPS = 59
 """asm-generic/socket.h; Python 3.11 has no name for it."""
 PEERGROUPS_BYTES = 1024
-"""What socket.getsockopt takes at most; the kernel refuses (ERANGE) a buffer that is too small for all groups."""
+"""The largest buffer that socket.getsockopt takes; the kernel refuses (ERANGE) one that is too small for all groups."""
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int, int]:
@@ -45,8 +45,8 @@ def groups_of(sock: socket.socket) -> frozenset[int]:
 def bind_private(path: Path, *, owner: tuple[int, int] | None = None, group: int | None = None) -> socket.socket:
     """A listening socket at `path`, mode 0600; made under a temporary name and renamed, so no moment is without one.
 
-    `owner`: uid and gid it is given to before anyone can connect. `group`: a gid whose members may connect too.
-    Raises OSError, also for a path of more than `PATH_MAX_BYTES`, to which nobody could connect.
+    `owner`: uid and gid it is given to before anyone can connect. `group`: a gid whose members may connect too. Raises
+    OSError, also for a path of more than `PATH_MAX_BYTES`, to which no process could connect.
     """
     if len(os.fsencode(path)) > PATH_MAX_BYTES:
         raise OSError(errno.ENAMETOOLONG, "a socket's path is too long", str(path))
@@ -73,10 +73,10 @@ def bind_private(path: Path, *, owner: tuple[int, int] | None = None, group: int
 
 
 class LinkServer:
-    """Accepts links at `path` from root and from `uids`; anyone else is hung up on.
+    """Accepts links at `path` from root and from `uids`; closes those of any other user.
 
-    `group`: its members can reach the socket, whoever of them may come in. `on_link(link)` is called for each new
-    link before any message of it.
+    `group`: its members can reach the socket, but only `uids` among them are accepted. `on_link(link)` is called for
+    each new link before any message of it.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What daemon and helper tell each other of an agent and of a runtime, inside their messages."""
+"""Parts of the messages between daemon and helper about an agent and about a runtime."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from hive.domain import DockerSpec, FirecrackerSpec, Limits, RuntimeKind
 
 
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What the helper needs to run an agent. `uid`/`gid` None: as the helper's own user.
+    """The specification by which the helper runs an agent. `uid`/`gid` None: as the helper's own user.
 
-    `port`: where the agent will listen for callers. `proxy_port`: where an agent in the host's network finds the proxy
-    on the loopback, None for one with a network of its own. `egress`, `limits`, `docker`, `firecracker`: as in
+    `port`: the one on which the agent will listen for callers. `proxy_port`: the proxy's on the loopback, for an agent
+    in the host's network; None for one with a network of its own. `egress`, `limits`, `docker`, `firecracker`: as in
     `AgentSpec`.
 
     `env` is complete (nothing is inherited but PATH, HOME, LANG, TZ set by the helper). `home` is created 0700 and
@@ -35,13 +35,13 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
     firecracker: FirecrackerSpec | None = None
 
 
-class Capabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a runtime can do on this host. Each `why_not…` is a sentence, empty where it can.
+class RuntimeCapabilities(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The capabilities of a runtime on this host. Each `why_not…` is a sentence, empty if it can.
 
-    `why_not`: why no agent can be started at all (no engine, no permission). `why_not_egress`: what of an agent's
-    `egress` it does not take. `why_not_exec`: why no other program can be run inside. `limits`: what of the limits it
-    does not enforce here. `journal`: the unit in whose journal an agent's output is, with `{}` for its id; empty where
-    it is in `SandboxSpec.log`.
+    `why_not`: no agent can be started at all (no engine, no permission). `why_not_egress`: a part of an agent's
+    `egress` is not taken. `why_not_exec`: no other program can be run inside. `limits`: the limits it does not enforce
+    here. `journal`: the unit that has an agent's output in its journal, with `{}` for its id; empty if the output is in
+    `SandboxSpec.log`.
     """
 
     why_not: str = ""

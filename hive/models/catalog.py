@@ -1,20 +1,20 @@
-"""The models that are there, as one looks at them: who would be given which, what leads to one, what belongs to it.
-Pure; made from one list of models and one state of the settings."""
+"""The models that are there: the one a request would be given, the names that lead to it, and its adapters. Pure; made
+from one list of models and one state of the settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
 
-from hive.domain import BackendKind, ModelInfo, Tier
+from hive.domain import ModelInfo, Tier
 from hive.errors import NotFound, did_you_mean
 from hive.models.names import spelled
 from hive.models.routing import Explained, Offer, Preferences, explain, explain_for, models_of, offers_of
-from hive.models.whereabouts import Whereabouts
+from hive.models.whereabouts import NOWHERE, Whereabouts
 
 
 class Catalog:
-    """One list of models, of a server of `kind`.
+    """One list of models. `where`: what of it leaves the box.
 
     >>> from hive.models.routing import preferences
     >>> there = [ModelInfo(name="llama3.2:q4_0"), ModelInfo(name="llama3.2:q8_0")]
@@ -25,9 +25,9 @@ class Catalog:
     (['fast'], ['llama3.2:q8_0'], 'llama3.2:q4_0')
     """
 
-    def __init__(self, models: Sequence[ModelInfo], prefs: Preferences, kind: BackendKind | None = None) -> None:
+    def __init__(self, models: Sequence[ModelInfo], prefs: Preferences, where: Whereabouts = NOWHERE) -> None:
         self.models = list(models)
-        self.where = Whereabouts(kind, self.models)
+        self.where = where
         self._prefs = prefs
         self._offers = offers_of(models)
 
@@ -35,7 +35,7 @@ class Catalog:
         return f"<Catalog of {len(self.models)} models>"
 
     def given(self, asked: str, tier: Tier, limits: str = "") -> Explained:
-        """What a request for `asked` is given; `limits`: `[tenant] models` of who asks, empty for none."""
+        """The model that a request for `asked` is given; `limits`: `[tenant] models` of the caller, empty for none."""
         return explain_for(models_of(limits), asked, tier, self._offers, self._prefs, self.where)
 
     def tiers(self, name: str) -> list[Tier]:
@@ -70,7 +70,7 @@ class Catalog:
         return {explain(alias, tier, self._offers, self._prefs).model for tier in Tier}
 
     def targets(self) -> dict[str, list[str]]:
-        """Every alias there is, and what it stands for."""
+        """Every alias, and its targets."""
         return {alias: list(targets) for alias, targets in sorted(self._prefs.aliases.items())}
 
     def variants(self, name: str) -> list[str]:
@@ -80,11 +80,11 @@ class Catalog:
         return [] if offer.ref.adapter else sorted(one for one in same if one != name)
 
     def adapters(self, name: str) -> list[str]:
-        """What is there as an adapter on it."""
+        """The adapters on it that are there."""
         return sorted(model.name for model in self.models if model.parent == name)
 
     def quantization(self, model: ModelInfo) -> str:
-        """In the server's words, else what the name says, else empty."""
+        """The quantization in the server's words, else by the name, else empty."""
         variant = self._offer(model.name).ref.variant
         return model.quantization or ("" if variant is None else variant.name)
 

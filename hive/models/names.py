@@ -1,9 +1,9 @@
-"""What a model's name says: which model, in which quantization, of which publisher. Pure.
+"""The parts of a model's name: the model, its quantization, its publisher. Pure.
 
 Every server spells it in its own way: `llama3.2:3b-instruct-q4_K_M` (Ollama), `Llama-3.2-3B-Instruct-Q4_K_M.gguf` (a
-file), `hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M` (both), `neuralmagic/Meta-Llama-3-8B-Instruct-FP8` (vLLM).
-A quantization is taken for one only at the end of a name or tag, and never where it is all there is: a wrong guess
-would put one model in another one's place, a missed one only means that nobody chooses it by tier.
+file), `hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M` (both), `neuralmagic/Meta-Llama-3-8B-Instruct-FP8` (vLLM). A
+quantization is taken for one only at the end of a name or tag, and never if it is the whole name: a wrong guess would
+put one model in another one's place, a missed one only means that no tier chooses it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 
 
 class Family(StrEnum):
-    """Who can read it: `gguf` Ollama and llama-server, all others vLLM. `int`: llm-compressor's w4a16 and w8a8,
-    bitsandbytes, MLX; `fp4`: NVFP4, MXFP4; `plain`: not quantized."""
+    """A family of formats: `gguf` is read by Ollama and llama-server, all others by vLLM. `int`: llm-compressor's w4a16
+    and w8a8, bitsandbytes, MLX; `fp4`: NVFP4, MXFP4; `plain`: not quantized."""
 
     GGUF = "gguf"
     AWQ = "awq"
@@ -28,7 +28,7 @@ class Family(StrEnum):
 
 
 class Quantization(msgspec.Struct, frozen=True):
-    """How a model's weights are kept. `bits`: of one weight, about; it orders variants of one model, no more."""
+    """The format of a model's weights. `bits`: of one weight, about; it only orders variants of one model."""
 
     name: str
     bits: float
@@ -70,7 +70,7 @@ _FP4_BITS = ("MXFP4 4.25  NVFP4 4.5",)
 """Blocks of 32 with a scale of 8 bits (OCP Microscaling 1.0), of 16 with one of 8 (GGML_QUANT_SIZES)."""
 _FIRST_NAME = {"FP16": "F16", "FLOAT16": "F16", "FP32": "F32", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
 _GROUP_BITS = 0.16
-"""AWQ and GPTQ: a scale of 16 bits and a zero of 4 for 128 weights. What they leave at 16 bits is not counted."""
+"""AWQ and GPTQ: a scale of 16 bits and a zero of 4 for 128 weights. Weights left at 16 bits are not counted."""
 _MLX_BITS = 0.5
 """MLX: scale and bias of 16 bits for 64 weights; bitsandbytes: one of 32."""
 
@@ -93,15 +93,15 @@ _PATTERN = (
 )
 _WHOLE = re.compile(_PATTERN)
 _AT_END = re.compile(rf"(?:^|[-_.+])(?:(?:ud|i1|imat|unsloth|quantized|mlx)[-_.]){{0,2}}(?:{_PATTERN})$")
-"""With what publishers put before it: unsloth's UD, mradermacher's i1."""
+"""A quantization at the end, with the publishers' marks before it: unsloth's UD, mradermacher's i1."""
 _END = 48
 """Characters at the end of a name where a quantization is looked for; the longest that is known has 31."""
 _CONTAINERS = tuple(f"{mark}{word}" for mark in "-_." for word in ("gguf", "quantized", "mlx", "i1", "imat"))
-"""Say in what a model comes, not which it is."""
+"""Words for the container of a model, not for the model."""
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _WORD = re.compile(r"\d+(?:\.\d+)*[^-_.:/\s\d]*|[^-_.:/\s\d]+")
 _HOSTS = ("registry.ollama.ai/", "hf.co/", "huggingface.co/")
-"""What they hold has the same name without them."""
+"""Registries: a model of theirs has the same name without them."""
 _FILE = ".gguf"
 _LEFT_OUT = re.compile(r"(?:-(?:\d+x-|e-)?(?:\d+(?:\.\d+)?b|\d\d+m))?(?:-a-\d+(?:\.\d+)?b)?(?:-instruct|-it|-chat)?")
 """`-1m` is no size: it is how much Qwen2.5-7B-Instruct-1M reads."""
@@ -140,7 +140,7 @@ def _quantization(found: re.Match[str]) -> Quantization:
 
 
 def parse(name: str) -> ModelRef:
-    """What `name` says. Never raises; a name that says nothing is a base of its own.
+    """The parts of `name`. Never raises; a name without known parts is a base of its own.
 
     >>> ref = parse("llama3.2:3b-instruct-q4_K_M")
     >>> ref.base, ref.variant.name
@@ -155,14 +155,14 @@ def parse(name: str) -> ModelRef:
     publisher, _, last = plain.rpartition("/")
     stem, _, tag = last.partition(":")
     if stem.endswith(_FILE):
-        publisher, stem = "", _SHARD.sub("", stem[: -len(_FILE)])  # a file lies in directories, nobody publishes there
+        publisher, stem = "", _SHARD.sub("", stem[: -len(_FILE)])  # a file lies in directories, which are no publisher
     elif plain.startswith("/"):
         publisher = ""
     tag, of_tag = _split(tag, least=0)
     stem, of_stem = _split(_bare(stem), least=1)
     stem = _bare(stem)
-    words = _WORD.findall(f"{stem}-{tag}")
-    return ModelRef("-".join(words) or spelled(name), of_tag or of_stem, revision=revision, publisher=publisher)
+    base = "-".join(_WORD.findall(f"{stem}-{tag}")) or spelled(name) or name.strip().lower()
+    return ModelRef(base, of_tag or of_stem, revision=revision, publisher=publisher)
 
 
 def _bare(stem: str) -> str:

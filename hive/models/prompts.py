@@ -1,7 +1,7 @@
-"""System prompts: which agents share one, and whether a backend is to read it before its agents ask. Pure.
+"""System prompts: the agents that share one, and the decision to have a backend read it before they ask. Pure.
 
-A backend keeps what it has read of a prompt and need not read it again (its prefix cache), within the group of agents
-that may meet there, for one model, as long as it runs. So that is what a prompt is read for once: a `Prefix`.
+A backend keeps the part of a prompt it has read and need not read it again (its prefix cache): within one group of
+agents, for one model, as long as it runs. So a prompt is read once for each of these: a `Prefix`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 BYTES_PER_TOKEN = 4
-"""Of English text, OpenAI's rule of thumb. Where tokens are longer a prompt is sent that need not have been."""
+"""Bytes of English text per token, OpenAI's rule of thumb. With longer tokens some prompts are sent without need."""
 RETRY_S = 10.0
-"""After a prompt could not be sent: agents that start meanwhile do not try it again."""
+"""Time until a prompt that could not be sent is tried again: agents that start meanwhile do not try it."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -30,9 +30,9 @@ def hash_prompt(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class Holder(NamedTuple):
-    """A living agent that has a system prompt. `group`: whose prompts may meet its own in a cache; `model`: the one its
-    requests are given, empty where there is none."""
+class PromptHolder(NamedTuple):
+    """A living agent that has a system prompt. `group`: the one that shares a prefix cache with it; `model`: the one
+    its requests are given, empty if there is none."""
 
     agent: str
     name: str
@@ -47,31 +47,31 @@ class Holder(NamedTuple):
 
 
 class Prefix(NamedTuple):
-    """What a backend keeps once. `prompt`: the hash."""
+    """A prefix that a backend keeps once. `prompt`: the hash."""
 
     prompt: str
     group: str
     model: str
 
 
-def sharers(holders: Iterable[Holder]) -> dict[Prefix, list[Holder]]:
-    """Who shares what, in the order given; who is not among `holders` any more shares nothing.
+def sharers(holders: Iterable[PromptHolder]) -> dict[Prefix, list[PromptHolder]]:
+    """The holders of each prefix, in the order given; an agent that is not among `holders` any more shares nothing.
 
-    >>> ann, ben = (Holder(name, name, "t", "tenant t", "m", "Be kind.") for name in ("ann", "ben"))
+    >>> ann, ben = (PromptHolder(name, name, "t", "tenant t", "m", "Be kind.") for name in ("ann", "ben"))
     >>> eve = ben._replace(name="eve", group="tenant u")
     >>> [[one.name for one in found] for found in sharers([ann, ben, eve]).values()]
     [['ann', 'ben'], ['eve']]
     """
-    found: dict[Prefix, list[Holder]] = {}
+    found: dict[Prefix, list[PromptHolder]] = {}
     for holder in holders:
         found.setdefault(holder.prefix, []).append(holder)
     return found
 
 
-def share_counts(shared: Mapping[Prefix, Sequence[Holder]]) -> Counter[str]:
-    """Hash of a prompt → how many agents have it, whatever their tenant and model.
+def share_counts(shared: Mapping[Prefix, Sequence[PromptHolder]]) -> Counter[str]:
+    """Hash of a prompt → number of agents that have it, of all tenants and models.
 
-    >>> ann = Holder("a", "ann", "t", "tenant t", "m", "Be kind.")
+    >>> ann = PromptHolder("a", "ann", "t", "tenant t", "m", "Be kind.")
     >>> share_counts(sharers([ann, ann._replace(model="n"), ann._replace(text="Be brief.")]))[ann.prefix.prompt]
     2
     """
@@ -81,13 +81,13 @@ def share_counts(shared: Mapping[Prefix, Sequence[Holder]]) -> Counter[str]:
     return found
 
 
-class Standing(msgspec.Struct, frozen=True):
-    """How one prefix stands with the backend as it runs now.
+class PrefixStanding(msgspec.Struct, frozen=True):
+    """The state of one prefix in the present run of the backend.
 
-    `warm_at`: when it was read, or reported as kept (Unix seconds); None where neither is known. `tokens`: of the whole
-    question that was sent ahead, the prompt and some ten around it; None where none was. `reused`: prompt tokens of its
-    agents' requests that the backend had kept, all together. `retry_at`: not before that (monotonic seconds); `why`:
-    what went wrong then.
+    `warm_at`: the time it was read, or reported as kept (Unix seconds); None if neither is known. `tokens`: of the
+    whole question that was sent ahead, the prompt and some ten around it; None where none was. `reused`: prompt tokens
+    of its agents' requests that the backend had kept, all together. `retry_at`: not before that (monotonic seconds);
+    `why`: what went wrong then.
     """
 
     warm_at: float | None = None
@@ -98,33 +98,33 @@ class Standing(msgspec.Struct, frozen=True):
     why: str = ""
 
 
-UNKNOWN = Standing()
+UNKNOWN = PrefixStanding()
 
 
-class Verdict(NamedTuple):
-    """Whether to send it ahead now, and why (not)."""
+class PrewarmVerdict(NamedTuple):
+    """The decision to send it ahead now or not, and its reason."""
 
     send: bool
     why: str
 
 
-def choose(standing: Standing, now: float) -> Verdict:
-    """Once for as long as the backend runs; never where somebody's request has shown that it is kept.
+def choose(standing: PrefixStanding, now: float) -> PrewarmVerdict:
+    """Decides to send it ahead once per run of the backend; never if a request has shown that it is kept.
 
     >>> choose(UNKNOWN, 0.0)
-    Verdict(send=True, why='not read yet')
-    >>> choose(Standing(warm_at=1.0), 0.0).send, choose(Standing(is_under_way=True), 0.0).send
+    PrewarmVerdict(send=True, why='not read yet')
+    >>> choose(PrefixStanding(warm_at=1.0), 0.0).send, choose(PrefixStanding(is_under_way=True), 0.0).send
     (False, False)
-    >>> choose(Standing(retry_at=9.0, why="the backend does not answer"), 8.0)
-    Verdict(send=False, why='the backend does not answer')
+    >>> choose(PrefixStanding(retry_at=9.0, why="the backend does not answer"), 8.0)
+    PrewarmVerdict(send=False, why='the backend does not answer')
     """
     if standing.warm_at is not None:
-        return Verdict(False, "kept by the backend")
+        return PrewarmVerdict(False, "kept by the backend")
     if standing.is_under_way:
-        return Verdict(False, "being read")
+        return PrewarmVerdict(False, "being read")
     if now < standing.retry_at:
-        return Verdict(False, standing.why)
-    return Verdict(True, "not read yet")
+        return PrewarmVerdict(False, standing.why)
+    return PrewarmVerdict(True, "not read yet")
 
 
 def is_warm(cached_tokens: int, text_bytes: int) -> bool:
@@ -143,15 +143,15 @@ class Warmth:
 
     >>> warmth, prefix = Warmth(), Prefix("a5e2", "tenant t", "m")
     >>> warmth.choose(prefix, now=0.0).send, warmth.begin(prefix), warmth.choose(prefix, now=0.0)
-    (True, 0, Verdict(send=False, why='being read'))
+    (True, 0, PrewarmVerdict(send=False, why='being read'))
     >>> warmth.backend_began(); warmth.read(prefix, 0, tokens=900, at=5.0); warmth.choose(prefix, now=0.0).send
     True
     """
 
     def __init__(self) -> None:
         self.epoch = 0
-        """Which run of which backend this is about; grows with every other one."""
-        self._standing: dict[Prefix, Standing] = {}
+        """The number of the backend's run that this describes; grows with every new run or backend."""
+        self._standing: dict[Prefix, PrefixStanding] = {}
 
     def __repr__(self) -> str:
         warm = sum(one.warm_at is not None for one in self._standing.values())
@@ -165,14 +165,15 @@ class Warmth:
         self.epoch += 1
         self._standing.clear()
 
-    def standing(self, prefix: Prefix) -> Standing:
+    def standing(self, prefix: Prefix) -> PrefixStanding:
         return self._standing.get(prefix, UNKNOWN)
 
-    def choose(self, prefix: Prefix, now: float) -> Verdict:
+    def choose(self, prefix: Prefix, now: float) -> PrewarmVerdict:
         return choose(self.standing(prefix), now)
 
     def begin(self, prefix: Prefix) -> int:
-        """It is sent now. The epoch, for `read` and `failed`: what began in an earlier one tells nothing any more."""
+        """Notes that it is sent now. Returns the epoch for `read` and `failed`: a result of an earlier epoch counts no
+        more."""
         self._change(prefix, is_under_way=True)
         return self.epoch
 
@@ -197,7 +198,7 @@ class Warmth:
         self._change(prefix, reused=one.reused + cached_tokens, warm_at=at if is_shown else one.warm_at)
 
     def forget_all_but(self, prefixes: Iterable[Prefix]) -> None:
-        """Nobody has the others any more; what is under way ends as it does."""
+        """Forgets all other prefixes, as no agent has them any more; those under way stay until they end."""
         kept = set(prefixes)
         self._standing = {prefix: one for prefix, one in self._standing.items() if prefix in kept or one.is_under_way}
 

@@ -1,15 +1,15 @@
-"""Which of the models that are there a request is given: `route`. Pure; it runs once a name, tier and list of models.
+"""The choice of the model for a request: `route`. Pure; it runs once a name, tier and list of models.
 
 In this order, and every step is told in words (`hive model route`):
 1. An alias stands for the first of its targets that is there.
 2. With routing off a model is taken if it is there under that very name. `x` and `x:latest` are one, case is not looked
-   at, and what is not there is refused here, whatever the server would do (llama-server answers to every name).
-3. With routing on a name stands for one model in whatever variants are there. Another size, purpose, publisher or
+   at, and what is not there is refused here, also if the server would answer (llama-server answers to every name).
+3. With routing on a name stands for one model in all variants that are there. Another size, purpose, publisher or
    adapter is another model and never taken instead. Only where nothing has the name asked for may a publisher, size or
    `instruct` be left out, and only if all that is there with more in its name is one model. A tier's list may name
    another publisher's variant of the same model.
-4. A variant that the name itself spells is taken if it is there: whoever writes `llama3.2:q8_0` means it, and whoever
-   must not is told so by `[tenant] models`. `cap_explicit` holds it to the tier all the same.
+4. A variant that the name itself spells is taken if it is there: `llama3.2:q8_0` means just that one. `[tenant] models`
+   may forbid it, and `cap_explicit` holds it to the tier all the same.
 5. Else the tier's list in its order; then the largest that is no larger than the largest of that list (so AWQ is low's
    and FP8 medium's, where those are what there is); then one of unknown size, as the server offers nothing better;
    then, if `allow_larger`, the smallest of the rest. A spelled variant that is not there bounds this like the list.
@@ -27,7 +27,7 @@ from hive.domain import ModelInfo, Tier
 from hive.errors import ConfigError, NotFound
 from hive.models.names import ModelRef, Quantization, leaves_out_only_size_and_purpose, parse, quantization_of, spelled
 from hive.models.whereabouts import HINT, NOWHERE, Whereabouts, is_of_the_cloud, named, would_leave
-from hive.settings import Inference
+from hive.settings.table import InferenceSection
 
 TIER_QUANTIZATIONS: dict[Tier, tuple[str, ...]] = {
     Tier.LOW: ("q4_0", "q4_K_M", "q4_K_S"),
@@ -43,7 +43,7 @@ SHOWN = 80
 Permitted = Callable[[str], bool]
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class WantedVariant(msgspec.Struct, frozen=True):
     """One item of a tier's list: a quantization, or the model of that name where it is none."""
 
     text: str
@@ -52,9 +52,9 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Preferences(msgspec.Struct, frozen=True):
-    """What the settings say; made by `preferences`. `aliases`: spelled name → targets."""
+    """The settings for routing; made by `preferences`. `aliases`: spelled name → targets."""
 
-    tiers: Mapping[Tier, tuple[Wanted, ...]]
+    tiers: Mapping[Tier, tuple[WantedVariant, ...]]
     routing: bool = False
     allow_larger: bool = False
     cap_explicit: bool = False
@@ -84,8 +84,8 @@ class Routed(msgspec.Struct, frozen=True):
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """`Routed`, or why nothing was: `model` is empty then, `why` and `hint` are the refusal's. `is_far`: there is one
-    of this name, and nobody permitted that what is said to it leaves the box."""
+    """`Routed`, or the reason why nothing was: `model` is empty then, `why` and `hint` are the refusal's. `is_far`:
+    there is a far model of this name, and no setting permits its use."""
 
     model: str
     why: str
@@ -105,7 +105,8 @@ def preferences(
     cap_explicit: bool = False,
     aliases: str = "",
 ) -> Preferences:
-    """From the settings' texts; an empty list of a tier leaves the default. Raises ConfigError (`aliases_of`).
+    """Preferences from the settings' texts; an empty list of a tier leaves the default. Raises ConfigError
+    (`aliases_of`).
 
     >>> [wanted.text for wanted in preferences(tiers={Tier.LOW: "q3_K_M, q4_0"}).tiers[Tier.LOW]]
     ['q3_K_M', 'q4_0']
@@ -115,14 +116,14 @@ def preferences(
     return Preferences(lists, routing, allow_larger, cap_explicit, aliases_of(aliases))
 
 
-def _wanted(items: Iterable[str]) -> tuple[Wanted, ...]:
-    return tuple(Wanted(item, spelled(item), quantization_of(item)) for item in items)
+def _wanted(items: Iterable[str]) -> tuple[WantedVariant, ...]:
+    return tuple(WantedVariant(item, spelled(item), quantization_of(item)) for item in items)
 
 
 _DEFAULT = {tier: _wanted(items) for tier, items in TIER_QUANTIZATIONS.items()}
 
 
-def preferences_of(settings: Inference) -> Preferences:
+def preferences_of(settings: InferenceSection) -> Preferences:
     """`preferences` of hive.conf. Raises ConfigError."""
     low, medium, high = settings.tier_low_models, settings.tier_medium_models, settings.tier_high_models
     return preferences(
@@ -142,7 +143,7 @@ def aliases_of(text: str) -> dict[str, tuple[str, ...]]:
     """`gpt-4 = llama3.2, fast = llama3.2:1b | Llama-3.2-1B` as spelled name → targets, the first that is there counts.
 
     A target is a model's name, never another alias: one would have to be read to know what the other means, and two
-    could lead to each other. It may be the alias's own name. What is said twice is said of the same list. Raises
+    could lead to each other. It may be the alias's own name. A second entry for an alias adds to its list. Raises
     ConfigError.
 
     >>> aliases_of("gpt-4 = llama3.2, fast = llama3.2:1b | meta-llama/Llama-3.2-1B")
@@ -180,7 +181,7 @@ def undated(asked: str, aliases: Mapping[str, tuple[str, ...]], offers: Sequence
 
 
 def offers_of(models: Iterable[ModelInfo | str]) -> tuple[Offer, ...]:
-    """What a server offers, ready for `route`; made once for each list, 10 to 30 µs a model."""
+    """The offers of a server, ready for `route`; made once for each list, 10 to 30 µs a model."""
     return tuple(
         offer(model)
         if isinstance(model, str)
@@ -203,7 +204,7 @@ def offer(
     parameters: int | None = None,
     parent: str = "",
 ) -> Offer:
-    """One model, with what else the server tells of it. What it tells goes before what the name says.
+    """One model, with the server's facts about it. These go before the parts of its name.
 
     `quantization`: in its words (Ollama's `quantization_level`). `size_bytes` and `parameters` (llama-server's `meta`):
     together the bits of a weight, looked at where no quantization is known. `parent`: the model this is an
@@ -235,11 +236,11 @@ def models_of(text: str) -> frozenset[str] | None:
 def permits(
     models: frozenset[str] | None, aliases: Mapping[str, tuple[str, ...]], where: Whereabouts = NOWHERE
 ) -> Permitted:
-    """Which models may be taken for a caller limited to `models` (`policy.may` judges the name it asks for).
+    """The models that may be taken for a caller limited to `models` (`policy.may` judges the name it asks for).
 
     A listed model stands for its variants, unless a variant of it is listed: then for that one alone. A listed alias
-    stands for its targets. Nothing is left out here: who lists `llama3.1` has not listed `llama3.1:405b`. One that is
-    far (`where`) is taken for nobody but who has that very one listed.
+    stands for its targets. Nothing is left out of names here: a list with `llama3.1` does not permit `llama3.1:405b`. A
+    far model (`where`) is taken only for a caller with that very one listed.
 
     >>> may_take = permits(frozenset({"llama3.2", "fast"}), {"fast": ("qwen3:4b-q4_0",)})
     >>> [may_take(name) for name in ("llama3.2:q8_0", "llama3.2:70b", "qwen3:4b-q4_0", "qwen3:4b-q8_0")]
@@ -315,12 +316,11 @@ def explain_for(
     where: Whereabouts,
     permitted: Permitted | None = None,
 ) -> Explained:
-    """`explain` for a caller limited to `models` (None: to none), to whom a far model is as if it were not there, and
-    who is told so. `permitted`: `permits` of these, where that is made already.
+    """`explain` for a caller limited to `models` (None: no limit). A far model counts as if it were not there, and the
+    caller is told so. `permitted`: `permits` of these, if that is made already.
 
-    >>> from hive.domain import BackendKind
     >>> models = [ModelInfo(name="x:q8_0"), ModelInfo(name="x:q4_0", remote_host="https://h")]
-    >>> found = (offers_of(models), preferences(routing=True), Whereabouts(BackendKind.OLLAMA, models))
+    >>> found = (offers_of(models), preferences(routing=True), Whereabouts(lambda model: model.remote_host, models))
     >>> explain_for(None, "x", Tier.HIGH, *found).model, explain_for(None, "x", Tier.LOW, *found).is_far
     ('x:q8_0', True)
     >>> explain_for(frozenset({"x:q4_0"}), "x:q4_0", Tier.LOW, *found).model
@@ -410,7 +410,7 @@ class _Routing:
             raise self._too_large(target, same)
         return self._take(*found)
 
-    def _meant(self, target: str, asked: ModelRef, list_: Sequence[Wanted]) -> list[Offer]:
+    def _meant(self, target: str, asked: ModelRef, list_: Sequence[WantedVariant]) -> list[Offer]:
         """All variants of the one model that a name means; empty where it is not there. Raises NotFound for two.
 
         Another publisher's is among them where the tier's list names it.
@@ -432,7 +432,7 @@ class _Routing:
             found += [one for one in self._offers if one.key in keys and _is_anothers(one, found[0])]
         return found
 
-    def _most(self, list_: Sequence[Wanted], same: Sequence[Offer]) -> float:
+    def _most(self, list_: Sequence[WantedVariant], same: Sequence[Offer]) -> float:
         """Bits of the largest that the tier may have by its list; where that names models of unknown size only, by the
         default list."""
         keys = {wanted.key for wanted in list_ if wanted.quantization is None}
@@ -440,7 +440,9 @@ class _Routing:
         known += [wanted.quantization.bits for wanted in list_ if wanted.quantization is not None]
         return max(known, default=0) or self._most(_DEFAULT[self._tier], same)
 
-    def _preferred(self, list_: Sequence[Wanted], same: Sequence[Offer], most: float) -> tuple[Offer, str] | None:
+    def _preferred(
+        self, list_: Sequence[WantedVariant], same: Sequence[Offer], most: float
+    ) -> tuple[Offer, str] | None:
         """The first item of the tier's list that is there, and why it."""
         for wanted in list_:
             if wanted.quantization is not None:
@@ -453,7 +455,7 @@ class _Routing:
         return None
 
     def _fallback(self, same: Sequence[Offer], most: float, named: Offer | None) -> tuple[Offer, str] | None:
-        """What is taken where nothing of the list is there, and why; of equal ones the one that was named."""
+        """The variant taken if none of the list is there, and the reason; of equal ones the one that was named."""
         known = [(one.bits, one is not named, one.name, one) for one in same if one.bits is not None]
         small = [row for row in known if not _is_larger(row[3], most)]
         if small:
@@ -490,7 +492,7 @@ class _Routing:
 
 
 def _alike(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """The number of characters at the beginning that both share."""
     at, most = 0, min(len(one), len(other))
     while at < most and one[at] == other[at]:
         at += 1

@@ -1,39 +1,23 @@
-"""Where what is said to a model goes: it stays on this box (near), or leaves it (far). Pure, and the only judge of it.
+"""The decision which models are near and which are far: their requests stay on this box, or leave it. Pure; made only
+here.
 
 A server that Hive knows answers by itself, with one exception: Ollama sends the requests of some models to its cloud,
-or to whatever host the model's manifest names (`remote_host`, since 0.12). Such a stub has any name, is 196 bytes
-large, and is asked like every other model. So before an Ollama a model is near only where the list it gave last says
-so; what is not in that list is unknown, and unknown counts as far.
+or to the host that the model's manifest names (`remote_host`, since 0.12). Such a stub has any name, is 196 bytes
+large, and is asked like every other model. So a model of an Ollama is near only if the list it gave last says so; a
+model that is not in that list is unknown, and unknown counts as far.
 
-A `remote` server is far by the choice of the operator who named its address, and so is the server at an address on
-another host: what is judged here is whether a server sends on what it was sent.
+A `remote` server leaves the box by the choice of the operator who named its address, and so does a server at an address
+on another host. Judged here is only whether a server passes requests on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from hive.domain import BackendKind, ModelInfo
+from hive.domain import ModelInfo
 from hive.models.names import spelled
 
 HINT = "an operator permits it by its name in [tenant NAME] models"
-UNKNOWN = "Ollama has not said where it runs"
-
-
-def why_far(kind: BackendKind | None, model: ModelInfo) -> str:
-    """Why requests for this model leave the box, a clause that says where to; empty where they stay.
-
-    >>> why_far(BackendKind.OLLAMA, ModelInfo(name="work-helper", remote_host="https://h:443", remote_model="big"))
-    'Ollama sends it to https://h:443, as big'
-    >>> why_far(BackendKind.OLLAMA, ModelInfo(name="tiny", size_bytes=9)), why_far(None, ModelInfo(name="x:cloud"))
-    ('', '')
-    """
-    if kind is not BackendKind.OLLAMA:
-        return ""
-    if model.remote_host or model.remote_model:
-        to = model.remote_host or "another host"
-        return f"Ollama sends it to {to}{', as ' + model.remote_model if model.remote_model else ''}"
-    return "Ollama sends what is named so to its cloud" if is_of_the_cloud(model.name) else ""
 
 
 def is_of_the_cloud(name: str) -> bool:
@@ -56,21 +40,27 @@ def would_leave(name: str, why: str) -> str:
 
 
 class Whereabouts:
-    """Of the models of one server, by the list it gave last; made once for each list.
+    """The near and far models of one server, by the list it gave last; made once for each list.
+
+    `rule`: why requests for a model leave the box, by its row of the list or by its name alone; empty where they stay.
+    None for a server that answers all of them by itself. `server`: what it is called.
 
     >>> there = [ModelInfo(name="tiny:latest"), ModelInfo(name="helper:latest", remote_host="https://h")]
-    >>> where = Whereabouts(BackendKind.OLLAMA, there)
+    >>> where = Whereabouts(lambda model: model.remote_host, there)
     >>> [where.is_near(name) for name in ("tiny", "Helper", "nobody-knows")]
     [True, False, False]
-    >>> Whereabouts(BackendKind.VLLM, []).is_near("whatever")
+    >>> Whereabouts(None, []).is_near("whatever")
     True
     """
 
-    __slots__ = ("_far", "_near", "far", "kind")
+    __slots__ = ("_far", "_near", "_rule", "_server", "far")
 
-    def __init__(self, kind: BackendKind | None, models: Sequence[ModelInfo]) -> None:
-        self.kind = kind
-        reasons = {model.name: why_far(kind, model) for model in models}
+    def __init__(
+        self, rule: Callable[[ModelInfo], str] | None, models: Sequence[ModelInfo], *, server: str = "the server"
+    ) -> None:
+        self._rule = rule
+        self._server = server
+        reasons = {model.name: "" if rule is None else rule(model) for model in models}
         self.far = frozenset(name for name, why in reasons.items() if why)
         """Names of the list that are far."""
         self._far = {spelled(name): reasons[name] for name in self.far}
@@ -82,12 +72,13 @@ class Whereabouts:
     @property
     def can_be_far(self) -> bool:
         """Whether such a server may send requests on, so that its list has to be known."""
-        return self.kind is BackendKind.OLLAMA
+        return self._rule is not None
 
     def keeps(self, before: Whereabouts) -> bool:
         """Whether all that was near is so still: then what was decided by the list before holds.
 
-        >>> there = [Whereabouts(BackendKind.OLLAMA, [ModelInfo(name="a", remote_host=host)]) for host in ("", "h")]
+        >>> models = [[ModelInfo(name="a", remote_host=host)] for host in ("", "h")]
+        >>> there = [Whereabouts(lambda model: model.remote_host, listed) for listed in models]
         >>> there[0].keeps(there[0]), there[1].keeps(there[0]), there[0].keeps(there[1])
         (True, False, True)
         """
@@ -97,27 +88,29 @@ class Whereabouts:
         return not self.why_far(name)
 
     def why_far(self, name: str) -> str:
-        """Why requests that name this model leave the box, or may; empty where they stay.
+        """The reason why requests that name this model leave the box, or may leave it; empty if they stay.
 
         Of two names that are spelled alike one far one is enough: the server has its own way to choose between them.
         """
-        if not self.can_be_far:
+        why = self.why_known_far(name)
+        if why or self._rule is None or spelled(name) in self._near:
+            return why
+        return f"{self._server} has not said where it runs"
+
+    def why_known_far(self, name: str) -> str:
+        """The same as far as the list or the name tells; empty also for a model of which neither does."""
+        if self._rule is None:
             return ""
-        key = spelled(name)
-        if key in self._far:
-            return self._far[key]
-        if is_of_the_cloud(name):
-            return why_far(self.kind, ModelInfo(name=name))
-        return "" if key in self._near else UNKNOWN
+        return self._far.get(spelled(name)) or self._rule(ModelInfo(name=name))
 
 
 NOWHERE = Whereabouts(None, [])
-"""Where no server is in use: nothing can be sent anywhere."""
+"""The value while no server is in use: nothing can be sent anywhere."""
 
 
 def named(models: frozenset[str] | None, aliases: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
-    """The spelled names of the models that an operator named for a tenant, itself or as the target of an alias. What
-    is far is used by who has it named, and by nobody else: of a name that stands for more no far variant is taken.
+    """The spelled names of the models that an operator named for a tenant, itself or as the target of an alias. A far
+    model is used only by a tenant that has it named: a name that stands for several variants takes no far one.
 
     >>> sorted(named(frozenset({"fast", "tiny"}), {"fast": ("X:cloud", "x:1b")}))
     ['tiny', 'x:1b', 'x:cloud']

@@ -1,7 +1,7 @@
-"""The admin socket: is the proxy alive, is it ready, what does it count, who waits. Plain HTTP/1.1 over AF_UNIX.
+"""The admin socket: liveness, readiness, counters and the queue of the proxy. Plain HTTP/1.1 over AF_UNIX.
 
-Who may connect says the socket's mode: the proxy's own user, of an installed Hive also the group hive. It shares the
-parser of the data path and none of its limits, so it answers while those refuse.
+The socket's mode decides about access: the proxy's own user, in an installed Hive also the group hive. The socket
+shares the parser of the data path and none of its limits, so it answers while those refuse.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from hive.dialects.errors import error_fields, render
 from hive.domain import Dialect
 from hive.errors import BadRequest, HiveError, MethodNotAllowed, NotFound
-from hive.proxy.doors import turn_away
+from hive.proxy.connection_limits import turn_away
 from hive.proxy.metrics import CONTENT_TYPE, Metrics
 from hive.wire import connection as wire
 from hive.wire.budget import HalfOpen
@@ -23,13 +23,13 @@ from hive.wire.deadlines import Deadlines
 from hive.wire.http1 import Request, head_start
 
 CONNECTIONS_MAX = 32
-LIMITS = wire.Limits(head_s=5.0, body_idle_s=5.0, keepalive_s=75.0, max_body=0)
+LIMITS = wire.ConnectionLimits(head_s=5.0, body_idle_s=5.0, keepalive_s=75.0, max_body=0)
 JSON = b"application/json"
 
 
 class Admin:
-    """What the socket tells. `not_ready()`: why the proxy should get no new callers, empty where it should;
-    `queue()`: who waits and runs, as something JSON."""
+    """The answers of the admin socket. `not_ready()`: the reason why the proxy should get no new callers, empty if it
+    should; `queue()`: the waiting and running requests, as a value that JSON can hold."""
 
     def __init__(self, metrics: Metrics, *, not_ready: Callable[[], str], queue: Callable[[], object]) -> None:
         self._metrics = metrics
@@ -121,7 +121,7 @@ class AdminExchange:
     def on_unblocked(self) -> None: ...
 
 
-class Desk:
+class AdminSocket:
     """Makes the connections of the admin socket, CONNECTIONS_MAX at once."""
 
     def __init__(self, admin: Admin, deadlines: Deadlines) -> None:
@@ -131,7 +131,7 @@ class Desk:
         self._connections: set[wire.Connection] = set()
 
     def __repr__(self) -> str:
-        return f"<Desk {len(self._connections)}/{CONNECTIONS_MAX} connections>"
+        return f"<AdminSocket {len(self._connections)}/{CONNECTIONS_MAX} connections>"
 
     def connect(self, sock: socket.socket) -> wire.Connection | None:
         if len(self._connections) >= CONNECTIONS_MAX:

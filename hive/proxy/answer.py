@@ -1,11 +1,11 @@
-"""The way back: the backend's answer to the client, its head rebuilt, its body as it comes, its end made sure of.
+"""The way back: the backend's answer to the client, with its head rebuilt, its body as it comes, and its end checked.
 
-A copy of every byte is metered, in the backend's dialect; where that is not the client's it is translated, and where
-Hive asked for the usage in the client's stead, that is taken out again. Of a stream nothing is held back but the head,
-until the first byte of the body; it is framed by Hive, so that only Hive ends it. An answer in one piece is held until
-it is known to be one, as far as it is not longer than 1 MiB (16 MiB where it is translated). What has begun and cannot
-end well ends with an error in the stream's own dialect and without the end its framing demands, so that no client takes
-it for whole; what has not begun is an error with the backend's own words and status.
+A copy of every byte is metered, in the backend's dialect. If the client's dialect is another, the answer is translated.
+If Hive asked for the usage in the client's stead, that is taken out again. Of a stream only the head is held back,
+until the first byte of the body; Hive frames it, so that only Hive ends it. An answer in one piece is held until it is
+whole, up to 1 MiB (16 MiB if it is translated). An answer that has begun and cannot end well ends with an error in the
+stream's own dialect and without the end its framing demands, so that no client takes it for whole. One that has not
+begun becomes an error with the backend's own words and status.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from hive.dialects.ollama_lists import without_paths
 from hive.dialects.renaming import Renamer
 from hive.dialects.sse import UsageStripper
 from hive.dialects.translation import WayBack
-from hive.dialects.ways import RESPONSES, way_of
+from hive.dialects.translators import RESPONSES, way_of
 from hive.domain import Caller, Dialect
 from hive.errors import BackendDown, BackendGaveUp, HiveError, StreamIncomplete
 from hive.proxy import lists
 from hive.proxy.body import Asked
 from hive.proxy.endpoints import Endpoint, find
-from hive.proxy.metering import MAX_WHOLE, Reading, SseReading, WholeReading, reading_for
+from hive.proxy.metering import MAX_WHOLE, AnswerReading, SseReading, WholeReading, reading_for
 from hive.wire.connection import Connection
 from hive.wire.http1 import LAST_CHUNK, Request, Response, as_chunk, head_start
 
@@ -113,7 +113,7 @@ class Answer:
         self._streams = False
         self.begun = False
         self.broken = False
-        self.reading: Reading | None = None
+        self.reading: AnswerReading | None = None
         self.status = 0
 
     def __repr__(self) -> str:
@@ -173,7 +173,7 @@ class Answer:
         return self._filtered or self._is_remade
 
     def _frame(self, fields: list[bytes], *, stream: bool) -> None:
-        """What has no length for the client."""
+        """Frames an answer that has no length for the client: chunked, or ended by the close of the connection."""
         if self._request.chunks:
             self._chunked = True
             fields.append(b"transfer-encoding: chunked\r\n")
@@ -225,8 +225,8 @@ class Answer:
         return self.status >= 400 or (reading.whole and (back is None or back.gave_up is None))
 
     def failure(self, data: bytes, rest: bytes = b"") -> HiveError:
-        """Why it is not whole. Where it has begun, as much of its last bytes goes out before as may be seen; what `end`
-        gave, only where it is whole events."""
+        """The error of an answer that is not whole. If the answer has begun, its last bytes go out first, as far as
+        they may be seen; what `end` gave goes out only as whole events."""
         why, told = self._why_given_up(), b""
         if self.begun and (self._streams or self._late_error):
             self.relay(data + rest if self._back is not None else without_host_paths(without_end_marker(data)))
@@ -266,7 +266,7 @@ class Answer:
             self._let_go(whole)
 
     def _let_go(self, data: bytes) -> None:
-        """An answer in one piece, of which nobody told how long it is, is too long to be held."""
+        """Sends an answer in one piece of unknown length that has become too long to be held."""
         self._held = None
         fields = [self._head]
         was_kept = self._request.keep_alive
@@ -319,7 +319,7 @@ class Answer:
         return self.reading is None or (self._chunked and self._held is None and self._is_between_events())
 
     def beat(self, own_fields: bytes) -> None:
-        """A sign of life for who waits for a stream; the first one commits the answer to status 200."""
+        """Sends a sign of life to a client that waits for a stream; the first one commits the answer to status 200."""
         assert self.asked is not None
         sign = heartbeat(self._endpoint.dialect, self._endpoint.target, self.asked.model)
         if not self.begun and self.reading is None:
@@ -335,9 +335,10 @@ class Answer:
         self._write(sign)
 
     def last_words(self, error: HiveError) -> bytes:
-        """What a begun stream still says before it is cut: the error, where it would be an event of its own.
+        """The last bytes of a begun stream before it is cut: the error, if it would be an event of its own.
 
-        Empty where only the cut can tell: an answer of known length, or bytes that stop inside an event.
+        Empty if only the cut can show the error: in an answer of known length, or after bytes that stop inside an
+        event.
         """
         dialect = self._endpoint.dialect
         if (self._is_framed and not self._chunked) or self._request.method == b"HEAD" or not self._is_between_events():
@@ -354,7 +355,7 @@ class Answer:
         return as_chunk(event) if self._chunked else event
 
     def _is_between_events(self) -> bool:
-        """Whether the client has whole events only. What a stripper or a translation holds back it has not."""
+        """Whether the client has whole events only. Bytes that a stripper or a translation holds back do not count."""
         if self._back is not None:
             return self._streams or self._late_error
         if self._renamer is not None and not self._renamer.at_boundary:
@@ -385,7 +386,8 @@ class Answer:
 
 
 def without_end_marker(data: bytes) -> bytes:
-    """Bytes of a stream up to the end of it in any dialect: what gave up must not be taken for what ended.
+    """Bytes of a stream up to the end of it in any dialect: an answer that gave up must not be taken for one that
+    ended.
 
     >>> without_end_marker(b'data: {"error":{}}\\r\\rdata: [DONE]\\r\\r')
     b'data: {"error":{}}\\r\\r'

@@ -1,4 +1,4 @@
-"""A wake asked of the daemon's REST API: where HIVE_API_URL is set, while the link to the daemon is down."""
+"""Wakes through the daemon's REST API, if HIVE_API_URL is set, while the link to the daemon is down."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ AT_ONCE = 16
 GONE = "removed"
 
 
-class Told(NamedTuple):
-    """What the daemon says of an agent. `generation` is 0 where there is no such agent."""
+class ToldAgent(NamedTuple):
+    """The daemon's answer about an agent. `generation` is 0 if there is no such agent."""
 
     status: str
     generation: int
 
 
 class _Agent(msgspec.Struct, frozen=True):
-    """What is read of an agent's view; the rest of it is left alone."""
+    """The fields that are read from the API's view of an agent; others are ignored."""
 
     id: str
     status: AgentStatus
@@ -44,11 +44,12 @@ class _Problem(msgspec.Struct, frozen=True):
 
 
 class ApiWake:
-    """Asks at `url` as whoever has `token`. At most AT_ONCE ask at once, the others wait for their turn."""
+    """Wakes through the REST API at `url`, with `token`. At most AT_ONCE calls run at once, the others wait for their
+    turn."""
 
     def __init__(self, url: str, token: str) -> None:
         self._url = url.rstrip("/")
-        # What it trusts is what the host trusts (SSL_CERT_FILE too); no other variable of a proxy leads it elsewhere.
+        # It trusts the certificates that the host trusts (SSL_CERT_FILE too); no variable for HTTP proxies is read.
         verify = ssl.create_default_context() if url.lower().startswith("https:") else False
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {token}", "accept-encoding": "identity"},
@@ -61,8 +62,8 @@ class ApiWake:
     def __repr__(self) -> str:
         return f"<ApiWake {httpx.URL(self._url).host}>"
 
-    async def wake(self, agent: str, *, within_s: float) -> Told:
-        """Resumes the agent; what it is then. One that is not to be woken is told as what it is.
+    async def wake(self, agent: str, *, within_s: float) -> ToldAgent:
+        """Resumes the agent and returns its state. If it cannot be woken, the state tells why.
 
         Raises TimedOut, DependencyDown, and the error the daemon answered with.
         """
@@ -90,28 +91,29 @@ class ApiWake:
         return response.status_code, bytes(body)
 
 
-def _told(agent: str, status: int, body: bytes) -> Told:
+def _told(agent: str, status: int, body: bytes) -> ToldAgent:
     """Raises the error that is in it; DependencyDown where it is no answer of Hive's.
 
     >>> _told("a1", 200, b'{"id":"a1","status":"running","generation":4,"name":"alice"}')
-    Told(status='running', generation=4)
+    ToldAgent(status='running', generation=4)
     """
     try:
         if status == 200:
             found = msgspec.json.decode(body, type=_Agent)
             if found.id != agent:
                 raise DependencyDown("another agent was told of than the one that was asked for")
-            return Told(str(found.status), found.generation)
+            return ToldAgent(str(found.status), found.generation)
         problem = msgspec.json.decode(body, type=_Problem)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise DependencyDown(f"what answers with {status} there is no Hive") from None
     if status == NotFound.status and problem.code == NotFound.code:
-        return Told(GONE, 0)
+        return ToldAgent(GONE, 0)
     raise by_code(problem.code)(f"the API answers {status}: {problem.detail}")
 
 
 def api_wake(env: Mapping[str, str]) -> ApiWake | None:
-    """None where HIVE_API_URL is not set, or there is no token to ask with. Raises ConfigError."""
+    """The wakes through the REST API; None if HIVE_API_URL is not set, or if there is no token for it. Raises
+    ConfigError."""
     url = env.get(URL, "")
     if not url:
         return None

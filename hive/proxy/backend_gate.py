@@ -1,7 +1,8 @@
 """The gate of the backend: closed while the inference server is switched. Pure; the daemon closes and opens it.
 
-Requests wait for it in the queue, which has no slots then, so that nobody's place is lost; also those that take no slot
-else. It only says how long they may, and what is answered to who has no place there, or has waited in vain.
+Requests wait for it in the queue, which has no slots then, so that no request loses its place. Requests that otherwise
+take no slot wait there too. The gate only says how long they may wait, and makes the refusal of a request that finds no
+place in the queue or has waited in vain.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ RETRY_S = 5.0
 
 
 class BackendGate:
-    """`until`: when those who wait have waited long enough, on the monotonic clock. `towards`: what is switched to.
+    """The state of the gate. `until`: the end of the wait, on the monotonic clock. `towards`: the backend that is
+    switched to.
 
     >>> gate = BackendGate()
     >>> gate.close(until=60.0, towards="vllm"); gate
@@ -33,7 +35,7 @@ class BackendGate:
         return f"<BackendGate {f'closed towards {self.towards}' if self.is_closed else 'open'}>"
 
     def close(self, *, until: float, towards: str) -> None:
-        """Also where it is closed already: whoever waits, waits until then."""
+        """Closes the gate. If it is closed already, waiting requests wait until the new time."""
         self.is_closed = True
         self.until = until
         self.towards = towards
@@ -43,12 +45,12 @@ class BackendGate:
         self.until = 0.0
 
     def refusal(self, now: float) -> BackendSwitching:
-        """What is answered to those who find no place in the queue, and to those who have waited until the end."""
+        """The refusal of a request that finds no place in the queue, or that has waited until the end."""
         why = "that takes too long" if now >= self.until else "too many requests wait for it"
         return BackendSwitching(f"{self._what()}, and {why}", retry_after_s=RETRY_S)
 
     def cut(self) -> BackendSwitching:
-        """How a request ends that was at the backend and did not end in time."""
+        """The error of a request that was at the backend and did not end in time."""
         return BackendSwitching(f"{self._what()}, and this did not end in time", retry_after_s=RETRY_S)
 
     def _what(self) -> str:

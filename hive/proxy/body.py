@@ -1,8 +1,8 @@
-"""What a body asks: each field judged by its rule, and the body built anew. Pure.
+"""Request bodies: each field is judged by its rule, and the body is built anew. Pure.
 
 Ollama decodes with Go's encoding/json: names match without regard to case, the last of equal ones wins, even with
-U+212A KELVIN SIGN for k. So names are folded and must be unique at every level that is looked at, and never the
-client's bytes go upstream. Values nobody polices go on exactly as written (`1e2` stays `1e2`).
+U+212A KELVIN SIGN for k. So names are folded and must be unique at every level that is looked at, and the client's
+bytes never go upstream. Values that no rule names go on exactly as written (`1e2` stays `1e2`).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import msgspec
 from hive.dialects import ollama_loading
 from hive.dialects.fitting import fit
 from hive.dialects.translation import Sent
-from hive.dialects.ways import RESPONSES, counted, way_of
+from hive.dialects.translators import RESPONSES, counted, way_of
 from hive.errors import BadRequest, NotSupported
-from hive.field_rules import Fields, Rules
 from hive.models.capabilities import Over
 from hive.proxy import grammar
-from hive.proxy.draft import IDLE, Draft, member, read_number
-from hive.proxy.names import read_object, read_text
-from hive.proxy.schemas import Limits
+from hive.proxy.body_rewriter import IDLE, Draft, member, read_number
+from hive.proxy.json_object import read_object, read_text
+from hive.proxy.schemas import SchemaLimits
+from hive.settings.field_rules import FieldRules, Fields
 
 MAX_MODEL_NAME = 512
 """Characters."""
@@ -42,19 +42,19 @@ _NULL = Raw(b"null")
 
 
 class Want(msgspec.Struct, frozen=True):
-    """What Hive itself wants of a body.
+    """Hive's own requirements for a body.
 
-    `default_model`: where none is named. `streams`: what an absent `stream` means. `ask_usage`: a stream whose client
-    did not ask for its usage asks for it all the same. `inject`: fields (name, raw JSON) put in over the client's.
-    `model_first`: the model may become another one (`for_model`), so its name goes before all else.
-    `limit_absent`: where no limit of tokens is named, the tier's is put in; False where the server's own default is
-    a small one (vLLM's /v1/completions: 16). `translate`: the client's endpoint, where the backend is asked another
-    (hive.dialects.ways). `lacking`: fields a translation may make and this backend does not take
-    (hive.dialects.fitting). `passed_over`: fields it would pass over without a word. `limit_by_first_name`: a limit of
-    tokens that goes by another of its names is said by the first one, too. `limit_as`: the one name of a limit that
-    this server's chats take, where it is not `max_tokens`. `estimate`: nobody is asked; how many tokens it may be is
-    the answer. `apart`: translated only to keep the prompts of tenants apart. `grammar`: the most that its schemas may
-    become, None where there is no server yet.
+    `default_model`: the model if the body names none. `streams`: the meaning of an absent `stream`. `ask_usage`: usage
+    is asked for in a stream even if its client did not ask for it. `inject`: fields (name, raw JSON) put in over the
+    client's. `model_first`: the model may become another one (`for_model`), so its name goes before all else.
+    `limit_absent`: if no limit of tokens is named, the tier's is put in; False if the server's own default is small
+    (vLLM's /v1/completions: 16). `translate`: the client's endpoint, if the backend is asked at another one
+    (hive.dialects.translators). `lacking`: fields that a translation may make and this backend does not take
+    (hive.dialects.fitting). `passed_over`: fields that the backend would ignore silently. `limit_by_first_name`: a
+    limit of tokens under another of its names is also sent under the first one. `limit_as`: the one name of a limit
+    that this server's chats take, if it is not `max_tokens`. `estimate`: no backend is asked; the answer is an estimate
+    of the tokens. `apart`: translated only to keep the prompts of tenants apart. `grammar`: the limits for its schemas,
+    None if there is no server yet.
     """
 
     default_model: str = ""
@@ -70,7 +70,7 @@ class Want(msgspec.Struct, frozen=True):
     limit_as: str = ""
     estimate: bool = False
     apart: bool = False
-    grammar: Limits | None = None
+    grammar: SchemaLimits | None = None
 
 
 _APART = (
@@ -80,21 +80,19 @@ _APART = (
 
 
 class TooHeavyHere(Exception):
-    """What this body holds takes too long to look at on the loop; `deep.py` has processes for it."""
+    """A body takes too long to look at on the loop; `body_workers.py` has processes for it."""
 
 
 class Asked(msgspec.Struct, frozen=True):
     """One body: the model it names, whether it wants a stream, and what goes upstream, in pieces of `size` bytes.
 
-    `usage_added`: the usage of the stream was asked for by Hive, not by the client, who must not see it. `dropped`:
-    fields left out, as a header may name them; `clamped`: fields that say less than they did, as `name=value`;
-    `ignored`: fields that went upstream and that the backend passes over.
-    `max_tokens`: how many may be generated, None for no limit. `target`: whom
-    the backend is asked, where it is another than the client's, and `kept` what the translation of its answer needs, or
-    an estimate, which is the answer.
-    `model_bytes`: the first bytes of `upstream`, which name the model and may be replaced; 0 where they may not.
-    `served`: the model that answers instead of the one named. `loading`: the model is to be loaded or unloaded, so that
-    nothing goes upstream.
+    `usage_added`: the usage of the stream was asked for by Hive, not by the client, which must not see it. `dropped`:
+    fields left out, as a header may name them; `clamped`: fields with a smaller value than the client's, as
+    `name=value`; `ignored`: fields that went upstream and that the backend ignores. `max_tokens`: the limit of
+    generated tokens, None for no limit. `target`: the path the backend is asked at, if it is another than the client's.
+    `kept`: what the translation of the answer needs, or an estimate, which is the answer itself. `model_bytes`: the
+    first bytes of `upstream`, which name the model and may be replaced; 0 where they may not. `served`: the model that
+    answers instead of the one named. `loading`: the model is to be loaded or unloaded, so that nothing goes upstream.
     """
 
     model: str
@@ -113,7 +111,8 @@ class Asked(msgspec.Struct, frozen=True):
     loading: str = ""
 
     def changes(self) -> bytes:
-        """The header lines that tell the client what of its body did not go upstream as it was, or went in vain.
+        """The header lines that tell the client the fields of its body that did not go upstream as they were, or that
+        the backend ignores.
 
         >>> Asked("m", False, [], dropped=("seed", "raw"), clamped=("max_tokens=4096",)).changes()
         b'x-hive-dropped: seed, raw\\r\\nx-hive-clamped: max_tokens=4096\\r\\n'
@@ -127,7 +126,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def is_heavy(body: bytes) -> bool:
-    """Whether reading `body` may take more than 5 ms, so that it belongs into a worker (`deep.py`).
+    """Whether reading `body` may take more than 5 ms, so that it belongs into a worker (`body_workers.py`).
 
     Measured: 256 KiB of text take 0.2 ms; an object up to 2.5 µs, another value of a list up to 0.8 µs.
 
@@ -140,12 +139,12 @@ def is_heavy(body: bytes) -> bool:
     return size > LARGE_BYTES or body.count(b"{") > 1000 or body.count(b",") > 4000
 
 
-def read(body: bytes, rules: Rules, want: Want, *, on_loop: bool = False) -> Asked:
+def read(body: bytes, rules: FieldRules, want: Want, *, on_loop: bool = False) -> Asked:
     """Reads and rebuilds a JSON body. Raises BadRequest, TooLarge, NotSupported, and TooHeavyHere `on_loop`.
 
-    >>> from hive.field_rules import Rule, Verb
+    >>> from hive.settings.field_rules import Rule, Verb
     >>> fields = Fields(plain=frozenset({"model", "n"}), policed={"raw": Rule(verb=Verb.DROP)})
-    >>> read(b'{"n": 1e2, "raw": 1}', Rules(target="/x", fields=fields), Want(default_model="m")).upstream
+    >>> read(b'{"n": 1e2, "raw": 1}', FieldRules(target="/x", fields=fields), Want(default_model="m")).upstream
     [b'{"n":1e2,"model":"m"}']
     """
     try:
@@ -158,7 +157,7 @@ def read(body: bytes, rules: Rules, want: Want, *, on_loop: bool = False) -> Ask
     draft.judge()
     if loading:
         model = _model(draft, rules.alias, want.default_model)
-        _stream(draft, want.streams)  # the answer is one piece, whatever it says
+        _stream(draft, want.streams)  # the answer is one piece, also if a stream is asked for
         return Asked(model, False, [], dropped=_told(draft.dropped), loading=loading)
     if want.grammar is not None:
         if on_loop and not grammar.is_light(draft.fields):
@@ -207,7 +206,7 @@ def _translated(text: bytes, want: Want) -> Sent:
         raise NotSupported(f"{error.message}{_APART}", hint=error.hint) from None
 
 
-def read_on_loop(pieces: list[bytes], size: int, rules: Rules, want: Want, *, is_alone: bool) -> Asked | None:
+def read_on_loop(pieces: list[bytes], size: int, rules: FieldRules, want: Want, *, is_alone: bool) -> Asked | None:
     """`read`, or None for a body that belongs into a worker; never None where there are none (`is_alone`)."""
     if is_alone:
         return read(b"".join(pieces), rules, want)
@@ -244,7 +243,8 @@ def _with(text: bytes, inject: tuple[tuple[str, bytes], ...]) -> bytes:
 
 
 def _ignored(draft: Draft, passed_over: tuple[Over, ...]) -> tuple[str, ...]:
-    """Which of these fields ask for something, in vain. Raises NotSupported for one that is refused."""
+    """The names of fields that ask for something this backend ignores. Raises NotSupported for a field that is
+    refused."""
     found: list[str] = []
     fields = draft.fields
     for over in passed_over:
@@ -328,8 +328,8 @@ def _ask_usage(draft: Draft) -> bool:
     return True
 
 
-def _tokens(draft: Draft, rules: Rules, limit_absent: bool, limit_by_first_name: bool) -> int | None:
-    """How many tokens may be generated, None for no limit; the tier's limit is put in where none is named."""
+def _tokens(draft: Draft, rules: FieldRules, limit_absent: bool, limit_by_first_name: bool) -> int | None:
+    """The limit of generated tokens, None for no limit; the tier's limit is put in if the body names none."""
     limit, first = rules.max_tokens, rules.tokens[0]
     if not rules.tokens_in and draft.fields.keys().isdisjoint(rules.tokens):
         if limit is None or not limit_absent:

@@ -1,7 +1,7 @@
 """Shares of the request bodies held at once: of one tenant, of one agent and its callers. Pure.
 
-Nobody's body is refused for what others hold as long as it fits into one body's size. What is short then comes from
-uploads that have not ended, the largest holder's first: so memory stays bounded however many agents there are.
+No body is refused for what others hold as long as it fits into one body's size. Missing room is taken from uploads that
+have not ended, the largest holder's first: so memory stays bounded with any number of agents.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 AGENT_PART = 8
 """One agent and its callers hold at most the budget divided by this."""
 TENANT_PART = 2
-"""One tenant's agents hold at most the budget divided by this, but for what each is guaranteed."""
+"""One tenant's agents hold at most the budget divided by this, beside the part that is guaranteed to each."""
 
 
 class Upload(Protocol):
@@ -23,7 +23,8 @@ class Upload(Protocol):
         ...
 
     def on_body_displaced(self) -> None:
-        """Its room is another one's: it is to be refused. Called by who asked for the room."""
+        """Tells it that its room went to another upload, so that it ends with a refusal. Called by the request that
+        took the room."""
         ...
 
 
@@ -42,7 +43,7 @@ class TenantBodies:
 class BodyShare:
     """Bytes that one agent's own requests hold, or its callers' (`of` is the agent's own share then).
 
-    `is_tenants`: it may hold what a tenant may, as an operator who speaks for many does.
+    `is_tenants`: it may hold as much as a tenant may; so may an operator, who acts for many agents.
     """
 
     __slots__ = ("is_callers", "is_tenants", "sibling", "tenant", "uploads", "used")
@@ -62,7 +63,7 @@ class BodyShare:
         return f"<BodyShare {self.used} B, {len(self.uploads)} uploads>"
 
     def move(self, tenant: TenantBodies) -> None:
-        """The agent is another tenant's now, with what it holds."""
+        """Moves the agent, with the bytes it holds, to another tenant."""
         self.tenant.used -= self.used
         tenant.used += self.used
         self.tenant = tenant
@@ -76,7 +77,7 @@ class BodyShare:
 class BodyBudget:
     """Bytes that may be held in all request bodies together, `one_body` of them guaranteed to each share.
 
-    `displaced`: uploads that are to be refused, because somebody was let in at their cost.
+    `displaced`: uploads that are to be refused, because their room went to another one.
 
     >>> budget, tenant = BodyBudget(100, one_body=10), TenantBodies()
     >>> one, other = BodyShare(tenant), BodyShare(TenantBodies())
@@ -127,7 +128,7 @@ class BodyBudget:
         self._uploading[share] = None
 
     def ended(self, share: BodyShare, upload: Upload) -> None:
-        """The body is whole, or nobody waits for it any more. Also where it was never told of."""
+        """Ends an upload: the body is whole, or its request is over. Does nothing for an upload it does not know."""
         if share.uploads.pop(upload, None) is not None and not share.uploads:
             del self._uploading[share]
 
@@ -138,7 +139,8 @@ class BodyBudget:
         return share.agents + size <= most
 
     def _make_room(self, asking: BodyShare, size: int) -> None:
-        """Lets others' uploads give way: within the tenant for what it lacks, then anybody's. May not find enough."""
+        """Displaces other uploads: first within the tenant as far as its limit is short, then of all tenants. May not
+        find enough."""
         tenant = asking.tenant
         lacks = tenant.used + size - self.tenant_limit
         freed = self._displace([one for one in self._uploading if one.tenant is tenant], asking, lacks)

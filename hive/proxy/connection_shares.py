@@ -1,7 +1,7 @@
 """Shares of the connections that are open, and the choice of one that has to go for another. Pure.
 
-Each agent keeps a few places that nobody else takes. Whoever comes when all the others are taken gets the place of the
-oldest connection that has shown no token yet, else that of the longest idle one of the largest holder.
+Each agent has a few places reserved for it. A connection that comes when all other places are taken gets the place of
+the oldest connection that has shown no token yet, else that of the longest idle one of the largest holder.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Placed(Protocol):
 C = TypeVar("C", bound=Placed)
 
 
-class Holder(Generic[C]):
+class ConnectionHolder(Generic[C]):
     """Connections that count as one's: an agent's own, an agent's callers', or strangers' at one door."""
 
     __slots__ = ("_connections", "is_agents", "is_strangers")
 
     def __init__(self, *, is_agents: bool = False, is_strangers: bool = False) -> None:
-        """`is_agents`: some places are its own, whatever others hold."""
+        """`is_agents`: some places are reserved for it."""
         self._connections: dict[C, None] = {}
         self.is_agents = is_agents
         self.is_strangers = is_strangers
 
     def __repr__(self) -> str:
-        return f"<Holder of {len(self._connections)}>"
+        return f"<ConnectionHolder of {len(self._connections)}>"
 
     def __len__(self) -> int:
         return len(self._connections)
@@ -70,7 +70,7 @@ class Holder(Generic[C]):
         return next((one for _, one in idle if one.is_quiet()), None)
 
 
-class Place(NamedTuple, Generic[C]):
+class SharePlace(NamedTuple, Generic[C]):
     """An answer to a connection that comes: if there is a place, and which one has to go for that."""
 
     there_is: bool
@@ -82,22 +82,25 @@ class ConnectionShares(Generic[C]):
 
     >>> class Idle:
     ...     idle_since, is_quiet = 0.0, lambda self: True
-    >>> shares, agent = ConnectionShares(8), Holder(is_agents=True)
+    >>> shares, agent = ConnectionShares(8), ConnectionHolder(is_agents=True)
     >>> for _ in range(4):
     ...     shares.enter(Idle(), shares.strangers[0])
     >>> shares.place_for(shares.strangers[0], agents=1).instead_of is next(iter(shares.strangers[0]))
     True
     >>> shares.place_for(agent, agents=1), shares
-    (Place(there_is=True, instead_of=None), <ConnectionShares 4/8, 4 strangers>)
+    (SharePlace(there_is=True, instead_of=None), <ConnectionShares 4/8, 4 strangers>)
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.strangers: tuple[Holder[C], Holder[C]] = (Holder(is_strangers=True), Holder(is_strangers=True))
+        self.strangers: tuple[ConnectionHolder[C], ConnectionHolder[C]] = (
+            ConnectionHolder(is_strangers=True),
+            ConnectionHolder(is_strangers=True),
+        )
         """Strangers at the model's door, and at that of ingress."""
-        self.hives_own: Holder[C] = Holder()
-        self._holders: dict[C, Holder[C]] = {}
-        self._by_size: dict[int, dict[Holder[C], None]] = {}
+        self.hives_own: ConnectionHolder[C] = ConnectionHolder()
+        self._holders: dict[C, ConnectionHolder[C]] = {}
+        self._by_size: dict[int, dict[ConnectionHolder[C], None]] = {}
         """Holders but for the strangers."""
         self._at_least = [0] * (GUARANTEED + 1)
         """Numbers of agents that hold at least so many."""
@@ -113,10 +116,10 @@ class ConnectionShares(Generic[C]):
     def _strangers(self) -> int:
         return len(self.strangers[0]) + len(self.strangers[1])
 
-    def holder_of(self, connection: C) -> Holder[C] | None:
+    def holder_of(self, connection: C) -> ConnectionHolder[C] | None:
         return self._holders.get(connection)
 
-    def enter(self, connection: C, holder: Holder[C]) -> None:
+    def enter(self, connection: C, holder: ConnectionHolder[C]) -> None:
         """Makes it this holder's, also where it was another one's before."""
         self.leave(connection)
         self._holders[connection] = holder
@@ -124,13 +127,13 @@ class ConnectionShares(Generic[C]):
         self._resized(holder, len(holder) - 1)
 
     def leave(self, connection: C) -> None:
-        """Makes it nobody's, also where it was not known."""
+        """Takes the connection from its holder; does nothing for an unknown one."""
         holder = self._holders.pop(connection, None)
         if holder is not None:
             holder.discard(connection)
             self._resized(holder, len(holder) + 1)
 
-    def place_for(self, holder: Holder[C], *, agents: int, moving: C | None = None) -> Place[C]:
+    def place_for(self, holder: ConnectionHolder[C], *, agents: int, moving: C | None = None) -> SharePlace[C]:
         """Finds one for one more connection of this holder; with `moving` for that one, which is a stranger's now.
 
         `agents`: how many there are, which places are kept for.
@@ -141,9 +144,9 @@ class ConnectionShares(Generic[C]):
         strangers = self._strangers + holder.is_strangers - (moving is not None)
         kept = 0 if is_its_own else self._kept_for_agents(agents, guaranteed) + max(0, self._strangers_kept - strangers)
         if held + kept <= self.limit:
-            return Place(True)
-        goes = self._who_goes(holder, moving, guaranteed, is_its_own=is_its_own)
-        return Place(goes is not None, goes)
+            return SharePlace(True)
+        goes = self._choose_displaced(holder, moving, guaranteed, is_its_own=is_its_own)
+        return SharePlace(goes is not None, goes)
 
     @property
     def _strangers_kept(self) -> int:
@@ -157,7 +160,9 @@ class ConnectionShares(Generic[C]):
         used = sum(self._at_least[1 : guaranteed + 1])
         return min(self.limit // 2, max(0, agents * guaranteed - used))
 
-    def _who_goes(self, holder: Holder[C], moving: C | None, guaranteed: int, *, is_its_own: bool) -> C | None:
+    def _choose_displaced(
+        self, holder: ConnectionHolder[C], moving: C | None, guaranteed: int, *, is_its_own: bool
+    ) -> C | None:
         door = max(self.strangers, key=len)
         oldest = next((one for one in door if one is not moving), None)
         if oldest is not None and (holder.is_strangers or self._strangers > self._strangers_kept):
@@ -174,7 +179,7 @@ class ConnectionShares(Generic[C]):
                 return found
         return None
 
-    def _resized(self, holder: Holder[C], before: int) -> None:
+    def _resized(self, holder: ConnectionHolder[C], before: int) -> None:
         now = len(holder)
         if holder.is_agents and max(before, now) <= GUARANTEED:
             self._at_least[max(before, now)] += now - before

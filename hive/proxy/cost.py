@@ -1,16 +1,16 @@
-"""What a request cost, as far as its answer told. Pure."""
+"""The cost of a request, as far as its answer tells it. Pure."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from hive.proxy.metering import Reading
+from hive.proxy.metering import AnswerReading
 
 BYTES_PER_TOKEN = 4
-"""Of a prompt, where the backend has not counted (yet): OpenAI's rule of thumb."""
+"""Bytes of a prompt per token, if the backend has not counted (yet): OpenAI's rule of thumb."""
 
 
-class Cost(NamedTuple):
+class TokenCost(NamedTuple):
     """Tokens; None is unknown, which is not 0. `estimated`: `tokens_out` are events that were relayed."""
 
     tokens_in: int | None = None
@@ -20,20 +20,20 @@ class Cost(NamedTuple):
 
     @property
     def total(self) -> int | None:
-        """What is known of both together; None where nothing is."""
+        """The sum of what is known of both; None if nothing is known."""
         if self.tokens_in is None and self.tokens_out is None:
             return None
         return (self.tokens_in or 0) + (self.tokens_out or 0)
 
 
-UNKNOWN = Cost()
-NOTHING = Cost(0, 0)
-"""Of what never reached the backend, or was refused by it."""
+UNKNOWN = TokenCost()
+NOTHING = TokenCost(0, 0)
+"""The cost of a request that never reached the backend, or was refused by it."""
 
 
-def cost_of(reading: Reading | None, *, cut: bool, status: int = 200) -> Cost:
-    """What the reading of an answer says; of one that was cut short, what got through. A request that the backend
-    refused (`status`: its own) has cost nothing: it was not worked on.
+def cost_of(reading: AnswerReading | None, *, cut: bool, status: int = 200) -> TokenCost:
+    """The cost by the reading of an answer; of one that was cut, by what got through. A request that the backend
+    refused (`status`: the backend's) has cost nothing: it was not worked on.
 
     >>> cost_of(None, cut=False, status=400).total, cost_of(None, cut=False, status=500).total
     (0, None)
@@ -44,8 +44,8 @@ def cost_of(reading: Reading | None, *, cut: bool, status: int = 200) -> Cost:
         return UNKNOWN
     usage = reading.usage
     if cut and usage.tokens_out is None and reading.events:
-        return Cost(usage.tokens_in, reading.events, usage.cached_tokens, True)
-    return Cost(usage.tokens_in, usage.tokens_out, usage.cached_tokens)
+        return TokenCost(usage.tokens_in, reading.events, usage.cached_tokens, True)
+    return TokenCost(usage.tokens_in, usage.tokens_out, usage.cached_tokens)
 
 
 def expected(body_bytes: int, usual_tokens_out: float, max_tokens: int | None) -> float:

@@ -1,4 +1,4 @@
-"""What all requests on the data path share: who is known, which backend answers, what is held and spent."""
+"""The state that all requests on the data path share: known agents, the active backend, budgets and counters."""
 
 from __future__ import annotations
 
@@ -12,42 +12,33 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from hive.domain import BackendInfo, BackendKind, CacheMode, Caller, ModelInfo, Tier, UsageEvent
+from hive.backends.kinds import spec_of, whereabouts
+from hive.domain import BackendInfo, CacheMode, Caller, ModelInfo, Tier, UsageEvent
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal, Saturated
-from hive.field_rules import Rules
-from hive.models.capabilities import (
-    Over,
-    lacking,
-    lacks_endpoint,
-    limit_name,
-    passed_over,
-    tells_all,
-    why_lacking,
-    without_text,
-)
+from hive.models.capabilities import Over, lacking, lacks_endpoint, why_lacking, without_text
 from hive.models.names import spelled
 from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of, undated
-from hive.models.salts import cache_fields, can_keep_apart, priority_fields
-from hive.models.whereabouts import NOWHERE, Whereabouts, named
+from hive.models.whereabouts import NOWHERE, named
 from hive.proxy.backend_gate import BackendGate
 from hive.proxy.body import Want
 from hive.proxy.body_budget import BodyBudget
-from hive.proxy.connection_shares import ConnectionShares, Holder
-from hive.proxy.deep import DeepReaders
-from hive.proxy.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, translated, who_offers
+from hive.proxy.body_workers import DeepReaders
+from hive.proxy.connection_shares import ConnectionHolder, ConnectionShares
+from hive.proxy.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, offering_kinds, translated
 from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.lists import FILTERED, RUNNING, TAGS
-from hive.proxy.looking import Looking
 from hive.proxy.metering import asks_usage
 from hive.proxy.metrics import Metrics
+from hive.proxy.model_refresh import Looking
 from hive.proxy.queue import Flow
-from hive.proxy.registry import OPERATOR, Entry, Registry
-from hive.proxy.schemas import Limits
+from hive.proxy.registry import OPERATOR, AgentEntry, Registry
+from hive.proxy.schemas import SchemaLimits
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.tenants import Tenant
 from hive.proxy.upstream_way import NO_WAY, way_to
-from hive.settings import Settings
+from hive.settings.field_rules import FieldRules
+from hive.settings.table import Settings
 from hive.wire.connection import Connection
 from hive.wire.deadlines import Deadlines
 from hive.wire.heads import Fields
@@ -55,41 +46,37 @@ from hive.wire.upstream import Pool
 
 log = logging.getLogger("hive.proxy")
 
-SHORT_ANSWERS = (BackendKind.VLLM, BackendKind.REMOTE)
-"""Their own limit at /v1/completions is OpenAI's, 16 tokens: less than any tier's."""
 NOTHING_HIDDEN: frozenset[str] = frozenset()
-LIMIT_BY_FIRST_NAME = frozenset(BackendKind) - {BackendKind.REMOTE}
-"""Whom a limit of tokens is told by the first of its names as well: Ollama knows no `max_completion_tokens`. OpenAI's
-newest models, which are somebody else's, refuse a request with both."""
 ROUTES_KEPT = 4096
 """Names asked for, by tier and permitted models; clients may ask for any."""
 
 
 class UsageLog(Protocol):
-    """Where a request's cost goes: durable against a killed process when it returns or, with `then`, when `then` is
-    called, at the end of this turn of the loop. Never raises."""
+    """The log of what requests cost. An event survives a killed process once `record` returns or, with `then`, once
+    `then` is called, at the end of this turn of the loop. Never raises."""
 
     def record(self, event: UsageEvent, then: Callable[[], None] | None = None) -> None: ...
 
 
 class GivesWay(Protocol):
-    """What has a slot only as long as nobody else needs it."""
+    """A request that has a slot only as long as no other one needs it."""
 
     def give_way(self) -> bool:
-        """Ends it where it has a slot; whether it had."""
+        """Ends it if it has a slot; returns whether it had one."""
         ...
 
 
-class Plan(NamedTuple):
-    """How the bodies of one caller are read for one endpoint, as long as the registry's generation is this one."""
+class BodyPlan(NamedTuple):
+    """The rules by which the bodies of one caller are read for one endpoint, valid for this generation of the
+    registry."""
 
     generation: int
-    rules: Rules
+    rules: FieldRules
     want: Want
 
 
 class Decided(NamedTuple):
-    """What steps 1 to 4 found out about a head. Heads of one connection repeat: the next equal one is decided by this.
+    """The result of steps 1 to 4 for a head. Heads of one connection repeat: the next equal one is decided by this.
 
     It holds as long as the registry's generation does. `fields` is the very list of the head it was made from.
     """
@@ -107,7 +94,7 @@ class Decided(NamedTuple):
 
 
 class DataPath:
-    """What all requests share.
+    """The state that all requests share.
 
     `draining`: Hive's proxy is leaving, so every answer closes its connection. `readers` is None where long bodies are
     read on the loop like all others (tests).
@@ -138,15 +125,15 @@ class DataPath:
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
         self.where = NOWHERE
-        """Which of the models are near."""
+        """The models that are near, and those that are far."""
         self._offers: tuple[Offer, ...] = ()
         self._preferences = preferences_of(settings.inference)
         self._routes: dict[tuple[str, Tier, frozenset[str] | None], Explained] = {}
         self._permits: dict[frozenset[str] | None, Permitted] = {}
         self.looking: Looking | None = None
-        """For models that are not in the list; None where nobody can be asked."""
+        """Asks the daemon for models that are not in the list; None if there is no daemon to ask."""
         self.stored: StoredResponses | None = None
-        """What agents had kept of responses; None where nobody can be asked."""
+        """The store of kept responses; None if there is no daemon to ask."""
         self.backends = 0
         """Grows with every other backend, and where one has a model no more, or no more near: what was read for one is
         not sent to the next."""
@@ -154,9 +141,9 @@ class DataPath:
         self.pool: Pool | None = None
         self.way = NO_WAY
         self.why_no_way: HiveError | None = None
-        """Why the active backend cannot be asked, whatever it does: its key or its authorities cannot be read."""
+        """The reason why no request can be sent to the active backend: its key or its authorities cannot be read."""
         self.ahead: dict[GivesWay, None] = {}
-        """Prompts being read that nobody waits for."""
+        """Prewarms that are running; no client waits for them."""
         self.draining = False
         self._fields = FieldTable(settings)
         self._seq = itertools.count(1)
@@ -177,11 +164,11 @@ class DataPath:
         self.use_backend(self.backend, self.models)
 
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
-        """The daemon's word on who answers. Requests under way end where they began."""
+        """Takes the daemon's word on the active backend. Requests under way end at the backend where they began."""
         if backend is not None and (capability := without_text(backend)):
             models = [msgspec.structs.replace(model, capabilities=(capability,)) for model in models]
         before, self.backend, self.models = self.backend, backend, models
-        where_before, self.where = self.where, Whereabouts(None if backend is None else backend.kind, models)
+        where_before, self.where = self.where, whereabouts(None if backend is None else backend.kind, models)
         self._offers = offers_of(models)
         self._routes.clear()
         self._permits.clear()
@@ -222,24 +209,25 @@ class DataPath:
         return self.why_no_way is None
 
     def _give_slots(self) -> None:
-        """As many as the backend has; behind a closed gate none, so that the queue keeps everybody's place."""
+        """Gives the queue as many slots as the backend has; none behind a closed gate, so that every request keeps its
+        place."""
         told = None if self.backend is None else self.backend.slots
         slots = 0 if self.gate.is_closed else self.settings.proxy.backend_concurrency or told
         self.registry.give_turns(self.registry.queue.resize(slots))
 
-    def keeps_for(self, entry: Entry) -> StoredResponses | None:
-        """Who keeps responses for this agent; None where none is kept."""
+    def keeps_for(self, entry: AgentEntry) -> StoredResponses | None:
+        """The store that keeps responses for this agent; None where none is kept."""
         is_on = self.settings.proxy.responses_kept_mb and entry.row.id != OPERATOR
         return self.stored if is_on else None
 
     def close_backend(self, *, until: float, towards: str) -> None:
-        """No request goes to the backend from now on; those at it go on until `cut_off`."""
+        """Closes the gate: no request goes to the backend from now on; those at it go on until `cut_off`."""
         self.gate.close(until=until, towards=towards)
         self._give_slots()
 
     def open_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
-        """Whoever waited goes on, in the order of the queue; also where the backend is the same as before, all of it
-        is decided again."""
+        """Opens the gate: waiting requests go on, in the order of the queue. All of them are decided again, also if the
+        backend is the same as before."""
         self.backends += 1
         self.gate.open()
         self.use_backend(backend, models)
@@ -265,17 +253,17 @@ class DataPath:
             if one.give_way():
                 return
 
-    def has_room(self, entry: Entry) -> bool:
+    def has_room(self, entry: AgentEntry) -> bool:
         """Whether one more connection may be this agent's; operators are not counted."""
         return entry.row.id == OPERATOR or len(entry.connections) < self.settings.proxy.agent_connections_max
 
-    def claim(self, connection: Connection, holder: Holder[Connection]) -> None:
+    def claim(self, connection: Connection, holder: ConnectionHolder[Connection]) -> None:
         """A stranger's connection is this holder's from now on. Raises Saturated where there is no place."""
         if not self.makes_place(holder, moving=connection):
             raise Saturated("too many connections", retry_after_s=1)
         self.shares.enter(connection, holder)
 
-    def claim_for_caller(self, connection: Connection, entry: Entry) -> None:
+    def claim_for_caller(self, connection: Connection, entry: AgentEntry) -> None:
         """Does the same for a caller of an agent; one that called another agent before keeps its place."""
         holder = self.shares.holder_of(connection)
         if holder is entry.callers:
@@ -285,7 +273,7 @@ class DataPath:
         else:
             self.shares.enter(connection, entry.callers)
 
-    def makes_place(self, holder: Holder[Connection], *, moving: Connection | None = None) -> bool:
+    def makes_place(self, holder: ConnectionHolder[Connection], *, moving: Connection | None = None) -> bool:
         """Says if there is a place for one more connection of this holder; another one may have ended for it."""
         place = self.shares.place_for(holder, agents=len(self.registry.by_id) + 1, moving=moving)
         if place.instead_of is not None:
@@ -310,15 +298,15 @@ class DataPath:
         if endpoint.keeps or backend is None or self.answers(endpoint) or _row_at(backend, endpoint) is not None:
             return
         other = asked_as(endpoint, backend.kind)
-        why, hint = why_lacking(backend, other.name) if other is not None else (who_offers(endpoint), "")
+        why, hint = why_lacking(backend, other.name) if other is not None else (offering_kinds(endpoint), "")
         says = f": {why}" if why else ""
         raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}{says}", hint=hint)
 
     def routed(self, asked: str, caller: Caller) -> str:
-        """Which of the backend's models is meant; the name itself where no list is known. Raises NotFound, Refusal for
-        one that leaves the box and that nobody named for this caller, and Saturated where nobody can tell yet.
+        """The name of the backend's model that is meant; `asked` itself if no list is known. Raises NotFound, Refusal
+        for a far model that no setting names for this caller, and Saturated if it cannot be known yet.
 
-        llama-server answers by whatever name it is asked, and clients would believe it.
+        llama-server answers to any name, and clients would believe it.
         """
         if not asked or self.gate.is_closed:  # behind the gate it is asked again
             return asked
@@ -337,9 +325,9 @@ class DataPath:
     def look_again(
         self, error: HiveError, then: Callable[[], None], refuse: Callable[[HiveError], None]
     ) -> asyncio.Task[None] | None:
-        """For a model that is not in the list, which may be old, and where there is none yet: calls `then` once that is
-        new. Refuses at once for another error, and where it was looked a moment ago, which is so for whoever has
-        waited here."""
+        """Waits for a new list if a model is not in the list, which may be old, or if there is no list yet; then calls
+        `then`. Refuses at once for another error, and if the list was renewed a moment ago, as it was for each request
+        that has waited here."""
         is_old = isinstance(error, NotFound | Saturated)
         waiting = self.looking.wait(then) if is_old and self.looking is not None else None
         if waiting is None:
@@ -347,7 +335,7 @@ class DataPath:
         return waiting
 
     def answered(self, status: int) -> None:
-        """By the backend: where a model that was there is gone, the list is old."""
+        """Notes the status of a backend's answer: if a model that was there is gone, the list is old."""
         if status == NotFound.status and self.looking is not None:
             self.looking.begin()
 
@@ -369,7 +357,7 @@ class DataPath:
         return frozenset(name for name in far if not self._is_named(name, caller)) if far else far
 
     def differences(self, decided: Decided) -> tuple[list[tuple[str, str]], frozenset[str]]:
-        """What of a list of the backend's this caller sees besides, and what of it not (`Answer`)."""
+        """The models this caller sees besides the backend's list, and those of the list it does not see (`Answer`)."""
         return self.added_to(decided), self.hidden_in(decided)
 
     def added_to(self, decided: Decided) -> list[tuple[str, str]]:
@@ -379,8 +367,8 @@ class DataPath:
         return [(alias.name, model) for alias, model in self.aliases_of(decided.caller)]
 
     def aliases_of(self, caller: Caller) -> list[tuple[ModelInfo, str]]:
-        """Every alias as a model of that name, and the model it stands for, where that is there for this caller. What
-        is the name of a model is none."""
+        """Every alias as a model of that name, and the model it stands for, where that is there for this caller. A name
+        that a model has is no alias."""
         found, by_name = [], {model.name: model for model in self.models}
         names = {offer.key for offer in self._offers}
         for alias in self._preferences.aliases:
@@ -409,84 +397,89 @@ class DataPath:
         return found
 
     def _asked_as(self, backend: BackendInfo, endpoint: Endpoint) -> Endpoint:
-        """By which row the backend is asked: by another than the client's also where only that keeps prompts of tenants
-        apart, who could else be told from how fast it answers what somebody asked before."""
+        """The row by which the backend is asked. It is another than the client's also if only that keeps the prompts of
+        tenants apart: else a tenant could tell from the speed of an answer that another one sent the same prompt
+        before."""
         asked = _row_at(backend, endpoint)
-        mixes = endpoint.takes_slot and not can_keep_apart(backend, endpoint.name)
+        mixes = endpoint.takes_slot and not spec_of(backend.kind).can_keep_apart(endpoint.name)
         if asked is endpoint and mixes and self.settings.proxy.cache_isolation and self.registry.cache_groups() > 1:
             asked = translated(endpoint, backend.kind)
         return asked or endpoint
 
-    def plan(self, entry: Entry, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> Plan:
-        """How bodies of this caller are read: the field table of its tier, and what Hive puts in itself.
+    def plan(self, entry: AgentEntry, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> BodyPlan:
+        """The plan for the bodies of this caller: the field table of its tier, and what Hive puts in itself.
 
         Without wishes that is the same for all requests of an agent to an endpoint.
         """
         if wishes is not NO_WISHES or tenant is not entry.tenant:  # it moved while the body came
             return self._plan(entry, endpoint, tenant, wishes, request_id)
-        plan: Plan | None = entry.plans.get(endpoint.target)
+        plan: BodyPlan | None = entry.plans.get(endpoint.target)
         if plan is None or plan.generation != self.registry.generation:
             plan = entry.plans[endpoint.target] = self._plan(entry, endpoint, tenant, wishes, request_id)
         return plan
 
-    def _plan(self, entry: Entry, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> Plan:
+    def _plan(self, entry: AgentEntry, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> BodyPlan:
         inference, backend = self.settings.inference, self.backend
         asked = endpoint if backend is None else self._asked_as(backend, endpoint)
+        said = None if backend is None else spec_of(backend.kind).requests
         target = asked.name
         inject: tuple[tuple[str, bytes], ...] = ()
-        if backend is not None:
-            inject = priority_fields(backend, target, wishes.band)
+        if backend is not None and said is not None:
+            inject = said.priority_fields(target, wishes.band) if backend.priority else ()
             alone = wishes.cache_mode is CacheMode.NONE
             if alone or self.settings.proxy.cache_isolation:
                 group = f"request {request_id}" if alone else tenant.cache_group
                 apart = alone or bool(wishes.cache_tag) or self.registry.cache_groups() > 1
-                inject += cache_fields(backend, target, group=group, tag=wishes.cache_tag, apart=apart)
+                inject += said.cache_fields(target, group, wishes.cache_tag, apart)
         want = Want(
             default_model=entry.model or inference.default_model,
             streams=endpoint.streams,
             ask_usage=inference.token_tracking and backend is not None and asks_usage(asked, backend.kind),
             inject=inject,
-            limit_absent=backend is None or backend.kind not in SHORT_ANSWERS or target != "/v1/completions",
+            limit_absent=said is None or not said.short_completions or target != "/v1/completions",
             model_first=self._preferences.routing or bool(self._preferences.aliases),
             translate="" if asked is endpoint else endpoint.name,
             lacking=() if backend is None or asked is endpoint else lacking(backend),
             passed_over=_passed_over(backend, endpoint, is_translated=asked is not endpoint),
-            limit_by_first_name=backend is not None and backend.kind in LIMIT_BY_FIRST_NAME,
+            limit_by_first_name=said is not None and said.limit_by_first_name,
             apart=backend is not None and asked is not endpoint and _row_at(backend, endpoint) is endpoint,
             estimate=endpoint.name == COUNT and self.answers(endpoint),
-            limit_as="" if backend is None else limit_name(backend, inference.backend_limit_name),
+            limit_as=(
+                ""
+                if backend is None or said is None
+                else said.limit_name(backend.address, inference.backend_limit_name)
+            ),
             grammar=None if backend is None else grammar_limits(self.settings, backend.kind),
         )
-        return Plan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)
+        return BodyPlan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)
 
 
 def _passed_over(backend: BackendInfo | None, endpoint: Endpoint, *, is_translated: bool) -> tuple[Over, ...]:
-    """Fields that are said to this backend in vain. A translation knows what it makes, but for one that is gone before
-    servers that speak the dialect."""
+    """Fields that this backend ignores at this endpoint. None if the request is translated although the backend speaks
+    the dialect: the rows are about its own endpoint."""
     if backend is None or (is_translated and endpoint.is_offered_by(backend.kind)):
         return ()
-    return passed_over(backend, endpoint.name)
+    return spec_of(backend.kind).requests.passed_over.get(endpoint.name, ())
 
 
-def _place_of(backend: BackendInfo) -> tuple[BackendKind, str]:
-    """What makes it another backend where it is another."""
+def _place_of(backend: BackendInfo) -> tuple[str, str]:
+    """The kind and address of a backend; a change of either makes it another one."""
     return backend.kind, backend.address
 
 
-def grammar_limits(settings: Settings, kind: BackendKind) -> Limits:
-    """What schemas may become before a server of this kind; of one that is not known, as before `remote`."""
-    section = f"grammar_{kind}" if kind is not BackendKind.DEMO else "grammar_remote"
-    return msgspec.convert(msgspec.to_builtins(getattr(settings, section)), Limits)
+def grammar_limits(settings: Settings, kind: str) -> SchemaLimits:
+    """The limits for schemas of a server of this kind; for the demo backend those of `remote`."""
+    return msgspec.convert(msgspec.to_builtins(getattr(settings, spec_of(kind).requests.grammar)), SchemaLimits)
 
 
 def _row_at(backend: BackendInfo, endpoint: Endpoint) -> Endpoint | None:
-    """By which row this backend is asked, None for none. A path that it said it lacks is gone around where another
-    dialect leads somewhere; else Hive says so, or the server itself where its description may not be all of it."""
+    """The row by which this backend is asked, None for none. A path that it said it lacks is replaced by one of another
+    dialect if there is one; else Hive refuses, or the server itself if its description may be incomplete."""
     asked, around = asked_as(endpoint, backend.kind), translated(endpoint, backend.kind)
     if around is not None and lacks_endpoint(backend, around.name):
         around = None
     if asked is endpoint:
         if not lacks_endpoint(backend, endpoint.name):
             return asked
-        return around or (None if tells_all(backend) else asked)
+        return around or (None if spec_of(backend.kind).describes_all else asked)
     return around

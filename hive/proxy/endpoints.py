@@ -1,10 +1,10 @@
-"""What may be asked of a model: the allowlist, one row an endpoint. Pure.
+"""The allowlist: the requests that may be made to a model, one row an endpoint. Pure.
 
-A path is compared as bytes, never decoded, normalised or matched by prefix, and the row's bytes are what goes
-upstream: no spelling of a forbidden path can pass (facts: of 39 bypass spellings servers route several). A query is
-for Hive alone: what is known of it chooses a row or a part of a list, the rest of it is ignored, and none of its bytes
-goes upstream. Dated: Ollama's routes of 2026-08, vLLM 0.32, llama-server 0c1e570, anthropic-python 2.10.0 (its beta
-calls add `?beta=true`: rows of their own).
+A path is compared as bytes, never decoded, normalised or matched by prefix, and the row's bytes go upstream: no
+spelling of a forbidden path can pass (facts: of 39 bypass spellings servers route several). A query is for Hive alone:
+its known parameters choose a row or a part of a list, the others are ignored, and none of its bytes goes upstream.
+Dated: Ollama's routes of 2026-08, vLLM 0.32, llama-server 0c1e570, anthropic-python 2.10.0 (its beta calls add
+`?beta=true`: rows of their own).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from functools import cache
 
 import msgspec
 
-from hive.dialects.ways import RESPONSES
-from hive.domain import DIALECTS, BackendKind, Dialect
+from hive.backends.kinds import spec_of, specs
+from hive.dialects.translators import RESPONSES
+from hive.domain import Dialect
 from hive.errors import BadRequest, MethodNotAllowed, WrongMediaType
 from hive.proxy.unknown_paths import not_offered
 from hive.wire.http1 import Request
@@ -28,7 +29,7 @@ MOST_OF_A_PATH = 256
 
 
 class Meter(StrEnum):
-    """Where an endpoint's answer carries what it cost."""
+    """The place of the usage in an endpoint's answer."""
 
     NONE = "none"
     OLLAMA = "ollama"
@@ -37,7 +38,7 @@ class Meter(StrEnum):
 
 
 class Keeps(StrEnum):
-    """What is asked of a response that was kept."""
+    """A question about a response that was kept."""
 
     GET = "get"
     DELETE = "delete"
@@ -49,7 +50,8 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One row. `listing`: answered by Hive from the daemon's list. `takes_slot`: occupies the model. `keeps`: answered
     by the daemon from what it has kept of responses.
 
-    `streams`: what an absent `stream` field means. `not_by`: kinds that speak the dialect and yet lack this.
+    `streams`: what an absent `stream` field means. `is_extra`: of those that speak the dialect only the kinds that add
+    it have it (`BackendSpec.adds`).
     """
 
     method: bytes
@@ -60,13 +62,13 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     meter: Meter = Meter.NONE
     takes_slot: bool = False
     counts: bool = False
-    """Whether it is charged to the sliding window."""
+    """True if a request is charged to the sliding window."""
     listing: bool = False
     keeps: Keeps | None = None
-    not_by: frozenset[BackendKind] = frozenset()
+    is_extra: bool = False
     request_line: bytes = b""
-    """What goes upstream, made from the two above. HEAD is asked as GET and its body dropped: an answer to HEAD has no
-    framing."""
+    """The request line that goes upstream, made from the two above. HEAD is asked as GET and its body dropped: an
+    answer to HEAD has no framing."""
     name: str = ""
     """The path alone, made from the target."""
 
@@ -75,13 +77,13 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "request_line", b"%b %b HTTP/1.1\r\n" % (method, self.target))
         msgspec.structs.force_setattr(self, "name", self.target.partition(b"?")[0].decode("ascii"))
 
-    def is_offered_by(self, kind: BackendKind) -> bool:
+    def is_offered_by(self, kind: str) -> bool:
         """Whether that kind of backend answers it by itself.
 
         >>> [find(b"POST", b"/v1/messages/count_tokens").is_offered_by(kind) for kind in ("vllm", "ollama", "demo")]
         [True, False, False]
         """
-        return self.dialect in DIALECTS[kind] and kind not in self.not_by
+        return spec_of(kind).answers(self.dialect, self.name, is_extra=self.is_extra)
 
 
 def _ollama(target: bytes, *, streams: bool, slot: bool, meter: Meter = Meter.OLLAMA) -> Endpoint:
@@ -97,7 +99,7 @@ def _ollama(target: bytes, *, streams: bool, slot: bool, meter: Meter = Meter.OL
     )
 
 
-def _openai(target: bytes, *, not_by: frozenset[BackendKind] = frozenset()) -> Endpoint:
+def _openai(target: bytes, *, is_extra: bool = False) -> Endpoint:
     return Endpoint(
         method=b"POST",
         target=target,
@@ -106,22 +108,21 @@ def _openai(target: bytes, *, not_by: frozenset[BackendKind] = frozenset()) -> E
         meter=Meter.OPENAI,
         takes_slot=True,
         counts=True,
-        not_by=not_by,
+        is_extra=is_extra,
     )
 
 
-def _scores(target: bytes, *kinds: BackendKind) -> Endpoint:
+def _scores(target: bytes) -> Endpoint:
     """OpenAI has none of these. Each document of a list is a prompt of its own, so they take a slot."""
-    return msgspec.structs.replace(_openai(target), not_by=frozenset(BackendKind) - {*kinds})
+    return _openai(target, is_extra=True)
 
 
 def _tokenizes(target: bytes) -> Endpoint:
     """The model is not asked: the server splits texts beside it. vLLM and llama-server have different fields."""
-    row = _scores(target, BackendKind.VLLM, BackendKind.LLAMA)
-    return msgspec.structs.replace(row, meter=Meter.NONE, takes_slot=False)
+    return msgspec.structs.replace(_openai(target, is_extra=True), meter=Meter.NONE, takes_slot=False)
 
 
-def _anthropic(path: bytes, *, slot: bool, not_by: frozenset[BackendKind] = frozenset()) -> list[Endpoint]:
+def _anthropic(path: bytes, *, slot: bool) -> list[Endpoint]:
     return [
         Endpoint(
             method=b"POST",
@@ -131,7 +132,6 @@ def _anthropic(path: bytes, *, slot: bool, not_by: frozenset[BackendKind] = froz
             meter=Meter.ANTHROPIC if slot else Meter.NONE,
             takes_slot=slot,
             counts=True,
-            not_by=not_by,
         )
         for query in (b"", b"?" + BETA)
     ]
@@ -158,12 +158,11 @@ ENDPOINTS = [
     _openai(b"/v1/chat/completions"),
     _openai(b"/v1/completions"),
     _openai(b"/v1/embeddings"),
-    *(_scores(path, BackendKind.VLLM, BackendKind.LLAMA) for path in (b"/v1/rerank", b"/rerank")),
-    *(_scores(path, BackendKind.VLLM) for path in (b"/v1/score", b"/score")),
+    *(_scores(path) for path in (b"/v1/rerank", b"/rerank", b"/v1/score", b"/score")),
     *(_tokenizes(path) for path in (b"/tokenize", b"/detokenize")),
-    _openai(RESPONSES.encode(), not_by=frozenset(BackendKind)),  # servers that have it are asked by chat completions
+    _openai(RESPONSES.encode(), is_extra=True),  # servers that have it are asked by chat completions
     *_anthropic(b"/v1/messages", slot=True),
-    *_anthropic(b"/v1/messages/count_tokens", slot=False, not_by=frozenset({BackendKind.OLLAMA})),
+    *_anthropic(b"/v1/messages/count_tokens", slot=False),
     Endpoint(method=b"GET", target=b"/v1/models", dialect=Dialect.OPENAI, listing=True),
 ]
 ONE_MODEL = Endpoint(method=b"GET", target=MODEL_PREFIX, dialect=Dialect.OPENAI, listing=True)
@@ -180,7 +179,7 @@ KEPT = {
         (b"POST", b"/cancel", Keeps.CANCEL),
     )
 }
-"""By method and what follows the id, which is compared as bytes with those of responses that were kept."""
+"""Endpoints by method and the path behind the id, which is compared as bytes with the ids of kept responses."""
 
 TRANSLATED = {
     "/api/chat": b"/v1/chat/completions",
@@ -190,12 +189,13 @@ TRANSLATED = {
     "/v1/messages": b"/v1/chat/completions",
     RESPONSES: b"/v1/chat/completions",
 }
-"""Whom a backend is asked instead that does not speak the client's dialect, or is not asked in it (hive.dialects.ways).
+"""Paths at which a backend is asked instead if it does not speak the client's dialect, or is not asked in it
+(hive.dialects.translators).
 """
 ANSWERED = frozenset({"/", "/api/tags", "/api/ps", "/api/show", "/api/version"})
-"""What Hive answers by itself for such a backend, from its list of models."""
+"""Paths that Hive answers by itself for such a backend, from its list of models."""
 COUNT = "/v1/messages/count_tokens"
-"""What Hive estimates where no server counts."""
+"""The path that Hive answers with an estimate if no server counts."""
 
 ANSWERED_OR_ESTIMATED = ANSWERED | {COUNT}
 
@@ -205,7 +205,7 @@ for _row in ENDPOINTS:
     _METHODS[_row.target] = ", ".join(filter(None, [_METHODS.get(_row.target), _row.method.decode()]))
 
 
-def find(method: bytes, target: bytes, kind: BackendKind | None = None) -> Endpoint:
+def find(method: bytes, target: bytes, kind: str | None = None) -> Endpoint:
     """The row of a request. Raises for an unknown path Refusal (403), or NotSupported (501) where servers of another
     kind than the active one, `kind`, have it; MethodNotAllowed (405) for another method.
 
@@ -259,54 +259,54 @@ def _kept(method: bytes, path: bytes) -> Endpoint | None:
 
 
 @cache
-def _offered(kind: BackendKind | None) -> tuple[str, ...]:
+def _offered(kind: str | None) -> tuple[str, ...]:
     """The paths that are of use before a backend of that kind; where it is not known, all."""
     rows = [row for row in ENDPOINTS if kind is None or answered_by_hive(row, kind) or asked_as(row, kind)]
     return tuple(dict.fromkeys(row.name for row in rows))
 
 
-def asked_as(endpoint: Endpoint, kind: BackendKind) -> Endpoint | None:
-    """By which row that kind of backend is asked: the same, or another after translation; None for neither.
+def asked_as(endpoint: Endpoint, kind: str) -> Endpoint | None:
+    """The row by which that kind of backend is asked: the same, or another after translation; None for neither.
 
-    >>> asked_as(find(b"POST", b"/api/chat"), BackendKind.VLLM).name
+    >>> asked_as(find(b"POST", b"/api/chat"), "vllm").name
     '/v1/chat/completions'
-    >>> asked_as(find(b"POST", COUNT.encode()), BackendKind.DEMO)
+    >>> asked_as(find(b"POST", COUNT.encode()), "demo")
     """
     return endpoint if endpoint.is_offered_by(kind) else translated(endpoint, kind)
 
 
-def who_offers(endpoint: Endpoint) -> str:
-    """Which kinds of backend answer it by themselves, in words; empty for none.
+def offering_kinds(endpoint: Endpoint) -> str:
+    """The kinds of backend that answer it by themselves, in words; empty for none.
 
-    >>> who_offers(find(b"POST", b"/v1/score")), who_offers(find(b"POST", b"/tokenize"))
+    >>> offering_kinds(find(b"POST", b"/v1/score")), offering_kinds(find(b"POST", b"/tokenize"))
     ('vllm does', 'llama and vllm do')
     """
-    kinds = sorted(kind for kind in BackendKind if endpoint.is_offered_by(kind))
+    kinds = sorted(spec.kind for spec in specs() if endpoint.is_offered_by(spec.kind))
     return f"{' and '.join(kinds)} {'do' if len(kinds) > 1 else 'does'}" if kinds else ""
 
 
-def translated(endpoint: Endpoint, kind: BackendKind) -> Endpoint | None:
+def translated(endpoint: Endpoint, kind: str) -> Endpoint | None:
     """The row in another dialect that a request of this one is translated to; None where there is none.
 
-    >>> translated(find(b"POST", b"/v1/messages"), BackendKind.LLAMA).name
+    >>> translated(find(b"POST", b"/v1/messages"), "llama").name
     '/v1/chat/completions'
     """
     row = _ROWS.get((b"POST", TRANSLATED.get(endpoint.name, b"")))
     return row if row is not None and row.is_offered_by(kind) else None
 
 
-def answered_by_hive(endpoint: Endpoint, kind: BackendKind) -> bool:
+def answered_by_hive(endpoint: Endpoint, kind: str) -> bool:
     """Whether no backend of that kind is asked.
 
     >>> show = find(b"POST", b"/api/show")
-    >>> answered_by_hive(show, BackendKind.LLAMA), answered_by_hive(show, BackendKind.OLLAMA)
+    >>> answered_by_hive(show, "llama"), answered_by_hive(show, "ollama")
     (True, False)
     """
     return endpoint.listing or (endpoint.name in ANSWERED_OR_ESTIMATED and not endpoint.is_offered_by(kind))
 
 
 def check_body(endpoint: Endpoint, request: Request) -> None:
-    """Whether this endpoint takes such a body; how long it may be is the parser's to hold it to.
+    """Checks that this endpoint takes such a body; the parser holds it to its length.
 
     Raises BadRequest, WrongMediaType.
     """
@@ -320,7 +320,7 @@ def check_body(endpoint: Endpoint, request: Request) -> None:
 
 
 def dialect_of(target: bytes) -> Dialect:
-    """In which dialect to refuse: `/api…` and `/` are Ollama's, `/v1/messages…` Anthropic's, all else OpenAI's.
+    """The dialect of a refusal: `/api…` and `/` are Ollama's, `/v1/messages…` Anthropic's, all else OpenAI's.
 
     >>> [dialect_of(target).value for target in (b"/api/pull", b"/?x", b"/v1/messages/batches", b"/v1/files")]
     ['ollama', 'ollama', 'anthropic', 'openai']

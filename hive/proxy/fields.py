@@ -1,12 +1,12 @@
-"""Every field a body may have, and what becomes of it: one table, a row per field and endpoint. Pure.
+"""Every field a body may have, and its rule: one table, a row per field and endpoint. Pure.
 
 Made from openai 3.51.0, ollama-python 0.6.3 and anthropic 2.10.0 (every field they can send has a row, which a test
 compares with the installed packages), Ollama of 2026-08-21 (api/types.go, openai.go, anthropic.go), vLLM 0.32 and
 0.33 (the protocol files) and llama-server 0c1e570 (server-schema.cpp, server-common.cpp). The lines are those of
-hive.conf (field_rules.py), where an operator adds to them or opens what is closed.
+hive.conf (field_rules.py), where an operator adds lines or permits refused fields.
 
-Refused is what would run, fetch or allocate as the client likes, or give another answer than was asked if it were
-left out; dropped is what clients set without thinking and answers do not need.
+Refused are fields by which the client would choose what runs, is fetched or is allocated, and fields without which the
+answer would be another than was asked for. Dropped are fields that clients set by habit and that answers do not need.
 """
 
 from __future__ import annotations
@@ -17,15 +17,26 @@ import msgspec
 
 from hive.dialects.ollama_loading import PROMPTS
 from hive.domain import Tier
-from hive.field_rules import EVERYWHERE, TARGETS, Choice, Fields, Rule, Rules, Verb, chosen, parse_line, settled
-from hive.settings import Settings
-from hive.settings_file import read
+from hive.settings.field_rules import (
+    EVERYWHERE,
+    TARGETS,
+    FieldRules,
+    Fields,
+    Rule,
+    RuleLine,
+    Verb,
+    chosen,
+    parse_line,
+    settled,
+)
+from hive.settings.file import read
+from hive.settings.table import Settings
 
 TABLE = """
 [fields *]
 model = take
 stream = take
-# How long a model stays loaded is Hive's to decide: 0 unloads everybody's, -1 pins it for ever.
+# Hive decides how long a model stays loaded: 0 unloads it for all agents, -1 pins it for ever.
 keep_alive = drop
 # Made, ordered and kept apart by Hive.
 request_id = drop
@@ -50,7 +61,7 @@ _debug_render_only = refuse
 
 [fields /api/generate /api/chat /api/embed /api/embeddings]
 options = take
-# Another value than the loaded model's reloads it for everybody (ollama #8903): Hive's models have theirs set.
+# Another value than the loaded model's reloads it for all agents (ollama #8903): Hive's models have theirs set.
 options.num_ctx = drop
 options.num_batch = drop
 options.num_gpu = drop
@@ -201,7 +212,7 @@ chat_parser = refuse
 generation_prompt = refuse
 message_delimiters = refuse
 parse_tool_calls = refuse
-# Whose slot, and what it keeps, is Hive's to say.
+# Hive decides about the server's slots and what they keep.
 id_slot = drop
 cache_prompt = drop
 n_cache_reuse = drop
@@ -434,7 +445,7 @@ temperature = allow
 top_p = allow
 top_k = allow
 metadata = max_bytes 16384
-# Whose account it is: nobody's business here, and far less elsewhere.
+# It names the client's account, which is neither needed here nor to be told elsewhere.
 metadata.user_id = drop
 service_tier = allow
 container = drop
@@ -456,10 +467,10 @@ TOKENS = {
     "/v1/messages": ("", ("max_tokens", "n_predict")),
     "/v1/responses": ("", ("max_output_tokens",)),
 }
-"""Where a body says how much may be generated, and by which names; the first is the one every server reads."""
+"""Place and names of the limit of generated tokens in a body; every server reads the first name."""
 ALIASES = {"/api/show": "name", "/api/pull": "name"}
 
-Lines = dict[str, list[Choice]]
+Lines = dict[str, list[RuleLine]]
 """Rules by field, dots within."""
 
 
@@ -475,13 +486,13 @@ class FieldTable:
         self._layers = {
             target: [lines for source in (built_in, own) for lines in _of(source, target)] for target in TARGETS
         }
-        self._made: dict[tuple[str, Tier], Rules] = {}
+        self._made: dict[tuple[str, Tier], FieldRules] = {}
 
     def __repr__(self) -> str:
         return f"<FieldTable {sum(map(len, self._settings.fields.values()))} rows of the operator's own>"
 
-    def rules(self, endpoint_target: str, tier: Tier) -> Rules:
-        """The rules of one endpoint's bodies, whatever query its row has. Raises KeyError where it has no body.
+    def rules(self, endpoint_target: str, tier: Tier) -> FieldRules:
+        """The rules of one endpoint's bodies; the query of its row is ignored. Raises KeyError if it has no body.
 
         >>> FieldTable(Settings()).rules("/api/chat", Tier.LOW).max_tokens
         4096
@@ -491,18 +502,18 @@ class FieldTable:
             self._made[key] = self._make(endpoint_target.partition("?")[0], tier)
         return self._made[key]
 
-    def _make(self, target: str, tier: Tier) -> Rules:
+    def _make(self, target: str, tier: Tier) -> FieldRules:
         rules: dict[str, Rule] = {}
         for lines in self._layers[target]:
             for name, choices in lines.items():
                 if (choice := chosen(choices, tier)) is not None:
-                    if choice.verb in (Verb.DROP, Verb.REFUSE):  # the whole of it: what was said of its parts is void
+                    if choice.verb in (Verb.DROP, Verb.REFUSE):  # the whole of it: rules for its parts do not hold
                         rules = {key: rule for key, rule in rules.items() if not key.startswith(f"{name}.")}
                     rules[name] = settled(choice, rules.get(name), _bounds(self._settings, tier))
         unknown = _unknown(self._settings.proxy.unknown_fields, tier)
         place, names = TOKENS.get(target, ("", ()))
         limit = rules.get(f"{place}.{names[0]}" if place else names[0], Rule()) if names else Rule()
-        return Rules(
+        return FieldRules(
             target=target,
             fields=_laid_out(rules, unknown),
             tokens=names,
@@ -540,7 +551,7 @@ def _bounds(settings: Settings, tier: Tier) -> dict[str, int | None]:
 
 
 def _unknown(policy: str, tier: Tier) -> Verb:
-    """What becomes of a field in no row.
+    """The verb for a field that has no row.
 
     >>> _unknown("auto", Tier.HIGH).value, _unknown("auto", Tier.LOW).value, _unknown("refuse", Tier.HIGH).value
     ('allow', 'drop', 'refuse')

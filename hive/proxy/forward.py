@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hive.dialects.ways import RESPONSES
+from hive.dialects.translators import RESPONSES
 from hive.domain import Caller, Dialect, UsageEvent
 from hive.errors import (
-    Asleep,
+    AgentAsleep,
     BackendTimeout,
     HiveError,
     Refusal,
@@ -31,11 +31,11 @@ from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.endpoints import Endpoint
 from hive.proxy.identity import NO_WISHES, bearer, client_id, heartbeat_of, split_token, wishes_of
 from hive.proxy.limits import SlidingWindow
-from hive.proxy.queue import Verdict
+from hive.proxy.queue import QueueVerdict
 from hive.proxy.refusals import no_backend, no_slot, queue_full, too_many
-from hive.proxy.registry import OPERATOR, Entry
+from hive.proxy.registry import OPERATOR, AgentEntry
+from hive.proxy.request_view import told_of
 from hive.proxy.storing import Storing
-from hive.proxy.told import told_of
 from hive.tasks import spawn
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER
@@ -60,16 +60,16 @@ class Exchange(Storing):
         self._asked: body.Asked | None = None
         self._answer: Answer | None = None
         self._pending = None
-        """What goes on elsewhere for it: a long body is read, a model is looked for, or a connection is made."""
+        """Work under way for it elsewhere: reading a long body, looking for a model, or making a connection."""
         self._in_queue = False
         self._for = path.backends
-        """For which backend it was decided and read."""
+        """The number of the backend for which it was decided and read."""
         self._turn = None
         self._charged: list[SlidingWindow] | None = None
         self._queued_at = self._sent_at = 0.0
         self._first_at: float | None = None
         self._cost = UNKNOWN
-        if isinstance(connection.owner, Entry):
+        if isinstance(connection.owner, AgentEntry):
             self._0_enter(connection.owner)
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class Exchange(Storing):
 
     @property
     def state(self) -> str:
-        """Where on its way it is, as the metrics count those whose client left."""
+        """Its state by the names under which the metrics count requests whose client left."""
         if self.parked:
             return "parked"
         if not self._ready:
@@ -188,18 +188,18 @@ class Exchange(Storing):
 
     # the steps ----------------------------------------------------------------------------------------------------
 
-    def _0_enter(self, entry: Entry) -> None:
-        """In flight for its agent from here to `_leave`; a closed gate parks it and wakes the agent."""
+    def _0_enter(self, entry: AgentEntry) -> None:
+        """Puts it in flight for its agent, until `_leave`; a closed gate parks it and wakes the agent."""
         self._counts_for(entry, entry.bodies)
         try:
             if not entry.gate.begin(self, self._begun_at):
                 self.parked = True
                 self.deadline = self._begun_at + self._path.settings.proxy.gate_wait_s
-        except Asleep as error:
+        except AgentAsleep as error:
             self._refusal = error
         self._path.on_activity(entry.row.id)
 
-    def _1_who_asks(self, request: Request) -> Entry:
+    def _1_who_asks(self, request: Request) -> AgentEntry:
         """The listener decides: an agent's own is that agent, with any token but another's; elsewhere a token."""
         token, request.target = split_token(request.target)
         token = token or bearer(request)
@@ -224,14 +224,14 @@ class Exchange(Storing):
 
     def _2_may_be_asked(self, request: Request) -> Endpoint:
         path, is_closed = self._path, self._path.gate.is_closed
-        backend = None if is_closed else path.backend  # it is judged again once it is known who answers
+        backend = None if is_closed else path.backend  # it is judged again once the backend is known
         endpoint = endpoints.find(request.method, request.target, None if backend is None else backend.kind)
         if not is_closed:
             path.check_offered(endpoint)
         return endpoint
 
     def _3_not_too_often(self, decided: Decided) -> None:
-        """The agent's window, then its tenant's where it has one; who is refused is charged by neither."""
+        """Charges the agent's window, then its tenant's if it has one; a refused request is charged to neither."""
         assert self._entry is not None
         if not decided.endpoint.counts:
             return
@@ -247,8 +247,9 @@ class Exchange(Storing):
                 raise too_many(f"Tenant {tenant.name}", tenant.window, wait_s)
             self._charged.append(tenant.window)
 
-    def _5_what_is_asked(self, request: Request, entry: Entry, decided: Decided) -> None:
-        """A body that takes long to read is read in a process of its own: on the loop it would hold up everybody."""
+    def _5_what_is_asked(self, request: Request, entry: AgentEntry, decided: Decided) -> None:
+        """Reads the body; a body that takes long is read in a process of its own, as on the loop it would hold up all
+        requests."""
         path = self._path
         if decided.endpoint.name == RESPONSES and self._turn is None and (stored := path.keeps_for(entry)) is not None:
             self._read_turn(request, entry, decided, stored)
@@ -267,7 +268,8 @@ class Exchange(Storing):
             self._pending = path.readers.read(pieces, plan.rules, plan.want, self._on_asked, owner=entry)
 
     def _6_which_model(self, caller: Caller, asked: body.Asked) -> body.Asked:
-        """Raises Refusal for a model that the caller may not use, NotFound for one that nobody offers."""
+        """Finds the model. Raises Refusal for a model that the caller may not use, NotFound for one that no backend
+        offers."""
         reason = may(caller, Act.USE, self._path.meant(asked.model))
         if reason is not None:
             raise Refusal(reason)
@@ -292,11 +294,11 @@ class Exchange(Storing):
             return
         tokens = 1.0 if asked is None else expected(asked.size, entry.usual_tokens_out, asked.max_tokens)
         verdict = queue.ask(self, decided.flow, band=decided.wishes.band, expected=tokens, now=now)
-        if verdict is Verdict.GO:
+        if verdict is QueueVerdict.GO:
             self._in_queue = True
             self._8_ask_backend()
             return
-        if verdict is Verdict.FULL:
+        if verdict is QueueVerdict.FULL:
             self.refuse(gate.refusal(now) if gate.is_closed else queue_full(queue, decided.flow, now))
             return
         self._in_queue = True
@@ -307,7 +309,7 @@ class Exchange(Storing):
         self._path.make_way(self)
 
     def _again_for_another(self) -> None:
-        """It was decided and read for a backend that is gone: both again. Its slot stays its own."""
+        """Decides and reads it again, as it was done for a backend that is gone. It keeps its slot."""
         request, entry, decided = self._request, self._entry, self._decided
         assert request is not None
         assert entry is not None
@@ -332,7 +334,7 @@ class Exchange(Storing):
             self._8_ask_backend()
 
     def on_displaced(self) -> None:
-        """Its place in the line went to somebody who had none."""
+        """Ends with a refusal: its place in the queue went to another request."""
         self._in_queue = False
         if not self._left and self._decided is not None:
             self.refuse(queue_full(self._path.registry.queue, self._decided.flow, time.monotonic()))
@@ -455,7 +457,7 @@ class Exchange(Storing):
         self._leave(now)
 
     def _finish(self) -> None:
-        """What it cost is on disk, so the last bytes may go."""
+        """Sends the last bytes, as the usage event is on disk."""
         assert self._answer is not None
         self._answer.finish(self._tail)
         self._connection.finished(keep=True)
@@ -483,10 +485,11 @@ class Exchange(Storing):
         else:
             self.refuse(error)
 
-    # 10: what it cost ---------------------------------------------------------------------------------------------
+    # 10: its cost -------------------------------------------------------------------------------------------------
 
     def _10_meter(self, now: float, *, cut: bool, status: int = 0, then: Callable[[], None] | None = None) -> bool:
-        """One usage event for whatever occupied the model, on the spool before the client has the last byte.
+        """Writes one usage event for a request that occupied the model, to the spool before the client has the last
+        byte.
 
         True: `then` is called when it is there, with all that end in this turn of the loop. Without `then` it is there.
         """
@@ -578,7 +581,7 @@ class Exchange(Storing):
         self._leave(now)
 
     def _leave(self, now: float) -> None:
-        """Gives back the slot, the place in line, the budget and the gate; once, whatever happened."""
+        """Gives back the slot, the place in the queue, the budget and the gate; once, on every exit."""
         self._release()
         path, entry = self._path, self._entry
         if self._pending is not None:
@@ -619,7 +622,8 @@ class Exchange(Storing):
             self.refuse(BackendTimeout(f"the backend stalled for {proxy.between_bytes_s:g} s"))
 
     def _wait_on(self, now: float, gate: BackendGate) -> None:
-        """Whoever began to wait before the gate was closed (again) waits as long as those who came later."""
+        """Moves the deadline of a request that began to wait before the gate was closed (again): it waits as long as
+        later ones."""
         if now >= gate.until:
             self.refuse(gate.refusal(now))
             return
@@ -627,7 +631,7 @@ class Exchange(Storing):
         self.deadline = min(self._limit_at, self._beat_at)
 
     def _beat(self, now: float) -> None:
-        """Whoever waits for a stream and asked for it gets a sign of life."""
+        """Sends a sign of life to a client that waits for a stream and asked for signs of life."""
         assert self._decided is not None
         if not self._blocked and self._open_answer().can_beat:
             self._open_answer().beat(self._own_fields())
@@ -664,7 +668,7 @@ class Exchange(Storing):
             return
         self._say(said)
 
-    def _say(self, said: lists.Said) -> None:
+    def _say(self, said: lists.OwnAnswer) -> None:
         """The whole answer is Hive's own."""
         request = self._request
         assert request is not None
@@ -678,7 +682,7 @@ class Exchange(Storing):
         self._leave(now)
         self._connection.finished(keep=keep)
 
-    def _said(self, decided: Decided) -> lists.Said:
+    def _said(self, decided: Decided) -> lists.OwnAnswer:
         endpoint, asked = decided.endpoint, self._asked
         if asked is not None and endpoint.name == endpoints.COUNT:
             return lists.estimated(asked.kept, asked.upstream)

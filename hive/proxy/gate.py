@@ -1,6 +1,6 @@
 """The gate of one agent: open while it is awake, closed while it sleeps; requests park before a closed one.
 
-Pure state: the time comes in, what to do comes out or goes through `Outside`. The protocol is design.md §4; the daemon
+Pure state: the time comes in, actions are returned or go through `Outside`. The protocol is in design.md §4: the daemon
 asks `close`, freezes, asks `still_closed`, says `asleep`; the first byte of a request wakes.
 """
 
@@ -11,13 +11,13 @@ from enum import StrEnum
 from typing import Protocol
 
 from hive.domain import WakeCause
-from hive.errors import Asleep, HiveError
+from hive.errors import AgentAsleep, HiveError
 
 UNREAD_MAX_S = 60.0
 """An answer the peer has not read keeps it awake for at most this long (design.md §4.1)."""
 
 
-class State(StrEnum):
+class GateState(StrEnum):
     OPEN = "open"
     CLOSED = "closed"
     ASLEEP = "asleep"
@@ -32,25 +32,27 @@ class Parked(Protocol):
     def on_gate_refused(self, error: HiveError) -> None: ...
 
 
-class Daemon(Protocol):
-    """What a gate asks of the daemon and tells it."""
+class WakeCaller(Protocol):
+    """The daemon, as a gate needs it."""
 
     def wake(self, agent: str, cause: WakeCause) -> None:
-        """Something waits: ask the daemon (at most one ask at a time is needed; the gate asks once per closing)."""
+        """Asks the daemon for a wake, as a request waits (one ask at a time is enough; the gate asks once per
+        closing)."""
         ...
 
     def tell_quiet(self, agent: str) -> None: ...
 
 
-class Outside(Daemon, Protocol):
-    """What a gate makes happen, and asks of the sockets."""
+class Outside(WakeCaller, Protocol):
+    """The daemon and the sockets, as a gate needs them."""
 
     def wake_ended(self, agent: str, *, awake: bool) -> None:
-        """Nobody waits for this agent's wake any more: it is awake, or will not be woken. Also where nobody did."""
+        """Tells that no request waits for this agent's wake any more: it is awake, or will not be woken. Called also if
+        none waited."""
         ...
 
     def why_busy_outside(self, agent: str, now: float, *, unread_counts: bool) -> str | None:
-        """What the agent's connections and listener say, looked up in the kernel, or None."""
+        """The reason to stay awake that its connections and listener show, looked up in the kernel, or None."""
         ...
 
 
@@ -80,7 +82,7 @@ class Gate:
 
     def __init__(self, agent: str, outside: Outside, *, parked_max: int) -> None:
         self.agent = agent
-        self.state = State.OPEN
+        self.state = GateState.OPEN
         self.generation = 0
         self.status = "unknown"
         self.parked_max = parked_max
@@ -103,21 +105,21 @@ class Gate:
     @property
     def needs_wake(self) -> bool:
         """Whether the next request would be the one to ask for a wake."""
-        return self.state in (State.CLOSED, State.ASLEEP) and not self._waking
+        return self.state in (GateState.CLOSED, GateState.ASLEEP) and not self._waking
 
     @property
     def word(self) -> str:
-        """How the agent is, in a word for callers: `awake`, `asleep`, `waking`, or else the daemon's own.
+        """The agent's state in one word for callers: `awake`, `asleep`, `waking`, or else the daemon's own word.
 
         >>> from unittest.mock import Mock
         >>> Gate("a1", Mock(), parked_max=2).word
         'awake'
         """
-        if self.state is State.OPEN:
+        if self.state is GateState.OPEN:
             return "awake"
         if self._waking:
             return "waking"
-        if self.state is State.ASLEEP:
+        if self.state is GateState.ASLEEP:
             return "asleep"
         return "pausing" if self.status == "running" else self.status
 
@@ -133,12 +135,12 @@ class Gate:
             self.ingress += 1
         else:
             self.in_flight += 1
-        if self.state is State.OPEN:
+        if self.state is GateState.OPEN:
             return True
-        if self.state is State.REFUSED:
-            raise Asleep(f"the agent is {self.status}", retry_after_s=5)
+        if self.state is GateState.REFUSED:
+            raise AgentAsleep(f"the agent is {self.status}", retry_after_s=5)
         if len(self._parked) >= self.parked_max:
-            raise Asleep(f"{len(self._parked)} requests already wait for this agent to wake", retry_after_s=1)
+            raise AgentAsleep(f"{len(self._parked)} requests already wait for this agent to wake", retry_after_s=1)
         self._parked[request] = None
         if not self._waking:
             self._waking = True
@@ -146,7 +148,7 @@ class Gate:
         return False
 
     def end(self, now: float, *, ingress: bool = False) -> None:
-        """A request that began has ended, however."""
+        """Ends a request that began, with any result."""
         self.last_active = now
         if ingress:
             self.ingress -= 1
@@ -156,7 +158,7 @@ class Gate:
             self.settle(now)
 
     def unpark(self, request: Parked) -> None:
-        """This one waits no longer (its client left, or its deadline passed)."""
+        """Takes a request out of the parked ones (its client left, or its deadline passed)."""
         self._parked.pop(request, None)
 
     def settle(self, now: float) -> bool:
@@ -167,7 +169,7 @@ class Gate:
         return not self.owes_quiet
 
     def why_busy(self, now: float) -> str | None:
-        """Why the agent must stay awake, or None."""
+        """The reason why the agent must stay awake, or None."""
         if self.ingress:
             return f"{self.ingress} callers are open"
         if self.in_flight:
@@ -186,30 +188,30 @@ class Gate:
         if reason is not None:
             self.owes_quiet = True
             return reason
-        self.state = State.CLOSED
+        self.state = GateState.CLOSED
         self._waking = False
         return None
 
     def still_closed(self, generation: int, now: float) -> str | None:
         """Asked once more after the freeze. None: closed and nothing came. The gate opens only by the daemon's word."""
-        if generation != self.generation or self.state is not State.CLOSED:
+        if generation != self.generation or self.state is not GateState.CLOSED:
             return "the gate is no longer closed for this generation"
         return self.why_busy(now)
 
     def asleep(self, generation: int) -> None:
         """The pause is committed."""
-        if generation == self.generation and self.state is State.CLOSED:
-            self.state = State.ASLEEP
+        if generation == self.generation and self.state is GateState.CLOSED:
+            self.state = GateState.ASLEEP
 
     def open(self, generation: int) -> None:
         """The agent runs."""
-        self.move(State.OPEN, generation, "running")
+        self.move(GateState.OPEN, generation, "running")
 
     def refuse(self, generation: int, status: str) -> None:
         """The agent will not be woken."""
-        self.move(State.REFUSED, generation, status)
+        self.move(GateState.REFUSED, generation, status)
 
-    def move(self, state: State, generation: int, status: str) -> None:
+    def move(self, state: GateState, generation: int, status: str) -> None:
         """The daemon's word on where the gate stands; an older generation is ignored."""
         if generation < self.generation:
             return
@@ -217,20 +219,20 @@ class Gate:
         self.status = status
         self.state = state
         self._waking = False
-        if state in (State.OPEN, State.REFUSED):
-            self._outside.wake_ended(self.agent, awake=state is State.OPEN)
-        if state is State.OPEN:
+        if state in (GateState.OPEN, GateState.REFUSED):
+            self._outside.wake_ended(self.agent, awake=state is GateState.OPEN)
+        if state is GateState.OPEN:
             for request in self._flush():
                 request.on_gate_open()
-        elif state is State.REFUSED:
+        elif state is GateState.REFUSED:
             for request in self._flush():
-                request.on_gate_refused(Asleep(f"the agent is {status}", retry_after_s=5))
+                request.on_gate_refused(AgentAsleep(f"the agent is {status}", retry_after_s=5))
         elif self._parked:
             self.wake_again()
 
     def wake_again(self) -> None:
-        """What is parked still waits, and the ask for it was lost."""
-        if self._parked and not self._waking and self.state in (State.CLOSED, State.ASLEEP):
+        """Asks for a wake once more: requests are still parked, and the first ask was lost."""
+        if self._parked and not self._waking and self.state in (GateState.CLOSED, GateState.ASLEEP):
             self._waking = True
             self._outside.wake(self.agent, WakeCause.INGRESS if self.ingress else WakeCause.REQUEST)
 
@@ -239,18 +241,19 @@ class Gate:
         self._waking = False
 
     def not_woken(self, status: str) -> None:
-        """It is not to be woken as it is now; whether that is so still the next request asks again."""
+        """Refuses the parked requests: the agent cannot be woken in its present state. The next request asks again."""
         self._waking = False
         self._outside.wake_ended(self.agent, awake=False)
         for request in self._flush():
-            request.on_gate_refused(Asleep(f"the agent is {status}", retry_after_s=5))
+            request.on_gate_refused(AgentAsleep(f"the agent is {status}", retry_after_s=5))
 
     def link_lost(self) -> None:
-        """The daemon is gone: a gate closed for a pause that never was committed opens; who sleeps parks on."""
+        """Handles the loss of the daemon: a gate that was closed for a pause that was never committed opens; requests
+        of a sleeping agent stay parked."""
         self._waking = False
         self.owes_quiet = False
-        if self.state is State.CLOSED:
-            self.state = State.OPEN
+        if self.state is GateState.CLOSED:
+            self.state = GateState.OPEN
             self._outside.wake_ended(self.agent, awake=False)
             for request in self._flush():
                 request.on_gate_open()

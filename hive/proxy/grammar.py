@@ -1,9 +1,9 @@
-"""How much grammar the schemas of a request would become, judged before a server compiles them. Pure.
+"""The size of the grammar that the schemas of a request would become, judged before a server compiles them. Pure.
 
 llama-server, Ollama and vLLM make a grammar of `response_format`, `format`, `tools` and their like, and follow it token
-by token within the loop that serves everybody: 338 bytes of schema stopped a llama-server for 9 s. What is counted
-here is what they build, for all schemas of a request together: rules, and places a text may be at. Every keyword of a
-schema is looked at, whatever the server makes of it; the limits are those of the server's kind (`[grammar KIND]`).
+by token within the loop that serves all requests: 338 bytes of schema stopped a llama-server for 9 s. Counted is what
+they build for all schemas of a request together: rules, and places a text may be at. Every keyword of a schema is
+looked at, also one the server ignores; the limits are those of the server's kind (`[grammar KIND]`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from hive.proxy.schemas import LONGEST_NAME, Limits, Path, Schema, Sums, refused
+from hive.proxy.schemas import LONGEST_NAME, MeasuredSchema, Path, SchemaLimits, Sums, refused
 
 Raw = msgspec.Raw
 LIGHT_BYTES = 4096
@@ -142,7 +142,7 @@ FORMS = {
     "tools": Form(_tools, is_tools=True),
     "functions": Form(_tools, is_tools=True),
 }
-"""Fields of bodies that carry schemas, whatever the endpoint."""
+"""Fields of bodies that carry schemas, at any endpoint."""
 _NAMES = frozenset(FORMS)
 
 
@@ -159,12 +159,12 @@ def is_light(fields: dict[str, Raw]) -> bool:
     return True
 
 
-def check(fields: dict[str, Raw], limits: Limits, *, has_worded: bool = False) -> None:
+def check(fields: dict[str, Raw], limits: SchemaLimits, *, has_worded: bool = False) -> None:
     """All schemas of a body together, by their JSON pointers. Raises GrammarTooComplex. `has_worded`: a Lark grammar of
     a custom tool goes to the model in words, so that no server compiles it.
 
     >>> rules = {"rules": 99, "answer_rules": 99}
-    >>> few = Limits(schema_bytes=99, tools_bytes=99, depth=9, choices=2, tools=9, pattern_ways=9, **rules)
+    >>> few = SchemaLimits(schema_bytes=99, tools_bytes=99, depth=9, choices=2, tools=9, pattern_ways=9, **rules)
     >>> check({"format": Raw(b'{"enum":[1,2]}')}, few)
     >>> check({"format": Raw(b'{"enum":[1,2,3]}')}, few)
     Traceback (most recent call last):
@@ -179,7 +179,7 @@ def check(fields: dict[str, Raw], limits: Limits, *, has_worded: bool = False) -
         _check_field(name, fields[name], limits, sums, has_worded=has_worded)
 
 
-def _check_field(name: str, raw: Raw, limits: Limits, sums: Sums, *, has_worded: bool) -> None:
+def _check_field(name: str, raw: Raw, limits: SchemaLimits, sums: Sums, *, has_worded: bool) -> None:
     form, path, data = FORMS[name], Path(name), bytes(raw)
     if data[:1] not in (b"{", b"["):
         return
@@ -194,7 +194,7 @@ def _check_field(name: str, raw: Raw, limits: Limits, sums: Sums, *, has_worded:
         if isinstance(schema, Expression):
             sums.take_expression(schema, at)
         elif isinstance(schema, dict):
-            Schema(schema, at, sums).measure()
+            MeasuredSchema(schema, at, sums).measure()
 
 
 def _read(data: bytes, path: Path) -> Any:

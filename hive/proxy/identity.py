@@ -1,4 +1,4 @@
-"""Where a request says who it is, and what a trusted one wishes: token, `X-…` fields. Pure."""
+"""Tokens and `X-…` fields of a request: the identity it shows, and the wishes of a trusted caller. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def client_id(request: Request | None) -> str | None:
 
 
 class Wishes(NamedTuple):
-    """What a trusted caller may say of its own request; everybody else gets the defaults, whatever they sent."""
+    """The wishes that a trusted caller may send with its request; those of any other caller are ignored, and the
+    defaults hold."""
 
     tenant: str = ""
     band: Band = Band.NORMAL

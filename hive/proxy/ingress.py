@@ -1,10 +1,10 @@
 """Callers of an agent: `/agents/<name>/rest?q` becomes `GET /rest?q` at the agent's port. Wakes a sleeping one.
 
-With `ingress_domain` so does `/rest?q` of the host `<name>.<ingress_domain>`, an origin of the agent's own; what an
-agent's answer may say to a browser under the origin all share is in origins.py.
+With `ingress_domain` so does `/rest?q` of the host `<name>.<ingress_domain>`, an origin of the agent's own. origins.py
+has the fields that an agent's answer may not have under the origin that all agents share.
 
-The token is checked before anything else happens; unknown name and wrong token are the same 401. Ingress has limits
-of its own and no window, tier, queue or usage. `/agents/<name>/.hive/…` is answered by Hive and wakes nobody. The one
+The token is checked before anything else happens; unknown name and wrong token are the same 401. Ingress has limits of
+its own and no window, tier, queue or usage. `/agents/<name>/.hive/…` is answered by Hive and wakes no agent. The one
 upgrade that passes is a WebSocket's; any other is an offer, and dropped.
 """
 
@@ -27,12 +27,12 @@ from hive.errors import (
 )
 from hive.proxy import origins
 from hive.proxy.body_budget import BodyBudget
-from hive.proxy.gate import State
+from hive.proxy.gate import GateState
 from hive.proxy.refusals import too_many_wakes
-from hive.proxy.registry import Entry, Registry
-from hive.proxy.waiting import Waiting
+from hive.proxy.registry import AgentEntry, Registry
+from hive.proxy.waiting import WaitingRequest
 from hive.proxy.websocket import Clocks, WebSocket
-from hive.settings import Proxy as ProxySettings
+from hive.settings.table import Proxy as ProxySettings
 from hive.wire import websocket
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER, Deadlines
@@ -53,7 +53,7 @@ from hive.wire.upstream import Pool, UpstreamConnection
 
 PREFIX = b"/agents/"
 OWN = b"/.hive/"
-"""What is below it is asked of Hive, not of the agent."""
+"""Paths below it are answered by Hive, not by the agent."""
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\n"
 LOGS = "see `hive agent logs`"
 RETRY_S = 0.05
@@ -96,14 +96,15 @@ OURS = frozenset(
         b"x-tenant-id",
     }
 )
-"""Fields a caller may not set for the agent: who asks, and what is asked, are what Hive saw."""
+"""Fields a caller may not set for the agent: caller and target are told as Hive saw them."""
 NOT_FOR_AGENTS = HOP_BY_HOP | OURS
 NOT_FOR_SHARED = NOT_FOR_AGENTS | {origins.COOKIE}
 """Nor a cookie where agents share an origin: another agent's may be in it."""
 
 
 class IngressPath:
-    """What all ingress requests share. `leaving` is set when Hive shuts down: callers are refused from then on."""
+    """The state that all ingress requests share. `leaving` is set when Hive shuts down: callers are refused from then
+    on."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class IngressPath:
         deadlines: Deadlines,
         budget: BodyBudget,
         call_later: Callable[[float, Callable[[], None]], object],
-        claim: Callable[[Connection, Entry], None],
+        claim: Callable[[Connection, AgentEntry], None],
         fetch: Fetch | None = None,
     ) -> None:
         """`claim(connection, entry)`: it is a caller's of this agent now; raises Saturated where there is no place.
@@ -144,7 +145,7 @@ class IngressPath:
             socket.leave()
 
 
-class IngressExchange(Waiting):
+class IngressExchange(WaitingRequest):
     """One request to an agent."""
 
     __slots__ = (
@@ -158,7 +159,7 @@ class IngressExchange(Waiting):
         self._pool: Pool | None = None
         self._answered = self._chunked = False
         self._shared = True
-        """Whether the caller's origin is that of all agents."""
+        """True if the caller's origin is that of all agents."""
         self._retry_until = 0.0
         self._prefix = self._rest = self._head = b""
         self._own: bytes | None = None
@@ -183,7 +184,7 @@ class IngressExchange(Waiting):
         """Authorises, counts, and wakes the agent if it sleeps; in this order."""
         asked = websocket.is_asked(request)
         if asked:
-            request.keep_alive = False  # whatever the answer: what follows may be frames
+            request.keep_alive = False  # with any answer: what follows may be frames
         name, token = self._read_target(request)
         token = token or request.field(b"x-hive-token") or b""
         entry = self._path.registry.by_ingress_token(name, token)
@@ -222,7 +223,7 @@ class IngressExchange(Waiting):
         token, self._prefix, self._rest = origins.split_own(request.target)
         return own, token
 
-    def _check_room(self, entry: Entry) -> None:
+    def _check_room(self, entry: AgentEntry) -> None:
         """Raises Saturated, TooManyRequests."""
         gate = entry.gate
         if gate.ingress >= self._path.settings.ingress_open_max:
@@ -326,7 +327,7 @@ class IngressExchange(Waiting):
         self._head = b"".join(lines) + b"\r\n"
 
     def _answer_lines(self, fields: Fields) -> list[bytes]:
-        """The lines of an agent's answer that pass, and what tells of those that do not."""
+        """The lines of an agent's answer that pass, and the field that names the others."""
         assert self._request is not None
         dropped, told = origins.dropped(self._request.fields, fields, shared=self._shared)
         return [*_passed(fields, HOP_BY_HOP | dropped), told]
@@ -344,7 +345,7 @@ class IngressExchange(Waiting):
             self._connection.finished(keep=True)
 
     def on_closed(self) -> None:
-        """No length was given, so the end of the connection is the end of the answer."""
+        """Ends the answer with the connection, as no length was given."""
         self.on_data(b"", last=True)
 
     def on_failed(self, error: HiveError, *, retry: bool) -> None:  # noqa: ARG002
@@ -446,15 +447,15 @@ def _passed(fields: Fields, dropped: frozenset[bytes]) -> Iterator[bytes]:
     )
 
 
-def _told(entry: Entry, request: Request, target: bytes) -> bytes:
-    """What Hive itself says of an agent, as JSON. Raises NotFound, MethodNotAllowed, and Saturated where the agent will
-    not be woken: a probe is to see that in the status."""
+def _told(entry: AgentEntry, request: Request, target: bytes) -> bytes:
+    """Hive's own answer about an agent, as JSON. Raises NotFound, MethodNotAllowed, and Saturated if the agent will not
+    be woken: a probe is to see that in the status."""
     if target.partition(b"?")[0] != OWN + b"state":
         raise NotFound("below /.hive/ there is /.hive/state")
     if request.method not in (b"GET", b"HEAD"):
         raise MethodNotAllowed(allow="GET, HEAD")
     gate = entry.gate
-    if gate.state is State.REFUSED:
+    if gate.state is GateState.REFUSED:
         raise Saturated(f"the agent is {gate.status}", retry_after_s=5)
     said = {"agent": entry.row.name, "state": gate.word, "open": gate.ingress, "parked": gate.parked}
     return msgspec.json.encode(said) + b"\n"

@@ -1,4 +1,5 @@
-"""`GET` and `DELETE /v1/responses/{id}`, its `input_items`, and `cancel`: answered from what the daemon has kept."""
+"""`GET` and `DELETE /v1/responses/{id}`, its `input_items`, and `cancel`: answered from the responses that the daemon
+keeps."""
 
 from __future__ import annotations
 
@@ -8,18 +9,18 @@ from urllib.parse import parse_qsl
 from hive.errors import BadRequest, NotFound, Saturated
 from hive.proxy.datapath import DataPath
 from hive.proxy.endpoints import KEPT_PREFIX, Keeps
-from hive.proxy.lists import Said
+from hive.proxy.lists import OwnAnswer
 from hive.proxy.pages import MOST_PARAMETERS
-from hive.proxy.registry import Entry
+from hive.proxy.registry import AgentEntry
 from hive.store.response_items import ID_MAX, PAGE_MOST, PAGE_USUAL, ItemPage
 
 LONG_BYTES = 256 * 1024
-"""An answer beyond this is written only while little is written that nobody has read."""
+"""An answer beyond this is written only while few written bytes are unread."""
 _ID = re.compile(rb"[A-Za-z0-9_-]{1,128}")
 OFF = "Hive keeps no responses here: an operator sets proxy.responses_kept_mb"
 
 
-async def said_of_kept(path: DataPath, entry: Entry, keeps: Keeps, target: bytes) -> Said:
+async def said_of_kept(path: DataPath, entry: AgentEntry, keeps: Keeps, target: bytes) -> OwnAnswer:
     """The answer to a request of this agent. Raises NotFound, BadRequest, Saturated."""
     name, query = id_in(target), _query(target)
     if not path.settings.proxy.responses_kept_mb:
@@ -33,13 +34,13 @@ async def said_of_kept(path: DataPath, entry: Entry, keeps: Keeps, target: bytes
                 raise BadRequest(
                     "stream: a kept response is told whole; only those made in the background are streamed"
                 )
-            said = Said(await stored.get(agent, name))
+            said = OwnAnswer(await stored.get(agent, name))
         case Keeps.ITEMS:
             most = path.settings.proxy.body_max_bytes
-            said = Said(await stored.input_items(agent, name, item_page_of(query), most_bytes=most))
+            said = OwnAnswer(await stored.input_items(agent, name, item_page_of(query), most_bytes=most))
         case Keeps.DELETE:
             await stored.delete(agent, name)
-            said = Said(b'{"id":"%b","object":"response","deleted":true}' % name.encode())
+            said = OwnAnswer(b'{"id":"%b","object":"response","deleted":true}' % name.encode())
         case Keeps.CANCEL:
             await stored.get(agent, name)
             raise BadRequest("Cannot cancel a synchronous response.", hint="only one made in the background can be")
@@ -61,7 +62,7 @@ def id_in(target: bytes) -> str:
 
 
 def item_page_of(query: dict[str, str]) -> ItemPage:
-    """What a query asks for of a list of items; what is not known in it is ignored. Raises BadRequest.
+    """The part of a list of items that a query asks for; what is not known in it is ignored. Raises BadRequest.
 
     >>> item_page_of({"limit": "2", "order": "asc", "x": "1"}), item_page_of({})
     (ItemPage(limit=2, after='', ascending=True), ItemPage(limit=20, after='', ascending=False))
@@ -82,7 +83,7 @@ def _query(target: bytes) -> dict[str, str]:
     return dict(asked)
 
 
-def _check_read(path: DataPath, entry: Entry, size: int) -> None:
+def _check_read(path: DataPath, entry: AgentEntry, size: int) -> None:
     """Raises Saturated where clients have not read what was written to them: it is held here."""
     budget = path.budget
     if sum(connection.unsent_bytes for connection in entry.connections) + size > budget.agent_limit:

@@ -1,4 +1,4 @@
-"""The life of the proxy process: ready, well, reloading, leaving; told to systemd where it asked.
+"""The life of the proxy process: ready, well, reloading, leaving; told to systemd if it asked.
 
 SIGTERM (SIGINT, the parent's end) drains, a second one ends at once. SIGHUP reads the configuration again.
 """
@@ -15,10 +15,10 @@ from typing import Protocol
 import msgspec
 
 from hive.errors import HiveError
+from hive.host.loop_lag import Pulse
 from hive.host.notify import Notifier
-from hive.host.pulse import Pulse
 from hive.proxy.metrics import Metrics
-from hive.settings import SECTIONS, Settings
+from hive.settings.table import SECTIONS, Settings
 
 log = logging.getLogger("hive.proxy")
 
@@ -40,21 +40,21 @@ READ = {
 Load = Callable[[], Settings]
 
 
-class Server(Protocol):
-    """What is kept alive here."""
+class ProxyLife(Protocol):
+    """A server that is kept alive here."""
 
     configured: Settings
-    """Of flags, environment and file."""
+    """The settings from flags, environment and file."""
     metrics: Metrics
 
     def start(self, on_ready: Callable[[], None]) -> None:
-        """Listens; calls `on_ready` once when it knows whom it serves, or has waited long enough for that."""
+        """Listens; calls `on_ready` once when it knows its agents, or has waited long enough for them."""
         ...
 
     def use_settings(self, settings: Settings) -> None: ...
 
     def what_is_wrong(self) -> str:
-        """Why the process should be ended by its watchdog, empty where all is well."""
+        """The reason why its watchdog should end the process, empty if all is well."""
         ...
 
     async def stop(self, hurry: asyncio.Event) -> None:
@@ -62,7 +62,7 @@ class Server(Protocol):
         ...
 
 
-async def live(server: Server, notifier: Notifier, *, load: Load | None = None, watch_fd: int | None = None) -> None:
+async def live(server: ProxyLife, notifier: Notifier, *, load: Load | None = None, watch_fd: int | None = None) -> None:
     """Runs `server` until it is told to leave and has left. Raises what `start` raises."""
     loop = asyncio.get_running_loop()
     leave, hurry = asyncio.Event(), asyncio.Event()
@@ -100,8 +100,8 @@ def _parent_gone(loop: asyncio.AbstractEventLoop, watch_fd: int, leave: Callable
 # --- the configuration is read again -----------------------------------------------------------------------------
 
 
-def reload(server: Server, notifier: Notifier, load: Load | None) -> None:
-    """Takes over what is on disk now where all of it is right; else all stays as it is, and is said."""
+def reload(server: ProxyLife, notifier: Notifier, load: Load | None) -> None:
+    """Takes over the configuration on disk if all of it is right; else all stays as it is, and is said."""
     if load is None:
         log.warning("config_not_reloaded reason='there is no file to read again'")
         return
@@ -122,7 +122,7 @@ def reload(server: Server, notifier: Notifier, load: Load | None) -> None:
         notifier.ready(status)
 
 
-class Changes(msgspec.Struct, frozen=True):
+class SettingChanges(msgspec.Struct, frozen=True):
     """Keys that changed: taken over now, waiting for the proxy's restart, read by other processes of Hive only."""
 
     live: list[str] = []
@@ -134,15 +134,15 @@ class Changes(msgspec.Struct, frozen=True):
         return " ".join(f"{word}={','.join(keys)}" for word, keys in words if keys) or "changed=nothing"
 
 
-def changed(old: Settings, new: Settings) -> Changes:
-    """What differs, by what becomes of it.
+def changed(old: Settings, new: Settings) -> SettingChanges:
+    """The keys that differ, by the effect of the change: applied, or needs a restart.
 
     >>> proxy = Settings().proxy
     >>> new = Settings(proxy=msgspec.structs.replace(proxy, port=1, queue_depth=2))
     >>> str(changed(Settings(), new))
     'applied=proxy.queue_depth needs_restart=proxy.port'
     """
-    changes = Changes([], [], [])
+    changes = SettingChanges([], [], [])
     for section in SECTIONS:
         was, now = getattr(old, section), getattr(new, section)
         for key in was.__struct_fields__:
@@ -160,7 +160,7 @@ def changed(old: Settings, new: Settings) -> Changes:
 
 
 def _differ(old: Mapping[str, object], new: Mapping[str, object]) -> list[str]:
-    """Keys whose values are not the same."""
+    """Keys with different values."""
     return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
 
 

@@ -1,4 +1,4 @@
-"""How often, and how many at once: pure deciders with the time passed in."""
+"""Limits of rate and concurrency: pure deciders with the time passed in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the daemon and the helper say to the proxy, and what it asks of them: the links, and the registry they fill."""
+"""The proxy's links to the daemon and the helper, and the registry they fill."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Protocol
 from hive.domain import AgentStatus, WakeCause
 from hive.errors import DependencyDown, HiveError, NotFound
 from hive.link.client import LinkClient
-from hive.link.link import Link, Reply, failed
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply, failed
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     Activities,
     AgentGone,
@@ -24,7 +24,7 @@ from hive.link.messages import (
     AskActivity,
     AskListeners,
     Asleep,
-    Backend,
+    BackendChanged,
     Busy,
     Close,
     CloseBackend,
@@ -49,39 +49,39 @@ from hive.link.messages import (
 from hive.link.messages import Listener as ListenerIs
 from hive.link.prompts import Prewarm
 from hive.link.requests import AskModels, AskQueue, CancelRequest
+from hive.proxy.connection_limits import Seldom
 from hive.proxy.datapath import DataPath
-from hive.proxy.doors import Seldom
 from hive.proxy.ingress import IngressPath
-from hive.proxy.looking import LOOK_S, Looking
+from hive.proxy.model_refresh import LOOK_S, Looking
 from hive.proxy.prewarms import Connect, Prewarms
-from hive.proxy.registry import UNHEARD_S, Entry, Registry
-from hive.proxy.spool import UsageLog
+from hive.proxy.registry import UNHEARD_S, AgentEntry, Registry
 from hive.proxy.stored_responses import StoredResponses
-from hive.proxy.switching import Switching
+from hive.proxy.switching import SwitchingGate
 from hive.proxy.under_way import end_request, not_there, queue_now
-from hive.settings import Paths, Settings
+from hive.proxy.usage_spool import UsageSpool
+from hive.settings.table import Paths, Settings
 from hive.store.live import Live
 from hive.tasks import spawn
 from hive.wire.connection import Connection
-from hive.wire.listeners import Listener
+from hive.wire.listeners import SocketListener
 
 log = logging.getLogger("hive.proxy")
 
 DIALLED_S = 5.0
 """The helper itself gives up sooner."""
 SETTLE_S = 0.01
-"""How often an agent whose answer is unread, or that had one over TCP, is looked at again while `Quiet` is owed."""
+"""The time between two looks at an agent with an unread answer, or with one over TCP, while `Quiet` is owed."""
 
 
 class WakesByHttp(Protocol):
     """api_wake.ApiWake, which is loaded only where it is wanted."""
 
-    async def wake(self, agent: str, *, within_s: float) -> Told: ...
+    async def wake(self, agent: str, *, within_s: float) -> ToldLinks: ...
 
     async def close(self) -> None: ...
 
 
-class Told(Protocol):
+class ToldLinks(Protocol):
     @property
     def status(self) -> str: ...
 
@@ -89,7 +89,7 @@ class Told(Protocol):
     def generation(self) -> int: ...
 
 
-class Links:
+class ProxyLinks:
     """The two links of one proxy. `start` dials, `close` hangs up.
 
     It is the Daemon of every gate: a wake goes out here, its answer comes back here.
@@ -102,10 +102,10 @@ class Links:
         settings: Settings,
         *,
         live: Live,
-        usage: UsageLog,
+        usage: UsageSpool,
         api: WakesByHttp | None = None,
     ) -> None:
-        """`api`: who is asked for a wake while the link to the daemon is down."""
+        """`api`: the way to ask for a wake while the link to the daemon is down."""
         self.registry = Registry(self, settings.proxy, settings.tenants)
         self._paths = paths
         self._epoch = epoch
@@ -122,16 +122,16 @@ class Links:
         ingress: IngressPath,
         *,
         ports: tuple[int, int],
-        serve: Callable[[Entry, socket.socket], Connection | None],
+        serve: Callable[[AgentEntry, socket.socket], Connection | None],
         connect: Connect,
         on_heard: Callable[[], None],
         on_settings: Callable[[Mapping[str, str]], None],
     ) -> None:
-        """`ports`: where the model and ingress are; `serve(entry, sock)`: who connected to an agent's own listener;
-        `connect`: makes a connection of a socket nobody accepted; `on_heard` is called whenever the daemon has told its
-        whole table, `on_settings` with the runtime settings."""
+        """`ports`: those of the model and of ingress; `serve(entry, sock)` serves a connection to an agent's own
+        listener; `connect` makes a connection of a socket that no listener accepted; `on_heard` is called each time the
+        daemon has sent its whole table, `on_settings` with the runtime settings."""
         self._path = path
-        self._switching = Switching(path)
+        self._switching = SwitchingGate(path)
         self._prewarms = Prewarms(path, connect)
         self._ingress = ingress
         self._ports = ports
@@ -153,7 +153,7 @@ class Links:
         path.stored = StoredResponses(lambda: self._daemon.link)
 
     async def _look_for_models(self) -> None:
-        """What is new is told before the answer. Raises LinkLost, TimedOut."""
+        """Asks the daemon for new models; it sends them before its answer. Raises LinkLost, TimedOut."""
         await self._daemon.link.ask(AskModels(), Done, timeout_s=LOOK_S)
 
     @property
@@ -187,7 +187,7 @@ class Links:
             if self._api is not None:
                 entry.gate.wake_again()
 
-    def _from_daemon(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002
+    def _from_daemon(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:  # noqa: ARG002
         now = time.monotonic()
         match message:
             case Close() | StillClosed() if reply is not None:
@@ -206,7 +206,7 @@ class Links:
                 self._live.forget_agent(agent)
             case DaemonTable():
                 self._learn_all(message)
-            case Backend(backend=backend, models=models):
+            case BackendChanged(backend=backend, models=models):
                 self._path.use_backend(backend, models)
             case RuntimeSettings(values=values):
                 self._on_settings(values)
@@ -227,7 +227,7 @@ class Links:
 
     def _learn_all(self, table: DaemonTable) -> None:
         self._on_settings(table.runtime_settings)
-        self._switching.heard(table)  # before the gates open for those who wait at them
+        self._switching.heard(table)  # before the gates open for the requests that wait at them
         for entry in self.registry.replace_all(table.agents, table.internal_digest):
             self._live.forget_agent(entry.row.id)
         self._usage.marks(table.marks)
@@ -252,7 +252,7 @@ class Links:
             self._loop.call_later(SETTLE_S, self._settle, entry)
         return Busy(agent=message.agent, generation=message.generation, reason=reason)
 
-    def _settle(self, entry: Entry) -> None:
+    def _settle(self, entry: AgentEntry) -> None:
         """Looks until the `Quiet` is paid; while requests are in flight their end looks, so this only waits."""
         gate = entry.gate
         if gate.settle(time.monotonic()):
@@ -261,7 +261,7 @@ class Links:
             wait_s = SETTLE_S if not (gate.in_flight or gate.ingress) else 10 * SETTLE_S
             self._loop.call_later(wait_s, self._settle, entry)
 
-    def _open_or_refuse(self, message: Message) -> None:
+    def _open_or_refuse(self, message: LinkMessage) -> None:
         match message:
             case Open(agent=agent, generation=generation):
                 if (entry := self.registry.by_id.get(agent)) is not None:
@@ -297,8 +297,8 @@ class Links:
             if (entry := self.registry.by_id.get(agent)) is not None:
                 entry.gate.wake_failed()
 
-    def _answered(self, agent: str, told: Told) -> None:
-        """By the API. Where the link is back meanwhile, what came over it is newer than a refusal."""
+    def _answered(self, agent: str, told: ToldLinks) -> None:
+        """Takes the API's answer. If the link is back meanwhile, its messages are newer than a refusal."""
         if (entry := self.registry.by_id.get(agent)) is None:
             return
         if told.status == AgentStatus.RUNNING:
@@ -325,7 +325,7 @@ class Links:
         descriptor = await self._helper.link.ask_for_descriptor(Dial(agent=agent), Dialled, timeout_s=DIALLED_S)
         return socket.socket(fileno=descriptor)
 
-    def _from_helper(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002
+    def _from_helper(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:  # noqa: ARG002
         match message:
             case ListenerIs(agent=agent, path=path):
                 self._listen_for(agent, path, link.take_descriptors())
@@ -345,6 +345,6 @@ class Links:
         entry = self.registry.unheard(agent)
         if (old := entry.listeners.pop(path, None)) is not None:
             old.close(empty_first=True)
-        entry.listeners[path] = Listener(socket.socket(fileno=descriptors[0]), partial(self._serve, entry))
+        entry.listeners[path] = SocketListener(socket.socket(fileno=descriptors[0]), partial(self._serve, entry))
         if not known and not self.registry.heard:
             self._loop.call_later(UNHEARD_S, self._serve_unheard)

@@ -1,5 +1,6 @@
-"""Lists show a caller what it may use: `GET /v1/models` is made here from the list the daemon pushes; Ollama's own
-lists are relayed without what is not for this caller, and made here for a backend that has none. Pure."""
+"""Lists of the models that a caller may use. `GET /v1/models` is made here from the list the daemon pushes. Ollama's
+own lists are relayed without the models that the caller may not see, and made here for a backend that has none.
+Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from urllib.parse import unquote
 import msgspec
 
 from hive.dialects import ollama_lists
-from hive.dialects.ways import counted
+from hive.dialects.translators import counted
 from hive.domain import Caller, Dialect, ModelInfo
 from hive.errors import BackendDown, NotFound
 from hive.models.names import spelled
@@ -21,7 +22,7 @@ from hive.proxy.pages import cut, page_of
 _encode = msgspec.json.Encoder().encode
 TAGS, RUNNING, SHOW = b"/api/tags", b"/api/ps", b"/api/show"
 FILTERED = frozenset({TAGS, RUNNING})
-"""Lists of models that Ollama answers; a caller whose tenant is limited gets its own part of them."""
+"""Lists of models that Ollama answers; a caller of a tenant with limited models gets its own part of them."""
 
 
 class _Named(msgspec.Struct):
@@ -33,7 +34,7 @@ _rows = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _named = msgspec.json.Decoder(_Named).decode
 
 
-class Said(NamedTuple):
+class OwnAnswer(NamedTuple):
     """An answer of Hive's own."""
 
     content: bytes
@@ -104,29 +105,28 @@ def _named_in(models: list[ModelInfo], wanted: bytes) -> ModelInfo:
     raise NotFound("no such model; GET /v1/models lists what there is")
 
 
-def answer_any(endpoint: Endpoint, target: bytes, models: list[ModelInfo], caller: Caller, named: str) -> Said:
-    """What Hive says by itself to a request of `endpoint`; `named`: the model its body names. Raises NotFound,
-    BadRequest."""
+def answer_any(endpoint: Endpoint, target: bytes, models: list[ModelInfo], caller: Caller, named: str) -> OwnAnswer:
+    """Hive's own answer to a request of `endpoint`; `named`: the model its body names. Raises NotFound, BadRequest."""
     if endpoint.dialect is not Dialect.OLLAMA:
-        return Said(answer(target, models, caller))
+        return OwnAnswer(answer(target, models, caller))
     seen = [model for model in models if may(caller, Act.SEE, model.name) is None]
     match endpoint.name:
         case "/api/tags":
-            return Said(ollama_lists.tags(seen))
+            return OwnAnswer(ollama_lists.tags(seen))
         case "/api/ps":
-            return Said(ollama_lists.running(seen))
+            return OwnAnswer(ollama_lists.running(seen))
         case "/api/version":
-            return Said(ollama_lists.version())
+            return OwnAnswer(ollama_lists.version())
         case "/api/show":
-            return Said(ollama_lists.shown(found(seen, named)))
+            return OwnAnswer(ollama_lists.shown(found(seen, named)))
         case _:
-            return Said(ollama_lists.RUNNING, b"text/plain; charset=utf-8")
+            return OwnAnswer(ollama_lists.RUNNING, b"text/plain; charset=utf-8")
 
 
-def estimated(told: bytes, body: list[bytes]) -> Said:
-    """How many tokens a prompt may have, marked as no count; from the body where nothing was told yet. Raises
+def estimated(told: bytes, body: list[bytes]) -> OwnAnswer:
+    """An estimate of a prompt's tokens, marked as no count; made from the body if there is none yet. Raises
     BadRequest."""
-    return Said(told or counted(_decode(b"".join(body))), fields=b"x-hive-estimated: true\r\n")
+    return OwnAnswer(told or counted(_decode(b"".join(body))), fields=b"x-hive-estimated: true\r\n")
 
 
 def found(models: list[ModelInfo], name: str) -> ModelInfo:
@@ -145,7 +145,7 @@ def found(models: list[ModelInfo], name: str) -> ModelInfo:
 
 
 def no_such_model(name: str) -> NotFound:
-    """Nobody offers it under that name.
+    """The error for a model that no backend offers under that name.
 
     >>> no_such_model("gpt-9").message
     "model 'gpt-9' not found"

@@ -1,9 +1,9 @@
-"""What a message may make a server fetch or run: nothing. Pure.
+"""A check that no message makes a server fetch or run anything. Pure.
 
 vLLM and llama-server fetch `image_url`, `audio_url`, `video_url`, `input_audio` (its `data` too, where it begins with
 `http`), `input_image`, `input_video` and Anthropic's `source`, from any address they can reach. So only `data:` URLs
-pass. Looked at is where a server looks: the parts of a `content` list, never the arguments of a
-tool call, which may well hold the address of a page. Names are folded and unique here as everywhere.
+pass. The check looks where a server looks: at the parts of a `content` list, never at the arguments of a tool call,
+which may well hold the address of a page. Names are folded and unique here as everywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import msgspec
 
 from hive.errors import BadRequest
-from hive.proxy.names import read_list, read_object, read_text, shown
+from hive.proxy.json_object import read_list, read_object, read_text, shown
 
 _QUIET = frozenset({"role", "name", "type", "text", "id", "tool_calls", "tool_call_id", "tool_use_id", "cache_control"})
 """Names of messages and parts that carry no media, so that they cost one look."""
@@ -64,7 +64,7 @@ def is_text(raw: msgspec.Raw) -> bool:
         return True
     if b"\\u" in data or b'_url"' in data or b'"source"' in data or b'"image"' in data:
         return _is_plain(data)  # media may be given as a text too
-    if data.find(b"[", 1) < 0:  # no list within: whatever is not plain text would be an object behind a colon
+    if data.find(b"[", 1) < 0:  # no list within: anything but plain text would be an object behind a colon
         at = data.find(b"{")
         while at > 0 and data[at - 1] in b"[,":
             at = data.find(b"{", at + 1)
@@ -74,7 +74,8 @@ def is_text(raw: msgspec.Raw) -> bool:
 
 
 def _is_plain(data: bytes) -> bool:
-    """What is not written plainly (white space, escapes in names, a name twice) is longer than what comes out here."""
+    """True if messages are written plainly: with white space, escapes in names or a name twice they are longer than
+    here."""
     try:
         messages = _decode_plain(data)
     except (msgspec.MsgspecError, RecursionError):

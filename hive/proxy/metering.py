@@ -1,6 +1,6 @@
-"""What an answer says it cost, and whether it was whole. Reads a copy; never changes or delays a byte.
+"""Reads from a copy of an answer its cost, and whether it was whole; never changes or delays a byte.
 
-Where the count comes from (endpoint × backend); `unknown` is a value, never 0:
+The source of the count (endpoint × backend); `unknown` is a value, never 0:
 
 | endpoint | ollama, demo | llama | vllm |
 |---|---|---|---|
@@ -25,15 +25,16 @@ from typing import Protocol
 
 import msgspec
 
+from hive.backends.kinds import spec_of
 from hive.dialects.errors import GaveUp, gave_up_saying
 from hive.dialects.ndjson import NdjsonReader
 from hive.dialects.openai_answers import GIVEN_UP, NONE, NOT_JSON, Number, count
 from hive.dialects.sse import SseReader
-from hive.domain import BackendKind, Usage
+from hive.domain import RequestUsage
 from hive.errors import BackendDown
 from hive.proxy.endpoints import Endpoint, Meter
 
-UNKNOWN = Usage()
+UNKNOWN = RequestUsage()
 ONLY_IF_ASKED = "usage, if it is asked for"
 MAX_WHOLE = 1024 * 1024
 """Bytes of a one-piece answer that are kept to be read; of a longer one its two ends are."""
@@ -60,7 +61,7 @@ class _Counts(msgspec.Struct):
 
 
 class _Timings(msgspec.Struct):
-    """llama-server's; `prompt_n` leaves out what came from its cache."""
+    """llama-server's; `prompt_n` leaves out the tokens from its cache."""
 
     prompt_n: Number
     predicted_n: Number
@@ -76,8 +77,8 @@ class _Evaluated(msgspec.Struct):
 
 
 class _Told(msgspec.Struct):
-    """What an object of any dialect says of its cost and of its end, each as it was written: what one of them is
-    keeps nobody from reading the others."""
+    """The members of an object of any dialect about its cost and its end, as they were written: a bad value of one
+    leaves the others readable."""
 
     usage: Raw = NONE
     timings: Raw = NONE
@@ -106,11 +107,11 @@ _choices = msgspec.json.Decoder(list[_Choice]).decode
 _GIVEN_UP = frozenset(b'"%b"' % reason.encode() for reason in GIVEN_UP)
 
 
-def source_of(endpoint: Endpoint, backend: BackendKind, *, stream: bool) -> str:
-    """Where the count of a request comes from, as the table above has it.
+def source_of(endpoint: Endpoint, backend: str, *, stream: bool) -> str:
+    """The source of a request's count, as in the table above.
 
     >>> from hive.proxy.endpoints import find
-    >>> source_of(find(b"POST", b"/v1/chat/completions"), BackendKind.LLAMA, stream=True)
+    >>> source_of(find(b"POST", b"/v1/chat/completions"), "llama", stream=True)
     'timings'
     """
     if endpoint.meter is Meter.NONE:
@@ -121,21 +122,21 @@ def source_of(endpoint: Endpoint, backend: BackendKind, *, stream: bool) -> str:
         return "message_start and message_delta" if stream else "usage"
     if not stream or endpoint.name in _NEEDS:
         return "usage"
-    return "timings" if backend is BackendKind.LLAMA else ONLY_IF_ASKED
+    return "timings" if spec_of(backend).requests.tells_cost else ONLY_IF_ASKED
 
 
-def asks_usage(endpoint: Endpoint, backend: BackendKind) -> bool:
+def asks_usage(endpoint: Endpoint, backend: str) -> bool:
     """Whether a stream of this endpoint tells its cost only if it is asked to (llama-server always does)."""
     return source_of(endpoint, backend, stream=True) == ONLY_IF_ASKED
 
 
-def read_cost(payload: bytes) -> Usage:
+def read_cost(payload: bytes) -> RequestUsage:
     """The counts in one JSON object of any dialect.
 
     >>> read_cost(b'{"timings":{"cache_n":31,"prompt_n":1,"predicted_n":4}}')
-    Usage(tokens_in=32, tokens_out=4, cached_tokens=31)
+    RequestUsage(tokens_in=32, tokens_out=4, cached_tokens=31)
     >>> read_cost(b'{"choices":[]}')
-    Usage(tokens_in=None, tokens_out=None, cached_tokens=None)
+    RequestUsage(tokens_in=None, tokens_out=None, cached_tokens=None)
     """
     try:
         return _cost_of(_told(payload), payload)
@@ -143,13 +144,13 @@ def read_cost(payload: bytes) -> Usage:
         return UNKNOWN
 
 
-def _cost_of(told: _Told, payload: bytes) -> Usage:
+def _cost_of(told: _Told, payload: bytes) -> RequestUsage:
     try:
         if told.usage is not NONE and (usage := _usage(told.usage)) is not None:
             return usage
         if told.timings is not NONE and bytes(told.timings) != b"null":
             timings = _timings(told.timings)
-            return Usage(
+            return RequestUsage(
                 tokens_in=count(timings.prompt_n + timings.cache_n),
                 tokens_out=count(timings.predicted_n),
                 cached_tokens=count(timings.cache_n),
@@ -159,21 +160,21 @@ def _cost_of(told: _Told, payload: bytes) -> Usage:
         counts = _evaluated(payload)
     except NOT_JSON:
         return UNKNOWN
-    return Usage(
+    return RequestUsage(
         tokens_in=count(counts.prompt_eval_count),
         tokens_out=count(counts.eval_count),
         cached_tokens=count(counts.prompt_eval_cached_count),
     )
 
 
-def _usage(raw: Raw) -> Usage | None:
+def _usage(raw: Raw) -> RequestUsage | None:
     """OpenAI's or Anthropic's; None where it is neither. Raises one of NOT_JSON."""
     if bytes(raw) == b"null":
         return None
     counts = _counts(raw)
     if counts.prompt_tokens is not None:
         details = counts.prompt_tokens_details
-        return Usage(
+        return RequestUsage(
             tokens_in=count(counts.prompt_tokens),
             tokens_out=count(counts.completion_tokens),
             cached_tokens=count(details.cached_tokens) if details is not None else None,
@@ -181,11 +182,11 @@ def _usage(raw: Raw) -> Usage | None:
     return _anthropic_usage(counts) if counts.input_tokens is not None else None
 
 
-def _anthropic_usage(counts: _Counts) -> Usage:
-    """Anthropic's `input_tokens` leave out what came from a cache or went into one."""
+def _anthropic_usage(counts: _Counts) -> RequestUsage:
+    """Anthropic's `input_tokens` leave out tokens that came from a cache or went into one."""
     parts = [counts.input_tokens, counts.cache_read_input_tokens, counts.cache_creation_input_tokens]
     given = [part for part in map(count, parts) if part is not None]
-    return Usage(
+    return RequestUsage(
         tokens_in=sum(given) if given else None,
         tokens_out=count(counts.output_tokens),
         cached_tokens=count(counts.cache_read_input_tokens),
@@ -193,7 +194,7 @@ def _anthropic_usage(counts: _Counts) -> Usage:
 
 
 def gave_up_in(payload: bytes) -> GaveUp | None:
-    """What an event says where it says that the backend did not finish.
+    """The error in an event that says that the backend did not finish, else None.
 
     >>> gave_up_in(b'{"error":{"message":"too long","code":400},"choices":null}').status
     400
@@ -225,12 +226,12 @@ def _choices_of(told: _Told) -> list[_Choice]:
 
 
 def _reasons(choices: list[_Choice]) -> set[bytes]:
-    """Why they ended, as it was written; null where one says that it has not."""
+    """The reasons why choices ended, as written; null for one that says that it has not."""
     return {bytes(choice.finish_reason) for choice in choices if choice.finish_reason is not NONE}
 
 
 def _is_done(payload: bytes) -> bool:
-    """Whether this is Ollama's last object; what a tool is called with may say `done` too.
+    """Whether this is Ollama's last object; the arguments of a tool may have a `done` too.
 
     >>> _is_done(b'{"done":true}'), _is_done(b'{"message":{"tool_calls":[{"done":true}]},"done":false}')
     (True, False)
@@ -252,7 +253,7 @@ def _is_cut_short(payload: bytes) -> bool:
     return False
 
 
-class Reading(Protocol):
+class AnswerReading(Protocol):
     """Reads one answer as it passes.
 
     `events`: pieces of text, as far as they can be told from the rest: what a cut stream is estimated by.
@@ -261,7 +262,7 @@ class Reading(Protocol):
     `gave_up`: what it said then.
     """
 
-    usage: Usage
+    usage: RequestUsage
     events: int
     whole: bool
     gave_up: GaveUp | None
@@ -279,7 +280,7 @@ class Reading(Protocol):
     def feed(self, data: bytes) -> None: ...
 
     def end(self) -> None:
-        """The bytes are complete: whatever is read only at the end is read now."""
+        """Reads what can be read only at the end: the bytes are complete."""
         ...
 
 
@@ -399,7 +400,7 @@ class MessagesReading:
             if kind == b'"message_stop"':
                 self.whole = self._has_reason and not self._has_hole and self.gave_up is None
             elif kind == b'"message_start"':
-                self._given = Usage()
+                self._given = RequestUsage()
                 self._given = _usage_in(_messages_event(event.message).usage) or self._given
             elif kind == b'"message_delta"':
                 self._note_end(event)
@@ -420,10 +421,10 @@ class MessagesReading:
     def end(self) -> None:
         self._take(self._reader.end())
         given = self._given
-        self.usage = Usage(tokens_in=given.tokens_in, tokens_out=self._out, cached_tokens=given.cached_tokens)
+        self.usage = RequestUsage(tokens_in=given.tokens_in, tokens_out=self._out, cached_tokens=given.cached_tokens)
 
 
-def _usage_in(raw: Raw) -> Usage | None:
+def _usage_in(raw: Raw) -> RequestUsage | None:
     """Anthropic's; None where none is told, or none that can be read."""
     try:
         return None if bytes(raw) == b"null" else _anthropic_usage(_counts(raw))
@@ -433,7 +434,7 @@ def _usage_in(raw: Raw) -> Usage | None:
 
 class NdjsonReading:
     """A stream of the Ollama dialect; its end is the object with `"done":true`. A line with an error is no part of an
-    answer, whatever follows it."""
+    answer, even if other lines follow it."""
 
     __slots__ = ("_has_hole", "_last", "_reader", "events", "gave_up", "usage", "whole")
 
@@ -488,7 +489,7 @@ class WholeReading:
     __slots__ = ("_endpoint", "_kept", "_kept_bytes", "_tail", "events", "gave_up", "usage", "whole")
 
     def __init__(self, endpoint: Endpoint | None = None) -> None:
-        """`endpoint`: whose answer it has to be; None for an error, which may be anything."""
+        """`endpoint`: the one whose answer it has to be; None for an error, which may be anything."""
         self._endpoint = endpoint
         self._kept: list[bytes] = []
         self._kept_bytes = 0
@@ -524,7 +525,7 @@ class WholeReading:
     def _judge(self, endpoint: Endpoint, answer: bytes) -> None:
         self.whole = False
         try:
-            answer.decode()  # else no client can read it; what is passed over below is not looked at
+            answer.decode()  # else no client can read it; fields ignored below are not looked at
             told = _told(answer)
         except NOT_JSON:
             return
@@ -544,11 +545,11 @@ _NEEDS = {
     "/v1/score": "data",
     "/score": "data",
 }
-"""What an answer without words is a list of; it is never a stream."""
+"""The list in an answer without words, by its field; such an answer is never a stream."""
 
 
 def _is_answer(endpoint: Endpoint, told: _Told) -> bool:
-    """Whether this object is a whole answer of that endpoint, by what its clients cannot do without.
+    """Whether this object is a whole answer of that endpoint, by the fields its clients need.
 
     >>> from hive.proxy.endpoints import find
     >>> chat = find(b"POST", b"/v1/chat/completions")
@@ -568,7 +569,7 @@ def _is_answer(endpoint: Endpoint, told: _Told) -> bool:
     return endpoint.meter is not Meter.OLLAMA or bytes(told.done) == b"true"
 
 
-def _cost_at_the_end(tail: bytes) -> Usage:
+def _cost_at_the_end(tail: bytes) -> RequestUsage:
     """The counts of an answer too long to keep: servers write them after the vectors."""
     for name in (b'"usage"', b'"prompt_eval_count"'):
         at = tail.rfind(name)
@@ -577,9 +578,10 @@ def _cost_at_the_end(tail: bytes) -> Usage:
     return UNKNOWN
 
 
-def reading_for(endpoint: Endpoint, *, status: int, stream: bool, content_type: bytes) -> Reading:
-    """Who reads this answer: by what was asked and by what the backend says it sends. Raises BackendDown for a status
-    that no answer has, and for what is no stream where one was asked for: its clients would find it empty.
+def reading_for(endpoint: Endpoint, *, status: int, stream: bool, content_type: bytes) -> AnswerReading:
+    """Chooses the reading for an answer by the request and by the content type that the backend sends. Raises
+    BackendDown for a status that no answer has, and for an answer that is no stream where one was asked for: its
+    clients would find it empty.
     """
     if status >= 400:
         return WholeReading()
@@ -589,7 +591,7 @@ def reading_for(endpoint: Endpoint, *, status: int, stream: bool, content_type: 
         return WholeReading(endpoint)
     kind = content_type.partition(b";")[0].strip().lower()
     if endpoint.meter is Meter.OLLAMA:
-        if kind in (b"application/x-ndjson", b"application/json", b""):  # what it answers at once is a line of its own
+        if kind in (b"application/x-ndjson", b"application/json", b""):  # an answer at once is a line of its own
             return NdjsonReading()
     elif kind in (b"text/event-stream", b""):
         return MessagesReading() if endpoint.meter is Meter.ANTHROPIC else SseReading()

@@ -1,8 +1,8 @@
-"""What the proxy counts, and how a scrape reads it: every metric is one row of TABLE.
+"""The proxy's metrics, and their scrape: every metric is one row of TABLE.
 
 Counting is a dict look-up and an addition, because the data path does it for every request; prometheus-client only
-writes the exposition format, when somebody asks. Labels are bounded: endpoints and codes come from Hive's own tables,
-and what is not in one of them (or is the 101st tenant) is counted as `other`.
+writes the exposition format, at a scrape. Labels are bounded: endpoints and codes come from Hive's own tables; all
+others, and the 101st tenant, are counted as `other`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hive import errors, exposition
 from hive.domain import WakeCause
-from hive.exposition import Histogram, Kind, Row, Values, written
+from hive.exposition import Histogram, MetricKind, MetricRow, Values, written
 from hive.proxy.endpoints import ENDPOINTS, ONE_MODEL
 
 CONTENT_TYPE = exposition.CONTENT_TYPE.encode()
@@ -21,9 +21,9 @@ TENANTS_MAX = 100
 STATUSES_MAX = 32
 """Different statuses told apart per endpoint: a backend may answer any number from 200 to 599."""
 CANCELLED_IN = ("parked", "uploading", "reading", "queued", "connecting", "waiting", "streaming", "answering")
-"""Where a request was when its client left."""
+"""States of a request at the moment its client left."""
 GAVE_PLACE = ("stranger", "idle")
-"""Which connections end for others: such as showed no token, and idle ones of who holds many."""
+"""Connections that end for others: those that showed no token, and idle ones of the largest holder."""
 TURNED_AWAY = ("connections_max", "agent_connections_max", "unknown_cid")
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -31,50 +31,78 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
-TABLE: tuple[Row, ...] = (
-    Row("requests", Kind.COUNTER, ("endpoint", "status"), "Requests that ended, by the status of their answer."),
-    Row("cut", Kind.COUNTER, ("endpoint",), "Of those, the ones whose client did not get a whole answer."),
-    Row("tenant_requests", Kind.COUNTER, ("tenant",), "Requests that ended, by whose they were."),
-    Row("tokens", Kind.COUNTER, ("direction", "tenant"), "Tokens of ended requests, `in` and `out`, as far as known."),
-    Row("refusals", Kind.COUNTER, ("code",), "Requests Hive itself answered with an error, by its code."),
-    Row("cancels", Kind.COUNTER, ("state",), "Requests whose client left, by where they were then."),
-    Row("wakes", Kind.COUNTER, ("cause",), "Wakes of agents asked for by the proxy, by cause."),
-    Row("fields_dropped", Kind.COUNTER, (), "Fields taken out of request bodies."),
-    Row("connections_refused", Kind.COUNTER, ("reason",), "Connections answered with 503 at once, by the reason."),
-    Row("connections_displaced", Kind.COUNTER, ("of",), "Connections ended for others, a `stranger` or an `idle` one."),
-    Row("config_reloads", Kind.COUNTER, (), "Configurations taken over on SIGHUP."),
-    Row("config_reload_failed", Kind.COUNTER, (), "Configurations refused on SIGHUP; the old one stayed."),
-    Row("usage_lost", Kind.COUNTER, (), "Usage events neither disk nor memory could take."),
-    Row("responses_not_kept", Kind.COUNTER, (), "Responses to be kept that the daemon could not be told of."),
-    Row("request_duration_seconds", Kind.HISTOGRAM, ("endpoint",), "From a request's first byte to its answer's last."),
-    Row("time_to_first_token_seconds", Kind.HISTOGRAM, ("endpoint",), "From a request's first byte to the answer's."),
-    Row("queue_wait_seconds", Kind.HISTOGRAM, (), "Waiting for a turn at the backend."),
-    Row("loop_lag_seconds", Kind.HISTOGRAM, (), "How late the event loop came to a timer."),
-    Row("queue_waiting", Kind.GAUGE, ("tenant",), "Requests that wait for their turn."),
-    Row("queue_running", Kind.GAUGE, ("tenant",), "Requests whose turn it is."),
-    Row("in_flight", Kind.GAUGE, (), "Requests begun and not ended, ingress included."),
-    Row("parked", Kind.GAUGE, (), "Requests that wait for their agent to wake."),
-    Row("backend_closed", Kind.GAUGE, (), "Whether requests wait because the inference server is being switched."),
-    Row("connections", Kind.GAUGE, (), "Connections of agents and callers."),
-    Row("connections_limit", Kind.GAUGE, (), "How many there may be."),
-    Row("half_open_heads", Kind.GAUGE, (), "Connections that sent a part of a request's head."),
-    Row("upstream_connections", Kind.GAUGE, ("state",), "Connections to the backend, `idle` and `busy`."),
-    Row("request_body_bytes", Kind.GAUGE, (), "Request bodies held now."),
-    Row("request_body_bytes_limit", Kind.GAUGE, (), "How much of them may be held."),
-    Row("usage_backlog", Kind.GAUGE, (), "Usage events the daemon has not committed."),
-    Row("redis_up", Kind.GAUGE, (), "Whether Redis answers."),
-    Row("daemon_up", Kind.GAUGE, (), "Whether the daemon is connected."),
-    Row("draining", Kind.GAUGE, (), "Whether the proxy is on its way out."),
+TABLE: tuple[MetricRow, ...] = (
+    MetricRow(
+        "requests", MetricKind.COUNTER, ("endpoint", "status"), "Requests that ended, by the status of their answer."
+    ),
+    MetricRow("cut", MetricKind.COUNTER, ("endpoint",), "Of those, the ones whose client did not get a whole answer."),
+    MetricRow("tenant_requests", MetricKind.COUNTER, ("tenant",), "Requests that ended, by whose they were."),
+    MetricRow(
+        "tokens",
+        MetricKind.COUNTER,
+        ("direction", "tenant"),
+        "Tokens of ended requests, `in` and `out`, as far as known.",
+    ),
+    MetricRow("refusals", MetricKind.COUNTER, ("code",), "Requests Hive itself answered with an error, by its code."),
+    MetricRow("cancels", MetricKind.COUNTER, ("state",), "Requests whose client left, by where they were then."),
+    MetricRow("wakes", MetricKind.COUNTER, ("cause",), "Wakes of agents asked for by the proxy, by cause."),
+    MetricRow("fields_dropped", MetricKind.COUNTER, (), "Fields taken out of request bodies."),
+    MetricRow(
+        "connections_refused", MetricKind.COUNTER, ("reason",), "Connections answered with 503 at once, by the reason."
+    ),
+    MetricRow(
+        "connections_displaced",
+        MetricKind.COUNTER,
+        ("of",),
+        "Connections ended for others, a `stranger` or an `idle` one.",
+    ),
+    MetricRow("config_reloads", MetricKind.COUNTER, (), "Configurations taken over on SIGHUP."),
+    MetricRow("config_reload_failed", MetricKind.COUNTER, (), "Configurations refused on SIGHUP; the old one stayed."),
+    MetricRow("usage_lost", MetricKind.COUNTER, (), "Usage events neither disk nor memory could take."),
+    MetricRow(
+        "responses_not_kept", MetricKind.COUNTER, (), "Responses to be kept that the daemon could not be told of."
+    ),
+    MetricRow(
+        "request_duration_seconds",
+        MetricKind.HISTOGRAM,
+        ("endpoint",),
+        "From a request's first byte to its answer's last.",
+    ),
+    MetricRow(
+        "time_to_first_token_seconds",
+        MetricKind.HISTOGRAM,
+        ("endpoint",),
+        "From a request's first byte to the answer's.",
+    ),
+    MetricRow("queue_wait_seconds", MetricKind.HISTOGRAM, (), "Waiting for a turn at the backend."),
+    MetricRow("loop_lag_seconds", MetricKind.HISTOGRAM, (), "How late the event loop came to a timer."),
+    MetricRow("queue_waiting", MetricKind.GAUGE, ("tenant",), "Requests that wait for their turn."),
+    MetricRow("queue_running", MetricKind.GAUGE, ("tenant",), "Requests whose turn it is."),
+    MetricRow("in_flight", MetricKind.GAUGE, (), "Requests begun and not ended, ingress included."),
+    MetricRow("parked", MetricKind.GAUGE, (), "Requests that wait for their agent to wake."),
+    MetricRow(
+        "backend_closed", MetricKind.GAUGE, (), "Whether requests wait because the inference server is being switched."
+    ),
+    MetricRow("connections", MetricKind.GAUGE, (), "Connections of agents and callers."),
+    MetricRow("connections_limit", MetricKind.GAUGE, (), "How many there may be."),
+    MetricRow("half_open_heads", MetricKind.GAUGE, (), "Connections that sent a part of a request's head."),
+    MetricRow("upstream_connections", MetricKind.GAUGE, ("state",), "Connections to the backend, `idle` and `busy`."),
+    MetricRow("request_body_bytes", MetricKind.GAUGE, (), "Request bodies held now."),
+    MetricRow("request_body_bytes_limit", MetricKind.GAUGE, (), "How much of them may be held."),
+    MetricRow("usage_backlog", MetricKind.GAUGE, (), "Usage events the daemon has not committed."),
+    MetricRow("redis_up", MetricKind.GAUGE, (), "Whether Redis answers."),
+    MetricRow("daemon_up", MetricKind.GAUGE, (), "Whether the daemon is connected."),
+    MetricRow("draining", MetricKind.GAUGE, (), "Whether the proxy is on its way out."),
 )
 TABLE = tuple(row._replace(prefix=PREFIX) for row in TABLE)
 ROWS = {row.name: row for row in TABLE}
 
 Reading = Callable[[], float | Mapping[str, float]]
-"""What a metric is now: a number, or where its row has a label a number for each value of that."""
+"""The present value of a metric: a number, or for a row with a label a number for each value of the label."""
 
 
 class _Endpoint:
-    """What is counted of one endpoint."""
+    """The counters of one endpoint."""
 
     __slots__ = ("cut", "duration", "first", "statuses")
 
@@ -86,7 +114,7 @@ class _Endpoint:
 
 
 class _Tenant:
-    """What is counted of one tenant."""
+    """The counters of one tenant."""
 
     __slots__ = ("requests", "tokens_in", "tokens_out")
 
@@ -146,12 +174,12 @@ class Metrics:
         counts.duration.observe(duration_s)
         if ttft_s is not None:
             counts.first.observe(ttft_s)
-        whose = self._tenants.get(tenant) or self._tenant(tenant)
-        whose.requests += 1
+        counters = self._tenants.get(tenant) or self._tenant(tenant)
+        counters.requests += 1
         if tokens_in is not None:
-            whose.tokens_in += tokens_in
+            counters.tokens_in += tokens_in
         if tokens_out is not None:
-            whose.tokens_out += tokens_out
+            counters.tokens_out += tokens_out
 
     def refused(self, code: str) -> None:
         """Hive itself answered with an error of this code (see hive/errors.py)."""
@@ -166,7 +194,7 @@ class Metrics:
         _count(self._cancels, state)
 
     def dropped(self, count: int) -> None:
-        """So many fields were taken out of a request's body."""
+        """Counts fields that were taken out of a request's body."""
         self._fields_dropped += count
 
     def woken(self, cause: str) -> None:
@@ -200,11 +228,12 @@ class Metrics:
     # a scrape -----------------------------------------------------------------------------------------------------
 
     def read(self, name: str, reading: Reading) -> None:
-        """`name`, a row of TABLE that nobody counts here, is what `reading()` says at each scrape."""
+        """Sets the source of `name`, a row of TABLE that is not counted here: the value of `reading()` at each
+        scrape."""
         self._readings[ROWS[name].name] = reading
 
     def exposition(self) -> Iterator[bytes]:
-        """The scrape, metric by metric: whoever writes it out can let the loop go on in between (1 ms at most)."""
+        """The scrape, metric by metric: its writer can let the loop go on in between (1 ms at most)."""
         counted = self._counted()
         for row in TABLE:
             found = counted.get(row.name)
@@ -236,7 +265,7 @@ class Metrics:
             "fields_dropped": {(): self._fields_dropped},
             "config_reloads": {(): self._reloads},
             "config_reload_failed": {(): self._reloads_failed},
-            # An endpoint nobody asked yet has no histogram: 18 lines each that say nothing.
+            # An endpoint without a request has no histogram: 18 lines each that say nothing.
             "request_duration_seconds": {(n,): c.duration for n, c in endpoints.items() if c.statuses},
             "time_to_first_token_seconds": {(n,): c.first for n, c in endpoints.items() if c.statuses},
             "queue_wait_seconds": {(): self._queue_wait},
@@ -244,8 +273,8 @@ class Metrics:
         }
 
 
-def _read(row: Row, found: float | Mapping[str, float]) -> Values:
-    """What a reading says, by label; tenants beyond TENANTS_MAX are added up."""
+def _read(row: MetricRow, found: float | Mapping[str, float]) -> Values:
+    """The values of a reading by label; tenants beyond TENANTS_MAX are added up."""
     if not isinstance(found, Mapping):
         return {(): found}
     if row.labels != ("tenant",) or len(found) <= TENANTS_MAX:

@@ -1,9 +1,9 @@
-"""Which origin a caller's browser sees an agent at, and what of an agent's answer would outlive it there. Pure.
+"""The origin at which a browser sees an agent, and the fields of an agent's answer that would outlive it there. Pure.
 
 Under `/agents/<name>/` all agents are one origin for a browser: a cookie of one is sent to every other, one that clears
-site data signs people out of all, one with Alt-Svc or a service worker takes over what is asked of others. So there
-such fields are dropped, and `X-Hive-Dropped` tells which. At `<name>.<ingress_domain>` an agent is an origin of its
-own, and all of them pass, but a cookie that is meant for the names of others.
+site data signs people out of all, one with Alt-Svc or a service worker takes over the requests of others. So such
+fields are dropped there, and `X-Hive-Dropped` names them. At `<name>.<ingress_domain>` an agent is an origin of its
+own, and all of them pass, except a cookie for the names of others.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ SHARED = frozenset(
         b"use-as-dictionary",
     }
 )
-"""Fields of an answer by which a browser changes what it does at other paths of the origin."""
+"""Fields of an answer by which a browser changes its behaviour at other paths of the origin."""
 TOLD = b"x-hive-dropped"
-"""Of an answer: the fields that were dropped, `cookie` being the request's."""
+"""The field of an answer that names the dropped fields; `cookie` is the request's."""
 OWN_TOKEN = b"/.hive/t/"
 """A target at an origin of its own may begin with this and the token: a browser sends no X-Hive-Token."""
 
 
 def agent_of(host: bytes, domain: bytes) -> str | None:
-    """The name of the agent whose own origin this is; None for any other host. `domain`: empty where there are none.
+    """The name of the agent with this origin of its own; None for any other host. `domain`: empty if agents have none.
 
     >>> agent_of(b"Scribe.agents.example.org:8480", b"agents.example.org")
     'scribe'

@@ -1,4 +1,4 @@
-"""A part of the list of models: what `limit`, `after_id` and `before_id` of `GET /v1/models` ask for. Pure.
+"""A part of the list of models, by `limit`, `after_id` and `before_id` of `GET /v1/models`. Pure.
 
 Anthropic's list has these parameters (anthropic-python 2.12 pages by them), OpenAI's has none. Without them it is all.
 """
@@ -17,7 +17,7 @@ MOST_PARAMETERS = 64
 
 
 class Page(NamedTuple):
-    """Which part: at most `limit` (None: all), behind the name `after_id`, before the name `before_id`."""
+    """A part of a list: at most `limit` (None: all), behind the name `after_id`, before the name `before_id`."""
 
     limit: int | None = None
     after_id: str = ""
@@ -36,8 +36,8 @@ class Cut(NamedTuple):
 
 
 def page_of(target: bytes) -> Page:
-    """What a target asks for in its query; parameters that are not known are ignored, and so are empty ones. Of one
-    that is there twice the last one counts. Raises BadRequest.
+    """The page that a target's query asks for; unknown and empty parameters are ignored. Of one that is there twice the
+    last one counts. Raises BadRequest.
 
     >>> page_of(b"/v1/models?limit=2&x=1&after_id=meta%2Fx"), page_of(b"/v1/models")
     (Page(limit=2, after_id='meta/x', before_id=''), Page(limit=None, after_id='', before_id=''))
@@ -56,7 +56,7 @@ def page_of(target: bytes) -> Page:
 
 
 def cut(names: Sequence[str], page: Page) -> Cut:
-    """Where the part begins and ends in `names`. Backwards, with `before_id` alone, it is the last ones before that.
+    """The begin and end of the part in `names`. With `before_id` alone it is the last ones before that name.
 
     Raises BadRequest for a name that is not in the list.
 

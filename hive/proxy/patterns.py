@@ -1,8 +1,8 @@
-"""In how many ways a short text can be read by a regular expression, and how much grammar it becomes. Pure.
+"""The number of ways in which a regular expression can read a short text, and the size of its grammar. Pure.
 
 A grammar engine follows all readings of a text at once, and for each token of the vocabulary again: `([a-z]*)*` has
 more of them with every letter, so that one step of llama-server took minutes. The expression is read as Glushkov's
-automaton is made: each letter or class is a place, and behind each place stands what may follow. Nothing is matched.
+automaton is made: each letter or class is a place, with the places that may follow it. Nothing is matched.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _HEX = {"x": 2, "u": 4, "U": 8}
 _DOT = _ALL ^ _set(b"\n\r")
 
 Part = tuple[list[int], list[int], bool, bool]
-"""Of a part: the places it may begin at, those it may end at, whether it may be empty, whether it is one place."""
+"""A part: the places it may begin at, those it may end at, True if it may be empty, True if it is one place."""
 _NOTHING: Part = ([], [], True, False)
 
 

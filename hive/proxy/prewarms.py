@@ -1,9 +1,9 @@
-"""Prompts the backend is to read ahead of their agents' requests, carried out in the agents' name.
+"""Prewarms: prompts the backend reads ahead of their agents' requests, sent in the agents' name.
 
-Each is a request like any other, on the same way from its first byte on: what is injected, routed, translated and
-counted is what the agent's own would be. Three things are not. It passes no gate, so nobody is woken or kept awake by
-it; no window is charged; and in the queue it stands behind everybody, with a place of its own, and gives its slot back
-where a request waits for one.
+Each is a request like any other, on the same way from its first byte on: it is injected, routed, translated and counted
+as the agent's own would be. Three things differ. It passes no gate, so it wakes no agent and keeps none awake. No
+window is charged. In the queue it stands behind all requests, with a place of its own, and gives its slot back if a
+request waits for one.
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from typing import Any
 
 import msgspec
 
-from hive.domain import BackendKind, Band, Caller
+from hive.backends.kinds import spec_of
+from hive.domain import Band, Caller
 from hive.errors import BackendDown, HiveError, NotFound, NotSupported, Saturated
-from hive.link.link import Reply, failed
+from hive.link.link import LinkReply, failed
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.models.salts import is_kept
 from hive.proxy import endpoints
 from hive.proxy.body import Asked
-from hive.proxy.cost import UNKNOWN, Cost, cost_of
+from hive.proxy.cost import UNKNOWN, TokenCost, cost_of
 from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.endpoints import Endpoint
 from hive.proxy.forward import Exchange
 from hive.proxy.identity import Wishes
-from hive.proxy.registry import Entry
+from hive.proxy.registry import AgentEntry
 from hive.tasks import spawn
 from hive.wire import connection as wire
 from hive.wire.http1 import Request
 
 QUESTION = "."
-"""The user's turn; an agent's own differs from it, so what is kept ends with the system message (seeds/000 §5)."""
+"""The user's turn; an agent's own differs from it, so the kept prefix ends with the system message (seeds/000 §5)."""
 LAST = Wishes(band=Band.LOW)
 ANSWER_MAX_BYTES = 64 * 1024
-"""Of an answer of one token, or of an error."""
+"""Bound for an answer of one token, or for an error."""
 
-Connect = Callable[[socket.socket, Callable[[wire.Connection], wire.Exchange]], wire.Connection | None]
+Connect = Callable[[socket.socket, Callable[[wire.Connection], wire.HttpExchange]], wire.Connection | None]
 
 
-class Outcome:
-    """What became of one: filled in by its exchange."""
+class PrewarmOutcome:
+    """The result of a prewarm, filled in by its exchange."""
 
     __slots__ = ("cost", "error", "model", "status")
 
     def __init__(self) -> None:
         self.error: HiveError | None = None
-        self.cost: Cost = UNKNOWN
+        self.cost: TokenCost = UNKNOWN
         self.status = 0
         self.model = ""
 
@@ -60,7 +61,7 @@ class Ahead(Exchange):
 
     __slots__ = ("_outcome",)
 
-    def __init__(self, path: DataPath, entry: Entry, outcome: Outcome, connection: wire.Connection) -> None:
+    def __init__(self, path: DataPath, entry: AgentEntry, outcome: PrewarmOutcome, connection: wire.Connection) -> None:
         super().__init__(path, connection)
         self._entry = entry
         self._bodies = entry.bodies
@@ -81,7 +82,7 @@ class Ahead(Exchange):
         return Decided(*found, entry.caller, entry.tenant, entry.flow, LAST, 0.0, None)
 
     def _3_not_too_often(self, decided: Decided) -> None:
-        """It is Hive's own doing, and charged to nobody."""
+        """Charges no window: the request is Hive's own."""
 
     def _6_which_model(self, caller: Caller, asked: Asked) -> Asked:
         """Raises NotSupported for a model that is far, also where this agent's own requests may go there."""
@@ -113,7 +114,7 @@ class Ahead(Exchange):
 
 
 class Prewarms:
-    """Those of one proxy. `connect`: makes a connection of a socket, as of one that was accepted."""
+    """The prewarms of one proxy. `connect`: makes a connection of a socket, as of one that was accepted."""
 
     def __init__(self, path: DataPath, connect: Connect) -> None:
         self._path = path
@@ -123,7 +124,7 @@ class Prewarms:
     def __repr__(self) -> str:
         return f"<Prewarms {len(self._under_way)} under way>"
 
-    def begin(self, wanted: Prewarm, reply: Reply) -> None:
+    def begin(self, wanted: Prewarm, reply: LinkReply) -> None:
         """`reply` is called once it has ended."""
         task = spawn(self._carry_out(wanted, reply), name=f"prewarm {wanted.agent}")
         self._under_way.add(task)
@@ -134,7 +135,7 @@ class Prewarms:
         for task in list(self._under_way):
             task.cancel()
 
-    async def _carry_out(self, wanted: Prewarm, reply: Reply) -> None:
+    async def _carry_out(self, wanted: Prewarm, reply: LinkReply) -> None:
         try:
             reply(await self._read(wanted))
         except HiveError as error:
@@ -147,7 +148,7 @@ class Prewarms:
         entry = self._path.registry.stand_in(wanted.agent)
         if entry is None:
             raise NotFound("the agent is not known here")
-        outcome, begun_at = Outcome(), time.monotonic()
+        outcome, begun_at = PrewarmOutcome(), time.monotonic()
         try:
             self._is_worth_it(entry, target)
             answer = await self._ask(entry, target, wanted, outcome)
@@ -162,27 +163,30 @@ class Prewarms:
         return Prewarmed(model=outcome.model, tokens_in=cost.tokens_in, cached_tokens=cost.cached, took_ms=took_ms)
 
     def _may(self, wanted: Prewarm) -> Endpoint:
-        """Where it is asked. Raises Saturated where nobody answers just now, NotSupported where it would be in vain."""
+        """The endpoint it is sent to. Raises Saturated if no backend answers just now, NotSupported if it would be in
+        vain."""
         backend = self._path.backend
         if self._path.draining:
             raise Saturated("the proxy is restarting")
         if backend is None or self._path.gate.is_closed:
             raise Saturated("no inference server is active")
-        if backend.kind is BackendKind.REMOTE:
-            raise NotSupported("a remote server is paid by the token, and what it keeps is not for Hive to know")
+        requests = spec_of(backend.kind).requests
+        if requests.why_not_ahead:
+            raise NotSupported(requests.why_not_ahead)
         if not wanted.model:
             raise NotFound("the agent has no model", hint="give it one, or set default_model")
-        return endpoints.find(b"POST", target_of(backend.kind))
+        return endpoints.find(b"POST", requests.prompt_target)
 
-    def _is_worth_it(self, entry: Entry, endpoint: Endpoint) -> None:
+    def _is_worth_it(self, entry: AgentEntry, endpoint: Endpoint) -> None:
         """Raises NotSupported where the backend is told to keep nothing of this agent's prompts."""
         plan = self._path.plan(entry, endpoint, entry.tenant, LAST, "")
         if not is_kept(plan.want.inject):
             groups = self._path.registry.cache_groups()
             raise NotSupported(f"prompts of {groups} groups would meet in its cache, so it is told to keep none")
 
-    async def _ask(self, entry: Entry, endpoint: Endpoint, wanted: Prewarm, outcome: Outcome) -> bytes:
-        """Its answer, head and all. Whoever cancels this leaves, as a client does, and all it caused ends."""
+    async def _ask(self, entry: AgentEntry, endpoint: Endpoint, wanted: Prewarm, outcome: PrewarmOutcome) -> bytes:
+        """The answer, with its head. A cancellation has the effect of a client that leaves: all that the request caused
+        ends."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with ours:
@@ -198,15 +202,6 @@ class Prewarms:
             while piece := await loop.sock_recv(ours, ANSWER_MAX_BYTES):
                 answer = (answer + piece)[:ANSWER_MAX_BYTES]
         return answer
-
-
-def target_of(kind: BackendKind) -> bytes:
-    """What the prompt is sent to: the dialect that is the backend's own.
-
-    >>> target_of(BackendKind.OLLAMA), target_of(BackendKind.VLLM)
-    (b'/api/chat', b'/v1/chat/completions')
-    """
-    return b"/api/chat" if kind is BackendKind.OLLAMA else b"/v1/chat/completions"
 
 
 def request_of(endpoint: Endpoint, wanted: Prewarm) -> bytes:

@@ -1,10 +1,11 @@
-"""Whose turn it is: the slots of the backend, and the one queue of those who wait for one. Pure, no clock of its own.
+"""The slots of the backend, and the one queue of requests that wait for a slot. Pure, no clock of its own.
 
 A higher band always goes first. Inside a band the tenant goes that has had the fewest tokens for its weight, of that
-tenant the agent that has had the fewest, of that agent whoever came first; each band counts for itself. An expected
-cost is charged with the slot and corrected when the slot is given back. Whoever begins to wait is lifted to the least
-served of those whose turn it could be: being idle saves nothing up. What was had while nobody waited for it is held
-against nobody. A slot is never idle while somebody waits whose agent is below its own limit.
+tenant the agent that has had the fewest, of that agent the request that came first; each band counts for itself. An
+expected cost is charged with the slot and corrected when the slot is given back. A tenant or agent that begins to wait
+is lifted to the least served of those that could have a turn: being idle saves nothing up. Tokens had while no other
+request waited for them are held against nobody. A slot is never idle while a request waits whose agent is below its own
+limit.
 """
 
 from __future__ import annotations
@@ -15,38 +16,47 @@ from typing import Generic, TypeVar
 
 from hive.domain import Band
 from hive.link.requests import QueueView, TenantView
-from hive.proxy.flows import RANKS, REBASE_TOKENS, Flow, Flows, Place, floor_of, least_served, who_yields
-from hive.proxy.pace import Pace
+from hive.proxy.drain_rate import Pace
+from hive.proxy.fair_share import (
+    RANKS,
+    REBASE_TOKENS,
+    Flow,
+    Flows,
+    SharePosition,
+    choose_yielding,
+    floor_of,
+    least_served,
+)
 
-__all__ = ["FairQueue", "Flow", "QueueView", "TenantView", "Verdict"]
+__all__ = ["FairQueue", "Flow", "QueueVerdict", "QueueView", "TenantView"]
 
 NEVER = math.inf
 RETRY_MAX_S = 120.0
 UNMEASURED_MAX_S = 5.0
-"""Longest guess for `Retry-After` where nobody has waited to the end yet."""
+"""Longest guess for `Retry-After` if no request has waited to the end yet."""
 
 Waiter = TypeVar("Waiter")
 """Anything hashable by identity."""
 
 
-class Verdict(Enum):
-    """What `ask` answers. GO: it owns a slot. WAIT: it has a place in line. FULL: it was not taken."""
+class QueueVerdict(Enum):
+    """The answer of `ask`. GO: the request owns a slot. WAIT: it has a place in line. FULL: it was not taken."""
 
     GO = "go"
     WAIT = "wait"
     FULL = "full"
 
 
-_GO = Verdict.GO  # a look-up on an Enum class costs as much as all the sums of `ask`
+_GO = QueueVerdict.GO  # a look-up on an Enum class costs as much as all the sums of `ask`
 _NORMAL = Band.NORMAL
 
 
 class FairQueue(Generic[Waiter]):
     """`slots` requests at the backend at once (None: any number), `depth` more of each tenant waiting.
 
-    A slot has one owner: whoever was told GO, or was returned by a method since, until it calls `leave`.
-    `displaced`: those whose place went to the one that was just told WAIT; the caller empties it and refuses them.
-    They own nothing any more, so their `leave` changes nothing.
+    A slot has one owner: the request that was told GO, or was returned by a method since, until it calls `leave`.
+    `displaced`: requests that lost their place to the one that was just told WAIT; the caller empties it and refuses
+    them. They own nothing any more, so their `leave` changes nothing.
 
     >>> queue: FairQueue[str] = FairQueue(depth=2, slots=1)
     >>> ann = queue.flow("ann", "acme", limit=5)
@@ -65,8 +75,8 @@ class FairQueue(Generic[Waiter]):
         self.depth = depth
         self.displaced: list[Waiter] = []
         self._slots: float = math.inf if slots is None else slots
-        self._running: dict[Waiter, tuple[Place, float, float]] = {}
-        """With what it is expected to cost, and since when it has its slot (NEVER where that was told by no clock)."""
+        self._running: dict[Waiter, tuple[SharePosition, float, float]] = {}
+        """Running requests with their expected cost and the time they got the slot (NEVER if no time was given)."""
         self._waiting = 0
         self._flows = Flows()
         self._pace = Pace()
@@ -87,7 +97,7 @@ class FairQueue(Generic[Waiter]):
     def waiting(self) -> int:
         return self._waiting
 
-    # who there is -------------------------------------------------------------------------------------------------
+    # the flows ----------------------------------------------------------------------------------------------------
 
     def flow(self, agent: str, tenant: str, *, limit: int, weight: float = 1.0) -> Flow:
         """The agent's place under this tenant. `limit`: its requests at the backend at once.
@@ -98,36 +108,39 @@ class FairQueue(Generic[Waiter]):
         return self._flows.flow(agent, tenant, limit=limit, weight=weight)
 
     def move(self, flow: Flow, *, tenant: str, limit: int, weight: float) -> list[Waiter]:
-        """Its tenant, tier or weight is this now; returns whose turn it is by that.
+        """Sets its tenant, limit and weight; returns the requests that get a slot by that.
 
-        What waits of it moves along, whatever the depth. What it has had under another tenant is not counted here.
+        Its waiting requests move along, even beyond the depth. What it has had under another tenant is not counted
+        here.
         """
         self._flows.move(flow, tenant, weight)
         return self.set_limit(flow, limit)
 
     def forget(self, flow: Flow) -> None:
-        """The agent is removed, its flows under other tenants too. What runs or waits of it still leaves as ever."""
+        """The agent is removed, its flows under other tenants too. Its running and waiting requests still leave as
+        ever."""
         self._flows.forget(flow)
 
     def set_limit(self, flow: Flow, limit: int) -> list[Waiter]:
-        """Running ones beyond it finish; returns whose turn it is by that."""
+        """Sets how many of its requests may run; running ones beyond that finish. Returns the requests that get a slot
+        by that."""
         flow.limit = limit
         flow.refresh()
         return self._admit(None)
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        """What it has had stays as it was counted. A free slot for somebody never comes by it."""
+        """Sets the weight of a tenant; what it has had stays as it was counted. It never frees a slot."""
         if tenant in self._flows.lines:
             self._flows.line(tenant, weight)
 
     def resize(self, slots: int | None) -> list[Waiter]:
-        """The backend has so many. Running ones beyond them finish; returns whose turn it is by that."""
+        """Sets the number of slots; running requests beyond it finish. Returns the requests that get a slot by that."""
         self._slots = math.inf if slots is None else slots
         return self._admit(None)
 
     # the turn of a request ----------------------------------------------------------------------------------------
 
-    def ask(self, waiter: Waiter, flow: Flow, *, band: Band = _NORMAL, expected: float, now: float) -> Verdict:
+    def ask(self, waiter: Waiter, flow: Flow, *, band: Band = _NORMAL, expected: float, now: float) -> QueueVerdict:
         """A slot, or a place in line, or neither. `expected`: tokens it will probably cost; `now`: monotonic seconds.
 
         After WAIT look at `displaced`. FULL has given place credit already.
@@ -136,7 +149,8 @@ class FairQueue(Generic[Waiter]):
         running = self._running
         if flow.running >= flow.limit or len(running) >= self._slots:
             return self._line_up(waiter, place, expected, now)
-        # a slot is free, so nobody waits who could have it: whoever begins to wait later does not stand behind this one
+        # a slot is free, so no request waits that could have it: one that begins to wait later does not stand behind
+        # this one
         account = place.account
         level = account.level
         if account.settled > level.floor:
@@ -151,9 +165,9 @@ class FairQueue(Generic[Waiter]):
         return _GO
 
     def leave(self, waiter: Waiter, flow: Flow, *, now: float, cost: float | None = None) -> list[Waiter]:
-        """Gives back its slot or its place; returns those whose turn it is now, who own their slots already.
+        """Gives back its slot or its place; returns the requests that get a slot by that: they own it already.
 
-        `cost`: tokens it took; None where that is unknown, then the expectation stands.
+        `cost`: tokens it took; None if unknown, then the expectation stands.
         """
         owned = self._running.pop(waiter, None)
         if owned is None:
@@ -178,21 +192,22 @@ class FairQueue(Generic[Waiter]):
         return self._admit(now)
 
     def refused(self, flow: Flow, now: float) -> None:
-        """It was answered 503 because its wait was too long: for 120 s its agent keeps its place credit.
+        """Gives place credit for 120 s to the agent of a request that was answered 503 because its wait was too long.
 
-        With credit it is not lifted when it comes back, so it goes before those who came later, and where its
-        tenant's line is full it takes the place of one who came later, of an agent with a longer line.
+        With credit it is not lifted when it comes back, so it goes before later ones. If its tenant's line is full, it
+        takes the place of a later request of an agent with a longer line.
         """
         flow.give_credit(now, now)
 
-    # what is told -------------------------------------------------------------------------------------------------
+    # figures ------------------------------------------------------------------------------------------------------
 
     def retry_after_s(self, flow: Flow, now: float) -> float:
-        """Seconds until those of its tenant who wait now will have had their turn, as measured lately: 1 to 120.
+        """Seconds until the requests of its tenant that wait now will have had their turn, as measured lately: 1 to
+        120.
 
-        Where nobody has waited to the end yet: as long as its requests had their slots lately, for each that goes
+        If no request has waited to the end yet: as long as its requests had their slots lately, for each that goes
         before in the same slot. With nothing measured at all: a second for each of these, at most 5. Never less than
-        somebody has waited since the last turn.
+        the time that requests have waited since the last turn.
         """
         line = flow.line
         ahead = max(1, line.waiting)
@@ -207,7 +222,7 @@ class FairQueue(Generic[Waiter]):
         return min(RETRY_MAX_S, max(1.0, guess_s, line.pace.stuck_s(now)))
 
     def view(self, now: float) -> QueueView:
-        """What runs or waits of forgotten agents is in the totals only."""
+        """The queue at this moment. Running and waiting requests of forgotten agents are in the totals only."""
         flows, rank = self._flows, RANKS[_NORMAL]
         running: dict[str, int] = {}
         for flow in flows.by_key.values():
@@ -224,7 +239,7 @@ class FairQueue(Generic[Waiter]):
 
     # the line -----------------------------------------------------------------------------------------------------
 
-    def _line_up(self, waiter: Waiter, place: Place, expected: float, now: float) -> Verdict:
+    def _line_up(self, waiter: Waiter, place: SharePosition, expected: float, now: float) -> QueueVerdict:
         flow = place.flow
         if not flow.kept:
             self._flows.keep_again(flow)
@@ -238,16 +253,16 @@ class FairQueue(Generic[Waiter]):
             place.lift(floor_of(account, lagging=has_credit))
         if flow.line.waiting >= self.depth and not self._make_room(place, now):
             flow.give_credit(now, now)
-            return Verdict.FULL
+            return QueueVerdict.FULL
         self._pace.begin(now)
         flow.line.pace.begin(now)
         place.put(waiter, (expected, now, flow.credit_since if has_credit else now))
         flow.credit_until = 0.0
         self._waiting += 1
-        return Verdict.WAIT
+        return QueueVerdict.WAIT
 
-    def _make_room(self, place: Place, now: float) -> bool:
-        yields = who_yields(place, now)
+    def _make_room(self, place: SharePosition, now: float) -> bool:
+        yields = choose_yielding(place, now)
         if yields is None:
             return False
         last, waiter = yields
@@ -282,7 +297,7 @@ class FairQueue(Generic[Waiter]):
             admitted.append(waiter)
         return admitted
 
-    def _next(self) -> Place | None:
+    def _next(self) -> SharePosition | None:
         for level in self._flows.levels:
             if level.ready:
                 account, level.floor = least_served(level.ready)
@@ -290,8 +305,8 @@ class FairQueue(Generic[Waiter]):
                 return place
         return None
 
-    def _take(self, place: Place, waiter: object, now: float | None) -> tuple[float, float, float]:
-        """Out of the line; where it was the last there is nothing to measure any more."""
+    def _take(self, place: SharePosition, waiter: object, now: float | None) -> tuple[float, float, float]:
+        """Takes it out of the line; after the last one there is nothing to measure any more."""
         ticket = place.take(waiter)
         flow = place.flow
         flow.refresh()

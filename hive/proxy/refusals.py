@@ -1,4 +1,4 @@
-"""The refusals that say when to come back, with the numbers of the original specification in them."""
+"""The refusals with a `Retry-After`, and with the numbers of the original specification in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hive.proxy.registry import Queue
 from hive.proxy.tenants import Tenant
 
 
-def too_many(who: str, window: SlidingWindow, wait_s: float) -> TooManyRequests:
+def too_many(name: str, window: SlidingWindow, wait_s: float) -> TooManyRequests:
     """429: `limit` requests were made, the next may come at `resetAt` (Unix seconds).
 
     >>> error = too_many("Tenant acme", SlidingWindow(100, 60.0), 7.5)
@@ -19,7 +19,7 @@ def too_many(who: str, window: SlidingWindow, wait_s: float) -> TooManyRequests:
     ('Tenant acme exceeded 100 requests in 60 s', 100, 7.5)
     """
     details = {"limit": window.limit, "remaining": 0, "resetAt": int(time.time() + wait_s) + 1}
-    message = f"{who} exceeded {window.limit} requests in {window.span_s:g} s"
+    message = f"{name} exceeded {window.limit} requests in {window.span_s:g} s"
     return TooManyRequests(message, retry_after_s=wait_s, details=details)
 
 
@@ -44,5 +44,5 @@ def no_slot(queue: Queue, flow: Flow, now: float, waited_s: float) -> Saturated:
 
 
 def no_backend() -> Saturated:
-    """Nobody is there to ask."""
+    """The refusal while no backend is active."""
     return Saturated("no inference server is active; see `hive backend status`", retry_after_s=5)

@@ -1,6 +1,6 @@
-"""Why a field of a request is not taken, and what does the same within bounds. Pure.
+"""The reasons why fields of a request are refused, and permitted fields in their place. Pure.
 
-The rows that refuse stand in `fields.py`; an operator who opens one in hive.conf is told nothing of this.
+The rows that refuse stand in `fields.py`; for a field that an operator permits in hive.conf none of this is told.
 """
 
 from __future__ import annotations
@@ -39,4 +39,4 @@ REASONS: dict[str, str] = {
     "mcp_servers": "the model's server would call it; nothing is fetched from here",
     "thread": "no conversation is kept here; send all of its messages",
 }
-"""By the field, without what stands in it."""
+"""Reasons by the field, without its inner fields."""

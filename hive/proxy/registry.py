@@ -11,51 +11,51 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from hive.domain import Caller, CallerKind, Tier, WakeCause
-from hive.errors import Asleep
+from hive.errors import AgentAsleep
 from hive.link.messages import Activity, AgentRow
 from hive.proxy.body_budget import BodyShare
-from hive.proxy.connection_shares import Holder
-from hive.proxy.gate import Daemon, Gate, State
+from hive.proxy.connection_shares import ConnectionHolder
+from hive.proxy.gate import Gate, GateState, WakeCaller
 from hive.proxy.limits import SlidingWindow, window_of
 from hive.proxy.queue import FairQueue, Flow
 from hive.proxy.tenants import Tenant, Tenants
 from hive.proxy.wakes import WakeTimes
-from hive.settings import Proxy as ProxySettings
-from hive.settings import TenantRow
+from hive.settings.table import Proxy as ProxySettings
+from hive.settings.table import TenantRow
 from hive.wire.connection import Connection
-from hive.wire.listeners import Listener
+from hive.wire.listeners import SocketListener
 
 OPERATOR = "operator"
 PREWARM = "prewarm"
-"""Whose requests those are that Hive itself makes to have a prompt read: they are counted under this name."""
+"""The name under which the requests are counted that Hive itself makes to have a prompt read."""
 UNHEARD = 0
 """Generation of an agent the daemon has not spoken of; its own start at 1."""
 UNHEARD_S = 2.0
-"""With the daemon not heard since the start, an agent on its own socket is served after this long (design.md §3)."""
+"""Time after the start until an agent on its own socket is served if the daemon was not heard (design.md §3)."""
 
 
 class Turning(Protocol):
-    """Who waits in the queue."""
+    """A request that waits in the queue."""
 
     def on_turn(self) -> None:
-        """A slot is this one's own now."""
+        """Tells it that it owns a slot now."""
         ...
 
     def on_displaced(self) -> None:
-        """Its place was needed more by another one: it waits no longer."""
+        """Tells it that its place went to another request: it waits no longer."""
         ...
 
 
 Queue = FairQueue[Turning]
 
 
-class Entry:
-    """One agent: what the daemon said of it, its gate, its window, its place in the queue, its connections.
+class AgentEntry:
+    """One agent: its row from the daemon, its gate, its window, its place in the queue, its connections.
 
     `callers`: connections to ingress that asked for it last. `listeners`: those that are its own, by path.
-    `usual_tokens_out`: moving average of what its requests gave, to be charged before the truth is known.
-    `bodies`, `callers_bodies`: what its own requests and its callers' hold of the budget.
-    `plans`: how its bodies are read, by endpoint (the data path's own, kept here because it is the agent's).
+    `usual_tokens_out`: moving average of its requests' tokens out, charged before the true count is known. `bodies`,
+    `callers_bodies`: the part of the budget that its own requests and its callers' hold. `plans`: the plans for its
+    bodies by endpoint (of the data path, kept here because they are the agent's).
     """
 
     __slots__ = (
@@ -79,9 +79,9 @@ class Entry:
         self.gate = gate
         self.flow = flow
         self.window = SlidingWindow(settings.window_requests, settings.window_s)
-        self.connections: Holder[Connection] = Holder(is_agents=row.id != PREWARM)
-        self.callers: Holder[Connection] = Holder()
-        self.listeners: dict[str, Listener] = {}
+        self.connections: ConnectionHolder[Connection] = ConnectionHolder(is_agents=row.id != PREWARM)
+        self.callers: ConnectionHolder[Connection] = ConnectionHolder()
+        self.listeners: dict[str, SocketListener] = {}
         self.plans: dict[bytes, Any] = {}
         self.usual_tokens_out = 128.0
         self.bodies = BodyShare(tenant.bodies, is_tenants=row.id == OPERATOR)
@@ -89,7 +89,7 @@ class Entry:
         self.learn(row, tenant)
 
     def __repr__(self) -> str:
-        return f"<Entry {self.row.name} {self.gate} {self.flow}>"
+        return f"<AgentEntry {self.row.name} {self.gate} {self.flow}>"
 
     def learn(self, row: AgentRow, tenant: Tenant) -> None:
         """Takes over what the daemon says, except the gate and the place in the queue."""
@@ -102,7 +102,7 @@ class Entry:
         self.caller = Caller(kind, row.id, row.tenant, row.tier, tenant.models)
 
     def close_listeners(self, path: str = "") -> None:
-        """Accepts nobody there any more; without a path at none of its listeners. Open connections stay."""
+        """Accepts no more connections there; without a path at none of its listeners. Open connections stay."""
         for known in [path] if path else list(self.listeners):
             listener = self.listeners.pop(known, None)
             if listener is not None:
@@ -144,33 +144,33 @@ def _differs_in_state_only(old: AgentRow, new: AgentRow) -> bool:
 
 
 class Registry:
-    """All agents, and what their gates see as outside: the daemon is passed through, the sockets are asked here."""
+    """All agents, and the outside of their gates: calls to the daemon are passed on, the sockets are asked here."""
 
-    def __init__(self, daemon: Daemon, settings: ProxySettings, tenants: Mapping[str, TenantRow]) -> None:
+    def __init__(self, daemon: WakeCaller, settings: ProxySettings, tenants: Mapping[str, TenantRow]) -> None:
         self._daemon = daemon
         self._settings = settings
         self.tenants = Tenants(tenants)
         self.queue: Queue = FairQueue(depth=settings.queue_depth)
         self.wakes = WakeTimes()
         self._asked_at: dict[str, float] = {}
-        """Agents somebody waits for, and since when."""
+        """Agents with a caller that waits for the wake, and the time of the ask."""
         self._turns: deque[Turning] = deque()
         self._giving = False
-        self.by_id: dict[str, Entry] = {}
-        self.stand_ins: list[Entry] = []
-        """Of agents whose prompt is being read."""
-        self._by_name: dict[str, Entry] = {}
-        self._by_model_digest: dict[str, Entry] = {}
-        self._by_ingress_digest: dict[str, Entry] = {}
-        self._by_cid: dict[int, Entry] = {}
+        self.by_id: dict[str, AgentEntry] = {}
+        self.stand_ins: list[AgentEntry] = []
+        """Entries for the prewarms that are running, one for each agent whose prompt is read."""
+        self._by_name: dict[str, AgentEntry] = {}
+        self._by_model_digest: dict[str, AgentEntry] = {}
+        self._by_ingress_digest: dict[str, AgentEntry] = {}
+        self._by_cid: dict[int, AgentEntry] = {}
         self.generation = 0
-        """Grows with whatever changes what was decided about a request before."""
+        """Grows with every change that makes earlier decisions about a request invalid."""
         self._groups: Counter[str] = Counter()
-        """Agents by the group whose prefix cache they share."""
-        self.vsock_listener: Listener | None = None
-        """Where the guests that are agents by their context id arrive, all at one."""
+        """The number of agents by the group that shares a prefix cache."""
+        self.vsock_listener: SocketListener | None = None
+        """The one listener of all guests that are known by their context id."""
         self.heard = False
-        """Whether the daemon's table has come at least once."""
+        """True once the daemon's table has come."""
         self.internal_digest = ""
         self.operator = self._new(
             AgentRow(id=OPERATOR, name=OPERATOR, generation=0, gate="open", status="", tier=Tier.HIGH)
@@ -178,7 +178,7 @@ class Registry:
 
     # from the daemon ----------------------------------------------------------------------------------------------
 
-    def replace_all(self, rows: list[AgentRow], internal_digest: str) -> list[Entry]:
+    def replace_all(self, rows: list[AgentRow], internal_digest: str) -> list[AgentEntry]:
         """The daemon's whole table; the entries it no longer has are forgotten and returned."""
         self.heard = True
         self.generation += 1
@@ -192,18 +192,18 @@ class Registry:
             self.learn(row)
         return [entry for entry in gone if entry is not None]
 
-    def learn(self, row: AgentRow) -> Entry:
-        """One agent is so; its gate moves to where the daemon says, unless that is older than what the gate knows."""
+    def learn(self, row: AgentRow) -> AgentEntry:
+        """One agent is so; its gate moves to the daemon's state, unless that is older than the gate's own."""
         entry = self.by_id.get(row.id)
         if entry is not None and _differs_in_state_only(entry.row, row):
             entry.row = row
         else:
             entry = self._learn_anew(entry, row)
-        entry.gate.move(State(row.gate), row.generation, row.status)
+        entry.gate.move(GateState(row.gate), row.generation, row.status)
         return entry
 
-    def _learn_anew(self, entry: Entry | None, row: AgentRow) -> Entry:
-        """Who it is, where it belongs and what it may: whatever was decided before is decided again."""
+    def _learn_anew(self, entry: AgentEntry | None, row: AgentRow) -> AgentEntry:
+        """Takes over a row's identity, place and rights; all that was decided before is decided again."""
         self.generation += 1
         if entry is None:
             entry = self._new(row)
@@ -223,12 +223,13 @@ class Registry:
             self._by_ingress_digest[row.ingress_digest] = entry
         return entry
 
-    def unheard(self, agent: str) -> Entry:
-        """An agent whose socket came from the helper before the daemon spoke of it: closed until it does."""
+    def unheard(self, agent: str) -> AgentEntry:
+        """The entry of an agent whose socket came from the helper before its row from the daemon: closed until that
+        comes."""
         entry = self.by_id.get(agent)
         if entry is None:
             entry = self._new(AgentRow(id=agent, name=agent, generation=UNHEARD, gate="closed", status="unknown"))
-            entry.gate.move(State.CLOSED, UNHEARD, "unknown")
+            entry.gate.move(GateState.CLOSED, UNHEARD, "unknown")
             self.by_id[agent] = entry
             self._count(entry, 1)
         return entry
@@ -236,21 +237,21 @@ class Registry:
     def serve_unheard(self) -> None:
         """The daemon is not there: serve those it never spoke of (a sleeping agent cannot ask)."""
         for entry in self.by_id.values():
-            entry.gate.move(State.OPEN, UNHEARD, "unknown")
+            entry.gate.move(GateState.OPEN, UNHEARD, "unknown")
 
-    def forget(self, agent: str) -> Entry | None:
-        """Flushes what is parked and closes its connections. None where it was not known."""
+    def forget(self, agent: str) -> AgentEntry | None:
+        """Refuses parked requests and closes its connections. None where it was not known."""
         entry = self.by_id.pop(agent, None)
         if entry is None:
             return None
         self.generation += 1
         self._unindex(entry)
         self._count(entry, -1)
-        entry.gate.move(State.REFUSED, entry.gate.generation, "removed")
+        entry.gate.move(GateState.REFUSED, entry.gate.generation, "removed")
         entry.close_listeners()
         for connection in list(entry.connections):
             if connection.exchange is not None:
-                connection.exchange.refuse(Asleep("the agent is removed"))
+                connection.exchange.refuse(AgentAsleep("the agent is removed"))
             connection.close()
         self.queue.forget(entry.flow)
         return entry
@@ -276,35 +277,36 @@ class Registry:
         limit = concurrency_of(own.tier, self._settings)
         return caller, tenant, self.queue.flow(own.id, tenant_name, limit=limit, weight=tenant.weight)
 
-    def stand_in(self, agent: str) -> Entry | None:
-        """One that has the agent's model, tier, tenant and so its cache, and a gate, a window and a place in the line
-        that are not the agent's: a tenant has one place for all of these. None where the agent is not known."""
+    def stand_in(self, agent: str) -> AgentEntry | None:
+        """The entry for a prewarm of the agent: with its model, tier, tenant and so its cache, but with a gate, a
+        window and a place in the queue of its own. A tenant has one such place for all of them. None if the agent is
+        not known."""
         entry = self.by_id.get(agent)
         if entry is None:
             return None
         row = replace(entry.row, id=PREWARM, name=PREWARM, address=None, cid=None)
         tenant = self.tenants.of(row.tenant)
         flow = self.queue.flow(f"{PREWARM} {tenant.name}", tenant.name, limit=1, weight=tenant.weight)
-        found = Entry(row, Gate(PREWARM, self, parked_max=0), flow, tenant, self._settings)
+        found = AgentEntry(row, Gate(PREWARM, self, parked_max=0), flow, tenant, self._settings)
         self.stand_ins.append(found)
         return found
 
-    def stands_in_no_more(self, entry: Entry) -> None:
+    def stands_in_no_more(self, entry: AgentEntry) -> None:
         self.stand_ins.remove(entry)
         if not any(other.flow is entry.flow for other in self.stand_ins):
             self.queue.forget(entry.flow)
 
     def activity(self, agents: Collection[str], now: float) -> dict[str, Activity]:
-        """What is seen of the agents named that are known, of all where none is. Each is asked of the kernel."""
+        """The activity of the known agents among those named; of all if none is named. The kernel is asked for each."""
         known = self.by_id
         named = [agent for agent in agents if agent in known] if agents else known
         return {agent: known[agent].activity(now) for agent in named}
 
     def cache_groups(self) -> int:
-        """How many groups of agents share a prefix cache each, of all agents there are."""
+        """The number of groups that share a prefix cache, over all agents."""
         return len(self._groups)
 
-    def _count(self, entry: Entry, by: int) -> None:
+    def _count(self, entry: AgentEntry, by: int) -> None:
         group = entry.tenant.cache_group
         self._groups[group] += by
         if not self._groups[group]:
@@ -322,20 +324,21 @@ class Registry:
         finally:
             self._giving = False
 
-    # who asks -----------------------------------------------------------------------------------------------------
+    # callers ------------------------------------------------------------------------------------------------------
 
-    def by_model_token(self, token: bytes) -> Entry | None:
-        """Whose model token this is; the internal one is the operator's. Digests are looked up: time tells nothing."""
+    def by_model_token(self, token: bytes) -> AgentEntry | None:
+        """The entry with this model token; the internal token is the operator's. Digests are looked up: time tells
+        nothing."""
         digest = hashlib.sha256(token).hexdigest()
         if digest == self.internal_digest:
             return self.operator
         return self._by_model_digest.get(digest)
 
-    def by_cid(self, cid: int) -> Entry | None:
+    def by_cid(self, cid: int) -> AgentEntry | None:
         """The agent whose guest has this AF_VSOCK context id."""
         return self._by_cid.get(cid)
 
-    def by_ingress_token(self, name: str, token: bytes) -> Entry | None:
+    def by_ingress_token(self, name: str, token: bytes) -> AgentEntry | None:
         """The agent of this name if this token lets callers in to it; unknown name and wrong token look the same."""
         digest = hashlib.sha256(token).hexdigest()
         entry = self._by_name.get(name)
@@ -372,20 +375,20 @@ class Registry:
                 return reason
         return None
 
-    def _new(self, row: AgentRow) -> Entry:
+    def _new(self, row: AgentRow) -> AgentEntry:
         gate = Gate(row.id, self, parked_max=self._settings.parked_max)
         tenant = self.tenants.of(row.tenant)
         limit = concurrency_of(row.tier, self._settings)
         flow = self.queue.flow(row.id, row.tenant, limit=limit, weight=tenant.weight)
-        return Entry(row, gate, flow, tenant, self._settings)
+        return AgentEntry(row, gate, flow, tenant, self._settings)
 
-    def _place(self, entry: Entry) -> None:
-        """Tier, tenant or weight may have changed; those who may go by that, go."""
+    def _place(self, entry: AgentEntry) -> None:
+        """Updates the queue after a change of tier, tenant or weight; requests that get a slot by that go."""
         limit = concurrency_of(entry.row.tier, self._settings)
         tenant = entry.tenant
         self.give_turns(self.queue.move(entry.flow, tenant=tenant.name, limit=limit, weight=tenant.weight))
 
-    def _unindex(self, entry: Entry) -> None:
+    def _unindex(self, entry: AgentEntry) -> None:
         row = entry.row
         for index, key in (
             (self._by_name, row.name),

@@ -1,7 +1,7 @@
-"""What one schema becomes as a grammar: rules, and places that a text may be at. Pure.
+"""The grammar that one schema becomes, counted: rules, and places that a text may be at. Pure.
 
-Every keyword is looked at, whatever a server makes of it, and each part of a schema is walked once; what a `$ref` names
-too. Where servers differ, the larger count is taken.
+Every keyword is looked at, also one that a server ignores, and each part of a schema is walked once; also the target of
+a `$ref`. If servers differ, the larger count is taken.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hive.proxy.patterns import Pattern, PatternError
 LONGEST_NAME = 256
 """Characters of a property's name: llama-server's parser goes one call deeper for each."""
 _MOST_TYPES = 7
-"""There are no more types than these; each makes a copy of the schema."""
+"""The number of types in JSON Schema; each makes a copy of the schema."""
 _MOST_COPIES = 2000
 """`maxLength` and `maxItems` beyond this are none to llama-server."""
 _REFERENCES = 32
@@ -35,11 +35,11 @@ _BOUNDED = 4
 _SHOWN = 400
 """Characters of a pointer in a message."""
 _ANYTHING, _ANY_OBJECT = "*", "{*"
-"""How texts begin that may begin like any other, or like any object."""
+"""Marks for texts that may begin like any other, and like any object."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one kind of server is given at most; the settings `[grammar KIND]` say what each one is."""
+class SchemaLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits for one kind of server; the settings `[grammar KIND]` describe each one."""
 
     schema_bytes: int
     tools_bytes: int
@@ -84,9 +84,9 @@ def refused(path: Path, why: str) -> GrammarTooComplex:
 
 
 class Sums:
-    """What has come together so far in one request, and what there may be."""
+    """The sums of one request so far, and their limits."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: SchemaLimits) -> None:
         self.limits = limits
         self.most = limits.rules
         """Rules that there may be until the next field."""
@@ -130,11 +130,11 @@ class Sums:
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What one schema becomes.
+    """The counts for one schema.
 
     `rules`: of all of it, once more for each time it is copied. `entry`: choices at its first letter; `choices`: the
-    most there are at once anywhere in it. `begins`: how its texts may begin, by which alternatives are told apart.
-    `returns`: whether it leads back to a schema around it.
+    most there are at once anywhere in it. `begins`: possible beginnings of its texts, by which alternatives are told
+    apart. `returns`: true if it leads back to a schema around it.
     """
 
     rules: int
@@ -148,7 +148,7 @@ _ANY = Shape(1)
 _LETTER = {"string": '"', "array": "[", "integer": "0", "number": "0", "boolean": "t", "null": "n"}
 
 
-class Schema:
+class MeasuredSchema:
     """One schema document, measured by walking each part of it once."""
 
     def __init__(self, root: Any, path: Path, sums: Sums) -> None:
@@ -163,7 +163,7 @@ class Schema:
         self._references = 0
 
     def __repr__(self) -> str:
-        return f"<Schema {self._path} {self._sums!r}>"
+        return f"<MeasuredSchema {self._path} {self._sums!r}>"
 
     def measure(self) -> Shape:
         """Raises GrammarTooComplex."""
@@ -204,7 +204,7 @@ class Schema:
         return self._side_by_side(parts, path, own)
 
     def _side_by_side(self, parts: list[Shape], path: Path, own: int) -> Shape:
-        """Which keyword counts beside which differs by server; so they count as alternatives, all of them."""
+        """Joins keywords that servers combine in different ways: they all count as alternatives."""
         if len(parts) == 1:
             return msgspec.structs.replace(parts[0], rules=parts[0].rules + own)
         return Shape(
@@ -240,7 +240,7 @@ class Schema:
         return Shape(sum(s.rules for s in shapes), entry, choices, begins, any(s.returns for s in shapes))
 
     def _all(self, parts: list[Any], path: Path, named: int) -> Shape:
-        """llama-server puts the properties of all of them into one object, and copies what a `$ref` names."""
+        """llama-server puts the properties of all of them into one object, and copies the target of a `$ref`."""
         shapes: list[Shape] = []
         for number, part in enumerate(parts):
             shape = self._node(part, path / number, named)
@@ -423,7 +423,7 @@ def written(value: Any) -> str:
 
 
 def _first_of(name: str, schema: Any) -> set[str]:
-    """How an object begins that begins with this property: by its name, and its value where there is but one."""
+    """The beginnings of an object whose first property is this one: by its name, and its values if they are listed."""
     if isinstance(schema, dict):
         several = schema.get("enum")
         values = several if isinstance(several, list) else [schema.get("const")]

@@ -25,29 +25,29 @@ from hive.host.notify import Notifier
 from hive.host.process import raise_descriptor_limit
 from hive.host.sockets import TCP, UNIX, VSOCK, is_listening, take_sockets
 from hive.link.server import bind_private
-from hive.proxy.admin import Admin, Desk
-from hive.proxy.connection_shares import Holder
+from hive.proxy.admin import Admin, AdminSocket
+from hive.proxy.body_workers import DeepReaders
+from hive.proxy.connection_limits import Seldom, connections_allowed, turn_away
+from hive.proxy.connection_shares import ConnectionHolder
 from hive.proxy.datapath import DataPath
-from hive.proxy.deep import DeepReaders
-from hive.proxy.doors import Seldom, connections_allowed, turn_away
 from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
 from hive.proxy.life import Load, live
-from hive.proxy.links import Links, WakesByHttp
+from hive.proxy.links import ProxyLinks, WakesByHttp
 from hive.proxy.metrics import Metrics
 from hive.proxy.queue import QueueView
-from hive.proxy.registry import UNHEARD_S, Entry
-from hive.proxy.spool import UsageLog
+from hive.proxy.registry import UNHEARD_S, AgentEntry
 from hive.proxy.under_way import models_in_use
-from hive.settings import Paths, Settings
-from hive.settings_runtime import with_runtime
+from hive.proxy.usage_spool import UsageSpool
+from hive.settings.runtime import with_runtime
+from hive.settings.table import Paths, Settings
 from hive.store.live import Live
 from hive.store.redis_at import redis_at
 from hive.tasks import spawn
 from hive.wire import connection as wire
 from hive.wire.budget import HalfOpen
 from hive.wire.deadlines import Deadlines
-from hive.wire.listeners import Listener, listen_tcp
+from hive.wire.listeners import SocketListener, listen_tcp
 from hive.wire.vsock import VsockListener, listen_vsock, peer_cid
 
 log = logging.getLogger("hive.proxy")
@@ -56,17 +56,18 @@ DRAIN_LOOK_S = 0.02
 FRESH_S = 0.5
 """A connection accepted less than this before the drain may be about to ask its first question."""
 FLUSH_S = 1.0
-"""For the last words of a drain to reach those who read."""
+"""Time for the last words of a drain to reach clients that read."""
 HANDED = {"model": TCP, "ingress": TCP, "vsock": VSOCK, "admin": UNIX}
 """Names of sockets systemd may hand over."""
 Handed = Mapping[str, list[socket.socket]]
 
 
-class Door(NamedTuple):
-    """A socket that listens already, and how its callers are let in. `ours`: nobody keeps its backlog after us."""
+class BoundListener(NamedTuple):
+    """A socket that listens already, and the function that lets its callers in. `ours`: no other process keeps its
+    backlog after this one."""
 
     sock: socket.socket
-    open: Callable[[socket.socket], Listener]
+    open: Callable[[socket.socket], SocketListener]
     ours: bool
 
 
@@ -92,9 +93,9 @@ class ProxyServer:
         self.epoch = f"{int(time.time()):x}{secrets.token_hex(3)}"
         self._deadlines = Deadlines()
         self._live = Live(redis_at(paths.redis_socket, "proxy", os.environ, credential))
-        self._usage = UsageLog(paths.spool, self.epoch, self._live)
+        self._usage = UsageSpool(paths.spool, self.epoch, self._live)
         self._api = _api_wake()
-        self._links = Links(paths, self.epoch, settings, live=self._live, usage=self._usage, api=self._api)
+        self._links = ProxyLinks(paths, self.epoch, settings, live=self._live, usage=self._usage, api=self._api)
         self.registry = self._links.registry
         self._readers = DeepReaders()
         self.path = DataPath(
@@ -119,10 +120,12 @@ class ProxyServer:
         self._half_open, self._callers_half_open = HalfOpen(), HalfOpen()
         self._connections: dict[wire.Connection, float] = {}
         """Each with the time it was accepted."""
-        self._doors: list[Door] = []
-        """Callers wait before these until it is known who they may be."""
-        self._listening: list[tuple[Door, Listener]] = []
-        self._desk = Desk(Admin(self.metrics, not_ready=self._not_ready, queue=self._told_of_queue), self._deadlines)
+        self._doors: list[BoundListener] = []
+        """Listening sockets that are opened once the agents are known; until then callers wait in the backlog."""
+        self._listening: list[tuple[BoundListener, SocketListener]] = []
+        self._desk = AdminSocket(
+            Admin(self.metrics, not_ready=self._not_ready, queue=self._told_of_queue), self._deadlines
+        )
         self._admin_inode = 0
         self._seldom = Seldom()
         self._on_ready: Callable[[], None] | None = None
@@ -135,8 +138,8 @@ class ProxyServer:
     def start(self, on_ready: Callable[[], None]) -> None:
         """Listens and dials. Raises DependencyDown where a port is taken and may not move.
 
-        Callers wait in the backlogs until the daemon has told who there is, or has not for UNHEARD_S; then `on_ready`
-        is called, once.
+        Callers wait in the backlogs until the daemon has sent its agents, or has not for UNHEARD_S; then `on_ready` is
+        called, once.
         """
         self._on_ready = on_ready
         self._listen_admin()
@@ -158,7 +161,8 @@ class ProxyServer:
         self._loop.call_later(UNHEARD_S, self._ready)
 
     async def stop(self, hurry: asyncio.Event) -> None:
-        """Accepts nobody, lets requests end for up to `drain_s`, cuts the rest detectably; all at once in a `hurry`."""
+        """Accepts no connection, lets requests end for up to `drain_s`, cuts the rest detectably; all at once in a
+        `hurry`."""
         self.path.draining = True
         self._stop_accepting()
         self.ingress.end_sockets()  # which would wait for nothing: they end no other way
@@ -176,7 +180,8 @@ class ProxyServer:
         self._deadlines.close()
 
     def _stop_accepting(self) -> None:
-        """What waits in a backlog that somebody keeps open is left to the next proxy; our own is emptied."""
+        """Closes the listeners. A backlog that another process keeps open is left to the next proxy; our own is
+        emptied."""
         for door, listener in self._listening:
             listener.close(empty_first=door.ours)
         for door in self._doors:
@@ -186,7 +191,7 @@ class ProxyServer:
         self._links.stop_listening()
 
     async def _drained(self, begun_at: float, within_s: float, hurry: asyncio.Event) -> None:
-        """Closes what nothing is asked on, until all is closed, the time is over, or there is a hurry."""
+        """Closes connections without a request, until all are closed, the time is over, or there is a hurry."""
         while self._connections and time.monotonic() < begun_at + within_s and not hurry.is_set():
             self._close_idle(begun_at)
             with contextlib.suppress(TimeoutError):
@@ -201,10 +206,10 @@ class ProxyServer:
                 connection.close()
 
     async def _cut(self) -> None:
-        """What has not ended ends now: with an error where no answer has begun, else so that its client can tell."""
+        """Ends all requests now: with an error if no answer has begun, else so that the client can tell."""
         self._refuse_in_flight()
         await self._drained(time.monotonic(), FLUSH_S, asyncio.Event())
-        self._refuse_in_flight()  # what began since
+        self._refuse_in_flight()  # requests that began since
         for connection in list(self._connections):
             connection.cut()
 
@@ -234,13 +239,13 @@ class ProxyServer:
 
     def _follow(self, settings: Settings) -> None:
         proxy = settings.proxy
-        self._limits = wire.Limits(proxy.head_s, proxy.body_idle_s, proxy.keepalive_s, proxy.body_max_bytes)
+        self._limits = wire.ConnectionLimits(proxy.head_s, proxy.body_idle_s, proxy.keepalive_s, proxy.body_max_bytes)
         self.path.shares.limit = connections_allowed(proxy.connections_max, self._descriptors)
 
     # how it is ----------------------------------------------------------------------------------------------------
 
     def what_is_wrong(self) -> str:
-        """A listener that takes nobody; while draining there is none to look at."""
+        """The fault of a listener that accepts no connection, else empty; while draining there is none to look at."""
         return "" if all(is_listening(door.sock) for door, _ in self._listening) else "a listener is dead"
 
     def _ready(self) -> None:
@@ -258,7 +263,7 @@ class ProxyServer:
         self._on_ready = None
 
     def _not_ready(self) -> str:
-        """Why no new callers should be sent here, empty where they should."""
+        """The reason why no new callers should be sent here, empty if they should."""
         if self.path.draining:
             return "draining"
         return self.what_is_wrong() or ("" if self._listening else "not listening")
@@ -266,7 +271,7 @@ class ProxyServer:
     def _in_flight(self) -> int:
         return sum(entry.gate.in_flight + entry.gate.ingress for entry in self._entries())
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[AgentEntry]:
         return [*self.registry.by_id.values(), self.registry.operator]
 
     def _queue(self) -> QueueView:
@@ -277,7 +282,7 @@ class ProxyServer:
         return {**msgspec.structs.asdict(self._queue()), "models": models_in_use(self.registry)}
 
     def _tell_metrics(self) -> None:
-        """What is counted nowhere, because somebody knows it at any moment."""
+        """Sets the sources of metrics that are not counted, because their value can be read at any moment."""
         read, path = self.metrics.read, self.path
         read("queue_waiting", lambda: {tenant.name: tenant.waiting for tenant in self._queue().tenants})
         read("queue_running", lambda: {tenant.name: tenant.running for tenant in self._queue().tenants})
@@ -304,19 +309,20 @@ class ProxyServer:
     # listeners ----------------------------------------------------------------------------------------------------
 
     def _listen(self, name: str, port: int, make: Callable[[socket.socket], wire.Connection | None]) -> int:
-        """On what systemd handed over under this name, else on a port of `listen`. Returns the (first) port."""
+        """Listens on the sockets that systemd handed over under this name, else on a port of `listen`. Returns the
+        (first) port."""
         handed = self._handed.get(name)
         socks = handed or [self._bind(port, name)]
-        self._doors += [Door(sock, partial(Listener, make=make), ours=not handed) for sock in socks]
+        self._doors += [BoundListener(sock, partial(SocketListener, make=make), ours=not handed) for sock in socks]
         return int(socks[0].getsockname()[1])
 
     def _bind(self, port: int, name: str) -> socket.socket:
-        address, whose = self.settings.proxy.listen, "the model" if name == "model" else name
+        address, label = self.settings.proxy.listen, "the model" if name == "model" else name
         try:
             return listen_tcp(port, move=self._move, address=address)
         except OSError as error:
             raise DependencyDown(
-                f"port {port} of {address} for {whose} cannot be taken: {error.strerror}",
+                f"port {port} of {address} for {label} cannot be taken: {error.strerror}",
                 hint=f"find its holder with `ss -ltnp 'sport = :{port}'`, or choose another port in hive.conf",
             ) from error
 
@@ -324,7 +330,7 @@ class ProxyServer:
         handed = self._handed.get("vsock")
         socks = handed or ([listen_vsock(self.settings.inference.vsock_port)] if self.settings.proxy.vsock else [])
         self._doors += [
-            Door(sock, partial(VsockListener, make=self._guest_connection), ours=not handed) for sock in socks
+            BoundListener(sock, partial(VsockListener, make=self._guest_connection), ours=not handed) for sock in socks
         ]
 
     def _listen_admin(self) -> None:
@@ -339,7 +345,7 @@ class ProxyServer:
                     f"the admin socket {path} cannot be made: {error.strerror}",
                     hint="the runtime directory must be this user's, or systemd hands over a socket named admin",
                 ) from error
-        self._admin_listeners = [Listener(sock, self._desk.connect) for sock in socks]
+        self._admin_listeners = [SocketListener(sock, self._desk.connect) for sock in socks]
 
     def _close_admin(self) -> None:
         """Last of all: it tells how the drain goes. The file is removed unless it is the next proxy's already."""
@@ -368,8 +374,8 @@ class ProxyServer:
         self._refused("unknown_cid", f"cid {cid}")
         return None
 
-    def _agent_connection(self, entry: Entry, sock: socket.socket) -> wire.Connection | None:
-        """From a listener that says whose it is: it is that agent's from accept on."""
+    def _agent_connection(self, entry: AgentEntry, sock: socket.socket) -> wire.Connection | None:
+        """The connection from an agent's own listener: it is that agent's from accept on."""
         if not self.path.has_room(entry):
             self._refused("agent_connections_max", entry.row.name)
             turn_away(sock)
@@ -383,8 +389,8 @@ class ProxyServer:
     def _connect(
         self,
         sock: socket.socket,
-        open_exchange: Callable[[wire.Connection], wire.Exchange],
-        holder: Holder[wire.Connection] | None = None,
+        open_exchange: Callable[[wire.Connection], wire.HttpExchange],
+        holder: ConnectionHolder[wire.Connection] | None = None,
         half_open: HalfOpen | None = None,
     ) -> wire.Connection | None:
         """Makes one of this holder, else Hive's own. None where there is no place: it is turned away in words."""
@@ -416,7 +422,7 @@ class ProxyServer:
     def _closed(self, connection: wire.Connection) -> None:
         self._connections.pop(connection, None)
         self.path.shares.leave(connection)
-        if isinstance(connection.owner, Entry):
+        if isinstance(connection.owner, AgentEntry):
             connection.owner.gate.settle(time.monotonic())
 
     def _touch(self, agent: str) -> None:
@@ -434,7 +440,7 @@ def _api_wake() -> WakesByHttp | None:
 
 def _agent_sleeps(connection: wire.Connection) -> bool:
     """Idle connections of a sleeping agent are kept: it would find them closed when it wakes."""
-    return isinstance(connection.owner, Entry) and connection.owner.gate.state != "open"
+    return isinstance(connection.owner, AgentEntry) and connection.owner.gate.state != "open"
 
 
 async def _run(

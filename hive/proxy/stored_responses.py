@@ -1,7 +1,7 @@
-"""Responses that are kept, as the proxy has them kept and asks for them: the daemon stores them (link/responses.py).
+"""Kept responses, as the proxy sends them and asks for them: the daemon stores them (link/responses.py).
 
-Only a request that names a stored response waits here. Each agent asks one thing at a time, and few at once ask at
-all: what is held of answers that nobody has read is bounded.
+Only a request that names a stored response waits here. Each agent asks one thing at a time, and few at once ask at all:
+so the answers that are held unread are bounded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from hive.errors import BadRequest, HiveError, LinkLost, NotFound, PreviousNotFound, Saturated
 from hive.link.link import Link
-from hive.link.message import Message
+from hive.link.message import LinkMessage
 from hive.link.messages import Done
 from hive.link.responses import (
     AskHistory,
@@ -26,11 +26,11 @@ from hive.link.responses import (
     KeepResponse,
     ResponseIs,
 )
-from hive.proxy.doors import Seldom
+from hive.proxy.connection_limits import Seldom
 from hive.store.response_items import ItemPage
 
 log = logging.getLogger("hive.proxy")
-Answer = TypeVar("Answer", bound=Message)
+Answer = TypeVar("Answer", bound=LinkMessage)
 
 ANSWER_S = 10.0
 """The daemon reads a conversation of 16 MiB in some 50 ms; those of other agents may be before it."""
@@ -39,7 +39,7 @@ AT_ONCE = 4
 UNSENT_MOST_BYTES = 32 * 1024 * 1024
 """Bytes on their way to the daemon beyond which nothing more is given it to keep: wakes are behind them."""
 ANSWER_MOST_BYTES = 32 * 1024 * 1024
-"""Of an answer of the daemon's, also where bodies may be longer: half of what a frame of the link may have."""
+"""Bound for an answer of the daemon's, also if bodies may be longer: half of the largest frame of the link."""
 
 
 class StoredResponses:
@@ -48,7 +48,7 @@ class StoredResponses:
     def __init__(self, link: Callable[[], Link]) -> None:
         self._link = link
         self._alone: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By agent, as long as it asks."""
+        """Locks by agent, as long as it asks."""
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._seldom = Seldom()
         self.dropped = 0
@@ -85,7 +85,7 @@ class StoredResponses:
         return True
 
     async def history(self, agent: str, previous_id: str, items: list[str], *, most_bytes: int) -> HistoryIs:
-        """What the response named went on from and ended with, an array of items; and the items of these ids.
+        """The conversation up to the response that is named, an array of items; and the items of these ids.
 
         Raises PreviousNotFound, NotFound (an item), BadRequest (too long), Saturated where the daemon cannot be asked.
         """
@@ -103,7 +103,7 @@ class StoredResponses:
         return (await self._ask(agent, AskResponse(agent=agent, id=response_id), ResponseIs)).content
 
     async def input_items(self, agent: str, response_id: str, page: ItemPage, *, most_bytes: int) -> bytes:
-        """A page of what the model was given, as the API lists it. Raises NotFound, BadRequest, Saturated."""
+        """A page of the model's input, as the API lists it. Raises NotFound, BadRequest, Saturated."""
         question = AskInputItems(
             agent=agent,
             id=response_id,
@@ -118,7 +118,7 @@ class StoredResponses:
         """Returns once it is on the disk no more. Raises NotFound, Saturated."""
         await self._ask(agent, DropResponse(agent=agent, id=response_id), Done)
 
-    async def _ask(self, agent: str, question: Message, answer: type[Answer]) -> Answer:
+    async def _ask(self, agent: str, question: LinkMessage, answer: type[Answer]) -> Answer:
         alone = self._alone.get(agent)
         if alone is None:
             alone = self._alone[agent] = asyncio.Lock()

@@ -1,6 +1,6 @@
-"""One request to `/v1/responses` and what it has to do with storage: what it goes on from, and whether it is kept.
+"""The storage of one request to `/v1/responses`: the response it continues, and the decision to keep its own.
 
-The backend never hears of it: what is named is put into the body before that is read. Pure.
+The backend never sees it: named items are put into the body before that is read. Pure.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class StoredTurn(NamedTuple):
 
     @property
     def names_stored(self) -> bool:
-        """Whether the body is whole only with what is stored."""
+        """Whether the body is whole only with stored items."""
         return bool(self.previous or self.references)
 
     def as_held(self) -> StoredTurn:
-        """What of it is needed until the answer is there."""
+        """The part of it that is needed until the answer is there."""
         return self._replace(rest=b"", references=[], asked=self.asked if self.store else b"")
 
 
 def turn_of(body: bytes, *, most_bytes: int) -> StoredTurn:
-    """What the body says. What is longer than may be kept of an agent is not to be kept. Raises BadRequest.
+    """The turn that a body asks for. Input longer than may be kept of an agent is not to be kept. Raises BadRequest.
 
     >>> turn_of(b'{"input":[{"type":"item_reference","id":"msg_1"}],"previous_response_id":"r"}', most_bytes=99)[2:]
     (['msg_1'], True, b'{}')
@@ -66,7 +66,7 @@ def whole_body(turn: StoredTurn, history: bytes, items: list[bytes], *, most_byt
 
 
 def with_turn(asked: Asked, turn: StoredTurn) -> Asked:
-    """The request whose answer says what it has to do with storage; what goes upstream is the same."""
+    """The request with its storage, so that its answer tells it; what goes upstream is the same."""
     if not turn.store and not turn.previous:
         return asked
     return msgspec.structs.replace(asked, kept=as_stored(asked.kept, previous=turn.previous, store=turn.store))

@@ -1,6 +1,6 @@
-"""What a request has to do with responses that are kept: it names them, asks about them, or is to be kept itself.
+"""The part of a request that has to do with kept responses: it names them, asks about them, or is to be kept itself.
 
-Nothing of this happens to any other request, nor where storage is off.
+Other requests pass none of this, and none does while storage is off.
 """
 
 from __future__ import annotations
@@ -14,41 +14,42 @@ from hive.errors import HiveError
 from hive.proxy import kept_answers, stored_turn
 from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.endpoints import Keeps
-from hive.proxy.lists import Said
-from hive.proxy.registry import Entry
+from hive.proxy.lists import OwnAnswer
+from hive.proxy.registry import AgentEntry
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.stored_turn import StoredTurn
-from hive.proxy.waiting import Waiting, no_room_for_bodies
+from hive.proxy.waiting import WaitingRequest, no_room_for_bodies
 from hive.tasks import spawn
 from hive.wire.http1 import Request
 
 if TYPE_CHECKING:
     from hive.proxy.answer import Answer
-    from hive.proxy.deep import Reading
+    from hive.proxy.body_workers import BodyReading
 
 MIB = 1024 * 1024
 
 
-class Storing(Waiting):
-    """`_turn`: of a request to `/v1/responses`; None where storage is off, and once it is kept. `_pending`: what goes
-    on elsewhere for it; whoever ends the request cancels it."""
+class Storing(WaitingRequest):
+    """A request that may be stored. `_turn`: of a request to `/v1/responses`; None if storage is off, and once it is
+    kept. `_pending`: work under way for it elsewhere; the end of the request cancels it."""
 
     __slots__ = ("_path", "_pending", "_turn", "request_id")
     _path: DataPath
-    _pending: Reading | asyncio.Task[None] | None
+    _pending: BodyReading | asyncio.Task[None] | None
     _turn: StoredTurn | None
     request_id: str
 
     @abstractmethod
-    def _5_what_is_asked(self, request: Request, entry: Entry, decided: Decided) -> None:
+    def _5_what_is_asked(self, request: Request, entry: AgentEntry, decided: Decided) -> None:
         """The body is whole."""
 
     @abstractmethod
-    def _say(self, said: Said) -> None:
+    def _say(self, said: OwnAnswer) -> None:
         """Ends with an answer of Hive's own."""
 
-    def _read_turn(self, request: Request, entry: Entry, decided: Decided, stored: StoredResponses) -> None:
-        """Before the body is read: only who names what is stored waits for the daemon, which has it."""
+    def _read_turn(self, request: Request, entry: AgentEntry, decided: Decided, stored: StoredResponses) -> None:
+        """Reads the turn before the body is read: only a request that names a stored one waits for the daemon, which
+        has it."""
         kept_mb = self._path.settings.proxy.responses_kept_mb if stored.is_here else 0
         try:
             turn = stored_turn.turn_of(b"".join(request.body), most_bytes=kept_mb * MIB)
@@ -64,7 +65,7 @@ class Storing(Waiting):
             self._5_what_is_asked(request, entry, decided)
 
     async def _ask_history(
-        self, request: Request, entry: Entry, decided: Decided, stored: StoredResponses, turn: StoredTurn
+        self, request: Request, entry: AgentEntry, decided: Decided, stored: StoredResponses, turn: StoredTurn
     ) -> None:
         sent, longest = request.body_bytes, self._path.settings.proxy.body_max_bytes
         try:
@@ -81,15 +82,16 @@ class Storing(Waiting):
         self._5_what_is_asked(request, entry, decided)
 
     def _keep(self, turn: StoredTurn, answer: Answer) -> None:
-        """Told before the client can know that the answer is complete, so that what it asks next finds it."""
+        """Sends the response to the daemon before the client can know that the answer is complete, so that its next
+        request finds it."""
         stored, entry, response = self._path.stored, self._entry, answer.response
         if response and turn.store and stored is not None and entry is not None:
             self._turn = None
             name = response_id(self.request_id)
             stored.keep(entry.row.id, name, previous_id=turn.previous, asked=turn.asked, response=response)
 
-    async def _answer_kept(self, decided: Decided, entry: Entry, keeps: Keeps) -> None:
-        """A question about what is kept; a client that leaves ends it."""
+    async def _answer_kept(self, decided: Decided, entry: AgentEntry, keeps: Keeps) -> None:
+        """Answers a request about a kept response; a client that leaves ends it."""
         try:
             said = await kept_answers.said_of_kept(self._path, entry, keeps, decided.target)
         except HiveError as error:

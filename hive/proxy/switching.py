@@ -1,4 +1,4 @@
-"""The backend's gate as the daemon says it should stand, and the end of what is at the backend when it closes."""
+"""The backend's gate in the state the daemon wants, and the end of requests that are at the backend when it closes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 
-from hive.link.link import Reply
+from hive.link.link import LinkReply
 from hive.link.messages import CloseBackend, DaemonTable, Drained, OpenBackend
 from hive.proxy.datapath import DataPath
 from hive.tasks import spawn
@@ -15,12 +15,12 @@ from hive.tasks import spawn
 log = logging.getLogger("hive.proxy")
 
 LOOK_S = 0.02
-"""How often it is looked whether what is at the backend has ended."""
+"""The time between two looks at the requests that are at the backend."""
 ALONE_S = 60.0
 """A gate whose daemon ended in mid-switch opens after this long without one: an error tells more than waiting."""
 
 
-class Switching:
+class SwitchingGate:
     """One proxy's gate of the backend. Every method is called on the loop."""
 
     def __init__(self, path: DataPath) -> None:
@@ -30,22 +30,22 @@ class Switching:
         self._alone: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<Switching {self._path.gate}>"
+        return f"<SwitchingGate {self._path.gate}>"
 
-    def close(self, message: CloseBackend, reply: Reply) -> None:
+    def close(self, message: CloseBackend, reply: LinkReply) -> None:
         """Answers once nothing is at the backend any more."""
         overtaken, now = self._next_order(), time.monotonic()
         self._path.close_backend(until=now + message.wait_s, towards=message.towards)
         log.info("backend_closed towards=%s drained=%s", message.towards, self._path.is_drained)
         spawn(self._drain(now + message.drain_s, overtaken, reply), name="drain the backend")
 
-    async def _drain(self, until: float, overtaken: asyncio.Event, reply: Reply) -> None:
+    async def _drain(self, until: float, overtaken: asyncio.Event, reply: LinkReply) -> None:
         while not self._path.is_drained and time.monotonic() < until and not overtaken.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await overtaken.wait()
         if overtaken.is_set():
-            reply(Drained())  # whoever asked has changed its mind, or is gone
+            reply(Drained())  # the daemon has changed its mind, or is gone
             return
         cut = self._path.cut_off()
         log.info("backend_drained cut=%d", cut)

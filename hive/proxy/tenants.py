@@ -8,7 +8,7 @@ from hive.models.routing import models_of
 from hive.models.salts import cache_group
 from hive.proxy.body_budget import TenantBodies
 from hive.proxy.limits import SlidingWindow, window_of
-from hive.settings import TenantRow
+from hive.settings.table import TenantRow
 
 MAX_KEPT = 1000
 """Tenants without a section of their own that are remembered; agents' tenants are few, an operator may name any."""
@@ -21,7 +21,7 @@ _NO_ROW = TenantRow()
 
 
 class Tenant:
-    """What the agents of one tenant share: limits, models, weight, and whose prompts may meet theirs in a cache."""
+    """A tenant, as its agents share it: limits, models, weight, and the group that shares a prefix cache."""
 
     __slots__ = ("bodies", "cache_group", "models", "name", "wakes", "weight", "window")
 

@@ -10,11 +10,11 @@ from hive.proxy.forward import Exchange
 from hive.proxy.registry import Registry
 
 TOLD_MAX = 1000
-"""Requests told of at once: some 300 KB, and nobody reads more."""
+"""Requests reported at once: some 300 KB, and no reader needs more."""
 
 
 def queue_now(registry: Registry, now: float) -> QueueIs:
-    """Who waits and who runs, `now` being monotonic seconds."""
+    """The waiting and running requests, `now` being monotonic seconds."""
     found = [told for exchange in _exchanges(registry) if (told := exchange.told(now)) is not None]
     found.sort(key=lambda told: -told.age_ms)
     return QueueIs(queue=registry.queue.view(now), requests=found[:TOLD_MAX], left_out=max(0, len(found) - TOLD_MAX))

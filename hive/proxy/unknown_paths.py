@@ -1,7 +1,6 @@
-"""What is told of a path that is on no row of the allowlist: why, and what is offered instead. Pure.
+"""The refusal of a path that has no row in the allowlist: the reason, and a path that is offered instead. Pure.
 
-None of it is asked of a backend, whatever is said here. Dated: Ollama's routes of 2026-08, vLLM 0.32, llama-server
-0c1e570.
+No backend is asked at any of these paths. Dated: Ollama's routes of 2026-08, vLLM 0.32, llama-server 0c1e570.
 """
 
 from __future__ import annotations
@@ -9,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from hive.domain import BackendKind
+from hive.backends.kinds import specs
 from hive.errors import HiveError, NotSupported, Refusal
 
 TOLD_BYTES = 80
-"""Of a path, in an error about it."""
+"""Bytes of a path that are shown in an error about it."""
 NEAR = 0.6
 """Share of the letters at both ends that two paths have in common where one may be meant by the other."""
-_OLLAMA, _VLLM, _LLAMA = BackendKind.OLLAMA, BackendKind.VLLM, BackendKind.LLAMA
 _CHANGES = "it changes the inference server for everybody, which is an operator's to do (`hive model`, `hive backend`)"
 _TELLS = "it tells of everybody's requests, or of the server itself"
 _FAR = "it is a cloud service's, and no inference server here has it"
@@ -26,16 +24,21 @@ _ANYTHING_ELSE = "it is on no list of endpoints"
 
 
 class Known(NamedTuple):
-    """A path of somebody's API that no agent is given. `kinds`: servers that answer it with a model, so that another
-    one cannot (501); `instead`: what comes nearest to it."""
+    """A path of a known API that no agent may use. `kinds`: servers that answer it with a model, so that another one
+    cannot (501); `instead`: what comes nearest to it."""
 
     why: str
-    kinds: frozenset[BackendKind] = frozenset()
+    kinds: frozenset[str] = frozenset()
     instead: str = ""
 
 
-def _relayed_by_nobody(*kinds: BackendKind, instead: str = "") -> Known:
-    return Known(_NOT_RELAYED, frozenset(kinds), instead)
+def _not_relayed() -> dict[str, Known]:
+    """Paths that servers answer with a model, and are not asked, by what is known of their kinds."""
+    by_path = {path: instead for spec in specs() for path, instead in spec.not_relayed.items()}
+    return {
+        path: Known(_NOT_RELAYED, frozenset(spec.kind for spec in specs() if path in spec.not_relayed), instead)
+        for path, instead in by_path.items()
+    }
 
 
 KNOWN: dict[str, Known] = {
@@ -56,25 +59,22 @@ KNOWN: dict[str, Known] = {
         ),
         Known(_FAR),
     ),
-    **dict.fromkeys(("/pooling", "/classify"), _relayed_by_nobody(_VLLM, instead="/v1/embeddings")),
-    **dict.fromkeys(("/v1/audio/transcriptions", "/v1/audio/translations"), _relayed_by_nobody(_VLLM, _LLAMA)),
-    "/completion": _relayed_by_nobody(_LLAMA, instead="/v1/completions"),
-    "/embedding": _relayed_by_nobody(_LLAMA, instead="/v1/embeddings"),
-    **dict.fromkeys(("/infill", "/apply-template"), _relayed_by_nobody(_LLAMA, instead="/v1/completions")),
+    **_not_relayed(),
 }
 """Servers' paths besides those of the allowlist, which is asked first."""
 
 
-def not_offered(path: bytes, kind: BackendKind | None, offered: Collection[str]) -> HiveError:
+def not_offered(path: bytes, kind: str | None, offered: Collection[str]) -> HiveError:
     """The answer to a path that is not in `offered`, while a backend of that kind is active (None: not known).
 
-    It is 501 for what another kind of server answers with a model, else 403. The path is told, cut to TOLD_BYTES.
+    It is 501 for a path that another kind of server answers with a model, else 403. The path is told, cut to
+    TOLD_BYTES.
 
-    >>> not_offered(b"/chat/completions", BackendKind.DEMO, ("/v1/chat/completions", "/api/chat")).message
+    >>> not_offered(b"/chat/completions", "demo", ("/v1/chat/completions", "/api/chat")).message
     '/chat/completions is not offered to agents: it is on no list of endpoints'
-    >>> not_offered(b"/chat/completions", BackendKind.DEMO, ("/v1/chat/completions", "/api/chat")).hint
+    >>> not_offered(b"/chat/completions", "demo", ("/v1/chat/completions", "/api/chat")).hint
     'the nearest that is offered is /v1/chat/completions'
-    >>> [not_offered(b"/pooling", kind, ("/",)).status for kind in (BackendKind.OLLAMA, BackendKind.VLLM)]
+    >>> [not_offered(b"/pooling", kind, ("/",)).status for kind in ("ollama", "vllm")]
     [501, 403]
     """
     name = path.decode("ascii", "backslashreplace")
@@ -83,14 +83,14 @@ def not_offered(path: bytes, kind: BackendKind | None, offered: Collection[str])
     near = known.instead if known.instead in offered else nearest(name, offered, is_typed=known.why is _ANYTHING_ELSE)
     hint = f"the nearest that is offered is {near}" if near else ""
     if kind is not None and known.kinds and kind not in known.kinds:
-        who = " and ".join(sorted(known.kinds))
-        return NotSupported(f"the active backend ({kind}) has no {told}: {who} have it, but {known.why}", hint=hint)
+        kinds = " and ".join(sorted(known.kinds))
+        return NotSupported(f"the active backend ({kind}) has no {told}: {kinds} have it, but {known.why}", hint=hint)
     return Refusal(f"{told} is not offered to agents: {known.why}", hint=hint)
 
 
 def nearest(name: str, offered: Collection[str], *, is_typed: bool = True) -> str:
-    """Of `offered` the one that begins and ends most like `name`; where none is like it, or it is no slip of the
-    fingers, what chats in that dialect.
+    """The one of `offered` that begins and ends most like `name`; if none is like it, or if it is no typing error, the
+    path for chats in that dialect.
 
     >>> paths = ("/", "/api/chat", "/api/embed", "/v1/messages", "/v1/chat/completions")
     >>> [nearest(name, paths) for name in ("/v1/v1/chat/completions", "/v1/message/", "/api/v2/chat", "/api/x", "/x")]

@@ -1,5 +1,5 @@
-"""What a request to the model and a request to an agent have in common: a gate to wait at, a client that may leave,
-things taken that must be given back, and one way to answer with an error."""
+"""The base of requests to the model and of requests to an agent: a gate to wait at, a client that may leave, things
+taken that must be given back, and one way to answer with an error."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 
 from hive.dialects.errors import error_fields, render
 from hive.domain import Dialect
-from hive.errors import Asleep, HiveError, Saturated
+from hive.errors import AgentAsleep, HiveError, Saturated
 from hive.proxy.body_budget import BodyBudget, BodyShare
-from hive.proxy.registry import Entry
+from hive.proxy.registry import AgentEntry
 from hive.proxy.wakes import WakeTimes
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER, Deadlines
@@ -25,8 +25,8 @@ def no_room_for_bodies() -> Saturated:
     return Saturated(FULL, retry_after_s=2)
 
 
-class Waiting(ABC):
-    """One request, whichever way it goes. Made at its first byte; `_release` is called once, whatever happened.
+class WaitingRequest(ABC):
+    """One request, to the model or to an agent. Made at its first byte; `_release` is called once, on every exit.
 
     `parked`: it waits for its agent to wake. `deadline`: when `on_deadline` is due, on the monotonic clock.
     """
@@ -57,7 +57,7 @@ class Waiting(ABC):
         self._begun_at = time.monotonic()
         self.deadline = NEVER
         self.parked = False
-        self._entry: Entry | None = None
+        self._entry: AgentEntry | None = None
         self._request: Request | None = None
         self._refusal: HiveError | None = None
         self._upstream: UpstreamConnection | None = None
@@ -79,7 +79,7 @@ class Waiting(ABC):
     def _proceed(self) -> None:
         """The request is ready and the gate is open."""
 
-    def _counts_for(self, entry: Entry, bodies: BodyShare) -> None:
+    def _counts_for(self, entry: AgentEntry, bodies: BodyShare) -> None:
         """Makes it this agent's until `_release`, at the gate too."""
         self._entry, self._bodies = entry, bodies
         self._entered = True
@@ -109,13 +109,13 @@ class Waiting(ABC):
         return True
 
     def _body_is_in(self) -> None:
-        """Ends its time as an upload: nobody displaces it any more."""
+        """Ends its time as an upload: no other upload displaces it any more."""
         share = self._bodies
         if share is not None and share.uploads:
             self._budget.ended(share, self)
 
     def on_body_displaced(self) -> None:
-        """Its body is still coming in, and the room that it takes is another agent's."""
+        """Ends with a refusal while its body is coming in, as its room went to another agent."""
         self.refuse(
             Saturated("this upload gave way: the request bodies held at once exceed Hive's budget", retry_after_s=2)
         )
@@ -136,10 +136,10 @@ class Waiting(ABC):
             self.refuse(error)
 
     def _refuse_as_asleep(self, within_s: float, wakes: WakeTimes) -> None:
-        """Its deadline has passed before the gate."""
+        """Refuses it, as its deadline has passed before the gate opened."""
         self.parked = False
         wait_s = wakes.retry_after_s(within_s)
-        self.refuse(Asleep(f"the agent did not wake within {within_s:g} s", retry_after_s=wait_s))
+        self.refuse(AgentAsleep(f"the agent did not wake within {within_s:g} s", retry_after_s=wait_s))
 
     def on_blocked(self) -> None:
         self._blocked = True
@@ -161,7 +161,7 @@ class Waiting(ABC):
         return keep
 
     def _release(self) -> None:
-        """The connection to whoever was asked, the clock, and the room the body took."""
+        """Gives back the connection upstream, the clock, and the room the body took."""
         self._left = True
         self._deadlines.discard(self)
         if self._upstream is not None:

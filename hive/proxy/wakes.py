@@ -1,4 +1,4 @@
-"""How long wakes take here, and so when one that took too long may be asked for again. Pure."""
+"""The durations of wakes, and by them the time after which a request that gave up may come again. Pure."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hive.errors import Asleep, HiveError, RequestTimeout
-from hive.proxy.gate import State
-from hive.proxy.registry import Entry
+from hive.errors import AgentAsleep, HiveError, RequestTimeout
+from hive.proxy.gate import GateState
+from hive.proxy.registry import AgentEntry
 from hive.wire.connection import Connection
 from hive.wire.deadlines import NEVER, Deadlines
-from hive.wire.tunnel import End, join
+from hive.wire.tunnel import TunnelEnd, join
 
 log = logging.getLogger("hive.proxy")
 
@@ -40,7 +40,7 @@ class WebSocket:
 
     def __init__(
         self,
-        entry: Entry,
+        entry: AgentEntry,
         clocks: Clocks,
         deadlines: Deadlines,
         *,
@@ -52,7 +52,7 @@ class WebSocket:
         self._deadlines = deadlines
         self._end = end
         self._give_up = give_up
-        self._agent = End(self)
+        self._agent = TunnelEnd(self)
         self._caller = self._agent
         self._counted = True
         self._parked_until = NEVER
@@ -71,7 +71,7 @@ class WebSocket:
 
     def open(self, connection: Connection, agent: asyncio.Transport, first: bytes) -> None:
         """Joins the two; `first`: what the agent sent right behind its answer."""
-        self._caller = End(self, connection.connection_lost)
+        self._caller = TunnelEnd(self, connection.connection_lost)
         join(self._caller, self._agent)
         agent.set_protocol(self._agent)
         self._agent.connection_made(agent)
@@ -98,17 +98,17 @@ class WebSocket:
 
     # Keeper of the tunnel ------------------------------------------------------------------------------------------
 
-    def on_bytes(self, end: End) -> bool:
+    def on_bytes(self, end: TunnelEnd) -> bool:
         self._last_at = now = time.monotonic()
         if self._counted:
             return True
         gate = self._entry.gate
-        if end is self._agent and gate.state is not State.OPEN:
-            return True  # what it had said before it was frozen
+        if end is self._agent and gate.state is not GateState.OPEN:
+            return True  # bytes it had sent before it was frozen
         self._counted = True
         try:
             passes = gate.begin(self, now, ingress=True)
-        except Asleep as error:
+        except AgentAsleep as error:
             self._refuse(error)
             return False
         if not passes:
@@ -138,7 +138,7 @@ class WebSocket:
     def on_deadline(self, now: float) -> None:
         clocks = self._clocks
         if now >= self._parked_until:
-            self._refuse(Asleep(f"the agent did not wake within {clocks.wake_s:g} s"))
+            self._refuse(AgentAsleep(f"the agent did not wake within {clocks.wake_s:g} s"))
         elif now >= self._full_at() + clocks.stalled_s:
             self._refuse(RequestTimeout(f"one side took nothing for {clocks.stalled_s:g} s"))
         elif now >= self._idle_at():
@@ -156,7 +156,7 @@ class WebSocket:
         return min(self._caller.full_at, self._agent.full_at)
 
     def _idle_at(self) -> float:
-        """When it counts no more, if nothing comes."""
+        """The time at which it counts as idle, if nothing comes."""
         can_idle = self._clocks.idle_s and self._counted and not self._parked and self._full_at() == NEVER
         return self._last_at + self._clocks.idle_s if can_idle else NEVER
 

@@ -1,1 +1,5 @@
+"""The helper, as root: starts, stops, freezes and thaws agents; owns their sockets.
 
+May import: leaves, host, link.
+Begin with server.py.
+"""

@@ -1,7 +1,7 @@
-"""What the helper may run: the root-owned policy file `sandbox.toml`, and whether a spec is within it.
+"""The limits of the helper: the root-owned policy file `sandbox.toml`, and the check of a spec against it.
 
-The helper has rights the daemon has not; whoever takes over the daemon gets no more than this file names. It is a
-list of what is allowed: what a list does not name is refused, and the refusal says which line would permit it.
+The helper has rights that the daemon has not; a program that takes over the daemon gets no more than this file names.
+It is a list of what is allowed: what a list does not name is refused, and the refusal says which line would permit it.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _check_machine(policy: Policy, machine: FirecrackerSpec, resolve: Resolve) -
 
 
 def _check_path(policy: Policy, key: str, kind: str, path: str, resolve: Resolve) -> None:
-    """Both what was asked for and what it leads to: who may move a link must not choose what runs."""
+    """Checks the path asked for and its target: a user that may move a link must not choose what runs."""
     for named in (path, resolve(path)):
         if not any(matches(named, pattern) for pattern in getattr(policy, key)):
             raise _refused(policy, f"{kind} {_led_to(path, named)}", key)
@@ -165,7 +165,7 @@ def _led_to(path: str, named: str) -> str:
 
 
 def _asked(spec: SandboxSpec) -> Limits:
-    """What it wants of the host; a machine's memory is what its own table gives the guest."""
+    """The limits asked of the host; a machine's memory is what its own table gives the guest."""
     if spec.firecracker is None:
         return spec.limits
     memory_mb = max(spec.firecracker.memory_mb, spec.limits.memory_mb or 0)
@@ -182,7 +182,7 @@ def _check_limits(policy: Policy, asked: Limits) -> None:
 def _is_within(network: str, wide: str) -> bool:
     """Whether all of `network` is in `wide`. Both are networks; one that is none is within nothing.
 
-    The loopback is no part of wider networks: who permits `0.0.0.0/0` means other hosts, as an agent's list does.
+    The loopback is no part of wider networks: `0.0.0.0/0` permits other hosts only, as in an agent's list.
 
     >>> _is_within("10.1.0.0/16", "0.0.0.0/0"), _is_within("127.0.0.0/8", "0.0.0.0/0")
     (True, False)
@@ -205,7 +205,7 @@ def _refused(policy: Policy, what: str, key: str, instead: str = "") -> NotPermi
 
 
 def _where(policy: Policy, key: str) -> str:
-    """Which line decides this, or which key would, were it there."""
+    """The line that decides this, or the key that would, were it there."""
     line = policy.lines.get(key)
     return f"{policy.path} line {line} decides this: {key}" if line else f"{policy.path} would have to set {key}"
 
@@ -233,7 +233,7 @@ class Allowed:
     def permit(self, spec: SandboxSpec) -> SandboxSpec:
         """The spec as it may run, with the policy's limits. Raises NotPermitted."""
         if self._policy is None:
-            without_policy.check(spec, without_policy.Files())
+            without_policy.check(spec, without_policy.HostFiles())
             return spec
         check(self._policy, spec, own_networks=self._own_networks)
         return limited(self._policy, spec)

@@ -1,4 +1,4 @@
-"""Who asked the helper for what, and what came of it: one line for each verb that acts."""
+"""The helper's record of requests and their outcomes: one line for each verb that acts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import NamedTuple, TextIO
 
 from hive.domain import is_name
 from hive.link.execution import Execute
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     AskListeners,
     BackendStart,
@@ -42,7 +42,7 @@ audit = logging.getLogger("hive.sandbox.audit")
 AGENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 MAX_BYTES = 4 * 1024 * 1024
 """Of the file under `hive up`: some 30,000 lines, of which the later half is kept."""
-VERBS: dict[type[Message], str] = {
+VERBS: dict[type[LinkMessage], str] = {
     Define: "define",
     Start: "start",
     Stop: "stop",
@@ -57,18 +57,18 @@ VERBS: dict[type[Message], str] = {
     BackendStart: "backend_start",
     BackendStop: "backend_stop",
 }
-"""What changes nothing is not in it: `AskStat` comes every second, `Dial` with every call of some agents."""
+"""Verbs that change nothing are not in it: `AskStat` comes every second, `Dial` with every call of some agents."""
 
 
-class Peer(NamedTuple):
-    """Who is at the other end of a link, by the kernel; `role` is what it says of itself."""
+class LinkPeer(NamedTuple):
+    """The process at the other end of a link, by the kernel; `role` is its own claim."""
 
     role: str
     pid: int
     uid: int
 
     @classmethod
-    def of(cls, link: Link, role: str) -> Peer:
+    def of(cls, link: Link, role: str) -> LinkPeer:
         with socket.socket(fileno=os.dup(link.fileno())) as sock:
             pid, uid, _ = peer_of(sock)
         return cls(role, pid, uid)
@@ -101,13 +101,13 @@ class Audit:
         if self._path is not None:
             home.trim_log(self._path, MAX_BYTES)
 
-    def noted(self, message: Message, name: str, peer: Peer, reply: Reply) -> Reply:
-        """`reply`, with the line written after the answer was given: nobody waits for it. `name`: the agent's."""
+    def noted(self, message: LinkMessage, name: str, peer: LinkPeer, reply: LinkReply) -> LinkReply:
+        """`reply`, with the line written after the answer was given: no caller waits for it. `name`: the agent's."""
         if (verb := VERBS.get(type(message))) is None:
             return reply
         began = time.monotonic()
 
-        def answer(outcome: Message, descriptors: Sequence[int] = ()) -> None:
+        def answer(outcome: LinkMessage, descriptors: Sequence[int] = ()) -> None:
             reply(outcome, descriptors)
             took_ms = (time.monotonic() - began) * 1000
             agent = getattr(message, "agent", "-")

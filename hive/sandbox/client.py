@@ -13,9 +13,9 @@ from typing import NamedTuple
 from hive.domain import BackendKind, RuntimeKind
 from hive.errors import HiveError, LinkLost
 from hive.link.client import LinkClient
-from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize, Terminal
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize, TerminalSize
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     AskBackend,
     AskBackendLog,
@@ -35,6 +35,7 @@ from hive.link.messages import (
     Hello,
     PagedOut,
     PageOut,
+    ProxyStats,
     Reaped,
     Reconcile,
     Remove,
@@ -42,13 +43,12 @@ from hive.link.messages import (
     Start,
     Started,
     Stat,
-    Stats,
     Stop,
     Thaw,
     Thawed,
     ThawedAlone,
 )
-from hive.link.specs import Capabilities, SandboxSpec
+from hive.link.specs import RuntimeCapabilities, SandboxSpec
 
 ANSWER_S = 5.0
 """Longest wait for what the helper does at once, or gives up after 2 s itself."""
@@ -76,13 +76,13 @@ class Execution(NamedTuple):
     ended: asyncio.Future[int | None]
 
 
-def _seen(answer: asyncio.Future[Message]) -> None:
+def _seen(answer: asyncio.Future[LinkMessage]) -> None:
     if not answer.cancelled():
         answer.exception()
 
 
 def _ignore(*_: object) -> None:
-    """Where nobody wants to know."""
+    """Does nothing: the default for callbacks."""
 
 
 class SandboxClient:
@@ -141,10 +141,10 @@ class SandboxClient:
         for future in ended.values():
             if not future.done():
                 future.set_exception(LinkLost("the helper is gone, and with it the program"))
-                future.exception()  # known, also where nobody asks any more
+                future.exception()  # taken, also after its caller has left
         self._on_lost()
 
-    def _told(self, link: Link, message: Message, reply: Reply | None) -> None:  # noqa: ARG002 - nothing is asked here
+    def _told(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:  # noqa: ARG002 - nothing is asked here
         match message:
             case Ended():
                 self._on_ended(message)
@@ -193,34 +193,36 @@ class SandboxClient:
 
     async def stat(self, agents: Iterable[str] = ()) -> dict[str, Stat]:
         """Ground truth by agent id, of all where none is named; unknown ones are left out."""
-        return (await self._client.link.ask(AskStat(agents=list(agents)), Stats, timeout_s=ANSWER_S)).agents
+        return (await self._client.link.ask(AskStat(agents=list(agents)), ProxyStats, timeout_s=ANSWER_S)).agents
 
-    async def runtimes(self) -> dict[RuntimeKind, Capabilities]:
-        """What each runtime can do on this host now."""
+    async def runtimes(self) -> dict[RuntimeKind, RuntimeCapabilities]:
+        """The abilities of each runtime on this host now."""
         return (await self._client.link.ask(AskRuntimes(), Runtimes, timeout_s=ENGINE_S)).runtimes
 
     async def reconcile(self, asleep: dict[str, int]) -> dict[str, Stat]:
         """`asleep`: id → generation of all the caller holds asleep; all others are thawed. Answers as `stat`."""
-        return (await self._client.link.ask(Reconcile(asleep=asleep), Stats, timeout_s=ANSWER_S)).agents
+        return (await self._client.link.ask(Reconcile(asleep=asleep), ProxyStats, timeout_s=ANSWER_S)).agents
 
-    async def start_backend(self, kind: BackendKind) -> None:
+    async def start_backend(self, kind: str) -> None:
         """Starts the service of this kind of inference server; those that conflict with it are stopped first."""
-        await self._client.link.ask(BackendStart(kind=kind), Done, timeout_s=UNIT_S)
+        await self._client.link.ask(BackendStart(kind=BackendKind(kind)), Done, timeout_s=UNIT_S)
 
-    async def stop_backend(self, kind: BackendKind, *, grace_s: float) -> None:
+    async def stop_backend(self, kind: str, *, grace_s: float) -> None:
         """Stops it, with SIGKILL after `grace_s` seconds. Not there, or not running: it is stopped."""
-        await self._client.link.ask(BackendStop(kind=kind, grace_s=grace_s), Done, timeout_s=grace_s + UNIT_S)
+        await self._client.link.ask(
+            BackendStop(kind=BackendKind(kind), grace_s=grace_s), Done, timeout_s=grace_s + UNIT_S
+        )
 
-    async def look_at_backend(self, kind: BackendKind) -> BackendIs:
-        """How its service is. Raises DependencyDown where there is no systemd."""
-        return await self._client.link.ask(AskBackend(kind=kind), BackendIs, timeout_s=LOOK_S)
+    async def look_at_backend(self, kind: str) -> BackendIs:
+        """The state of its service. Raises DependencyDown where there is no systemd."""
+        return await self._client.link.ask(AskBackend(kind=BackendKind(kind)), BackendIs, timeout_s=LOOK_S)
 
-    async def backend_log(self, kind: BackendKind, *, lines: int, last_run: bool = False) -> str:
+    async def backend_log(self, kind: str, *, lines: int, last_run: bool = False) -> str:
         """The last lines its service wrote."""
-        asked = AskBackendLog(kind=kind, lines=lines, last_run=last_run)
+        asked = AskBackendLog(kind=BackendKind(kind), lines=lines, last_run=last_run)
         return (await self._client.link.ask(asked, BackendLog, timeout_s=LOOK_S)).text
 
-    async def execute(self, agent: str, run: str, command: list[str], terminal: Terminal | None) -> Execution:
+    async def execute(self, agent: str, run: str, command: list[str], terminal: TerminalSize | None) -> Execution:
         """Runs a program inside; see `hive.link.execution.Execute`. It ends with this link, or by `end_execution`."""
         ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         self._executions[run] = ended
@@ -240,7 +242,7 @@ class SandboxClient:
         return Execution(run, answer.form, taken, ended)
 
     async def end_execution(self, run: str) -> None:
-        """Kills it; nothing of it is left then. One that has ended, or whose helper is gone: nothing to do."""
+        """Kills it and all its processes. Does nothing for a program that has ended, or whose helper is gone."""
         await self._client.link.ask(EndExecution(run=run), Done, timeout_s=ENGINE_S)
 
     async def resize(self, run: str, rows: int, columns: int) -> None:

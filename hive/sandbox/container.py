@@ -20,15 +20,15 @@ from typing import Any
 
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, TimedOut, WrongState
 from hive.host.engine import ANSWER_S, Engine
-from hive.host.process import Snapshot, wait_until_over
+from hive.host.process import ProcessTable, wait_until_over
 from hive.link.messages import PagedOut, Stat
 from hive.sandbox import pageout
 from hive.sandbox.container_exec import enter_container
-from hive.sandbox.container_group import ContainerGroup, Usage
+from hive.sandbox.container_group import ContainerGroup, GroupUsage
 from hive.sandbox.container_log import ContainerLog
 from hive.sandbox.container_notes import Notes
 from hive.sandbox.dialling import to_port
-from hive.sandbox.entering import Entered, Program
+from hive.sandbox.entering import Entered, EnteredProgram
 from hive.sandbox.runtime import Run
 from hive.sandbox.table import storage_error
 from hive.tasks import spawn
@@ -100,14 +100,14 @@ class RunningContainer:
         return not self.run.main.is_alive()
 
     def _is_stopped(self) -> bool:
-        """Whether nothing of it runs, whoever did that; from the kernel where its cgroup can be seen."""
+        """Whether nothing of it runs, for whatever reason; from the kernel where its cgroup can be seen."""
         return self._looks_paused if self._group is None else self._group.is_frozen()
 
     def is_frozen(self) -> bool:
         return self._noted and self._is_stopped()
 
     def is_half_frozen(self) -> bool:
-        """Also where a pause was only noted: the engine may still be about to do it."""
+        """Whether a pause is noted and it is not stopped: the engine may still be about to do it."""
         return self._noted and not self._is_stopped()
 
     async def freeze(self, *, deadline_s: float, give_up: Callable[[], bool]) -> None:
@@ -146,7 +146,7 @@ class RunningContainer:
                 await asyncio.sleep(LOOK_S)
 
     async def _pause(self, limit_s: float) -> HiveError | None:
-        """Why not; None once the engine has paused it."""
+        """Pauses it. Returns the reason against it, None once the engine has paused it."""
         async with self._lock:
             try:
                 try:
@@ -201,7 +201,7 @@ class RunningContainer:
                 self._settling = spawn(self._settle(), name=f"settle {self._agent}")
 
     async def _unpause(self) -> bool:
-        """Makes it run, whoever does it; whether the engine says so too."""
+        """Makes it run, with the engine or without; returns whether the engine says that it runs."""
         try:
             await self._call("unpause", timeout_s=WAKE_S)
         except NotFound:
@@ -256,8 +256,8 @@ class RunningContainer:
 
     # --- truth ---------------------------------------------------------------------------------------------------
 
-    def stat(self, snapshot: Snapshot) -> Stat:  # noqa: ARG002 - the kernel counts by container
-        usage = Usage(0, 0, 0, 1) if self._group is None else self._group.usage()
+    def stat(self, snapshot: ProcessTable) -> Stat:  # noqa: ARG002 - the kernel counts by container
+        usage = GroupUsage(0, 0, 0, 1) if self._group is None else self._group.usage()
         stopped = self._is_stopped()
         self._say_if_paused_by_hand(stopped and not self._noted)
         return Stat(
@@ -298,7 +298,7 @@ class RunningContainer:
         return await self.kill()
 
     async def _stop_signal(self) -> str:
-        """What the image wants to be asked with."""
+        """The signal by which the image asks to be stopped."""
         return (await self._inspect(STOP_S))["Config"].get("StopSignal") or "SIGTERM"
 
     async def kill(self) -> bool:
@@ -330,7 +330,7 @@ class RunningContainer:
         return exit_code
 
     async def _how_it_ended(self) -> int | None:
-        """Its exit code, None where nobody knows it; says what that does not tell. Hive removes it only afterwards."""
+        """Its exit code, None where it is unknown; notes the reason. Hive removes it only afterwards."""
         exit_code = None
         try:
             exit_code = int((await self._call("wait", timeout_s=EXIT_CODE_S))["StatusCode"])
@@ -358,8 +358,8 @@ class RunningContainer:
 
     # --- the engine ----------------------------------------------------------------------------------------------
 
-    async def enter(self, program: Program) -> Entered:
-        """As the container's user, with no right it has not; see `Enterable`."""
+    async def enter(self, program: EnteredProgram) -> Entered:
+        """Enters as the container's user, with no right it has not; see `Enterable`."""
         if self._is_stopped():
             raise WrongState(f"the container of {self._agent} is asleep", hint="wake it first")
         return await enter_container(self._engine, self.run.handle, program)

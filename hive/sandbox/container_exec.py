@@ -12,7 +12,7 @@ from typing import Any
 from hive.errors import HiveError, TimedOut
 from hive.host.engine import Engine
 from hive.host.process import Identity, identify
-from hive.sandbox.entering import KILL_S, Entered, Program, readable
+from hive.sandbox.entering import KILL_S, Entered, EnteredProgram, readable
 from hive.sandbox.signals import SignalGroup
 
 log = logging.getLogger("hive.sandbox")
@@ -25,7 +25,7 @@ NOTICES_S = 5.0
 """The engine may take so long to notice an end."""
 
 
-async def enter_container(engine: Engine, container: str, program: Program) -> Entered:
+async def enter_container(engine: Engine, container: str, program: EnteredProgram) -> Entered:
     """Begins it. Raises WrongState (paused, ended), NotFound and NotPermitted for the program, DependencyDown."""
     terminal = program.terminal
     body = {
@@ -56,7 +56,7 @@ class EnteredContainer:
 
     form = "engine"
 
-    def __init__(self, engine: Engine, exec_id: str, sock: socket.socket, program: Program) -> None:
+    def __init__(self, engine: Engine, exec_id: str, sock: socket.socket, program: EnteredProgram) -> None:
         self.descriptors: list[int] = []
         self._sock = sock
         self._engine = engine

@@ -17,7 +17,7 @@ from hive.host.process import write_control
 _ID = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
-class Usage(NamedTuple):
+class GroupUsage(NamedTuple):
     """CPU time in µs of all that ever ran in it; RSS and swap of the living, and how many they are."""
 
     cpu_us: int
@@ -57,7 +57,7 @@ def is_first(status: str) -> bool:
 
 
 def find_container(pid: int) -> str:
-    """The id of the container whose main process `pid` is; empty where it is not that of any."""
+    """The id of the container with the main process `pid`; empty where it is the main process of none."""
     return container_of(_read(Path(f"/proc/{pid}/cgroup"))) if is_first(_read(Path(f"/proc/{pid}/status"))) else ""
 
 
@@ -74,7 +74,7 @@ class ContainerGroup:
 
     @classmethod
     def of(cls, pid: int, container: str) -> ContainerGroup | None:
-        """That of the container's main process; None where it is not in it (any more), or cannot be seen from here."""
+        """The group of the container's main process; None where that has left it, or it cannot be seen from here."""
         cgroups = _read(Path(f"/proc/{pid}/cgroup"))
         if container_of(cgroups) != container:
             return None
@@ -111,10 +111,10 @@ class ContainerGroup:
         directory = self.unified or self._freezer
         return [] if directory is None else Leaf(directory).pids()
 
-    def usage(self) -> Usage:
+    def usage(self) -> GroupUsage:
         pids = self.pids()
         held = held_by(pids)
-        return Usage(self._cpu_us(), held.rss_bytes, held.swap_bytes, len(pids))
+        return GroupUsage(self._cpu_us(), held.rss_bytes, held.swap_bytes, len(pids))
 
     def _cpu_us(self) -> int:
         if self.unified is not None and (lines := _read(self.unified / "cpu.stat").splitlines()):

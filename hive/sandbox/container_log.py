@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from hive.errors import HiveError, NotFound
-from hive.host.engine import Engine, Entry, Frames, as_since, parse_entry
+from hive.host.engine import Engine, EngineLogEntry, Frames, as_since, parse_entry
 from hive.sandbox.log_process import append, cut_back
 from hive.tasks import spawn
 
@@ -40,13 +40,13 @@ class Position(msgspec.Struct, frozen=True):
     size: int = 0
 
 
-def fresh(entries: list[Entry], at: str, skip: int) -> tuple[list[Entry], int]:
-    """Those not copied yet, and how many of the moment `at` are still to be passed over.
+def fresh(entries: list[EngineLogEntry], at: str, skip: int) -> tuple[list[EngineLogEntry], int]:
+    """The entries not copied yet, and the number of entries of the moment `at` that are still to be passed over.
 
     `since` takes in the last moment again, of which `skip` pieces were copied. What has no time counts as new.
 
     >>> moment = "2026-11-20T14:25:03.000000002"
-    >>> new, left = fresh([Entry(moment, text) for text in (b"a", b"b")], moment, skip=1)
+    >>> new, left = fresh([EngineLogEntry(moment, text) for text in (b"a", b"b")], moment, skip=1)
     >>> [entry.text for entry in new], left
     ([b'b'], 0)
     """
@@ -59,10 +59,10 @@ def fresh(entries: list[Entry], at: str, skip: int) -> tuple[list[Entry], int]:
     return new, skip
 
 
-def advanced(position: Position, entries: list[Entry], size: int) -> Position:
-    """Where the copy is once `entries` are written and the log has `size` bytes.
+def advanced(position: Position, entries: list[EngineLogEntry], size: int) -> Position:
+    """The position of the copy once `entries` are written and the log has `size` bytes.
 
-    >>> advanced(Position(), [Entry("2026-01-01T00:00:00.000000001", b"a")] * 2, 2)
+    >>> advanced(Position(), [EngineLogEntry("2026-01-01T00:00:00.000000001", b"a")] * 2, 2)
     Position(at='2026-01-01T00:00:00.000000001', same=2, size=2)
     """
     at = max([entry.at for entry in entries if entry.at] + [position.at])
@@ -152,7 +152,7 @@ class ContainerLog:
                     write_position(self._note, position)
 
     def _with_room(self, position: Position, room: int) -> Position:
-        """Where the copy is once the log is cut back for so many bytes more."""
+        """Cuts the log back for so many bytes more; returns the position of the copy after that."""
         cut_back(self._path, self._limit_bytes, room=room)
         with contextlib.suppress(FileNotFoundError):
             if (size := os.stat(self._path).st_size) < position.size:
@@ -161,7 +161,7 @@ class ContainerLog:
         return position
 
     def _resumed(self) -> Position:
-        """Where the copy is; what the log has beyond that was written without its position, and is cut off."""
+        """The position of the copy; bytes of the log beyond it were written without their position, and are cut off."""
         position = read_position(self._note)
         if position is None:
             return Position()
@@ -184,7 +184,7 @@ def begin_anew(path: Path, note: Path, limit_bytes: int) -> None:
 
 
 def write_position(note: Path, position: Position) -> None:
-    """In place, in one write of always the same length: a kill leaves the old one or the new one. Raises OSError."""
+    """Writes it in place, in one write of a fixed length: a kill leaves the old one or the new one. Raises OSError."""
     fd = os.open(note, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.pwrite(fd, msgspec.json.encode(position).ljust(128), 0)

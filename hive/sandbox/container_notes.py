@@ -1,4 +1,4 @@
-"""What the helper must know again of a container after its own death, in one directory of Hive's per agent."""
+"""The facts of a container that the helper needs after its own death, in one directory of Hive's per agent."""
 
 from __future__ import annotations
 

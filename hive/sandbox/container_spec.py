@@ -1,4 +1,4 @@
-"""What a container is given: decided from the agent's spec and from what its engine says of itself.
+"""The configuration of a container: decided from the agent's spec and from its engine's description of itself.
 
 No I/O but one: where the source of a mount really is.
 
@@ -18,7 +18,7 @@ from hive.domain import MOUNTED_SOCKET, Limits
 from hive.errors import BadRequest, NotPermitted, NotSupported
 from hive.link.specs import SandboxSpec
 from hive.sandbox import home
-from hive.settings import Paths
+from hive.settings.table import Paths
 
 HOME = "/home/agent"
 SOCKET_DIRECTORY, SOCKET_NAME = os.path.split(MOUNTED_SOCKET)
@@ -52,7 +52,7 @@ def network_of(spec: SandboxSpec) -> NetworkKind:
 def user_of(spec: SandboxSpec, own: tuple[int, int]) -> tuple[int, int]:
     """(uid, gid) inside and outside: the spec's `user`, else the agent's own, else the helper's (`own`).
 
-    A name would be the image's own, and nobody here knows whose home and socket that would be.
+    A name would be the image's own: its uid is not known here, nor its rights on home and socket.
     Raises BadRequest for a name, NotPermitted for root.
     """
     uid, gid = own[0] if spec.uid is None else spec.uid, own[1] if spec.gid is None else spec.gid
@@ -88,7 +88,7 @@ def check_mounts(spec: SandboxSpec, paths: Paths, *, engine: Path, engine_state:
 
 
 def _check_mount(mount: str, private: list[Path]) -> None:
-    """What belongs to Hive, to the engine or to the kernel is not mounted, nor what it lies in, nor by another name."""
+    """Refuses to mount what is of Hive, of the engine or of the kernel, or holds such a path, under any name."""
     source = mount.split(":", 1)[0]
     real = Path(os.path.realpath(source))
     for kept in private:
@@ -154,7 +154,7 @@ def _log_config(log_max_bytes: int) -> dict[str, Any]:
 
 
 def own_log_max_bytes(log_max_bytes: int) -> int:
-    """Of the log Hive copies it to: with the half that lies beside a log while it is cut back, at most the bound.
+    """The bound of the log Hive copies it to: at most the whole with the half beside it while it is cut back.
 
     >>> own_log_max_bytes(9000)
     6000
@@ -182,7 +182,7 @@ def _bind(source: str, target: str, *, read_only: bool = False) -> dict[str, Any
 
 
 def _limits(limits: Limits, info: dict[str, Any]) -> dict[str, Any]:
-    """As much swap as memory (Docker counts both together): all of a deep sleeper fits into it.
+    """Docker's limits. Swap is as much as memory (Docker counts both together): all of a deep sleeper fits into it.
 
     More cores than there are is no limit; Docker calls it an error.
     """
@@ -199,11 +199,11 @@ def _limits(limits: Limits, info: dict[str, Any]) -> dict[str, Any]:
 
 
 _ENFORCED = (("memory", "memory_mb", "MemoryLimit"), ("cpu", "cpu", "CpuCfsQuota"), ("pids", "pids", "PidsLimit"))
-"""What we call it, the field of `Limits`, what the engine's `/info` calls it."""
+"""The word of our messages, the field of `Limits`, the key of the engine's `/info`."""
 
 
 def lacking(info: dict[str, Any], limits: Limits | None) -> str:
-    """What of `limits` (None: of all there are) this engine does not enforce, in words.
+    """The parts of `limits` (None: of all there are) that this engine does not enforce, in words.
 
     >>> lacking({"MemoryLimit": True, "CpuCfsQuota": False, "PidsLimit": False}, Limits(cpu=1.0))
     'not enforced: cpu'
@@ -228,7 +228,7 @@ def why_not_freeze(info: dict[str, Any]) -> str:
 
 
 def address_of(told: dict[str, Any], port: int | None) -> str:
-    """Where the port of an inspected container is reached: `host:port`, empty without a port or a network.
+    """The address of the port of an inspected container: `host:port`, empty without a port or a network.
 
     >>> address_of({"NetworkSettings": {"Networks": {"hive-a1": {"IPAddress": "172.18.0.2"}}}}, 8080)
     '172.18.0.2:8080'

@@ -1,7 +1,7 @@
 """Connecting to an agent's port where only the helper gets to: in a network of its own, at its VMM in a jail.
 
-Where that is says the helper's own record and the kernel, never the agent: whatever it does inside, a caller ends up at
-nobody but the agent itself. Nothing here waits for an agent but the task that does, and that not long.
+The helper's own record and the kernel say where that is, never the agent: whatever it does inside, a caller reaches the
+agent itself and no other. Nothing here waits for an agent but the task that does, and that not long.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hive.errors import BackendDown, BackendTimeout, NotSupported, Saturated, Wr
 from hive.host import netns
 from hive.link.server import peer_of
 from hive.sandbox.jail import found_in
-from hive.sandbox.runtime import Dialable, Running
+from hive.sandbox.runtime import Dialable, RunningAgent
 
 CONNECT_S = 2.0
-"""A program whose backlog is full is asked again by the caller's proxy, as long as the caller waits."""
+"""A connect to a program whose backlog is full is tried again by the caller's proxy, as long as the caller waits."""
 AT_ONCE = 64
 """Calls under way to one agent: as many as may be open to it (`ingress_open_max`)."""
 AGAIN_S = 0.005
-"""Between attempts at a unix socket whose backlog is full: the kernel tells nobody when that has room."""
+"""Between attempts at a unix socket whose backlog is full: the kernel does not report when that has room."""
 
 
 class Dialler:
@@ -35,7 +35,7 @@ class Dialler:
     def __repr__(self) -> str:
         return f"<Dialler {self._under_way} under way>"
 
-    async def dial(self, running: Running) -> socket.socket:
+    async def dial(self, running: RunningAgent) -> socket.socket:
         """A connected socket, the caller's. Raises NotSupported, WrongState, Saturated, BackendDown, BackendTimeout."""
         if not isinstance(running, Dialable):
             raise NotSupported("it has no port that only the helper gets to")

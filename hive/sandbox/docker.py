@@ -17,17 +17,17 @@ from typing import Any
 from hive.errors import DependencyDown, HiveError, NotFound, NotPermitted, Saturated, WrongState
 from hive.host.cgroup import state_label
 from hive.host.engine import Engine, filters
-from hive.host.process import Identity, Snapshot, boot_id, identify
+from hive.host.process import Identity, ProcessTable, boot_id, identify
 from hive.link.messages import dialled
-from hive.link.specs import Capabilities, SandboxSpec
+from hive.link.specs import RuntimeCapabilities, SandboxSpec
 from hive.sandbox import container_log, container_spec, home, pageout
 from hive.sandbox.container import RunningContainer
 from hive.sandbox.container_group import find_container
 from hive.sandbox.container_log import ContainerLog
 from hive.sandbox.container_notes import Notes
 from hive.sandbox.container_spec import SOCKET_NAME, NetworkKind
-from hive.sandbox.runtime import Place, Run, Running
-from hive.settings import Paths, Sandbox
+from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
+from hive.settings.table import Paths, Sandbox
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")
@@ -51,18 +51,18 @@ class DockerRuntime:
         self._log_max_bytes = log_max_bytes
         self._state = state_label(paths.state)
         self._info: dict[str, Any] = {}
-        """What the engine said of itself when it was asked last."""
+        """The engine's answer about itself when it was last asked."""
         self._asking: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<DockerRuntime {self._engine!r}>"
 
-    async def capabilities(self) -> Capabilities:
+    async def capabilities(self) -> RuntimeCapabilities:
         try:
             info = await self._ask_info()
         except HiveError as error:
-            return Capabilities(why_not=error.message)
-        return Capabilities(
+            return RuntimeCapabilities(why_not=error.message)
+        return RuntimeCapabilities(
             why_not_freeze=container_spec.why_not_freeze(info),
             why_not_page_out=pageout.why_not(None),
             why_not_egress=container_spec.NO_LISTS,
@@ -73,14 +73,14 @@ class DockerRuntime:
         self._info = await self._engine.ask("GET", "/info")
         return self._info
 
-    def place(self, agent: str, spec: SandboxSpec) -> Place:  # noqa: ARG002
-        """In a directory of the agent's own, which is what the container gets: a socket mounted by itself would stay
-        the one it was when the next helper renames a new one over its name."""
+    def place(self, agent: str, spec: SandboxSpec) -> SocketPlace:  # noqa: ARG002
+        """Places it in a directory of the agent's own, which is what the container gets: a socket mounted by itself
+        would stay the one it was when the next helper renames a new one over its name."""
         directory = self._place_of(agent)
         directory.parent.mkdir(mode=0o700, exist_ok=True)
         directory.mkdir(exist_ok=True)
         directory.chmod(0o755)
-        return Place(directory / SOCKET_NAME)
+        return SocketPlace(directory / SOCKET_NAME)
 
     def _place_of(self, agent: str) -> Path:
         """Below a directory that only Hive may enter, so that the mount is the one way there."""
@@ -117,16 +117,16 @@ class DockerRuntime:
                 leftover.rmdir() if leftover.is_dir() else leftover.unlink()
 
     def trim_log(self, spec: SandboxSpec) -> None:
-        """Who copies it here keeps it short."""
+        """Does nothing: the copy of the container's log keeps itself short."""
 
     # --- start ---------------------------------------------------------------------------------------------------
 
-    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
+    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> RunningAgent:
         info, notes = await self._ask_info(), self._notes(agent)
         state = str(info.get("DockerRootDir") or "")
         container_spec.check_mounts(spec, self._paths, engine=self._engine.path, engine_state=state)
         image = await self._image(spec)
-        await self._remove_all(agent)  # what is left of an earlier one; nobody holds it any more
+        await self._remove_all(agent)  # what is left of an earlier one; it has no holder any more
         notes.begin()
         container_log.begin_anew(Path(spec.log), notes.log, self._log_max_bytes)
         self._open_place(agent, spec)
@@ -192,14 +192,14 @@ class DockerRuntime:
         return name
 
     def _open_place(self, agent: str, spec: SandboxSpec) -> None:
-        """An agent that runs as another user than its own must be able to connect all the same: whoever is in the
-        container is the agent, and nobody else gets as far as to the socket."""
+        """Lets an agent that runs as another user than its own connect all the same: every process in the container is
+        the agent, and no other process gets as far as the socket."""
         if spec.docker is not None and spec.docker.user:
             with contextlib.suppress(FileNotFoundError):
                 (self._place_of(agent) / SOCKET_NAME).chmod(0o666)
 
     def _running(self, agent: str, spec: SandboxSpec, run: Run) -> RunningContainer:
-        """Of a container whose main process may have ended already: then `ended_fd` is readable at once."""
+        """The handle of a container whose main process may have ended already: then `ended_fd` is readable at once."""
         descriptor = run.main.open()
         if descriptor is None:
             descriptor, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -230,7 +230,7 @@ class DockerRuntime:
 
     # --- across helpers ------------------------------------------------------------------------------------------
 
-    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:  # noqa: ARG002
+    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> RunningAgent | None:  # noqa: ARG002
         """Without the engine: it may be down, or hang, and the agent runs all the same."""
         if not run.main.is_alive():
             return None
@@ -240,11 +240,11 @@ class DockerRuntime:
         return self._running(agent, spec, run)
 
     async def _learn_info(self) -> None:
-        """What it enforces: asked once for all agents, and waited for by none of them."""
+        """Asks which limits the engine enforces: once for all agents, and no agent waits for it."""
         with contextlib.suppress(HiveError):
             await self._ask_info()
 
-    async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
+    async def find(self, agent: str, spec: SandboxSpec, snapshot: ProcessTable, *, mark: str) -> RunningAgent | None:
         for stat in snapshot.with_environment(mark):
             if container := find_container(stat.pid):
                 run = Run(main=Identity.of(stat), leaf=None, since=time.time(), handle=container)
@@ -269,7 +269,7 @@ class DockerRuntime:
             await self._remove_all(agent)
 
     async def thaw_strays(self, known: set[str]) -> list[str]:
-        """Those of this state directory only, and only what Hive paused: what a human did is his."""
+        """Thaws strays of this state directory, and only those that Hive paused: a human's pauses are left alone."""
         try:
             paused = await self._engine.ask(
                 "GET", "/containers/json", query=self._ours("hive.agent", status="paused"), timeout_s=STRAYS_S
@@ -309,7 +309,7 @@ class DockerRuntime:
 
 
 def _dialled(agent: str, spec: SandboxSpec) -> str:
-    """In a network that leads nowhere the helper alone reaches its port, as root."""
+    """The address through the helper, for a network that leads nowhere: the helper alone reaches its port, as root."""
     nowhere = container_spec.network_of(spec) is NetworkKind.NONE
     return dialled(agent) if nowhere and spec.port is not None and os.geteuid() == 0 else ""
 
@@ -319,8 +319,8 @@ def _own() -> tuple[int, int]:
 
 
 def _run_of(told: dict[str, Any]) -> Run:
-    """Of an inspected container. One that has ended already has the pid it had, if that is known, and no start time,
-    so that nobody who has that pid later is taken for it."""
+    """The `Run` of an inspected container. One that has ended already has the pid it had, if that is known, and no
+    start time, so that no later process with that pid is taken for it."""
     pid = int(told["State"]["Pid"])
     main = identify(pid) if pid else None
     return Run(main=main or Identity(pid, 0, boot_id()), leaf=None, since=time.time(), handle=str(told["Id"]))

@@ -20,7 +20,7 @@ from hive.domain import PROGRAM_PATH, RuntimeKind
 from hive.errors import BadRequest, NotFound
 from hive.host.cgroup import Leaf
 from hive.host.process import exit_code
-from hive.link.execution import Terminal
+from hive.link.execution import TerminalSize
 from hive.link.specs import SandboxSpec
 from hive.sandbox.signals import SignalGroup
 
@@ -33,7 +33,7 @@ GROUP = "exec-"
 KILL_S = 2.0
 
 
-class Program(NamedTuple):
+class EnteredProgram(NamedTuple):
     """A program that is to be run inside. `spec`: of the agent, as the policy lets it run, with this as its command.
 
     `mark`: the agent's own, `run_mark`: of this program alone, each `NAME=value` for the environment.
@@ -43,7 +43,7 @@ class Program(NamedTuple):
     spec: SandboxSpec
     mark: str
     run_mark: str
-    terminal: Terminal | None
+    terminal: TerminalSize | None
 
 
 class Entered(Protocol):
@@ -52,7 +52,7 @@ class Entered(Protocol):
     form: str
     """Kind of the descriptors: as `Executing` has it."""
     descriptors: list[int]
-    """Its caller's; closed by who takes them."""
+    """The caller's ends of the streams; the code that takes them closes them."""
 
     async def ended(self) -> int | None:
         """Returns how its main process ended, once it has; None where nobody knows."""
@@ -71,7 +71,7 @@ class Entered(Protocol):
 class Enterable(Protocol):
     """A started agent inside which another program can be run."""
 
-    async def enter(self, program: Program) -> Entered:
+    async def enter(self, program: EnteredProgram) -> Entered:
         """Raises NotFound, NotPermitted, WrongState, DependencyDown; then nothing was started."""
 
 
@@ -92,7 +92,7 @@ class Channels(NamedTuple):
             os.close(descriptor)
 
 
-def make_channels(terminal: Terminal | None, uid: int | None) -> Channels:
+def make_channels(terminal: TerminalSize | None, uid: int | None) -> Channels:
     """Pipes, or a terminal that belongs to `uid`. Raises OSError."""
     if terminal is None:
         pairs = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
@@ -105,22 +105,41 @@ def make_channels(terminal: Terminal | None, uid: int | None) -> Channels:
 
 
 def set_size(descriptor: int, rows: int, columns: int) -> None:
-    """Of a terminal; whoever is in its foreground gets SIGWINCH. Raises OSError."""
+    """Sets the size of a terminal; its foreground processes get SIGWINCH. Raises OSError."""
     fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
 
-class EnteredProcess:
+class EnteredHere:
+    """The part of `Entered` for a program that runs on this host, in a control group below the agent's."""
+
+    def __init__(self, group: Leaf | SignalGroup, channels: Channels, *, pidfd: int) -> None:
+        """`pidfd`: of its main process, -1 for none."""
+        self.form = channels.form
+        self.descriptors = channels.caller
+        self._group = group
+        self._pidfd = pidfd
+        self._terminal_fd = os.dup(channels.caller[0]) if channels.form == "terminal" else -1
+
+    async def resize(self, rows: int, columns: int) -> None:
+        if self._terminal_fd >= 0:
+            set_size(self._terminal_fd, rows, columns)
+
+    def close(self) -> None:
+        self._group.remove()
+        for descriptor in (self._pidfd, self._terminal_fd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._pidfd = self._terminal_fd = -1
+
+
+class EnteredProcess(EnteredHere):
     """See `Entered`; one that is this helper's child."""
 
     def __init__(
         self, child: subprocess.Popen[bytes], group: Leaf | SignalGroup, channels: Channels, *, pidfd: int
     ) -> None:
-        self.form = channels.form
-        self.descriptors = channels.caller
+        super().__init__(group, channels, pidfd=pidfd)
         self._child = child
-        self._group = group
-        self._pidfd = pidfd
-        self._terminal_fd = os.dup(channels.caller[0]) if channels.form == "terminal" else -1
 
     def __repr__(self) -> str:
         return f"<EnteredProcess {self._child.pid}>"
@@ -141,20 +160,9 @@ class EnteredProcess:
             await asyncio.sleep(0.002)
         return True
 
-    async def resize(self, rows: int, columns: int) -> None:
-        if self._terminal_fd >= 0:
-            set_size(self._terminal_fd, rows, columns)
-
-    def close(self) -> None:
-        self._group.remove()
-        for descriptor in (self._pidfd, self._terminal_fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._pidfd = self._terminal_fd = -1
-
 
 async def readable(descriptor: int) -> None:
-    """Returns once there is something to read, or nobody is left who could write."""
+    """Waits until there is something to read, or no writer is left."""
     loop = asyncio.get_running_loop()
     ready: asyncio.Future[None] = loop.create_future()
     loop.add_reader(descriptor, lambda: None if ready.done() else ready.set_result(None))
@@ -187,7 +195,7 @@ async def kill_group(group: Leaf) -> bool:
 def left_by_others(environments: Mapping[int, frozenset[bytes]], label: str, epoch: str) -> list[int]:
     """The pids of programs that an earlier helper of this state directory began, by the marks in their environments.
 
-    `label`: of the state directory; `epoch`: of this helper, whose own programs are left alone.
+    `label`: of the state directory; `epoch`: of this helper; its own programs are left alone.
 
     >>> marks = {7: frozenset({b"HIVE_EXEC=s1.e1.r"}), 8: frozenset({b"HIVE_EXEC=s1.e2.r"}), 9: frozenset({b"A=b"})}
     >>> left_by_others(marks, "s1", "e2")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hive.errors import BadRequest, HiveError, Saturated, WrongState
 from hive.link.execution import Executed, Executing
 from hive.link.link import Link
-from hive.link.message import Message
+from hive.link.message import LinkMessage
 from hive.sandbox.entering import Entered
 from hive.tasks import spawn
 
@@ -24,7 +24,7 @@ AT_ONCE = 16
 class Handed(NamedTuple):
     """An answer and the descriptors that go with it, closed here once they are sent."""
 
-    message: Message
+    message: LinkMessage
     descriptors: list[int]
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class Executions:
         return Handed(Executing(form=entered.form), entered.descriptors)
 
     async def _follow(self, run: str, under_way: _UnderWay) -> None:
-        """To its end; whatever it left behind goes with it."""
+        """Follows a program to its end; all that it left behind goes with it."""
         exit_code = None
         try:
             exit_code = await under_way.entered.ended()
@@ -103,7 +103,7 @@ class Executions:
         return True
 
     async def end_all(self, *, of: Link | None = None) -> None:
-        """Those of that link, or all."""
+        """Ends the programs of that link, or all."""
         which = [one for one in self._under_way.values() if of is None or one.owner is of]
         await asyncio.gather(*(self._kill(one) for one in which))
 

@@ -1,7 +1,7 @@
 """The `firecracker` runtime: an agent is a virtual machine of its own, as root in a jail under a uid of its own.
 
-A guest reaches Hive at CID 2, port 11434, which its VMM connects to a socket in its jail; who calls the guest asks its
-VMM to connect (`Started.address`). It gets no environment from here: how it finds the model is in its image, see
+A guest reaches Hive at CID 2, port 11434, which its VMM connects to a socket in its jail; a caller of the guest asks
+its VMM to connect (`Started.address`). It gets no environment from here: how it finds the model is in its image, see
 conf/guest/.
 """
 
@@ -33,23 +33,23 @@ from hive.errors import (
 from hive.host.cgroup import Leaf, Subtree
 from hive.host.firecracker import ask_version, why_not_pause, why_too_old
 from hive.host.limits import Fence, Fences
-from hive.host.process import Identity, Snapshot, identify, spawn
+from hive.host.process import Identity, ProcessTable, identify, spawn
 from hive.link.messages import dialled
 from hive.link.server import PATH_MAX_BYTES
-from hive.link.specs import Capabilities, SandboxSpec
+from hive.link.specs import RuntimeCapabilities, SandboxSpec
 from hive.sandbox import home, pageout, vmm
 from hive.sandbox.log_pipes import AgentOutput, LogPipes
 from hive.sandbox.machine import ENDS_S, RunningMachine
 from hive.sandbox.machine_dir import DISK, INITRD, KERNEL, ROOTFS, MachineDir, Note, Owner, all_in, check_image
 from hive.sandbox.process import check_user, group_of, log_pipes_of, trim_if_its_own
-from hive.sandbox.runtime import NO_EXEC, Place, Run, Running
+from hive.sandbox.runtime import NO_EXEC, Run, RunningAgent, SocketPlace
 from hive.sandbox.vmm import PAUSED, RUNNING, START, Vmm
-from hive.settings import Paths, Sandbox
+from hive.settings.table import Paths, Sandbox
 
 log = logging.getLogger("hive.sandbox")
 
 NAME = "firecracker"
-"""What the VMM's file is called: a jailer names the directory of its jails after it."""
+"""The name of the VMM's file: a jailer names the directory of its jails after it."""
 LOG_LEVEL = "Warning"
 """Of the VMM's own lines, which go where its guest's console goes: at `Info` each look would be one, 2 MB a day."""
 NO_FILTER = "what a tap device lets through is the host's firewall's to say"
@@ -69,7 +69,7 @@ class FirecrackerRuntime:
         pipes: LogPipes | None = None,
         kvm: Path = Path("/dev/kvm"),
     ) -> None:
-        """As root, and where a jailer is set, machines are jailed. `pipes`: shared with other runtimes of this helper;
+        """Jails machines if it runs as root and a jailer is set. `pipes`: shared with other runtimes of this helper;
         `kvm`: the device this takes."""
         self._paths = paths
         self._pipes = pipes or log_pipes_of(paths, log_max_bytes)
@@ -98,7 +98,7 @@ class FirecrackerRuntime:
             self._groups = (subtree, Fences(self._paths.state, subtree))
         return self._groups
 
-    async def capabilities(self) -> Capabilities:
+    async def capabilities(self) -> RuntimeCapabilities:
         subtree, fences = self._cgroups()
         why_not = why_not_freeze = ""
         try:
@@ -109,7 +109,7 @@ class FirecrackerRuntime:
             version = await asyncio.to_thread(self._ask_version)
             why_not = why_too_old(version)
             why_not_freeze = why_not_pause(version, has_vsock=True)
-        return Capabilities(
+        return RuntimeCapabilities(
             why_not=why_not,
             why_not_freeze=why_not_freeze,
             why_not_page_out=pageout.why_not(None if subtree is None else subtree.path),
@@ -130,15 +130,15 @@ class FirecrackerRuntime:
             raise NotPermitted(f"{self._kvm} may not be opened", hint="add this user to the group kvm")
 
     def _ask_version(self) -> str:
-        """What `firecracker --version` says, empty where it says nothing."""
+        """The output of `firecracker --version`, empty where it prints nothing."""
         try:
             return ask_version(self._firecracker)
         except HiveError:
             return ""
 
-    def place(self, agent: str, spec: SandboxSpec) -> Place:  # noqa: ARG002
+    def place(self, agent: str, spec: SandboxSpec) -> SocketPlace:  # noqa: ARG002
         found = self._dir(agent)
-        return Place(found.listener, jail=found.top)
+        return SocketPlace(found.listener, jail=found.top)
 
     # --- before the first start ----------------------------------------------------------------------------------
 
@@ -199,13 +199,13 @@ class FirecrackerRuntime:
 
     # --- start ---------------------------------------------------------------------------------------------------
 
-    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
+    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> RunningAgent:
         found, machine = self._dir(agent), spec.firecracker
         assert machine is not None, "prepare checked it"
         self._check_host()
         if found.note() is None:
             raise NotFound(f"{found.top} is gone", hint="define the agent again")
-        if left := found.residents(Snapshot()):
+        if left := found.residents(ProcessTable()):
             raise WrongState(f"processes are left in {found.root}: {left}")
         found.clear(NAME)
         said_before = _size_of(Path(spec.log))
@@ -274,7 +274,7 @@ class FirecrackerRuntime:
         return self._running(spec, run, mark, fence, ended_fd=ended_fd, output=output, child=child)
 
     def _kvm_groups(self, uid: int) -> tuple[int, ...]:
-        """The device's group, where it is that group's to open and not everybody's: a VMM without a jailer needs it.
+        """The device's group, where it is that group's to open and not all users': a VMM without a jailer needs it.
 
         A jailer makes a device node of the machine's own instead. Raises NotPermitted.
         """
@@ -338,7 +338,7 @@ class FirecrackerRuntime:
 
     # --- across helpers ------------------------------------------------------------------------------------------
 
-    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:
+    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> RunningAgent | None:
         running = self._adopt(agent, spec, run, mark)
         if running is not None:
             await running.learn()
@@ -351,8 +351,8 @@ class FirecrackerRuntime:
         fence = fences.find(agent, spec.limits, None if run.leaf is None else Leaf(Path(run.leaf)))
         return self._running(spec, run, mark, fence, ended_fd=fd, output=self._pipes.adopt(agent))[0]
 
-    async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
-        """One that does not say that it was booted is killed: nobody was told that it had been started."""
+    async def find(self, agent: str, spec: SandboxSpec, snapshot: ProcessTable, *, mark: str) -> RunningAgent | None:
+        """Kills a machine that does not say that it was booted: no caller was told that it had been started."""
         found = self._dir(agent)
         if found.jailed:
             candidates = [snapshot.processes[pid] for pid in found.residents(snapshot)]
@@ -379,13 +379,13 @@ class FirecrackerRuntime:
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:
         if run.main.is_of_this_boot():
             group_of(spec, run, mark).kill()
-            for pid in self._dir(agent).residents(Snapshot()):
-                if (who := identify(pid)) is not None and pid in self._dir(agent).residents(Snapshot()):
+            for pid in self._dir(agent).residents(ProcessTable()):
+                if (who := identify(pid)) is not None and pid in self._dir(agent).residents(ProcessTable()):
                     who.send(signal.SIGKILL)
         await self._pipes.sweep(agent)
 
     async def thaw_strays(self, known: set[str]) -> list[str]:
-        snapshot, thawed = Snapshot(), []
+        snapshot, thawed = ProcessTable(), []
         above = self._dir("any").top.parent
         for agent, found in all_in(above, jailed=self._jailer is not None, state=self._paths.state.resolve()):
             residents = found.residents(snapshot) if agent not in known else []
@@ -411,7 +411,7 @@ def _owner(spec: SandboxSpec) -> Owner | None:
 
 
 def _address_of(found: MachineDir, spec: SandboxSpec) -> str:
-    """Where its port is asked for: at its VMM. Where that is another user's, by the helper, which follows no link."""
+    """The address at which its port is asked for: its VMM; for another user's VMM the helper, which follows no link."""
     if spec.port is None:
         return ""
     return f"vsock:{found.vsock}:{spec.port}" if spec.uid is None else dialled(found.top.name, spec.port)
@@ -425,7 +425,7 @@ def _check_program(what: str, path: Path, hint: str) -> None:
 
 
 def _check_base(base: Path) -> None:
-    """Whoever may write there could put his own directories in the place of Hive's."""
+    """Checks the directory of the jails: a user that may write there could replace Hive's directories with his own."""
     try:
         found = base.stat()
     except OSError as error:

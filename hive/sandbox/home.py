@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted
 from hive.link.specs import SandboxSpec
-from hive.settings import Paths
+from hive.settings.table import Paths
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -93,7 +93,7 @@ def _copy(source: Path, name: str, directory: int, uid: int | None, gid: int | N
 
 
 def _content(name: str, directory: int) -> bytes | None:
-    """What the regular file `name` holds, None where it is none. A pipe is not waited for, a link not followed."""
+    """The content of the regular file `name`, None where it is none. A pipe is not waited for, a link not followed."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
@@ -135,7 +135,7 @@ def _is_directory(name: str, directory: int) -> bool:
 
 
 def _remove_entry(name: str, top: int) -> None:
-    """Deletes one entry of the top directory; its subdirectories come up under names nobody can have taken."""
+    """Deletes one entry of the top directory; its subdirectories come up under names that cannot be taken."""
     if not _is_directory(name, top):
         os.unlink(name, dir_fd=top)
         return

@@ -10,7 +10,7 @@ import time
 from hive.domain import BackendKind
 from hive.errors import BadRequest, DependencyDown
 from hive.host import systemd
-from hive.link.message import Message
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     AskBackend,
     AskBackendLog,
@@ -27,11 +27,11 @@ UNITS: dict[BackendKind, str] = {
     BackendKind.LLAMA: "hive-inference-llama.service",
     BackendKind.DEMO: "hive-inference-demo.service",
 }
-VERBS: frozenset[type[Message]] = frozenset({BackendStart, BackendStop, AskBackend, AskBackendLog})
+VERBS: frozenset[type[LinkMessage]] = frozenset({BackendStart, BackendStop, AskBackend, AskBackendLog})
 GRACE_MAX_S = 300.0
 LOG_LINES_MAX = 10_000
 BEGAN = "InactiveExitTimestampMonotonic"
-"""When it was started last, by whomever."""
+"""The property with the time of the last start."""
 CLOCKS_S = 0.001
 """Two clocks are read one after the other."""
 _SHOWN = ("LoadState", "ActiveState", "SubState", "Result", "MainPID", "NRestarts", "ActiveEnterTimestampMonotonic")
@@ -44,7 +44,7 @@ def unit_of(kind: BackendKind) -> str:
     return UNITS[kind]
 
 
-async def do(message: Message) -> Message:
+async def do(message: LinkMessage) -> LinkMessage:
     """Carries out one of VERBS. Raises BadRequest, NotFound, DependencyDown, TimedOut, HiveError (systemd's words)."""
     match message:
         case BackendStart(kind=kind):

@@ -1,4 +1,4 @@
-"""The agents' own sockets: bound here, kept here, handed to the proxy. Whoever connects to one is that agent."""
+"""The agents' own sockets: bound here, kept here, handed to the proxy. A connection to one is that agent's."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Listeners:
     def bind(self, agent: str, path: Path, *, uid: int | None, gid: int | None, jail: Path | None = None) -> None:
         """Makes the socket (over an old one's name) and tells the followers; bound there already: only sets its owner.
 
-        `jail`: below this directory the agent may write, and `path` may be of any length (see `bind_in`); such a
-        socket is made again each time, because a jail may have been, and before the guest can connect. Whoever
-        connects there is the agent, as on its socket outside.
+        `jail`: below this directory the agent may write, and `path` may be of any length (see `bind_in`); such a socket
+        is made again each time, because a jail may have been, and before the guest can connect. A connection there is
+        the agent's, as on its socket outside.
 
         Raises BadRequest for a path the kernel cannot hold or a jail that cannot be trusted, WrongState where another
         agent has it, OSError.

@@ -2,8 +2,8 @@
 
 An agent has the writing end and nothing of the log: it can neither shorten it nor read what others have not read yet.
 The reader (log_process.py) outlives this helper; this helper keeps every pipe open too, so that whichever of the two is
-killed no agent is without a reader (SIGPIPE). Who begins takes the pipes up by their names, and starts a reader of its
-own in the place of an earlier one: of this version, with these settings.
+killed no agent is without a reader (SIGPIPE). A new helper takes the pipes up by their names, and starts a reader of
+its own in the place of an earlier one: of this version, with these settings.
 
 Only where both are killed in the same moment an agent that prints before the next helper is there gets SIGPIPE.
 """
@@ -34,7 +34,7 @@ log = logging.getLogger("hive.sandbox")
 LAST_WORDS_S = 3.0
 """From the end of an agent to its last line in the log, once there is a process that reads the pipes."""
 READER_STARTS_S = 30.0
-"""What a reader that was just started may take until it reads; seen on a busy machine: more than 3 s."""
+"""Until a reader that was just started reads; seen on a busy machine: more than 3 s."""
 LOOK_S = 0.002
 READS_S = 0.05
 """Between looks whether the reader has the pipes, until it has."""
@@ -56,22 +56,22 @@ class AgentOutput:
         return f"<AgentOutput {self._agent} {self.left_bytes() if self._fd >= 0 else 'closed'}>"
 
     def writing_end(self) -> int:
-        """What the agent is given as stdout; the caller closes it. It waits where the pipe is full. Raises OSError."""
+        """The end the agent gets as stdout; the caller closes it. A write waits where it is full. Raises OSError."""
         return os.open(self._pipes.path(self._agent), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def left_bytes(self) -> int:
-        """What is not in the log yet."""
+        """Number of bytes that are not in the log yet."""
         left = array.array("i", [0])
         fcntl.ioctl(self._fd, termios.FIONREAD, left)
         return left[0]
 
     def say(self, line: str) -> None:
-        """A line of Hive's own among the agent's; nobody waits for it where the pipe is full."""
+        """A line of Hive's own among the agent's; dropped where the pipe is full."""
         with contextlib.suppress(OSError):
             os.write(self._fd, line.encode())
 
     async def finish(self) -> None:
-        """Of an agent that ended: waits until its last words are in the log, then the pipe is gone."""
+        """Waits, after the agent's end, until its last words are in the log, and removes the pipe."""
         begun, wait_s = time.monotonic(), LOOK_S
         until = begun + LAST_WORDS_S
         while self._fd >= 0 and self.left_bytes() and time.monotonic() < until:
@@ -82,7 +82,7 @@ class AgentOutput:
         self.remove()
 
     def remove(self) -> None:
-        """Closes it for good: whoever was given the agent's end has nobody who reads any more."""
+        """Closes it for good: a process that was given the agent's end has no reader any more."""
         if self._fd >= 0:
             self._pipes.remove(self._agent)
             self.close()
@@ -127,8 +127,8 @@ class LogPipes:
     def make(self, agent: str) -> AgentOutput:
         """A new pipe, for an agent that is about to be started. Raises OSError.
 
-        Others may write to it, as who is the agent opens /dev/stderr: to get as far as that takes a process that has
-        it, for the directory is Hive's alone. Nobody else may read it.
+        Others may write to it, because the agent's user opens /dev/stderr: only a process that has the pipe open gets
+        as far as that, for the directory is Hive's alone. Nobody else may read it.
         """
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(open_log(self._logs / f"{agent}.log"))  # a disk that refuses says so now
@@ -155,19 +155,19 @@ class LogPipes:
         return output
 
     async def sweep(self, agent: str) -> None:
-        """Of an agent that ended while no helper was there: its last words. Raises OSError."""
+        """Finishes the output of an agent that ended while no helper was there. Raises OSError."""
         if (output := self.adopt(agent)) is not None:
             await output.finish()
 
     def remove(self, agent: str) -> None:
-        """Of an agent that ended; without a pipe nothing happens."""
+        """Removes the pipe of an agent that ended; without a pipe nothing happens."""
         with contextlib.suppress(OSError):
             self.path(agent).unlink()
         if self._reader is not None:
             self._reader.tell(OVER, agent)
 
     def closed(self, output: AgentOutput) -> None:
-        """The reader is let go with the last one: it ends when nobody can write any more."""
+        """The reader is let go with the last one: it ends when no writer is left."""
         self._open.discard(output)
         if not self._open and self._reader is not None:
             self._reader.let_go()
@@ -190,7 +190,7 @@ class _Reader:
         self._loop = asyncio.get_running_loop()
         self._pid = 0
         self.reads = False
-        """Whether it has every pipe open."""
+        """Set once the reader has every pipe open."""
         self._ended_fd = self._control = -1
         self._started_at = 0.0
         self._later: asyncio.TimerHandle | None = None
@@ -222,7 +222,7 @@ class _Reader:
             self._control = -1
 
     def _start(self) -> None:
-        """In the place of one that another helper started. What that has taken from a pipe is in the log."""
+        """Starts a reader in the place of an earlier one. All that the earlier one took from a pipe is in the log."""
         self._later = None
         self._hold_all()
         _kill_reader(self._directory)
@@ -294,7 +294,7 @@ class _Reader:
 
 
 def reading(directory: Path, *, byte: int = 0) -> int:
-    """The pid of the process that reads the pipes in this directory, 0 where there is none: who holds its lock.
+    """The pid of the process that reads the pipes in this directory and so holds its lock; 0 where there is none.
 
     `byte` 1: only once it has all of them open.
     """

@@ -30,12 +30,12 @@ CALM_S = 0.005
 """Between rounds in which little was said: a thousand agents that print a line now and then are one round."""
 CALM_BYTES = 16 * 1024
 LAST_BYTES = 1024 * 1024
-"""Moved at most of an agent that ended, whoever has its pipe still: the most a pipe of a user may hold (pipe(7))."""
+"""Most bytes moved of an agent that ended, if a process has its pipe still: a user's pipe holds no more (pipe(7))."""
 LOCK = ".lock"
 """Locked (fcntl) by the process that reads: the next one waits for its first byte, and a helper learns its pid. The
 second byte it locks once it has every pipe open."""
 NEW, OVER = "+", "-"
-"""What the helper says of an agent, in a line with its id: there is a new pipe; it ended."""
+"""The helper's words about an agent, in a line with its id: there is a new pipe; it ended."""
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -67,8 +67,8 @@ def _give(fd: int, directory: str) -> None:
 def cut_back(path: str | os.PathLike[str], limit_bytes: int, *, room: int = 1) -> None:
     """Keeps the last half of `limit_bytes`, from a line start, of a log that has no room for so many bytes more.
 
-    Written beside it and renamed over it: whoever is killed leaves the one or the other. Only one process may write to
-    the log. Missing is fine. Raises OSError.
+    Written beside it and renamed over it: a process killed in between leaves the one or the other. Only one process may
+    write to the log. Missing is fine. Raises OSError.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -166,7 +166,7 @@ class AgentPipe:
 
     def __init__(self, fd: int, inode: int, path: str, log: str) -> None:
         self.fd = fd
-        """-1 once nobody can write to it any more."""
+        """-1 once it has no writer any more."""
         self.inode = inode
         self.path = path
         self.log = log
@@ -209,7 +209,7 @@ class AgentPipe:
 
 
 class OutputReader:
-    """Everything of one such process; `run` lasts until the helper is gone and nobody can write any more."""
+    """Everything of one such process; `run` lasts until the helper is gone and no writer is left."""
 
     def __init__(self, pipes: str, logs: str, limit_bytes: int, control: int) -> None:
         self._pipes = pipes
@@ -250,7 +250,7 @@ class OutputReader:
         return 0
 
     def _hear(self) -> None:
-        """What the helper says, or that it is gone: its agents go on, and so does this."""
+        """Reads the helper's words. At the end of the helper its agents go on, and so does this process."""
         said = _read(self._control, PIECE_BYTES)
         if said is None:
             return
@@ -282,7 +282,7 @@ class OutputReader:
         if before is not None:
             self._end(before)
         source = AgentPipe(fd, found.st_ino, path, os.path.join(self._logs, f"{name}.log"))
-        if source.take(self._limit_bytes) == 0:  # left behind; the kernel would never tell that nobody writes
+        if source.take(self._limit_bytes) == 0:  # left behind; the kernel would never tell that no writer is left
             os.close(fd)
             return
         self._sources[name] = self._by_fd[fd] = source

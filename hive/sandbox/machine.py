@@ -20,13 +20,13 @@ from pathlib import Path
 from hive.errors import HiveError, NotSupported, TimedOut, WrongState
 from hive.host.firecracker import why_not_pause
 from hive.host.limits import Fence
-from hive.host.process import Snapshot, exit_code, wait_until_over
+from hive.host.process import ProcessTable, exit_code, wait_until_over
 from hive.link.messages import PagedOut, Stat
 from hive.sandbox import pageout, vmm
 from hive.sandbox.dialling import to_vmm
 from hive.sandbox.log_pipes import AgentOutput
 from hive.sandbox.machine_dir import MachineDir
-from hive.sandbox.process import Group, remove_groups
+from hive.sandbox.process import ProcessGroup, remove_groups
 from hive.sandbox.runtime import Run
 from hive.sandbox.vmm import PAUSED, RUNNING, Vmm
 from hive.tasks import spawn
@@ -36,13 +36,13 @@ log = logging.getLogger("hive.sandbox")
 KILL_S = 2.0
 """Seconds until a VMM that survives SIGKILL counts as stuck in the kernel."""
 THAW_S = 2.0
-"""How long a stop waits for a sleeping machine to wake; after that it is killed."""
+"""Limit for a sleeping machine to wake at a stop; after that it is killed."""
 REFRESH_S = 10.0
 """A truth older than this is asked for anew when somebody looks: a stranger may have paused or resumed it."""
 ENDS_S = 0.5
 """From an API that hung up to the end of its process."""
 PRESS_AGAIN_S = 1.0
-"""Between two presses of Ctrl-Alt-Del: a guest whose keyboard driver is not up yet loses them without a word."""
+"""Delay between two presses of Ctrl-Alt-Del: a guest whose keyboard driver is not up yet loses them without a word."""
 LOOK_S = 0.002
 
 
@@ -55,7 +55,7 @@ class RunningMachine:
         self,
         run: Run,
         api: Vmm,
-        group: Group,
+        group: ProcessGroup,
         fence: Fence,
         *,
         address: str,
@@ -78,7 +78,8 @@ class RunningMachine:
         self._owes_resume = False
         """A Pause was sent, by this helper or perhaps by an earlier one, and no Resumed was verified since."""
         self._cpu_us_asleep: int | None = None
-        """What it had used when it was first seen asleep: what its VMM uses to answer Hive since is not the agent's."""
+        """CPU time used when it was first seen asleep. The later use of its VMM, for Hive's questions, is not the
+        agent's."""
         self._resuming: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
 
@@ -126,7 +127,8 @@ class RunningMachine:
             await asyncio.wait({task}, timeout=min(LOOK_S, left_s))
 
     async def _pause(self, until: float) -> HiveError | None:
-        """Why it is not paused, None where it is: an answer other than 204 may also mean that it was so already."""
+        """Pauses it. Returns the reason against it, None where it is paused (answers other than 204 may mean that
+        too)."""
         why: HiveError | None = None
         try:
             await self._api.call(vmm.PAUSE, limit_s=max(until - time.monotonic(), LOOK_S))
@@ -153,7 +155,7 @@ class RunningMachine:
         return False
 
     async def _resume(self) -> None:
-        """Until that is verified or it is gone, whoever waits meanwhile: a pause may land late, and nobody asks then.
+        """Resumes it, until that is verified or it is gone, even with callers waiting: a pause may land late.
 
         In line behind a Pause still under way, which its VMM answers first.
         """
@@ -186,7 +188,7 @@ class RunningMachine:
         return self._owes_resume and self._state != PAUSED and self._is_alive()
 
     async def learn(self) -> str:
-        """What it says it is, empty where it does not answer. For a machine an earlier helper started.
+        """The state it reports, empty where it does not answer. For a machine an earlier helper started.
 
         That one may have been killed at a Pause, so this one owes a Resumed, unless no Hive pauses such a version.
         """
@@ -202,7 +204,7 @@ class RunningMachine:
 
     # --- what it uses --------------------------------------------------------------------------------------------
 
-    def stat(self, snapshot: Snapshot) -> Stat:
+    def stat(self, snapshot: ProcessTable) -> Stat:
         if time.monotonic() - self._api.last_at > REFRESH_S and not self._is_refreshing():
             self._refreshing = spawn(self._refresh(), name=f"ask {self.run.main.pid}")
         is_frozen = self.is_frozen()
@@ -225,7 +227,7 @@ class RunningMachine:
         return self._refreshing is not None and not self._refreshing.done()
 
     async def _refresh(self) -> None:
-        """One that cannot be asked is what it was; whoever wakes it, or puts it to sleep, learns more."""
+        """Asks its state anew. A machine that does not answer counts as before; the next wake or pause learns more."""
         with contextlib.suppress(HiveError):
             await self._api.ask()
 
@@ -274,7 +276,7 @@ class RunningMachine:
         return True
 
     async def reap(self) -> int | None:
-        """Of the VMM: 0 when its guest shut down or rebooted, whatever ran in it."""
+        """Reaps the VMM. Returns its exit code: 0 when its guest shut down or rebooted, whatever ran in it."""
         await self.finish_output()
         if self._child is None:
             return None
@@ -282,7 +284,7 @@ class RunningMachine:
         return None if returncode is None else exit_code(returncode)
 
     async def finish_output(self) -> None:
-        """Of one that ended: all it said is in its log then."""
+        """Waits, after its end, until all it printed is in its log."""
         if self._output is not None:
             await self._output.finish()
 

@@ -1,7 +1,7 @@
 """The files of one virtual machine on the host: its jail or directory, its kernel and disk, its sockets.
 
-`top` is Hive's. What is in `root` is the machine's user's, who may write, rename and plant links there at any moment
-if he breaks out of the VMM: nothing below it is believed, and each name is opened from the directory it is in.
+`top` is Hive's. `root` is the machine's user's, who may write, rename and plant links there at any moment if he breaks
+out of the VMM: nothing below it is believed, and each name is opened from the directory it is in.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import NamedTuple
 import msgspec
 
 from hive.errors import HiveError, NotFound, NotPermitted, WrongState
-from hive.host.process import Snapshot
+from hive.host.process import ProcessTable
 from hive.sandbox.home import remove_tree
 
 ROOT, RUN, API, VSOCK = "root", "run", "api.sock", "v.sock"
 KERNEL, INITRD, ROOTFS, DISK = "kernel", "initrd", "rootfs", "disk"
 NOTE = "hive.json"
-"""In `top`: whose machine this is. Another Hive may share the directory all jails are in."""
+"""The note in `top` of the machine's owner. Another Hive may share the directory all jails are in."""
 PROXY_PORT = 11434
-"""Where a guest reaches Hive: port of CID 2 for it, `v.sock_11434` on the host."""
+"""The port at which a guest reaches Hive: of CID 2 for it, `v.sock_11434` on the host."""
 FICLONE = 0x40049409
 """ioctl(2) that shares the blocks of a file, where the file system can (linux/fs.h)."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -35,7 +35,7 @@ Owner = tuple[int, int]
 
 
 class Note(msgspec.Struct, frozen=True):
-    """Which Hive's (by its state directory) and which agent's, and the image its own disk was copied from."""
+    """The machine's Hive (by its state directory) and agent, and the image its own disk was copied from."""
 
     state: str
     agent: str
@@ -62,16 +62,16 @@ class MachineDir(NamedTuple):
 
     @property
     def vsock(self) -> Path:
-        """Where calls for the guest are connected (`CONNECT <port>`)."""
+        """The socket for calls of the guest (`CONNECT <port>`)."""
         return self.run / VSOCK
 
     @property
     def listener(self) -> Path:
-        """Where the VMM connects when its guest calls Hive."""
+        """The socket to which the VMM connects when its guest calls Hive."""
         return self.run / f"{VSOCK}_{PROXY_PORT}"
 
     def inside(self, path: Path) -> str:
-        """What the VMM calls a path below `root`. Without a jail that is relative: a socket's path may be too long.
+        """The VMM's name of a path below `root`. Without a jail that is relative: a socket's path may be too long.
 
         >>> top = Path("/srv/jailer/firecracker/a1")
         >>> MachineDir(top, True).inside(top / "root/run/v.sock"), MachineDir(top, False).inside(top / "root/kernel")
@@ -82,7 +82,7 @@ class MachineDir(NamedTuple):
     # --- made and removed --------------------------------------------------------------------------------------
 
     def note(self) -> Note | None:
-        """Whose it is; None where it is nobody's, or there is none."""
+        """The note of its owner; None where it has none, or none that can be read."""
         try:
             return msgspec.json.decode((self.top / NOTE).read_bytes(), type=Note)
         except (OSError, msgspec.MsgspecError):
@@ -121,7 +121,7 @@ class MachineDir(NamedTuple):
         beside.rename(self.top / NOTE)
 
     def provide(self, name: str, source: Path) -> None:
-        """Has the file `source` as `name` in `root`, for reading: linked where that lets nobody write, else copied.
+        """Has the file `source` as `name` in `root`, for reading: linked where that lets no user write, else copied.
 
         Raises NotFound where there is no such file, OSError.
         """
@@ -173,10 +173,10 @@ class MachineDir(NamedTuple):
         if self.note() is not None:
             remove_tree(self.top)
 
-    # --- who is in it --------------------------------------------------------------------------------------------
+    # --- its processes -------------------------------------------------------------------------------------------
 
-    def residents(self, snapshot: Snapshot) -> list[int]:
-        """Pids of the living whose `/` (without a jail: working directory) this is; by the inode, which no mount
+    def residents(self, snapshot: ProcessTable) -> list[int]:
+        """Pids of live processes with this as `/` (without a jail: as working directory); by the inode, which no mount
         namespace changes. Oldest first."""
         try:
             here = os.stat(self.root, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""Deep sleep: the anonymous memory of frozen processes goes to swap, slice by slice, until somebody wants them awake.
+"""Deep sleep: the anonymous memory of frozen processes goes to swap, slice by slice, until a wake interrupts it.
 
 One thread does it for the whole helper: page-outs take turns and do not compete with the agents for the cores. Files
 that are mapped (programs, libraries) stay: throwing them out would slow down the neighbours that share them.
@@ -74,7 +74,7 @@ def _must_sleep(give_up: Callable[[], bool]) -> None:
 
 
 def _identify(pids: Callable[[], list[int]]) -> list[Identity]:
-    """Exactly the processes listed: whoever is listed again after it was looked at is not somebody else meanwhile."""
+    """Identifies exactly the processes listed: a pid that is listed again after its look was not reused meanwhile."""
     seen = [who for pid in pids() if (who := identify(pid)) is not None]
     still = set(pids())
     members = [who for who in seen if who.pid in still]
@@ -139,7 +139,7 @@ def by_reclaim(reclaim: Path, how: str) -> Steps:
 
 
 def _anonymous_bytes(leaf: Path) -> int:
-    """What `memory.stat` says of anonymous memory in RAM; 0 where the cgroup is gone."""
+    """Anonymous memory in RAM, by `memory.stat`; 0 where the cgroup is gone."""
     try:
         lines = (leaf / "memory.stat").read_text().splitlines()
     except OSError:
@@ -201,7 +201,7 @@ def slices(maps: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_own_memory(fields: list[str]) -> bool:
-    """Of one line of maps: `address permissions offset device inode [name]`."""
+    """Whether one line of maps is own memory: `address permissions offset device inode [name]`."""
     if len(fields) < 5 or fields[4] != "0" or fields[1][3:] != "p" or fields[1].startswith("---"):
         return False
     name = fields[5] if len(fields) > 5 else ""

@@ -20,17 +20,17 @@ from hive.errors import BadRequest, NotPermitted, NotSupported, TimedOut, WrongS
 from hive.host import netns, packet_filter
 from hive.host.cgroup import Leaf, Subtree
 from hive.host.limits import Fence, Fences
-from hive.host.packet_filter import Rules
-from hive.host.process import Identity, Snapshot, exit_code, identify, spawn, wait_until_over
+from hive.host.packet_filter import FilterRules
+from hive.host.process import Identity, ProcessTable, exit_code, identify, spawn, wait_until_over
 from hive.link.messages import PagedOut, Stat, dialled
-from hive.link.specs import Capabilities, SandboxSpec
+from hive.link.specs import RuntimeCapabilities, SandboxSpec
 from hive.sandbox import home, pageout
 from hive.sandbox.dialling import to_port
-from hive.sandbox.entering import GROUP, Channels, Entered, EnteredProcess, Program, kill_groups, make_channels
+from hive.sandbox.entering import GROUP, Channels, Entered, EnteredProcess, EnteredProgram, kill_groups, make_channels
 from hive.sandbox.log_pipes import AgentOutput, LogPipes
-from hive.sandbox.runtime import Place, Run, Running
+from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
 from hive.sandbox.signals import SignalGroup
-from hive.settings import Paths
+from hive.settings.table import Paths
 
 log = logging.getLogger("hive.sandbox")
 
@@ -43,7 +43,7 @@ REMOVE_AGAIN_S = 0.1
 """The kernel (6.18) may hold a control group a moment longer than its last process can be seen; then once more."""
 
 
-class Group(Protocol):
+class ProcessGroup(Protocol):
     """All processes of one agent; `Leaf` (cgroup) and `SignalGroup` (walks of /proc) are this."""
 
     @property
@@ -54,8 +54,8 @@ class Group(Protocol):
     def is_frozen(self) -> bool: ...
     def is_thawed(self) -> bool: ...
     def was_asked_to_freeze(self) -> bool: ...
-    def looks_frozen(self, snapshot: Snapshot) -> bool: ...
-    def usage(self, snapshot: Snapshot) -> tuple[int, int, int, int]: ...
+    def looks_frozen(self, snapshot: ProcessTable) -> bool: ...
+    def usage(self, snapshot: ProcessTable) -> tuple[int, int, int, int]: ...
     def signal(self, signum: int) -> None: ...
     def kill(self) -> None: ...
     def remove(self) -> None: ...
@@ -70,14 +70,14 @@ async def look_again(attempt: int) -> None:
 
 
 class RunningProcess:
-    """One started agent; see `Running` for the contract."""
+    """One started agent; see `RunningAgent` for the contract."""
 
     why_ended = ""
 
     def __init__(
         self,
         run: Run,
-        group: Group,
+        group: ProcessGroup,
         spec: SandboxSpec,
         fence: Fence,
         *,
@@ -148,7 +148,7 @@ class RunningProcess:
         leaf = None if self.run.leaf is None else Path(self.run.leaf)
         return await pageout.page_out(self._group.pids, leaf, give_up=give_up)
 
-    def stat(self, snapshot: Snapshot) -> Stat:
+    def stat(self, snapshot: ProcessTable) -> Stat:
         cpu_us, rss_bytes, processes, swap_bytes = self._group.usage(snapshot)
         return Stat(
             state="frozen" if self._group.looks_frozen(snapshot) else "running",
@@ -193,8 +193,8 @@ class RunningProcess:
             raise NotSupported("it has no port that only the helper gets to")
         return await to_port(self.ended_fd, self._spec.port)
 
-    async def enter(self, program: Program) -> Entered:
-        """In the agent's session of namespaces and its control group; see `Enterable`."""
+    async def enter(self, program: EnteredProgram) -> Entered:
+        """Enters the agent's session of namespaces and its control group; see `Enterable`."""
         channels = make_channels(program.terminal, program.spec.uid)
         inner = None if self.run.leaf is None else Leaf(Path(self.run.leaf, GROUP + program.run))
         try:
@@ -221,7 +221,7 @@ class RunningProcess:
         except OSError:
             raise WrongState(f"agent {self._spec.name} has ended") from None
 
-    def _spawn_inside(self, program: Program, channels: Channels, inner: Leaf | None) -> subprocess.Popen[bytes]:
+    def _spawn_inside(self, program: EnteredProgram, channels: Channels, inner: Leaf | None) -> subprocess.Popen[bytes]:
         spec, (stdin_fd, stdout_fd, stderr_fd) = program.spec, channels.program
         return spawn(
             spec.command,
@@ -278,8 +278,8 @@ class RunningProcess:
         remove_groups(self._group, self._fence)
 
 
-def remove_groups(group: Group, fence: Fence) -> None:
-    """Now, and where nobody is in them once more in `REMOVE_AGAIN_S`.
+def remove_groups(group: ProcessGroup, fence: Fence) -> None:
+    """Removes the groups without a process, now and once more in `REMOVE_AGAIN_S`.
 
     Those with processes stay: of an agent that goes on without this helper, or was started anew meanwhile.
     """
@@ -293,7 +293,7 @@ def remove_groups(group: Group, fence: Fence) -> None:
         asyncio.get_running_loop().call_later(REMOVE_AGAIN_S, remove)
 
 
-def group_of(spec: SandboxSpec, run: Run, mark: str) -> Group:
+def group_of(spec: SandboxSpec, run: Run, mark: str) -> ProcessGroup:
     """All of a started agent: its cgroup, without one what carries its uid or its `mark`.
 
     A jailer clears the environment, mark and all: then its uid is what tells.
@@ -308,16 +308,16 @@ def environment_of(spec: SandboxSpec, mark: str) -> dict[str, str]:
     return {"PATH": PROGRAM_PATH, **inherited, "HOME": spec.home, **spec.env, name: value}
 
 
-def environment_inside(program: Program) -> dict[str, str]:
-    """That of the agent, and what tells this program from it."""
+def environment_inside(program: EnteredProgram) -> dict[str, str]:
+    """The environment of the agent, and the mark that tells this program from it."""
     name, _, value = program.run_mark.partition("=")
     terminal = {} if program.terminal is None else {"TERM": program.terminal.kind}
     return {**environment_of(program.spec, program.mark), **terminal, name: value}
 
 
-def rules_of(spec: SandboxSpec) -> Rules:
-    """What an agent that names networks may speak with: those, and of the loopback Hive and who calls it."""
-    return Rules(tuple(spec.egress or ()), hive_port=spec.proxy_port, own_port=spec.port)
+def rules_of(spec: SandboxSpec) -> FilterRules:
+    """The networks of an agent that names some: those, and on the loopback Hive and the agent's callers."""
+    return FilterRules(tuple(spec.egress or ()), hive_port=spec.proxy_port, own_port=spec.port)
 
 
 def check_user(spec: SandboxSpec) -> None:
@@ -357,9 +357,9 @@ class ProcessRuntime:
         self._fences = Fences(paths.state, subtree)
         self._log_max_bytes = log_max_bytes
 
-    async def capabilities(self) -> Capabilities:
+    async def capabilities(self) -> RuntimeCapabilities:
         top = None if self._subtree is None else self._subtree.path
-        return Capabilities(
+        return RuntimeCapabilities(
             why_not_page_out=pageout.why_not(top),
             why_not_egress=self._why_not_egress(),
             limits=self.limits,
@@ -372,11 +372,11 @@ class ProcessRuntime:
 
     @property
     def limits(self) -> str:
-        """What of the limits is not enforced here, in words; empty where all are."""
+        """The limits that are not enforced here, in words; empty where all are."""
         return self._fences.lacking()
 
-    def place(self, agent: str, spec: SandboxSpec) -> Place:  # noqa: ARG002
-        return Place(self._paths.agent_socket(agent))
+    def place(self, agent: str, spec: SandboxSpec) -> SocketPlace:  # noqa: ARG002
+        return SocketPlace(self._paths.agent_socket(agent))
 
     async def prepare(self, agent: str, spec: SandboxSpec) -> bool:
         self._check(agent, spec)
@@ -401,7 +401,7 @@ class ProcessRuntime:
             raise NotSupported(f"egress: {why_not}", hint="egress = [] reaches Hive and nothing else")
         packet_filter.check(rules_of(spec))
 
-    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
+    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> RunningAgent:
         self._check_network(spec)  # it may be another helper's by now, on another host
         leaf = self._subtree.leaf(agent) if self._subtree else None
         if leaf is not None:
@@ -463,7 +463,7 @@ class ProcessRuntime:
             no_new_privs=True,
         )
 
-    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:
+    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> RunningAgent | None:
         fd = run.main.open()
         if fd is None:
             return None
@@ -480,7 +480,7 @@ class ProcessRuntime:
             output=self._pipes.adopt(agent),
         )
 
-    async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
+    async def find(self, agent: str, spec: SandboxSpec, snapshot: ProcessTable, *, mark: str) -> RunningAgent | None:
         leaders = [stat for stat in snapshot.with_environment(mark) if stat.pid == stat.session]
         if not leaders:
             return None
@@ -524,6 +524,6 @@ def log_pipes_of(paths: Paths, limit_bytes: int) -> LogPipes:
 
 
 def trim_if_its_own(pipes: LogPipes, log_path: Path, limit_bytes: int) -> None:
-    """Of an agent that was started by a Hive whose agents had their logs themselves: nobody else cuts it."""
+    """Trims the log of an agent that an older Hive started, with a log of its own: no other process cuts it."""
     if not pipes.has(log_path.stem):
         home.trim_log(log_path, limit_bytes)

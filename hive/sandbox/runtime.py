@@ -1,4 +1,4 @@
-"""What every kind of sandbox does for the helper: the contract, per state."""
+"""The contract of every kind of sandbox with the helper, per state."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from hive.host.process import Identity, Snapshot
+from hive.host.process import Identity, ProcessTable
 from hive.link.messages import PagedOut, Stat
-from hive.link.specs import Capabilities, SandboxSpec
+from hive.link.specs import RuntimeCapabilities, SandboxSpec
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """What the table keeps of a running agent, enough to find it again: its main process and its cgroup.
+    """The table's note of a running agent, enough to find it again: its main process and its cgroup.
 
-    `leaf`: path of the cgroup Hive froze it by, None where it is stopped otherwise. `handle`: what its runtime calls
-    it (a container's id), empty where its main process says all. `since`: Unix seconds.
+    `leaf`: path of the cgroup Hive froze it by, None where it is stopped otherwise. `handle`: its runtime's name for it
+    (a container's id), empty where its main process says all. `since`: Unix seconds.
     """
 
     main: Identity
@@ -30,25 +30,25 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 NO_EXEC = "nothing of Hive's is inside a virtual machine that could start a program there"
 
 
-class Place(NamedTuple):
-    """Where an agent's socket is bound. `jail`: the trusted directory above it where the agent may write there."""
+class SocketPlace(NamedTuple):
+    """The place of an agent's socket. `jail`: the trusted directory above it where the agent may write."""
 
     path: Path
     jail: Path | None = None
 
 
-class Running(Protocol):
+class RunningAgent(Protocol):
     """One started agent. It is *running* or *frozen* until its main process ended, then *gone*."""
 
     run: Run
     ended_fd: int
     """A pidfd: readable once the main process ended."""
     address: str
-    """Where its port is reached (`AgentRow.address`), empty for 127.0.0.1."""
+    """The address of its port (`AgentRow.address`), empty for 127.0.0.1."""
 
     @property
     def freezer(self) -> str:
-        """By what it is frozen: `cgroup`, `signals`, `docker` or `firecracker`."""
+        """The means by which it is frozen: `cgroup`, `signals`, `docker` or `firecracker`."""
 
     async def freeze(self, *, deadline_s: float, give_up: Callable[[], bool]) -> None:
         """Returns when no process of it runs any more. Frozen: at once.
@@ -64,10 +64,10 @@ class Running(Protocol):
         """`thaw_now`, repeated until verified. Raises TimedOut."""
 
     def is_frozen(self) -> bool:
-        """Ground truth, from the kernel; a runtime that has to ask somebody says what it learned last."""
+        """Ground truth, from the kernel; a runtime that has to ask an engine tells its last answer."""
 
     def is_half_frozen(self) -> bool:
-        """Someone began to freeze it and did not come to the end (a helper was killed meanwhile)."""
+        """A freeze of it was begun and did not come to the end (a helper was killed meanwhile)."""
 
     async def page_out(self, *, give_up: Callable[[], bool]) -> PagedOut:
         """Pages out what it holds of anonymous memory, in slices; frozen only. Off the loop, `give_up` between slices.
@@ -76,7 +76,7 @@ class Running(Protocol):
         swap has no room (what was paged out stays so).
         """
 
-    def stat(self, snapshot: Snapshot) -> Stat:
+    def stat(self, snapshot: ProcessTable) -> Stat:
         """Ground truth; `snapshot` is one walk of /proc that serves all agents of one question."""
 
     async def stop(self, *, grace_s: float) -> bool:
@@ -102,7 +102,7 @@ class SaysWhy(Protocol):
 
 @runtime_checkable
 class BringsInner(Protocol):
-    """A started agent whose runtime made the socket inside its network itself, before the agent's program ran."""
+    """A started agent with a runtime that made the socket inside its network itself, before the agent's program ran."""
 
     def take_inner(self) -> socket.socket | None:
         """The socket, which is the caller's from then on; None where there is none, or it was taken."""
@@ -110,11 +110,11 @@ class BringsInner(Protocol):
 
 @runtime_checkable
 class Dialable(Protocol):
-    """A started agent whose port may be where only the helper gets to; `address` is then what `dialled` says."""
+    """A started agent with a port that only the helper may reach; `address` is then what `dialled` says."""
 
     async def connect(self) -> socket.socket:
-        """Connected to its port, or to its VMM, which waits for a `CONNECT`. The caller's, who bounds the time.
-
+        """Connects to its port, or to its VMM, which waits for a `CONNECT`. The caller owns the socket and sets the
+        Connects to its port, or to its VMM, which waits for a `CONNECT`; the caller closes it and limits the time.
         Raises NotSupported where its port is elsewhere or it has none, WrongState, OSError, HiveError.
         """
 
@@ -122,11 +122,11 @@ class Dialable(Protocol):
 class Runtime(Protocol):
     """Makes agents run. Knows no names, no generations, no links."""
 
-    async def capabilities(self) -> Capabilities:
-        """What it can do here and now; asked anew each time, for an engine may come and go."""
+    async def capabilities(self) -> RuntimeCapabilities:
+        """Its abilities here and now; asked anew each time, for an engine may come and go."""
 
-    def place(self, agent: str, spec: SandboxSpec) -> Place:
-        """Where the agent's own socket belongs, so that it is found from inside."""
+    def place(self, agent: str, spec: SandboxSpec) -> SocketPlace:
+        """The place of the agent's own socket, so that it is found from inside."""
 
     async def prepare(self, agent: str, spec: SandboxSpec) -> bool:
         """Checks the spec and makes what must exist before the first start; again: brings it up to date.
@@ -135,21 +135,21 @@ class Runtime(Protocol):
         where the disk refuses; then nothing new is left.
         """
 
-    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
+    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> RunningAgent:
         """Starts it; `mark` (`NAME=value`) is put into its environment.
 
         Raises NotFound (program, image, kernel), NotPermitted, WrongState (processes of an earlier start are left),
         DependencyDown (its engine), HiveError; then nothing was started.
         """
 
-    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:
+    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> RunningAgent | None:
         """Takes over what an earlier helper started; None where its main process is gone."""
 
-    async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:
+    async def find(self, agent: str, spec: SandboxSpec, snapshot: ProcessTable, *, mark: str) -> RunningAgent | None:
         """Finds an agent an earlier helper started but could not write down any more."""
 
     async def sweep(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> None:
-        """Kills what is left of an agent whose main process ended while no helper was there."""
+        """Kills all that is left of an agent that lost its main process while no helper was there."""
 
     async def thaw_strays(self, known: set[str]) -> list[str]:
         """Thaws what is frozen under Hive's name but belongs to no known agent; says what that was."""

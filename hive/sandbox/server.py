@@ -1,7 +1,7 @@
 """`hive sandbox`, the helper: starts, stops, freezes and thaws agents, and owns their sockets.
 
 It decides nothing: the daemon says what, the kernel says what is. Agents are in sessions and cgroups of their own
-and outlive it; the next helper adopts them. Whoever it leaves frozen by being killed is found by the next one.
+and outlive it; the next helper adopts them. An agent left frozen by a killed helper is found by the next one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, WrongStat
 from hive.host import accounts, parent, systemd
 from hive.host.accounts import Accounts
 from hive.host.cgroup import Subtree, own_cgroup, state_label
+from hive.host.loop_lag import watched
 from hive.host.notify import Notifier
-from hive.host.process import Snapshot, identify, raise_descriptor_limit
-from hive.host.pulse import watched
+from hive.host.process import ProcessTable, identify, raise_descriptor_limit
 from hive.link.execution import EndExecution, Execute, Resize
-from hive.link.link import Link, Reply, failed
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply, failed
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     PROTOCOL,
     WENT_DOWN,
@@ -49,13 +49,13 @@ from hive.link.messages import (
     Freeze,
     Hello,
     PageOut,
+    ProxyStats,
     Reaped,
     Reconcile,
     Remove,
     Runtimes,
     Start,
     Stat,
-    Stats,
     Stop,
     Thaw,
     ThawedAlone,
@@ -63,18 +63,18 @@ from hive.link.messages import (
 from hive.link.server import LinkServer
 from hive.sandbox import inference_units
 from hive.sandbox.allowed import Allowed
-from hive.sandbox.audit import AGENT_ID, Audit, Peer
+from hive.sandbox.audit import AGENT_ID, Audit, LinkPeer
 from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.entering import RUN_ID, RUN_MARK, left_by_others
 from hive.sandbox.executions import Handed
 from hive.sandbox.firecracker import FirecrackerRuntime
-from hive.sandbox.held import Held, Limits
 from hive.sandbox.listeners import Listeners, clear_directory
 from hive.sandbox.process import ProcessRuntime, log_pipes_of
 from hive.sandbox.runtime import Runtime
-from hive.sandbox.table import Table
+from hive.sandbox.supervised_agent import FreezeLimits, SupervisedAgent
+from hive.sandbox.table import AgentRecords
 from hive.sandbox.unit import UnitRuntime
-from hive.settings import Paths, Settings
+from hive.settings.table import Paths, Settings
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.sandbox")
@@ -85,23 +85,23 @@ LOCK_WAIT_S = 5.0
 STATS_AT_ONCE = 50
 """Agents looked at before others have their turn: some 3 ms."""
 
-_AGENTS: frozenset[type[Message]] = frozenset(
+_AGENTS: frozenset[type[LinkMessage]] = frozenset(
     {Define, Start, Stop, Freeze, Confirm, Thaw, PageOut, AskStat, AskRuntimes, Reconcile, Remove}
 )
-_PROGRAMS: frozenset[type[Message]] = frozenset({Execute, EndExecution, Resize})
-MAY_ASK: dict[str, frozenset[type[Message]]] = {
+_PROGRAMS: frozenset[type[LinkMessage]] = frozenset({Execute, EndExecution, Resize})
+MAY_ASK: dict[str, frozenset[type[LinkMessage]]] = {
     "daemon": _AGENTS | _PROGRAMS | inference_units.VERBS,
     "proxy": frozenset({AskListeners, Dial}),
     "up": _AGENTS | frozenset({Reaped}),
 }
-"""What each role may ask for; who may have which role says `Helper._may_be`."""
+"""The requests permitted to each role; `HelperServer._may_be` says which user may have which role."""
 
-Later = Message | Handed | socket.socket
-Answer = Message | Coroutine[Any, Any, Later]
+Later = LinkMessage | Handed | socket.socket
+Answer = LinkMessage | Coroutine[Any, Any, Later]
 """A socket goes with `Dialled`."""
 
 
-class Helper:
+class HelperServer:
     """Everything of one helper; `open` begins, `leave` ends with every agent awake and alive."""
 
     def __init__(
@@ -109,31 +109,31 @@ class Helper:
         paths: Paths,
         runtimes: Mapping[RuntimeKind, Runtime],
         *,
-        limits: Limits | None = None,
+        limits: FreezeLimits | None = None,
         allowed: Allowed | None = None,
         audit: Audit | None = None,
         peers: Accounts | None = None,
     ) -> None:
-        """`peers`: who is daemon and who is proxy; without it both are this user."""
+        """`peers`: the users of daemon and proxy; without it both are this user."""
         self._paths = paths
         self._runtimes = runtimes
         self._accounts = peers or accounts.own()
-        self._limits = limits or Limits()
+        self._limits = limits or FreezeLimits()
         self._allowed = allowed or Allowed(None)
         self._audit = audit or Audit()
         self._epoch = secrets.token_hex(8)
         self._label = state_label(paths.state)
-        self._peers: dict[Link, Peer] = {}
-        self._held: dict[str, Held] = {}
+        self._peers: dict[Link, LinkPeer] = {}
+        self._held: dict[str, SupervisedAgent] = {}
         self._listeners = Listeners()
         self._lock_fd = -1
         self.left = False
-        self._table: Table
+        self._table: AgentRecords
         self._server: LinkServer
         self._log_check: asyncio.Task[None]
 
     def __repr__(self) -> str:
-        return f"<Helper {len(self._held)} agents, {sorted(peer.role for peer in self._peers.values())}>"
+        return f"<HelperServer {len(self._held)} agents, {sorted(peer.role for peer in self._peers.values())}>"
 
     async def open(self) -> None:
         """Takes the state directory, adopts what lives, binds the agents' sockets, then listens.
@@ -142,7 +142,7 @@ class Helper:
         """
         make_directories(self._paths)
         self._lock_fd = await _take_lock(self._paths.sandbox_lock)
-        self._table = Table.load(self._paths.sandbox_table)
+        self._table = AgentRecords.load(self._paths.sandbox_table)
         await self._adopt()
         self._server = LinkServer(
             self._paths.sandbox_socket,
@@ -160,7 +160,7 @@ class Helper:
         records = self._table.records
         keep = {self._paths.agent_socket(agent) for agent in records}
         clear_directory(self._paths.agent_socket("any").parent, keep)
-        snapshot = Snapshot()
+        snapshot = ProcessTable()
         for agent in records:
             self._hold(agent).bind()
         await asyncio.gather(*(held.adopt(snapshot) for held in self._held.values()))
@@ -171,8 +171,8 @@ class Helper:
             except (HiveError, OSError) as error:
                 log.error("strays_not_looked_for runtime=%s error=%s", kind, error)
 
-    def _hold(self, agent: str) -> Held:
-        held = Held(
+    def _hold(self, agent: str) -> SupervisedAgent:
+        held = SupervisedAgent(
             agent,
             runtimes=self._runtimes,
             table=self._table,
@@ -186,13 +186,13 @@ class Helper:
         return held
 
     async def leave(self, *, for_another: bool = False) -> None:
-        """Thaws everyone, verified, and closes the sockets; agents go on running.
+        """Thaws every agent, verified, and closes the sockets; agents go on running.
 
-        `for_another`: one that begins at once, and finds asleep whoever sleeps (an upgrade, a restart).
+        `for_another`: for a helper that begins at once, and finds the sleepers asleep (an upgrade, a restart).
         """
         self.left = True
 
-        async def let_go(held: Held) -> None:
+        async def let_go(held: SupervisedAgent) -> None:
             if not (for_another and await held.stays_asleep()):
                 await held.thaw_alone("the helper is leaving")
 
@@ -207,7 +207,7 @@ class Helper:
         os.close(self._lock_fd)
 
     def what_is_wrong(self) -> str:
-        """Why its watchdog should end the process, empty where all is well. Once it is open."""
+        """The reason for its watchdog to end the process, empty where all is well. Once it is open."""
         return "" if self.left or self._server.is_listening else "its socket takes nobody"
 
     def reload(self) -> None:
@@ -230,12 +230,12 @@ class Helper:
         for held in self._held.values():
             spawn(held.end_executions(link), name="end programs")
 
-    def _tell_daemons(self, message: Message, *, but: Link | None = None) -> None:
+    def _tell_daemons(self, message: LinkMessage, *, but: Link | None = None) -> None:
         for link, peer in self._peers.items():
             if peer.role == "daemon" and link is not but:
                 link.tell(message)
 
-    def _on_message(self, link: Link, message: Message, reply: Reply | None) -> None:
+    def _on_message(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         answer = self._audit.noted(message, self._name_in(message), self._peer(link), reply or _drop)
         try:
             outcome = self._do(link, message)
@@ -245,12 +245,12 @@ class Helper:
         except Exception as error:
             answer(failed(HiveError(f"{type(error).__name__}: {error}")))
             raise
-        if isinstance(outcome, Message):
+        if isinstance(outcome, LinkMessage):
             answer(outcome)
         else:
             spawn(_answer_later(outcome, answer), name=type(message).__name__)
 
-    def _name_in(self, message: Message) -> str:
+    def _name_in(self, message: LinkMessage) -> str:
         """The name of the agent (or the inference server) this is about; `-` for none, or none that is known."""
         if isinstance(message, Define):
             return message.spec.name
@@ -259,10 +259,10 @@ class Helper:
         record = self._table.records.get(getattr(message, "agent", ""))
         return "-" if record is None else record.spec.name
 
-    def _peer(self, link: Link) -> Peer:
-        return self._peers.get(link) or Peer.of(link, "nobody")
+    def _peer(self, link: Link) -> LinkPeer:
+        return self._peers.get(link) or LinkPeer.of(link, "nobody")
 
-    def _do(self, link: Link, message: Message) -> Answer:
+    def _do(self, link: Link, message: LinkMessage) -> Answer:
         """The answer, or the work that makes it. Thaw and Confirm are done on return: a wake waits for no task."""
         if isinstance(message, Hello):
             return self._hello(link, message)
@@ -311,8 +311,8 @@ class Helper:
                 return Done()
         raise BadRequest(f"{type(message).__name__} is not for the helper")
 
-    def _hello(self, link: Link, message: Hello) -> Message:
-        peer = Peer.of(link, message.role)
+    def _hello(self, link: Link, message: Hello) -> LinkMessage:
+        peer = LinkPeer.of(link, message.role)
         if message.protocol != PROTOCOL or peer.uid not in self._may_be(message.role):
             log.error(
                 "peer_refused role=%s protocol=%d pid=%d uid=%d", message.role, message.protocol, peer.pid, peer.uid
@@ -333,7 +333,7 @@ class Helper:
                 return frozenset({0, os.geteuid()})
         return frozenset()
 
-    def _find(self, agent: str) -> Held:
+    def _find(self, agent: str) -> SupervisedAgent:
         if (held := self._held.get(agent)) is None:
             raise NotFound(f"agent {agent} is not defined")
         return held
@@ -386,8 +386,8 @@ class Helper:
         return Done()
 
     async def _end_left_programs(self) -> None:
-        """Those that a helper began which was killed: their callers are gone."""
-        environments = await asyncio.to_thread(lambda: Snapshot().environments)
+        """Ends the programs begun by a helper that was killed: their callers are gone."""
+        environments = await asyncio.to_thread(lambda: ProcessTable().environments)
         for pid in left_by_others(environments, self._label, self._epoch):
             if (who := identify(pid)) is not None and who.send(signal.SIGKILL):
                 log.warning("left_program_killed pid=%d", pid)
@@ -396,22 +396,22 @@ class Helper:
         self._listeners.drop(agent)
         self._held.pop(agent, None)
 
-    async def _stats(self, agents: list[str]) -> Stats:
-        """Of all where none is named. A thousand take 50 ms: who is to be thawed meanwhile does not wait for them."""
-        snapshot, found = Snapshot(), dict[str, Stat]()
+    async def _stats(self, agents: list[str]) -> ProxyStats:
+        """Stats of the agents named, of all where none is. A thousand take 50 ms: a thaw does not wait for them."""
+        snapshot, found = ProcessTable(), dict[str, Stat]()
         for looked_at, agent in enumerate(agents or list(self._held), 1):
             if (held := self._held.get(agent)) is not None:
                 found[agent] = held.stat(snapshot)
             if looked_at % STATS_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        return Stats(agents=found)
+        return ProxyStats(agents=found)
 
     async def _capabilities(self) -> Runtimes:
         found = await asyncio.gather(*(runtime.capabilities() for runtime in self._runtimes.values()))
         return Runtimes(runtimes=dict(zip(self._runtimes, found, strict=True)))
 
-    async def _reconcile(self, asleep: dict[str, int]) -> Stats:
-        """All at once: one agent that will not thaw keeps nobody else asleep."""
+    async def _reconcile(self, asleep: dict[str, int]) -> ProxyStats:
+        """All at once: one agent that will not thaw keeps no other asleep."""
         await asyncio.gather(*(held.reconcile(asleep.get(agent)) for agent, held in self._held.items()))
         return await self._stats([])
 
@@ -427,11 +427,11 @@ class Helper:
                 self._audit.trim()
 
 
-def _drop(message: Message, descriptors: Sequence[int] = ()) -> None:
+def _drop(message: LinkMessage, descriptors: Sequence[int] = ()) -> None:
     """The answer to what was told, not asked."""
 
 
-async def _answer_later(work: Coroutine[Any, Any, Later], answer: Reply) -> None:
+async def _answer_later(work: Coroutine[Any, Any, Later], answer: LinkReply) -> None:
     try:
         outcome = await work
     except HiveError as error:
@@ -440,7 +440,7 @@ async def _answer_later(work: Coroutine[Any, Any, Later], answer: Reply) -> None
         answer(failed(HiveError(f"{type(error).__name__}: {error}")))
         raise
     else:
-        if isinstance(outcome, Message):
+        if isinstance(outcome, LinkMessage):
             answer(outcome)
         elif isinstance(outcome, Handed):
             answer(outcome.message, outcome.descriptors)
@@ -521,7 +521,7 @@ async def _serve(paths: Paths, settings: Settings, notifier: Notifier, watch_fd:
     # Under `hive up` stderr is somebody's terminal: a line for every pause and wake would flood it.
     audit = Audit(None if watch_fd is None else paths.log("sandbox-audit"))
     peers = accounts.appliance() if paths.apart else accounts.own()
-    helper = Helper(paths, runtimes, allowed=Allowed(policy, own_networks=as_units), audit=audit, peers=peers)
+    helper = HelperServer(paths, runtimes, allowed=Allowed(policy, own_networks=as_units), audit=audit, peers=peers)
     await helper.open()
     loop.add_signal_handler(signal.SIGHUP, helper.reload)
     frozen_by = "systemd units" if as_units else subtree.path if subtree else "signals"
@@ -556,7 +556,7 @@ def _own_unit() -> str:
 
 
 def main(paths: Paths, settings: Settings, watch_fd: int | None) -> None:
-    """Runs the helper until SIGTERM, SIGINT, or the end of whoever holds the other end of `watch_fd`."""
+    """Runs the helper until SIGTERM, SIGINT, or the end of the process that holds the other end of `watch_fd`."""
     raise_descriptor_limit()
     notifier = Notifier(os.environ, pid=os.getpid())
     uvloop.run(_serve(paths, settings, notifier, watch_fd))

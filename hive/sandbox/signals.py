@@ -1,11 +1,11 @@
-"""Where there is no cgroup: an agent's processes found by walking /proc, stopped and continued by signals."""
+"""The way to stop an agent without a cgroup: its processes found by walking /proc, stopped and continued by signals."""
 
 from __future__ import annotations
 
 import signal
 
 from hive.host.memory import held_by
-from hive.host.process import TICK_US, Identity, ProcessStat, Snapshot, has_environment, is_stopped, real_uid
+from hive.host.process import TICK_US, Identity, ProcessStat, ProcessTable, has_environment, is_stopped, real_uid
 
 
 class SignalGroup:
@@ -31,8 +31,8 @@ class SignalGroup:
     def __repr__(self) -> str:
         return f"<SignalGroup of {self._leader.pid}, {len(self._seen)} seen>"
 
-    def members(self, snapshot: Snapshot) -> list[ProcessStat]:
-        """Those alive in this walk; remembered for the next one."""
+    def members(self, snapshot: ProcessTable) -> list[ProcessStat]:
+        """The members alive in this walk; remembered for the next one."""
         processes = snapshot.processes
         seen = {pid for pid, start in self._seen.items() if pid in processes and processes[pid].start_ticks == start}
         found = snapshot.with_descendants(seen | self._session(snapshot) | self._newcomers(snapshot))
@@ -43,8 +43,8 @@ class SignalGroup:
             self._seen[leader.pid] = leader.start_ticks
         return members
 
-    def _newcomers(self, snapshot: Snapshot) -> set[int]:
-        """Of the processes not looked at before those with the agent's uid or mark: a fork hands down both."""
+    def _newcomers(self, snapshot: ProcessTable) -> set[int]:
+        """New members: processes not looked at before with the agent's uid or mark, which a fork hands down."""
         new = [stat.pid for stat in snapshot.processes.values() if self._looked_at.get(stat.pid) != stat.start_ticks]
         self._looked_at = {stat.pid: stat.start_ticks for stat in snapshot.processes.values()}
         return {pid for pid in new if self._carries_uid_or_mark(pid)}
@@ -52,7 +52,7 @@ class SignalGroup:
     def _carries_uid_or_mark(self, pid: int) -> bool:
         return (self._uid is not None and real_uid(pid) == self._uid) or has_environment(pid, self._mark)
 
-    def _session(self, snapshot: Snapshot) -> set[int]:
+    def _session(self, snapshot: ProcessTable) -> set[int]:
         """Once the leader is gone its number may name a foreign session: then only what carries the mark counts."""
         in_session = {
             pid
@@ -65,20 +65,20 @@ class SignalGroup:
         return in_session if leader.start_ticks == self._leader.start_ticks else set()
 
     def pids(self) -> list[int]:
-        return [stat.pid for stat in self.members(Snapshot())]
+        return [stat.pid for stat in self.members(ProcessTable())]
 
     def freeze(self) -> None:
         """SIGSTOP to every member that still runs; call it again until `is_frozen`."""
         self._sent_stop = True
-        for stat in self.members(Snapshot()):
+        for stat in self.members(ProcessTable()):
             if not is_stopped(stat.pid):
                 Identity.of(stat).send(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT to every member, also to one the agent had stopped itself: the state does not say who did.
+        """Sends SIGCONT to every member, also to one the agent had stopped itself: the state does not tell them apart.
 
-        To those that do not look stopped too: a SIGSTOP may be pending, which SIGCONT takes back. No walk: whatever
-        was stopped here was seen before, and what is stopped has no new children.
+        To those that do not look stopped too: a SIGSTOP may be pending, which SIGCONT takes back. No walk: every
+        process stopped here was seen before, and what is stopped has no new children.
         """
         if self._sent_stop or not self.is_thawed():
             self._sent_stop = False
@@ -94,43 +94,43 @@ class SignalGroup:
         Two walks: a child born during the first, of a parent that was stopped before it was read, shows in the
         second; nothing that is stopped has another.
         """
-        first = self.members(Snapshot())
+        first = self.members(ProcessTable())
         if not first or not all(is_stopped(stat.pid) for stat in first):
             return False
-        return all(is_stopped(stat.pid) for stat in self.members(Snapshot()))
+        return all(is_stopped(stat.pid) for stat in self.members(ProcessTable()))
 
     def is_thawed(self) -> bool:
         stats = [stat for who in self._seen_before() if (stat := who.stat()) is not None]
         return not any(_waits_for_cont(stat) for stat in stats)
 
     def signal(self, signum: int) -> None:
-        for stat in self.members(Snapshot()):
+        for stat in self.members(ProcessTable()):
             Identity.of(stat).send(signum)
 
     def kill(self) -> None:
         """SIGKILL to all found now; repeat until `pids` is empty, for one may have forked meanwhile."""
         self.signal(signal.SIGKILL)
 
-    def usage(self, snapshot: Snapshot) -> tuple[int, int, int, int]:
+    def usage(self, snapshot: ProcessTable) -> tuple[int, int, int, int]:
         """(CPU time in µs of the living and of the children they waited for, RSS in bytes, living processes, swap)."""
         members = self.members(snapshot)
         ticks = sum(stat.cpu_ticks + stat.waited_cpu_ticks for stat in members)
         swap_bytes = held_by(stat.pid for stat in members).swap_bytes
         return ticks * TICK_US, sum(stat.rss_bytes for stat in members), len(members), swap_bytes
 
-    def looks_frozen(self, snapshot: Snapshot) -> bool:
+    def looks_frozen(self, snapshot: ProcessTable) -> bool:
         """`is_frozen` by one walk that may serve many agents: good enough to show, not to rely on."""
         members = self.members(snapshot)
         return bool(members) and all(is_stopped(stat.pid) for stat in members)
 
     def was_asked_to_freeze(self) -> bool:
-        """Whether someone stopped any of it; by a walk, for a helper that was not there then."""
-        return any(is_stopped(stat.pid) for stat in self.members(Snapshot()))
+        """Whether any of it was stopped; by a walk, for a helper that was not there then."""
+        return any(is_stopped(stat.pid) for stat in self.members(ProcessTable()))
 
     def remove(self) -> None:
         """There is nothing to remove."""
 
 
 def _waits_for_cont(stat: ProcessStat) -> bool:
-    """State T; a process whose first thread has ended shows Z, so its other threads are asked."""
+    """Whether it is in state T; a process whose first thread has ended shows Z, so its other threads are asked."""
     return stat.state == "T" or (stat.state == "Z" and stat.alive and is_stopped(stat.pid))

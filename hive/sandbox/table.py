@@ -1,4 +1,4 @@
-"""The helper's own table: every agent defined, and who its main process is. Outlives the helper, not the boot.
+"""The helper's own table: every agent defined, and its main process. Outlives the helper, not the boot.
 
 What is frozen is not in it: the kernel knows that, and no disk stands in the way of a pause or a wake.
 """
@@ -32,8 +32,8 @@ def _new_mark() -> str:
 class Record(msgspec.Struct, kw_only=True):
     """One agent. `run` while its main process is believed to live; `last_pid`, `exit_code` and `why` of its last end.
 
-    `mark` is in the environment of all it starts: an agent whose pid could not be written down any more, because
-    the helper was killed right after the fork, is found by it.
+    `mark` is in the environment of all it starts. By it an agent is found whose pid was never written down, because the
+    helper was killed right after the fork.
     """
 
     spec: SandboxSpec
@@ -58,13 +58,13 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 class _Whole(msgspec.Struct, kw_only=True):
-    """What Hive kept at first: everybody in one file, written anew for each of them."""
+    """The first form of Hive's table: every agent in one file, written anew for each of them."""
 
     version: int = WHOLE_VERSION
     agents: dict[str, Record]
 
 
-class Table:
+class AgentRecords:
     """The records, in memory and each in a 0600 file of its own that is only ever replaced whole.
 
     What is written for one agent does not grow with the number of the others.
@@ -75,10 +75,10 @@ class Table:
         self.records = records
 
     def __repr__(self) -> str:
-        return f"<Table {self._directory} {len(self.records)} agents>"
+        return f"<AgentRecords {self._directory} {len(self.records)} agents>"
 
     @classmethod
-    def load(cls, directory: Path) -> Table:
+    def load(cls, directory: Path) -> AgentRecords:
         """The table in `directory`, which is made where it is missing; what an older Hive kept beside it is taken over.
 
         Raises ConfigError for a file that cannot be understood, StoreFull, HiveError.
@@ -93,7 +93,7 @@ class Table:
 
     @property
     def _whole(self) -> Path:
-        """What an older Hive keeps. It stays for one that comes back (an upgrade that is undone) until the first agent
+        """The file of an older Hive. It stays for one that comes back (an upgrade that is undone) until the first agent
         is removed, of which it would keep the environment."""
         return self._directory.with_suffix(".json")
 
@@ -194,7 +194,7 @@ def _translate(work: Callable[..., object], *arguments: object) -> None:
 
 
 def storage_error(error: OSError) -> HiveError:
-    """What an operating system error of a disk means here."""
+    """The Hive error for an operating system error of a disk."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(f"the disk is full: {error.filename or 'the state directory'}")
     return HiveError(str(error))

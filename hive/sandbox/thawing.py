@@ -1,7 +1,7 @@
-"""`hive sandbox-thaw`: nobody stays frozen when the host goes down, whatever became of daemon and helper.
+"""`hive sandbox-thaw`: no agent stays frozen when the host goes down, whatever became of daemon and helper.
 
-A helper that leaves thaws everybody itself; this is for one that was killed and not started again. What is frozen
-hears no SIGTERM, and whoever stops it waits for its timeout.
+A helper that leaves thaws every agent itself; this is for one that was killed and not started again. A frozen agent
+hears no SIGTERM, and a stop of it waits for its timeout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hive.sandbox.firecracker import FirecrackerRuntime
 from hive.sandbox.process import ProcessRuntime
 from hive.sandbox.runtime import Runtime
 from hive.sandbox.unit import UnitRuntime
-from hive.settings import Paths, Settings
+from hive.settings.table import Paths, Settings
 
 log = logging.getLogger("hive.sandbox")
 
@@ -29,7 +29,7 @@ log = logging.getLogger("hive.sandbox")
 async def thaw_everybody(runtimes: Sequence[Runtime]) -> list[str]:
     """Thaws every agent Hive has frozen; returns their ids. A runtime that fails keeps no other one from it.
 
-    Agents are found by what the kernel, the engine and the jails have of them, not by anybody's table.
+    Agents are found by what the kernel, the engine and the jails have of them, not by any table.
     """
     thawed: list[str] = []
     for runtime in runtimes:
@@ -60,7 +60,7 @@ def _instead_of_a_helper(path: Path) -> Iterator[None]:
 
 
 def main(paths: Paths, settings: Settings) -> int:
-    """Thaws everybody and says whom. Raises WrongState where a helper runs."""
+    """Thaws every agent and says which. Raises WrongState where a helper runs."""
     log_max_bytes, sandbox = settings.agents.log_max_bytes, settings.sandbox
     with _instead_of_a_helper(paths.sandbox_lock):
         runtimes = (

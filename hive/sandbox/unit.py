@@ -1,7 +1,7 @@
 """The `process` runtime where systemd is PID 1: an agent is a unit, `hive-agent@<id>.service`.
 
 It is systemd's child, not the helper's: it lives on when the helper dies, systemd keeps its exit code for the next
-one, and whoever stops the unit, at shutdown too, thaws it first. What the unit says is in unit_plan.py. Its output goes
+one, and every stop of the unit, at shutdown too, thaws it first. What the unit says is in unit_plan.py. Its output goes
 to the journal under the agent's name (`journalctl -u hive-agent@<id>`, or `hive.host.systemd.read_journal`), not to
 `spec.log`; its /tmp is its own and does not outlive it.
 
@@ -36,16 +36,16 @@ from hive.errors import (
 from hive.host import netns, packet_filter, systemd
 from hive.host.cgroup import Leaf, find_mount, mount_of_v1, own_cgroup
 from hive.host.limits import ALL, CONTROLLERS, Fence, in_words, knobs
-from hive.host.process import Identity, Snapshot, boot_id, identify
+from hive.host.process import Identity, ProcessTable, boot_id, identify
 from hive.link.messages import PagedOut, dialled
-from hive.link.specs import Capabilities, SandboxSpec
+from hive.link.specs import RuntimeCapabilities, SandboxSpec
 from hive.sandbox import home, pageout, unit_plan
-from hive.sandbox.entering import Entered, Program, kill_groups
+from hive.sandbox.entering import Entered, EnteredProgram, kill_groups
 from hive.sandbox.process import RunningProcess, environment_of, look_again, make_home, make_network, rules_of
-from hive.sandbox.runtime import Place, Run, Running
+from hive.sandbox.runtime import Run, RunningAgent, SocketPlace
 from hive.sandbox.unit_exec import enter_unit, write_script
 from hive.sandbox.unit_plan import LEAF, SLICE, SLICE_PATH, Network, Places, agent_of, unit_of
-from hive.settings import Paths, Sandbox
+from hive.settings.table import Paths, Sandbox
 
 log = logging.getLogger("hive.sandbox")
 
@@ -60,19 +60,19 @@ _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class RunningUnit(RunningProcess):
-    """One started agent; see `Running` for the contract. `run.leaf` is the group it is frozen by."""
+    """One started agent; see `RunningAgent` for the contract. `run.leaf` is the group it is frozen by."""
 
-    places_of: Callable[[Program], Places]
+    places_of: Callable[[EnteredProgram], Places]
     """Of a program inside it."""
 
     def __repr__(self) -> str:
         return f"<RunningUnit {self.run.handle} {self.run.main.pid} {self._group!r}>"
 
-    async def enter(self, program: Program) -> Entered:
+    async def enter(self, program: EnteredProgram) -> Entered:
         return await enter_unit(self.run, program, self.places_of(program))
 
     async def page_out(self, *, give_up: Callable[[], bool]) -> PagedOut:
-        """By the unit's own group: systemd gives it the memory controller, the leaf has none."""
+        """Pages out by the unit's own group: systemd gives it the memory controller, the leaf has none."""
         return await pageout.page_out(self._group.pids, _unit_group(self.run), give_up=give_up)
 
     async def reap(self) -> int | None:
@@ -89,7 +89,7 @@ class RunningUnit(RunningProcess):
     def _remove_groups(self) -> None:
         """They are systemd's to remove: here it could be that of the next start, between its making and its use."""
 
-    async def _ended(self) -> systemd.Ended | None:
+    async def _ended(self) -> systemd.ServiceEnd | None:
         """None where systemd does not know it any more, or does not answer."""
         try:
             return (await systemd.find_end(self.run.handle, self.run.main.pid))[0]
@@ -117,18 +117,18 @@ class UnitRuntime:
     def _scripts(self) -> Path:
         return self._paths.runtime / "start"
 
-    async def capabilities(self) -> Capabilities:
+    async def capabilities(self) -> RuntimeCapabilities:
         if why_not := _why_not():
-            return Capabilities(why_not=why_not, why_not_freeze=why_not, why_not_page_out=why_not)
-        return Capabilities(
+            return RuntimeCapabilities(why_not=why_not, why_not_freeze=why_not, why_not_page_out=why_not)
+        return RuntimeCapabilities(
             why_not_page_out=pageout.why_not(_slice_group()),
             why_not_egress=packet_filter.why_not(),
             limits=_lacking(ALL),
             journal=unit_of("{}"),
         )
 
-    def place(self, agent: str, spec: SandboxSpec) -> Place:  # noqa: ARG002
-        return Place(self._paths.agent_socket(agent))
+    def place(self, agent: str, spec: SandboxSpec) -> SocketPlace:  # noqa: ARG002
+        return SocketPlace(self._paths.agent_socket(agent))
 
     # --- before it runs ------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class UnitRuntime:
 
     # --- start ---------------------------------------------------------------------------------------------------
 
-    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> Running:
+    async def start(self, agent: str, spec: SandboxSpec, *, mark: str) -> RunningAgent:
         _find_program(spec)
         unit = unit_of(agent)
         with contextlib.ExitStack() as unused, contextlib.ExitStack() as made:
@@ -225,7 +225,7 @@ class UnitRuntime:
 
     # --- across helpers ------------------------------------------------------------------------------------------
 
-    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:  # noqa: ARG002
+    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> RunningAgent | None:  # noqa: ARG002
         fd = run.main.open()
         if fd is None:
             return None
@@ -233,8 +233,8 @@ class UnitRuntime:
             await kill_groups(Path(run.leaf))
         return self._running(agent, spec, run, fd)
 
-    async def find(self, agent: str, spec: SandboxSpec, snapshot: Snapshot, *, mark: str) -> Running | None:  # noqa: ARG002
-        """By the unit's name. Asks systemd only where there is such a group: of a thousand agents few are lost."""
+    async def find(self, agent: str, spec: SandboxSpec, snapshot: ProcessTable, *, mark: str) -> RunningAgent | None:  # noqa: ARG002
+        """Finds it by the unit's name. Asks systemd only where there is such a group: few of many agents are lost."""
         unit, group = unit_of(agent), _slice_group() / unit_of(agent)
         if not group.is_dir():
             return None
@@ -275,7 +275,7 @@ class UnitRuntime:
 
 
 def _why_not() -> str:
-    """Why no unit can be started here, empty where it can."""
+    """The reason that no unit can be started here, empty where one can."""
     if not systemd.is_booted():
         return "agents as systemd units: systemd is not PID 1 here"
     if os.geteuid() != 0:
@@ -292,7 +292,7 @@ def _mounts() -> str:
 
 
 def _cgroups() -> Path:
-    """Where control groups v2 are mounted. Raises DependencyDown."""
+    """The mount point of control groups v2. Raises DependencyDown."""
     mount = find_mount(_mounts())
     if mount is None:
         raise DependencyDown("control groups v2 are not mounted")
@@ -318,7 +318,7 @@ def _groups() -> Iterator[tuple[str, Path]]:
 
 
 def _lacking(limits: Limits) -> str:
-    """What of `limits` systemd cannot enforce here, in words: it uses what is there, v2 or (on hybrid hosts) v1."""
+    """The parts of `limits` that systemd cannot enforce here, in words: it uses v2, or (on hybrid hosts) v1."""
     v2, mounts = (_root_group() / "cgroup.controllers").read_text().split(), _mounts()
     enforced = {c for c in CONTROLLERS.values() if c in v2 or mount_of_v1(c, mounts) is not None}
     wanted = knobs(limits, version=2)
@@ -361,7 +361,7 @@ def _put_filter(spec: SandboxSpec, places: Places) -> int:
 
 
 async def _becomes(main: Identity, root_step: Path) -> bool:
-    """Waits until it is the agent. False where it ended before anybody saw that. Raises TimedOut."""
+    """Waits until it is the agent. False where it ended before that was seen. Raises TimedOut."""
     until = time.monotonic() + BECOMES_S
     for attempt in count():
         cmdline = _cmdline(main.pid)
@@ -382,7 +382,7 @@ def _cmdline(pid: int) -> bytes:
         return b""
 
 
-async def _raise_if_not_executed(spec: SandboxSpec, ended: systemd.Ended | None, invocation: str) -> None:
+async def _raise_if_not_executed(spec: SandboxSpec, ended: systemd.ServiceEnd | None, invocation: str) -> None:
     """Tells a program that was never executed from one that ended at once with the same exit code: by what the
     steps before it print. Raises NotFound, NotPermitted, HiveError."""
     if ended is None or ended.code not in (unit_plan.FAILED, unit_plan.NOT_EXECUTABLE, unit_plan.NO_PROGRAM):

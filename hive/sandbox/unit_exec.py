@@ -18,7 +18,7 @@ from hive.host import systemd
 from hive.host.cgroup import Leaf, own_cgroup
 from hive.host.process import Identity, identify
 from hive.sandbox import unit_plan
-from hive.sandbox.entering import GROUP, KILL_S, Channels, Entered, Program, make_channels, readable, set_size
+from hive.sandbox.entering import GROUP, KILL_S, Channels, Entered, EnteredHere, EnteredProgram, make_channels, readable
 from hive.sandbox.process import environment_inside
 from hive.sandbox.runtime import Run
 from hive.sandbox.unit_plan import Network, Places, exec_unit_of
@@ -27,7 +27,7 @@ from hive.tasks import spawn
 log = logging.getLogger("hive.sandbox")
 
 
-async def enter_unit(run: Run, program: Program, places: Places) -> Entered:
+async def enter_unit(run: Run, program: EnteredProgram, places: Places) -> Entered:
     """Begins it. `places`: of the agent's unit, with the script of this program, which is written here.
 
     Raises WrongState where the agent has ended, NotPermitted, DependencyDown, HiveError; then nothing was started.
@@ -103,17 +103,13 @@ async def _forget(unit: str) -> None:
         log.warning("unit_not_forgotten unit=%s error=%r", unit, error.message)
 
 
-class EnteredUnit:
+class EnteredUnit(EnteredHere):
     """See `Entered`; systemd's child, not the helper's."""
 
     def __init__(self, unit: str, main: Identity | None, group: Leaf, channels: Channels) -> None:
-        self.form = channels.form
-        self.descriptors = channels.caller
+        super().__init__(group, channels, pidfd=-1 if main is None or (pidfd := main.open()) is None else pidfd)
         self._unit = unit
         self._main = main
-        self._group = group
-        self._pidfd = -1 if main is None or (pidfd := main.open()) is None else pidfd
-        self._terminal_fd = os.dup(channels.caller[0]) if channels.form == "terminal" else -1
 
     def __repr__(self) -> str:
         return f"<EnteredUnit {self._unit}>"
@@ -134,14 +130,6 @@ class EnteredUnit:
             await asyncio.sleep(0.002)
         return True
 
-    async def resize(self, rows: int, columns: int) -> None:
-        if self._terminal_fd >= 0:
-            set_size(self._terminal_fd, rows, columns)
-
     def close(self) -> None:
         spawn(_forget(self._unit), name=f"forget {self._unit}")
-        self._group.remove()
-        for descriptor in (self._pidfd, self._terminal_fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._pidfd = self._terminal_fd = -1
+        super().close()

@@ -1,9 +1,9 @@
-"""What an agent's systemd unit says: pure, from the spec to the properties and to what becomes the agent.
+"""The content of an agent's systemd unit: pure, from the spec to the properties and to what becomes the agent.
 
 A unit is transient: it is never written to /etc, survives `daemon-reload`, and needs none to be made. It must not share
 its name with a template on disk, so none is installed.
 
-**One root step.** systemd hands the control group of a delegated unit with `User=` to that user, who could then move
+**One root step.** systemd hands the control group of a delegated unit with `User=` to that user, which could then move
 out of the group that is frozen. So the unit begins as root, with three capabilities and no environment: a program that
 never changes goes into a group of its own below the unit's, and gives up its user, groups and every capability. Only
 then, as the agent's user, a script sets the environment and becomes the agent: nothing an operator or an agent may
@@ -13,7 +13,7 @@ write (LD_LIBRARY_PATH, a file in the home) is looked at by anything that has a 
 it; nothing else is there. With a list in `egress` it has the host's network and a packet filter of Hive's on the group
 it runs in (hive/host/packet_filter.py), put there by the helper before the unit starts. Not systemd's IPAddressDeny=:
 that knows no ports, so to let the proxy's through would let through every backend on the loopback too. Such an agent
-sees the host's abstract unix sockets, as everybody in that network does.
+sees the host's abstract unix sockets, as every process in that network does.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     sockets: Path
     cgroup: Path
     cgroups: Path
-    """Where control groups are mounted."""
+    """The mount point of control groups."""
     root_step: Path
     script: Path
     hidden: tuple[Path, ...] = ()
@@ -171,7 +171,7 @@ def properties(spec: SandboxSpec, places: Places, network: Network | None) -> Pr
     return [
         ("SyslogIdentifier", spec.name),
         ("WorkingDirectory", str(places.home)),
-        # Whoever stops the unit, at shutdown too: what is frozen would not hear SIGTERM.
+        # For every stop of the unit, at shutdown too: a frozen process would not hear SIGTERM.
         ("ExecStop", f'-/bin/sh -c "test ! -d {leaf} || echo 0 >{leaf}/cgroup.freeze"'),
         *_ALWAYS,
         *_limits(spec.limits),
@@ -215,7 +215,7 @@ def _files(places: Places) -> Properties:
 def command(
     spec: SandboxSpec, places: Places, network: Network | None, filtered: int | None, *, group: str = ""
 ) -> list[str]:
-    """What the unit executes: the root step, with none of systemd's variables (its INVOCATION_ID, the manager's).
+    """The command line of the unit: the root step, with none of systemd's variables (its INVOCATION_ID, the manager's).
 
     `filtered`: inode of the leaf that has the agent's packet filter, None where it needs none. `group`: of a program
     inside an agent, below that leaf.
@@ -237,7 +237,7 @@ def properties_inside(
     stdio: list[str],
     terminal: str,
 ) -> Properties:
-    """Those of a program that is run inside the agent of `unit`: the same sandbox, that agent's /tmp and IPC, other
+    """The properties of a program inside the agent of `unit`: the same sandbox, that agent's /tmp and IPC, other
     input and output. It is in the agent's control group, so its limits are that unit's, but for open files.
 
     `stdio`: files for stdin, stdout and stderr; `terminal`: the one it has instead, empty for none. `helper`: the

@@ -22,11 +22,11 @@ from hive.errors import DependencyDown, HiveError, TimedOut
 from hive.link.server import PATH_MAX_BYTES, peer_of
 
 NOT_STARTED, RUNNING, PAUSED = "Not started", "Running", "Paused"
-"""What `GET /` says of a machine."""
+"""States of a machine in the answer of `GET /`."""
 SWAPPABLE_PAGES = frozenset({"None", "Transparent"})
 """Values of `huge_pages` (the third is `2M`, hugetlbfs)."""
 GUEST_CID = 3
-"""Of every guest: with Firecracker no context id is ever seen on the host, the path of a socket says who it is."""
+"""The CID of every guest: Firecracker shows no context id on the host, the path of a socket tells guests apart."""
 CALL_S = 1.0
 """For what the VMM answers at once (its own logs say 29 to 265 µs a call, firecracker PR 4562)."""
 BOOT_S = 10.0
@@ -42,7 +42,7 @@ Shape = TypeVar("Shape")
 # --- what there is to ask ----------------------------------------------------------------------------------------
 
 
-class Call(NamedTuple):
+class VmmCall(NamedTuple):
     """One request. `body` is JSON; the VMM wants one with PUT and PATCH, and none with GET."""
 
     method: str
@@ -53,16 +53,16 @@ class Call(NamedTuple):
         return f"{self.method} {self.path}"
 
 
-def _put(path: str, **fields: object) -> Call:
-    return Call("PUT", path, msgspec.json.encode(fields))
+def _put(path: str, **fields: object) -> VmmCall:
+    return VmmCall("PUT", path, msgspec.json.encode(fields))
 
 
-def _patch(path: str, **fields: object) -> Call:
-    return Call("PATCH", path, msgspec.json.encode(fields))
+def _patch(path: str, **fields: object) -> VmmCall:
+    return VmmCall("PATCH", path, msgspec.json.encode(fields))
 
 
-ASK_INSTANCE = Call("GET", "/")
-ASK_MACHINE = Call("GET", "/machine-config")
+ASK_INSTANCE = VmmCall("GET", "/")
+ASK_MACHINE = VmmCall("GET", "/machine-config")
 START = _put("/actions", action_type="InstanceStart")
 CTRL_ALT_DEL = _put("/actions", action_type="SendCtrlAltDel")
 """Does nothing while the machine is paused, and says 204 all the same."""
@@ -70,7 +70,7 @@ PAUSE = _patch("/vm", state="Paused")
 RESUME = _patch("/vm", state="Resumed")
 
 
-def machine(vcpus: int, memory_mb: int) -> Call:
+def machine(vcpus: int, memory_mb: int) -> VmmCall:
     """Never huge pages: those cannot be swapped out, so no deep sleep."""
     return _put(
         "/machine-config",
@@ -82,36 +82,36 @@ def machine(vcpus: int, memory_mb: int) -> Call:
     )
 
 
-def boot_source(kernel: str, arguments: str, *, initrd: str = "") -> Call:
+def boot_source(kernel: str, arguments: str, *, initrd: str = "") -> VmmCall:
     """`initrd` empty: the kernel mounts its root by itself."""
     more = {"initrd_path": initrd} if initrd else {}
     return _put("/boot-source", kernel_image_path=kernel, boot_args=arguments, **more)
 
 
-def root_drive(path: str, *, read_only: bool) -> Call:
+def root_drive(path: str, *, read_only: bool) -> VmmCall:
     return _put("/drives/rootfs", drive_id="rootfs", path_on_host=path, is_root_device=True, is_read_only=read_only)
 
 
-def network(tap: str) -> Call:
+def network(tap: str) -> VmmCall:
     return _put("/network-interfaces/eth0", iface_id="eth0", host_dev_name=tap)
 
 
-def vsock(uds_path: str) -> Call:
+def vsock(uds_path: str) -> VmmCall:
     """The VMM binds `uds_path`, which must not exist yet; it connects to `<uds_path>_<port>` for its guest."""
     return _put("/vsock", guest_cid=GUEST_CID, uds_path=uds_path)
 
 
-def balloon() -> Call:
+def balloon() -> VmmCall:
     """Empty, but its guest reports the pages it freed, and the host has them back (Firecracker 1.14)."""
     return _put("/balloon", amount_mib=0, deflate_on_oom=True, free_page_reporting=True)
 
 
-def snapshot_create(state: str, memory: str) -> Call:
-    """Of a paused machine; full, because a diff without dirty page tracking misses what is in swap."""
+def snapshot_create(state: str, memory: str) -> VmmCall:
+    """The call for a snapshot of a paused machine; full, because a diff without dirty page tracking misses swap."""
     return _put("/snapshot/create", snapshot_type="Full", snapshot_path=state, mem_file_path=memory)
 
 
-def snapshot_load(state: str, memory: str) -> Call:
+def snapshot_load(state: str, memory: str) -> VmmCall:
     """Into a VMM that was configured with nothing; it ends where this fails."""
     return _put(
         "/snapshot/load",
@@ -121,7 +121,7 @@ def snapshot_load(state: str, memory: str) -> Call:
     )
 
 
-def boot(spec: FirecrackerSpec, *, kernel: str, rootfs: str, uds_path: str, initrd: str = "") -> list[Call]:
+def boot(spec: FirecrackerSpec, *, kernel: str, rootfs: str, uds_path: str, initrd: str = "") -> list[VmmCall]:
     """All calls to a new VMM until its guest runs; the paths are as the VMM sees them.
 
     >>> [call.path for call in boot(FirecrackerSpec(kernel="", rootfs=""), kernel="/k", rootfs="/r", uds_path="/v")]
@@ -143,28 +143,28 @@ def boot(spec: FirecrackerSpec, *, kernel: str, rootfs: str, uds_path: str, init
 # --- HTTP --------------------------------------------------------------------------------------------------------
 
 
-class Answer(NamedTuple):
+class VmmAnswer(NamedTuple):
     status: int
     body: bytes
 
 
 class MachineConfig(msgspec.Struct, frozen=True):
-    """What of the answer of `GET /machine-config` is of use here."""
+    """The fields of the answer of `GET /machine-config` that are of use here."""
 
     huge_pages: str = "None"
 
 
-class Instance(msgspec.Struct, frozen=True):
-    """What `GET /` answers. `state` is one of the three above."""
+class VmmInstance(msgspec.Struct, frozen=True):
+    """The answer of `GET /`. `state` is one of the three above."""
 
     state: str
     vmm_version: str = ""
 
 
-def encode(call: Call) -> bytes:
+def encode(call: VmmCall) -> bytes:
     """The request's bytes. Always with a length: the VMM understands no chunks.
 
-    >>> encode(Call("GET", "/"))
+    >>> encode(VmmCall("GET", "/"))
     b'GET / HTTP/1.1\\r\\nHost: localhost\\r\\nAccept: application/json\\r\\n\\r\\n'
     """
     head = f"{call.method} {call.path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n"
@@ -173,11 +173,11 @@ def encode(call: Call) -> bytes:
     return head.encode() + b"\r\n" + call.body
 
 
-def parse_answer(received: bytes) -> Answer | None:
+def parse_answer(received: bytes) -> VmmAnswer | None:
     """The answer, None as long as it is not whole. Raises DependencyDown for what is none.
 
     >>> parse_answer(b"HTTP/1.1 204 \\r\\nServer: Firecracker API\\r\\n\\r\\n")
-    Answer(status=204, body=b'')
+    VmmAnswer(status=204, body=b'')
     >>> parse_answer(b"HTTP/1.1 400 \\r\\nContent-Length: 4\\r\\n\\r\\n{}") is None
     True
     """
@@ -191,13 +191,13 @@ def parse_answer(received: bytes) -> Answer | None:
     if status is None or int(length[1] if length else 0) > ANSWER_MAX_BYTES:
         raise DependencyDown(f"the VMM answers with {received[:40]!r}")
     wanted = int(length[1]) if length else 0
-    return Answer(int(status[1]), rest[:wanted]) if len(rest) >= wanted else None
+    return VmmAnswer(int(status[1]), rest[:wanted]) if len(rest) >= wanted else None
 
 
-def fault(answer: Answer) -> str:
-    """What an answer other than 2xx says is wrong.
+def fault(answer: VmmAnswer) -> str:
+    """The fault named by an answer other than 2xx.
 
-    >>> fault(Answer(400, b'{"fault_message":"Device not found"}')), fault(Answer(503, b"busy"))
+    >>> fault(VmmAnswer(400, b'{"fault_message":"Device not found"}')), fault(VmmAnswer(503, b"busy"))
     ('Device not found', 'status 503')
     """
     with contextlib.suppress(msgspec.MsgspecError):
@@ -216,18 +216,18 @@ class Vmm:
     def __init__(self, path: Path, *, pid: int) -> None:
         """`path`: its API socket on the host, of any length; `pid`: the process that must be the one listening there.
 
-        Whoever has the VMM's rights can put a link to another socket in its place: nothing is sent to that one.
+        A user with the VMM's rights can put a link to another socket in its place: nothing is sent to that one.
         """
         self._path = path
         self._pid = pid
         self._turn = asyncio.Lock()
-        self.last: Instance | None = None
+        self.last: VmmInstance | None = None
         self.last_at = 0.0
 
     def __repr__(self) -> str:
         return f"<Vmm {self._pid} {self.last.state if self.last else 'not heard of'}>"
 
-    async def call(self, call: Call, *, limit_s: float = CALL_S) -> bytes:
+    async def call(self, call: VmmCall, *, limit_s: float = CALL_S) -> bytes:
         """The body of its answer, after those of all earlier calls; its API thread works at one at a time too.
 
         Raises TimedOut after `limit_s` (it may still happen), DependencyDown where nobody listens or somebody else,
@@ -236,18 +236,18 @@ class Vmm:
         async with self._turn:
             return await self._call(call, limit_s)
 
-    async def ask(self, *, limit_s: float = CALL_S) -> Instance:
+    async def ask(self, *, limit_s: float = CALL_S) -> VmmInstance:
         """Ground truth: `GET /`. Raises as `call`."""
         async with self._turn:
-            self.last = _decode(await self._call(ASK_INSTANCE, limit_s), Instance)
+            self.last = _decode(await self._call(ASK_INSTANCE, limit_s), VmmInstance)
             self.last_at = time.monotonic()
             return self.last
 
     async def ask_huge_pages(self) -> str:
-        """What its guest's memory is made of; `SWAPPABLE_PAGES` can be swapped out. Raises as `call`."""
+        """The kind of pages of its guest's memory; `SWAPPABLE_PAGES` can be swapped out. Raises as `call`."""
         return _decode(await self.call(ASK_MACHINE), MachineConfig).huge_pages
 
-    async def _call(self, call: Call, limit_s: float) -> bytes:
+    async def _call(self, call: VmmCall, limit_s: float) -> bytes:
         try:
             async with asyncio.timeout(limit_s):
                 while (answer := await self._exchange(call)) is None:  # noqa: ASYNC110 - as for a full backlog below
@@ -260,7 +260,7 @@ class Vmm:
             raise HiveError(f"the VMM refused {call!r}: {fault(answer)}")
         return answer.body
 
-    async def _exchange(self, call: Call) -> Answer | None:
+    async def _exchange(self, call: VmmCall) -> VmmAnswer | None:
         """None where it has no connection left (503, or hung up before the request was written)."""
         async with self._connected() as (reader, writer):
             writer.write(encode(call))
@@ -279,7 +279,7 @@ class Vmm:
     async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
-            while not _connects(sock, self._path):  # noqa: ASYNC110 - nobody is told when a backlog has room
+            while not _connects(sock, self._path):  # noqa: ASYNC110 - no event says that a backlog has room
                 await asyncio.sleep(RETRY_S)
             if (pid := peer_of(sock)[0]) != self._pid:
                 raise DependencyDown(f"{self._path} is served by process {pid}, not by the VMM {self._pid}")

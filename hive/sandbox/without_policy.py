@@ -1,7 +1,7 @@
-"""What an operator may ask for of the host's files where root wrote no policy file: little, and never what is closed.
+"""The host's files an operator may ask for where root wrote no policy file: few, and never those that are closed.
 
 The helper, and the engine it asks, are root: what they mount or copy for an agent they do not ask the files' owner for.
-Pure but for `Files`, which looks.
+Pure but for `HostFiles`, which looks.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from hive.errors import NotPermitted
 from hive.link.specs import SandboxSpec
 
 BELOW = ("/media", "/mnt", "/srv")
-"""Where data for others lies (hier(7)): what is below one of these may be mounted."""
+"""Directories of data for others (hier(7)): what is below one of these may be mounted."""
 READABLE = "/usr"
-"""The host's programs, which everybody may read: it, or what is below it, may be mounted read-only."""
+"""The host's programs, which every user may read: it, or what is below it, may be mounted read-only."""
 HINT = "root permits more by a policy file: [sandbox] policy in hive.conf, sandbox.toml is an example"
 
 
 class Looks(Protocol):
-    """What is asked of the file system."""
+    """The questions asked of the file system."""
 
     def resolve(self, path: str) -> str:
         """The path, links followed."""
 
     def is_roots(self, directory: str) -> bool:
-        """Whether nobody but root and this user may put something else in the place of what is in it."""
+        """Whether only root and this user may replace its entries."""
 
     def is_open(self, path: str) -> bool:
-        """Whether everybody may read this file; so it is of one that is not there, which is somebody else's error."""
+        """Whether every user may read this file; true of one that is not there, which is another's error to report."""
 
 
-class Files:
+class HostFiles:
     """This host's."""
 
     def resolve(self, path: str) -> str:

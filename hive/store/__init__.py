@@ -1,1 +1,5 @@
-"""Where Hive remembers: live state in Redis (may be lost), truth and history in SQLite (may not)."""
+"""SQLite (truth and history) and Redis (a mirror that may be lost).
+
+May import: leaves.
+Begin with database.py; keys.py for Redis.
+"""

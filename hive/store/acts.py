@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hive.store import audit, plain_file, runtime_settings
-from hive.store.audit import AuditRow
+from hive.store.audit import AuditRecord
 from hive.store.chain import Head
 
 ORIGIN = "cli"
@@ -34,8 +34,8 @@ FILE_MAX_BYTES = 1 << 20
 ID_BYTES = 12
 
 
-class Act(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line. `at` Unix seconds; `act` without `order.`; the rest as in `AuditRow`."""
+class OfflineAct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line. `at` Unix seconds; `act` without `order.`; the rest as in `AuditRecord`."""
 
     id: str
     at: float
@@ -46,16 +46,16 @@ class Act(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     detail: dict[str, Any]
 
 
-class Waiting(NamedTuple):
-    """What was read: the acts in their order; `unreadable`: lines that are none; `size`: of the file, in bytes."""
+class WaitingActs(NamedTuple):
+    """The acts that were read, in their order; `unreadable`: lines that are none; `size`: of the file, in bytes."""
 
-    acts: list[Act]
+    acts: list[OfflineAct]
     unreadable: int
     size: int
 
 
 def acts_of(database: Path) -> Path:
-    """Where they are.
+    """The path of the acts beside the database.
 
     >>> acts_of(Path("/var/lib/hive/daemon/hive.db")).as_posix()
     '/var/lib/hive/daemon/audit.acts'
@@ -63,14 +63,14 @@ def acts_of(database: Path) -> Path:
     return database.with_name("audit.acts")
 
 
-def new(*, at: float, actor: str, act: str, target: str, outcome: str, detail: dict[str, Any]) -> Act:
+def new(*, at: float, actor: str, act: str, target: str, outcome: str, detail: dict[str, Any]) -> OfflineAct:
     """An act with an id that no other one has."""
-    return Act(
+    return OfflineAct(
         id=secrets.token_hex(ID_BYTES), at=at, actor=actor, act=act, target=target, outcome=outcome, detail=detail
     )
 
 
-def append(path: Path, act: Act) -> None:
+def append(path: Path, act: OfflineAct) -> None:
     """On the disk when this returns. The file is its directory's owner's, also where root writes it.
 
     Raises OSError: where the file is full (EFBIG), or is none.
@@ -85,28 +85,28 @@ def append(path: Path, act: Act) -> None:
         os.fsync(fd)
 
 
-def read(path: Path) -> Waiting:
+def read(path: Path) -> WaitingActs:
     """All of them; none where there is no file. Raises OSError."""
     try:
         return _parsed(plain_file.read(path, FILE_MAX_BYTES))
     except FileNotFoundError:
-        return Waiting([], 0, 0)
+        return WaitingActs([], 0, 0)
 
 
-def _parsed(content: bytes) -> Waiting:
+def _parsed(content: bytes) -> WaitingActs:
     found, unreadable = [], 0
     for line in filter(None, content.split(b"\n")):
         try:
             found.append(_decode(line))
         except (msgspec.MsgspecError, UnicodeDecodeError):
             unreadable += 1
-    return Waiting(found, unreadable, len(content))
+    return WaitingActs(found, unreadable, len(content))
 
 
-_decode = msgspec.json.Decoder(Act).decode
+_decode = msgspec.json.Decoder(OfflineAct).decode
 
 
-def take_in(conn: sqlite3.Connection, found: Waiting, *, now: float) -> Head | None:
+def take_in(conn: sqlite3.Connection, found: WaitingActs, *, now: float) -> Head | None:
     """Adds those to the audit table that are not in it, and how many could not be read; the last row, None without."""
     last = runtime_settings.get(conn, LAST)
     ids = [act.id for act in found.acts]
@@ -119,9 +119,9 @@ def take_in(conn: sqlite3.Connection, found: Waiting, *, now: float) -> Head | N
     return heads[-1] if heads else None
 
 
-def row_of(act: Act) -> AuditRow:
+def row_of(act: OfflineAct) -> AuditRecord:
     """The row it becomes: an order, because a person gave it."""
-    return AuditRow(
+    return AuditRecord(
         at=act.at,
         actor=act.actor,
         act=audit.ORDER + act.act,
@@ -132,7 +132,7 @@ def row_of(act: Act) -> AuditRow:
     )
 
 
-def remove(path: Path, taken: Waiting) -> bool:
+def remove(path: Path, taken: WaitingActs) -> bool:
     """Removes the file where nothing was added since it was read; whether it did. Raises OSError."""
     with contextlib.suppress(FileNotFoundError), _locked(path, create=False) as fd:
         if os.fstat(fd).st_size == taken.size:

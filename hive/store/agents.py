@@ -13,8 +13,8 @@ from hive.errors import NotFound, Saturated, WrongState
 
 _decode_spec = msgspec.json.Decoder(AgentSpec).decode
 
-# Totals and last_active_at are not among these: they belong to the rows of usage (`usage.insert`, `touch`), and
-# whoever holds an Agent in memory holds old ones.
+# Totals and last_active_at are not among these: they belong to the rows of usage (`usage.insert`, `touch`), and an
+# Agent held in memory has old ones.
 _WRITTEN = (
     *("id", "name", "runtime", "spec", "status", "depth", "depth_goal", "generation", "reason", "since", "tenant"),
     *("inference_tier", "preferred_model", "restart", "uid", "token_serial", "created_at"),
@@ -123,7 +123,7 @@ def allocate_uid(
 
 
 def _taken(conn: sqlite3.Connection, agent: Agent) -> WrongState:
-    """What of this agent is another's: the cid of one with another name, else the name."""
+    """The conflict with another agent: its cid, taken by an agent of another name, else its name."""
     found = conn.execute(
         "SELECT name FROM agents WHERE json_extract(spec, '$.cid') = ? AND id != ? AND name != ?",
         (agent.spec.cid, agent.id, agent.name),

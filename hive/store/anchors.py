@@ -1,6 +1,6 @@
 """The file beside the database to which the heads of the audit table's chain are appended, one a line.
 
-Among them is what was before the first row, each time the oldest were pruned: so nobody can remove rows and say that
+Among them is what was before the first row, each time the oldest were pruned: so no one can remove rows and say that
 they were pruned. Heads of rows that are gone are of no more use and go with them (`keep_from`).
 """
 
@@ -21,8 +21,8 @@ FILE_MAX_BYTES = 1 << 30
 
 
 class Anchors(NamedTuple):
-    """What was read. `beginnings`: those of the heads behind which a chain may begin. `unreadable`: lines that are
-    none, like one that a power cut tore. `is_there`: the file.
+    """The heads that were read. `beginnings`: those of the heads behind which a chain may begin. `unreadable`: lines
+    that are none, like one that a power cut tore. `is_there`: the file.
     """
 
     heads: list[Head]
@@ -41,7 +41,7 @@ class Anchors(NamedTuple):
 
 
 def anchors_of(database: Path) -> Path:
-    """Where they are. With `chattr +a` it is only ever appended to, and grows without end."""
+    """The path of the heads. With `chattr +a` the file is only ever appended to, and grows without end."""
     return database.with_name("audit.heads")
 
 
@@ -74,10 +74,10 @@ def read(path: Path) -> Anchors:
 
 
 def keep_from(path: Path, first: int) -> int:
-    """Takes away the heads of rows before `first`; how many those were. Nobody appends meanwhile.
+    """Takes away the heads of rows before `first`; returns their number. No writer may append meanwhile.
 
-    The file is there whole at every moment. What cannot be read stays: it may be somebody's work. Raises OSError, also
-    where the file may only be appended to.
+    The file is there whole at every moment. A line that cannot be read stays: it may be an operator's. Raises OSError,
+    also where the file may only be appended to.
     """
     try:
         lines = _lines(path)

@@ -1,4 +1,4 @@
-"""What becomes of a database that is damaged: it is moved aside, and a new one begun with what the second copy has.
+"""Recovery from a damaged database: it is moved aside, and a new one begun with the content of the second copy.
 
 The new one is made beside it first, whole, and then takes its place: a start that is killed in between begins again.
 What is gone is noted in it (`Loss`), so that it is told for as long as the damaged file is there.
@@ -29,8 +29,6 @@ NOTED = "store.loss"
 """Runtime setting: the last `Loss`."""
 TOLD_S = 7 * 86400.0
 """So long it is told where there is no damaged file to remove."""
-DAMAGED, LOST = "the database was damaged", "the database lost its last changes"
-"""How the sentences begin that say so."""
 SIDES = ("", "-wal", "-shm", "-journal")
 
 
@@ -54,28 +52,16 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
         return os.path.lexists(self.aside) if self.aside else now < self.at + TOLD_S
 
     @property
-    def sentence(self) -> str:
+    def kept(self) -> str:
+        """With what of the old one it is begun anew.
+
+        >>> Loss(at=0.0, why="malformed", aside="/s/d", copy="missing", agents=0, tokens=0).kept
+        'without agents and tokens, for there was no second copy'
         """
-        >>> Loss(at=0.0, why="malformed", aside="/s/d", copy="missing", agents=0, tokens=0).sentence
-        'the database was damaged (malformed) and is begun anew, without agents and tokens, for there was no second \
-copy; usage, messages, schedules, jobs and the audit table of before are gone, as far as the usage spool has no more; \
-told for as long as /s/d is there'
-        """
-        spool = "as far as the usage spool has no more"
-        if self.is_rollback:
-            return (
-                f"{LOST} ({self.why}): agents and tokens are as its second copy has them; usage, messages, schedules, "
-                f"jobs and rows of the audit table may be gone, {spool}"
-            )
-        kept = f"with {self.agents} agents and {self.tokens} tokens of the API from its second copy"
-        if self.copy != "whole":
-            why = "there was no second copy" if self.copy == "missing" else "its second copy is damaged too"
-            kept = f"without agents and tokens, for {why}"
-        until = f"; told for as long as {self.aside} is there" if self.aside else ""
-        return (
-            f"{DAMAGED} ({self.why}) and is begun anew, {kept}; usage, messages, schedules, jobs and the audit table "
-            f"of before are gone, {spool}{until}"
-        )
+        if self.copy == "whole":
+            return f"with {self.agents} agents and {self.tokens} tokens of the API from its second copy"
+        why = "there was no second copy" if self.copy == "missing" else "its second copy is damaged too"
+        return f"without agents and tokens, for {why}"
 
 
 def loss_of(conn: sqlite3.Connection) -> Loss | None:
@@ -114,14 +100,19 @@ def begin_anew(path: Path, why: str) -> Loss:
     log.critical(
         "database_damaged path=%s moved_to=%s error=%s copy=%s agents=%d tokens=%d: a new database is begun, "
         "hive restore brings a backup back",
-        *(path, loss.aside or "-", why, copy, loss.agents, loss.tokens),
+        path,
+        loss.aside or "-",
+        why,
+        copy,
+        loss.agents,
+        loss.tokens,
     )
     return loss
 
 
 def notice_rollback(path: Path, conn: sqlite3.Connection, behind: int) -> None:
     """Notes it where a sound database lacks what had been committed, as after a damaged write-ahead log: commits that
-    the second copy knew of, or rows of the audit table up to one whose hash is noted outside.
+    the second copy knew of, or rows of the audit table up to one with its hash noted outside.
 
     `behind`: those commits; a lone one comes of a daemon that was killed. Raises sqlite3.Error, OSError.
     """

@@ -1,4 +1,4 @@
-"""Who did what to which agent or setting, and how it ended: a chain of rows, only added to, until the oldest go."""
+"""The audit table: the acts on agents and settings and their ends, a chain of rows, added to until the oldest go."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hive.errors import (
     Unauthorized,
     WrongMediaType,
 )
-from hive.store.chain import BEGUN_ANEW, GENESIS, PRUNED, START, TAKEN_IN, Head, Link, hash_of
+from hive.store.chain import BEGUN_ANEW, GENESIS, PRUNED, START, TAKEN_IN, ChainLink, Head, hash_of
 from hive.store.migrations import NAME_IN_DETAIL
 
 KEPT_S = 30 * 86400
@@ -47,16 +47,16 @@ _IS_ORDER = f"act GLOB '{ORDER}*' AND outcome NOT IN ({', '.join(repr(code) for 
 USER = "user"
 """In a detail: the name that the user `uid:<n>` had at the time."""
 LOGIN_USER = "login_user"
-"""The name of the user who had logged in, where another one acted, as with sudo."""
+"""The name of the user that had logged in, where another one acted, as with sudo."""
 _USER_IN_DETAIL, _LOGIN_IN_DETAIL = (
     f"CASE WHEN json_valid(detail) THEN json_extract(detail, '$.{key}') END" for key in (USER, LOGIN_USER)
 )
 _COLUMNS = "id, at, actor, act, target, origin, outcome, detail, prev, hash"
 _NOT_TOLD = f"act NOT GLOB '{ORDER}*' AND act NOT GLOB 'audit.*'"
-"""What is no event: nothing happened to an agent by it."""
+"""Rows that are no events: nothing happened to an agent by them."""
 
 
-class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
+class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One act. `at` Unix seconds; `act` as `agent.paused` or `order.pause`; `target` an agent id, setting or `hive`.
 
     `actor`: `uid:<n>`, `token:<name>`, `internal`, `api-token`, `idle`, `proxy`, `helper`, `hive` where Hive acted by
@@ -74,26 +74,26 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
     detail: dict[str, Any] = {}
 
 
-def is_refusal(row: AuditRow) -> bool:
-    """Whether somebody ordered what was refused."""
+def is_refusal(row: AuditRecord) -> bool:
+    """Whether it is a refused order."""
     return row.act.startswith(ORDER) and row.outcome in REFUSED
 
 
-def is_permitted_order(row: AuditRow) -> bool:
-    """Whether somebody ordered what he may, however it ended."""
+def is_permitted_order(row: AuditRecord) -> bool:
+    """Whether it is an order that was permitted, with any end."""
     return row.act.startswith(ORDER) and row.outcome not in REFUSED
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A row with its number and its hash."""
 
     id: int
     hash: str | None
-    row: AuditRow
+    row: AuditRecord
 
 
 class Filter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows are asked for; what is empty or None asks for nothing. `agent`: ids or names. `act` may have `*`.
+    """The rows asked for; a field that is empty or None asks for nothing. `agent`: ids or names. `act` may have `*`.
     `actor`: as in AuditRow, or the name that a user had then.
 
     `since`: Unix seconds; `before`: an id.
@@ -106,13 +106,13 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True):
     before: int | None = None
 
 
-def append(conn: sqlite3.Connection, row: AuditRow) -> Head:
+def append(conn: sqlite3.Connection, row: AuditRecord) -> Head:
     """Adds it to the chain; inside the caller's transaction, so that no other row can take its place."""
     return _add(conn, row, head(conn))
 
 
-def append_all(conn: sqlite3.Connection, rows: Iterable[AuditRow]) -> Head:
-    """As `append`, in this order; the last row of the table."""
+def append_all(conn: sqlite3.Connection, rows: Iterable[AuditRecord]) -> Head:
+    """Appends the rows in this order; returns the last row of the table."""
     last = head(conn)
     for row in rows:
         last = _add(conn, row, last)
@@ -136,7 +136,7 @@ def has(conn: sqlite3.Connection, noted: Head) -> bool:
 
 
 def begun_after(conn: sqlite3.Connection) -> Head:
-    """What was before the first row: the last one that was pruned."""
+    """The head before the first row: the last row that was pruned."""
     found = conn.execute("SELECT id, hash FROM audit_pruned").fetchone()
     return START if found is None else Head(found[0], found[1])
 
@@ -147,9 +147,9 @@ def numbered_to(conn: sqlite3.Connection) -> int:
     return found[0] if found is not None and isinstance(found[0], int) else 0
 
 
-def links(conn: sqlite3.Connection) -> Iterator[Link]:
+def links(conn: sqlite3.Connection) -> Iterator[ChainLink]:
     """Every row as it is stored, the oldest first."""
-    return (Link(*found) for found in conn.execute(f"SELECT {_COLUMNS} FROM audit_log ORDER BY id"))
+    return (ChainLink(*found) for found in conn.execute(f"SELECT {_COLUMNS} FROM audit_log ORDER BY id"))
 
 
 def take_in(conn: sqlite3.Connection) -> Head:
@@ -171,17 +171,17 @@ def take_in(conn: sqlite3.Connection) -> Head:
     return _add(conn, own(TAKEN_IN, time.time(), detail), last)
 
 
-def _unchained(conn: sqlite3.Connection, after: int) -> list[Link]:
+def _unchained(conn: sqlite3.Connection, after: int) -> list[ChainLink]:
     found = conn.execute(
         f"SELECT {_COLUMNS} FROM audit_log WHERE id > ? ORDER BY id LIMIT ?", (after, TAKEN_IN_AT_ONCE)
     )
-    return [Link(*row) for row in found]
+    return [ChainLink(*row) for row in found]
 
 
-def _add(conn: sqlite3.Connection, row: AuditRow, before: Head) -> Head:
+def _add(conn: sqlite3.Connection, row: AuditRecord, before: Head) -> Head:
     detail = msgspec.json.encode(row.detail).decode()
     number = max(before.id, numbered_to(conn)) + 1
-    link = Link(number, row.at, row.actor, row.act, row.target, row.origin, row.outcome, detail, before.hash, None)
+    link = ChainLink(number, row.at, row.actor, row.act, row.target, row.origin, row.outcome, detail, before.hash, None)
     found = Head(number, hash_of(link, before.hash))
     conn.execute(
         f"INSERT INTO audit_log ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", link._replace(hash=found.hash)
@@ -189,15 +189,15 @@ def _add(conn: sqlite3.Connection, row: AuditRow, before: Head) -> Head:
     return found
 
 
-def own(act: str, at: float, detail: dict[str, Any]) -> AuditRow:
+def own(act: str, at: float, detail: dict[str, Any]) -> AuditRecord:
     """A row about the table itself."""
-    return AuditRow(at=at, actor="hive", act=act, target="hive", origin="hive", detail=detail)
+    return AuditRecord(at=at, actor="hive", act=act, target="hive", origin="hive", detail=detail)
 
 
 def begin_anew(conn: sqlite3.Connection, last: Head, detail: dict[str, Any], *, now: float) -> Head:
     """The first row of a table whose rows are gone with a damaged database: it follows `last`, which was noted outside.
 
-    Whoever begins so notes `last` as a beginning there first (anchors.py).
+    The caller notes `last` as a beginning there first (anchors.py).
     """
     if last != START:
         _begin_after(conn, last)
@@ -214,16 +214,16 @@ def _begin_after(conn: sqlite3.Connection, before: Head) -> None:
     conn.execute("INSERT OR REPLACE INTO audit_pruned (one, id, hash) VALUES (1, ?, ?)", before)
 
 
-def tail(conn: sqlite3.Connection, limit: int, target: str = "") -> list[AuditRow]:
+def tail(conn: sqlite3.Connection, limit: int, target: str = "") -> list[AuditRecord]:
     """The last `limit` rows that are events, of this target alone where one is named, oldest first."""
     of, values = ("target = ? AND ", (target,)) if target else ("", ())  # one query for both would use no index
     rows = conn.execute(
         f"SELECT {_COLUMNS} FROM audit_log WHERE {of}{_NOT_TOLD} ORDER BY id DESC LIMIT ?", (*values, limit)
     ).fetchall()
-    return [_entry(Link(*row)).row for row in reversed(rows)]
+    return [_entry(ChainLink(*row)).row for row in reversed(rows)]
 
 
-def page(conn: sqlite3.Connection, asked: Filter, limit: int) -> list[Entry]:
+def page(conn: sqlite3.Connection, asked: Filter, limit: int) -> list[AuditEntry]:
     """The last `limit` rows of those asked for, the newest first."""
     conditions: list[tuple[str, Any]] = [
         (condition, value)
@@ -248,7 +248,7 @@ def page(conn: sqlite3.Connection, asked: Filter, limit: int) -> list[Entry]:
     # Each of them by its index, the newest first and no more than `limit`: an OR, or one IN, would look at every row.
     queries = [_last(conn, one, limit) for one in wanted]
     found = {row[0]: row for rows in queries for row in rows}
-    return [_entry(Link(*found[number])) for number in sorted(found, reverse=True)[:limit]]
+    return [_entry(ChainLink(*found[number])) for number in sorted(found, reverse=True)[:limit]]
 
 
 def _last(conn: sqlite3.Connection, conditions: Sequence[tuple[str, Any]], limit: int) -> list[Any]:
@@ -259,8 +259,8 @@ def _last(conn: sqlite3.Connection, conditions: Sequence[tuple[str, Any]], limit
     ).fetchall()
 
 
-def _entry(link: Link) -> Entry:
-    row = AuditRow(
+def _entry(link: ChainLink) -> AuditEntry:
+    row = AuditRecord(
         at=link.at,
         actor=link.actor,
         act=link.act,
@@ -269,14 +269,14 @@ def _entry(link: Link) -> Entry:
         outcome=link.outcome,
         detail=msgspec.json.decode(link.detail),
     )
-    return Entry(id=link.id, hash=link.hash, row=row)
+    return AuditEntry(id=link.id, hash=link.hash, row=row)
 
 
 def prunable(conn: sqlite3.Connection, *, now: float) -> Head | None:
     """The last of the oldest rows that may go, at most PRUNED_AT_ONCE of them: what is older than KEPT_S, and what is
     beyond ROWS_MAX. None where nothing is left to prune.
 
-    Whoever prunes notes it outside the database first (anchors.py).
+    The caller notes it outside the database first (anchors.py).
     """
     first, last = conn.execute("SELECT (SELECT min(id) FROM audit_log), (SELECT max(id) FROM audit_log)").fetchone()
     if first is None:
@@ -305,12 +305,12 @@ def kept_orders_from(conn: sqlite3.Connection) -> int:
 
 
 def prune(conn: sqlite3.Connection, to: Head, *, now: float, orders_from: int | None = None) -> int:
-    """Deletes all rows up to `to`, which `prunable` named; how many are gone.
+    """Deletes all rows up to `to`, which `prunable` named; returns their number.
 
     Permitted orders among them that are young enough, and not before `orders_from` (None: none of them), are added
     again behind the others, with their time and their number of before (`carried`): neither refusals nor
-    what agents do, of which there may be any number, takes them away. What stays has no gap, and begins after a row
-    whose number and hash are noted, also in a row of the chain: no other beginning can be put in its place.
+    what agents do, of which there may be any number, takes them away. The remaining rows have no gap. They begin after
+    a row with its number and hash noted, also in a row of the chain: no other beginning can be put in its place.
     """
     last = head(conn)
     carried = [] if orders_from is None else _orders(conn, to, since=now - KEPT_S, orders_from=orders_from)
@@ -324,9 +324,9 @@ def prune(conn: sqlite3.Connection, to: Head, *, now: float, orders_from: int | 
     return deleted - len(carried)
 
 
-def _orders(conn: sqlite3.Connection, to: Head, *, since: float, orders_from: int) -> list[Entry]:
+def _orders(conn: sqlite3.Connection, to: Head, *, since: float, orders_from: int) -> list[AuditEntry]:
     rows = conn.execute(
         f"SELECT {_COLUMNS} FROM audit_log WHERE id <= ? AND id >= ? AND at >= ? AND {_IS_ORDER} ORDER BY id",
         (to.id, orders_from, since),
     )
-    return [_entry(Link(*row)) for row in rows]
+    return [_entry(ChainLink(*row)) for row in rows]

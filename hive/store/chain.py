@@ -1,9 +1,9 @@
 """The chain of the audit table: each row carries the hash of the row before it, and one over itself. Pure.
 
-SHA-256 without a key: whoever can write the table is the daemon's user or root, and both can read every key the daemon
+SHA-256 without a key: only the daemon's user and root can write the table, and both can read every key the daemon
 could use; and a copy of the table can be checked anywhere, without a secret. What keeps such a user from writing the
 whole chain anew are the heads that were noted elsewhere (anchors.py): up to the last of them nothing can be changed
-unseen, for as long as that other place is out of his reach. Behind it he can, and `Verdict.unanchored` says how far.
+unseen, for as long as that other place is out of his reach. Behind it he can; `ChainVerdict.unanchored` says how far.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 GENESIS = "0" * 64
-"""What the first row of all follows."""
+"""The hash that the first row of all follows."""
 TAKEN_IN, PRUNED, BEGUN_ANEW = "audit.taken_in", "audit.pruned", "audit.begun_anew"
-"""Acts whose detail `{"to": id, "hash": hash}` says what is before the first row. `rows`: how many they were about."""
+"""Acts with a detail `{"to": id, "hash": hash}` about the row before the first. `rows`: how many they were about."""
 
 
 class Head(NamedTuple):
@@ -30,7 +30,7 @@ class Head(NamedTuple):
 START = Head(0, GENESIS)
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """A row as it is stored; `prev` and `hash` None where it has not been taken into the chain."""
 
     id: int
@@ -52,7 +52,7 @@ class Bad(NamedTuple):
     why: str
 
 
-class Verdict(NamedTuple):
+class ChainVerdict(NamedTuple):
     """`head`: the last row that was found right. `anchored`: up to which row an anchor vouches, 0 where none does.
 
     `taken_in`: rows that an older Hive wrote without a chain; what was done to them before is not known. `begun_anew`:
@@ -72,10 +72,10 @@ class Verdict(NamedTuple):
         return max(0, self.head.id - self.anchored)
 
 
-def hash_of(link: Link, prev: str) -> str:
+def hash_of(link: ChainLink, prev: str) -> str:
     """SHA-256 over JSON of the row and `prev`, its time as hex digits: no other row has the same bytes.
 
-    >>> hash_of(Link(1, 1.5, "uid:0", "agent.created", "a1", "socket", "ok", "{}", None, None), GENESIS)[:16]
+    >>> hash_of(ChainLink(1, 1.5, "uid:0", "agent.created", "a1", "socket", "ok", "{}", None, None), GENESIS)[:16]
     '27ad3ac6fb97c64b'
     """
     return hashlib.sha256(msgspec.json.encode((prev, link.id, float(link.at).hex(), *link[2:8]))).hexdigest()
@@ -88,7 +88,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 def _told(detail: str) -> _Told:
-    """Who writes the chain anew may have written anything there."""
+    """Reads the detail; a writer of the whole chain anew may have written anything there."""
     try:
         return msgspec.json.decode(detail, type=_Told)
     except msgspec.MsgspecError:
@@ -96,14 +96,14 @@ def _told(detail: str) -> _Told:
 
 
 def verify(
-    links: Iterable[Link],
+    links: Iterable[ChainLink],
     heads: Iterable[Head] = (),
     *,
     begun_after: Head = START,
     begins_as_noted: bool = True,
     numbered_to: int = 0,
     beginnings: frozenset[Head] | None = None,
-) -> Verdict:
+) -> ChainVerdict:
     """Looks at every row, in the order of their ids, until one is wrong.
 
     `heads`: anchors; `beginnings`: those of them behind which a chain may begin, None where there are no anchors.
@@ -115,7 +115,7 @@ def verify(
     for link in links:
         last = _after_loss(link, last, beginnings)
         if bad := _wrong(link, last) or _unlike(link.id, str(link.hash), anchors, after=anchored):
-            return Verdict(rows, last, bad, anchored, taken_in, begun_anew)
+            return ChainVerdict(rows, last, bad, anchored, taken_in, begun_anew)
         last, rows = Head(link.id, str(link.hash)), rows + 1
         anchored = link.id if link.id in anchors else anchored
         begun_anew += link.act == BEGUN_ANEW
@@ -129,11 +129,11 @@ def verify(
         bad = Bad(begun_after.id + 1, f"it is said to be the first that was not pruned, and no {who} says so")
     if bad is None and (there_was := max(numbered_to, *anchors, 0)) > last.id:
         bad = Bad(last.id + 1, f"it is gone, and so is all behind it: there was a row {there_was}")
-    return Verdict(rows, last, bad, anchored, taken_in, begun_anew)
+    return ChainVerdict(rows, last, bad, anchored, taken_in, begun_anew)
 
 
-def _after_loss(link: Link, last: Head, beginnings: frozenset[Head] | None) -> Head:
-    """Where `link` says that rows before it were lost with the database, and an anchor that it may: what it follows."""
+def _after_loss(link: ChainLink, last: Head, beginnings: frozenset[Head] | None) -> Head:
+    """The row that `link` follows, where it says that rows before it were lost and an anchor permits that."""
     if link.act != BEGUN_ANEW or link.id == last.id + 1:
         return last
     told = _told(link.detail)
@@ -149,7 +149,7 @@ def _by_id(heads: Iterable[Head]) -> dict[int, set[str]]:
     return found
 
 
-def _wrong(link: Link, last: Head) -> Bad | None:
+def _wrong(link: ChainLink, last: Head) -> Bad | None:
     if link.id != last.id + 1:
         return Bad(last.id + 1, f"it is gone: row {link.id} comes next")
     if link.prev is None or link.hash is None:
@@ -162,7 +162,7 @@ def _wrong(link: Link, last: Head) -> Bad | None:
 
 
 def _unlike(row: int, found: str, anchors: dict[int, set[str]], *, after: int | None = None) -> Bad | None:
-    """`after`: the anchor before it. Whoever changed a row between them and hashed anew those behind it shows here."""
+    """`after`: the anchor before it. A row changed between them, and those behind it hashed anew, show here."""
     if anchors.get(row, {found}) == {found}:
         return None
     since = "" if after is None or after + 1 >= row else f": it, or one from {after + 1} on, was replaced"

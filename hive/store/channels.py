@@ -1,4 +1,4 @@
-"""What is published: the JSON of each channel, as structs.
+"""The messages published: the JSON of each channel, as structs.
 
 `hive:agent:status` carries `AgentChanged`, `hive:agent:logs` `AgentLogged`, `hive:system:events` `SystemEvent`.
 Nobody may depend on receiving one: a subscriber that was away, or a Redis that was down, misses it.

@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 Work = Callable[[sqlite3.Connection], Result]
 
 BUSY_MS = 5000
-"""How long SQLite waits for a foreign writer (an operator's sqlite3, a backup)."""
+"""Longest wait of SQLite for a foreign writer (an operator's sqlite3, a backup)."""
 GROUP = 64
 """Most writes that share one commit."""
 WAL_LIMIT_BYTES = 64 * 1024 * 1024
@@ -62,7 +62,7 @@ class Database:
         self.path = path
         self.loss = opened.loss
         self.is_suspect = False
-        """What was read of it cannot be right: the next start looks through all of it."""
+        """Set once something read of it cannot be right: the next start looks through all of it."""
         self._lock = lock
         self._writer = opened.writer
         self._copy = opened.copy
@@ -228,7 +228,7 @@ class Database:
 
 
 def plan_of(path: Path) -> Path:
-    """Where the plan of a restore is, for as long as it is not carried out to its end (appliance/restore.py)."""
+    """The path of a restore's plan, which exists until the restore is carried out to its end (backup/restore.py)."""
     return path.with_name(f"{path.name}.restoring")
 
 
@@ -238,7 +238,7 @@ def suspect_of(path: Path) -> Path:
 
 
 def _refuse_half_restored(path: Path) -> None:
-    """What is there may be a mixture of before and after. Raises WrongState."""
+    """Refuses a file that may be a mixture of before and after a restore. Raises WrongState."""
     if plan_of(path).exists():
         raise WrongState(f"a restore of {path} was cut short", hint="hive restore --finish brings it to its end")
 
@@ -312,7 +312,7 @@ def _refuse_damaged(found: str) -> None:
 
 
 def _unreadable(conn: sqlite3.Connection) -> str:
-    """What of the agents is no text or no JSON, which no check of SQLite's sees; else `ok`."""
+    """The first agent with a name or spec that is no text or no JSON, which SQLite's checks do not see; else `ok`."""
     for number, name, spec in conn.execute("SELECT rowid, CAST(name AS BLOB), CAST(spec AS BLOB) FROM agents"):
         try:
             name.decode()

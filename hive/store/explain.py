@@ -1,4 +1,4 @@
-"""What an `OSError` or `sqlite3.Error` of the state directory means for the person: one of Hive's errors."""
+"""Translation of an `OSError` or `sqlite3.Error` of the state directory for the person: one of Hive's errors."""
 
 from __future__ import annotations
 

@@ -1,28 +1,21 @@
-"""What takes long: asked for once, carried on by the next daemon where this one ends. One transaction's connection."""
+"""Long jobs: asked for once, carried on by the next daemon where this one ends. One transaction's connection."""
 
 from __future__ import annotations
 
 import sqlite3
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from hive.domain import JobState
 from hive.errors import NotFound
 
 KEPT = 1000
 """Ended jobs, the last ones; older ones are in the audit table."""
 
 
-class JobState(StrEnum):
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One job. Times in Unix seconds; `eta_s`: how long all of it will probably take, None where nobody knows.
+class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One job. Times in Unix seconds; `eta_s`: how long all of it will probably take, None where that is unknown.
 
     `progress`: a sentence. `plan`: what is asked for and how far it is, all the next daemon needs to carry it on.
     `result`: what a done one came to; `error`: why another one ended, `{"code", "message", "hint", "log"}`.
@@ -45,13 +38,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.state is not JobState.RUNNING
 
 
-_COLUMNS = Job.__struct_fields__
+_COLUMNS = StoredJob.__struct_fields__
 _OBJECTS = ("plan", "result", "error")
 _INSERT = f"INSERT INTO jobs ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _UPDATE = f"UPDATE jobs SET {', '.join(f'{column} = ?' for column in _COLUMNS[1:])} WHERE id = ?"
 
 
-def add(conn: sqlite3.Connection, job: Job) -> None:
+def add(conn: sqlite3.Connection, job: StoredJob) -> None:
     """A new one; the oldest ended ones go."""
     conn.execute(_INSERT, _values(job))
     conn.execute(
@@ -61,12 +54,12 @@ def add(conn: sqlite3.Connection, job: Job) -> None:
     )
 
 
-def update(conn: sqlite3.Connection, job: Job) -> None:
+def update(conn: sqlite3.Connection, job: StoredJob) -> None:
     own_id, *values = _values(job)
     conn.execute(_UPDATE, (*values, own_id))
 
 
-def get(conn: sqlite3.Connection, job_id: str) -> Job:
+def get(conn: sqlite3.Connection, job_id: str) -> StoredJob:
     """Raises NotFound."""
     row = conn.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
     if row is None:
@@ -74,17 +67,17 @@ def get(conn: sqlite3.Connection, job_id: str) -> Job:
     return _job(row)
 
 
-def recent(conn: sqlite3.Connection, limit: int) -> list[Job]:
+def recent(conn: sqlite3.Connection, limit: int) -> list[StoredJob]:
     """The last ones, the newest first."""
     return [_job(row) for row in conn.execute("SELECT * FROM jobs ORDER BY created_at DESC LIMIT ?", (limit,))]
 
 
-def running(conn: sqlite3.Connection) -> list[Job]:
-    """Those that have not ended, the oldest first."""
+def running(conn: sqlite3.Connection) -> list[StoredJob]:
+    """The jobs that have not ended, the oldest first."""
     return [_job(row) for row in conn.execute("SELECT * FROM jobs WHERE state = 'running' ORDER BY created_at")]
 
 
-def done(conn: sqlite3.Connection, kind: str, limit: int) -> list[Job]:
+def done(conn: sqlite3.Connection, kind: str, limit: int) -> list[StoredJob]:
     """The last ones of this kind that succeeded, the newest first."""
     rows = conn.execute(
         "SELECT * FROM jobs WHERE kind = ? AND state = 'done' ORDER BY created_at DESC LIMIT ?", (kind, limit)
@@ -92,7 +85,7 @@ def done(conn: sqlite3.Connection, kind: str, limit: int) -> list[Job]:
     return [_job(row) for row in rows]
 
 
-def _values(job: Job) -> tuple[Any, ...]:
+def _values(job: StoredJob) -> tuple[Any, ...]:
     return tuple(_stored(column, getattr(job, column)) for column in _COLUMNS)
 
 
@@ -102,8 +95,8 @@ def _stored(column: str, value: Any) -> Any:
     return str(value) if column == "state" else value
 
 
-def _job(row: sqlite3.Row) -> Job:
+def _job(row: sqlite3.Row) -> StoredJob:
     found = {column: row[column] for column in _COLUMNS}
     for column in _OBJECTS:
         found[column] = None if found[column] is None else msgspec.json.decode(found[column])
-    return Job(**(found | {"state": JobState(found["state"])}))
+    return StoredJob(**(found | {"state": JobState(found["state"])}))

@@ -33,11 +33,11 @@ from hive.store.write_behind import AgentKeys, Batch, WriteBehind
 log = logging.getLogger("hive.store")
 
 OP_TIMEOUT_S = 1.0
-"""Nobody in the data path waits for Redis, so this only bounds how late a dead one is noticed."""
+"""Nothing in the data path waits for Redis, so this only bounds how late a dead one is noticed."""
 BLOCK_MS = 5000
 """An idle daemon asks for usage this seldom; twice a second cost it and Redis 0.1 % of a core."""
 GATHER_S = 0.05
-"""What is said within this goes out in one pipeline."""
+"""Time over which writes are gathered; they go out in one pipeline."""
 AGENTS_AT_ONCE = 250
 """Said in one pipeline: some 10 ms of this process. All that Redis must know of 10,000 agents takes half a second."""
 SWEEP_AGAIN_S = 10.0
@@ -69,7 +69,7 @@ class Live:
         self.at = at if isinstance(at, RedisAt) else RedisAt(str(at))
         self.up = False
         self.why_down = ""
-        """What Redis said, or what came of asking it; empty while it is up and before it was first asked."""
+        """The words of Redis, or the failure to ask it; empty while it is up and before it was first asked."""
         self._let_in = True
         self.run_id = ""
         self._on_new_run = on_new_run
@@ -77,7 +77,7 @@ class Live:
         self._identified = 0
         self._waiting = WriteBehind()
         self._unswept: set[str] = set()
-        """Forgotten agents to whom keys of an earlier daemon may still lead."""
+        """Forgotten agents that may still have keys of an earlier daemon."""
         self._sweep_at = float("-inf")
         self._something = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -131,7 +131,7 @@ class Live:
     ) -> None:
         """Daemon: the keys `paused`, `tier`, `vm:instance`, `vm:cid` of this agent, refreshed until `forget_agent`.
 
-        `prompt`: hash and text of its system prompt. Its keys have all who share it, and go with the last of them.
+        `prompt`: hash and text of its system prompt. All agents with the prompt share its keys.
         """
         self._waiting.put_agent(agent, AgentKeys(paused, tier, instance, cid, prompt))
         self._something.set()
@@ -199,7 +199,7 @@ class Live:
         return int(await self._do(self._redis.xlen(keys.USAGE_STREAM)))
 
     async def oldest_usage_at(self) -> float | None:
-        """When the oldest of them was added (Unix seconds, Redis's clock); None without any. Raises DependencyDown."""
+        """Time at which the oldest was added (Unix seconds, Redis's clock); None without any. Raises DependencyDown."""
         found = await self._do(self._redis.xrange(keys.USAGE_STREAM, count=1))
         return int(found[0][0].partition(b"-")[0]) / 1000 if found else None
 
@@ -316,7 +316,7 @@ class Live:
                 await self._write(parts[0])
                 parts.popleft()
         except DependencyDown:
-            for part in reversed(parts):  # the last first: whom this batch forgets it may speak of again
+            for part in reversed(parts):  # the last first: an agent this batch forgets may be in it again
                 self._waiting.give_back(part)
             raise
 
@@ -358,7 +358,7 @@ class Live:
 def in_parts(batch: Batch, at_once: int) -> list[Batch]:
     """A batch about more than `at_once` agents as several, to be written one after another; any other as it is.
 
-    Who is forgotten comes first and what is published last, as within one.
+    Forgotten agents come first and messages last, as within one.
 
     >>> many = Batch(totals={str(n): (n, 0, 1) for n in range(5)}, messages=[("channel", b"{}")])
     >>> [(len(part.totals), len(part.messages)) for part in in_parts(many, 2)]
@@ -427,7 +427,7 @@ def _put_agent(pipeline: Any, agent: str, said: AgentKeys) -> None:
 
 
 def _put_prompt(pipeline: Any, hashed: str, text: str, agents: Sequence[str]) -> None:
-    """The set is made anew: who is not among `agents` has the prompt no longer, whoever put it there."""
+    """Puts a prompt and makes the set of its agents anew: any agent but `agents` loses it."""
     pipeline.delete(keys.prompt_agents(hashed))
     if not agents:
         pipeline.delete(keys.prompt(hashed))

@@ -1,4 +1,4 @@
-"""One holder at a time: `flock` on a file that also says whose it is."""
+"""A lock with one holder at a time: `flock` on a file that also names its holder."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Lock:
             os.close(self._fd)
             raise WrongState(
                 f"{what} is in use by process {holder or '(unknown)'} ({path})",
-                hint="stop that Hive, or use another --state-dir",
+                hint="stop that Hive (an installed one: sudo systemctl stop hive.target), or use another --state-dir",
             ) from None
-        # Who holds it is said for people only: a full disk must not keep the lock from being taken.
+        # The holder's pid is for people only: a full disk must not keep the lock from being taken.
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)

@@ -7,29 +7,20 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection
-from enum import StrEnum
 
 import msgspec
 
-from hive.domain import MESSAGE_MAX_BYTES
+from hive.domain import MESSAGE_MAX_BYTES, MessageState
 from hive.errors import BadRequest, Saturated
 from hive.store import agents
 
 UNDELIVERED_MAX = 100
 """Per agent, those it refused among them: with the size of one a bound of 25 MiB."""
 DELIVERED_KEPT = 20
-"""Per agent, without their text: whoever waits for one still learns that it arrived."""
+"""Per agent, without their text: a sender waiting for one still learns that it arrived."""
 
 
-class MessageState(StrEnum):
-    """What has become of a message."""
-
-    WAITING = "waiting"
-    REFUSED = "refused"
-    DELIVERED = "delivered"
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message. Times in Unix seconds. It waits while both `delivered_at` and `refused_at` are None.
 
     `id`: unique in the world, 16 hex digits, the same at every attempt. `refusals`: attempts the agent itself answered
@@ -54,7 +45,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return MessageState.WAITING if self.refused_at is None else MessageState.REFUSED
 
 
-_COLUMNS = Message.__struct_fields__
+_COLUMNS = StoredMessage.__struct_fields__
 _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM messages"
 _INSERT = f"INSERT INTO messages ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 
@@ -84,7 +75,7 @@ def check_text(text: str) -> None:
         )
 
 
-def add(conn: sqlite3.Connection, message: Message, *, name: str) -> None:
+def add(conn: sqlite3.Connection, message: StoredMessage, *, name: str) -> None:
     """Keeps a new message for the agent called `name`. Raises NotFound, Saturated where UNDELIVERED_MAX wait."""
     agents.check_there(conn, message.agent_id, name=name)
     waiting = conn.execute(
@@ -95,13 +86,13 @@ def add(conn: sqlite3.Connection, message: Message, *, name: str) -> None:
     conn.execute(_INSERT, tuple(getattr(message, column) for column in _COLUMNS))
 
 
-def undelivered(conn: sqlite3.Connection, agent_id: str) -> list[Message]:
-    """What waits and what was refused, oldest first."""
+def undelivered(conn: sqlite3.Connection, agent_id: str) -> list[StoredMessage]:
+    """The messages waiting and those refused, oldest first."""
     rows = conn.execute(f"{_SELECT} WHERE agent_id = ? AND delivered_at IS NULL ORDER BY number", (agent_id,))
     return [_message(row) for row in rows]
 
 
-def first_waiting(conn: sqlite3.Connection, agent_id: str) -> Message | None:
+def first_waiting(conn: sqlite3.Connection, agent_id: str) -> StoredMessage | None:
     """The one to deliver next."""
     row = conn.execute(
         f"{_SELECT} WHERE agent_id = ? AND delivered_at IS NULL AND refused_at IS NULL ORDER BY number LIMIT 1",
@@ -110,13 +101,13 @@ def first_waiting(conn: sqlite3.Connection, agent_id: str) -> Message | None:
     return None if row is None else _message(row)
 
 
-def get(conn: sqlite3.Connection, agent_id: str, message_id: str) -> Message | None:
+def get(conn: sqlite3.Connection, agent_id: str, message_id: str) -> StoredMessage | None:
     row = conn.execute(f"{_SELECT} WHERE agent_id = ? AND id = ?", (agent_id, message_id)).fetchone()
     return None if row is None else _message(row)
 
 
 def waiting(conn: sqlite3.Connection, agents: Collection[str] = ()) -> dict[str, int]:
-    """Of the agents named, of all where none is: agent → how many wait for it. For whom none does is left out."""
+    """Agent → number of messages waiting for it, without agents that have none; of those named, or of all."""
     named = f" AND agent_id IN ({', '.join('?' * len(agents))})" if agents else ""
     rows = conn.execute(
         f"SELECT agent_id, count(*) FROM messages WHERE delivered_at IS NULL AND refused_at IS NULL{named}"
@@ -126,7 +117,7 @@ def waiting(conn: sqlite3.Connection, agents: Collection[str] = ()) -> dict[str,
     return {row[0]: row[1] for row in rows}
 
 
-def update(conn: sqlite3.Connection, message: Message) -> None:
+def update(conn: sqlite3.Connection, message: StoredMessage) -> None:
     """Records how an attempt ended. One that was dropped meanwhile stays dropped; of those delivered few are kept."""
     delivered = message.delivered_at is not None
     conn.execute(
@@ -156,5 +147,5 @@ def drop(conn: sqlite3.Connection, agent_id: str, message_id: str) -> bool:
     )
 
 
-def _message(row: sqlite3.Row) -> Message:
-    return Message(**{column: row[column] for column in _COLUMNS})
+def _message(row: sqlite3.Row) -> StoredMessage:
+    return StoredMessage(**{column: row[column] for column in _COLUMNS})

@@ -1,8 +1,8 @@
 """The tables, as steps that only add, so that a version of Hive runs on the database of the next one.
 
-`PRAGMA user_version` says how many of them code has to know to use the file: who knows fewer refuses it. The table
-`schema_steps` names those that were taken beyond: who does not know one of these goes on all the same, because what it
-added is none of its business.
+`PRAGMA user_version` says how many of them code has to know to use the file: code that knows fewer refuses it. The
+table `schema_steps` names those that were taken beyond: code that does not know one of these goes on all the same,
+because what it added is none of its business.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ CREATE TABLE usage_kept (
     sums_from INTEGER NOT NULL
 ) STRICT;
 """
-"""What rollups.py keeps. Rows of an older Hive, written before this step or after it, have `rolled_up` 0: by that the
+"""The sums of rollups.py. Rows of an older Hive, written before this step or after it, have `rolled_up` 0: by that the
 next one knows which of them are in no sum yet."""
 
 _TOKENS = """
@@ -251,7 +251,7 @@ CREATE INDEX api_tokens_name ON api_tokens (name);
 
 NAME_IN_DETAIL = "CASE WHEN json_valid(detail) THEN json_extract(detail, '$.name') END"
 """The name a row of the audit table tells; a detail that is no JSON, as a forger may leave it, tells none and stops
-neither this step nor whoever asks."""
+neither this step nor a query."""
 
 _AUDIT_INDEXES = f"""
 CREATE INDEX audit_target ON audit_log (target, id);
@@ -282,7 +282,7 @@ STEPS: tuple[str, ...] = (_FIRST, _CIDS, _SLEEP, _JOBS, _CHAIN, _ROLLUPS, _TOKEN
 have a default, indexes that refuse nothing (tests/store/test_migrations.py)."""
 
 READABLE_FROM = 3
-"""How many steps code has to know. A step that older code cannot live with would raise it to its own number."""
+"""Number of steps code has to know. A step that older code cannot live with would raise it to its own number."""
 
 _TAKEN = """
 CREATE TABLE IF NOT EXISTS schema_steps (
@@ -293,22 +293,22 @@ CREATE TABLE IF NOT EXISTS schema_steps (
 """
 
 
-class Schema(NamedTuple):
+class SchemaVersion(NamedTuple):
     """`taken`: steps that were taken. `readable_from`: how many code has to know."""
 
     taken: int
     readable_from: int
 
 
-def schema_of(conn: sqlite3.Connection) -> Schema:
-    """Of a database that Hive wrote; zeros for an empty one. Raises sqlite3.Error."""
+def schema_of(conn: sqlite3.Connection) -> SchemaVersion:
+    """The schema of a database that Hive wrote; zeros for an empty one. Raises sqlite3.Error."""
     readable_from: int = conn.execute("PRAGMA user_version").fetchone()[0]
     has_table = conn.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'schema_steps'").fetchone()
     last = conn.execute("SELECT max(number) FROM schema_steps").fetchone()[0] if has_table else None
-    return Schema(max(last or 0, readable_from), readable_from)
+    return SchemaVersion(max(last or 0, readable_from), readable_from)
 
 
-def refuse_newer(schema: Schema, known: int = len(STEPS)) -> None:
+def refuse_newer(schema: SchemaVersion, known: int = len(STEPS)) -> None:
     """Raises WrongState where code that knows `known` steps cannot use such a database."""
     if schema.readable_from > known:
         raise WrongState(

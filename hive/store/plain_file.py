@@ -8,13 +8,18 @@ from pathlib import Path
 
 
 def read(path: Path, limit_bytes: int) -> bytes:
-    """At most so much of its beginning. Raises OSError, FileNotFoundError among them."""
+    """
+    At most so much of its beginning. Takes the memory that the file needs, not that of the limit: a box with little
+    must read its own files again. Raises OSError, FileNotFoundError among them.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is no file")
+        # read(n) reserves n bytes before it reads, also of a file of ten.
         with open(fd, "rb", closefd=False) as file:
-            return file.read(limit_bytes)
+            return file.read(min(limit_bytes, found.st_size))
     finally:
         os.close(fd)
 

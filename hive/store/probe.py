@@ -1,6 +1,6 @@
-"""What a Redis answers to a stranger: commands by hand over its socket, each with its one-line answer.
+"""A probe of Redis as a stranger: commands by hand over its socket, each with its one-line answer.
 
-redis-py connects, negotiates and retries; whoever asks what a *bare* connection may do must send nothing of its own.
+redis-py connects, negotiates and retries; a question about a *bare* connection must send nothing of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LINE_MAX = 65536
 def ask(path: Path, *commands: Sequence[str], within_s: float = 1.0) -> list[str]:
     """The first line of each answer, its type's sign included: `+PONG`, `-NOPERM …`, `$-1`, `:0`.
 
-    Only for commands whose answer is one line (a bulk string's content is not read: send those last). Raises OSError,
+    Only for commands with an answer of one line (a bulk string's content is not read: send those last). Raises OSError,
     TimeoutError among them; ConnectionError where it hangs up before it has answered.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:

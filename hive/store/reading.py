@@ -1,4 +1,4 @@
-"""Looking into a database that a daemon may hold, or none: nothing is written, nobody is kept waiting."""
+"""Looking into a database that a daemon may hold, or none: nothing is written, no writer is kept waiting."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def opened(path: Path, *, is_whole: bool | None = None, wait_s: float = WAIT_S) 
 
     `is_whole`: whether no part of it is in a log; None looks.
 
-    A write-ahead log whose last writer closed cleanly is gone. Only then nothing is missed with `immutable`, and
-    without it such a database could not be opened by who may not write, and would get new files by who may.
+    A write-ahead log is gone once its last writer closed cleanly. Only then nothing is missed with `immutable`. Without
+    it such a database could not be opened by a user without write access, and would get new files by one with it.
     """
     options = "mode=ro&immutable=1" if (not has_log(path) if is_whole is None else is_whole) else "mode=ro"
     conn = sqlite3.connect(f"file:{quote(os.fspath(path))}?{options}", uri=True, timeout=wait_s)

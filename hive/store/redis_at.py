@@ -1,4 +1,4 @@
-"""Where Redis is, and as whom it is asked."""
+"""The address of Redis, and the user it is asked as."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RedisAt(msgspec.Struct, frozen=True, repr_omit_defaults=True):
 
 
 def redis_at(socket: Path, service: str, env: Mapping[str, str], credential: Credential) -> RedisAt:
-    """Where `service` finds its Redis: at REDIS_URL, else at `socket`, as its own user where it was given a password.
+    """The Redis of `service`: at REDIS_URL, else at `socket`, as its own user where it was given a password.
 
     Raises ConfigError for a URL that is none; it repeats nothing of it, any part may be the password.
 

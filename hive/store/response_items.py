@@ -25,7 +25,7 @@ _object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class _Head(msgspec.Struct):
-    """What is read of each item."""
+    """The fields that are read of each item."""
 
     id: str | None = None
     type: str | None = None
@@ -36,7 +36,7 @@ class _Answered(msgspec.Struct):
 
 
 class ItemPage(NamedTuple):
-    """Which part of a list: at most `limit` items behind the one named `after`, the newest first unless `ascending`."""
+    """A part of a list: at most `limit` items behind the one named `after`, the newest first unless `ascending`."""
 
     limit: int = PAGE_USUAL
     after: str = ""

@@ -41,7 +41,7 @@ CREATE TABLE response_items (
 CREATE INDEX response_items_by_number ON response_items (number);
 """
 ROW_BYTES = 512
-"""What a row and its places in the indexes are counted as, beside its texts; an item as an eighth of it."""
+"""Bytes that a row and its places in the indexes count as, beside its texts; an item as an eighth of it."""
 TURNS_MAX = 1000
 """Responses in one conversation: each is read for the next."""
 REFERENCES_MAX = 1000
@@ -62,7 +62,7 @@ class KeptResponse(NamedTuple):
 
 
 class KeptSum(NamedTuple):
-    """What is kept of one agent; times in Unix seconds, None without any."""
+    """Responses kept of one agent; times in Unix seconds, None without any."""
 
     responses: int = 0
     bytes: int = 0
@@ -118,7 +118,7 @@ def get(conn: sqlite3.Connection, agent_id: str, response_id: str) -> bytes:
 
 
 def history(conn: sqlite3.Connection, agent_id: str, response_id: str, *, most_bytes: int) -> bytes:
-    """What went in and came out up to that response and with it, an array of items, the oldest first.
+    """The items that went in and came out up to that response and with it, an array of items, the oldest first.
 
     Raises NotFound where one of them is not there (any more), BadRequest where they are too many or too long.
     """
@@ -181,7 +181,7 @@ def expire(conn: sqlite3.Connection, *, before: float) -> int:
 
 
 def agents(conn: sqlite3.Connection) -> list[str]:
-    """Of whom anything is kept."""
+    """Ids of the agents with a kept response."""
     return [row[0] for row in conn.execute("SELECT DISTINCT agent_id FROM responses")]
 
 
@@ -205,7 +205,7 @@ def summed(conn: sqlite3.Connection, agent_id: str) -> KeptSum:
 
 
 def total(conn: sqlite3.Connection) -> KeptSum:
-    """Of all agents."""
+    """The sum of the kept responses of all agents."""
     found = conn.execute("SELECT count(*), coalesce(sum(bytes), 0), min(kept_at) FROM responses").fetchone()
     return KeptSum(*found)
 

@@ -28,8 +28,8 @@ PRUNED_AT_ONCE = 300
 """Rows in one transaction, for which every other write waits: 20 to 50 ms, measured on two busy cores."""
 
 
-class Table(StrEnum):
-    """What is asked: one row a request, or sums."""
+class UsageTable(StrEnum):
+    """The kind of rows to ask for: one a request, or sums."""
 
     REQUESTS = "inference_usage"
     HOURS = "usage_hours"
@@ -37,20 +37,20 @@ class Table(StrEnum):
     WEEKS = "usage_weeks"
 
 
-SUMS = ((Table.HOURS, HOUR_S), (Table.DAYS, DAY_S), (Table.WEEKS, WEEK_S))
-"""What there are sums of, the shortest first."""
-_LONGER_S = {Table.HOURS: DAY_S, Table.DAYS: WEEK_S}
+SUMS = ((UsageTable.HOURS, HOUR_S), (UsageTable.DAYS, DAY_S), (UsageTable.WEEKS, WEEK_S))
+"""The tables of sums and their spans, the shortest first."""
+_LONGER_S = {UsageTable.HOURS: DAY_S, UsageTable.DAYS: WEEK_S}
 
 
 class Scope(IntEnum):
-    """Whose sums: those of the box have no tenant and no agent, those of a tenant no agent."""
+    """The owner of a sum: those of the box have no tenant and no agent, those of a tenant no agent."""
 
     BOX = 0
     TENANT = 1
     AGENT = 2
 
 
-class Counted(NamedTuple):
+class CountedRequest(NamedTuple):
     """One request, as far as it is summed."""
 
     agent: str
@@ -64,7 +64,7 @@ class Counted(NamedTuple):
     cut: bool
 
 
-class Kept(NamedTuple):
+class KeptSince(NamedTuple):
     """Since when there is all there was, Unix seconds: requests (from a whole hour on), sums (from a whole week on)."""
 
     requests_from: int = 0
@@ -72,9 +72,9 @@ class Kept(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What ended in `[first, last)`, Unix seconds, to be added or (`sign` -1) taken off."""
+    """The requests that ended in `[first, last)`, Unix seconds, to be added or (`sign` -1) taken off."""
 
-    table: Table
+    table: UsageTable
     first: float
     last: float
     sign: int
@@ -83,11 +83,11 @@ class Piece(NamedTuple):
 # Which sums ---------------------------------------------------------------------------------------------------------
 
 
-def begin_of(since: float, kept: Kept) -> float:
+def begin_of(since: float, kept: KeptSince) -> float:
     """Since when requests are counted if those since `since` are asked for: since its hour began, where the requests of
     that hour are gone; since there are sums, where they are gone too.
 
-    >>> begin_of(700060.5, Kept()), begin_of(700060.5, Kept(702000)), begin_of(60, Kept(702000, 604800))
+    >>> begin_of(700060.5, KeptSince()), begin_of(700060.5, KeptSince(702000)), begin_of(60, KeptSince(702000, 604800))
     (700060.5, 698400, 604800)
     """
     since = max(since, kept.sums_from)
@@ -110,7 +110,7 @@ def cover(begin: float, newest: float, *, by_hour: bool = False) -> list[Piece]:
     [('inference_usage', 86398.5), ('usage_hours', 86400)]
     """
     at = _start(begin + HOUR_S / 2, HOUR_S)
-    pieces = [_between(Table.REQUESTS, begin, at)]
+    pieces = [_between(UsageTable.REQUESTS, begin, at)]
     for table, _ in SUMS:
         longer_s = _LONGER_S.get(table)
         if by_hour or longer_s is None or newest - at < longer_s / 2:
@@ -122,8 +122,8 @@ def cover(begin: float, newest: float, *, by_hour: bool = False) -> list[Piece]:
     return [piece for piece in pieces if piece.first < piece.last]
 
 
-def _between(table: Table, since: float, boundary: int) -> Piece:
-    """What makes all since `boundary` all since `since`."""
+def _between(table: UsageTable, since: float, boundary: int) -> Piece:
+    """The piece that turns all since `boundary` into all since `since`."""
     return Piece(table, since, boundary, 1) if since <= boundary else Piece(table, boundary, since, -1)
 
 
@@ -152,7 +152,7 @@ _Rows = dict[tuple[int, ...], list[int]]
 """The fields of _KEY, and what is to be added to those of _COUNTS."""
 
 
-def add(conn: sqlite3.Connection, requests: Iterable[Counted]) -> None:
+def add(conn: sqlite3.Connection, requests: Iterable[CountedRequest]) -> None:
     """Adds to the sums; call it in the transaction that inserts the rows as rolled up, or marks them so."""
     hours: dict[_Key, list[int]] = {}
     for one in requests:
@@ -173,7 +173,7 @@ def add(conn: sqlite3.Connection, requests: Iterable[Counted]) -> None:
 
 
 def _rows(hours: dict[_Key, list[int]], ids: dict[str, int]) -> _Rows:
-    """What is to be added to every sum of an hour, each once."""
+    """The amounts to add to every sum of an hour, each once."""
     found: _Rows = {}
     for key, sums in hours.items():
         begins, agent, tenant, model, backend = key.begins, *(ids[name] for name in key[1:])
@@ -224,7 +224,7 @@ def roll_up(conn: sqlite3.Connection) -> int:
         " FROM inference_usage WHERE rolled_up = 0 ORDER BY created_at DESC LIMIT ?",
         (ROLLED_UP_AT_ONCE,),
     ).fetchall()
-    add(conn, (Counted(*tuple(row)[1:]) for row in rows))
+    add(conn, (CountedRequest(*tuple(row)[1:]) for row in rows))
     conn.executemany("UPDATE inference_usage SET rolled_up = 1 WHERE rowid = ?", [(row[0],) for row in rows])
     return len(rows)
 
@@ -232,33 +232,33 @@ def roll_up(conn: sqlite3.Connection) -> int:
 # Pruning ------------------------------------------------------------------------------------------------------------
 
 
-def keep_from(now: float, *, requests_days: int, sums_days: int) -> Kept:
-    """What may go: requests before a whole hour, sums before a whole week; 0 days keep them for ever.
+def keep_from(now: float, *, requests_days: int, sums_days: int) -> KeptSince:
+    """The times before which rows may go: a whole hour for requests, a whole week for sums; 0 days keep them for ever.
 
     Sums are kept at least as long as what they are sums of.
 
     >>> keep_from(20 * 86400 + 3700, requests_days=3, sums_days=8)
-    Kept(requests_from=1472400, sums_from=604800)
+    KeptSince(requests_from=1472400, sums_from=604800)
     >>> keep_from(20 * 86400, requests_days=0, sums_days=8)
-    Kept(requests_from=0, sums_from=0)
+    KeptSince(requests_from=0, sums_from=0)
     """
     requests_from = max(0, _start(now - requests_days * DAY_S, HOUR_S)) if requests_days else 0
     sums_from = max(0, _start(now - sums_days * DAY_S, WEEK_S)) if sums_days else 0
-    return Kept(requests_from, min(sums_from, _start(requests_from, WEEK_S)))
+    return KeptSince(requests_from, min(sums_from, _start(requests_from, WEEK_S)))
 
 
-def kept(conn: sqlite3.Connection) -> Kept:
+def kept(conn: sqlite3.Connection) -> KeptSince:
     row = conn.execute("SELECT requests_from, sums_from FROM usage_kept").fetchone()
-    return Kept() if row is None else Kept(*row)
+    return KeptSince() if row is None else KeptSince(*row)
 
 
-def let_go(conn: sqlite3.Connection, wanted: Kept, *, now: float) -> Kept:
+def let_go(conn: sqlite3.Connection, wanted: KeptSince, *, now: float) -> KeptSince:
     """Notes what is kept from now on, before anything is deleted: what was let go once never counts as kept again.
 
     A note that lies in the future was made by a clock that was wrong.
     """
     before = kept(conn)
-    after = Kept(
+    after = KeptSince(
         min(max(before.requests_from, wanted.requests_from), _start(now, HOUR_S)),
         min(max(before.sums_from, wanted.sums_from), _start(now, WEEK_S)),
     )
@@ -283,7 +283,7 @@ def prune_sums(conn: sqlite3.Connection) -> int:
     """
     before = kept(conn).sums_from
     for (table, _), scope in itertools.product(SUMS, Scope):
-        that_go = f"model <> {ALL}" if (table, scope) == (Table.WEEKS, Scope.BOX) else "TRUE"
+        that_go = f"model <> {ALL}" if (table, scope) == (UsageTable.WEEKS, Scope.BOX) else "TRUE"
         gone = conn.execute(
             f"DELETE FROM {table} WHERE ({_KEY}) IN (SELECT {_KEY} FROM {table}"
             f" WHERE scope = ? AND begins < ? AND {that_go} ORDER BY {_KEY} LIMIT ?)",
@@ -293,7 +293,7 @@ def prune_sums(conn: sqlite3.Connection) -> int:
             return gone
     return conn.execute(
         "DELETE FROM usage_names WHERE id IN (SELECT id FROM usage_names WHERE last_day < ? AND id NOT IN"
-        f" (SELECT backend FROM {Table.WEEKS} WHERE scope = {Scope.BOX:d} AND model = {ALL}) ORDER BY id LIMIT ?)",
+        f" (SELECT backend FROM {UsageTable.WEEKS} WHERE scope = {Scope.BOX:d} AND model = {ALL}) ORDER BY id LIMIT ?)",
         (before, PRUNED_AT_ONCE),
     ).rowcount
 
@@ -305,13 +305,13 @@ def id_of(conn: sqlite3.Connection, name: str) -> int | None:
 
 
 def newest(conn: sqlite3.Connection) -> int:
-    """When the last hour began that anything is summed of, Unix seconds; 0 where there is none."""
-    row = conn.execute(f"SELECT max(begins) FROM {Table.HOURS} WHERE scope = {Scope.BOX:d}").fetchone()
+    """Beginning of the last hour with a sum, Unix seconds; 0 where there is none."""
+    row = conn.execute(f"SELECT max(begins) FROM {UsageTable.HOURS} WHERE scope = {Scope.BOX:d}").fetchone()
     return row[0] or 0
 
 
 def names(conn: sqlite3.Connection, numbers: Iterable[int]) -> dict[int, str]:
-    """What `id_of` gave these numbers for."""
+    """The names for which `id_of` gave these numbers."""
     wanted = ",".join(map(str, numbers))
     rows = conn.execute(
         "SELECT id, name FROM usage_names WHERE id IN (SELECT value FROM json_each(?))", (f"[{wanted}]",)

@@ -24,6 +24,6 @@ def drop(conn: sqlite3.Connection, key: str) -> None:
 
 
 def below(conn: sqlite3.Connection, prefix: str) -> dict[str, str]:
-    """All whose key begins so → text, by the rest of their key."""
+    """All settings with keys of this prefix → text, by the rest of their key."""
     rows = conn.execute("SELECT key, value FROM runtime_settings WHERE substr(key, 1, ?) = ?", (len(prefix), prefix))
     return {row["key"].removeprefix(prefix): row["value"] for row in rows}

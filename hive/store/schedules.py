@@ -1,4 +1,4 @@
-"""When agents are to be woken. Every function takes the connection of one transaction."""
+"""Times at which agents are to be woken. Every function takes the connection of one transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEDULES_MAX = 100
 NOTE_MAX_BYTES = 500
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+class StoredSchedule(msgspec.Struct, frozen=True, kw_only=True):
     """Wakes one agent at `at`, then every `every_s`, None for once. Times in Unix seconds.
 
     `clock`: the time of day in the host's zone (`07:30:00`) that a schedule of whole days keeps over changes of summer
@@ -33,12 +33,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     last_outcome: str = ""
 
 
-_COLUMNS = Schedule.__struct_fields__
+_COLUMNS = StoredSchedule.__struct_fields__
 _NEW = _COLUMNS[1:]
 _INSERT = f"INSERT INTO schedules ({', '.join(_NEW)}) VALUES ({', '.join('?' * len(_NEW))})"
 
 
-def add(conn: sqlite3.Connection, schedule: Schedule, *, name: str) -> Schedule:
+def add(conn: sqlite3.Connection, schedule: StoredSchedule, *, name: str) -> StoredSchedule:
     """Keeps a new one of the agent called `name`, gives it its id. Raises NotFound, Saturated where it has enough."""
     agents.check_there(conn, schedule.agent_id, name=name)
     has = conn.execute("SELECT count(*) FROM schedules WHERE agent_id = ?", (schedule.agent_id,)).fetchone()[0]
@@ -49,12 +49,12 @@ def add(conn: sqlite3.Connection, schedule: Schedule, *, name: str) -> Schedule:
     return msgspec.structs.replace(schedule, id=cursor.lastrowid)
 
 
-def all(conn: sqlite3.Connection) -> list[Schedule]:
+def all(conn: sqlite3.Connection) -> list[StoredSchedule]:
     rows = conn.execute(f"SELECT {', '.join(_COLUMNS)} FROM schedules ORDER BY id")
-    return [Schedule(**{column: row[column] for column in _COLUMNS}) for row in rows]
+    return [StoredSchedule(**{column: row[column] for column in _COLUMNS}) for row in rows]
 
 
-def update(conn: sqlite3.Connection, schedule: Schedule) -> None:
+def update(conn: sqlite3.Connection, schedule: StoredSchedule) -> None:
     """Records when it is due next and how it ended last; one that was cancelled meanwhile stays cancelled."""
     conn.execute(
         "UPDATE schedules SET at = ?, last_at = ?, last_outcome = ? WHERE id = ?",

@@ -1,12 +1,12 @@
 """The second copy of what a damaged database may not take along: agents, the serials their tokens are derived from, and
-the tokens of the API. A file beside the database, and never older than what somebody was told.
+the tokens of the API. A file beside the database, and never older than the last answer about them.
 
 A line for each commit that changed any of it, on the disk before the commit is; the first line, the seal, says how many
 there are at least. Each line carries a checksum over itself and all before it: what was changed, or cut off behind the
-seal's word, is found, and then nothing in the file is used. A right that was taken away is in it as such before anybody
-hears that it was, so no state that comes from here revives one, as an older backup would.
+seal's word, is found, and then nothing in the file is used. A right that was taken away is in it as such before the
+answer says so, so no state that comes from here revives one, as an older backup would.
 
-What changed is noticed by triggers of the writing connection alone (they are TEMP): nobody who writes can forget it.
+Changes are noticed by triggers of the writing connection alone (they are TEMP): no writer can forget it.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _STATUS = (
     f"CASE WHEN @status IN ({', '.join(repr(str(status)) for status in sorted(ALIVE))}) THEN '{AgentStatus.RUNNING}'"
     f" WHEN @status = '{AgentStatus.STOPPING}' THEN '{AgentStatus.STOPPED}' ELSE @status END"
 )
-"""Whether it lives, and not how: sleeping and waking change nothing here."""
+"""The status kept: alive or not, without its kind; sleeping and waking change nothing here."""
 
 
 class _Table(NamedTuple):
-    """What is kept of a table. `columns`: name → the expression over its row; `where`: which rows. `@` is before each
-    name of a column in them: in a trigger NEW or OLD takes its place."""
+    """The columns kept of a table. `columns`: name → the expression over its row; `where`: which rows. `@` is before
+    each name of a column in them: in a trigger NEW or OLD takes its place."""
 
     key: str
     columns: dict[str, str]
@@ -70,8 +70,18 @@ def _as_they_are(*names: str) -> dict[str, str]:
 SETTINGS_KEPT = ("boot.id", "proxy.port")
 """Runtime settings that are about the agents: which boot they live in, and the port in their environment."""
 _AGENT = _as_they_are(
-    *("id", "name", "runtime", "spec", "tenant", "inference_tier", "preferred_model", "restart"),
-    *("uid", "token_serial", "created_at", "stopped_by"),
+    "id",
+    "name",
+    "runtime",
+    "spec",
+    "tenant",
+    "inference_tier",
+    "preferred_model",
+    "restart",
+    "uid",
+    "token_serial",
+    "created_at",
+    "stopped_by",
 )
 _TOKEN = _as_they_are("id", "name", "digest", "role", "created_by", "created_at", "expires_at", "revoked_at")
 TABLES = {
@@ -111,7 +121,7 @@ class Contents(NamedTuple):
         return sum(1 for of, _ in self.rows if of == table)
 
     def after(self, commit: int) -> dict[RowKey, RowDict | None]:
-        """What later commits said; None where the row is gone."""
+        """The rows that later commits changed; None where the row is gone."""
         return {key: self.rows.get(key) for key, said in self.said.items() if said > commit}
 
 
@@ -134,7 +144,7 @@ def copy_of(database: Path) -> Path:
 
 
 def read(path: Path) -> tuple[Contents | None, str]:
-    """What it holds, and why that cannot be said; None and nothing where there is none. Raises OSError."""
+    """The content, and the reason that it cannot be told; None and nothing where there is no file. Raises OSError."""
     try:
         found = _parsed(plain_file.read(path, FILE_MAX_BYTES))
     except FileNotFoundError:
@@ -143,7 +153,7 @@ def read(path: Path) -> tuple[Contents | None, str]:
 
 
 def _parsed(data: bytes) -> Contents | str:
-    """What is wrong with it where it is not as it was written."""
+    """The content; the fault where it is not as it was written."""
     seal = _SEAL.match(data)
     if seal is None or _seal(seal[1].decode(), int(seal[2]), int(seal[3])) != seal[0]:
         return "its first line is not as it was written"
@@ -167,7 +177,7 @@ def _parsed(data: bytes) -> Contents | str:
 
 def _whole_lines(data: bytes, at: int, digest: str) -> Iterator[tuple[_Line, int, str]]:
     """(line, where it ends, its checksum) up to the first that is not as it was written: behind the seal's word that is
-    one whose commit was never answered."""
+    a line of a commit that was never answered."""
     while (end := data.find(b"\n", at)) >= 0:
         said, _, content = data[at:end].partition(b" ")
         digest = _digest(digest, content)
@@ -201,7 +211,7 @@ def mark_of(conn: sqlite3.Connection) -> CopyMark | None:
 
 
 def rows_of(conn: sqlite3.Connection) -> dict[RowKey, RowDict]:
-    """What a copy of this database would hold."""
+    """The content a copy of this database would have."""
     found: dict[RowKey, RowDict] = {}
     for name, table in TABLES.items():
         found.update(((name, str(row[table.key])), row) for row in _rows(conn, name, table.where))
@@ -219,7 +229,7 @@ def _rows(conn: sqlite3.Connection, name: str, where: str, *values: object) -> I
 
 
 def put_back(conn: sqlite3.Connection, rows: dict[RowKey, RowDict | None], *, now: float) -> None:
-    """Makes the database say what these rows say; whoever lives is recorded as running, and looked for.
+    """Makes the database say what these rows say; a living agent is recorded as running, and looked for.
 
     Its generation is one that no message of before can be newer than.
     """
@@ -337,7 +347,7 @@ class SecondCopy:
         self._lines = 0
         self._size = 0
         self._allocated = 0
-        """How far it has been written, with what comes later."""
+        """The position up to which it has been written, with room for what comes later."""
         self._began_with = 0
         self._digest = ""
         self._changed: dict[RowKey, None] = {}
@@ -360,7 +370,7 @@ class SecondCopy:
             conn.execute("ROLLBACK")
             raise
         self._changed.clear()
-        # Whoever loses the write-ahead log must not fall back behind the name.
+        # A loss of the write-ahead log must not lead back behind the name.
         conn.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def go_on(self, contents: Contents) -> None:
@@ -394,7 +404,7 @@ class SecondCopy:
         self._mark(conn, self.commit + 1)
 
     def settle(self) -> None:
-        """What was appended is committed."""
+        """Notes that the appended lines are committed."""
         self._changed.clear()
         if self._pending is None:
             return
@@ -424,7 +434,7 @@ class SecondCopy:
             self._cut_off()
 
     def _cut_off(self) -> None:
-        """What is behind the last line that counts; where it stays, the next line is written over it."""
+        """Cuts off what is behind the last line that counts; where that fails, the next line is written over it."""
         self._allocated = self._size
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self._size)

@@ -1,7 +1,7 @@
 """The entries of `hive:usage`: what the proxy adds and the daemon reads. Pure.
 
-An entry carries its epoch and numbers beside its events, so that a number whose event cannot be read is known to be
-lost instead of being waited for: `{e: epoch, n: first, to: last, d: one event as JSON a line}`, without `to` for one
+An entry carries its epoch and numbers beside its events, so that the number of an unreadable event is known to be lost
+instead of being waited for: `{e: epoch, n: first, to: last, d: one event as JSON a line}`, without `to` for one
 event alone, and `{e: epoch, n: first, to: last}` for numbers that have no event (any more). Many events share an
 entry because redis-py spends 11 µs of CPU on each XADD (profiled; a sixth of a proxied request).
 """
@@ -21,7 +21,7 @@ MOST_EVENTS = 2**53
 _decode = msgspec.json.Decoder(UsageEvent).decode
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class ToldRange(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers `first` to `last` of `epoch` are told of: as one event, or (None) as lost, because of `why`."""
 
     epoch: str
@@ -49,8 +49,8 @@ def lost_entry(epoch: str, first: int, last: int) -> Entry:
     return {"e": epoch, "n": first, "to": last}
 
 
-def read_all(fields: Mapping[bytes, bytes]) -> list[Told]:
-    """What an entry tells, an item an event; nothing where it is none of Hive's.
+def read_all(fields: Mapping[bytes, bytes]) -> list[ToldRange]:
+    """The content of an entry, an item an event; nothing where it is none of Hive's.
 
     >>> [told.first for told in read_all({b"e": b"p1", b"n": b"4", b"to": b"5", b"d": b"{}\\n{}"})]
     [4, 5]
@@ -69,11 +69,11 @@ def read_all(fields: Mapping[bytes, bytes]) -> list[Told]:
     return [told for told in alone if told is not None]
 
 
-def read_entry(fields: Mapping[bytes, bytes]) -> Told | None:
-    """What an entry of one event, or of none, tells; None where it is none of Hive's.
+def read_entry(fields: Mapping[bytes, bytes]) -> ToldRange | None:
+    """The content of an entry of one event, or of none; None where it is none of Hive's.
 
     >>> read_entry({b"e": b"p1", b"n": b"4", b"to": b"6"})
-    Told(epoch='p1', first=4, last=6, event=None, why='dropped by the proxy')
+    ToldRange(epoch='p1', first=4, last=6, event=None, why='dropped by the proxy')
     >>> read_entry({b"e": b"p1", b"n": b"4", b"d": b"{"}).why
     'Input data was truncated'
     >>> read_entry({b"something": b"else"}) is None
@@ -87,14 +87,14 @@ def read_entry(fields: Mapping[bytes, bytes]) -> Told | None:
     if not 1 <= first <= last <= MOST_EVENTS:
         return None
     if b"d" not in fields:
-        return Told(epoch=epoch, first=first, last=last, why="dropped by the proxy")
+        return ToldRange(epoch=epoch, first=first, last=last, why="dropped by the proxy")
     try:
         event = _believable(_decode(fields[b"d"]))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return Told(epoch=epoch, first=first, last=first, why=str(error))
+        return ToldRange(epoch=epoch, first=first, last=first, why=str(error))
     if (event.epoch, event.event_no) != (epoch, first):
-        return Told(epoch=epoch, first=first, last=first, why="the event is not the one it is announced as")
-    return Told(epoch=epoch, first=first, last=first, event=event)
+        return ToldRange(epoch=epoch, first=first, last=first, why="the event is not the one it is announced as")
+    return ToldRange(epoch=epoch, first=first, last=first, event=event)
 
 
 def _believable(event: UsageEvent) -> UsageEvent:

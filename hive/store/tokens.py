@@ -1,27 +1,20 @@
-"""The tokens of the API on TCP: who made which for what, never the token itself. One transaction's connection."""
+"""The tokens of the API on TCP: maker, role and end, never the token itself. One transaction's connection."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from enum import StrEnum
 
 import msgspec
 
-from hive.domain import Role
+from hive.domain import Role, TokenState
 from hive.errors import NotFound, WrongState
 
 KEPT = 1000
 """Tokens that are good no longer, the last ones; older ones are in the audit table."""
 
 
-class TokenState(StrEnum):
-    LIVE = "live"
-    EXPIRED = "expired"
-    REVOKED = "revoked"
-
-
-class ApiToken(msgspec.Struct, frozen=True, kw_only=True):
+class StoredToken(msgspec.Struct, frozen=True, kw_only=True):
     """One token. Times in Unix seconds; `digest`: SHA-256 of the token, in hex. `last_used_at`: to the minute."""
 
     id: str
@@ -36,7 +29,7 @@ class ApiToken(msgspec.Struct, frozen=True, kw_only=True):
 
     def state(self, now: float) -> TokenState:
         """
-        >>> token = ApiToken(
+        >>> token = StoredToken(
         ...     id="1", name="ci", digest="", role=Role.VIEWER, created_by="uid:0", created_at=0, expires_at=60
         ... )
         >>> token.state(59.9).value, token.state(60.0).value
@@ -47,12 +40,12 @@ class ApiToken(msgspec.Struct, frozen=True, kw_only=True):
         return TokenState.LIVE if self.expires_at is None or now < self.expires_at else TokenState.EXPIRED
 
 
-_COLUMNS = ApiToken.__struct_fields__
+_COLUMNS = StoredToken.__struct_fields__
 _INSERT = f"INSERT INTO api_tokens ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _DEAD = "revoked_at IS NOT NULL OR expires_at <= ?"
 
 
-def add(conn: sqlite3.Connection, token: ApiToken, *, now: float) -> None:
+def add(conn: sqlite3.Connection, token: StoredToken, *, now: float) -> None:
     """A new one; the oldest of those that are good no longer go.
 
     Raises WrongState where one of its name is still good.
@@ -72,7 +65,7 @@ def add(conn: sqlite3.Connection, token: ApiToken, *, now: float) -> None:
     )
 
 
-def revoke(conn: sqlite3.Connection, ref: str, *, now: float) -> ApiToken:
+def revoke(conn: sqlite3.Connection, ref: str, *, now: float) -> StoredToken:
     """The token of this id, or the newest of this name that is not revoked, as it was; good no longer when this is
     committed.
 
@@ -89,21 +82,21 @@ def revoke(conn: sqlite3.Connection, ref: str, *, now: float) -> ApiToken:
 
 
 def used(conn: sqlite3.Connection, last: Mapping[str, float]) -> None:
-    """When these, by id, were used last."""
+    """Notes the time of the last use of each of these, by id."""
     conn.executemany("UPDATE api_tokens SET last_used_at = ? WHERE id = ?", [(at, id_) for id_, at in last.items()])
 
 
-def all(conn: sqlite3.Connection) -> list[ApiToken]:
+def all(conn: sqlite3.Connection) -> list[StoredToken]:
     """Every one that is kept, by name, those of one name the newest first."""
     return [_token(row) for row in conn.execute("SELECT * FROM api_tokens ORDER BY name, created_at DESC")]
 
 
-def _of(conn: sqlite3.Connection, ref: str) -> list[ApiToken]:
-    """Those of this id or name, the newest first."""
+def _of(conn: sqlite3.Connection, ref: str) -> list[StoredToken]:
+    """The tokens of this id or name, the newest first."""
     rows = conn.execute("SELECT * FROM api_tokens WHERE id = ? OR name = ? ORDER BY created_at DESC", (ref, ref))
     return [_token(row) for row in rows]
 
 
-def _token(row: sqlite3.Row) -> ApiToken:
+def _token(row: sqlite3.Row) -> StoredToken:
     found = {column: row[column] for column in _COLUMNS}
-    return ApiToken(**(found | {"role": Role(found["role"])}))
+    return StoredToken(**(found | {"role": Role(found["role"])}))

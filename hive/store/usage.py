@@ -1,4 +1,4 @@
-"""What requests cost: rows, agents' totals, marks that say how far each proxy's events are committed, and questions.
+"""The cost of requests: rows, agents' totals, marks of how far each proxy's events are committed, and questions.
 
 A question is answered from the sums of rollups.py, and from single rows at its edge; so it means exactly the requests
 since its `since`, but where rows were pruned: there since the beginning of that hour.
@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from enum import StrEnum
 from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
 
-from hive.domain import UsageEvent
+from hive.domain import By, UsageEvent
 from hive.store import rollups
-from hive.store.rollups import ALL, Counted, Piece, Scope, Table
+from hive.store.rollups import ALL, CountedRequest, Piece, Scope, UsageTable
 
 _COLUMNS = (
     *("id", "agent_id", "tenant", "model", "backend", "endpoint", "unit", "tokens_in", "tokens_out", "cached_tokens"),
@@ -37,8 +36,8 @@ WHERE id = ?
 MARK_KEPT_S = 30 * 86400
 
 
-class Mark(msgspec.Struct, frozen=True):
-    """How far one proxy epoch is settled: every event up to `committed_to` is a row here or lost for ever.
+class UsageMark(msgspec.Struct, frozen=True):
+    """The settled part of one proxy epoch: every event up to `committed_to` is a row here or lost for ever.
 
     `lost` counts the latter: told by the proxy as dropped, or unreadable. `ahead`: ranges beyond, settled as well.
     """
@@ -67,8 +66,8 @@ def _values(event: UsageEvent) -> tuple[object, ...]:
     return tuple(getattr(event, column) for column in _COLUMNS)
 
 
-def _counted(event: UsageEvent) -> Counted:
-    return Counted(
+def _counted(event: UsageEvent) -> CountedRequest:
+    return CountedRequest(
         event.agent_id,
         event.tenant,
         event.model,
@@ -84,13 +83,13 @@ def _counted(event: UsageEvent) -> Counted:
 _ranges = msgspec.json.Decoder(tuple[tuple[int, int], ...]).decode
 
 
-def marks(conn: sqlite3.Connection) -> dict[str, Mark]:
+def marks(conn: sqlite3.Connection) -> dict[str, UsageMark]:
     """Proxy epoch → its mark."""
     rows = conn.execute("SELECT proxy_epoch, committed_to, lost, ahead FROM usage_marks")
-    return {row["proxy_epoch"]: Mark(row["committed_to"], row["lost"], _ranges(row["ahead"])) for row in rows}
+    return {row["proxy_epoch"]: UsageMark(row["committed_to"], row["lost"], _ranges(row["ahead"])) for row in rows}
 
 
-def set_marks(conn: sqlite3.Connection, changed: Mapping[str, Mark], *, now: float) -> None:
+def set_marks(conn: sqlite3.Connection, changed: Mapping[str, UsageMark], *, now: float) -> None:
     """Records marks; call it in the transaction that inserts their rows."""
     conn.executemany(
         "INSERT INTO usage_marks (proxy_epoch, committed_to, lost, ahead, updated_at) VALUES (?, ?, ?, ?, ?)"
@@ -122,7 +121,7 @@ class Totals(msgspec.Struct, frozen=True, rename="camel"):
     tokens_out: int
 
 
-class ModelTotals(msgspec.Struct, frozen=True, rename="camel"):
+class TotalsOfModel(msgspec.Struct, frozen=True, rename="camel"):
     model: str
     total_in: int
     total_out: int
@@ -177,24 +176,24 @@ class Recent(msgspec.Struct, frozen=True, rename="camel"):
     created_at: float
 
 
-class AgentUsage(msgspec.Struct, frozen=True, rename="camel"):
+class UsageOfAgent(msgspec.Struct, frozen=True, rename="camel"):
     """`{"agentId","period","totals","byModel","recent"}`, the answer of `GET /api/agents/{ref}/usage`."""
 
     agent_id: str
     period: str
     totals: Totals
-    by_model: list[ModelTotals]
+    by_model: list[TotalsOfModel]
     recent: list[Recent]
 
 
 def agent_usage(
     conn: sqlite3.Connection, agent_id: str, *, since: float, period: str = "", limit: int = 100
-) -> AgentUsage:
-    """What one agent used since `since` (Unix seconds); `recent` holds at most `limit` requests that are still kept one
-    by one, newest first."""
-    sums = _sums(conn, By.MODEL, Asked(since, agent=agent_id))
+) -> UsageOfAgent:
+    """The usage of one agent since `since` (Unix seconds); `recent` holds at most `limit` requests that are still kept
+    one by one, newest first."""
+    sums = _sums(conn, By.MODEL, UsageFilter(since, agent=agent_id))
     by_model = [
-        ModelTotals(str(model), tokens_in, tokens_out, requests)
+        TotalsOfModel(str(model), tokens_in, tokens_out, requests)
         for model, (requests, tokens_in, tokens_out, *_) in sums.items()
     ]
     by_model.sort(key=lambda row: (-row.total_in - row.total_out, row.model))
@@ -207,10 +206,10 @@ def agent_usage(
         )
     ]
     totals = Totals(sum(row.total_in for row in by_model), sum(row.total_out for row in by_model))
-    return AgentUsage(agent_id, period, totals, by_model, recent)
+    return UsageOfAgent(agent_id, period, totals, by_model, recent)
 
 
-class Spent(msgspec.Struct, frozen=True, rename="camel"):
+class SpentSums(msgspec.Struct, frozen=True, rename="camel"):
     """Tokens of ended requests, as far as known, and how many ended."""
 
     total_in: int = 0
@@ -218,14 +217,14 @@ class Spent(msgspec.Struct, frozen=True, rename="camel"):
     requests: int = 0
 
 
-def spent_since(conn: sqlite3.Connection, since: float) -> Spent:
-    """What all agents used since `since` (Unix seconds), removed ones too."""
-    found = total(usage_by(conn, By.BACKEND, Asked(since)))
-    return Spent(found.tokens_in, found.tokens_out, found.requests)
+def spent_since(conn: sqlite3.Connection, since: float) -> SpentSums:
+    """The usage of all agents since `since` (Unix seconds), removed ones too."""
+    found = total(usage_by(conn, By.BACKEND, UsageFilter(since)))
+    return SpentSums(found.tokens_in, found.tokens_out, found.requests)
 
 
-class Cost(msgspec.Struct, frozen=True):
-    """Sums over requests. `unknown`: requests whose tokens nobody counted; `cut`: not answered to the end."""
+class CostSums(msgspec.Struct, frozen=True):
+    """Sums over requests. `unknown`: requests without a count of tokens; `cut`: not answered to the end."""
 
     requests: int = 0
     tokens_in: int = 0
@@ -235,30 +234,20 @@ class Cost(msgspec.Struct, frozen=True):
     cut: int = 0
 
 
-class AgentCost(Cost, frozen=True, kw_only=True):
+class CostOfAgent(CostSums, frozen=True, kw_only=True):
     """`name` is None where the agent was removed."""
 
     agent_id: str
     name: str | None
 
 
-class GroupCost(Cost, frozen=True, kw_only=True):
+class GroupCost(CostSums, frozen=True, kw_only=True):
     """`key`: the tenant, model or backend; the Unix second at which the hour began."""
 
     key: str | int
 
 
-class By(StrEnum):
-    """What usage is added up by."""
-
-    AGENT = "agent"
-    TENANT = "tenant"
-    MODEL = "model"
-    BACKEND = "backend"
-    HOUR = "hour"
-
-
-class Asked(msgspec.Struct, frozen=True):
+class UsageFilter(msgspec.Struct, frozen=True):
     """Requests that ended since `since` (Unix seconds), of this agent (by id), tenant and model; None is of all."""
 
     since: float = 0.0
@@ -270,22 +259,22 @@ class Asked(msgspec.Struct, frozen=True):
 class UsageSince(msgspec.Struct, frozen=True):
     """`{"agents","totals"}` of `GET /api/usage`."""
 
-    agents: list[AgentCost]
-    totals: Cost
+    agents: list[CostOfAgent]
+    totals: CostSums
 
 
-def usage_since(conn: sqlite3.Connection, asked: Asked) -> UsageSince:
-    """What every agent used, the most expensive first."""
+def usage_since(conn: sqlite3.Connection, asked: UsageFilter) -> UsageSince:
+    """The usage of every agent, the most expensive first."""
     known = dict(conn.execute("SELECT id, name FROM agents").fetchall())
     sums = _sums(conn, By.AGENT, asked)
-    agents = [AgentCost(*cost, agent_id=str(agent), name=known.get(agent)) for agent, cost in sums.items()]
+    agents = [CostOfAgent(*cost, agent_id=str(agent), name=known.get(agent)) for agent, cost in sums.items()]
     agents.sort(key=lambda cost: (-cost.tokens_in - cost.tokens_out, cost.agent_id))
     return UsageSince(agents, total(agents))
 
 
-def usage_by(conn: sqlite3.Connection, by: By, asked: Asked) -> list[GroupCost]:
-    """What every tenant, model or backend used, the most expensive first; hours in their order, those without a request
-    left out. KeyError for agents: `usage_since` has them."""
+def usage_by(conn: sqlite3.Connection, by: By, asked: UsageFilter) -> list[GroupCost]:
+    """The usage of every tenant, model or backend, the most expensive first; hours in their order, those without a
+    request left out. KeyError for agents: `usage_since` has them."""
     if by is By.AGENT:
         raise KeyError(by)
     costs = [GroupCost(*cost, key=key) for key, cost in _sums(conn, by, asked).items()]
@@ -294,42 +283,44 @@ def usage_by(conn: sqlite3.Connection, by: By, asked: Asked) -> list[GroupCost]:
     return sorted(costs, key=lambda cost: (-cost.tokens_in - cost.tokens_out, cost.key))
 
 
-def used_in_all(conn: sqlite3.Connection) -> Cost:
-    """What was ever used, also what is pruned."""
+def used_in_all(conn: sqlite3.Connection) -> CostSums:
+    """All usage ever, also that of pruned rows."""
     found: dict[int, list[int]] = {}
-    _add_up(found, conn.execute(f"SELECT 0, {_SUMS} FROM {Table.WEEKS} WHERE scope = {Scope.BOX:d} AND model = {ALL}"))
+    _add_up(
+        found, conn.execute(f"SELECT 0, {_SUMS} FROM {UsageTable.WEEKS} WHERE scope = {Scope.BOX:d} AND model = {ALL}")
+    )
     _add_up(found, conn.execute(f"SELECT 0, {_COSTS} FROM {_IN_NO_SUM} WHERE rolled_up = 0"))
-    return Cost(*found[0])
+    return CostSums(*found[0])
 
 
-def total(costs: Iterable[Cost]) -> Cost:
-    return Cost(*map(sum, zip(*map(_fields, costs), strict=True)))
+def total(costs: Iterable[CostSums]) -> CostSums:
+    return CostSums(*map(sum, zip(*map(_fields, costs), strict=True)))
 
 
 # --- sums --------------------------------------------------------------------------------------------------------
 
 _COSTS = """count(*), coalesce(sum(tokens_in), 0), coalesce(sum(tokens_out), 0), coalesce(sum(cached_tokens), 0),
     coalesce(sum(tokens_in IS NULL OR tokens_out IS NULL), 0), coalesce(sum(cut), 0)"""
-_SUMS = ", ".join(f"coalesce(sum({name}), 0)" for name in Cost.__struct_fields__)
+_SUMS = ", ".join(f"coalesce(sum({name}), 0)" for name in CostSums.__struct_fields__)
 _COLUMN = {By.AGENT: "agent_id", By.TENANT: "tenant", By.MODEL: "model", By.BACKEND: "backend"}
 _HOUR = f"CAST(created_at AS INTEGER) / {rollups.HOUR_S} * {rollups.HOUR_S}"
-_IN_NO_SUM = f"{Table.REQUESTS} INDEXED BY inference_usage_unrolled"
+_IN_NO_SUM = f"{UsageTable.REQUESTS} INDEXED BY inference_usage_unrolled"
 """SQLite 3.40 would take the index of an agent's requests, thousands, where there is none of these."""
-_fields = attrgetter(*Cost.__struct_fields__)
+_fields = attrgetter(*CostSums.__struct_fields__)
 _Key = TypeVar("_Key", str | int, int)
 
 
-def _sums(conn: sqlite3.Connection, by: By, asked: Asked) -> dict[str | int, list[int]]:
-    """What is asked for, as the fields of a Cost; in no order."""
+def _sums(conn: sqlite3.Connection, by: By, asked: UsageFilter) -> dict[str | int, list[int]]:
+    """The sums asked for, as the fields of a Cost; in no order."""
     begin = rollups.begin_of(asked.since, rollups.kept(conn))
     found: dict[str | int, list[int]] = {}
     numbered: dict[int, list[int]] = {}
     for piece in rollups.cover(begin, rollups.newest(conn), by_hour=by is By.HOUR):
-        if piece.table is Table.REQUESTS:
+        if piece.table is UsageTable.REQUESTS:
             _add_up(found, _of_requests(conn, by, asked, piece, rolled_up=True), piece.sign)
         else:
             _add_up(numbered, _of_sums(conn, by, asked, piece), piece.sign)
-    in_no_sum = Piece(Table.REQUESTS, begin, math.inf, 1)
+    in_no_sum = Piece(UsageTable.REQUESTS, begin, math.inf, 1)
     _add_up(found, _of_requests(conn, by, asked, in_no_sum, rolled_up=False))
     names = {} if by is By.HOUR else rollups.names(conn, numbered)
     _add_up(found, ((names.get(number, number), *sums) for number, sums in numbered.items()))
@@ -345,7 +336,7 @@ def _add_up(found: dict[_Key, list[int]], rows: Iterable[Sequence[Any]], sign: i
 
 
 def _of_requests(
-    conn: sqlite3.Connection, by: By, asked: Asked, piece: Piece, *, rolled_up: bool
+    conn: sqlite3.Connection, by: By, asked: UsageFilter, piece: Piece, *, rolled_up: bool
 ) -> Iterable[sqlite3.Row]:
     conditions = [f"rolled_up = {rolled_up:d}", "created_at >= ?", "created_at < ?"]
     values: list[object] = [piece.first, piece.last]
@@ -358,9 +349,11 @@ def _of_requests(
     return conn.execute(f"SELECT {key} AS key, {_COSTS} FROM {table} WHERE {where} GROUP BY key", values)
 
 
-def _of_sums(conn: sqlite3.Connection, by: By, asked: Asked, piece: Piece) -> Iterable[sqlite3.Row]:
-    """By the numbers of their names. Which hours (days, weeks) there are, with which models, the box's own sums tell:
-    so each is one look-up."""
+def _of_sums(conn: sqlite3.Connection, by: By, asked: UsageFilter, piece: Piece) -> Iterable[sqlite3.Row]:
+    """The sums by the numbers of their names, each with one look-up.
+
+    The box's own sums tell which hours (days, weeks) there are, with which models.
+    """
     scope = _scope(by, asked)
     conditions = [f"u.scope = {scope:d}", "u.begins = filled.begins", "u.model = filled.model"]
     values: list[object] = [piece.first, piece.last]
@@ -384,10 +377,11 @@ def _of_sums(conn: sqlite3.Connection, by: By, asked: Asked, piece: Piece) -> It
     )
 
 
-def _scope(by: By, asked: Asked) -> Scope:
-    """Whose sums answer it: the fewest rows that still tell apart what is asked for.
+def _scope(by: By, asked: UsageFilter) -> Scope:
+    """The scope of the sums that answer it: the fewest rows that still tell apart what is asked for.
 
-    >>> _scope(By.MODEL, Asked()).name, _scope(By.HOUR, Asked(tenant="acme")).name, _scope(By.AGENT, Asked()).name
+    >>> every, acme = UsageFilter(), UsageFilter(tenant="acme")
+    >>> _scope(By.MODEL, every).name, _scope(By.HOUR, acme).name, _scope(By.AGENT, every).name
     ('BOX', 'TENANT', 'AGENT')
     """
     if by is By.AGENT or asked.agent is not None:

@@ -1,4 +1,4 @@
-"""What people may see of Redis, read as its user `viewer`: it changes nothing and holds nobody up. Blocking.
+"""The part of Redis that people may see, read as its user `viewer`: it changes nothing and delays nothing. Blocking.
 
 `store/live.py` is how Hive's services use it; this is for a command that looks while the daemon is down.
 """
@@ -17,27 +17,27 @@ from hive.errors import DependencyDown
 from hive.store import keys
 
 VIEWER = "viewer"
-"""Of the ACL (appliance/redis_acl.py): any password is right, and the mode of the socket says who gets that far."""
+"""Of the ACL (files/redis_acl.py): any password is right, and the mode of the socket limits who gets that far."""
 ANSWER_S = 0.5
 _FIELDS = ("input", "output", "requests")
 
 
-class Counted(NamedTuple):
-    """What an agent used in all, as the proxy counts it for display: the truth is in SQLite."""
+class AgentCounts(NamedTuple):
+    """The usage of an agent in all, as the proxy counts it for display: the truth is in SQLite."""
 
     tokens_in: int
     tokens_out: int
     requests: int
 
 
-class Seen(NamedTuple):
+class SeenLive(NamedTuple):
     """`active_at`: agent id → when it was last active (Unix seconds); `counted`: agent id → what it used."""
 
     active_at: dict[str, float]
-    counted: dict[str, Counted]
+    counted: dict[str, AgentCounts]
 
 
-NOTHING = Seen({}, {})
+NOTHING = SeenLive({}, {})
 
 
 class Viewer:
@@ -63,8 +63,8 @@ class Viewer:
         with contextlib.suppress(RedisError, OSError):
             self._redis.close()
 
-    def look(self) -> Seen:
-        """Of those that were active in the last 24 h. Counts are asked only of who was active since the last look.
+    def look(self) -> SeenLive:
+        """Looks at the agents active in the last 24 h. Counts are asked only of those active since the last look.
 
         Raises DependencyDown.
         """
@@ -81,9 +81,9 @@ class Viewer:
         except (RedisError, OSError, ValueError, UnicodeDecodeError) as error:
             raise DependencyDown(f"Redis does not answer at {self.socket}: {error}") from error
         kept = {agent: count for agent, count in self._seen.counted.items() if agent in active_at}
-        self._seen = Seen(active_at, kept | fresh)
+        self._seen = SeenLive(active_at, kept | fresh)
         return self._seen
 
 
-def _counted(row: list[bytes | None]) -> Counted:
-    return Counted(*(int(count or 0) for count in row))
+def _counted(row: list[bytes | None]) -> AgentCounts:
+    return AgentCounts(*(int(count or 0) for count in row))

@@ -1,4 +1,4 @@
-"""What still has to be said to Redis: a buffer that keeps the newest of everything. Pure."""
+"""The writes that Redis still has to get: a buffer that keeps the newest of everything. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MESSAGES = 1000
 
 
 class AgentKeys(msgspec.Struct, frozen=True):
-    """What Redis says of one agent.
+    """The keys of one agent in Redis.
 
-    `instance`: what its runtime calls it, None where that has no name of its own; `cid`: its machine's, if it has one.
+    `instance`: its runtime's name for it, None where it has none of its own; `cid`: its machine's, if it has one.
     `prompt`: hash and text of its system prompt.
     """
 
@@ -159,7 +159,7 @@ class WriteBehind:
         return batch
 
     def give_back(self, batch: Batch) -> None:
-        """The batch was not written. Its messages are dropped and counted: who listened then is not told later."""
+        """Takes back a batch that was not written. Its messages are dropped and counted: none is published late."""
         now = self._batch
         later = set(now.forgotten)
         now.forgotten |= batch.forgotten

@@ -1,1 +1,5 @@
-"""`hive top`: the whole box on one screen. Only that command imports this room, and Textual with it."""
+"""`hive top`: the whole box on one screen. Only that command imports this room, and Textual with it.
+
+May import: leaves, client, the store's viewer.
+Begin with app.py.
+"""

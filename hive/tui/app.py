@@ -17,18 +17,18 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.widgets import Footer, Input, OptionList
 
-from hive.control.client import path_of
+from hive.client.client import path_of
 from hive.errors import HiveError
 from hive.tui import panes
 from hive.tui.cells import COLUMNS
 from hive.tui.gpus import Drawing, gpu_lines
 from hive.tui.history import History
 from hive.tui.lines import Line
-from hive.tui.screens.agent import AgentPage
-from hive.tui.screens.backend import Backends
-from hive.tui.screens.confirm import Confirm
+from hive.tui.screens.agent import AgentScreen
+from hive.tui.screens.backend import BackendScreen
+from hive.tui.screens.confirm import ConfirmScreen
 from hive.tui.screens.keys import Keys, told
-from hive.tui.snapshot import AgentRow, Snapshot
+from hive.tui.snapshot import AgentLine, Snapshot
 from hive.tui.source import Source
 from hive.tui.threads import in_thread
 from hive.tui.widgets.agent_table import AgentTable
@@ -38,7 +38,7 @@ from hive.tui.widgets.pane import Pane
 ACT_S = 600.0
 """A pause waits for a busy agent as long as the daemon's `pause_timeout_s` says."""
 JUMP_SHOWN_S = 60.0
-"""How long it is said that the clock was set."""
+"""Time for which the screen says that the clock was set."""
 TINY_ROWS, LOW_ROWS, SHORT_ROWS, TALL_ROWS = 14, 20, 30, 46
 """A terminal with fewer lines shows the table alone, or not all of what is around it, or less of each."""
 WIDE_COLUMNS, SLIM_COLUMNS = 150, 64
@@ -90,7 +90,7 @@ class Top(App[int]):
     .tiny #events, .tiny #head, .tiny #panes { display: none; }
     .tiny #problems { max-height: 1; }
     #filter { display: none; height: 1; border: none; padding: 0; }
-    Confirm, Keys, Backends { align: center middle; }
+    ConfirmScreen, Keys, BackendScreen { align: center middle; }
     .box { width: 64; max-width: 95%; height: auto; max-height: 90%; border: solid $foreground 50%; padding: 0 1;
            background: $surface; }
     .ascii .box { border: ascii $foreground 50%; }
@@ -164,7 +164,7 @@ class Top(App[int]):
         self._draw()
 
     def _fit(self, size: Size) -> None:
-        """What the style sheet needs to know of the terminal."""
+        """Tells the style sheet the size class of the terminal."""
         if self._main is None:
             return
         width, height = size
@@ -197,8 +197,8 @@ class Top(App[int]):
             self._looking = False
 
     def _looked_for(self) -> set[str]:
-        """The agents somebody sees now: of these everything is asked anew."""
-        pages = {screen.row.id for screen in self.screen_stack if isinstance(screen, AgentPage)}
+        """The agents on the screen now: about these everything is asked anew."""
+        pages = {screen.row.id for screen in self.screen_stack if isinstance(screen, AgentScreen)}
         return pages | {row.id for row in self._table.in_sight}
 
     def _complain(self, what: str, hint: str) -> None:
@@ -209,7 +209,7 @@ class Top(App[int]):
     def _show(self, snapshot: Snapshot) -> None:
         """The next look, everywhere."""
         now, looked_at = time.monotonic(), self._source.looked_at
-        # By when they were taken: what lies between that and here, as the loading of this, is nobody's jump.
+        # By when they were taken: what lies between that and here, as the loading of this, is no jump of the clock.
         elapsed_s = None if looked_at is None or self._looked_at is None else looked_at - self._looked_at
         if elapsed_s is not None and (jump_s := panes.jumped_s(self.snapshot.at, snapshot.at, elapsed_s)):
             self._jump = (now, panes.jump_text(jump_s))
@@ -225,7 +225,7 @@ class Top(App[int]):
         self._table.show(snapshot.agents)
         self._draw()
         for screen in self.screen_stack:
-            if isinstance(screen, AgentPage):
+            if isinstance(screen, AgentScreen):
                 screen.show(snapshot)
 
     def _draw(self) -> None:
@@ -263,17 +263,17 @@ class Top(App[int]):
 
     @property
     def _is_table_in_front(self) -> bool:
-        """Also behind the palette, which offers what a key would do there."""
+        """Whether the table is in front; also behind the palette, which offers what a key would do there."""
         front = [screen for screen in self.screen_stack if not isinstance(screen, CommandPalette)]
         return front[-1:] == [self._main]
 
     def get_key_display(self, binding: Binding) -> str:
-        """In the footer."""
+        """The name of the key in the footer."""
         said = super().get_key_display(binding)
         return said if self._unicode or said.isascii() else binding.key
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """What the palette offers: all that a key does here, and the order of the table by each column."""
+        """The commands of the palette: all that a key does here, and the order of the table by each column."""
         for what, keys, found in told(screen.active_bindings):
             if found.binding.action.partition("(")[0] not in ("command_palette", "move", "move_page"):
                 yield SystemCommand(what, f"key {keys}", partial(self.run_action, found.binding.action, found.node))
@@ -293,7 +293,7 @@ class Top(App[int]):
         self.push_screen(Keys(self.screen.active_bindings))
 
     def action_hold(self) -> None:
-        """What is shown stays, until the next press."""
+        """Keeps the present screen until the next press."""
         self._held = not self._held
         self._draw()
 
@@ -327,7 +327,7 @@ class Top(App[int]):
         self.refresh_bindings()
 
     def on_agent_table_opened(self, event: AgentTable.Opened) -> None:
-        page = AgentPage(
+        page = AgentScreen(
             event.row,
             self.snapshot,
             self.history,
@@ -338,16 +338,16 @@ class Top(App[int]):
         )
         self.push_screen(page)
 
-    def on_agent_page_wanted(self, event: AgentPage.Wanted) -> None:
+    def on_agent_screen_wanted(self, event: AgentScreen.Wanted) -> None:
         self.action_verb(event.verb)
 
     def action_backend(self) -> None:
-        self.push_screen(Backends(self._source, unicode=self._unicode))
+        self.push_screen(BackendScreen(self._source, unicode=self._unicode))
 
     @property
-    def _row(self) -> AgentRow | None:
-        """The agent whose page is open, else the selected one."""
-        return self.screen.row if isinstance(self.screen, AgentPage) else self._table.selected
+    def _row(self) -> AgentLine | None:
+        """The agent of the open page, else the selected one."""
+        return self.screen.row if isinstance(self.screen, AgentScreen) else self._table.selected
 
     def action_verb(self, verb: str) -> None:
         """Asks first where something is lost."""
@@ -361,12 +361,12 @@ class Top(App[int]):
                 if yes:
                     self._act(row, verb)
 
-            self.push_screen(Confirm(question), answered)
+            self.push_screen(ConfirmScreen(question), answered)
         else:
             self._act(row, verb)
 
     @work
-    async def _act(self, row: AgentRow, verb: str) -> None:
+    async def _act(self, row: AgentLine, verb: str) -> None:
         try:
             view = await in_thread(self._ask_for, row, verb)
         except HiveError as error:
@@ -375,7 +375,7 @@ class Top(App[int]):
         self.notify(f"{row.name} is {view.get('status', 'removed')}", markup=False)
         self._tick()
 
-    def _ask_for(self, row: AgentRow, verb: str) -> dict[str, Any]:
+    def _ask_for(self, row: AgentLine, verb: str) -> dict[str, Any]:
         client = self._source.client
         if verb == "remove":
             return client.delete(path_of(row.id), timeout_s=ACT_S)

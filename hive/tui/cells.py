@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hive.terminal_text import escaped
-from hive.tui.snapshot import AgentRow
+from hive.tui.snapshot import AgentLine
 
 UNKNOWN = "-"
 _BLANKS = str.maketrans("\n\t\r", "   ")
@@ -26,8 +26,8 @@ class Column(NamedTuple):
 
     head: str
     width: int
-    cell: Callable[[AgentRow], str]
-    key: Callable[[AgentRow], float | str]
+    cell: Callable[[AgentLine], str]
+    key: Callable[[AgentLine], float | str]
     is_number: bool = False
     from_width: int = 0
     wide: int = 0
@@ -79,7 +79,7 @@ def one_line(text: str, *, unicode: bool = True) -> str:
 
 
 def fit(text: str, room: int, *, unicode: bool = True) -> str:
-    """As much of a line as has room, with a sign where something is left out; each character one column wide.
+    """The part of a line that has room, with a sign where something is left out; each character one column wide.
 
     >>> fit("librarian", 5), fit("librarian", 5, unicode=False), fit("bob", 5), fit("模型", 5)
     ('libr…', 'libr~', 'bob', '??')
@@ -193,7 +193,7 @@ def heads_line(columns: Sequence[Column], width: int, by: str, sign: str, *, uni
     return line
 
 
-def row_line(row: AgentRow, columns: Sequence[Column], width: int, *, unicode: bool) -> str:
+def row_line(row: AgentLine, columns: Sequence[Column], width: int, *, unicode: bool) -> str:
     texts = [one_line(column.cell(row), unicode=unicode) for column in columns]
     return line_of(texts, columns, width, unicode=unicode)
 
@@ -212,14 +212,14 @@ def column_at(x: int, columns: Sequence[Column], width: int) -> Column | None:
     return None
 
 
-def matches(row: AgentRow, wanted: str) -> bool:
+def matches(row: AgentLine, wanted: str) -> bool:
     """Whether a part of its name, state, depth, tenant, tier or model is `wanted`; `!` before it turns it round."""
     text = " ".join((row.name, row.status, row.depth, row.tenant, row.tier, row.model or "")).casefold()
     inverse, wanted = wanted.startswith("!"), wanted.removeprefix("!").strip().casefold()
     return not wanted or (wanted in text) is not inverse
 
 
-def ordered(rows: Sequence[AgentRow], column: Column, *, descending: bool) -> list[AgentRow]:
-    """By this column; rows alike in it by name, whichever way it goes."""
+def ordered(rows: Sequence[AgentLine], column: Column, *, descending: bool) -> list[AgentLine]:
+    """The rows by this column; rows alike in it by name, in either direction."""
     by_name = sorted(rows, key=lambda row: row.name)
     return sorted(by_name, key=column.key, reverse=descending)

@@ -25,7 +25,7 @@ def spark(values: Sequence[float | None], width: int, *, top: float | None = Non
 def chart(
     values: Sequence[float | None], width: int, height: int, *, top: float | None = None, unicode: bool = True
 ) -> list[str]:
-    """As `spark`, `height` lines high, the uppermost first.
+    """A chart as of `spark`, `height` lines high, the uppermost first.
 
     >>> chart([0, 1, 2, 4], 4, 2)
     ['   █', '▁▄██']
@@ -41,7 +41,7 @@ def chart(
 
 
 def with_scale(values: Sequence[float | None], width: int, height: int, *, unicode: bool = True) -> list[str]:
-    """As `chart`, with what its top and its bottom are before it.
+    """A chart as of `chart`, with the values of its top and bottom before it.
 
     >>> with_scale([1, 2, 4], 9, 2)
     ['    4   █', '    0 ▄██']
@@ -85,7 +85,7 @@ def stretched(values: Sequence[float], width: int) -> list[float]:
 
 
 def shares(parts: Sequence[float], whole: float, width: int) -> list[int]:
-    """How many of `width` cells each part of `whole` has; what is not nothing has one, as long as there is room.
+    """Number of `width` cells for each part of `whole`; a part above 0 has one, as long as there is room.
 
     >>> shares([80, 12], 140, 20), shares([1, 0, 99], 100, 10), shares([300], 100, 4), shares([1], 0, 4)
     ([11, 2], [1, 0, 9], [4], [0])

@@ -1,4 +1,4 @@
-"""The pane of GPUs: memory by who holds it, how busy each is and was, as detailed as there is room. Pure."""
+"""The pane of GPUs: memory by its holders, load now and before, as detailed as there is room. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from hive.tui.cells import fit, one_line, size
 from hive.tui.charts import shares, spark
-from hive.tui.lines import Line, Part, Role, cut, joined, line, text_of
-from hive.tui.snapshot import BackendRow, GpuInstance, GpuProcess, GpuRow
+from hive.tui.lines import Line, LinePart, Role, cut, joined, line, text_of
+from hive.tui.snapshot import BackendRow, GpuInstanceLine, GpuProcessLine, GpuRow
 
 NOT_KNOWN = "n/a"
 INDENT = " " * 6
@@ -17,7 +17,7 @@ GRID = 26
 PROGRAMS = {"vllm": ("vllm",), "llama": ("llama-server",), "ollama": ("ollama",)}
 """Kind of a backend → how the names of its processes begin; vLLM's call themselves `VLLM::EngineCore`."""
 BLOCKS, ASCII = "█▓▒░", "#+-."
-"""Of the backend, of other programs, of whom the driver does not name, free."""
+"""Signs for memory of the backend, of other programs, of holders the driver does not name, and for free memory."""
 ROLES: tuple[Role, ...] = ("good", "warn", "dim", "rule")
 
 Busy = Callable[[GpuRow], Sequence[float | None]]
@@ -25,24 +25,25 @@ Busy = Callable[[GpuRow], Sequence[float | None]]
 
 
 class Drawing(NamedTuple):
-    """How it is drawn: how wide, by which backend, with which curves."""
+    """The form of a drawing: its width, the backend, the curves."""
 
     width: int
     backend: BackendRow | None
     busy: Busy | None
     unicode: bool
 
-    def bar(self, gpu: GpuRow | GpuInstance, width: int) -> Line:
-        """Who holds its memory; empty where that is not known."""
+    def bar(self, gpu: GpuRow | GpuInstanceLine, width: int) -> Line:
+        """The bar of its memory by holder; empty where that is not known."""
         held = _held(gpu, self.backend)
         cells = shares(held, gpu.total_bytes or 0, width)
         signs = BLOCKS if self.unicode else ASCII
         drawn = zip((*cells, width - sum(cells)), signs, ROLES, strict=True)
-        return tuple(Part(sign * count, role) for count, sign, role in drawn if count)
+        return tuple(LinePart(sign * count, role) for count, sign, role in drawn if count)
 
-    def memory(self, gpu: GpuRow | GpuInstance) -> str:
+    def memory(self, gpu: GpuRow | GpuInstanceLine) -> str:
         """
-        >>> Drawing(80, backend=None, busy=None, unicode=True).memory(GpuInstance(0, "", 20 << 30, None, None, None))
+        >>> drawing = Drawing(80, backend=None, busy=None, unicode=True)
+        >>> drawing.memory(GpuInstanceLine(0, "", 20 << 30, None, None, None))
         'n/a/20G'
         """
         if gpu.total_bytes is None and gpu.used_bytes is None:
@@ -61,12 +62,12 @@ def gpu_lines(gpus: Sequence[GpuRow], room: int, drawing: Drawing) -> list[Line]
     return [cut(found, drawing.width, unicode=drawing.unicode) for found in lines]
 
 
-def is_of(process: GpuProcess, backend: BackendRow | None) -> bool:
+def is_of(process: GpuProcessLine, backend: BackendRow | None) -> bool:
     """Whether this is the inference server in use, by the name it shows.
 
     >>> vllm = BackendRow(kind="vllm", label="", address="", version="", up=True, slots=None, warning="", models=["m"],
     ...     switching="")
-    >>> is_of(GpuProcess(7, None, "VLLM::EngineCor"), vllm), is_of(GpuProcess(7, None, "python3"), vllm)
+    >>> is_of(GpuProcessLine(7, None, "VLLM::EngineCor"), vllm), is_of(GpuProcessLine(7, None, "python3"), vllm)
     (True, False)
     """
     starts = PROGRAMS.get("" if backend is None else backend.kind, ())
@@ -81,8 +82,8 @@ def name_of(gpu: GpuRow) -> str:
     return gpu.name.removeprefix("NVIDIA ")
 
 
-def _held(gpu: GpuRow | GpuInstance, backend: BackendRow | None) -> tuple[int, int, int]:
-    """Bytes of the backend, of other programs, and of whom nobody names: the driver, or processes that are not told."""
+def _held(gpu: GpuRow | GpuInstanceLine, backend: BackendRow | None) -> tuple[int, int, int]:
+    """Bytes of the backend, of other programs, and of unnamed holders: the driver, or processes that are not told."""
     ours = others = 0
     for process in gpu.processes or ():
         if is_of(process, backend):
@@ -93,26 +94,26 @@ def _held(gpu: GpuRow | GpuInstance, backend: BackendRow | None) -> tuple[int, i
 
 
 def _models(backend: BackendRow) -> str:
-    """What its processes hold. Ollama has a process for each of its models, and which is whose it does not say."""
+    """The models its processes hold. Ollama has one process per model, and does not say which process has which."""
     if not backend.models or (backend.kind == "ollama" and len(backend.models) > 1):
         return ""
     more = len(backend.models) - 1
     return f" {backend.models[0]}{f' +{more}' if more else ''}"
 
 
-def _who(gpu: GpuRow | GpuInstance, drawing: Drawing, *, with_sizes: bool = True) -> Line:
-    """What holds its memory: the backend with its models first, then other programs, who has most before the others."""
+def _who(gpu: GpuRow | GpuInstanceLine, drawing: Drawing, *, with_sizes: bool = True) -> Line:
+    """The holders of its memory: the backend with its models first, then other programs, the largest first."""
     backend, told = drawing.backend, gpu.processes
     if told is None:
-        return line(Part(f"processes {NOT_KNOWN}", "dim"))
-    found: list[tuple[Part, int | None]] = []
+        return line(LinePart(f"processes {NOT_KNOWN}", "dim"))
+    found: list[tuple[LinePart, int | None]] = []
     ours = [process for process in told if is_of(process, backend)]
     if ours and backend is not None:
         known = [process.used_bytes for process in ours if process.used_bytes is not None]
-        found.append((Part(f"{backend.kind}{_models(backend)}", "good"), sum(known) if known else None))
+        found.append((LinePart(f"{backend.kind}{_models(backend)}", "good"), sum(known) if known else None))
     others = [process for process in told if not is_of(process, backend)]
     for process in sorted(others, key=lambda process: -(process.used_bytes or 0)):
-        found.append((Part(f"{process.program or 'pid'} {process.pid}", "warn"), process.used_bytes))
+        found.append((LinePart(f"{process.program or 'pid'} {process.pid}", "warn"), process.used_bytes))
     if not with_sizes:
         return joined([(who,) for who, _ in found], ", ")
     return joined(line(who, f" {NOT_KNOWN if used is None else size(used)}") for who, used in found)
@@ -120,18 +121,18 @@ def _who(gpu: GpuRow | GpuInstance, drawing: Drawing, *, with_sizes: bool = True
 
 def _head(gpu: GpuRow, drawing: Drawing) -> Line:
     """`GPU 0 ████▓▓░░ 92G/140G  87% ▁▂▃▅ H200`, or what is wrong with it."""
-    label = Part(f"GPU {gpu.number:<2}")
+    label = LinePart(f"GPU {gpu.number:<2}")
     if gpu.total_bytes is None and gpu.used_bytes is None and gpu.busy_percent is None:
         name = f" ({name_of(gpu)})" if gpu.name else ""
-        said = Part(f"! {gpu.fault}{name}", "bad") if gpu.fault else Part(f"{NOT_KNOWN}{name}", "dim")
+        said = LinePart(f"! {gpu.fault}{name}", "bad") if gpu.fault else LinePart(f"{NOT_KNOWN}{name}", "dim")
         return line(label, said)
     room = drawing.width - len(label.text) - 18
     wide = max(4, min(48, room // 3))
     curve = max(0, min(40, room // 4)) if drawing.busy is not None else 0
-    parts: list[Part | str] = [label, *drawing.bar(gpu, wide), f" {drawing.memory(gpu):>9} {_percent(gpu):>4} "]
+    parts: list[LinePart | str] = [label, *drawing.bar(gpu, wide), f" {drawing.memory(gpu):>9} {_percent(gpu):>4} "]
     if curve and drawing.busy is not None and (gpu.busy_percent is not None or not gpu.instances):
-        parts += [Part(spark(drawing.busy(gpu), curve, top=100, unicode=drawing.unicode), "good"), " "]
-    return line(*parts, Part(name_of(gpu), "dim"), *_mig(gpu))
+        parts += [LinePart(spark(drawing.busy(gpu), curve, top=100, unicode=drawing.unicode), "good"), " "]
+    return line(*parts, LinePart(name_of(gpu), "dim"), *_mig(gpu))
 
 
 def _percent(gpu: GpuRow) -> str:
@@ -139,13 +140,13 @@ def _percent(gpu: GpuRow) -> str:
 
 
 def _mig(gpu: GpuRow) -> Line:
-    return line(Part(f" MIG: {len(gpu.instances)}", "dim")) if gpu.instances else ()
+    return line(LinePart(f" MIG: {len(gpu.instances)}", "dim")) if gpu.instances else ()
 
 
 def _fault(gpu: GpuRow) -> list[Line]:
-    """What it refused, where it told the rest."""
+    """The part it refused, where it told the rest."""
     is_told = gpu.total_bytes is not None or gpu.used_bytes is not None or gpu.busy_percent is not None
-    return [line(INDENT, Part(f"{NOT_KNOWN}: {gpu.fault}", "dim"))] if gpu.fault and is_told else []
+    return [line(INDENT, LinePart(f"{NOT_KNOWN}: {gpu.fault}", "dim"))] if gpu.fault and is_told else []
 
 
 def _each(gpu: GpuRow, drawing: Drawing) -> list[Line]:
@@ -167,15 +168,15 @@ def _in_full(gpu: GpuRow, drawing: Drawing) -> list[Line]:
     return [_head(gpu, drawing), *_fault(gpu), *instances]
 
 
-def _instance(instance: GpuInstance, drawing: Drawing, *, bar: int) -> Line:
+def _instance(instance: GpuInstanceLine, drawing: Drawing, *, bar: int) -> Line:
     """`2 ██░░ 17G/20G 1g.18gb: vllm llama 17G`."""
     name = instance.name.rpartition("MIG ")[2] or f"MIG {instance.number}"
     who = _who(instance, drawing, with_sizes=bool(bar))
     if not bar:
-        return line(f"{name} {drawing.memory(instance)}", *((Part(" "), *who) if who else ()))
+        return line(f"{name} {drawing.memory(instance)}", *((LinePart(" "), *who) if who else ()))
     memory = f" {drawing.memory(instance):>9} {'':>4} "
     return line(
-        f"{instance.number:<1} ", *drawing.bar(instance, bar), memory, name, *((Part(" "), *who) if who else ())
+        f"{instance.number:<1} ", *drawing.bar(instance, bar), memory, name, *((LinePart(" "), *who) if who else ())
     )
 
 
@@ -187,16 +188,18 @@ def _grid(gpus: Sequence[GpuRow], room: int, drawing: Drawing) -> list[Line]:
     shown = gpus if len(gpus) <= places else gpus[: places - 1]
     cells = [_cell(gpu, each, drawing) for gpu in shown]
     if len(shown) < len(gpus):
-        cells.append(line(Part(f"and {len(gpus) - len(shown)} more", "dim")))
+        cells.append(line(LinePart(f"and {len(gpus) - len(shown)} more", "dim")))
     return [joined(cells[start : start + across], " ") for start in range(0, len(cells), across)]
 
 
 def _cell(gpu: GpuRow, width: int, drawing: Drawing) -> Line:
-    label = Part(f"{gpu.number:<2}")
+    label = LinePart(f"{gpu.number:<2}")
     if gpu.total_bytes is None and gpu.used_bytes is None:
         said = one_line(f"! {gpu.fault}" if gpu.fault else NOT_KNOWN, unicode=drawing.unicode)
         room = width - len(label.text)
-        return line(label, Part(f"{fit(said, room, unicode=drawing.unicode):<{room}}", "bad" if gpu.fault else "dim"))
+        return line(
+            label, LinePart(f"{fit(said, room, unicode=drawing.unicode):<{room}}", "bad" if gpu.fault else "dim")
+        )
     figures = f" {drawing.memory(gpu):>9} {_percent(gpu):>4}"
     parts = line(label, *drawing.bar(gpu, width - len(label.text) - len(figures)), figures)
     return line(*parts, " " * (width - len(text_of([parts]))))

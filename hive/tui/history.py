@@ -1,4 +1,4 @@
-"""What the last looks said of a few figures: what their curves are drawn from. Pure."""
+"""The last values of a few figures, from which their curves are drawn. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORGET_EVERY = 64
 
 
 class History:
-    """Of all agents together, of each that generated something, and of each GPU.
+    """The history of all agents together, of each that generated something, and of each GPU.
 
     >>> History()
     <History 0 looks>
@@ -29,7 +29,7 @@ class History:
         return f"<History {self._looks} looks>"
 
     def add(self, snapshot: Snapshot) -> None:
-        """One look more. Who said nothing for `LOOKS` looks is forgotten some looks later."""
+        """Adds one look. A name without a value for `LOOKS` looks is forgotten some looks later."""
         self._looks += 1
         rates = [(row.id, row.tokens_per_s) for row in snapshot.agents if row.tokens_per_s is not None]
         self._total.append(sum(rate for _, rate in rates) if rates else None if snapshot.agents else 0.0)
@@ -38,17 +38,17 @@ class History:
         _remember(self._gpus, self._looks, ((name, percent) for name, percent in busy if percent is not None))
 
     def tokens_per_s(self) -> list[float | None]:
-        """Of all agents, the newest last; None where a look had no rates."""
+        """The rates of all agents, the newest last; None where a look had no rates."""
         return list(self._total)
 
     def tokens_per_s_of(self, agent: str) -> list[float | None]:
-        """Of this agent, as long as `tokens_per_s`."""
+        """The rates of this agent, as long as `tokens_per_s`."""
         known = dict(self._agents.get(agent, ()))
         first = self._looks - len(self._total) + 1
         return [None if total is None else known.get(first + n, 0.0) for n, total in enumerate(self._total)]
 
     def busy_percent_of(self, gpu: GpuRow) -> list[float | None]:
-        """Of this GPU; None where it did not say."""
+        """The load of this GPU; None where it did not say."""
         known = dict(self._gpus.get(_name_of(gpu), ()))
         return [known.get(look) for look in range(self._looks - len(self._total) + 1, self._looks + 1)]
 

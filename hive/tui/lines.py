@@ -1,4 +1,4 @@
-"""Lines of text whose parts say what they mean: what a pane shows, and `--once` prints. Pure, without colours."""
+"""Lines of text with the meaning of each part: shown in a pane, and printed by `--once`. Pure, without colours."""
 
 from __future__ import annotations
 
@@ -22,50 +22,50 @@ ROLES: Mapping[str, Role] = {
 """Of an agent's state; all others are `going`."""
 
 
-class Part(NamedTuple):
+class LinePart(NamedTuple):
     text: str
     role: Role = ""
 
 
-Line = tuple[Part, ...]
+Line = tuple[LinePart, ...]
 
 
-def line(*parts: Part | str) -> Line:
+def line(*parts: LinePart | str) -> Line:
     """
-    >>> line("a", Part("b", "bad"))
-    (Part(text='a', role=''), Part(text='b', role='bad'))
+    >>> line("a", LinePart("b", "bad"))
+    (LinePart(text='a', role=''), LinePart(text='b', role='bad'))
     """
-    return tuple(Part(part) if isinstance(part, str) else part for part in parts)
+    return tuple(LinePart(part) if isinstance(part, str) else part for part in parts)
 
 
 def text_of(lines: Iterable[Line]) -> str:
     return "\n".join("".join(part.text for part in parts) for parts in lines)
 
 
-def joined(parts: Iterable[Sequence[Part]], between: str = " · ") -> Line:
+def joined(parts: Iterable[Sequence[LinePart]], between: str = " · ") -> Line:
     """
     >>> text_of([joined([line("a"), (), line("b", "c")])])
     'a · bc'
     """
-    found: list[Part] = []
+    found: list[LinePart] = []
     for some in parts:
         if some:
-            found += [Part(between, "dim"), *some] if found else some
+            found += [LinePart(between, "dim"), *some] if found else some
     return tuple(found)
 
 
 def cut(parts: Line, width: int, *, unicode: bool = True) -> Line:
     """On one line of this width, and as safe to print as `one_line` makes it.
 
-    >>> cut(line("GPU 0", Part(" lost", "bad")), 8)
-    (Part(text='GPU 0', role=''), Part(text=' l…', role='bad'))
+    >>> cut(line("GPU 0", LinePart(" lost", "bad")), 8)
+    (LinePart(text='GPU 0', role=''), LinePart(text=' l…', role='bad'))
     """
     found, left = [], width
     for text, role in parts:
         if left <= 0:
             break
         text = fit(one_line(text, unicode=unicode), left, unicode=unicode)
-        found.append(Part(text, role))
+        found.append(LinePart(text, role))
         left -= len(text)
     return tuple(found)
 
@@ -79,7 +79,7 @@ def wrapped(text: str, width: int, *, role: Role, most: int) -> list[Line]:
     found = textwrap.wrap(text, max(1, width)) or [""]
     if len(found) > most:
         found = [*found[: most - 1], " ".join(found[most - 1 :])]
-    return [line(Part(some, role)) for some in found]
+    return [line(LinePart(some, role)) for some in found]
 
 
 def rule(title: str, width: int, *, unicode: bool = True) -> Line:
@@ -90,4 +90,6 @@ def rule(title: str, width: int, *, unicode: bool = True) -> Line:
     """
     stroke = "─" if unicode else "-"
     said = fit(one_line(title, unicode=unicode), max(0, width - 3), unicode=unicode)
-    return line(Part(f"{stroke} ", "rule"), Part(said, "bold"), Part(f" {stroke * (width - len(said) - 3)}", "rule"))
+    return line(
+        LinePart(f"{stroke} ", "rule"), LinePart(said, "bold"), LinePart(f" {stroke * (width - len(said) - 3)}", "rule")
+    )

@@ -1,4 +1,4 @@
-"""What stands above and below the table of agents, and the whole of it as text. Pure."""
+"""The panes above and below the table of agents, and the whole of the screen as text. Pure."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from hive.domain import AgentStatus
 from hive.tui.cells import COLUMNS, count, fit, line_of, one_line, ordered, row_line, shown, size, some, span
 from hive.tui.charts import shares, with_scale
 from hive.tui.gpus import Drawing, gpu_lines
-from hive.tui.lines import ROLES, Line, Part, joined, line, text_of, wrapped
-from hive.tui.snapshot import BackendRow, Event, Queue, Snapshot, TenantQueue
+from hive.tui.lines import ROLES, Line, LinePart, joined, line, text_of, wrapped
+from hive.tui.snapshot import BackendRow, EventLine, QueueLine, Snapshot, TenantQueueLine
 
 NOBODY_SAYS = "the proxy does not answer this user"
 JUMP_S = 5.0
 """A clock that is set may be this far off before it is worth a word."""
 _GOING = {AgentStatus.STARTING, AgentStatus.PAUSING, AgentStatus.RESUMING, AgentStatus.STOPPING}
 _ENDS = {*AgentStatus} - _GOING | {"stayed_awake", "removed"}
-"""What ends a change on its way; what else happens to an agent (`agent.changed`, `agent.port_moved`) does not."""
+"""Events that end a change on its way; other events of an agent (`agent.changed`, `agent.port_moved`) do not."""
 
 
 def head_lines(snapshot: Snapshot, *, is_held: bool = False) -> list[Line]:
     """The backend, the agents and what it all costs: at most two lines, what matters most first."""
-    first = [line(Part(f"Hive {number_of(snapshot.hive_version)}".strip(), "bold")), backend_line(snapshot.backend)]
+    first = [line(LinePart(f"Hive {number_of(snapshot.hive_version)}".strip(), "bold")), backend_line(snapshot.backend)]
     if is_held:
-        first.insert(0, line(Part("held: space goes on", "mark")))
+        first.insert(0, line(LinePart("held: space goes on", "mark")))
     second = [line(text) for text in _memory(snapshot)]
     if snapshot.wakes is not None:
         p50 = "" if snapshot.wake_ms is None else f", p50 {snapshot.wake_ms:.1f} ms"
         second.append(line(f"{some(snapshot.wakes, 'wake')}{p50}"))
     if snapshot.isolation:
-        second.append(line(Part(f"isolation {snapshot.isolation}", "dim")))
+        second.append(line(LinePart(f"isolation {snapshot.isolation}", "dim")))
     return [found for found in (joined([*first, _agents(snapshot)]), joined(second)) if found]
 
 
@@ -40,7 +40,7 @@ def _agents(snapshot: Snapshot) -> Line:
     for row in snapshot.agents:
         states[row.status] = states.get(row.status, 0) + 1
     counts = sorted(states.items(), key=lambda found: (_rank(found[0]), found[0]))
-    parts = [line(Part(f"{number} {status}", ROLES.get(status, "going"))) for status, number in counts]
+    parts = [line(LinePart(f"{number} {status}", ROLES.get(status, "going"))) for status, number in counts]
     return joined(parts, " ") or line("no agents")
 
 
@@ -67,21 +67,22 @@ def _memory(snapshot: Snapshot) -> list[str]:
 
 def backend_line(backend: BackendRow | None) -> Line:
     if backend is None:
-        return line(Part("backend unknown", "dim"))
+        return line(LinePart("backend unknown", "dim"))
     if backend.switching:
-        return line(Part(f"switching: {backend.switching}", "going"))
+        return line(LinePart(f"switching: {backend.switching}", "going"))
     slots = "" if backend.slots is None else f", {backend.slots} at once"
     name = backend.label.partition(" at ")[0]
-    return line("backend ", Part("up", "good") if backend.up else Part("DOWN", "bad"), f": {name}{slots}")
+    return line("backend ", LinePart("up", "good") if backend.up else LinePart("DOWN", "bad"), f": {name}{slots}")
 
 
 def wrong_with(snapshot: Snapshot) -> list[str]:
-    """In words, the worst first; some may be empty."""
-    return [*snapshot.problems, "" if snapshot.backend is None else snapshot.backend.warning]
+    """The problems in words, the worst first, each with what to type; some may be empty."""
+    told = [f"{one.text}; fix: {one.fix}" if one.fix else one.text for one in snapshot.conditions]
+    return [*told, "" if snapshot.backend is None else snapshot.backend.warning]
 
 
 def problem_lines(problems: Sequence[str], width: int, *, most: int = 4) -> list[Line]:
-    """What is wrong, the worst first: in full where there is room, else each on one line.
+    """The problems, the worst first: in full where there is room, else each on an equal share of the lines.
 
     >>> text_of(problem_lines(["the daemon is down", "", "swap is full"], 14))
     '! the daemon\\n  is down\\n! swap is full'
@@ -89,21 +90,23 @@ def problem_lines(problems: Sequence[str], width: int, *, most: int = 4) -> list
     '! the daemon is down\\n! swap is full'
     """
     told = [one_line(problem) for problem in problems if problem]
-    lines = [
-        line(Part("  " if n else "! ", "bad"), *parts)
-        for problem in told
-        for n, parts in enumerate(wrapped(problem, width - 2, role="bad", most=most))
-    ]
+    lines: list[Line] = []
+    for share in (most, max(1, most // max(1, len(told)))):
+        lines = [
+            line(LinePart("  " if n else "! ", "bad"), *parts)
+            for problem in told
+            for n, parts in enumerate(wrapped(problem, width - 2, role="bad", most=share))
+        ]
+        if len(lines) <= most:
+            break
     if len(lines) > most:
-        lines = [line(Part(f"! {problem}", "bad")) for problem in told]
-    if len(lines) > most:
-        lines[most - 1 :] = [line(Part(f"! and {len(lines) - most + 1} more: hive status", "bad"))]
+        lines[most - 1 :] = [line(LinePart(f"! and {len(lines) - most + 1} more: hive status", "bad"))]
     return lines
 
 
-def queue_title(queue: Queue | None) -> str:
+def queue_title(queue: QueueLine | None) -> str:
     """
-    >>> queue_title(None), queue_title(Queue(2, 3, None, [])), queue_title(Queue(4, 3, 4, []))
+    >>> queue_title(None), queue_title(QueueLine(2, 3, None, [])), queue_title(QueueLine(4, 3, 4, []))
     ('queue: unknown', 'queue: 3 waiting, 2 running', 'queue: 3 waiting, 4 of 4 running')
     """
     if queue is None:
@@ -112,10 +115,11 @@ def queue_title(queue: Queue | None) -> str:
     return f"queue: {queue.waiting} waiting, {queue.running}{of} running"
 
 
-def queue_lines(queue: Queue | None, width: int, room: int, *, unicode: bool) -> list[Line]:
-    """Each tenant that has something in the queue, who waits most first; what has no room is counted.
+def queue_lines(queue: QueueLine | None, width: int, room: int, *, unicode: bool) -> list[Line]:
+    """Each tenant with requests in the queue, those with most waiting first; tenants without room are counted.
 
-    >>> busy = Queue(3, 2, 4, [TenantQueue("a", 1, 2), TenantQueue("b", 2, 0), TenantQueue("idle", 0, 0)])
+    >>> tenants = [TenantQueueLine("a", 1, 2), TenantQueueLine("b", 2, 0), TenantQueueLine("idle", 0, 0)]
+    >>> busy = QueueLine(3, 2, 4, tenants)
     >>> print(text_of(queue_lines(busy, 44, 2, unicode=True)))
     a          ███▒▒▒▒▒▒▒   1 running  2 waiting
     b          ███████      2 running  0 waiting
@@ -123,22 +127,22 @@ def queue_lines(queue: Queue | None, width: int, room: int, *, unicode: bool) ->
     2 tenants: 3 running, 2 waiting
     """
     if queue is None:
-        return [line(Part(NOBODY_SAYS, "dim"))]
+        return [line(LinePart(NOBODY_SAYS, "dim"))]
     busy = [row for row in queue.tenants if row.running or row.waiting]
     busy.sort(key=lambda row: (-row.waiting, -row.running, row.tenant))
     if not busy:
-        return [line(Part("nobody waits", "dim"))]
+        return [line(LinePart("nobody waits", "dim"))]
     shown_, left = (busy, []) if len(busy) <= room else (busy[: room - 1], busy[room - 1 :])
     most = max(row.running + row.waiting for row in busy)
     lines = [_tenant(row, most, width, unicode=unicode) for row in shown_]
     if left:
         tenants = f"and {len(left)} more" if shown_ else f"{len(left)} tenants"
         running, waiting = sum(row.running for row in left), sum(row.waiting for row in left)
-        lines.append(line(Part(f"{tenants}: {running} running, {waiting} waiting", "dim")))
+        lines.append(line(LinePart(f"{tenants}: {running} running, {waiting} waiting", "dim")))
     return lines
 
 
-def _tenant(row: TenantQueue, most: int, width: int, *, unicode: bool) -> Line:
+def _tenant(row: TenantQueueLine, most: int, width: int, *, unicode: bool) -> Line:
     figures = f" {row.running:>3} running {row.waiting:>2} waiting"
     name = 10
     wide = max(0, min(40, width - name - 1 - len(figures)))
@@ -147,11 +151,11 @@ def _tenant(row: TenantQueue, most: int, width: int, *, unicode: bool) -> Line:
     tenant = fit(one_line(row.tenant, unicode=unicode), name, unicode=unicode)
     return line(
         f"{tenant:<{name}} ",
-        Part(full * running, "good"),
-        Part(part * waiting, "warn"),
+        LinePart(full * running, "good"),
+        LinePart(part * waiting, "warn"),
         " " * (wide - running - waiting),
         f" {row.running:>3} running ",
-        Part(f"{row.waiting:>2} waiting", "warn" if row.waiting else ""),
+        LinePart(f"{row.waiting:>2} waiting", "warn" if row.waiting else ""),
     )
 
 
@@ -166,10 +170,10 @@ def tokens_title(rates: Sequence[float | None]) -> str:
 
 
 def tokens_lines(rates: Sequence[float | None], width: int, height: int, *, unicode: bool) -> list[Line]:
-    return [line(Part(text, "good")) for text in with_scale(rates, width, height, unicode=unicode)]
+    return [line(LinePart(text, "good")) for text in with_scale(rates, width, height, unicode=unicode)]
 
 
-def event_lines(events: Sequence[Event], most: int) -> list[Line]:
+def event_lines(events: Sequence[EventLine], most: int) -> list[Line]:
     """The last ones, the newest first, in local time; a change on its way is left out where its end is told as well."""
     lines: list[Line] = []
     ended: set[str] = set()
@@ -182,14 +186,14 @@ def event_lines(events: Sequence[Event], most: int) -> list[Line]:
             ended.add(who)
         at = time.strftime("%H:%M:%S ", time.localtime(event.at))
         role = ROLES.get(state, "going" if state in _GOING else "")
-        lines.append(line(Part(at, "dim"), Part(f"{event.kind:<16} ", role), event.text))
+        lines.append(line(LinePart(at, "dim"), LinePart(f"{event.kind:<16} ", role), event.text))
         if len(lines) == most:
             break
     return lines
 
 
 def jumped_s(before: float, now: float, elapsed_s: float) -> float:
-    """By how much the clock was set between two looks, `elapsed_s` by one that cannot be set; 0 where it was not.
+    """The jump of the clock between two looks, `elapsed_s` by one that cannot be set; 0 where it did not jump.
 
     >>> jumped_s(100.0, 3701.0, 1.0), jumped_s(100.0, 40.0, 1.0), jumped_s(100.0, 101.2, 1.0)
     (3600.0, -61.0, 0.0)

@@ -1,4 +1,4 @@
-"""What `hive top` shows, and what `hive top --json` prints: one Snapshot, made of what was answered or read. Pure.
+"""The data of `hive top` and of `hive top --json`: one Snapshot, made of what was answered or read. Pure.
 
 Times named `at` are Unix seconds; None is unknown, which is not 0.
 """
@@ -11,21 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hive.conditions import FoundCondition, Where, conditions_in
 from hive.domain import AT_REST, SleepDepth
 
 if TYPE_CHECKING:
     from hive.domain import Agent
-    from hive.store.audit import AuditRow
+    from hive.store.audit import AuditRecord
 
 Answer = Mapping[str, Any]
+HERE = Where()
 FROM_DAEMON, FROM_STORE = "daemon", "store"
 RATE_OVER_S = 10.0
-"""What a rate is a mean of, about: a request's tokens are counted when it ends, so that one look's are all or none."""
+"""Span of a rate, about: a request's tokens are counted when it ends, so that one look's are all or none."""
 LOWEST_RATE = 0.05
 """A mean below it is nothing any more."""
 
 
-class AgentRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class AgentLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One agent. `saved_bytes`: of its memory, in swap while it sleeps; `why`: why it is awake, asleep or down."""
 
     id: str
@@ -67,20 +69,20 @@ class BackendRow(msgspec.Struct, frozen=True, kw_only=True):
     switching: str
 
 
-class TenantQueue(msgspec.Struct, frozen=True):
+class TenantQueueLine(msgspec.Struct, frozen=True):
     tenant: str
     running: int
     waiting: int
 
 
-class Queue(msgspec.Struct, frozen=True):
+class QueueLine(msgspec.Struct, frozen=True):
     running: int
     waiting: int
     slots: int | None
-    tenants: list[TenantQueue]
+    tenants: list[TenantQueueLine]
 
 
-class Memory(msgspec.Struct, frozen=True):
+class MemoryLine(msgspec.Struct, frozen=True):
     """The host's; None where the kernel does not say, as in a container that hides it."""
 
     total_bytes: int | None
@@ -89,7 +91,7 @@ class Memory(msgspec.Struct, frozen=True):
     swap_free_bytes: int | None
 
 
-class GpuProcess(msgspec.Struct, frozen=True):
+class GpuProcessLine(msgspec.Struct, frozen=True):
     """`program`: the name it shows, empty where that is not known."""
 
     pid: int
@@ -97,7 +99,7 @@ class GpuProcess(msgspec.Struct, frozen=True):
     program: str
 
 
-class GpuInstance(msgspec.Struct, frozen=True):
+class GpuInstanceLine(msgspec.Struct, frozen=True):
     """One MIG device of a GPU."""
 
     number: int
@@ -105,7 +107,7 @@ class GpuInstance(msgspec.Struct, frozen=True):
     total_bytes: int | None
     used_bytes: int | None
     free_bytes: int | None
-    processes: list[GpuProcess] | None
+    processes: list[GpuProcessLine] | None
 
 
 class GpuRow(msgspec.Struct, frozen=True):
@@ -118,13 +120,13 @@ class GpuRow(msgspec.Struct, frozen=True):
     used_bytes: int | None
     free_bytes: int | None
     busy_percent: int | None
-    processes: list[GpuProcess] | None
-    instances: list[GpuInstance]
+    processes: list[GpuProcessLine] | None
+    instances: list[GpuInstanceLine]
     fault: str
 
 
-class Event(msgspec.Struct, frozen=True):
-    """`text`: who, from what to what, and why, on one line."""
+class EventLine(msgspec.Struct, frozen=True):
+    """`text`: the agent, from what to what, and why, on one line."""
 
     at: float
     kind: str
@@ -134,8 +136,8 @@ class Event(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything at one moment. `source`: `daemon`, or `store` where that is down and SQLite was read.
 
-    `problems`: what is wrong, in words, the worst first. `wake_ms`: median since the daemon started. `gpus_why_not`:
-    why nothing is known of GPUs, empty where something is.
+    `conditions`: what is wrong, the worst first; `problems`: their texts. `wake_ms`: median since the daemon started.
+    `gpus_why_not`: why nothing is known of GPUs, empty where something is.
     """
 
     at: float
@@ -144,17 +146,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     hive_version: str
     isolation: str
     problems: list[str]
+    conditions: list[FoundCondition]
     backend: BackendRow | None
-    queue: Queue | None
-    memory: Memory | None
+    queue: QueueLine | None
+    memory: MemoryLine | None
     gpus: list[GpuRow]
     gpus_why_not: str
     requests: int | None
     tokens_out: int | None
     wakes: int | None
     wake_ms: float | None
-    agents: list[AgentRow]
-    events: list[Event]
+    agents: list[AgentLine]
+    events: list[EventLine]
 
     @property
     def is_live(self) -> bool:
@@ -163,7 +166,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is used of an agent as the API shows it; whatever else it has is not even decoded."""
+    """The fields of an agent in the API's answer that are used here; no other is even decoded."""
 
     id: str
     name: str
@@ -192,7 +195,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What the API answered, as it came; `queue` is the proxy's, None where that could not be asked.
+    """The API's answers, as they came; `queue` is the proxy's, None where that could not be asked.
 
     `gpus`: empty where the daemon is older than that question.
     """
@@ -207,19 +210,23 @@ class Answers(msgspec.Struct, frozen=True):
     gpus: Answer = msgspec.field(default_factory=dict)
 
 
-def from_api(answers: Answers, *, place: str, now: float, before: Snapshot | None = None) -> Snapshot:
-    """The Snapshot of what the daemon said. `before` is what rates are measured against; without it they are None."""
+def from_api(
+    answers: Answers, *, place: str, now: float, before: Snapshot | None = None, where: Where = HERE
+) -> Snapshot:
+    """The Snapshot of what the daemon said. `before` is what rates are measured against; without it they are None.
+    `where`: how commands about it are typed."""
     health, stats, gpus = answers.health, answers.stats, answers.gpus
     elapsed_s = now - before.at if before is not None and before.is_live else 0.0
     earlier = {row.id: row for row in before.agents} if before is not None and elapsed_s > 0 else {}
-    in_use = in_use_of(answers.queue)
+    in_use, wrong = in_use_of(answers.queue), [one.at(where) for one in conditions_in(health)]
     return Snapshot(
         at=now,
         source=FROM_DAEMON,
         place=place,
         hive_version=health["version"],
         isolation=health["isolation"],
-        problems=list(health["problems"]),
+        problems=[one.text for one in wrong],
+        conditions=wrong,
         backend=_backend(answers.inference),
         queue=None if answers.queue is None else queue_of(answers.queue),
         memory=_memory(answers.memory),
@@ -236,14 +243,14 @@ def from_api(answers: Answers, *, place: str, now: float, before: Snapshot | Non
 
 def from_store(
     agents: Sequence[Agent],
-    acts: Sequence[AuditRow],
+    acts: Sequence[AuditRecord],
     *,
     place: str,
     now: float,
-    why: str,
+    wrong: FoundCondition,
     queue: Answer | None = None,
 ) -> Snapshot:
-    """The Snapshot of what SQLite holds while the daemon is down; `why` says so in words."""
+    """The Snapshot of what SQLite holds while the daemon is down; `wrong` says so."""
     names = {agent.id: agent.name for agent in agents}
     return Snapshot(
         at=now,
@@ -251,7 +258,8 @@ def from_store(
         place=place,
         hive_version="",
         isolation="",
-        problems=[why],
+        problems=[wrong.text],
+        conditions=[wrong],
         backend=None,
         queue=None if queue is None else queue_of(queue),
         memory=None,
@@ -266,13 +274,13 @@ def from_store(
     )
 
 
-def queue_of(answer: Answer) -> Queue:
+def queue_of(answer: Answer) -> QueueLine:
     """
     >>> queue_of({"running": 1, "waiting": 2, "slots": 4, "tenants": [{"name": "a", "running": 1, "waiting": 2}]})
-    Queue(running=1, waiting=2, slots=4, tenants=[TenantQueue(tenant='a', running=1, waiting=2)])
+    QueueLine(running=1, waiting=2, slots=4, tenants=[TenantQueueLine(tenant='a', running=1, waiting=2)])
     """
-    tenants = [TenantQueue(row["name"], row["running"], row["waiting"]) for row in answer.get("tenants", ())]
-    return Queue(answer["running"], answer["waiting"], answer.get("slots"), tenants)
+    tenants = [TenantQueueLine(row["name"], row["running"], row["waiting"]) for row in answer.get("tenants", ())]
+    return QueueLine(answer["running"], answer["waiting"], answer.get("slots"), tenants)
 
 
 def rate(before: int, after: int, elapsed_s: float, mean: float | None = None) -> float | None:
@@ -320,10 +328,10 @@ def depth_of(status: str, depth: str) -> str:
     return "" if status in AT_REST else depth
 
 
-def _agent(view: View, now: float, before: AgentRow | None, elapsed_s: float, in_use: Mapping[str, str]) -> AgentRow:
+def _agent(view: View, now: float, before: AgentLine | None, elapsed_s: float, in_use: Mapping[str, str]) -> AgentLine:
     """Its model: the one it uses now, else its own, else the one that was seen last."""
     busy = view.in_flight + view.ingress_open
-    return AgentRow(
+    return AgentLine(
         id=view.id,
         name=view.name,
         status=view.status,
@@ -352,9 +360,9 @@ def _agent(view: View, now: float, before: AgentRow | None, elapsed_s: float, in
     )
 
 
-def _stored(agent: Agent, now: float) -> AgentRow:
+def _stored(agent: Agent, now: float) -> AgentLine:
     spec = agent.spec
-    return AgentRow(
+    return AgentLine(
         id=agent.id,
         name=spec.name,
         status=str(agent.status),
@@ -399,24 +407,26 @@ def _backend(answer: Answer) -> BackendRow | None:
     )
 
 
-def _memory(answer: Answer) -> Memory:
-    return Memory(*(answer[name] for name in Memory.__struct_fields__))
+def _memory(answer: Answer) -> MemoryLine:
+    return MemoryLine(*(answer[name] for name in MemoryLine.__struct_fields__))
 
 
-def _event(event: Answer) -> Event:
+def _event(event: Answer) -> EventLine:
     text = told(
         event.get("name") or event.get("agent") or "", event.get("from"), event.get("to"), event.get("reason") or ""
     )
     outcome = event.get("outcome")
-    return Event(event.get("at", 0.0), event["kind"], text if outcome in (None, "", "ok") else f"{text} [{outcome}]")
+    return EventLine(
+        event.get("at", 0.0), event["kind"], text if outcome in (None, "", "ok") else f"{text} [{outcome}]"
+    )
 
 
-def _act(row: AuditRow, names: Mapping[str, str]) -> Event:
+def _act(row: AuditRecord, names: Mapping[str, str]) -> EventLine:
     detail = row.detail
     text = told(
         names.get(row.target, row.target), detail.get("from"), detail.get("to"), str(detail.get("reason") or "")
     )
-    return Event(row.at, row.act, text if row.outcome == "ok" else f"{text} [{row.outcome}]")
+    return EventLine(row.at, row.act, text if row.outcome == "ok" else f"{text} [{row.outcome}]")
 
 
 def told(who: str, before: str | None, after: str | None, reason: str) -> str:

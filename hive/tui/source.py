@@ -1,7 +1,7 @@
-"""Where a Snapshot comes from: the daemon, or SQLite and Redis where that is down. Blocking; only reads.
+"""The source of a Snapshot: the daemon, or SQLite and Redis where that is down. Blocking; only reads.
 
-A daemon that answers is asked for everything: it alone knows how an agent is at this moment, and tells also those who
-may not read its files. That this costs next to nothing is the business of Watch and of control/lookout.py.
+A daemon that answers is asked for everything: it alone knows the present state of an agent, and tells also users that
+may not read its files. That this costs next to nothing is the business of Watch and of control/change_feed.py.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hive.control.client import Client, find
+from hive.client.client import Client, find
+from hive.conditions import Where, condition, where_is
 from hive.domain import Agent
 from hive.errors import DependencyDown, HiveError, NotPermitted, TimedOut, WrongState
-from hive.places import APPLIANCE_RUNTIME, default_state_dir, runtime_dir
-from hive.settings import Paths
+from hive.paths import APPLIANCE_RUNTIME, default_state_dir, runtime_dir
+from hive.settings.table import Paths
 from hive.tui.snapshot import Answer, Answers, Snapshot, from_api, from_store
 from hive.tui.watch import ANSWER_S, Watch
 
 if TYPE_CHECKING:
-    from hive.store.audit import AuditRow
-    from hive.store.viewer import Seen, Viewer
+    from hive.store.audit import AuditRecord
+    from hive.store.viewer import SeenLive, Viewer
 
 APPLIANCE_STATE = Path("/var/lib/hive")
 """`StateDirectory=` of the installed services."""
@@ -36,18 +37,19 @@ class Source:
     def __init__(self, sockets: list[Path], state_dir: Path | None, *, uid: int, env: Mapping[str, str]) -> None:
         self._sockets = sockets
         self._places = places_of(sockets, state_dir, uid=uid, env=env)
+        self._named = (state_dir, str(sockets[0]) if len(sockets) == 1 else "", uid == 0)
         self._before: Snapshot | None = None
         self._watch: Watch | None = None
         self._stored = Stored()
         self.looked_at: float | None = None
-        """When the last look was taken, by the clock of `since_boot_s`; None before the first."""
+        """Time of the last look, by the clock of `since_boot_s`; None before the first."""
 
     def __repr__(self) -> str:
         return f"<Source {' or '.join(map(str, self._sockets))}>"
 
     @property
     def client(self) -> Client:
-        """Of the daemon that answered last. Raises DependencyDown where none does."""
+        """The client of the daemon that answered last. Raises DependencyDown where none does."""
         return self._watched().client
 
     def _watched(self) -> Watch:
@@ -58,7 +60,7 @@ class Source:
         return watch
 
     def look(self, shown: Collection[str] | None = None) -> Snapshot:
-        """Everything as it is. `shown`: ids of the agents somebody looks at, None for all (see `Watch.ask`).
+        """Everything as it is. `shown`: ids of the agents on the screen, None for all (see `Watch.ask`).
 
         Raises DependencyDown where neither the daemon answers nor its database can be read, WrongState where what
         answers is another version, NotPermitted.
@@ -86,7 +88,12 @@ class Source:
         state, runtime = Path(answers.health["state_dir"]), Path(answers.health["runtime_dir"])
         paths = Paths(state, runtime, apart=runtime == APPLIANCE_RUNTIME)
         asked = msgspec.structs.replace(answers, queue=_queue(paths))
-        return from_api(asked, place=place, now=time.time(), before=self._before), paths
+        where = self._where(apart=paths.apart)
+        return from_api(asked, place=place, now=time.time(), before=self._before, where=where), paths
+
+    def _where(self, *, apart: bool) -> Where:
+        state_dir, socket, is_root = self._named
+        return where_is(apart=apart, state_dir=state_dir, socket=socket, is_root=is_root)
 
     def _read(self, down: HiveError) -> Snapshot:
         """`down`: why the daemon was not to be had."""
@@ -103,7 +110,7 @@ class Source:
             acts,
             place=str(paths.database),
             now=time.time(),
-            why=f"the daemon {how}: this is what {paths.database} says, and nothing can be changed",
+            wrong=condition("shown_from_database", how=how, path=paths.database).at(self._where(apart=paths.apart)),
             queue=_queue(paths),
         )
 
@@ -113,10 +120,10 @@ class Stored:
 
     def __init__(self) -> None:
         self._as_of: Hashable = None
-        self._found: tuple[list[Agent], list[AuditRow]] = ([], [])
+        self._found: tuple[list[Agent], list[AuditRecord]] = ([], [])
         self._viewer: Viewer | None = None
 
-    def look(self, paths: Paths) -> tuple[list[Agent], list[AuditRow]]:
+    def look(self, paths: Paths) -> tuple[list[Agent], list[AuditRecord]]:
         """All agents, and the last acts. Raises DependencyDown."""
         from hive.tui.stored import read, stamp  # a seventh of the start that only a daemon that is down costs
 
@@ -127,7 +134,7 @@ class Stored:
         seen = self._seen(paths)
         return agents if seen is None else [with_seen(agent, seen) for agent in agents], acts
 
-    def _seen(self, paths: Paths) -> Seen | None:
+    def _seen(self, paths: Paths) -> SeenLive | None:
         """None where Redis does not say, or is not to be asked by this user."""
         socket = str(paths.redis_socket)
         if not os.path.exists(socket):
@@ -144,7 +151,7 @@ class Stored:
             return None
 
 
-def with_seen(agent: Agent, seen: Seen) -> Agent:
+def with_seen(agent: Agent, seen: SeenLive) -> Agent:
     """The agent as the proxy, which serves on without the daemon, has seen it since.
 
     A count in Redis is for display, and a Redis that began anew begins at 0: the higher one is nearer to the truth.
@@ -162,7 +169,7 @@ def with_seen(agent: Agent, seen: Seen) -> Agent:
 
 
 def places_of(sockets: list[Path], state_dir: Path | None, *, uid: int, env: Mapping[str, str]) -> list[Paths]:
-    """Where the files of the Hive with one of these sockets are; empty where nothing says so.
+    """The directories of the Hive with one of these sockets; empty where nothing names them.
 
     >>> [str(p.database) for p in places_of([Path("/run/hive/hive.sock")], None, uid=0, env={})]
     ['/var/lib/hive/daemon/hive.db']
@@ -182,7 +189,7 @@ def places_of(sockets: list[Path], state_dir: Path | None, *, uid: int, env: Map
 
 
 def since_boot_s() -> float:
-    """A clock nobody sets, and that goes on while the host is suspended, as the one of `Snapshot.at` does."""
+    """A clock that is never set, and that goes on while the host is suspended, as the one of `Snapshot.at` does."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -193,7 +200,7 @@ def _is_closed(path: Path) -> bool:
 
 
 def _queue(paths: Paths) -> Answer | None:
-    """The proxy's, None where it cannot be asked: it is a service of its own, and its socket is not everybody's."""
+    """The proxy's, None where it cannot be asked: it is a service of its own, and its socket is not open to all."""
     try:
         return Client(paths.admin_socket, timeout_s=1.0).get("/queue")
     except HiveError:

@@ -1,4 +1,4 @@
-"""What SQLite says while the daemon is down, whatever it left behind: only reads, and leaves nothing beside it."""
+"""The content of SQLite while the daemon is down, in any state of its files: only reads, and leaves no file."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import msgspec
 from hive.domain import Agent
 from hive.errors import DependencyDown, HiveError
 from hive.store import agents, audit, migrations
-from hive.store.audit import AuditRow
+from hive.store.audit import AuditRecord
 from hive.store.database import plan_of
 from hive.store.reading import opened
 
 EVENTS = 50
 BUSY_S = 1.0
-"""How long a lock is waited for."""
+"""Longest wait for a lock."""
 HINT = "`hive status` says how the daemon is; root may read every Hive's database"
 _SUFFIXES = ("", "-wal", "-shm")
 
 
-def read(path: Path) -> tuple[list[Agent], list[AuditRow]]:
+def read(path: Path) -> tuple[list[Agent], list[AuditRecord]]:
     """All agents and the last acts. Raises DependencyDown where it cannot be read, and says why."""
     try:
         if plan_of(path).exists():
@@ -59,8 +59,8 @@ def _is_whole(path: Path) -> bool:
     return wal is None or (wal.st_size == 0 and shm is None)
 
 
-def _read(path: Path, *, is_whole: bool) -> tuple[list[Agent], list[AuditRow]]:
-    """In one transaction."""
+def _read(path: Path, *, is_whole: bool) -> tuple[list[Agent], list[AuditRecord]]:
+    """Reads agents and last events in one transaction."""
     with opened(path, is_whole=is_whole, wait_s=BUSY_S) as conn:
         conn.execute("BEGIN")
         _refuse_other_version(conn, path)

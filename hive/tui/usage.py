@@ -1,4 +1,4 @@
-"""What an agent used in a day, for its page: by hour and by model. Pure."""
+"""The use of one agent in a day, for its page: by hour and by model. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from hive.tui.cells import fit, one_line, some
 from hive.tui.charts import SCALE, shares, short, stretched, with_scale
-from hive.tui.lines import Line, Part, line
+from hive.tui.lines import Line, LinePart, line
 
 HOUR_S, HOURS = 3600, 25
 """Hours of the clock that 24 h are parts of: the first and the last are seldom whole."""
@@ -28,7 +28,7 @@ class ModelUse(msgspec.Struct, frozen=True):
 
 
 class Use(msgspec.Struct, frozen=True):
-    """Of the last 24 h. `hours`: tokens in each of the clock, the present one last; `models`: who used most first.
+    """Use in the last 24 h. `hours`: tokens in each of the clock, the present one last; `models`: the most used first.
 
     Both add up to the same.
     """
@@ -39,7 +39,7 @@ class Use(msgspec.Struct, frozen=True):
 
 
 def use_of(by_hour: Mapping[str, Any], by_model: Mapping[str, Any], now: float) -> Use:
-    """Of the answers of `GET /api/usage` by hour and by model.
+    """The use by the answers of `GET /api/usage` by hour and by model.
 
     >>> hour = {"hour": 7200, "requests": 1, "tokens_in": 10, "tokens_out": 5}
     >>> model = {"model": "m", "requests": 1, "tokens_in": 10, "tokens_out": 5}
@@ -72,7 +72,7 @@ def hours_title(use: Use | None) -> str:
 def hours_lines(use: Use | None, width: int, height: int, *, unicode: bool) -> list[Line]:
     """A curve of the day, as wide as there is room."""
     drawn = stretched([] if use is None else use.hours, width - SCALE)
-    return [line(Part(text, "going")) for text in with_scale(drawn, width, height, unicode=unicode)]
+    return [line(LinePart(text, "going")) for text in with_scale(drawn, width, height, unicode=unicode)]
 
 
 def model_lines(use: Use | None, width: int, room: int, *, unicode: bool) -> list[Line]:
@@ -97,8 +97,8 @@ def model_lines(use: Use | None, width: int, room: int, *, unicode: bool) -> lis
     for found, text in zip(shown, said, strict=True):
         bar = ("█" if unicode else "#") * shares([found.tokens], most, wide)[0]
         name = fit(one_line(found.model, unicode=unicode), _NAME, unicode=unicode)
-        lines.append(line(f"{name:<{_NAME}} ", Part(f"{bar:<{wide}}", "going"), text))
+        lines.append(line(f"{name:<{_NAME}} ", LinePart(f"{bar:<{wide}}", "going"), text))
     if left:
         tokens = sum(found.tokens for found in left)
-        lines.append(line(Part(f"and {len(left)} more models: {tokens} tokens", "dim")))
+        lines.append(line(LinePart(f"and {len(left)} more models: {tokens} tokens", "dim")))
     return lines

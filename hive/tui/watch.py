@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hive.control.client import Client
+from hive.client.client import Client
 from hive.errors import NotFound
 from hive.tui.snapshot import Answer, Answers, View
 
@@ -17,12 +17,12 @@ INFERENCE, MEMORY, GPUS, STATS = "/api/system/inference", "/api/system/memory", 
 ANSWER_S = 5.0
 EVENTS = 50
 SELDOM_S = 5.0
-"""What changed without a reason that could be seen is shown so late at most."""
+"""Longest delay for showing a change without a visible reason."""
 SHOWN_MAX = 250
 """The daemon takes no more names at once; a terminal has fewer lines."""
 
 
-class Changes(msgspec.Struct, frozen=True):
+class ChangedAgents(msgspec.Struct, frozen=True):
     """The answer of `GET /api/agents?since=`."""
 
     agents: list[View]
@@ -32,14 +32,14 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class News(NamedTuple):
-    """Whether an agent came, went or is in another state than before; and whether one has used something."""
+    """The news of a look: `has_moved`: an agent came, went or changed its state; `has_used`: one has used something."""
 
     has_moved: bool
     has_used: bool
 
 
 class Watch:
-    """What one daemon said so far."""
+    """All that one daemon has said so far."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -47,13 +47,13 @@ class Watch:
         self._views: dict[str, View] = {}
         self._health: Answer = {}
         self._kept: dict[str, tuple[Any, float]] = {}
-        """What was asked for → the answer, and when."""
+        """Question → the answer, and its time."""
 
     def __repr__(self) -> str:
         return f"<Watch {self.client.path}, {len(self._views)} agents>"
 
     def ask(self, shown: Collection[str] | None) -> Answers:
-        """Everything as it is now. `shown`: ids of the agents somebody looks at, None for all.
+        """Everything as it is now. `shown`: ids of the agents on the screen, None for all.
 
         Of the others the sentence why is as old as their last change, and their memory as old as the daemon lets it be.
         Raises what `Client` raises, MsgspecError and ValueError for answers that are not understood.
@@ -92,8 +92,8 @@ class Watch:
             has_used=any(before[view.id].requests != view.requests for view in changes.agents),
         )
 
-    def _changes(self, since: str, fresh: Sequence[str]) -> Changes:
-        """As `Client.get`, in a fifth of its time: with a thousand agents the first answer is a megabyte."""
+    def _changes(self, since: str, fresh: Sequence[str]) -> ChangedAgents:
+        """Asks as `Client.get` does, in a fifth of its time: with a thousand agents the first answer is a megabyte."""
         found = self.client.lines("/api/agents", silence_s=ANSWER_S, since=since, fresh=",".join(fresh))
         return _decode_changes(b"".join(found))
 
@@ -120,4 +120,4 @@ def _state(view: View) -> tuple[str, str, float]:
     return view.status, view.depth, view.since
 
 
-_decode_changes = msgspec.json.Decoder(Changes).decode
+_decode_changes = msgspec.json.Decoder(ChangedAgents).decode

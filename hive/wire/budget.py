@@ -1,4 +1,4 @@
-"""What a connection may take of Hive before it is known what it wants: time for a body, room for unfinished heads."""
+"""Limits for a connection before its request is known: time for a body, room for unfinished heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ HALF_OPEN_UNKNOWN = 256
 
 
 def body_deadline(now: float, begun_at: float, received: int, idle_s: float) -> float:
-    """When a body is given up unless more of it comes: idle for `idle_s`, or slower than MIN_RATE after RATE_FROM_S.
+    """The time at which a body is given up unless more of it comes: idle for `idle_s`, or slower than MIN_RATE after
+    RATE_FROM_S.
 
     >>> body_deadline(now=0.0, begun_at=0.0, received=0, idle_s=30.0)       # must move within the first 10 s
     10.0
@@ -28,15 +29,15 @@ def body_deadline(now: float, begun_at: float, received: int, idle_s: float) -> 
 
 
 class HalfOpen:
-    """The connections that have sent a part of a head, by whose they are; None stands for all not yet known.
+    """The connections that have sent a part of a head, by owner; None stands for all without a known owner.
 
-    An owner with too many is refused another one. Of the unknown the oldest gives way, because the one that comes may
-    be anybody's: `take` calls the `end` that came with it.
+    An owner with too many is refused another one. Of the unknown the oldest gives way, because the new one may belong
+    to any owner: `take` calls the `end` that came with it.
 
     >>> heads, gone = HalfOpen(per_owner=1, unknown=2), []
     >>> [heads.take("x", "a", gone.clear), heads.take("y", "a", gone.clear)]
     [True, False]
-    >>> [heads.take(who, None, lambda who=who: gone.append(who)) for who in (1, 2, 3)], gone
+    >>> [heads.take(at, None, lambda at=at: gone.append(at)) for at in (1, 2, 3)], gone
     ([True, True, True], [1])
     >>> heads.give(3, None); heads
     <HalfOpen 2 heads of 2 owners>
@@ -56,15 +57,15 @@ class HalfOpen:
 
     @property
     def held(self) -> int:
-        """How many there are now."""
+        """The number of connections counted now."""
         return sum(self._counts.values()) + len(self._unknown)
 
-    def take(self, who: object, owner: object, end: Callable[[], None]) -> bool:
+    def take(self, connection: object, owner: object, end: Callable[[], None]) -> bool:
         """Counts this connection until `give` with the same owner, or says False."""
         if owner is None:
             if len(self._unknown) >= self._unknown_max:
                 self._unknown.pop(next(iter(self._unknown)))()
-            self._unknown[who] = end
+            self._unknown[connection] = end
             return True
         count = self._counts.get(owner, 0)
         if count >= self._per_owner:
@@ -72,10 +73,10 @@ class HalfOpen:
         self._counts[owner] = count + 1
         return True
 
-    def give(self, who: object, owner: object) -> None:
+    def give(self, connection: object, owner: object) -> None:
         """Counts it no more; also an unknown one that was ended here."""
         if owner is None:
-            self._unknown.pop(who, None)
+            self._unknown.pop(connection, None)
             return
         count = self._counts[owner] - 1
         if count:

@@ -1,7 +1,7 @@
 """Chunked bodies (RFC 9112 §7.1), of requests and of answers: read strictly, bounded, and ended where they end.
 
-Chunk extensions are read over and trailers dropped; both must be what the grammar says, and what they may take up is
-bounded. llhttp takes `;a=` and `;=` for extensions, which others may read as something else: so it is not asked here.
+Chunk extensions are skipped and trailers dropped; both must follow the grammar, and their size is bounded. llhttp takes
+`;a=` and `;=` for extensions, which others may read as something else: so it is not asked here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAX_LINE = 4 * 1024
 """Bytes of a chunk's size with its extensions, or of a trailer."""
 MAX_TRAILERS = 100
 LEAST_A_CHUNK = 5
-"""A digit and two line ends: what a chunk costs without extension."""
+"""A digit and two line ends: the cost of a chunk without extension."""
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*'
 _EXTENSION = rb';%b(?:=(?:%b|%b"))?' % (_TOKEN, _TOKEN, _QUOTED)
@@ -25,7 +25,7 @@ _SIZE_SO_FAR = re.compile(rb"[0-9A-Fa-f]{1,16}(?:%b)*(?:;(?:%b(?:=(?:%b\\?)?)?)?
 _TRAILER = re.compile(rb"%b:[\t -~\x80-\xff]*\r\n" % _TOKEN)
 _TRAILER_SO_FAR = re.compile(rb"\r|%b(?::[\t -~\x80-\xff]*\r?)?" % _TOKEN)
 _FRAMES = re.compile(rb"(?i:content-length|transfer-encoding):")
-"""No trailer says where a message ends (RFC 9110 §6.5.1)."""
+"""Fields that no trailer may have, as they frame a message (RFC 9110 §6.5.1)."""
 _CRLF = b"\r\n"
 
 
@@ -47,7 +47,7 @@ class ChunkDecoder:
         self._data_left = 0
         """Bytes of the chunk that has begun."""
         self._wants_crlf = False
-        """Its bytes have come, but not the line end behind them."""
+        """True if a chunk's bytes have come, but not the line end behind them."""
         self._in_trailers = False
         self._line = b""
         """Bytes that have come of a line."""
@@ -142,6 +142,6 @@ class ChunkDecoder:
 
 
 def _check_so_far(allowed: re.Pattern[bytes], line: bytes, what: str) -> None:
-    """Refuses the beginning of a line that can become none, however it goes on."""
+    """Refuses the beginning of a line that cannot become a valid one."""
     if len(line) > MAX_LINE or allowed.fullmatch(line) is None:
         raise BadChunks(f"malformed chunk: its {what}")

@@ -1,7 +1,7 @@
 """The client side of the data path: one accepted connection, one request in flight at a time.
 
-It parses, keeps the clocks of head, body and idleness, holds pipelined bytes back and writes answers. What to do with
-a request is decided by the exchange it opens at the first byte.
+It parses, keeps the clocks of head, body and idleness, holds pipelined bytes back and writes answers. The exchange it
+opens at the first byte decides about a request.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ MAX_PIPELINED = 64 * 1024
 """Bytes a client may send ahead while its request is in flight; beyond that the connection is closed (reading is
 never paused, because a paused socket reports neither FIN nor RST)."""
 LINGER_S = 2.0
-"""After an answer to an unfinished upload: read and drop for so long, else the client sees a reset, not the answer."""
+"""Time to read and drop bytes after an answer to an unfinished upload: else the client sees a reset, not the answer."""
 CLOSE_S = 60.0
 """A client may take so long to read what was written before its connection closed."""
 SIOCOUTQ = termios.TIOCOUTQ
 FIONREAD = termios.FIONREAD
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 EMPTY_LINE = (b"\r\n", b"\r")
-"""What a client may send between two requests, whole or in part; it is no reason to wake anyone."""
+"""Bytes a client may send between two requests, whole or in part; they are no reason for a wake."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ConnectionLimits(msgspec.Struct, frozen=True):
     """Clocks of a connection, seconds; `max_body` in bytes."""
 
     head_s: float
@@ -47,7 +47,7 @@ class Limits(msgspec.Struct, frozen=True):
     max_body: int
 
 
-class Exchange(Protocol):
+class HttpExchange(Protocol):
     """One request and its answer, made at the request's first byte. Ends by calling `connection.finished()`."""
 
     @property
@@ -89,9 +89,9 @@ class Connection(asyncio.Protocol):
         self,
         sock: socket.socket,
         *,
-        limits: Limits,
+        limits: ConnectionLimits,
         deadlines: Deadlines,
-        open_exchange: Callable[[Connection], Exchange],
+        open_exchange: Callable[[Connection], HttpExchange],
         stays_open: Callable[[Connection], bool],
         on_closed: Callable[[Connection], None],
         half_open: HalfOpen | None = None,
@@ -100,14 +100,14 @@ class Connection(asyncio.Protocol):
         self._is_unix = sock.family == socket.AF_UNIX
         self._is_tcp = sock.family not in (socket.AF_UNIX, socket.AF_VSOCK)
         self.needs_token = self._is_tcp
-        """Whether whose it is must be proved; on a listener that is one agent's own the connection itself says it."""
+        """True if a token must prove the owner; on an agent's own listener the connection itself does."""
         self.limits = limits
         self.deadline = NEVER
-        self.exchange: Exchange | None = None
+        self.exchange: HttpExchange | None = None
         self.owner: object | None = None
-        """Whose connection this is, once known; set by the exchange."""
+        """The owner of this connection, once known; set by the exchange."""
         self.decided: object | None = None
-        """What the exchange found out about the last head; heads of one connection repeat."""
+        """The exchange's decision about the last head; heads of one connection repeat."""
         self._deadlines = deadlines
         self._open_exchange = open_exchange
         self._stays_open = stays_open
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
         """Bytes that came while a request was in flight, or an empty line before one; looked at in their turn."""
         self._half_open = half_open or HalfOpen()
         self._half_open_as: tuple[object] | None = None
-        """The owner under whom this connection's unfinished head is counted."""
+        """The owner for which this connection's unfinished head is counted."""
         self._clock_at = 0.0
         self._clock_from = 0
         """Since when, and from how many body bytes on, the rate of an upload is measured."""
@@ -134,10 +134,11 @@ class Connection(asyncio.Protocol):
         state = "gone" if self._transport is None else "in flight" if self.exchange else "idle"
         return f"<Connection {state}, {len(self._ahead)} B ahead>"
 
-    # what the gate asks -------------------------------------------------------------------------------------------
+    # for the gate -------------------------------------------------------------------------------------------------
 
     def why_busy(self, now: float, *, unread_counts: bool = True) -> str | None:
-        """Why the agent behind this connection must not be frozen now, or None. Looks into the kernel, never waits.
+        """The reason why the agent behind this connection must not be frozen now, or None. Looks into the kernel, never
+        waits.
 
         `unread_counts`: whether an answer the peer has not read is a reason. Over TCP that is one not acknowledged, or
         sent less than 1 s ago: the peer's kernel acknowledges what its program has not seen.
@@ -164,7 +165,7 @@ class Connection(asyncio.Protocol):
             return None
         return None
 
-    # who else wants its place ---------------------------------------------------------------------------------------
+    # others that need its place -------------------------------------------------------------------------------------
 
     @property
     def idle_since(self) -> float | None:
@@ -175,7 +176,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """What was written, and the client's kernel has not taken yet."""
+        """Bytes written that the client's kernel has not taken yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def is_quiet(self) -> bool:
@@ -193,7 +194,7 @@ class Connection(asyncio.Protocol):
         """Says that the request in flight is a HEAD, also where its head is refused: then its answer has no body."""
         return self._parser.asks_head if self._request is None else self._request.method == b"HEAD"
 
-    # what an exchange calls ---------------------------------------------------------------------------------------
+    # for an exchange ----------------------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
         if self._transport is not None:
@@ -212,7 +213,7 @@ class Connection(asyncio.Protocol):
         if request is None or not request.complete:
             self._head_is_in()
             if request is not None:
-                request.body.clear()  # nobody answers for these bytes any more
+                request.body.clear()  # these bytes need no answer any more
             self._linger(now)
         elif not keep or not request.keep_alive:
             self.close()
@@ -245,7 +246,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def switch(self, protocol: asyncio.Protocol) -> None:
-        """What comes and goes from here on is `protocol`'s: its bytes, its back-pressure, its end (RFC 9110 §7.8).
+        """Hands the connection to `protocol`: its bytes, its back-pressure, its end (RFC 9110 §7.8).
 
         The exchange stays until it says `finished`, or until `protocol` passes `connection_lost` on to this object.
         """
@@ -267,7 +268,7 @@ class Connection(asyncio.Protocol):
         else:
             self._start_body_clock(self._request, now)
 
-    def use_limits(self, limits: Limits) -> None:
+    def use_limits(self, limits: ConnectionLimits) -> None:
         """The configuration was read again: clocks and sizes are these from the next request on."""
         self.limits = limits
         self._parser.max_body = limits.max_body
@@ -317,7 +318,8 @@ class Connection(asyncio.Protocol):
         self._on_closed(self)
 
     def eof_received(self) -> bool:
-        """A half-close is taken for a leave, as nginx does and no SDK needs: what is unsent is nobody's any more."""
+        """Takes a half-close for the end of the connection, as nginx does: no SDK needs the answer then. Unsent bytes
+        are dropped."""
         if self.exchange is not None:
             self._abort()
         return False
@@ -389,7 +391,7 @@ class Connection(asyncio.Protocol):
         self.deadline = body_deadline(now, now, 0, self.limits.body_idle_s)
 
     def _head_is_in(self) -> None:
-        """Or will never be: gives back the place among the unfinished."""
+        """Gives back the place among the unfinished heads: the head is in, or will never be."""
         if self._half_open_as is not None:
             self._half_open.give(self, self._half_open_as[0])
             self._half_open_as = None

@@ -1,5 +1,5 @@
-"""Connecting to an address: TCP, a unix socket, a port of a guest behind the unix socket of its VMM, or what only
-another process gets to, which then hands over the connected socket."""
+"""Connecting to an address: TCP, a unix socket, a port of a guest behind the unix socket of its VMM, or an address that
+only another process reaches, which then hands over the connected socket."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _FETCHED = re.compile(r"helper:/([^/:]+)(?::([0-9]{1,10}))?")
 
 Speaker = TypeVar("Speaker", bound=asyncio.Protocol)
 Fetch = Callable[[str], Awaitable[socket.socket]]
-"""A connected socket to who is named; the caller owns it. Raises HiveError."""
+"""Fetches a connected socket to a name; the caller owns it. Raises HiveError."""
 
 
-class Kind(StrEnum):
+class AddressKind(StrEnum):
     TCP = "tcp"
     UNIX = "unix"
     VSOCK = "vsock"
@@ -32,10 +32,10 @@ class Kind(StrEnum):
 
 
 class Address(NamedTuple):
-    """`where`: a host, the path of a unix socket, or whom to fetch a socket of. `port`: of the host, or of the guest; 0
-    where there is none."""
+    """`where`: a host, the path of a unix socket, or the name a socket is fetched for. `port`: of the host, or of the
+    guest; 0 if there is none."""
 
-    kind: Kind
+    kind: AddressKind
     where: str
     port: int = 0
 
@@ -46,23 +46,23 @@ def read_address(text: str) -> Address:
     Raises BackendDown for anything else.
 
     >>> tuple(read_address("127.0.0.1:80")), tuple(read_address("vsock:/run/v.sock:8080"))
-    ((<Kind.TCP: 'tcp'>, '127.0.0.1', 80), (<Kind.VSOCK: 'vsock'>, '/run/v.sock', 8080))
+    ((<AddressKind.TCP: 'tcp'>, '127.0.0.1', 80), (<AddressKind.VSOCK: 'vsock'>, '/run/v.sock', 8080))
     >>> read_address("[::1]:80").where, read_address("unix:/run/a.sock").where
     ('::1', '/run/a.sock')
     >>> tuple(read_address("helper:/a1")), tuple(read_address("helper:/a1:80"))
-    ((<Kind.HELPER: 'helper'>, 'a1', 0), (<Kind.HELPER: 'helper'>, 'a1', 80))
+    ((<AddressKind.HELPER: 'helper'>, 'a1', 0), (<AddressKind.HELPER: 'helper'>, 'a1', 80))
     """
     if text.startswith("/"):
-        return Address(Kind.UNIX, text)
+        return Address(AddressKind.UNIX, text)
     if text.startswith("unix:/"):
-        return Address(Kind.UNIX, text.removeprefix("unix:"))
+        return Address(AddressKind.UNIX, text.removeprefix("unix:"))
     if (fetched := _FETCHED.fullmatch(text)) is not None:
-        return Address(Kind.HELPER, fetched[1], int(fetched[2] or 0))
-    kind = Kind.VSOCK if text.startswith("vsock:/") else Kind.TCP
+        return Address(AddressKind.HELPER, fetched[1], int(fetched[2] or 0))
+    kind = AddressKind.VSOCK if text.startswith("vsock:/") else AddressKind.TCP
     where, _, port = text.removeprefix("vsock:").rpartition(":")
     if not (where and port.isascii() and port.isdigit() and len(port) <= 10):
         raise BackendDown(f"{text!r} is no address: HOST:PORT, unix:PATH or vsock:PATH:PORT")
-    return Address(kind, where.removeprefix("[").removesuffix("]") if kind is Kind.TCP else where, int(port))
+    return Address(kind, where.removeprefix("[").removesuffix("]") if kind is AddressKind.TCP else where, int(port))
 
 
 class Tls(NamedTuple):
@@ -77,7 +77,7 @@ async def dial(
 ) -> Speaker:
     """A protocol of `make` on a new connection to this address. Raises OSError, BackendDown, and what `fetch` raises.
 
-    With `tls` (HOST:PORT only) `make` is called for a connection whose other end was checked; there is no other.
+    With `tls` (HOST:PORT only) `make` is called only after the check of the other end.
 
     Cancelled, it leaves no connection behind; on uvloop `connection_made` may have been called by then, and no
     `connection_lost` follows.
@@ -85,18 +85,18 @@ async def dial(
     address = read_address(text)
     loop = asyncio.get_running_loop()
     if tls is not None:
-        if address.kind is not Kind.TCP:
+        if address.kind is not AddressKind.TCP:
             raise BackendDown(f"{text!r} is not reached by TLS")
         transport, speaker = await loop.create_connection(
             make, address.where, address.port, ssl=tls.context, server_hostname=tls.name
         )
         _send_at_once(transport)
         return speaker
-    if address.kind is Kind.UNIX:
+    if address.kind is AddressKind.UNIX:
         return (await loop.create_unix_connection(make, address.where))[1]
-    if address.kind is Kind.VSOCK:
+    if address.kind is AddressKind.VSOCK:
         return await _call_guest(address, make)
-    if address.kind is Kind.HELPER:
+    if address.kind is AddressKind.HELPER:
         if fetch is None:
             raise BackendDown(f"nobody here connects to {text!r} for others")
         sock = await fetch(address.where)
@@ -107,7 +107,7 @@ async def dial(
 
 
 async def _take_over(sock: socket.socket, make: Callable[[], Speaker]) -> Speaker:
-    """On a socket that is connected already."""
+    """Runs the protocol on a socket that is connected already."""
     loop = asyncio.get_running_loop()
     try:
         sock.setblocking(False)
@@ -185,6 +185,6 @@ class _Calling(asyncio.Protocol):
 
     def hang_up(self) -> None:
         if not self._called.cancel() and not self._called.cancelled():
-            self._called.exception()  # looked at: nobody will await it
+            self._called.exception()  # looked at: it will not be awaited
         if self._transport is not None:
             self._transport.abort()

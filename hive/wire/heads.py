@@ -1,4 +1,4 @@
-"""What a head must be beyond llhttp's syntax: request line, status line, framing, Host, Connection. Pure.
+"""Rules for heads beyond llhttp's syntax: request line, status line, framing, Host, Connection. Pure.
 
 Any doubt about syntax or about where a message ends is an error that ends the connection; nothing is repaired
 (RFC 9112 §6.3, §11.2 on request smuggling). Names of fields are in lower case here, values stripped.
@@ -41,20 +41,20 @@ _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,24}) ([!-~]+) HTTP/(
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([0-9]{3})(?: [\t -~\x80-\xff]*)?")
 _HOST = re.compile(rb"(?:[A-Za-z0-9._~-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _DOUBT = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|(?<!\r)\n|\r[^\n]")
-"""What no head contains: control characters, and line ends that are not CR LF."""
+"""Bytes that no head contains: control characters, and line ends that are not CR LF."""
 _FRAMES = frozenset({b"connection", b"content-length", b"expect", b"host", b"transfer-encoding"})
 _PROTECTED = frozenset({b"host", b"content-length", b"transfer-encoding", b"content-type", b"authorization"})
 """Fields a Connection field cannot name away."""
 
 
 class BadResponse(Exception):
-    """What the backend sent is no HTTP answer."""
+    """The backend's bytes are no HTTP answer."""
 
 
 class Framing(msgspec.Struct, frozen=True):
-    """Where a message ends, and whether its connection may be used again.
+    """The end of a message, and the further use of its connection.
 
-    `length`: bytes of the body; None where it is chunked, and for an answer also where it ends with the connection.
+    `length`: bytes of the body; None if it is chunked, and for an answer also if it ends with the connection.
     """
 
     length: int | None
@@ -172,7 +172,7 @@ def read_fields(head: bytes, parser: type[httptools.HttpRequestParser] | type[ht
 
 
 def check_fields(fields: Fields, *, method: bytes, v11: bool) -> Framing:
-    """How a request is framed. Raises BadRequest for any ambiguity, HeadTooLarge, ExpectationFailed.
+    """The framing of a request. Raises BadRequest for any ambiguity, HeadTooLarge, ExpectationFailed.
 
     >>> check_fields([(b"host", b"h"), (b"content-length", b"2")], method=b"POST", v11=True).length
     2
@@ -229,7 +229,7 @@ def check_fields(fields: Fields, *, method: bytes, v11: bool) -> Framing:
 
 
 def check_answer_fields(fields: Fields, *, status: int, v11: bool, bodiless: bool) -> Framing:
-    """How an answer is framed; `bodiless` where HEAD was asked. Raises BadResponse for any ambiguity.
+    """The framing of an answer; `bodiless` if it answers HEAD. Raises BadResponse for any ambiguity.
 
     >>> check_answer_fields([], status=200, v11=True, bodiless=False)    # ends with the connection
     Framing(length=None, chunked=False, keep_alive=False, expects=False)

@@ -1,7 +1,7 @@
 """HTTP/1.1 as Hive admits it: bytes into requests and answers, and the few heads Hive writes itself.
 
-A head is found by its empty line, its syntax judged by httptools (llhttp, strict) and by the rules of `heads`, and
-what it says of the body's length is the only thing that frames it. Bytes only, no policy.
+A head is found by its empty line; its syntax is judged by httptools (llhttp, strict) and by the rules of `heads`. Only
+the head's length of the body frames the body. Bytes only, no policy.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class KnownHead(Generic[Message]):
 
     def __init__(self, message: Message) -> None:
         self.message = message
-        """What the head says; shared by all that match, so not to be changed."""
+        """The parsed head; shared by all that match, so not to be changed."""
         self._before: bytes | None = None
         self._after: bytes | None = None
 
@@ -194,12 +194,12 @@ class Request:
         self.body: list[bytes] = []
         self.body_bytes = 0
         self.content_length = content_length
-        """None where the body is chunked."""
+        """The length of the body, None if it is chunked."""
         self.sized = sized
-        """Whether there is a Content-Length."""
+        """True if there is a Content-Length."""
         self.keep_alive = keep_alive
         self.chunks = chunks
-        """Whether the client understands a chunked answer (HTTP/1.1)."""
+        """True if the client understands a chunked answer (HTTP/1.1)."""
         self.expects = expects
         self.complete = False
 
@@ -235,7 +235,7 @@ def answered_later(request: Request) -> bool:
 
 
 class RequestEvents(Protocol):
-    """What a RequestParser calls, in this order, for each request."""
+    """The methods that a RequestParser calls, in this order, for each request."""
 
     def on_head(self, request: Request) -> None:
         """The head is complete and framed without doubt."""
@@ -266,8 +266,8 @@ _NOBODY = _Nobody()
 class RequestParser:
     """Bytes of one connection, split anywhere, into one request after the other.
 
-    `feed` raises the HiveError that answers what is wrong; the connection is of no use after that.
-    `max_body` bounds each decoded body in bytes.
+    `feed` raises the HiveError that answers a fault; the connection is of no use after that. `max_body` bounds each
+    decoded body in bytes.
     """
 
     __slots__ = ("_checked", "_chunks", "_events", "_head", "_known", "_request", "asks_head", "max_body")
@@ -276,17 +276,17 @@ class RequestParser:
         self._events = events
         self._known = KnownHead(Request())
         self._request: Request | None = None
-        """The request whose head but not whose end was parsed."""
+        """The request that has its head but not its end."""
         self._head = bytearray()
-        """What has come of a head that is not complete; the first `_checked` bytes of it were looked at."""
+        """The bytes of a head that is not complete; the first `_checked` of them were looked at."""
         self._checked = 0
         self._chunks: ChunkDecoder | None = None
         self.asks_head = False
-        """True where what came begins with HEAD and became no request: its answer has no body."""
+        """True if the bytes begin with HEAD and became no request: the answer has no body."""
         self.max_body = max_body
 
     def close(self) -> None:
-        """No more is fed: breaks the reference cycle with the connection."""
+        """Ends the parsing, and breaks the reference cycle with the connection."""
         self._events = _NOBODY
 
     def feed(self, data: bytes) -> bytes:
@@ -490,7 +490,7 @@ class ResponseParser:
         self.complete = rest is not None
 
     def _take_head(self, data: bytes) -> bytes:
-        """What follows the head; nothing while it is not complete."""
+        """Reads a head and returns the bytes behind it; nothing while it is not complete."""
         known = self._known
         if known is not None and not self._head and not self._bodiless:
             match = known.match(data)

@@ -1,4 +1,4 @@
-"""Accepting connections, also on command: the gate must see who has connected before an agent is frozen."""
+"""Accepting connections, also on command: the gate must see all connections before an agent is frozen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hive.wire.connection import Connection
 BACKLOG = 1024
 
 
-class Listener:
+class SocketListener:
     """Accepts on one listening socket (owned by this object) and makes a Connection of each caller.
 
     `make` returns None for a caller it refuses: that one is hung up on.
@@ -62,7 +62,7 @@ class Listener:
             await self._loop.connect_accepted_socket(lambda: connection, sock)
 
     def _rest(self) -> None:
-        """Out of descriptors: leave callers in the backlog for a moment instead of spinning."""
+        """Leaves callers in the backlog for a moment instead of spinning, as there are no more descriptors."""
         self._loop.remove_reader(self._sock.fileno())
         self._loop.call_later(0.1, self._resume)
 

@@ -1,4 +1,4 @@
-"""Bytes both ways between two connections that have stopped to speak HTTP, neither faster than the other takes them."""
+"""Bytes both ways between two connections that no longer speak HTTP, neither faster than the other takes them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hive.wire.deadlines import NEVER
 from hive.wire.heads import BadResponse, check_unfinished_answer
 
 LINGER_S = 2.0
-"""What was written to an end is given so long to be taken, once the tunnel is over."""
+"""Time for the last written bytes to be taken, once the tunnel is over."""
 _END = b"\r\n\r\n"
 
 
 class Keeper(Protocol):
-    """Whose tunnel it is."""
+    """The owner of a tunnel."""
 
-    def on_bytes(self, end: End) -> bool:
+    def on_bytes(self, end: TunnelEnd) -> bool:
         """Bytes have come at this end. False: they wait, and what follows them, until `go_on`."""
         ...
 
@@ -31,16 +31,16 @@ class Keeper(Protocol):
         ...
 
 
-class End(asyncio.Protocol):
-    """One end of a tunnel: what comes here goes out at `other`. `lost` is told of the connection's end, last of all.
+class TunnelEnd(asyncio.Protocol):
+    """One end of a tunnel: bytes that come here go out at `other`. `lost` is told of the connection's end, last of all.
 
-    A side that reads nothing stops the other side's reading, and what is not read reports neither FIN nor RST
-    (measured): so whoever keeps the tunnel must not let `full_at` grow old.
+    A side that reads nothing stops the reading of the other side, and a side that is not read reports neither FIN nor
+    RST (measured): so the tunnel's owner must not let `full_at` grow old.
     """
 
     __slots__ = ("_held", "_keeper", "_lost", "_transport", "full_at", "other")
 
-    other: End
+    other: TunnelEnd
 
     def __init__(self, keeper: Keeper, lost: Callable[[Exception | None], None] | None = None) -> None:
         self._keeper = keeper
@@ -51,7 +51,7 @@ class End(asyncio.Protocol):
 
     def __repr__(self) -> str:
         state = "gone" if self._transport is None else "full" if self.full_at != NEVER else "open"
-        return f"<End {state}, {sum(map(len, self._held))} B held>"
+        return f"<TunnelEnd {state}, {sum(map(len, self._held))} B held>"
 
     @property
     def unsent(self) -> int:
@@ -63,7 +63,7 @@ class End(asyncio.Protocol):
             self._transport.write(data)
 
     def go_on(self) -> None:
-        """What was held goes out, and more may come."""
+        """Writes held bytes to the other end, and reads again."""
         held, self._held = self._held, []
         for data in held:
             self.other.write(data)
@@ -125,13 +125,14 @@ class End(asyncio.Protocol):
             self._lost(exc)
 
 
-def join(one: End, another: End) -> None:
+def join(one: TunnelEnd, another: TunnelEnd) -> None:
     """Two ends become a tunnel; before either has a connection."""
     one.other, another.other = another, one
 
 
-class Switching(Protocol):
-    """Who asked for a switch of protocols. One of the two is called, once, unless it cancels first."""
+class ProtocolSwitch(Protocol):
+    """The receiver of an answer to a switch of protocols. One of the two methods is called, once, unless it cancels
+    first."""
 
     def on_switch_answer(self, head: bytes, rest: bytes) -> None:
         """The whole head of the answer, looked at for its syntax only, and what came behind it."""
@@ -145,9 +146,9 @@ class HeadReader(asyncio.Protocol):
 
     __slots__ = ("_asker", "_head", "_request", "transport")
 
-    def __init__(self, request: bytes, asker: Switching) -> None:
+    def __init__(self, request: bytes, asker: ProtocolSwitch) -> None:
         self._request = request
-        self._asker: Switching | None = asker
+        self._asker: ProtocolSwitch | None = asker
         self._head = b""
         self.transport: asyncio.Transport | None = None
 
@@ -174,7 +175,7 @@ class HeadReader(asyncio.Protocol):
         self._fail("it closed the connection without an answer")
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more."""
+        """Gives the answer up and closes the connection."""
         self._asker = None
         if self.transport is not None:
             self.transport.abort()

@@ -36,11 +36,11 @@ _BARE, _FULL = forms(b"host: localhost\r\n")
 
 
 class UpstreamWay(NamedTuple):
-    """What all requests to one backend have in common.
+    """The settings that all requests to one backend share.
 
-    `prefix`: before every path, empty for none. `bare`, `full`: of `forms`, made once as every
-    request uses them. `has_key`: they carry a key of Hive's, and what is said of it nobody reads: servers repeat a part
-    of it.
+    `prefix`: before every path, empty for none. `bare`, `full`: of `forms`, made once as every request uses them.
+    `has_key`: they carry a key of Hive's, and error texts about it must not reach a client: servers repeat a part of
+    it.
     """
 
     dialled: str
@@ -64,7 +64,7 @@ class UpstreamWay(NamedTuple):
 
 
 class Receiver(Protocol):
-    """Who asked. Exactly one of `on_end` and `on_failed` is called last, unless it cancels first."""
+    """The receiver of an answer. Exactly one of `on_end` and `on_failed` is called last, unless it cancels first."""
 
     def on_answer(self, head: Response) -> None:
         """The head; `on_data` follows at once, with what body came along."""
@@ -79,7 +79,8 @@ class Receiver(Protocol):
         ...
 
     def on_failed(self, error: HiveError, *, retry: bool) -> None:
-        """No (whole) answer. `retry`: the connection was a kept one and died before a byte, so asking again is safe."""
+        """Tells that there is no (whole) answer. `retry`: the connection was a kept one and died before a byte, so
+        asking again is safe."""
         ...
 
 
@@ -103,7 +104,7 @@ class UpstreamConnection(asyncio.Protocol):
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self.way = pool.way
-        """That of the backend it leads to, whichever is the active one by now."""
+        """The way to the backend it leads to, even if another backend is active by now."""
         self._transport: asyncio.Transport | None = None
         self._receiver: Receiver | None = None
         self._parser: ResponseParser | None = None
@@ -132,7 +133,7 @@ class UpstreamConnection(asyncio.Protocol):
         once for them (4 of 45 µs a request). The answer goes to `receiver`. `bodiless`: it is a HEAD, whose answer has
         no body.
 
-        `more`: pieces of a long body that follow, not joined because that would hold up everybody else.
+        `more`: pieces of a long body that follow, not joined because that would hold up all other requests.
         """
         assert self._transport is not None
         self._receiver = receiver
@@ -148,7 +149,7 @@ class UpstreamConnection(asyncio.Protocol):
             self.resume_writing()
 
     def write(self, request: bytes) -> None:
-        """Unless nobody wants its answer any more."""
+        """Writes the request, unless its answer was given up."""
         if self._receiver is not None and self._transport is not None and not self._transport.is_closing():
             self._sent = True
             self._transport.write(request)
@@ -162,13 +163,13 @@ class UpstreamConnection(asyncio.Protocol):
             self._more = None
 
     def cancel(self) -> None:
-        """Nobody wants the answer any more: closes at once, so that the backend stops working on it."""
+        """Gives the answer up: closes at once, so that the backend stops working on it."""
         self._receiver = self._more = None
         if self._transport is not None:
             self._transport.abort()
 
     def fail(self, error: HiveError) -> bool:
-        """Somebody's request ends with `error`; False where nobody's is on it."""
+        """Ends the request on this connection with `error`; False if there is none."""
         receiver = self._receiver
         if receiver is None:
             return False
@@ -177,7 +178,7 @@ class UpstreamConnection(asyncio.Protocol):
         return True
 
     def switch(self, protocol: asyncio.Protocol) -> None:
-        """Nothing has been asked on it, and nothing will be: all of it is `protocol`'s, and the pool forgets it."""
+        """Hands an unused connection to `protocol`; the pool forgets it."""
         transport, self._transport = self._transport, None
         assert transport is not None
         self._pool.lost(self)
@@ -200,7 +201,7 @@ class UpstreamConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         receiver, parser = self._receiver, self._parser
         if receiver is None or parser is None:
-            self.cancel()  # bytes nobody asked for
+            self.cancel()  # bytes without a request
             return
         if not self._sent:
             self.cancel()
@@ -287,7 +288,8 @@ class Pool:
         way: UpstreamWay | None = None,
         peer: str = "the backend",
     ) -> None:
-        """`way`: to the same address; None where there is no more to it. `peer`: what errors call who listens there."""
+        """`way`: to the same address; None if there is nothing more to it. `peer`: the name of the other side in
+        errors."""
         self.address = address
         file = address if "://" in address else address.rpartition("/")[2]
         self._where = f"{peer} at {file}"  # an error is a client's to read, and a socket's directories are not
@@ -302,7 +304,8 @@ class Pool:
         self._idle: deque[UpstreamConnection] = deque()
         self._posts: list[tuple[UpstreamConnection, bytes]] = []
         self._open: set[UpstreamConnection] = set()
-        """Idle and busy, each from when somebody got it: uvloop tells no end of one whose connect was cancelled."""
+        """Idle and busy connections, each from the moment a request got it: uvloop tells no end of a connection whose
+        connect was cancelled."""
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[None]] = set()
         self._deadlines = deadlines
@@ -364,7 +367,8 @@ class Pool:
             self._idle.remove(connection)
 
     def connect(self, waiter: Connecting) -> asyncio.Task[None]:
-        """Opens a new connection; `waiter` gets it, or the error. Who leaves before cancels the returned task."""
+        """Opens a new connection; `waiter` gets it, or the error. A waiter that leaves before cancels the returned
+        task."""
         task = spawn(self._connect(waiter), name=f"connect {self.address}")
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -408,7 +412,7 @@ class Pool:
         return len(self._connecting)
 
     def cut(self, error: HiveError) -> int:
-        """`close`, and whoever is still at it fails with `error`; how many did."""
+        """Closes, and fails the requests still under way with `error`; returns their number."""
         self._gone = error
         self.close()
         return len(self._connecting) + sum(connection.fail(error) for connection in list(self._open))
@@ -423,7 +427,7 @@ class Pool:
 
 
 class Connecting(Protocol):
-    """Who waits for a new connection."""
+    """A request that waits for a new connection."""
 
     def on_connected(self, connection: UpstreamConnection) -> bool:
         """Takes the connection; False where it is not wanted any more."""

@@ -1,7 +1,7 @@
-"""AF_VSOCK: who listens, who calls, and the transport that carries bytes where the event loop has none.
+"""AF_VSOCK: listeners, the context ids of callers, and the transport that the event loop lacks.
 
-uvloop 0.23 knows no vsock addresses: `create_server(sock=)` ends in BrokenPipe and `connect_accepted_socket` hangs.
-What it has for every descriptor is `add_reader` and `add_writer`, and on these `SocketTransport` is built.
+uvloop 0.23 knows no vsock addresses: `create_server(sock=)` ends in BrokenPipe and `connect_accepted_socket` hangs. It
+has `add_reader` and `add_writer` for every descriptor, and on these `SocketTransport` is built.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hive.errors import DependencyDown
-from hive.wire.listeners import BACKLOG, Listener
+from hive.wire.listeners import BACKLOG, SocketListener
 
 READ_BYTES = 64 * 1024
 """Taken from the socket at once; then the loop's other sockets have their turn."""
@@ -68,8 +68,8 @@ def peer_cid(sock: socket.socket) -> int:
     return int(sock.getpeername()[0])
 
 
-class VsockListener(Listener):
-    """A `Listener` whose connections run on a `SocketTransport`. Where `make` raises OSError, the caller has left."""
+class VsockListener(SocketListener):
+    """A `SocketListener` with connections on a `SocketTransport`. If `make` raises OSError, the caller has left."""
 
     def _take(self, sock: socket.socket) -> None:
         try:
@@ -140,7 +140,7 @@ class SocketTransport(asyncio.Transport):
     # asyncio.ReadTransport ----------------------------------------------------------------------------------------
 
     def pause_reading(self) -> None:
-        """Until `resume_reading` neither bytes nor the peer's leaving are told."""
+        """Stops reading: until `resume_reading` neither bytes nor the peer's end are told."""
         self._stop_reading()
 
     def resume_reading(self) -> None:
@@ -177,7 +177,8 @@ class SocketTransport(asyncio.Transport):
             self._end(OSError(number, os.strerror(number)))
 
     def _on_eof(self, protocol: asyncio.Protocol) -> None:
-        """An end stays readable for ever, so reading stops here whatever the protocol says."""
+        """Handles the end of the incoming bytes. The socket stays readable for ever, so reading stops here for every
+        protocol."""
         self._saw_eof = True
         self._stop_reading()
         try:
@@ -255,7 +256,7 @@ class SocketTransport(asyncio.Transport):
             self._shut()
 
     def _forget(self, sent: int) -> None:
-        """Drops what was sent from what is to be sent."""
+        """Removes sent bytes from those to be sent."""
         self._unsent_bytes -= sent
         while sent:
             first = self._unsent.popleft()
@@ -273,7 +274,7 @@ class SocketTransport(asyncio.Transport):
     # the end ------------------------------------------------------------------------------------------------------
 
     def _end(self, error: OSError | None) -> None:
-        """Nothing is read or sent from here on; the protocol is told in the loop's next round."""
+        """Stops reading and sending; the protocol is told in the loop's next round."""
         if self._ended:
             return
         self._ended = self._closing = True

@@ -1,7 +1,7 @@
 """The opening handshake of a WebSocket (RFC 6455 §4), as strict on both sides as Hive's other heads. Pure.
 
-Whatever is not exactly one 101 with the right proof is no switch: bytes that follow it must not be taken for frames by
-one side and for HTTP by the other (request smuggling by upgrade).
+Only exactly one 101 with the right proof is a switch: bytes behind anything else must not be taken for frames by one
+side and for HTTP by the other (request smuggling by upgrade).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hive.wire.http1 import Request
 
 VERSION = b"13"
 PREFIX = b"sec-websocket-"
-"""Of the fields that are the handshake's own: written anew, never passed on."""
+"""The beginning of the handshake's own fields: they are written anew, never passed on."""
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _KEY = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
 """16 bytes in base64: of the last letter but two bits are zero."""
 
 
 class Handshake(msgspec.Struct, frozen=True):
-    """What a client asks for. `protocols`, `extensions`: what it offers, as it wrote it, in order."""
+    """A client's request for a WebSocket. `protocols`, `extensions`: its offers as it wrote them, in order."""
 
     key: bytes
     protocols: tuple[bytes, ...] = ()
@@ -34,7 +34,7 @@ class Handshake(msgspec.Struct, frozen=True):
 
     @property
     def accept(self) -> bytes:
-        """What proves that the server has read the key (RFC 6455 §4.2.2).
+        """The proof that the server has read the key (RFC 6455 §4.2.2).
 
         >>> Handshake(b"dGhlIHNhbXBsZSBub25jZQ==").accept
         b's3pPLMBiTxaQ9kYGzzhZRbK+xOo='
@@ -87,9 +87,10 @@ class Handshake(msgspec.Struct, frozen=True):
 
 
 def read_handshake(request: Request) -> Handshake | None:
-    """What a request for a WebSocket asks; None for any other one. Raises BadRequest where it asks wrongly.
+    """The handshake in a request for a WebSocket; None for any other request. Raises BadRequest for a wrong handshake.
 
-    An Upgrade to anything else, or one Connection does not name, is an offer that nobody must take (RFC 9110 §7.8).
+    An Upgrade to anything else, or one that Connection does not name, is an offer that need not be taken (RFC 9110
+    §7.8).
 
     >>> fields = [(b"upgrade", b"h2c"), (b"connection", b"upgrade")]
     >>> read_handshake(Request(b"GET", b"/", fields)) is None

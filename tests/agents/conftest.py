@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "fakes"))
-
-from agent_world import MemoryWorld, VirtualLoop
-from lives import started
+from tests.fakes.agent_world import MemoryWorld, VirtualLoop
+from tests.fakes.lives import started
 
 
 @pytest.fixture

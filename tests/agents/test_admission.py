@@ -1,25 +1,25 @@
-"""Whose memory may come back: order, room, and that nobody waits for ever."""
+"""Wakes in line for memory: order, room, and that none waits for ever."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.agents.admission import REFAULT_BYTES_PER_S, SHORTEST_S, Admission
+from hive.agents.admission import REFAULT_BYTES_PER_S, SHORTEST_S, MemoryAdmission
 from hive.domain import Tier
 
 MIB = 1 << 20
 RESERVE = 256 * MIB
 
 
-def line_of(*agents: tuple[str, int, Tier]) -> Admission:
-    line = Admission()
+def line_of(*agents: tuple[str, int, Tier]) -> MemoryAdmission:
+    line = MemoryAdmission()
     for number, (agent, need_mb, tier) in enumerate(agents):
         line.enter(agent, need_bytes=need_mb * MIB, tier=tier, now=float(number))
     return line
 
 
-def admitted(line: Admission, available_mb: int | None, now: float) -> list[str]:
+def admitted(line: MemoryAdmission, available_mb: int | None, now: float) -> list[str]:
     available = None if available_mb is None else available_mb * MIB
     return line.admit(available_bytes=available, reserve_bytes=RESERVE, now=now)
 
@@ -90,7 +90,7 @@ def test_one_that_came_awake_by_another_way_does_not_wait_and_what_it_was_admitt
 def test_only_one_at_a_time_goes_below_the_reserve_and_all_get_in_at_last(
     wishes: list[tuple[int, Tier]], available_mb: int, steps: list[float]
 ) -> None:
-    line, now, seen = Admission(), 0.0, list[str]()
+    line, now, seen = MemoryAdmission(), 0.0, list[str]()
     for number, (need_mb, tier) in enumerate(wishes):
         line.enter(str(number), need_bytes=need_mb * MIB, tier=tier, now=0.0)
     for step_s in steps:
@@ -98,7 +98,7 @@ def test_only_one_at_a_time_goes_below_the_reserve_and_all_get_in_at_last(
         let_in = admitted(line, available_mb, now)
         seen += let_in
         left = available_mb * MIB - line.outstanding_bytes(now)
-        # Each but a lone one was let in with the reserve untouched; who came before has only become less.
+        # Each but a lone one was let in with the reserve untouched; the earlier ones have only become less.
         assert left >= RESERVE or len(let_in) <= 1 or coming_before == 0
         now += step_s
     for _ in wishes:

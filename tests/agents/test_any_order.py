@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import time
 
-from agent_world import VirtualLoop
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from lives import PAUSED, RUNNING, started
 
-from hive.agents.turns import outcome_of
-from hive.agents.world import Memory
+from hive.agents.effects import HostMemory
+from hive.agents.transition_lock import outcome_of
 from hive.domain import RestartPolicy, SleepDepth, WakeCause
 from hive.errors import HiveError, NotSupported, Saturated
 from hive.link.messages import Open, Refused
+from tests.fakes.agent_world import VirtualLoop
+from tests.fakes.lives import PAUSED, RUNNING, started
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -96,7 +96,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(available=st.sampled_from([None, 0, 8 << 30]))
     def memory(self, available: int | None) -> None:
-        self.world.memory_is = Memory(available_bytes=available)
+        self.world.memory_is = HostMemory(available_bytes=available)
 
     @rule(for_s=st.sampled_from([None, 5.0, 1000.0]))
     def keep_awake(self, for_s: float | None) -> None:
@@ -213,7 +213,7 @@ class AnyOrder(RuleBasedStateMachine):
             assert number in self.answers or self.loop.time() - since <= self.ANSWERED_WITHIN_S, self.world.life
 
     def there_is_a_way_back(self) -> None:
-        """Whoever sleeps, however deep, wakes when somebody calls."""
+        """An agent asleep at any depth wakes when a call for it comes."""
         slept = self.world.life.status is PAUSED
         self.loop.do(self.world.gates.request)
         self.loop.spend(1)

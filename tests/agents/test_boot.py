@@ -1,18 +1,18 @@
-"""Who is started when the machine, or Hive, comes up again; and who stopped it."""
+"""The agents started when the machine, or Hive, comes up again, and the part that stopped them."""
 
 from __future__ import annotations
 
 import itertools
 
 import pytest
-from agent_world import MemoryWorld, VirtualLoop
-from lives import PAUSED, RUNNING, agree, asleep, started, wake
-from many_agents import ManyWorld
 
 from hive.agents.boot import why_started
 from hive.agents.starting import HIVE
 from hive.domain import Agent, AgentSpec, AgentStatus, RestartPolicy, Tier
 from hive.link.messages import WENT_DOWN, Open
+from tests.fakes.agent_world import MemoryWorld, VirtualLoop
+from tests.fakes.lives import PAUSED, RUNNING, agree, asleep, started, wake
+from tests.fakes.many_agents import ManyWorld
 
 TABLE = """
 status   restart         stopped_by  autostart  new boot                           Hive came back
@@ -261,7 +261,7 @@ def test_a_crash_loop_says_how_often_why_and_when_next(loop: VirtualLoop) -> Non
 
 
 def test_one_that_waits_for_what_it_needs_keeps_no_other_from_starting(loop: VirtualLoop) -> None:
-    """Four whose engine was down held the four places for as long as it was, and nobody else was started."""
+    """Four agents with an engine that was down held the four places all that time, and no other was started."""
 
     async def make() -> ManyWorld:
         world = ManyWorld()

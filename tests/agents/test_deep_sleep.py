@@ -6,13 +6,13 @@ import time
 
 import msgspec
 import pytest
-from agent_world import MemoryWorld, VirtualLoop
-from lives import PAUSED, RUNNING, agree, asleep, deep_asleep, started, wake
 
-from hive.agents.turns import outcome_of
+from hive.agents.transition_lock import outcome_of
 from hive.domain import AgentStatus, SleepDepth, WakeCause
 from hive.errors import HiveError, LinkLost, NotSupported, Saturated, StoreFull, WrongState
 from hive.link.messages import Open
+from tests.fakes.agent_world import MemoryWorld, VirtualLoop
+from tests.fakes.lives import PAUSED, RUNNING, agree, asleep, deep_asleep, started, wake
 
 LIGHT, DEEP = SleepDepth.LIGHT, SleepDepth.DEEP
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.agents.depth import Facts, retry_after_s, true_depth, verdict
+from hive.agents.depth import DepthFacts, retry_after_s, true_depth, verdict
 from hive.domain import SleepDepth
 
 NOW = 1000.0
 LIGHT, DEEP = SleepDepth.LIGHT, SleepDepth.DEEP
 MIB = 1 << 20
-DUE = Facts(
+DUE = DepthFacts(
     depth=LIGHT,
     asleep_since=960.0,
     deep_after_s=30.0,
@@ -82,7 +82,7 @@ def test_time_pressure_or_an_unreached_goal_page_it_out(changed: dict[str, Any],
 
 @given(
     st.builds(
-        Facts,
+        DepthFacts,
         depth=st.sampled_from(SleepDepth),
         goal=st.sampled_from([LIGHT, DEEP]),
         deepest=st.sampled_from([LIGHT, DEEP]),
@@ -95,7 +95,7 @@ def test_time_pressure_or_an_unreached_goal_page_it_out(changed: dict[str, Any],
         retry_at=st.floats(0, 1100),
     )
 )
-def test_nobody_is_paged_out_who_may_not_or_does_not_fit(facts: Facts) -> None:
+def test_nobody_is_paged_out_who_may_not_or_does_not_fit(facts: DepthFacts) -> None:
     found = verdict(facts, NOW)
     assert bool(found.why) == (facts.depth is not SleepDepth.AWAKE)
     if found.deepen:

@@ -6,12 +6,12 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from agent_world import MemoryWorld, VirtualLoop
 
 from hive.agents.sleeper import Sleeper
 from hive.domain import Agent, AgentSpec, AgentStatus
 from hive.errors import StoreFull
-from hive.settings import Inference, Settings, Sleep
+from hive.settings.table import InferenceSection, Settings, Sleep
+from tests.fakes.agent_world import MemoryWorld, VirtualLoop
 
 
 @pytest.fixture
@@ -30,7 +30,9 @@ def world(loop: VirtualLoop) -> MemoryWorld:
         return MemoryWorld(loop, Agent(id="a1", spec=AgentSpec(name="bob", command=["/bin/true"])), (0.001,))
 
     world: MemoryWorld = loop.run_until_complete(make())
-    world.settings = Settings(inference=Inference(auto_sleep_idle_seconds=5), sleep=Sleep(check_s=1, minimum_awake_s=1))
+    world.settings = Settings(
+        inference=InferenceSection(auto_sleep_idle_seconds=5), sleep=Sleep(check_s=1, minimum_awake_s=1)
+    )
     world.run(world.life.start("uid:0"))
     return world
 
@@ -68,7 +70,7 @@ def test_an_idle_agent_is_left_alone_for_a_while_where_its_sleep_cannot_be_recor
 def test_a_state_that_cannot_be_recorded_is_told_once_and_so_is_the_end_of_that(
     loop: VirtualLoop, world: MemoryWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One error line a second and agent filled the screen of whoever looked for the cause."""
+    """One error line a second and agent filled the screen of the person that looked for the cause."""
     caplog.set_level(logging.INFO, "hive.agents")
     world.run(world.life.pause(timeout_s=1, now=False, actor="uid:0"))
     world.disk_full = True

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.agents.idle import Facts, cpu_percent, verdict, worth_measuring
+from hive.agents.idle import IdleFacts, cpu_percent, verdict, worth_measuring
 from hive.domain import AgentStatus
 
 NOW = 1000.0
-IDLE = Facts(
+IDLE = IdleFacts(
     status=AgentStatus.RUNNING,
     idle_s=20.0,
     minimum_awake_s=10.0,
@@ -142,7 +142,7 @@ def test_a_cpu_counter_that_went_backwards_is_no_work() -> None:
 
 @given(
     facts=st.builds(
-        Facts,
+        IdleFacts,
         status=st.sampled_from(AgentStatus),
         auto_sleep=st.booleans(),
         idle_s=st.floats(0, 100),
@@ -157,7 +157,7 @@ def test_a_cpu_counter_that_went_backwards_is_no_work() -> None:
         retry_at=st.floats(0, 1100),
     )
 )
-def test_nobody_is_put_to_sleep_with_anything_going_on(facts: Facts) -> None:
+def test_nobody_is_put_to_sleep_with_anything_going_on(facts: IdleFacts) -> None:
     found = verdict(facts, NOW)
     assert found.why
     if found.sleep:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from agent_world import MemoryWorld, VirtualLoop
-from lives import PAUSED, RUNNING, agree, asleep, started, wake
 
-from hive.agents.lifecycle import Life
-from hive.agents.turns import outcome_of
+from hive.agents.lifecycle import AgentLifecycle
+from hive.agents.transition_lock import outcome_of
 from hive.domain import Agent, AgentStatus, RestartPolicy, WakeCause
 from hive.errors import AgentBusy, HiveError, LinkLost, NotFound, StoreFull, TimedOut, WrongState
 from hive.link.messages import Activity, Open, Refused
+from tests.fakes.agent_world import MemoryWorld, VirtualLoop
+from tests.fakes.lives import PAUSED, RUNNING, agree, asleep, started, wake
 
 # To sleep and back ------------------------------------------------------------------------------------------------
 
@@ -260,7 +260,7 @@ def test_a_wake_is_carried_out_although_it_cannot_be_recorded(loop: VirtualLoop)
     assert (world.helper.state, world.gates.gate) == ("running", "open")
 
 
-async def _answer(life: Life) -> Open | Refused:
+async def _answer(life: AgentLifecycle) -> Open | Refused:
     future: asyncio.Future[Open | Refused] = asyncio.get_running_loop().create_future()
     life.wake(WakeCause.INGRESS, future.set_result)
     return await future

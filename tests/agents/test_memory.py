@@ -1,21 +1,21 @@
-"""A host with too little memory for all who sleep on it: who goes deep first, and who may come back."""
+"""A host with too little memory for all that sleep on it: the order of going deep, and of coming back."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from agent_world import VirtualLoop
-from many_agents import MIB, ManyWorld
 
 from hive.agents.deepener import AT_ONCE, LOOK_S, Deepener
-from hive.agents.lifecycle import Life
+from hive.agents.effects import HostMemory
+from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.sleeper import Sleeper
-from hive.agents.turns import outcome_of
-from hive.agents.world import Memory
+from hive.agents.transition_lock import outcome_of
 from hive.domain import AgentStatus, SleepDepth, Tier, WakeCause
 from hive.errors import NotSupported
 from hive.link.messages import Open, Refused, Stat
+from tests.fakes.agent_world import VirtualLoop
+from tests.fakes.many_agents import MIB, ManyWorld
 
 RUNNING, PAUSED, LIGHT, DEEP = AgentStatus.RUNNING, AgentStatus.PAUSED, SleepDepth.LIGHT, SleepDepth.DEEP
 DEADLINE_S = 5.0
@@ -26,7 +26,7 @@ def make(loop: VirtualLoop, **world: Any) -> ManyWorld:
     return loop.do(lambda: ManyWorld(**world))
 
 
-def light(loop: VirtualLoop, world: ManyWorld, name: str, holds_mb: int = 300, **spec: Any) -> Life:
+def light(loop: VirtualLoop, world: ManyWorld, name: str, holds_mb: int = 300, **spec: Any) -> AgentLifecycle:
     """Sleeps light from now on."""
     return loop.do(lambda: world.add(name, PAUSED, depth=LIGHT, holds=holds_mb * MIB, **spec))
 
@@ -47,7 +47,7 @@ def order(world: ManyWorld, verb: str) -> list[str]:
     return [agent for asked, agent in world.helper.log if asked == verb]
 
 
-# Who goes deep ----------------------------------------------------------------------------------------------------
+# Going deep -------------------------------------------------------------------------------------------------------
 
 
 def test_a_sleeper_goes_deep_after_its_time(loop: VirtualLoop, world: ManyWorld) -> None:
@@ -144,20 +144,20 @@ def test_who_sleeps_deep_or_is_awake_costs_the_look_nothing(loop: VirtualLoop, w
     assert world.helper.log == []
 
 
-# Who comes back ---------------------------------------------------------------------------------------------------
+# Coming back ------------------------------------------------------------------------------------------------------
 
 
 class Calls:
     """Requests for sleepers, all at once; each gives up after the proxy's deadline."""
 
-    def __init__(self, loop: VirtualLoop, lives: list[Life]) -> None:
+    def __init__(self, loop: VirtualLoop, lives: list[AgentLifecycle]) -> None:
         self.loop = loop
         self.asked_at = loop.time()
         self.answered: dict[str, float] = {}
         for life in lives:
             loop.do(life.wake, WakeCause.INGRESS, lambda answer, life=life: self._note(life, answer))
 
-    def _note(self, life: Life, answer: Open | Refused) -> None:
+    def _note(self, life: AgentLifecycle, answer: Open | Refused) -> None:
         assert isinstance(answer, Open)
         self.answered[life.agent.name] = self.loop.time() - self.asked_at
 
@@ -166,7 +166,7 @@ class Calls:
         return [name for name, took_s in self.answered.items() if took_s <= DEADLINE_S]
 
 
-def twenty(loop: VirtualLoop, *, total_mb: int | None) -> tuple[ManyWorld, list[Life]]:
+def twenty(loop: VirtualLoop, *, total_mb: int | None) -> tuple[ManyWorld, list[AgentLifecycle]]:
     """Twenty deep sleepers of 300 MiB, 600 MiB of which 30 MiB each are in RAM."""
     world = make(loop, total_bytes=None if total_mb is None else total_mb * MIB)
     tiers = [Tier.LOW, Tier.MEDIUM, Tier.HIGH]
@@ -176,8 +176,8 @@ def twenty(loop: VirtualLoop, *, total_mb: int | None) -> tuple[ManyWorld, list[
 
 
 def test_twenty_deep_sleepers_woken_at_once_come_back_as_there_is_memory(loop: VirtualLoop) -> None:
-    """Memory for five of them. Whoever has answered sleeps again, as under pressure it does; nobody is ever killed
-    for want of memory, and each is answered or still waits, and says so, when its caller is refused."""
+    """Memory for five of them. An agent that has answered sleeps again, as under pressure it does. None is ever killed
+    for want of memory: each is answered or still waits, and says so, when its caller is refused."""
     world, lives = twenty(loop, total_mb=600 + 256 + 5 * 270)
     calls = Calls(loop, lives)
     waiting = [life for life in lives if world.roster.line.why(life.agent.id)]
@@ -197,7 +197,7 @@ def test_twenty_deep_sleepers_woken_at_once_come_back_as_there_is_memory(loop: V
 def test_without_knowing_the_memory_all_come_back_at_once(loop: VirtualLoop) -> None:
     """What the line is for: the same twenty on the same host, whose kernel does not say what is available."""
     world, lives = twenty(loop, total_mb=600 + 256 + 5 * 270)
-    world.memory = Memory  # type: ignore[method-assign]
+    world.memory = HostMemory  # type: ignore[method-assign]
     calls = Calls(loop, lives)
     loop.spend(2)
     assert len(calls.in_time) == 20
@@ -283,7 +283,7 @@ def test_who_is_called_twice_waits_once(loop: VirtualLoop) -> None:
     assert order(world, "thaw") == ["a0", "a1"]
 
 
-def said(loop: VirtualLoop, sleeper: Sleeper, life: Life, stat: Stat | None) -> str:
+def said(loop: VirtualLoop, sleeper: Sleeper, life: AgentLifecycle, stat: Stat | None) -> str:
     sentence: str = loop.do(lambda: sleeper.why(life, stat, sleeper.verdict(life)))
     return sentence
 

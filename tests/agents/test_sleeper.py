@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from agent_world import MemoryWorld, VirtualLoop
 
 from hive.agents.sleeper import Sleeper
 from hive.domain import Agent, AgentSpec, AgentStatus
 from hive.link.messages import Activity
-from hive.settings import Inference, Settings, Sleep
+from hive.settings.table import InferenceSection, Settings, Sleep
+from tests.fakes.agent_world import MemoryWorld, VirtualLoop
 
 
 class Night:
@@ -25,7 +25,7 @@ class Night:
         self.loop = loop
         self.world: MemoryWorld = loop.run_until_complete(make())
         self.world.settings = Settings(
-            inference=Inference(auto_sleep_idle_seconds=20), sleep=Sleep(check_s=5, minimum_awake_s=3)
+            inference=InferenceSection(auto_sleep_idle_seconds=20), sleep=Sleep(check_s=5, minimum_awake_s=3)
         )
         self.world.run(self.world.life.start("uid:0"))
         self.sleeper: Sleeper = loop.do(Sleeper, self.world.roster, self.world)

@@ -457,7 +457,7 @@ def leave() -> dict[str, Any]:
         "agents after": statuses(),
         "asleep": [before, asleep(sleepers)],
     }
-    broken = Path(SOURCES, "hive/control/daemon.py")
+    broken = Path(SOURCES, "hive/daemon.py")
     whole = broken.read_text()
     broken.write_text(
         whole.replace(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hive.appliance.checks.subject import Kind, Subject
-from hive.appliance.layout import Layout
-from hive.settings import Paths
+from hive.doctor.checks.target import Subject, TargetKind
+from hive.files.layout import Layout
+from hive.settings.table import Paths
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def up(short_path: Path) -> Subject:
     paths = Paths(short_path / "state", short_path / "run")
     for directory in (paths.state, paths.runtime, paths.runtime / "a"):
         directory.mkdir(mode=0o700)
-    return Subject(kind=Kind.UP, paths=paths, uid=os.geteuid(), limit_s=5.0)
+    return Subject(kind=TargetKind.UP, paths=paths, uid=os.geteuid(), limit_s=5.0)
 
 
 @pytest.fixture
@@ -36,4 +36,4 @@ def appliance(short_path: Path) -> Subject:
     """An installed Hive in a root of its own."""
     layout = Layout(short_path)
     paths = Paths(layout.at("/var/lib/hive"), layout.at("/run/hive"), apart=True)
-    return Subject(kind=Kind.APPLIANCE, paths=paths, layout=layout, uid=os.geteuid(), limit_s=5.0)
+    return Subject(kind=TargetKind.APPLIANCE, paths=paths, layout=layout, uid=os.geteuid(), limit_s=5.0)

@@ -57,7 +57,7 @@ def state(unit: str) -> str:
 
 
 def ask(name: str) -> str:
-    """Who answers at this socket, or why nobody does."""
+    """The server that answers at this socket, or the reason that none does."""
     until = time.monotonic() + 10
     while True:
         with socket.socket(socket.AF_UNIX) as caller:

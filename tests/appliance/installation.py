@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from hive.appliance.layout import Layout
-from hive.appliance.steps import Box
+from hive.files.layout import Layout
+from hive.install.steps import Box
 
 TREE = ("etc", "opt", "usr/local/bin", "usr/local/share/man", "var/lib")
 """What every Debian has."""

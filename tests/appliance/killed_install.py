@@ -16,13 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from appliance.installation import box_of, make_root, make_version, tree
-
-from hive.appliance import install as installer
-from hive.appliance import secrets
-from hive.appliance.layout import Layout
+from hive.files import secrets
+from hive.files.layout import Layout
+from hive.install import install as installer
+from tests.appliance.installation import box_of, make_root, make_version, tree
 
 CHANGES = {
     *("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.chmod", "os.chown"),

@@ -12,13 +12,13 @@ import socket
 import sys
 from pathlib import Path
 
-from hive.appliance import scope
 from hive.host import paging
 from hive.host.cgroup import Subtree
 from hive.host.memory import held_by
 from hive.link.specs import SandboxSpec
 from hive.sandbox.process import ProcessRuntime
-from hive.settings import Paths
+from hive.settings.table import Paths
+from hive.up import scope
 
 AGENT = """
 import hashlib, random, socket

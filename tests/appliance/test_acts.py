@@ -1,4 +1,4 @@
-"""What the `hive` command does without a daemon leaves a trace, whoever does it and however it ends."""
+"""Acts of the `hive` command without a daemon leave a trace, for every user and every end."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from hive.appliance import acts as told
-from hive.appliance import conf_file
-from hive.appliance.conf_edit import set_value, unset_value
-from hive.appliance.layout import CONF_FILE, STATE, TARGET, UNITS, Layout
-from hive.appliance.parts import installed
-from hive.appliance.secrets import directory, generate, rotate
 from hive.cli.main import main
-from hive.control.journal import Journal
+from hive.control.audit_log import AuditLog
 from hive.errors import HiveError, UsageError
+from hive.files import offline_audit as told
+from hive.files.backup_contents import installed
+from hive.files.conf_edit import set_value, unset_value
+from hive.files.layout import CONF_FILE, STATE, TARGET, UNITS, Layout
+from hive.files.secrets import directory, generate, rotate
 from hive.host.accounts import name_of
+from hive.install import conf_file
 from hive.store import acts, chain
 from hive.store import audit as table
-from hive.store.acts import Act, acts_of
+from hive.store.acts import OfflineAct, acts_of
 from hive.store.database import Database
 from hive.store.live import Live
 
@@ -39,7 +39,7 @@ def box(tmp_path: Path) -> Layout:
     return layout
 
 
-def acts_in(box: Layout) -> list[Act]:
+def acts_in(box: Layout) -> list[OfflineAct]:
     return acts.read(acts_of(installed(box).database)).acts
 
 
@@ -144,7 +144,7 @@ def test_the_next_daemon_has_it_in_its_chain_and_people_can_ask_for_it(box: Layo
 
     async def daemon() -> list[tuple[str, str, str]]:
         database = Database.open(installed(box).database)
-        journal = Journal(database, Live(tmp_path / "redis.sock"))
+        journal = AuditLog(database, Live(tmp_path / "redis.sock"))
         await journal.begin()
         found = await journal.page(table.Filter(act="order.*"), 10)
         verdict = await database.read(lambda conn: chain.verify(table.links(conn)))

@@ -20,20 +20,19 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from nobody import run_as_nobody
 
-from hive.appliance import conf_file
-from hive.appliance.archive import MANIFEST
-from hive.appliance.backup import backup
-from hive.appliance.layout import CONF_FILE, POLICY_FILE, SECRETS, STATE, TARGET, UNITS, Layout
-from hive.appliance.parts import DATABASE, RESPONSES, SECRET_NAMES, Place, installed, of_up, place_of
-from hive.appliance.restore import look, restore
-from hive.appliance.secrets import SECRETS as ALL_SECRETS
-from hive.appliance.secrets import generate
+from hive.backup.archive import MANIFEST
+from hive.backup.backup import backup
+from hive.backup.restore import look, restore
 from hive.cli.main import main
 from hive.domain import Agent, AgentSpec
 from hive.errors import BadRequest, HiveError, NotFound, WrongState
-from hive.settings import Paths
+from hive.files.backup_contents import DATABASE, RESPONSES, SECRET_NAMES, HiveFiles, installed, of_up, place_of
+from hive.files.layout import CONF_FILE, POLICY_FILE, SECRETS, STATE, TARGET, UNITS, Layout
+from hive.files.secrets import SECRETS as ALL_SECRETS
+from hive.files.secrets import generate
+from hive.install import conf_file
+from hive.settings.table import Paths
 from hive.store import acts, agents, responses
 from hive.store.acts import acts_of
 from hive.store.anchors import anchors_of
@@ -41,6 +40,7 @@ from hive.store.database import Database, plan_of
 from hive.store.migrations import STEPS, migrate, schema_of
 from hive.store.responses import KeptResponse
 from hive.store.responses_file import ResponsesFile
+from tests.nobody import run_as_nobody
 
 POLICY = 'programs = ["/usr/bin/python3"]\n'
 
@@ -61,7 +61,7 @@ def names_in(database: Path) -> list[str]:
 
 
 @pytest.fixture
-def up(tmp_path: Path) -> Place:
+def up(tmp_path: Path) -> HiveFiles:
     """A `hive up` with an agent."""
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
@@ -77,7 +77,7 @@ def up(tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Place:
+def box(tmp_path: Path) -> HiveFiles:
     """An installed Hive in a root of its own, with an agent."""
     layout = Layout(tmp_path / "root")
     for path in (UNITS, f"{STATE}/daemon", "/etc/hive"):
@@ -91,7 +91,7 @@ def box(tmp_path: Path) -> Place:
     return place
 
 
-def tree_of(place: Place) -> dict[str, bytes]:
+def tree_of(place: HiveFiles) -> dict[str, bytes]:
     """What a Hive is: of the database its agents, because SQLite may write the same in other bytes."""
     found = {}
     for part in place.parts.values():
@@ -102,7 +102,7 @@ def tree_of(place: Place) -> dict[str, bytes]:
     return found
 
 
-def leftovers(place: Place) -> list[str]:
+def leftovers(place: HiveFiles) -> list[str]:
     directories = {part.path.parent for part in place.parts.values()}
     return [
         path.name
@@ -118,7 +118,7 @@ def leftovers(place: Place) -> list[str]:
 @pytest.mark.parametrize("with_secrets", [False, True])
 @pytest.mark.parametrize("kind", ["up", "box"])
 def test_what_is_kept_comes_back(kind: str, with_secrets: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    place: Place = request.getfixturevalue(kind)
+    place: HiveFiles = request.getfixturevalue(kind)
     before = tree_of(place)
     manifest = backup(place, tmp_path / "b.tar", with_secrets=with_secrets)
     assert {packed.name for packed in manifest.files} == {
@@ -141,11 +141,11 @@ async def test_responses_are_in_it_only_when_asked_for_and_come_back(
     kind: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """They are prompts and answers. The daemon has the file open meanwhile."""
-    place: Place = request.getfixturevalue(kind)
+    place: HiveFiles = request.getfixturevalue(kind)
     path = place.parts[RESPONSES].path
 
     async def keep(file: ResponsesFile, name: str) -> None:
-        one = KeptResponse("ann", name, None, b'"a private question"', b'{"output":[]}')
+        one = KeptResponse("ann", name, None, b'[{"role":"user","content":"a private question"}]', b'{"output":[]}')
         await file.do(lambda conn: responses.keep(conn, one, most_bytes=10_000_000, now=1.0))
 
     file = ResponsesFile(path)
@@ -168,7 +168,7 @@ async def test_responses_are_in_it_only_when_asked_for_and_come_back(
     assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []
 
 
-async def test_responses_that_are_none_are_refused_before_anything_is_touched(up: Place, tmp_path: Path) -> None:
+async def test_responses_that_are_none_are_refused_before_anything_is_touched(up: HiveFiles, tmp_path: Path) -> None:
     path = up.parts[RESPONSES].path
     sqlite3.connect(path).executescript("CREATE TABLE other (x);").close()
     backup(up, tmp_path / "b.tar", with_secrets=False, with_responses=True)
@@ -182,7 +182,7 @@ def test_every_secret_of_a_box_is_a_part() -> None:
     assert set(SECRET_NAMES) == set(ALL_SECRETS)
 
 
-def test_secrets_are_in_it_only_when_asked_for_and_it_is_its_users_alone(up: Place, tmp_path: Path) -> None:
+def test_secrets_are_in_it_only_when_asked_for_and_it_is_its_users_alone(up: HiveFiles, tmp_path: Path) -> None:
     for with_secrets in (False, True):
         target = tmp_path / f"{with_secrets}.tar"
         backup(up, target, with_secrets=with_secrets)
@@ -191,7 +191,7 @@ def test_secrets_are_in_it_only_when_asked_for_and_it_is_its_users_alone(up: Pla
         assert stat.S_IMODE(target.stat().st_mode) == 0o600
 
 
-def test_it_is_never_written_over_something(up: Place, tmp_path: Path) -> None:
+def test_it_is_never_written_over_something(up: HiveFiles, tmp_path: Path) -> None:
     (tmp_path / "b.tar").write_text("mine")
     with pytest.raises(WrongState, match="is there already"):
         backup(up, tmp_path / "b.tar", with_secrets=False)
@@ -204,7 +204,7 @@ def test_without_a_database_there_is_nothing_to_keep(tmp_path: Path) -> None:
         backup(of_up(Paths(tmp_path, tmp_path)), tmp_path / "b.tar", with_secrets=False)
 
 
-def test_a_damaged_database_is_not_passed_off_as_a_backup(up: Place, tmp_path: Path) -> None:
+def test_a_damaged_database_is_not_passed_off_as_a_backup(up: HiveFiles, tmp_path: Path) -> None:
     data = bytearray(up.database.read_bytes())
     data[5000:9000] = b"\xff" * 4000
     up.database.write_bytes(data)
@@ -231,7 +231,7 @@ asyncio.run(main())
 """
 
 
-def test_a_daemon_that_writes_all_the_while_is_kept_as_it_was_at_one_moment(up: Place, tmp_path: Path) -> None:
+def test_a_daemon_that_writes_all_the_while_is_kept_as_it_was_at_one_moment(up: HiveFiles, tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", WRITES, str(up.database)], stdout=subprocess.PIPE) as daemon:
         assert daemon.stdout is not None
         daemon.stdout.readline()
@@ -257,7 +257,7 @@ def test_a_daemon_that_writes_all_the_while_is_kept_as_it_was_at_one_moment(up: 
 
 
 @pytest.fixture
-def kept(up: Place, tmp_path: Path) -> Path:
+def kept(up: HiveFiles, tmp_path: Path) -> Path:
     target = tmp_path / "b.tar"
     backup(up, target, with_secrets=True)
     return target
@@ -313,7 +313,7 @@ def database_with(sql: str) -> bytes:
     return conn.serialize()
 
 
-def test_what_has_no_place_here_is_left_out_and_told(kept: Path, up: Place) -> None:
+def test_what_has_no_place_here_is_left_out_and_told(kept: Path, up: HiveFiles) -> None:
     done = restore(up, rewritten(kept, with_member("../../etc/passwd")))
     assert done.left_out == ["../../etc/passwd"]
     assert names_in(up.database) == ["ann"]
@@ -354,7 +354,7 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any], list[Any]], None], type[HiveE
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_wrong_is_refused_before_anything_is_touched(case: str, kept: Path, up: Place) -> None:
+def test_what_is_wrong_is_refused_before_anything_is_touched(case: str, kept: Path, up: HiveFiles) -> None:
     change, error, says = REFUSED[case]
     put_agent(up.database, "bob")
     before = {path.name: path.read_bytes() for path in up.paths.state.iterdir()}
@@ -378,7 +378,7 @@ def test_what_is_wrong_is_refused_before_anything_is_touched(case: str, kept: Pa
     ],
 )
 def test_a_configuration_that_no_service_would_take_is_refused(
-    name: str, content: bytes, box: Place, tmp_path: Path
+    name: str, content: bytes, box: HiveFiles, tmp_path: Path
 ) -> None:
     backup(box, tmp_path / "b.tar", with_secrets=False)
     with pytest.raises(BadRequest, match=name):
@@ -388,7 +388,7 @@ def test_a_configuration_that_no_service_would_take_is_refused(
 
 
 @pytest.fixture(scope="module")
-def whole_archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Place]:
+def whole_archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, HiveFiles]:
     state = tmp_path_factory.mktemp("whole") / "state"
     state.mkdir()
     place = of_up(Paths(state, state))
@@ -401,7 +401,7 @@ def whole_archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Plac
 @given(data=st.data())
 @examples(max_examples=60, deadline=None)
 def test_no_cut_and_no_changed_byte_is_taken_for_a_backup(
-    whole_archive: tuple[bytes, Place], data: st.DataObject
+    whole_archive: tuple[bytes, HiveFiles], data: st.DataObject
 ) -> None:
     """Or, where the byte is in what tar itself does not need, what is restored is what was kept."""
     whole, place = whole_archive
@@ -420,14 +420,14 @@ def test_no_cut_and_no_changed_byte_is_taken_for_a_backup(
     assert set(done.replaced) | set(done.left_out) == {DATABASE, "ports.json"}
 
 
-def test_a_file_that_is_none_is_told(up: Place, tmp_path: Path) -> None:
+def test_a_file_that_is_none_is_told(up: HiveFiles, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     for source, error in ((tmp_path / "none", NotFound), (tmp_path / "text", BadRequest), (tmp_path, BadRequest)):
         with pytest.raises(error):
             restore(up, source)
 
 
-def test_a_database_of_an_older_hive_is_taken_and_migrated_at_its_next_start(up: Place, tmp_path: Path) -> None:
+def test_a_database_of_an_older_hive_is_taken_and_migrated_at_its_next_start(up: HiveFiles, tmp_path: Path) -> None:
     conn = sqlite3.connect(tmp_path / "old.db", isolation_level=None)
     migrate(conn, STEPS[:2])
     conn.close()
@@ -439,7 +439,7 @@ def test_a_database_of_an_older_hive_is_taken_and_migrated_at_its_next_start(up:
     conn.close()
 
 
-def test_modes_and_owners_are_those_of_the_files_that_are_replaced(up: Place, kept: Path) -> None:
+def test_modes_and_owners_are_those_of_the_files_that_are_replaced(up: HiveFiles, kept: Path) -> None:
     owner = (70001, 70002) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
     os.chown(up.paths.state, *owner)
     os.chown(up.database, *owner)
@@ -454,7 +454,7 @@ def test_modes_and_owners_are_those_of_the_files_that_are_replaced(up: Place, ke
     assert stat.S_IMODE(found["ports.json"].st_mode) == 0o600
 
 
-def test_a_link_in_the_place_of_a_file_is_not_followed(up: Place, kept: Path, tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_file_is_not_followed(up: HiveFiles, kept: Path, tmp_path: Path) -> None:
     (tmp_path / "other").write_text("mine")
     (up.paths.state / "ports.json").unlink()
     (up.paths.state / "ports.json").symlink_to(tmp_path / "other")
@@ -464,7 +464,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(up: Place, kept: Path, tm
     assert leftovers(up) == []
 
 
-def test_what_the_old_database_had_beside_it_is_not_played_into_the_new_one(up: Place, kept: Path) -> None:
+def test_what_the_old_database_had_beside_it_is_not_played_into_the_new_one(up: HiveFiles, kept: Path) -> None:
     """One that is damaged keeps its write-ahead log, which SQLite would find beside the new file."""
     put_agent(up.database, "bob")
     log = up.database.with_name("hive.db-wal")
@@ -482,7 +482,7 @@ def test_what_the_old_database_had_beside_it_is_not_played_into_the_new_one(up: 
     assert [path.read_bytes() for path in up.paths.state.glob("*.before-restore-*-wal")] == [content]
 
 
-async def test_after_a_restore_the_second_copy_brings_nothing_of_what_came_later(up: Place, tmp_path: Path) -> None:
+async def test_after_a_restore_the_second_copy_brings_nothing_of_what_came_later(up: HiveFiles, tmp_path: Path) -> None:
     """It is of the same database, and ahead of it: it would take for lost changes what was to be undone."""
     store = Database.open(up.database)
     store.close()
@@ -499,7 +499,7 @@ async def test_after_a_restore_the_second_copy_brings_nothing_of_what_came_later
     store.close()
 
 
-def test_two_restores_within_a_second_keep_both(up: Place, kept: Path) -> None:
+def test_two_restores_within_a_second_keep_both(up: HiveFiles, kept: Path) -> None:
     restore(up, kept)
     put_agent(up.database, "bob")
     restore(up, kept)
@@ -507,7 +507,7 @@ def test_two_restores_within_a_second_keep_both(up: Place, kept: Path) -> None:
     assert sorted(kept_names) == [["ann"], ["ann", "bob"]]
 
 
-def test_heads_that_cannot_be_moved_away_are_told_before_anything_is_touched(up: Place, kept: Path) -> None:
+def test_heads_that_cannot_be_moved_away_are_told_before_anything_is_touched(up: HiveFiles, kept: Path) -> None:
     heads = anchors_of(up.database)
     heads.write_text("")
     if subprocess.run(["chattr", "+a", str(heads)], capture_output=True).returncode:
@@ -547,7 +547,7 @@ sys.exit(code)
 
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
-def test_killed_at_any_point_it_is_the_old_state_or_the_new_one_once_finished(box: Place, tmp_path: Path) -> None:
+def test_killed_at_any_point_it_is_the_old_state_or_the_new_one_once_finished(box: HiveFiles, tmp_path: Path) -> None:
     """Each call to the system that changes something is the last one once. The heads go with their database."""
     heads = anchors_of(box.database)
     heads.write_text(f"1 {'0a' * 32} 2026-11-20T18:00:00Z\n")
@@ -601,7 +601,7 @@ def restore_tree(root: Path, snapshot: Mapping[Path, tuple[bytes, int]]) -> None
         path.chmod(stat.S_IMODE(mode))
 
 
-def test_a_plan_from_the_daemons_user_leads_root_nowhere_else(box: Place) -> None:
+def test_a_plan_from_the_daemons_user_leads_root_nowhere_else(box: HiveFiles) -> None:
     """The plan lies in a directory of the daemon's; no path of it is ever used."""
     for plan in (
         '{"names": ["../../etc/passwd"], "stamp": "20261120T100000"}',
@@ -615,7 +615,7 @@ def test_a_plan_from_the_daemons_user_leads_root_nowhere_else(box: Place) -> Non
 
 
 @pytest.mark.timeout(120)
-def test_a_backup_killed_at_any_point_leaves_no_half_file(up: Place, tmp_path: Path) -> None:
+def test_a_backup_killed_at_any_point_leaves_no_half_file(up: HiveFiles, tmp_path: Path) -> None:
     target = tmp_path / "b.tar"
     words = ["backup", str(target), "--state-dir", str(up.paths.state)]
     whole = cut = 0
@@ -642,7 +642,7 @@ def test_a_backup_killed_at_any_point_leaves_no_half_file(up: Place, tmp_path: P
 # --- the commands --------------------------------------------------------------------------------------------------
 
 
-def test_the_commands_say_what_they_did(up: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_say_what_they_did(up: HiveFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = ["--state-dir", str(up.paths.state)]
     file = str(tmp_path / "b.tar")
     assert main(["backup", file, *where]) == 0
@@ -665,20 +665,22 @@ def test_the_commands_say_what_they_did(up: Place, tmp_path: Path, capsys: pytes
 
 
 def test_nobody_is_asked_about_a_backup_that_is_not_there(
-    up: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    up: HiveFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`hive restore /nonexistent` asked whether to replace everything by it."""
     code = main(["restore", str(tmp_path / "none.tar"), "--state-dir", str(up.paths.state)])
     assert (code, f"there is no {tmp_path}/none.tar" in capsys.readouterr().err) == (3, True)
 
 
-def test_a_directory_that_is_not_there_is_named(up: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_is_not_there_is_named(
+    up: HiveFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It said that a hidden file beside the backup could not be changed, with exit code 1."""
     code = main(["backup", str(tmp_path / "none/b.tar"), "--state-dir", str(up.paths.state)])
     assert (code, f"there is no directory {tmp_path}/none" in capsys.readouterr().err) == (3, True)
 
 
-def test_which_hive_is_meant(box: Place, tmp_path: Path) -> None:
+def test_which_hive_is_meant(box: HiveFiles, tmp_path: Path) -> None:
     assert box.layout is not None
     found = place_of(state_dir=None, prefix=box.layout.root, uid=0, env={})
     assert (found.kind, found.database) == ("appliance", box.database)
@@ -687,7 +689,9 @@ def test_which_hive_is_meant(box: Place, tmp_path: Path) -> None:
         place_of(state_dir=None, prefix=tmp_path, uid=0, env={})
 
 
-def test_what_a_hive_up_kept_can_be_restored_into_an_installed_one(up: Place, box: Place, tmp_path: Path) -> None:
+def test_what_a_hive_up_kept_can_be_restored_into_an_installed_one(
+    up: HiveFiles, box: HiveFiles, tmp_path: Path
+) -> None:
     backup(up, tmp_path / "b.tar", with_secrets=True)
     done = restore(box, tmp_path / "b.tar")
     assert done.left_out == ["ports.json"]

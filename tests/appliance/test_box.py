@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host import package_sources, systemd_machine
 
-from hive.appliance.step_list import STEPS
+from hive.install.step_list import STEPS
 from tests import llama, vllm
+from tests.host import package_sources, systemd_machine
 
 SOURCES = "srv/src"
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
@@ -236,11 +236,12 @@ def test_a_program_is_run_inside_an_agent_of_an_installed_hive_within_its_policy
 
 
 def test_doctor_finds_nothing_that_fails(first_day: Seen) -> None:
-    found = {check["name"]: check["status"] for check in first_day["doctor"]["checks"]}
-    assert [name for name, status in found.items() if status == "fail"] == []
+    """A check that has no answer in its time says so, and nothing of Hive: the machine of the tests is busy."""
+    checks = first_day["doctor"]["checks"]
+    assert [check["name"] for check in checks if check["status"] == "fail"] == []
     # This machine in a machine has no swap, no limits (hybrid control groups outside) and nobody who sets its clock.
-    warned = {name for name, status in found.items() if status == "warn"}
-    assert warned <= {"memory.swap", "host.cgroup", "host.clock", "hive.answers"}
+    warned = {check["name"] for check in checks if check["status"] == "warn" and check["code"] != "check_late"}
+    assert warned <= {"memory.swap", "host.cgroup", "host.clock"}
 
 
 def test_the_target_is_reached_and_how_long_after_the_system_is_printed(first_day: Seen, second_boot: Seen) -> None:
@@ -365,7 +366,9 @@ def test_an_upgrade_wakes_nobody(left: Seen) -> None:
     """A helper that was ended to be started again thawed everybody, as one that is stopped has to."""
     before, after = left["asleep"]
     assert {status for status, *_ in before.values()} == {"paused"}
-    assert after == before
+    for name, (status, depth, generation, pid) in before.items():
+        assert after[name] in ([status, depth, generation, pid], [status, "deep", generation, pid])  # deeper is no wake
+    assert after.keys() == before.keys()
     assert left["frozen after a stop"] == []
 
 

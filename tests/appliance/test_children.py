@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hive.appliance.children import Child, ChildFailed
-from hive.appliance.reaper import Reaper
 from hive.errors import NotFound
+from hive.up.children import Child, ChildFailed
+from hive.up.reaper import Reaper
 
 SHELL = "/bin/sh"
 
@@ -136,7 +136,7 @@ async def test_an_orphan_of_a_child_is_reaped_as_a_stranger_of_the_subreaper(hea
     program = tmp_path / "up.py"
     program.write_text(
         "import asyncio, os\n"
-        "from hive.appliance.reaper import Reaper\n"
+        "from hive.up.reaper import Reaper\n"
         "from hive.host.parent import become_subreaper\n"
         "from hive.host.process import spawn\n"
         "async def main():\n"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hive.appliance import conf_edit
-from hive.appliance.conf_edit import applied_by, set_value, unset_value
 from hive.cli.main import main
 from hive.errors import ConfigError, NotFound, UsageError
+from hive.files import conf_edit
+from hive.files.conf_edit import applied_by, set_value, unset_value
 from hive.proxy.life import BOUND, READ
-from hive.settings_edit import Name, known_names, name_of
-from hive.settings_file import load
+from hive.settings.edit import Name, known_names, name_of
+from hive.settings.file import load
 
 TEXT = "# mine\n[proxy]\nport = 1 \n# how long\n#head_s = 10\n"
 
@@ -113,7 +113,7 @@ def test_what_is_no_text_is_refused(file: Path) -> None:
 MANY = """
 import sys
 from pathlib import Path
-from hive.appliance.conf_edit import set_value
+from hive.files.conf_edit import set_value
 for n in range(20):
     set_value(Path(sys.argv[1]), sys.argv[2], str(n + 1), dry_run=False)
 """
@@ -131,7 +131,7 @@ FOR_EVER = """
 import sys
 from itertools import count
 from pathlib import Path
-from hive.appliance.conf_edit import set_value
+from hive.files.conf_edit import set_value
 print(flush=True)
 for n in count(1):
     set_value(Path(sys.argv[1]), "proxy.port", str(n % 60000), dry_run=False)

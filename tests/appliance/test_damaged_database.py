@@ -1,4 +1,4 @@
-"""A real Hive whose database is damaged between two of its starts: nobody is locked out, and no right comes back."""
+"""A real Hive whose database is damaged between two of its starts: no user is locked out, and no right comes back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 from tests.appliance import test_up
 from tests.appliance.test_up import HIVE, SLEEPER, HiveUp, agent, until
-from tests.llama import free_port
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.redis,

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.agents.spec import check
-from hive.appliance.demo import Turn, choose_port, copy_files, demo_config, demo_spec, is_free, judge
-from hive.demo_agents import DEMO_AGENTS
+from hive.demo.agents import DEMO_AGENTS
+from hive.demo.callers import Turn, choose_port, copy_files, demo_config, demo_spec, is_free, judge
 from hive.errors import HiveError
-from hive.settings_file import load_text
+from hive.settings.file import load_text
 
 
 def test_every_sample_agent_has_a_spec_the_daemon_takes_and_files_that_exist() -> None:

@@ -17,28 +17,28 @@ import time
 from pathlib import Path
 from typing import Any
 
-import docker_engine
 import msgspec
 import pytest
-import swapspace
-from nobody import run_as_nobody
 
-from hive.appliance import doctor, share
-from hive.appliance.checks import backends, check, files, leftovers, memory, running, sandboxes, subject, units
-from hive.appliance.checks.check import Check, Status
-from hive.appliance.checks.subject import Kind, Subject
-from hive.appliance.doctor import Result, examine
-from hive.appliance.layout import Layout
-from hive.appliance.secrets import SECRETS
+from hive.doctor import doctor
+from hive.doctor.checks import backends, check, files, leftovers, memory, running, sandboxes, target, units
+from hive.doctor.checks.check import Check, Status
+from hive.doctor.checks.target import Subject, TargetKind
+from hive.doctor.doctor import Result, examine
 from hive.errors import NotPermitted, UsageError
+from hive.files import share
+from hive.files.layout import Layout
+from hive.files.secrets import SECRETS
 from hive.host.cgroup import Subtree
 from hive.host.gpu import read_gpus
 from hive.host.memory import read_swaps
-from hive.host.nvml import GpuState, Seen
-from hive.host.process import Snapshot, spawn, words_of
+from hive.host.nvml import GpuState, SeenGpus
+from hive.host.process import ProcessTable, spawn, words_of
 from hive.host.zram import take_down
-from hive.settings import Paths, Settings
-from hive.settings import Sandbox as SandboxSettings
+from hive.settings.table import Paths, Settings
+from hive.settings.table import Sandbox as SandboxSettings
+from tests import docker_engine, swapspace
+from tests.nobody import run_as_nobody
 
 PASS, WARN, FAIL, SKIP = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP
 ROOT = os.geteuid() == 0
@@ -59,12 +59,12 @@ def test_a_check_that_hangs_is_told_and_holds_up_nobody() -> None:
     """In a process of its own: the hanging thread must not hold up its end either."""
     program = (
         "import threading\n"
-        "from hive.appliance.checks.check import Check, passed\n"
-        "from hive.appliance.checks.subject import Kind, Subject\n"
-        "from hive.appliance.doctor import examine\n"
+        "from hive.doctor.checks.check import Check, passed\n"
+        "from hive.doctor.checks.target import Subject, TargetKind\n"
+        "from hive.doctor.doctor import examine\n"
         "hangs = Check('a.hangs', '.', lambda subject: threading.Event().wait())\n"
         "checks = [hangs, Check('a.ends', '.', lambda subject: passed('x'))]\n"
-        "print([(r.status.value, r.fix) for r in examine(Subject(kind=Kind.NONE, limit_s=0.2), checks)])\n"
+        "print([(r.status.value, r.fix) for r in examine(Subject(kind=TargetKind.NONE, limit_s=0.2), checks)])\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (ran.stdout, ran.stderr) == ("[('warn', 'hive doctor a.hangs'), ('pass', '')]\n", "")
@@ -74,7 +74,7 @@ def test_a_fault_in_a_check_is_a_warning_and_no_traceback() -> None:
     def broken(_: Subject) -> Any:
         raise ZeroDivisionError("oops")
 
-    (result,) = examine(Subject(kind=Kind.NONE), [Check("a.broken", ".", broken)])
+    (result,) = examine(Subject(kind=TargetKind.NONE), [Check("a.broken", ".", broken)])
     assert (result.status, result.fix) == (WARN, "HIVE_DEBUG=1 hive doctor a.broken")
     assert "ZeroDivisionError: oops" in result.reason
 
@@ -84,7 +84,7 @@ def test_what_this_user_may_not_see_is_skipped(error: Exception) -> None:
     def forbidden(_: Subject) -> Any:
         raise error
 
-    (result,) = examine(Subject(kind=Kind.NONE), [Check("a.b", ".", forbidden)])
+    (result,) = examine(Subject(kind=TargetKind.NONE, uid=1000), [Check("a.b", ".", forbidden)])
     assert (result.status, result.fix) == (SKIP, "sudo hive doctor a.b")
 
 
@@ -96,7 +96,7 @@ def test_all_run_at_once() -> None:
         everybody.wait(30)
         return check.passed("met")
 
-    results = examine(Subject(kind=Kind.NONE, limit_s=60.0), [Check(f"a.n{n}", ".", waits) for n in range(4)])
+    results = examine(Subject(kind=TargetKind.NONE, limit_s=60.0), [Check(f"a.n{n}", ".", waits) for n in range(4)])
     assert [result.status for result in results] == [PASS] * 4
 
 
@@ -114,7 +114,7 @@ def test_slow_checks_run_only_where_they_are_named() -> None:
 
 def test_where_nothing_runs_every_check_has_its_answer(short_path: Path) -> None:
     env = {"HOME": str(short_path), "XDG_RUNTIME_DIR": str(short_path), "TMPDIR": str(short_path)}
-    found = subject.find(state_dir=short_path / "s", uid=os.geteuid(), env=env, layout=Layout(short_path))
+    found = target.find(state_dir=short_path / "s", uid=os.geteuid(), env=env, layout=Layout(short_path))
     results = examine(msgspec.structs.replace(found, limit_s=30.0), doctor.CHECKS)
     assert [result.name for result in results] == [one.name for one in doctor.CHECKS]
     assert all(result.reason for result in results)
@@ -134,7 +134,7 @@ def test_a_socket_that_accepts_and_says_nothing_is_a_hive_that_hangs(short_path:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(short_path / "hive.sock"))
         listener.listen()
-        found = subject.find(socket=short_path / "hive.sock", uid=os.geteuid(), env={}, layout=Layout(short_path))
+        found = target.find(socket=short_path / "hive.sock", uid=os.geteuid(), env={}, layout=Layout(short_path))
     assert (found.health, found.socket) == (None, short_path / "hive.sock")
     assert running.judge_answers(found).status is FAIL
     assert "did not answer in time" in found.silence
@@ -145,7 +145,7 @@ def test_installed_units_make_it_an_appliance_that_does_not_answer(short_path: P
     units_dir.mkdir(parents=True)
     (units_dir / "hive.target").touch()
     env = {"XDG_RUNTIME_DIR": str(short_path), "TMPDIR": str(short_path), "HOME": str(short_path)}
-    found = subject.find(uid=4242, env=env, layout=Layout(short_path))
+    found = target.find(uid=4242, env=env, layout=Layout(short_path))
     if found.socket is not None:
         pytest.skip("a Hive is installed and runs on this host")
     assert found.is_appliance
@@ -156,7 +156,7 @@ def test_installed_units_make_it_an_appliance_that_does_not_answer(short_path: P
 def test_a_bad_configuration_is_found_with_its_line(short_path: Path) -> None:
     conf = short_path / "hive.conf"
     conf.write_text("[proxy]\nprot = 1\n")
-    found = subject.find(state_dir=short_path, config=conf, uid=os.geteuid(), env={}, layout=Layout(short_path))
+    found = target.find(state_dir=short_path, config=conf, uid=os.geteuid(), env={}, layout=Layout(short_path))
     result = look(found, "hive.config")
     assert result.status is FAIL
     assert f"{conf}:2: [proxy] prot: no such key" in result.reason
@@ -240,17 +240,17 @@ def test_a_secret_that_is_missing_and_one_that_nobody_knows_are_found(appliance:
 @pytest.mark.root
 @needs_root
 def test_an_owner_that_does_not_exist_here_is_said(appliance: Subject) -> None:
-    row = files.Row(appliance.layout.at("/x"), "no-such-user", None, 0o600)
+    row = files.PathRow(appliance.layout.at("/x"), "no-such-user", None, 0o600)
     row.path.touch()
     result = look_with(appliance, [row])
     assert "not fixed" in result.reason
 
 
-def look_with(one: Subject, rows: list[files.Row]) -> Result:
+def look_with(one: Subject, rows: list[files.PathRow]) -> Result:
     checked = Check(
         "files.state",
         ".",
-        lambda _: files.judge(files.look_at(rows), "file", fix="f"),
+        lambda _: files.judge(files.look_at(rows), "file"),
         lambda _: files.mend(rows),
     )
     (result,) = examine(one, [checked])
@@ -271,7 +271,7 @@ def test_a_taken_port_names_who_has_it(up: Subject) -> None:
 
 def test_a_full_disk_is_found(small_disk: Path) -> None:
     (small_disk / "filler").write_bytes(bytes(900_000))
-    one = Subject(kind=Kind.UP, paths=Paths(small_disk, small_disk))
+    one = Subject(kind=TargetKind.UP, paths=Paths(small_disk, small_disk))
     assert look(one, "disk.space").status is FAIL
 
 
@@ -293,7 +293,7 @@ def test_zram_is_set_up_where_there_is_no_swap() -> None:
     with swapspace.without_swap():
         if not Path("/sys/class/zram-control").exists():
             pytest.skip("this kernel has no zram")
-        one = Subject(kind=Kind.NONE, limit_s=30.0)
+        one = Subject(kind=TargetKind.NONE, limit_s=30.0)
         before = look(one, "memory.swap")
         assert (before.status, before.fix) == (WARN, "hive doctor memory.swap --fix")
         try:
@@ -331,7 +331,7 @@ def test_in_a_container_no_swap_is_offered_and_none_attempted() -> None:
 
 
 def test_swap_is_not_set_up_by_an_ordinary_user() -> None:
-    one = Subject(kind=Kind.NONE, uid=1000)
+    one = Subject(kind=TargetKind.NONE, uid=1000)
     result = Result(name="memory.swap", status=WARN, reason="none")
     (mended,) = doctor.mend(one, [result])
     assert mended.reason == "none; not fixed: only root turns swap on"
@@ -481,7 +481,7 @@ def test_the_runner_of_an_ollama_that_was_killed_is_told_with_what_it_holds(up: 
         assert (found.status, str(runner) in found.fix.split()) == (WARN, True)
         assert "of an Ollama that ended" in found.reason
     finally:
-        for pid in Snapshot().with_descendants({runner}):
+        for pid in ProcessTable().with_descendants({runner}):
             os.kill(pid, signal.SIGKILL)
         serving.stdout.close()
 
@@ -513,7 +513,7 @@ def test_gpus_are_read_from_the_files_of_the_kernel(tmp_path: Path) -> None:
     found = read_gpus(proc=proc, dev=dev, pci=pci)
     assert (found.on_bus, found.driver, found.models) == (1, "570.86.15", ("NVIDIA H200",))
     assert found.nodes == ("nvidia-uvm", "nvidia0", "nvidiactl")
-    assert backends.judge_gpu(found._replace(has_nvml=True), Seen((GpuState(0),))).status is PASS
+    assert backends.judge_gpu(found._replace(has_nvml=True), SeenGpus((GpuState(0),))).status is PASS
 
 
 # --- units -------------------------------------------------------------------------------------------------------
@@ -566,6 +566,13 @@ def test_the_contract_names_users_by_name(appliance: Subject) -> None:
 
 def test_files_of_this_host_are_told_by_the_names_of_their_owners(tmp_path: Path) -> None:
     (tmp_path / "x").touch()
-    (found,) = files.look_at([files.Row(tmp_path / "x", None, None, None)])
+    (found,) = files.look_at([files.PathRow(tmp_path / "x", None, None, None)])
     assert found.user == pwd.getpwuid(os.geteuid()).pw_name
     assert found.group == grp.getgrgid((tmp_path / "x").stat().st_gid).gr_name
+
+
+def test_a_fix_is_told_as_who_asks_has_to_type_it() -> None:
+    """A user was told `modprobe kvm_intel`, which takes root; root of a box without sudo was told to sudo."""
+    fix = "sudo modprobe kvm_intel || sudo modprobe kvm_amd"
+    assert Subject(kind=TargetKind.NONE, uid=1000).as_typed(fix) == fix
+    assert Subject(kind=TargetKind.NONE, uid=0).as_typed(fix) == "modprobe kvm_intel || modprobe kvm_amd"

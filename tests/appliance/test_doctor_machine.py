@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host import systemd_machine
+
+from tests.host import systemd_machine
 
 JOB = f"""
 export PYTHONPATH={systemd_machine.PACKAGES_THERE}:{systemd_machine.HIVE_THERE} PYTHONDONTWRITEBYTECODE=1
@@ -17,7 +18,7 @@ cd {systemd_machine.HIVE_THERE}
 hive() {{ python3 -m hive "$@"; }}
 python3 - <<'PLACE'
 from pathlib import Path
-from hive.appliance import share
+from hive.files import share
 for one in share.units(share.directory()):
     Path(one.path).parent.mkdir(parents=True, exist_ok=True)
     Path(one.path).write_bytes(one.content)

@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from nobody import run_as_nobody
 
-from hive.appliance import doctor
-from hive.appliance.checks import stores
-from hive.appliance.checks.check import Status
-from hive.appliance.checks.subject import Subject
-from hive.appliance.doctor import Result, examine
-from hive.appliance.redis_acl import acl_file
-from hive.settings import Paths
+from hive.doctor import doctor
+from hive.doctor.checks import stores
+from hive.doctor.checks.check import Status
+from hive.doctor.checks.target import Subject
+from hive.doctor.doctor import Result, examine
+from hive.files.redis_acl import acl_file
+from hive.settings.table import Paths
 from hive.store.database import Database
+from tests.nobody import run_as_nobody
 
 PASS, WARN, FAIL, SKIP = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP
 
@@ -76,7 +76,7 @@ def test_a_closed_database_is_read_by_who_may_not_write(passable: Path) -> None:
     path.chmod(0o644)
     said = run_as_nobody(
         "from pathlib import Path\n"
-        "from hive.appliance.checks.stores import quick_check\n"
+        "from hive.doctor.checks.stores import quick_check\n"
         f"print(quick_check(Path({str(path)!r}), limit_s=30)[0])\n"
     )
     assert said == "ok\n"

@@ -12,22 +12,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.appliance.checks import backends, docker, files, host, leftovers, memory, running, sandboxes, stores, units
-from hive.appliance.checks.check import Status, Verdict
-from hive.appliance.checks.subject import Kind, Subject
-from hive.appliance.doctor import CHECKS
+from hive.doctor.checks import backends, docker, files, host, leftovers, memory, running, sandboxes, stores, units
+from hive.doctor.checks.check import CheckVerdict, Status
+from hive.doctor.checks.target import Subject, TargetKind
+from hive.doctor.doctor import CHECKS
 from hive.domain import BackendInfo, BackendKind
-from hive.host.gpu import Gpus
-from hive.host.memory import Memory, Swap, Zram
-from hive.host.nvml import GpuState, Seen
-from hive.settings import Paths
+from hive.host.gpu import GpuHardware
+from hive.host.memory import MemInfo, Swap, ZramDevice
+from hive.host.nvml import GpuState, SeenGpus
+from hive.settings.table import Paths
 
 PASS, WARN, FAIL, SKIP = Status.PASS, Status.WARN, Status.FAIL, Status.SKIP
 GIB = 1024**3
 UP = Paths(Path("/s"), Path("/r"))
 
 
-def says(verdict: Verdict, status: Status, *words: str) -> bool:
+def says(verdict: CheckVerdict, status: Status, *words: str) -> bool:
     """Asserts rather than answers, so that a failure shows the whole verdict."""
     assert verdict.status is status, verdict
     assert all(word in verdict.reason for word in words), verdict
@@ -111,14 +111,14 @@ def test_a_file_from_the_future_says_by_how_much() -> None:
 
 @pytest.mark.parametrize(("is_synchronised", "status"), [(True, PASS), (False, WARN)])
 def test_the_clock(is_synchronised: bool, status: Status) -> None:
-    assert says(host.judge_clock(is_synchronised=is_synchronised, fix="f"), status)
+    assert says(host.judge_clock(is_synchronised=is_synchronised, has_systemd=True), status)
 
 
 # --- memory ------------------------------------------------------------------------------------------------------
 
-RAM = Memory(8 * GIB, 4 * GIB, None, None)
+RAM = MemInfo(8 * GIB, 4 * GIB, None, None)
 ZRAM = Swap("/dev/zram0", "partition", 16 * GIB, 0, 100)
-LZ4 = Zram("/dev/zram0", "lz4", 16 * GIB, 0, 0)
+LZ4 = ZramDevice("/dev/zram0", "lz4", 16 * GIB, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ LZ4 = Zram("/dev/zram0", "lz4", 16 * GIB, 0, 0)
     ],
 )
 def test_swap(swaps: list[Swap] | None, status: Status, word: str) -> None:
-    assert says(memory.judge_swap(RAM, swaps, [LZ4], fix="f"), status, word)
+    assert says(memory.judge_swap(RAM, swaps, [LZ4]), status, word)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_swap(swaps: list[Swap] | None, status: Status, word: str) -> None:
     ],
 )
 def test_merged_pages(run: str, sharing: int, is_appliance: bool, status: Status) -> None:
-    assert says(memory.judge_ksm(run, sharing, is_appliance=is_appliance, fix="f"), status)
+    assert says(memory.judge_ksm(run, sharing, is_appliance=is_appliance), status)
 
 
 # --- sandboxes ---------------------------------------------------------------------------------------------------
@@ -177,8 +177,8 @@ def test_vsock(is_wanted: bool, has_vsock: bool, has_vhost: bool, status: Status
     assert says(sandboxes.judge_vsock(is_wanted=is_wanted, has_vsock=has_vsock, has_vhost=has_vhost), status)
 
 
-def program(said: str, *, is_there: bool = True, is_roots: bool = True) -> sandboxes.Program:
-    return sandboxes.Program("/usr/local/bin/p", is_there, is_roots, said)
+def program(said: str, *, is_there: bool = True, is_roots: bool = True) -> sandboxes.HostProgram:
+    return sandboxes.HostProgram("/usr/local/bin/p", is_there, is_roots, said)
 
 
 @pytest.mark.parametrize(
@@ -211,12 +211,14 @@ def test_the_version_matrix(version: str, status: Status, word: str) -> None:
         (program("Firecracker v1.15.1"), program("Jailer v1.14.0"), WARN, "another jailer"),
     ],
 )
-def test_firecracker(vmm: sandboxes.Program, jailer: sandboxes.Program | None, status: Status, word: str) -> None:
+def test_firecracker(
+    vmm: sandboxes.HostProgram, jailer: sandboxes.HostProgram | None, status: Status, word: str
+) -> None:
     assert says(sandboxes.judge_firecracker(vmm, jailer), status, word)
 
 
 INFO = {"ServerVersion": "20.10", "CgroupDriver": "systemd", "CgroupVersion": "2", "LiveRestoreEnabled": True}
-ENGINE = docker.Facts(Path("/d.sock"), 0o660, "docker", 1, "dockerd (pid 7)", INFO)
+ENGINE = docker.SocketFacts(Path("/d.sock"), 0o660, "docker", 1, "dockerd (pid 7)", INFO)
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,7 @@ ENGINE = docker.Facts(Path("/d.sock"), 0o660, "docker", 1, "dockerd (pid 7)", IN
         (ENGINE._replace(info={**INFO, "LiveRestoreEnabled": False}), WARN, "ends every agent"),
     ],
 )
-def test_docker(facts: docker.Facts, status: Status, word: str) -> None:
+def test_docker(facts: docker.SocketFacts, status: Status, word: str) -> None:
     assert says(docker.judge_docker(facts, is_root=False), status, word)
 
 
@@ -349,34 +351,34 @@ def test_disks(disks: list[stores.Disk], status: Status) -> None:
 # --- backends ----------------------------------------------------------------------------------------------------
 
 NODES = ("nvidia-uvm", "nvidia0", "nvidiactl")
-H200 = Gpus(1, "570.86.15", ("NVIDIA H200",), NODES, (), True)
+H200 = GpuHardware(1, "570.86.15", ("NVIDIA H200",), NODES, (), True)
 
 
 @pytest.mark.parametrize(
     ("gpus", "status", "word"),
     [
         (H200, PASS, "NVIDIA H200"),
-        (Gpus(0, "", (), (), (), False), SKIP, "no NVIDIA driver"),
-        (Gpus(2, "", (), (), (), False), WARN, "no driver is loaded"),
+        (GpuHardware(0, "", (), (), (), False), SKIP, "no NVIDIA driver"),
+        (GpuHardware(2, "", (), (), (), False), WARN, "no driver is loaded"),
         (H200._replace(nodes=()), FAIL, "no device files"),
         (H200._replace(nodes=("nvidia0", "nvidiactl")), WARN, "nvidia-uvm"),
         (H200._replace(refused=("nvidia0",)), WARN, "/dev/nvidia0"),
         (H200._replace(has_nvml=False), WARN, "libnvidia-ml"),
     ],
 )
-def test_gpus(gpus: Gpus, status: Status, word: str) -> None:
-    assert says(backends.judge_gpu(gpus, Seen((GpuState(0),))), status, word)
+def test_gpus(gpus: GpuHardware, status: Status, word: str) -> None:
+    assert says(backends.judge_gpu(gpus, SeenGpus((GpuState(0),))), status, word)
 
 
 @pytest.mark.parametrize(
     ("seen", "status", "word"),
     [
-        (Seen((GpuState(0, total_bytes=140 * GIB, used_bytes=2 * GIB), GpuState(1))), PASS, "2 of 140 GiB in use"),
-        (Seen((GpuState(0), GpuState(1, fault="GPU is lost"))), WARN, "GPU 1 does not tell all: GPU is lost"),
-        (Seen(why_not="Driver/library version mismatch"), WARN, "version mismatch"),
+        (SeenGpus((GpuState(0, total_bytes=140 * GIB, used_bytes=2 * GIB), GpuState(1))), PASS, "2 of 140 GiB in use"),
+        (SeenGpus((GpuState(0), GpuState(1, fault="GPU is lost"))), WARN, "GPU 1 does not tell all: GPU is lost"),
+        (SeenGpus(why_not="Driver/library version mismatch"), WARN, "version mismatch"),
     ],
 )
-def test_what_a_gpu_tells(seen: Seen, status: Status, word: str) -> None:
+def test_what_a_gpu_tells(seen: SeenGpus, status: Status, word: str) -> None:
     assert says(backends.judge_gpu(H200, seen), status, word)
 
 
@@ -401,22 +403,26 @@ def test_backend(found: BackendInfo | None, addresses: list[str], is_needed: boo
     ("ways", "isolation", "status"),
     [
         ([], "full", SKIP),
-        ([backends.Way("/i/v.sock", 0o660, 0o750)], "full", PASS),
-        ([backends.Way("/i/v.sock", 0o666, 0o750)], "full", PASS),
-        ([backends.Way("/i/v.sock", 0o666, 0o755)], "full", FAIL),
-        ([backends.Way("/i/v.sock", 0o660, 0o750), backends.Way("/i/w.sock", 0o777, 0o711)], "uid", FAIL),
-        ([backends.Way("/i/v.sock", 0o600, 0o700)], "none", WARN),
-        ([backends.Way("127.0.0.1:11434")], "uid", WARN),
+        ([backends.BackendPath("/i/v.sock", 0o660, 0o750)], "full", PASS),
+        ([backends.BackendPath("/i/v.sock", 0o666, 0o750)], "full", PASS),
+        ([backends.BackendPath("/i/v.sock", 0o666, 0o755)], "full", FAIL),
+        (
+            [backends.BackendPath("/i/v.sock", 0o660, 0o750), backends.BackendPath("/i/w.sock", 0o777, 0o711)],
+            "uid",
+            FAIL,
+        ),
+        ([backends.BackendPath("/i/v.sock", 0o600, 0o700)], "none", WARN),
+        ([backends.BackendPath("127.0.0.1:11434")], "uid", WARN),
     ],
 )
-def test_ways_to_the_backend(ways: list[backends.Way], isolation: str, status: Status) -> None:
-    assert says(backends.judge_ways(ways, isolation=isolation, is_appliance=True), status)
+def test_ways_to_the_backend(ways: list[backends.BackendPath], isolation: str, status: Status) -> None:
+    assert says(backends.judge_ways(ways, isolation=isolation), status)
 
 
-SERVE = backends.Program(7, 1, ("/usr/local/bin/ollama", "serve"))
-RUNNER = backends.Program(8, 7, ("/usr/local/bin/ollama", "runner", "--port", "1"), 1 << 30)
+SERVE = backends.RunningProgram(7, 1, ("/usr/local/bin/ollama", "serve"))
+RUNNER = backends.RunningProgram(8, 7, ("/usr/local/bin/ollama", "runner", "--port", "1"), 1 << 30)
 LLAMA = ("/usr/local/lib/ollama/llama-server", "--model", "/m/blobs/sha256-ab", "--port", "2")
-OWN_LLAMA = backends.Program(9, 1, ("/opt/llama-server", "-m", "/srv/tiny.gguf"), 1 << 30)
+OWN_LLAMA = backends.RunningProgram(9, 1, ("/opt/llama-server", "-m", "/srv/tiny.gguf"), 1 << 30)
 
 
 @pytest.mark.parametrize(
@@ -425,13 +431,13 @@ OWN_LLAMA = backends.Program(9, 1, ("/opt/llama-server", "-m", "/srv/tiny.gguf")
         ([], SKIP, ""),
         ([OWN_LLAMA], SKIP, ""),
         ([SERVE, OWN_LLAMA], PASS, ""),
-        ([SERVE, RUNNER, backends.Program(9, 7, LLAMA)], PASS, ""),
+        ([SERVE, RUNNER, backends.RunningProgram(9, 7, LLAMA)], PASS, ""),
         ([RUNNER._replace(parent=1)], WARN, "kill 8"),
-        ([SERVE, RUNNER._replace(parent=1), backends.Program(9, 1, LLAMA)], WARN, "kill 8 9"),
-        ([SERVE, RUNNER, backends.Program(9, 8, LLAMA)], WARN, "kill 9"),
+        ([SERVE, RUNNER._replace(parent=1), backends.RunningProgram(9, 1, LLAMA)], WARN, "kill 8 9"),
+        ([SERVE, RUNNER, backends.RunningProgram(9, 8, LLAMA)], WARN, "kill 9"),
     ],
 )
-def test_what_an_ollama_left_behind(programs: list[backends.Program], status: Status, fix: str) -> None:
+def test_what_an_ollama_left_behind(programs: list[backends.RunningProgram], status: Status, fix: str) -> None:
     verdict = backends.judge_runners(programs)
     assert (verdict.status, verdict.fix) == (status, fix)
 
@@ -444,14 +450,14 @@ WELL: dict[str, Any] = {"problems": [], "version": "0.1.0"}
 @pytest.mark.parametrize(
     ("subject", "status", "word"),
     [
-        (Subject(kind=Kind.UP, paths=UP, socket=Path("/r/hive.sock"), health=WELL), PASS, "/r/hive.sock"),
-        (Subject(kind=Kind.UP, paths=UP, health={**WELL, "problems": ["p", "q"]}), WARN, "p (and 1 more)"),
-        (Subject(kind=Kind.NONE), SKIP, "no Hive runs here"),
-        (Subject(kind=Kind.UP, paths=UP, silence="nobody"), SKIP, "nobody"),
-        (Subject(kind=Kind.UP, paths=UP, silence="nobody", named=True), FAIL, "nobody"),
-        (Subject(kind=Kind.UP, paths=UP, silence="it hangs", socket=Path("/r/hive.sock")), FAIL, "it hangs"),
-        (Subject(kind=Kind.APPLIANCE, paths=UP, silence="nobody"), FAIL, "nobody"),
-        (Subject(kind=Kind.APPLIANCE, paths=UP, silence="may not", may_not=True), SKIP, "group hive"),
+        (Subject(kind=TargetKind.UP, paths=UP, socket=Path("/r/hive.sock"), health=WELL), PASS, "/r/hive.sock"),
+        (Subject(kind=TargetKind.UP, paths=UP, health={**WELL, "problems": ["p", "q"]}), WARN, "p (and 1 more)"),
+        (Subject(kind=TargetKind.NONE), SKIP, "no Hive runs here"),
+        (Subject(kind=TargetKind.UP, paths=UP, silence="nobody"), SKIP, "nobody"),
+        (Subject(kind=TargetKind.UP, paths=UP, silence="nobody", named=True), FAIL, "nobody"),
+        (Subject(kind=TargetKind.UP, paths=UP, silence="it hangs", socket=Path("/r/hive.sock")), FAIL, "it hangs"),
+        (Subject(kind=TargetKind.APPLIANCE, paths=UP, silence="nobody"), FAIL, "nobody"),
+        (Subject(kind=TargetKind.APPLIANCE, paths=UP, silence="may not", may_not=True), SKIP, "group hive"),
     ],
 )
 def test_answers(subject: Subject, status: Status, word: str) -> None:
@@ -522,50 +528,52 @@ def test_a_user_who_sees_no_owner_is_told_so_and_not_that_hive_fails() -> None:
 
 # --- files -------------------------------------------------------------------------------------------------------
 
-KEY = files.Row(Path("/k"), "root", "root", 0o600)
-OWN = files.Row(Path("/o"), None, None, None, 0o077)
+KEY = files.PathRow(Path("/k"), "root", "root", 0o600)
+OWN = files.PathRow(Path("/o"), None, None, None, 0o077)
 
 
 @pytest.mark.parametrize(
     ("found", "status", "word"),
     [
-        (files.Found(KEY, "root", "root", 0o600), PASS, "1 secret"),
-        (files.Found(KEY, "root", "root", 0o640), FAIL, "mode 640"),
-        (files.Found(KEY, "root", "root", 0o400), WARN, "mode 400"),
-        (files.Found(KEY, "ann", "root", 0o600), FAIL, "user ann"),
-        (files.Found(KEY, "root", "ann", 0o600), FAIL, "group ann"),
-        (files.Found(KEY, "root", "root", 0o777, is_link=True), FAIL, "is a link"),
-        (files.Found(KEY), SKIP, "no secret"),
-        (files.Found(KEY._replace(is_optional=False)), WARN, "missing"),
-        (files.Found(KEY, may_not=True), SKIP, "needs root"),
-        (files.Found(OWN, "ann", "ann", 0o600), PASS, "1 secret"),
-        (files.Found(OWN, "ann", "ann", 0o644), FAIL, "others may read"),
+        (files.FoundPath(KEY, "root", "root", 0o600), PASS, "1 secret"),
+        (files.FoundPath(KEY, "root", "root", 0o640), FAIL, "mode 640"),
+        (files.FoundPath(KEY, "root", "root", 0o400), WARN, "mode 400"),
+        (files.FoundPath(KEY, "ann", "root", 0o600), FAIL, "user ann"),
+        (files.FoundPath(KEY, "root", "ann", 0o600), FAIL, "group ann"),
+        (files.FoundPath(KEY, "root", "root", 0o777, is_link=True), FAIL, "is a link"),
+        (files.FoundPath(KEY), SKIP, "no secret"),
+        (files.FoundPath(KEY._replace(is_optional=False)), WARN, "missing"),
+        (files.FoundPath(KEY, may_not=True), SKIP, "needs root"),
+        (files.FoundPath(OWN, "ann", "ann", 0o600), PASS, "1 secret"),
+        (files.FoundPath(OWN, "ann", "ann", 0o644), FAIL, "others may read"),
     ],
 )
-def test_owners_and_modes(found: files.Found, status: Status, word: str) -> None:
-    assert says(files.judge([found], "secret", fix="f"), status, word)
+def test_owners_and_modes(found: files.FoundPath, status: Status, word: str) -> None:
+    assert says(files.judge([found], "secret"), status, word)
 
 
 @given(mode=st.integers(0, 0o777), wanted=st.sampled_from([0o600, 0o640, 0o660, 0o700, 0o711, 0o750, 0o755]))
 def test_any_bit_more_than_meant_fails_and_any_bit_less_warns(mode: int, wanted: int) -> None:
-    verdict = files.judge([files.Found(KEY._replace(mode=wanted), "root", "root", mode)], "file", fix="f")
+    verdict = files.judge([files.FoundPath(KEY._replace(mode=wanted), "root", "root", mode)], "file")
     assert verdict.status is (FAIL if mode & ~wanted else WARN if mode != wanted else PASS)
 
 
 def test_what_is_missing_is_made_by_another_command_than_what_is_wrong_is_mended() -> None:
-    missing = files.Found(KEY._replace(is_optional=False))
-    assert files.judge([missing], "file", fix="mend", make="make").fix == "make"
-    assert files.judge([files.Found(KEY, "ann", "root", 0o600)], "file", fix="mend", make="make").fix == "mend"
+    missing = files.FoundPath(KEY._replace(is_optional=False))
+    assert files.judge([missing], "file").fix == "sudo systemd-tmpfiles --create hive.conf"
+    assert files.judge([missing], "secret").fix == "sudo hive secrets generate"
+    strange = files.FoundPath(KEY, "ann", "root", 0o600)
+    assert files.judge([strange], "file").fix == "sudo hive doctor files.state --fix"
 
 
 def test_what_is_open_is_told_before_what_is_missing() -> None:
-    missing = files.Found(KEY._replace(path=Path("/missing"), is_optional=False))
-    assert says(files.judge([missing, files.Found(KEY, "ann", "root", 0o600)], "file", fix="f"), FAIL, "/k", "1 more")
+    missing = files.FoundPath(KEY._replace(path=Path("/missing"), is_optional=False))
+    assert says(files.judge([missing, files.FoundPath(KEY, "ann", "root", 0o600)], "file"), FAIL, "/k", "1 more")
 
 
 # --- units -------------------------------------------------------------------------------------------------------
 
-UNIT = units.Unit("/etc/systemd/system/hive-proxy.service", b"x", b"x")
+UNIT = units.PackagedUnit("/etc/systemd/system/hive-proxy.service", b"x", b"x")
 
 
 @pytest.mark.parametrize(
@@ -577,7 +585,7 @@ UNIT = units.Unit("/etc/systemd/system/hive-proxy.service", b"x", b"x")
         (UNIT._replace(drop_ins=["more.conf"]), PASS, "hive-proxy.service (more.conf)"),
     ],
 )
-def test_drift(unit: units.Unit, status: Status, word: str) -> None:
+def test_drift(unit: units.PackagedUnit, status: Status, word: str) -> None:
     assert says(units.judge_drift([unit]), status, word)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host import systemd_machine
+
+from tests.host import systemd_machine
 
 pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(600)]
 

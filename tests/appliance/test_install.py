@@ -15,13 +15,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import docker_engine
 import pytest
-from appliance.installation import UNITS, box_of, make_root, make_version, tree
 
 from hive import __version__
-from hive.appliance import conf_file, layout, remains, share
-from hive.appliance.install import (
+from hive.errors import ConfigError, DependencyDown, HiveError, NotFound, NotPermitted, UsageError, WrongState
+from hive.files import layout, share
+from hive.files.layout import Layout
+from hive.files.share import Managed
+from hive.host import systemd
+from hive.host.cgroup import state_label
+from hive.install import conf_file, remains
+from hive.install.install import (
     check_host,
     current_version,
     install,
@@ -33,16 +37,13 @@ from hive.appliance.install import (
     steps_of,
     uninstall,
 )
-from hive.appliance.layout import Layout
-from hive.appliance.manifest import Manifest
-from hive.appliance.running import Unit
-from hive.appliance.share import Managed
-from hive.appliance.steps import Box, enabled
-from hive.appliance.steps_system import previous
-from hive.errors import ConfigError, DependencyDown, HiveError, NotFound, NotPermitted, UsageError, WrongState
-from hive.host import systemd
-from hive.host.cgroup import state_label
-from hive.settings_file import load_text
+from hive.install.manifest import InstallManifest
+from hive.install.running import SystemdUnit
+from hive.install.steps import Box, enabled
+from hive.install.steps_system import previous
+from hive.settings.file import load_text
+from tests import docker_engine
+from tests.appliance.installation import UNITS, box_of, make_root, make_version, tree
 
 REPOSITORY = Path(__file__).parents[2]
 FIRST, SECOND = "0.1.0-1", "0.2.0-1"
@@ -207,10 +208,10 @@ def test_a_manifest_that_cannot_be_read_stops_everything(root: Path) -> None:
     (root / "var/lib/hive").mkdir()
     (root / "var/lib/hive/install.json").write_text('{"files": 7}')
     with pytest.raises(ConfigError, match=r"install\.json"):
-        Manifest.load(Layout(root))
+        InstallManifest.load(Layout(root))
     (root / "var/lib/hive/install.json").write_text('{"format": 99}')
     with pytest.raises(ConfigError, match="newer"):
-        Manifest.load(Layout(root))
+        InstallManifest.load(Layout(root))
 
 
 def test_from_an_environment_that_is_not_installed_nothing_is_installed(root: Path) -> None:
@@ -515,8 +516,14 @@ def quick_directory(tmp_path: Path) -> Iterator[Path]:
 def test_killed_before_any_change_and_inside_any_write_the_same_command_ends_it(
     what: str, least: int, quick_directory: Path
 ) -> None:
-    program = Path(__file__).with_name("killed_install.py")
-    ran = subprocess.run([sys.executable, program, what, quick_directory], capture_output=True, text=True, check=False)
+    program = ["-m", f"{__package__}.killed_install"]
+    ran = subprocess.run(
+        [sys.executable, *program, what, quick_directory],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["wrong"] == []
@@ -578,13 +585,13 @@ def test_every_file_that_is_no_code_is_in_the_package() -> None:
 @pytest.mark.parametrize(
     ("unit", "failed"),
     [
-        (Unit("a", "active", "success", "notify", "yes"), False),
-        (Unit("a", "failed", "exit-code", "notify", "yes"), True),
-        (Unit("a", "activating", "success", "notify", "yes"), True),
-        (Unit("a", "inactive", "success", "oneshot", "yes"), False),
-        (Unit("a", "inactive", "success", "", "no"), False),
-        (Unit("a", "failed", "exit-code", "oneshot", "yes"), True),
+        (SystemdUnit("a", "active", "success", "notify", "yes"), False),
+        (SystemdUnit("a", "failed", "exit-code", "notify", "yes"), True),
+        (SystemdUnit("a", "activating", "success", "notify", "yes"), True),
+        (SystemdUnit("a", "inactive", "success", "oneshot", "yes"), False),
+        (SystemdUnit("a", "inactive", "success", "", "no"), False),
+        (SystemdUnit("a", "failed", "exit-code", "oneshot", "yes"), True),
     ],
 )
-def test_a_unit_is_up_when_it_is_active_or_need_not_be(unit: Unit, failed: bool) -> None:
+def test_a_unit_is_up_when_it_is_active_or_need_not_be(unit: SystemdUnit, failed: bool) -> None:
     assert unit.failed is failed

@@ -9,7 +9,7 @@ import pty
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.appliance.lines import LINE_MAX, LineSplitter, Terminal, colour_of, prefixed
+from hive.up.lines import LINE_MAX, LineSplitter, TerminalWriter, colour_of, prefixed
 
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=6))
@@ -47,7 +47,7 @@ def test_a_long_line_says_how_much_is_missing() -> None:
 def test_a_reader_that_stands_still_costs_lines_not_time() -> None:
     """A blocked `write` here would stop every child's output being read, and so Hive (Ctrl-S in the terminal)."""
     reading, writing = os.pipe()
-    terminal = Terminal(writing)
+    terminal = TerminalWriter(writing)
     for number in range(3000):
         terminal.line(f"line {number} {'x' * 100}")
     os.set_blocking(reading, False)
@@ -73,14 +73,14 @@ def _read(descriptor: int) -> bytes:
 def test_a_terminal_that_is_gone_is_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    Terminal(writing).line("nobody hears this")
+    TerminalWriter(writing).line("nobody hears this")
     os.close(writing)
 
 
 def test_a_terminal_is_told_from_a_pipe() -> None:
     reading, writing = os.pipe()
     leader, follower = pty.openpty()
-    assert Terminal(follower).isatty()
-    assert not Terminal(writing).isatty()
+    assert TerminalWriter(follower).isatty()
+    assert not TerminalWriter(writing).isatty()
     for descriptor in (reading, writing, leader, follower):
         os.close(descriptor)

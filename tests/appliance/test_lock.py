@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hive.appliance import lock
 from hive.errors import HiveError, NotPermitted, WrongState
 from hive.host.process import spawn
+from hive.up import lock
 
 HOLD = "import sys, time; time.sleep(float(sys.argv[1]))"
 
@@ -22,7 +22,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_second_one_says_which_pid_holds_the_directory(path: Path) -> None:
     """The first is a process of its own: `flock` is per open file, and ours would not be refused to ourselves."""
-    program = "import sys, time; from pathlib import Path; from hive.appliance import lock\n"
+    program = "import sys, time; from pathlib import Path; from hive.up import lock\n"
     program += "lock.take(Path(sys.argv[1]), say=print); print('taken', flush=True); time.sleep(60)"
     reading, writing = os.pipe()
     first = spawn([sys.executable, "-c", program, str(path)], env=os.environ, stdout_fd=writing)
@@ -71,7 +71,7 @@ def test_processes_that_never_leave_are_named(path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_pid_that_somebody_else_has_now_is_not_taken_for_a_hive_up(path: Path) -> None:
-    """Pids are used again: who does not have the file open does not hold it."""
+    """Pids are used again: a process that does not have the file open does not hold it."""
     descriptor = lock.take(path, say=lambda _: None)
     child = spawn([sys.executable, "-c", HOLD, "0.3"], env=os.environ, keep_fds=[descriptor])
     stranger = spawn([sys.executable, "-c", HOLD, "60"], env=os.environ)

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nobody import run_as_nobody
 
-from hive.appliance import logs
-from hive.appliance.lines import is_routine
-from hive.appliance.log_file import NAME, Line, LogFile, parsed, previous, written
-from hive.appliance.logs import COMPONENTS, Said, command, file_lines, refuse_unreadable, said_of
 from hive.cli.main import main
 from hive.errors import DependencyDown, NotPermitted
+from hive.files import logs
+from hive.files.log_file import NAME, LogFile, LogLine, parsed, previous, written
+from hive.files.logs import COMPONENTS, ServiceLine, command, file_lines, refuse_unreadable, said_of
 from hive.log_lines import JsonLines
+from hive.up.lines import is_routine
+from tests.nobody import run_as_nobody
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,10 +105,11 @@ def test_a_directory_that_is_gone_costs_nothing(tmp_path: Path) -> None:
     for _ in range(10):
         file.write("proxy", "x" * 60, at=0)
     file.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_no_line_is_passed_over(tmp_path: Path) -> None:
-    whole = written(Line(1.0, "proxy", "x"))
+    whole = written(LogLine(1.0, "proxy", "x"))
     (tmp_path / NAME).write_bytes(b"rest of a line\n\n" + whole + b"\xff\xfe\n" + whole[:20])
     assert said(tmp_path / NAME) == [("proxy", "x")]
     assert parsed(b"") is None
@@ -134,7 +135,7 @@ def test_no_file_is_told_with_where_lines_are(tmp_path: Path) -> None:
 # --- the journal ---------------------------------------------------------------------------------------------------
 
 
-def entry(**fields: object) -> Said | None:
+def entry(**fields: object) -> ServiceLine | None:
     return said_of(json.dumps({"__REALTIME_TIMESTAMP": "1500000", **fields}).encode())
 
 
@@ -294,7 +295,7 @@ def test_who_may_not_read_the_file_is_told_so(short_path: Path) -> None:
     LogFile(short_path / NAME).write("proxy", "x", at=0)
     short_path.chmod(0o755)
     program = (
-        "from pathlib import Path\nfrom hive.appliance.logs import file_lines\nfrom hive.errors import HiveError\n"
+        "from pathlib import Path\nfrom hive.files.logs import file_lines\nfrom hive.errors import HiveError\n"
         f"try: print(list(file_lines(Path('{short_path}/{NAME}'), [], lines=1, follow=False)))\n"
         "except HiveError as error: print(type(error).__name__)\n"
     )

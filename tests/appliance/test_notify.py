@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hive.settings import Paths
+from hive.settings.table import Paths
 from tests.fakes.systemd import Ear
 
 Start = Callable[..., subprocess.Popen[bytes]]

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.appliance import directories, services
-from hive.appliance.backoff import FIRST_S, LONGEST_S, STEADY_S, next_delay_s
-from hive.appliance.banner import banner
-from hive.appliance.ports import Ports, Remembered, choose_ports, recall, remember
-from hive.appliance.supervisor import summary
-from hive.appliance.table import cells, plain_table
 from hive.domain import BackendInfo, BackendKind, Isolation
 from hive.errors import ConfigError, NotPermitted
-from hive.settings import Paths
+from hive.files.ports import Ports, Remembered, choose_ports, recall, remember
+from hive.settings.table import Paths
+from hive.up import directories, services
+from hive.up.backoff import FIRST_S, LONGEST_S, STEADY_S, next_delay_s
+from hive.up.banner import banner
+from hive.up.supervisor import summary
+from hive.up.table import cells, plain_table
 
 PATHS = Paths(Path("/state"), Path("/run/x"))
 HEALTH = {
@@ -32,8 +32,8 @@ HEALTH = {
 }
 
 
-def plan(backend: BackendInfo | None) -> services.Plan:
-    return services.Plan(paths=PATHS, config=None, isolation=Isolation.NONE, backend=backend, watch_fd=7)
+def plan(backend: BackendInfo | None) -> services.UpPlan:
+    return services.UpPlan(paths=PATHS, config=None, isolation=Isolation.NONE, backend=backend, watch_fd=7)
 
 
 @given(st.lists(st.floats(0, 100), max_size=30))

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hive.appliance import readiness
-from hive.appliance.children import ChildFailed
+from hive.up import readiness
+from hive.up.children import ChildFailed
 
 SPIN, SLEEP = "print(1, flush=True)\nwhile True: pass", "import time; print(1, flush=True); time.sleep(60)"
 """What starting costs is over when they print: one that does nothing had worked by that, on a busy machine."""
@@ -33,7 +33,7 @@ def child(request: pytest.FixtureRequest) -> Iterator[Any]:
 async def test_how_much_a_child_works_is_seen(child: Any) -> None:
     before = readiness.cpu_s(child)
     if child.works:
-        while readiness.cpu_s(child) <= before + 0.2:  # noqa: ASYNC110 - who works tells nobody
+        while readiness.cpu_s(child) <= before + 0.2:  # noqa: ASYNC110 - work sends no signal
             await asyncio.sleep(0.01)
     else:
         await asyncio.sleep(0.3)

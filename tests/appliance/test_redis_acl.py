@@ -18,10 +18,10 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.appliance.redis_acl import acl_file
 from hive.domain import Agent, AgentSpec, BackendInfo, BackendKind, ModelInfo, Tier
 from hive.errors import DependencyDown
-from hive.settings import Paths
+from hive.files.redis_acl import acl_file
+from hive.settings.table import Paths
 from hive.store import agents, keys, live
 from hive.store.channels import SystemEvent
 from hive.store.database import Database
@@ -55,7 +55,7 @@ def appliance(short_path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def serving(short_path: Path) -> Iterator[Path]:
-    """Redis as hive-redis.service runs it, but for its places and who hears that it is ready; its socket."""
+    """Redis as hive-redis.service runs it, but for its paths and the receiver of its readiness; its socket."""
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed")
     (short_path / "users.acl").write_text(acl_file(HASHES))

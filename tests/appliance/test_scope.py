@@ -6,14 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
-from nobody import run_as_nobody
-from swapspace import without_swap, zram_swap
 
-from hive.appliance import scope
-from hive.appliance.scope import Facts, is_worth_a_try
 from hive.host.paging import NO_SWAP, NOT_PERMITTED
+from hive.up import scope
+from hive.up.scope import ScopeFacts, is_worth_a_try
+from tests.nobody import run_as_nobody
+from tests.swapspace import without_swap, zram_swap
 
-USER = Facts(1000, f"{NOT_PERMITTED} (it takes more)", "/usr/bin/systemd-run", manager=True, marked=False)
+USER = ScopeFacts(1000, f"{NOT_PERMITTED} (it takes more)", "/usr/bin/systemd-run", manager=True, marked=False)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ USER = Facts(1000, f"{NOT_PERMITTED} (it takes more)", "/usr/bin/systemd-run", m
         (USER._replace(marked=True), False),
     ],
 )
-def test_a_scope_is_tried_once_by_a_user_whom_it_may_help(facts: Facts, answer: bool) -> None:
+def test_a_scope_is_tried_once_by_a_user_whom_it_may_help(facts: ScopeFacts, answer: bool) -> None:
     assert is_worth_a_try(facts) is answer
 
 
@@ -77,6 +77,6 @@ def test_a_host_without_swap_is_said_to_be_one(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_user_without_a_systemd_of_his_own_is_told_it_is_not_permitted() -> None:
-    program = "from hive.appliance import scope\nfrom pathlib import Path\nprint(scope.enter(Path('/tmp/x')))"
+    program = "from hive.up import scope\nfrom pathlib import Path\nprint(scope.enter(Path('/tmp/x')))"
     with zram_swap(16):
         assert run_as_nobody(program).startswith("deep sleep: not permitted here (it takes CAP_SYS_PTRACE")

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 import pytest
-import virtual_machine
-from host import systemd_machine
+
+from tests import virtual_machine
+from tests.host import systemd_machine
 
 REPOSITORY = Path(__file__).parents[2]
 PACKAGES = "systemd,systemd-sysv,dbus,dbus-user-session,libpam-systemd,python3,linux-image-cloud-amd64,kmod"

@@ -10,7 +10,7 @@ import sys
 from typing import IO
 
 PROGRAM = """
-from hive.appliance.screen import Screen
+from hive.up.screen import Screen
 screen = Screen(json={json})
 screen.tell("Hive is up")
 view = {{"name": "ann", "status": "paused", "depth": "light", "brief": "quiet for 9 s", "rss_bytes": 64 << 20,
@@ -66,7 +66,7 @@ def test_a_terminal_gets_a_live_table_below_the_lines() -> None:
 
 MANY = """
 import os
-from hive.appliance.screen import Screen
+from hive.up.screen import Screen
 screen = Screen(json=False)
 for second in range(3):
     views = [{{"name": f"agent-{{n}}", "status": "paused"}} for n in range(900)]

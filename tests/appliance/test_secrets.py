@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hive.appliance.layout import REDIS_ACL, Layout
-from hive.appliance.secrets import (
+from hive.cli.main import main
+from hive.errors import ConfigError, NotFound, NotPermitted
+from hive.files.layout import REDIS_ACL, Layout
+from hive.files.secrets import (
     ROTATING,
     SECRETS,
     acl_is_right,
@@ -25,8 +27,6 @@ from hive.appliance.secrets import (
     rotate,
     what_it_takes,
 )
-from hive.cli.main import main
-from hive.errors import ConfigError, NotFound, NotPermitted
 from hive.host.files import beside
 
 UNITS = Path(__file__).parents[2] / "systemd"
@@ -145,8 +145,14 @@ def test_a_rotation_that_was_cut_short_is_finished_by_the_next_call(root: Layout
 
 @pytest.mark.parametrize(("what", "least"), [("generate", 30), ("rotate", 15)])
 def test_killed_anywhere_a_secret_is_whole_and_the_next_call_ends_it(what: str, least: int, tmp_path: Path) -> None:
-    program = Path(__file__).with_name("killed_install.py")
-    ran = subprocess.run([sys.executable, program, what, tmp_path], capture_output=True, text=True, check=False)
+    program = ["-m", f"{__package__}.killed_install"]
+    ran = subprocess.run(
+        [sys.executable, *program, what, tmp_path],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout)
     assert found["wrong"] == []
@@ -223,7 +229,7 @@ def test_whoever_rotates_a_secret_on_a_living_box_is_asked_first(
     generate(root)
     before = values(root)
     # As a living box has it; nothing is restarted, because nothing is rotated.
-    monkeypatch.setattr("hive.appliance.secrets._restarts", lambda layout: True)
+    monkeypatch.setattr("hive.files.secrets._restarts", lambda layout: True)
     code, _, err = typed(capsys, root, "rotate", "redis-proxy")
     assert code == 2
     assert "This restarts hive-redis, hive-proxy. Change redis-proxy?" in err

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hive.appliance.secrets import SECRETS
+from hive.backends.launch import RUNTIME, STARTED, socket_of, unit_of
+from hive.backends.launch import SERVICES as INFERENCE_KINDS
+from hive.backends.ollama import ADDRESS as OLLAMA_ADDRESS
 from hive.cli.lazy import LazyGroup
 from hive.cli.main import root
-from hive.inference.launch import OLLAMA_ADDRESS, RUNTIME, STARTED, socket_of, unit_of
-from hive.inference.launch import SERVICES as INFERENCE_KINDS
+from hive.files.secrets import SECRETS
 from hive.proxy.server import HANDED
-from hive.settings import Paths, Settings
+from hive.settings.table import Paths, Settings
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
 UNITS = {path.name: path for path in sorted(SYSTEMD.iterdir()) if path.suffix in (".service", ".socket", ".target")}

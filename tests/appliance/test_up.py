@@ -19,9 +19,9 @@ from typing import Any
 import psutil
 import pytest
 
-from hive.control.client import Client
+from hive.client.client import Client
 from hive.errors import HiveError
-from hive.places import runtime_dir
+from hive.paths import runtime_dir
 
 HIVE = [sys.executable, "-P", "-m", "hive"]
 SLEEPER = ["/usr/bin/python3", "-c", "import time; time.sleep(3600)"]
@@ -370,7 +370,7 @@ def test_a_state_directory_that_is_a_file_is_a_clear_error(passable: Path) -> No
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 @pytest.mark.parametrize("room_kib", [0, 64])
 def test_a_full_disk_is_said_and_nothing_stays_running(small_disk: Path, room_kib: int) -> None:
-    """Full at once, and full after the first files: whoever meets it first says so."""
+    """Full at once, and full after the first files: the process that meets it first says so."""
     state = small_disk / "state"
     state.mkdir(mode=0o711)
     (small_disk / "room").write_bytes(b"x" * (room_kib * 1024))

@@ -1,4 +1,4 @@
-"""`hive up` on the same state directory once more: who runs again, and who does not."""
+"""`hive up` on the same state directory once more: the agents that run again, and those that do not."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 
 import psutil
 import pytest
-from appliance.test_up import HIVE, SLEEPER, HiveUp, agent, until
-from appliance.test_up import hive as hive
+
+from tests.appliance.test_up import HIVE, SLEEPER, HiveUp, agent, until
+from tests.appliance.test_up import hive as hive
 
 CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 """A machine of its own as far as processes go: they all end with its pid 1, and the kernel's boot id is the host's."""

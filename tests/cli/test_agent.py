@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hive.control.client import Client
+from hive.cli import agent
+from hive.client.client import Client
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -146,6 +147,14 @@ def test_a_container_is_created_from_the_flags_a_docker_user_expects(hive: Hive)
     assert "Runtime: docker, image python:3.12-slim" in shown
     said = "Limits: 1536 MiB, 1.5 cores, 64 processes, network: Hive (no memory controller)"
     assert said in shown
+
+
+def test_an_agent_without_limits_on_a_host_that_enforces_none_says_none() -> None:
+    """It said `Limits:  (no memory controller)`."""
+    unlimited = {"memory_mb": None, "cpu": None, "pids": None, "files": None}
+    view = {"limits": unlimited, "egress": None, "limits_not_enforced": "no memory controller"}
+    assert agent._limits(view) == "none (no memory controller)"
+    assert agent._limits({**view, "limits_not_enforced": ""}) == ""
 
 
 def test_a_deep_pause_says_how_deep_it_is(hive: Hive) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hive.control.client import Client
+from hive.client.client import Client
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hive.cli import agent_steer
-from hive.cli.call import Call
+from hive.cli.call import CommandCall
 from hive.errors import HiveError, WrongState
 
 Hive = Any
@@ -68,7 +68,23 @@ def test_a_start_that_fails_is_one_of_several_failures(hive: Hive) -> None:
     assert "crasher was started and failed: exited with 1" in said.err
 
 
-class Anyone(Call):
+def test_each_failure_of_several_says_whose_it_is() -> None:
+    """`hive agent start crawler lab` said what the policy refuses twice, and not to whom."""
+    said: list[str] = []
+
+    class Heard(Anyone):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    refused = [("crawler", HiveError("image x is not permitted")), ("lab", HiveError("runtime y is not permitted"))]
+    down = [(f"a{number}", HiveError("no Hive answers")) for number in range(9)]
+    with pytest.raises(HiveError) as raised:
+        agent_steer._fail(Heard(), [*refused, *down, ("zoe", HiveError("there is no agent 'zoe'"))])
+    assert raised.value.message == "crawler: image x is not permitted"
+    assert said == ["hive: lab: runtime y is not permitted", "hive: no Hive answers", "hive: there is no agent 'zoe'"]
+
+
+class Anyone(CommandCall):
     def __init__(self) -> None:
         pass
 

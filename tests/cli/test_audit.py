@@ -14,7 +14,7 @@ import pytest
 from hive.cli import audit as cli
 from hive.host.accounts import name_of
 from hive.store import acts, anchors, audit
-from hive.store.audit import AuditRow
+from hive.store.audit import AuditRecord
 from hive.store.chain import Head
 from hive.store.database import Database
 
@@ -71,7 +71,7 @@ async def state(tmp_path: Path) -> Path:
     directory.mkdir()
     database = Database.open(directory / "hive.db")
     for number in range(5):
-        row = AuditRow(at=1.0, actor="uid:0", act="agent.paused", target=f"a{number}", origin="socket")
+        row = AuditRecord(at=1.0, actor="uid:0", act="agent.paused", target=f"a{number}", origin="socket")
         head: Head = await database.write(lambda conn, row=row: audit.append(conn, row))  # type: ignore[misc]
         if number == 2:
             anchors.append(anchors.anchors_of(database.path), head, now=1.0)
@@ -170,7 +170,7 @@ def test_after_a_restore_nothing_is_taken_for_tampered_and_what_was_done_is_told
     """The heads of the state that was replaced named rows the restored table never had."""
     where = ("--state-dir", str(state))
     assert no_daemon("backup", str(tmp_path / "b.tar"), *where).code == 0
-    more = [AuditRow(at=2.0, actor="uid:0", act="agent.paused", target="b", origin="socket") for _ in range(5)]
+    more = [AuditRecord(at=2.0, actor="uid:0", act="agent.paused", target="b", origin="socket") for _ in range(5)]
     with sqlite3.connect(state / "hive.db") as conn:
         head = [audit.append(conn, row) for row in more][-1]
     conn.close()
@@ -194,7 +194,7 @@ def test_an_old_copy_of_the_database_in_place_of_the_new_one_is_found(
 ) -> None:
     copy = tmp_path / "copy.db"
     copy.write_bytes((state / "hive.db").read_bytes())
-    more = [AuditRow(at=2.0, actor="uid:0", act="agent.paused", target="b", origin="socket") for _ in range(5)]
+    more = [AuditRecord(at=2.0, actor="uid:0", act="agent.paused", target="b", origin="socket") for _ in range(5)]
     with sqlite3.connect(state / "hive.db") as conn:
         head = [audit.append(conn, row) for row in more][-1]
     conn.close()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hive.appliance.doctor import CHECKS, Result, Status
 from hive.cli.doctor import WIDTH, as_text
+from hive.doctor.doctor import CHECKS, Result, Status
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -55,7 +55,9 @@ def test_a_hive_that_was_named_and_does_not_answer_is_a_failure(no_daemon: Hive)
 def test_what_the_daemon_complains_about_is_a_warning(hive: Hive) -> None:
     said = hive("doctor", "hive.answers", "--json")
     assert (said.code, said.json["checks"][0]["status"]) == (0, "warn")
-    assert "Redis is down" in said.json["checks"][0]["reason"]
+    assert "Redis at redis:6379 is down" in said.json["checks"][0]["reason"]
+    assert said.json["checks"][0]["code"] == "degraded"
+    assert said.json["checks"][0]["facts"]["codes"] == ["redis_of_url_down"]
     assert hive("doctor", "hive.answers", "--strict").code == 1
 
 

@@ -1,4 +1,4 @@
-"""`hive model`: what there is, who is given which, bringing and removing some."""
+"""`hive model`: listing models and their agents, bringing and removing some."""
 
 from __future__ import annotations
 

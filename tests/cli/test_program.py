@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from hive.cli import main as program
-from hive.cli.call import Call, agent_names, model_names
-from hive.places import runtime_dir
+from hive.cli.call import CommandCall, agent_names, model_names
+from hive.errors import AS_ROOT, NotPermitted
+from hive.paths import runtime_dir
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -31,6 +32,15 @@ def test_a_reader_that_left_is_no_error_message(hive: Hive) -> None:
             if words[0] == "events":
                 process.send_signal(signal.SIGINT)
             assert b"Traceback" not in process.stderr.read()
+
+
+def test_what_takes_root_is_said_as_the_command_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hive secrets list` of a user ended in `hint: sudo`."""
+    words = ["config", "set", "proxy.listen", "a b"]
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert program._typed(NotPermitted(hint=AS_ROOT), words).hint == "as root: sudo hive config set proxy.listen 'a b'"
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert program._typed(NotPermitted(hint=AS_ROOT), words).hint == ""
 
 
 def test_a_full_disk_is_said_in_one_line() -> None:
@@ -74,7 +84,7 @@ def test_names_are_completed_from_the_daemon_and_without_one_not_at_all(
     hive: Hive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hive.cli.call.COMPLETED_WITHIN_S", 10.0)
-    there = Call(program.root())
+    there = CommandCall(program.root())
     assert agent_names(there, "") == ["alice", "busy-bob"]
     assert agent_names(there, "b") == ["busy-bob"]
     assert model_names(there, "") == ["llama3.2:q4_0"]  # and not the one whose name steers a terminal

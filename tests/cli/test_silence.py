@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shlex
 import socket
@@ -13,19 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nobody import run_as_nobody
 
-from hive.appliance import standing
-from hive.appliance.checks.subject import Kind
-from hive.appliance.standing import DOWN, HANGS, UP, Part, Recorded, Standing, Unit
 from hive.cli import status
 from hive.cli.main import main
-from hive.cli.next_command import Problem, Where, about, of_disk, of_silence
-from hive.control.switching import NONE_INSTALLED
-from hive.places import runtime_dir
+from hive.conditions import TABLE, FoundCondition, Where, conditions_in, fix_of
+from hive.doctor import offline_status
+from hive.doctor.checks.target import TargetKind
+from hive.doctor.offline_status import (
+    DOWN,
+    HANGS,
+    UP,
+    OfflineStatus,
+    RecordedStatus,
+    ServicePart,
+    UnitStatus,
+    conditions_of,
+)
+from hive.paths import runtime_dir
 from hive.store import audit
-from hive.store.audit import AuditRow
+from hive.store.audit import AuditRecord
 from hive.store.database import Database, plan_of
+from tests.nobody import run_as_nobody
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -64,7 +71,7 @@ def add(state: Path, *statuses: str) -> None:
                 f"INSERT INTO agents ({columns}, token_serial, created_at) VALUES ({', '.join('?' * 12)}, 1, 0)", values
             )
         detail = {"name": "x\x1b[2J"}
-        row = AuditRow(at=1.7e9, actor="idle", act="agent.paused", target="a0", origin="hive", detail=detail)
+        row = AuditRecord(at=1.7e9, actor="idle", act="agent.paused", target="a0", origin="hive", detail=detail)
         audit.append(conn, row)
     conn.close()
 
@@ -105,6 +112,9 @@ def test_the_same_facts_are_there_for_a_program(no_daemon: Hive, state: Path) ->
     )
     assert (answer["agents"], answer["last_event_at"], answer["kind"]) == ({"running": 1}, 1.7e9, "hive up")
     assert answer["next"] == [{"problem": "this Hive does not run", "command": f"hive up --state-dir {state}"}]
+    [condition] = answer["conditions"]
+    assert (condition["code"], condition["severity"]) == ("not_running", "error")
+    assert (condition["text"], condition["fix"]) == (answer["problems"][0], answer["next"][0]["command"])
     assert answer["parts"].keys() == {"proxy", "helper", "redis"}
     assert (answer["database"], answer["state_dir"]) == (str(state / "hive.db"), str(state))
 
@@ -160,7 +170,8 @@ def test_a_damaged_database_is_told_and_nothing_is_written(no_daemon: Hive, stat
     before = sorted(state.iterdir())
     said = no_daemon("status", "--state-dir", str(state))
     assert "is damaged" in said.out
-    assert f"    hive doctor sqlite.integrity --state-dir {state}" in last_lines(said.out)
+    told = f"    hive restore FILE --state-dir {state}  # or restart: agents and tokens come from its second copy"
+    assert told in last_lines(said.out)
     assert sorted(state.iterdir()) == before
 
 
@@ -168,8 +179,8 @@ def test_where_there_is_no_hive_at_all_it_says_how_one_begins(
     no_daemon: Hive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("HIVE_SOCKET")
-    monkeypatch.setattr("hive.places.APPLIANCE_RUNTIME", tmp_path / "run")
-    monkeypatch.setattr(standing, "find", lambda **_: standing.Subject(kind=Kind.NONE))
+    monkeypatch.setattr("hive.paths.APPLIANCE_RUNTIME", tmp_path / "run")
+    monkeypatch.setattr(offline_status, "find", lambda **_: offline_status.Subject(kind=TargetKind.NONE))
     said = no_daemon("status")
     assert said.code == 5
     assert last_lines(said.out) == ["no Hive runs here, and none is installed", "    hive up --demo"]
@@ -196,35 +207,39 @@ def test_who_may_not_ask_is_exit_4_and_told_so(words: str) -> None:
 # --- what to type --------------------------------------------------------------------------------------------------
 
 UNITS = [
-    Unit("hive-proxy.service", "active", ""),
-    Unit("hive-daemon.service", "failed", "exit-code"),
-    Unit("hive-redis.service", "inactive", ""),
+    UnitStatus("hive-proxy.service", "active", ""),
+    UnitStatus("hive-daemon.service", "failed", "exit-code"),
+    UnitStatus("hive-redis.service", "inactive", ""),
 ]
 BOX = Where(installed=True)
 
 
-def seen(**facts: Any) -> Standing:
-    return Standing(tried={}, **{"kind": Kind.APPLIANCE, "state": Path("/s"), **facts})
+def seen(**facts: Any) -> OfflineStatus:
+    return OfflineStatus(tried={}, **{"kind": TargetKind.APPLIANCE, "state": Path("/s"), **facts})
+
+
+def told(seen: OfflineStatus, code: str = "dependency_down", where: Where = BOX) -> list[tuple[str, str]]:
+    return [(one.at(where).text, one.at(where).fix) for one in conditions_of(seen, code)]
 
 
 def test_of_an_installed_hive_each_unit_that_does_not_run_is_named() -> None:
-    assert of_silence(seen(units=UNITS), code="dependency_down", where=BOX) == [
-        Problem("hive-daemon.service is failed (exit-code)", "systemctl status hive-daemon"),
-        Problem("hive-redis.service is inactive", "systemctl status hive-redis"),
+    assert told(seen(units=UNITS)) == [
+        ("hive-daemon.service is failed (exit-code)", "systemctl status hive-daemon"),
+        ("hive-redis.service is inactive", "systemctl status hive-redis"),
     ]
 
 
 def test_an_installed_hive_that_was_stopped_is_started_by_one_command_and_what_failed_before_is_told() -> None:
     stopped = [unit._replace(active="inactive", why="") for unit in UNITS]
-    stopped[0] = Unit("hive-proxy.service", "failed", "resources")
-    assert of_silence(seen(units=stopped), code="dependency_down", where=BOX) == [
-        Problem("this Hive does not run", "sudo systemctl start hive.target"),
-        Problem("hive-proxy.service is failed (resources)", "systemctl status hive-proxy"),
+    stopped[0] = UnitStatus("hive-proxy.service", "failed", "resources")
+    assert told(seen(units=stopped)) == [
+        ("this Hive does not run", "sudo systemctl start hive.target"),
+        ("hive-proxy.service is failed (resources)", "systemctl status hive-proxy"),
     ]
-    stopped[0] = Unit("hive-proxy.service", "active", "")
-    hidden = Recorded(Path("/s/hive.db"), why="this user may not read it", may_not=True)
-    assert of_silence(seen(units=stopped, recorded=hidden), code="dependency_down", where=BOX) == [
-        Problem("hive-daemon.service is inactive", "sudo systemctl start hive.target"),
+    stopped[0] = UnitStatus("hive-proxy.service", "active", "")
+    hidden = RecordedStatus(Path("/s/hive.db"), why="this user may not read it", may_not=True)
+    assert told(seen(units=stopped, recorded=hidden)) == [
+        ("hive-daemon.service is inactive", "sudo systemctl start hive.target"),
     ]
 
 
@@ -237,44 +252,57 @@ def test_a_link_to_a_socket_that_is_gone_is_no_socket_that_is_closed_to_this_use
 
 
 def test_a_database_this_user_may_not_read_is_no_problem_and_root_sees_more() -> None:
-    hidden = Recorded(Path("/s/hive.db"), why="this user may not read it", may_not=True)
-    found = of_silence(seen(kind=Kind.UP, recorded=hidden), code="dependency_down", where=Where())
-    assert [one.command for one in found] == ["sudo hive status"]
+    hidden = RecordedStatus(Path("/s/hive.db"), why="this user may not read it", may_not=True)
+    found = told(seen(kind=TargetKind.UP, recorded=hidden), where=Where())
+    assert [fix for _, fix in found] == ["sudo hive status"]
 
 
-SENTENCES = (
-    "the proxy is not connected: no request is served, nobody is put to sleep",
-    "the helper is not connected: no agent can be started, paused or woken",
-    "Redis at /r/redis.sock is down: requests are served, their usage waits",
-    "Redis at redis:6379 is down (WRONGPASS): requests are served, their usage waits",
-    "usage waits, it cannot be written: the disk of /s/hive.db is full",
-    "usage waits, it cannot be written: another program keeps /s/hive.db locked",
-    "switching to vllm: requests for the model wait",
-    "no inference server was started: vllm: exited with 1",
-    f"no inference server was started: {NONE_INSTALLED}",
-    "the backend does not answer",
+PARTS = [
+    ServicePart("proxy", DOWN, HANGS),
+    ServicePart("helper", DOWN, "x"),
+    ServicePart("redis", DOWN, "x", "/r"),
+    ServicePart("proxy", UP),
+]
+DATABASE = Path("/s/hive.db")
+STANDINGS = (
+    (seen(kind=TargetKind.NONE), "no_hive"),
+    (seen(is_missing=True), "no_state_directory"),
+    (seen(units=UNITS), "unit_not_active"),
+    (seen(units=[UNITS[0], UNITS[1]._replace(active="inactive")]), "daemon_stopped"),
+    (seen(kind=TargetKind.UP, held_by=7, parts=PARTS), "daemon_ended", "part_down", "part_down", "redis_down"),
+    (seen(kind=TargetKind.UP, recorded=RecordedStatus(DATABASE, why="x")), "database_unreadable", "not_running"),
+    (
+        seen(kind=TargetKind.UP, recorded=RecordedStatus(DATABASE, why="x", damage="x")),
+        "database_damaged",
+        "not_running",
+    ),
+    (seen(kind=TargetKind.UP, recorded=RecordedStatus(DATABASE, why="x", may_not=True)), "not_running_as_seen"),
+    (
+        seen(kind=TargetKind.UP, recorded=RecordedStatus(DATABASE, why="x", is_cut_short=True), free_bytes=0),
+        *("restore_cut_short", "disk_nearly_full", "not_running"),
+    ),
 )
-HEALTHS: tuple[dict[str, Any], ...] = (
-    {"state_dir": "/s", "redis": {"at": "/r/redis.sock"}, "backend": {"kind": "demo"}},
-    {"state_dir": "/s", "redis": {"at": "redis:6379"}, "backend": {"kind": "vllm"}},
-)
+
+
+@pytest.mark.parametrize(("standing", "codes"), [(one, codes) for one, *codes in STANDINGS])
+def test_each_thing_that_is_seen_has_a_code(standing: OfflineStatus, codes: list[str]) -> None:
+    found = [one.code for one in conditions_of(standing, "dependency_down")]
+    assert found == codes or codes == ["unit_not_active"] == sorted({*found})
+
+
+def test_who_may_not_ask_and_a_daemon_that_hangs_have_one_too() -> None:
+    assert [one.code for one in conditions_of(seen(), "not_permitted")] == ["daemon_refuses"]
+    assert [one.code for one in conditions_of(seen(), "timeout")] == ["daemon_hangs"]
+
+
 WHERES = (Where(), BOX, Where(composed=True), Where(option=" --state-dir /s", files=" --state-dir /s"))
+FACTS = {"path": "/s", "at": "/r", "service": "redis", "name": "hive-redis"}
 
 
 def every_command() -> set[str]:
-    found = {about(text, health, where) for text in SENTENCES for health in HEALTHS for where in WHERES}
-    parts = [Part("proxy", DOWN, HANGS), Part("helper", DOWN, "x"), Part("redis", DOWN, "x"), Part("proxy", UP)]
-    path = Path("/s/hive.db")
-    standings = [
-        seen(kind=Kind.NONE),
-        seen(units=UNITS),
-        seen(kind=Kind.UP, held_by=7, parts=parts),
-        *(seen(kind=Kind.UP, recorded=Recorded(path, why="x", **more)) for more in ({}, {"is_damaged": True})),
-        seen(kind=Kind.UP, recorded=Recorded(path, why="x", is_cut_short=True), free_bytes=0),
-    ]
-    codes = ("dependency_down", "timeout", "not_permitted")
-    told = [of_silence(one, code=code, where=where) for one in standings for code in codes for where in WHERES]
-    return found | {problem.command for problems in told for problem in problems}
+    """Of what the daemon, and status without it, may find."""
+    codes = [*TABLE][: [*TABLE].index("shown_from_database") + 1]
+    return {fix_of(code, FACTS, where).partition("  #")[0] for code in codes for where in WHERES}
 
 
 @pytest.mark.parametrize("command", sorted(every_command()))
@@ -293,19 +321,14 @@ def test_every_command_that_is_named_exists(command: str, capsys: pytest.Capture
         # Nothing of Hive's in containers needs a helper, so none is ever missed.
         assert words[2] == "up" or words[3] == "sandbox" or f"  {words[3]}:" in services
     else:
-        assert words == ["df", "-h", "/s"]
+        assert words[:3] == ["df", "-h", "/s;"]
 
 
-def test_what_no_table_knows_is_for_the_doctor() -> None:
-    assert about("something new", {}, Where()) == "hive doctor"
-    assert all(about(text, health, WHERES[0]) != "hive doctor" for text in SENTENCES for health in HEALTHS)
+def test_a_daemon_that_is_older_than_codes_is_understood() -> None:
+    assert [(one.text, one.fix) for one in conditions_in({"problems": ["it is so"]})] == [("it is so", "hive doctor")]
 
 
-def test_a_disk_that_is_full_degrades_a_hive_that_has_not_noticed_yet(
-    hive: Hive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(status, "_free_bytes", lambda _: 5 << 20)
-    answer = json.loads(hive("status", "--json").out)
-    assert answer["status"] == "degraded"
-    assert answer["next"][-1] == of_disk("/s", 5 << 20)[0]._asdict()
-    assert answer["problems"] == [one["problem"] for one in answer["next"]]
+def test_a_code_that_this_command_does_not_know_is_told_as_the_daemon_tells_it() -> None:
+    newer = {"code": "newer", "severity": "error", "text": "it is so", "fix": "do it", "facts": {"why": "because"}}
+    [one] = conditions_in({"conditions": [newer]})
+    assert one.at(BOX) == FoundCondition(**newer)

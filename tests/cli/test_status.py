@@ -20,7 +20,8 @@ def test_status_names_the_hive_and_what_is_down(hive: Hive) -> None:
     assert f"Socket: {hive.socket}" in said.out
     assert "Redis: redis:6379, DOWN: WRONGPASS (requests flow, their usage waits)\n" in said.out
     assert "   Status: degraded\n" in said.out
-    assert said.out.endswith("\n\nRedis is down: requests are served, their usage waits\n    " + todo)
+    problem = "Redis at redis:6379 is down (WRONGPASS): requests are served, their usage waits"
+    assert said.out.endswith(f"\n\n{problem}\n    {todo}")
     assert "Agents: 2 running" in said.out
     assert "not enforced" in said.out
 
@@ -92,11 +93,11 @@ def test_a_state_directory_leads_to_its_socket(hive: Hive, tmp_path: Path, monke
 def test_the_runtime_directory_of_hive_up_is_tried_before_the_appliance(
     hive: Hive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hive import places
+    from hive import paths
 
     monkeypatch.delenv("HIVE_SOCKET")
-    monkeypatch.setattr(places, "APPLIANCE_RUNTIME", hive.socket.parent)
-    monkeypatch.setattr(places, "_runtime_dirs", lambda *_: [Path("/nonexistent")])
+    monkeypatch.setattr(paths, "APPLIANCE_RUNTIME", hive.socket.parent)
+    monkeypatch.setattr(paths, "_runtime_dirs", lambda *_: [Path("/nonexistent")])
     assert hive("status", "--json").json["socket"] == str(hive.socket)
 
 

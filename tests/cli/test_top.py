@@ -1,4 +1,4 @@
-"""`hive top` as a script uses it, and who pays for Textual."""
+"""`hive top` in scripts, and the commands that import Textual."""
 
 from __future__ import annotations
 
@@ -57,6 +57,9 @@ def test_json_has_the_whole_of_it_in_this_shape(hive: Hive) -> None:
     assert found.pop("at") > 1.7e9
     assert [agent.pop("name") for agent in found["agents"][1:]] == ["busy-bob"]
     assert found.pop("agents")[0] == ALICE
+    assert [(one["code"], one["fix"]) for one in found.pop("conditions")] == [
+        ("redis_of_url_down", f"hive doctor redis --socket {hive.socket}")
+    ]
     assert found.pop("memory").keys() == {"total_bytes", "available_bytes", "swap_total_bytes", "swap_free_bytes"}
     assert found == {
         "schema": "top",
@@ -65,7 +68,7 @@ def test_json_has_the_whole_of_it_in_this_shape(hive: Hive) -> None:
         "place": str(hive.socket),
         "hive_version": "0.1.0",
         "isolation": "none",
-        "problems": ["Redis is down: requests are served, their usage waits"],
+        "problems": ["Redis at redis:6379 is down (WRONGPASS): requests are served, their usage waits"],
         "backend": BACKEND,
         "queue": None,
         "gpus": [],
@@ -84,7 +87,8 @@ def test_once_is_the_screen_as_text(hive: Hive, monkeypatch: pytest.MonkeyPatch)
     assert lines == [
         "Hive 0.1.0 | backend up: demo backend (canned text), 4 at once | 2 running",
         "RAM 4.0G/8.0G | swap 81M/1.0G | saved 0 | isolation none",
-        "Redis is down: requests are served, their usage waits",
+        "Redis at redis:6379 is down (WRONGPASS): requests are served, their usage waits; fix: "
+        f"hive doctor redis --socket {hive.socket}",
         "the backend queues 3 requests itself",
         "queue: unknown",
         "",

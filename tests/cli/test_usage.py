@@ -11,9 +11,9 @@ import sys
 from datetime import datetime
 
 import pytest
-from cli.conftest import Hive
 
 from hive.cli.usage import with_bars
+from tests.cli.conftest import Hive
 
 
 def read(text: str) -> list[dict[str, str]]:

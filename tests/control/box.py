@@ -7,35 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fakes.proxy_peer import ProxyPeer
-
-from hive.agents.lifecycle import Life
-from hive.control.daemon import Daemon
+from hive.agents.lifecycle import AgentLifecycle
 from hive.control.frontdesk import FrontDesk
+from hive.daemon import Daemon
 from hive.domain import AgentSpec, RuntimeKind
 from hive.errors import HiveError
 from hive.host.process import read_stat
 from hive.link.messages import Activity
 from hive.sandbox.process import ProcessRuntime
-from hive.sandbox.server import Helper
-from hive.settings import Agents, Inference, Paths, Settings, Sleep
-from hive.settings import Daemon as DaemonSettings
+from hive.sandbox.server import HelperServer
+from hive.settings.table import Agents, InferenceSection, Paths, Settings, Sleep
+from hive.settings.table import DaemonSection as DaemonSettings
+from tests.fakes.proxy_peer import ProxyPeer
 
 AWAKE = Settings(
-    inference=Inference(auto_sleep_enabled=False, enabled="false"),
+    inference=InferenceSection(auto_sleep_enabled=False, enabled="false"),
     sleep=Sleep(check_s=0.05, minimum_awake_s=0, cpu_quiet_percent=50),
     agents=Agents(stop_grace_s=1),
     daemon=DaemonSettings(backend_check_s=0.05),
 )
 SLEEPY = Settings(
-    inference=Inference(auto_sleep_idle_seconds=0.2, enabled="false"), sleep=AWAKE.sleep, agents=AWAKE.agents
+    inference=InferenceSection(auto_sleep_idle_seconds=0.2, enabled="false"), sleep=AWAKE.sleep, agents=AWAKE.agents
 )
 SLEEPER = ["/bin/sh", "-c", "env > environment; echo up; exec sleep 1000"]
 
@@ -49,12 +47,6 @@ async def until(question: Callable[[], object], *, within_s: float = 20) -> None
     raise AssertionError("it did not happen")
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def is_alive(pid: int) -> bool:
     """Whether it runs; one that ended and that nobody has waited for yet does not."""
     process = read_stat(pid)
@@ -62,11 +54,11 @@ def is_alive(pid: int) -> bool:
 
 
 class Box:
-    """A state and a runtime directory, and who lives in them."""
+    """A state and a runtime directory, and the processes that use them."""
 
     def __init__(self, directory: Path) -> None:
         self.paths = Paths(directory / "s", directory / "r")
-        self.helper: Helper | None = None
+        self.helper: HelperServer | None = None
         self.daemon: Daemon | None = None
         self.proxies: list[ProxyPeer] = []
         self._proxy_process: subprocess.Popen[bytes] | None = None
@@ -81,7 +73,7 @@ class Box:
         return self.proxies[-1]
 
     async def start_helper(self) -> None:
-        self.helper = Helper(
+        self.helper = HelperServer(
             self.paths, {RuntimeKind.PROCESS: ProcessRuntime(self.paths, subtree=None, log_max_bytes=1_000_000)}
         )
         await self.helper.open()
@@ -142,7 +134,7 @@ class Box:
     async def create(self, name: str = "bob", command: list[str] = SLEEPER, **fields: Any) -> dict[str, Any]:
         return await self.desk.create(AgentSpec(name=name, command=command, **fields), "uid:0")
 
-    def life(self, agent: str) -> Life:
+    def life(self, agent: str) -> AgentLifecycle:
         assert self.daemon is not None
         return self.daemon.roster.find(agent)
 
@@ -181,9 +173,9 @@ class Box:
 
 def daemon_process(box: Box, **options: Any) -> subprocess.Popen[str]:
     program = (
-        "import sys; from pathlib import Path; from hive.settings import Paths, Settings, Inference;"
-        "from hive.control.daemon import main;"
-        "sys.exit(main(Paths(Path(sys.argv[1]), Path(sys.argv[2])), Settings(inference=Inference(enabled='false')),"
+        "import sys; from pathlib import Path; from hive.settings.table import InferenceSection, Paths, Settings;"
+        "from hive.daemon import main; settings = Settings(inference=InferenceSection(enabled='false'));"
+        "sys.exit(main(Paths(Path(sys.argv[1]), Path(sys.argv[2])), settings,"
         " move_api=True, watch_fd=int(sys.argv[3]) if len(sys.argv) > 3 else None))"
     )
     arguments = [str(box.paths.state), str(box.paths.runtime), *map(str, options.get("pass_fds", ()))]

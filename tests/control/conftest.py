@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import uvloop
-from control.box import Box
 
-from hive.control.client import Client
-from hive.control.serving import Server, serve
+from hive.api.server import ApiServer, serve
+from hive.client.client import Client
+from tests.control.box import Box
 
 ON_UVLOOP = ("test_api_tcp.py",)
 """As in the daemon: connections end, stall and are cut in ways of their own there."""
@@ -40,14 +40,14 @@ def desk(tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-async def api(desk: Any, tmp_path: Path) -> AsyncIterator[Server]:
+async def api(desk: Any, tmp_path: Path) -> AsyncIterator[ApiServer]:
     server = await serve(desk, tmp_path / "hive.sock", pause_timeout_s=12.0)
     yield server
     await server.close()
 
 
 @pytest.fixture
-def client(api: Server, tmp_path: Path) -> Client:
+def client(api: ApiServer, tmp_path: Path) -> Client:
     """Blocking: to be called in a thread, beside the loop the API runs in."""
     return Client(tmp_path / "hive.sock", timeout_s=20)
 

@@ -7,16 +7,16 @@ import asyncio
 import copy
 from typing import Any
 
-from hive.control.api import rows
-from hive.control.openapi import document
-from hive.control.routes import Row
+from hive.api.app import rows
+from hive.api.openapi import document
+from hive.api.routes import RouteRow
 
 
 class Nobody:
     """A desk that is not asked."""
 
 
-def table() -> list[Row]:
+def table() -> list[RouteRow]:
     return rows(Nobody(), pause_timeout_s=1, stopping=asyncio.Event())  # type: ignore[arg-type]
 
 

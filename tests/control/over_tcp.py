@@ -1,4 +1,4 @@
-"""The API of a desk in memory, on TCP, and whoever asks there."""
+"""The API of a desk in memory, on TCP, and its callers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import time
 from asyncio import to_thread
 from typing import Any, NamedTuple
 
-from hive.control.admission import Door
-from hive.control.failures import Failures
-from hive.control.keyring import Keyring
-from hive.control.listening import Wanted, listen
-from hive.control.serving import Tcp
+from hive.api.failures import Failures
+from hive.api.middleware import TcpEntry
+from hive.api.server import Tcp
+from hive.control.api_tokens import LiveTokens
+from hive.control.listening import WantedAddress, listen
 from hive.domain import Role
 
 
@@ -30,12 +30,12 @@ class Answered(NamedTuple):
 class TcpApi:
     """`tcp` is what a server is given. Every question is a connection of its own, asked in a thread."""
 
-    def __init__(self, keyring: Keyring, *, failures: Failures | None = None, hosts: str = "") -> None:
+    def __init__(self, keyring: LiveTokens, *, failures: Failures | None = None, hosts: str = "") -> None:
         self.keyring = keyring
-        sock = listen(Wanted("127.0.0.1", 0, move=False))
+        sock = listen(WantedAddress("127.0.0.1", 0, move=False))
         self.port = int(sock.getsockname()[1])
         names = frozenset(name for name in hosts.split(",") if name)
-        self.tcp = Tcp(sock, Door(keyring, "127.0.0.1", names, failures or Failures(limit=100_000)))
+        self.tcp = Tcp(sock, TcpEntry(keyring, "127.0.0.1", names, failures or Failures(limit=100_000)))
 
     async def token(self, name: str, role: Role, *, expires_in_s: float | None = None) -> str:
         now = time.time()

@@ -1,7 +1,7 @@
 """A real daemon with much in its database, to be asked from outside: `python populated.py DIRECTORY [PORT]`.
 
 Says in one line of JSON where it is (`url`, `token` of an admin, `socket`), and lives until its standard input ends.
-Redis is whatever answers at DIRECTORY/r/redis.sock. Whoever asks it may be a fuzzer, so that nothing it is told can
+Redis is whatever answers at DIRECTORY/r/redis.sock. Its caller may be a fuzzer, so that nothing it is told can
 reach beyond DIRECTORY:
 
 - the helper's policy permits one program, `sleep`, and no container, machine, mount or network;
@@ -23,30 +23,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import uvloop
-from control.box import AWAKE, Box
-from fakes.proxy_peer import ProxyPeer
 
-from hive.control.choices import Choices, Running
-from hive.control.daemon import Daemon
-from hive.control.failures import Failures
-from hive.control.listening import Wanted
-from hive.control.serving import Tcp
-from hive.domain import AgentSpec, BackendKind, Role, RuntimeKind, UsageEvent
+from hive.api.failures import Failures
+from hive.api.server import Tcp
+from hive.backends.switch import Target
+from hive.control.backend_candidates import Choices, RunningCandidates
+from hive.control.listening import WantedAddress
+from hive.daemon import Daemon
+from hive.demo import server
+from hive.domain import AgentSpec, BackendKind, JobState, Role, RuntimeKind, UsageEvent
 from hive.errors import DependencyDown, HiveError, NotFound
-from hive.inference import demo
-from hive.inference.switch import Target
-from hive.link.link import Link, Reply, failed
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply, failed
+from hive.link.message import LinkMessage
 from hive.link.messages import CloseBackend, Done, Drained, Hello, ProxyTable
 from hive.link.requests import AskQueue, CancelRequest, QueueIs, QueueView, TenantView, UnderWay
 from hive.sandbox.allowed import Allowed
 from hive.sandbox.process import ProcessRuntime
-from hive.sandbox.server import Helper
-from hive.settings import Settings
+from hive.sandbox.server import HelperServer
+from hive.settings.table import Settings
 from hive.store import jobs, usage
 from hive.store.database import Database
-from hive.store.jobs import Job, JobState
+from hive.store.jobs import StoredJob
 from hive.tasks import spawn
+from tests.control.box import AWAKE, Box
+from tests.fakes.proxy_peer import ProxyPeer
 
 POLICY = """
 runtimes = ["process"]
@@ -99,7 +99,7 @@ def running(directory: Path) -> Iterator[Where]:
         process.stdout.close()
 
 
-class OwnBackends(Running):
+class OwnBackends(RunningCandidates):
     """The demo servers of this program, and no other address."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -115,7 +115,7 @@ class OwnBackends(Running):
 class OwnDaemon(Daemon):
     """It counts no failures: a fuzzer has many, and 429 instead of 401 would hide what else there is."""
 
-    def _tcp(self, wanted: Wanted) -> Tcp:
+    def _tcp(self, wanted: WantedAddress) -> Tcp:
         tcp = super()._tcp(wanted)
         return tcp._replace(door=tcp.door._replace(failures=Failures(limit=1_000_000)))
 
@@ -134,7 +134,7 @@ class OwnProxy(ProxyPeer):
         link.tell(Hello(role=self.role, epoch=self._epoch))
         link.tell(ProxyTable(agents=self.seen, port=self._port, ingress_port=self._inbox))
 
-    def _heard(self, link: Link, message: Message, reply: Reply | None) -> None:
+    def _heard(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         match message:
             case AskQueue() if reply is not None:
                 reply(queue())
@@ -169,12 +169,12 @@ class Contained(Box):
 
     async def start_helper(self) -> None:
         runtime = ProcessRuntime(self.paths, subtree=None, log_max_bytes=100_000)
-        self.helper = Helper(self.paths, {RuntimeKind.PROCESS: runtime}, allowed=Allowed(self.policy))
+        self.helper = HelperServer(self.paths, {RuntimeKind.PROCESS: runtime}, allowed=Allowed(self.policy))
         await self.helper.open()
 
     async def start_daemon(self, settings: Settings = AWAKE, **options: Any) -> None:
         backend = (BackendKind.DEMO, str(self.paths.runtime / "demo.sock"))
-        api = Wanted("127.0.0.1", self._port, False)
+        api = WantedAddress("127.0.0.1", self._port, False)
         self.daemon = OwnDaemon(self.paths, settings, backend=backend, api=api)
         await self.daemon.open()
         for proxy in self.proxies:
@@ -255,14 +255,14 @@ def event(no: int, agents: list[str]) -> UsageEvent:
     )
 
 
-def old_jobs() -> list[Job]:
+def old_jobs() -> list[StoredJob]:
     now = time.time()
     plan = {"step": "health"}
     error = {"code": "backend_unavailable", "message": "it does not answer", "hint": "", "log": ["one", "two"]}
     common: dict[str, Any] = {"kind": "backend.switch", "plan": plan, "actor": ACTOR, "updated_at": now}
     return [
-        Job(id="b" * 12, state=JobState.FAILED, error=error, created_at=now - 60, **common),
-        Job(id="c" * 12, state=JobState.CANCELLED, error=error, created_at=now - 90, **common),
+        StoredJob(id="b" * 12, state=JobState.FAILED, error=error, created_at=now - 60, **common),
+        StoredJob(id="c" * 12, state=JobState.CANCELLED, error=error, created_at=now - 90, **common),
     ]
 
 
@@ -282,7 +282,7 @@ async def main(directory: Path, port: int) -> None:
     for path in (box.paths.state, box.paths.runtime):
         path.mkdir(exist_ok=True)
     for name in ("demo.sock", "other.sock"):
-        spawn(demo.serve(demo.listen(socket=box.paths.runtime / name), handle_signals=False), name=name)
+        spawn(server.serve(server.listen(socket=box.paths.runtime / name), handle_signals=False), name=name)
     messages = await asyncio.start_server(inbox, "127.0.0.1", 0)
     await box.start_helper()
     await box.start_daemon()

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import httpx
 import jsonschema_rs
 import pytest
-from control.described import ROWS, WHOLE, strict
-from control.populated import running
 
-from hive.control.routes import EVENTS, Row
+from hive.api.routes import EVENTS, RouteRow
+from tests.control.described import ROWS, WHOLE, strict
+from tests.control.populated import running
 
 AGENTS = ("awake", "asleep", "stopped", "kept", "refusing", "dying", "elsewhere", "made")
 GOLDEN = Path(__file__).parent / "golden"
@@ -76,6 +76,10 @@ IN_ORDER = [
     Asked("usage"),
     *(Asked("usage", query={"by": by, "since": "30d"}) for by in ("agent", "tenant", "model", "backend", "hour")),
     Asked("stats"),
+    Asked("list_tables"),
+    Asked("show_schema", query={"table": "agents"}),
+    Asked("query_database", body={"sql": "SELECT * FROM agents, messages", "limit": 3}),
+    Asked("query_database", body={"sql": "SELECT x'00' AS b, 9e999 AS f, NULL AS n", "secrets": True}),
     Asked("metrics"),
     Asked("events", query={"tail": 1000}),
     Asked("audit", query={"limit": 1000}),
@@ -127,7 +131,7 @@ def check(schema: Any, answer: Any) -> None:
     jsonschema_rs.validate({**schema, "components": STRICT["components"]}, answer)
 
 
-def check_answer(row: Row, answer: httpx.Response) -> None:
+def check_answer(row: RouteRow, answer: httpx.Response) -> None:
     described = STRICT["paths"][row.path][row.method.lower()]["responses"][str(answer.status_code)]
     if "$ref" in described:
         described = STRICT["components"]["responses"][str(answer.status_code)]

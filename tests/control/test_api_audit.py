@@ -1,4 +1,4 @@
-"""The audit table behind the API: what people order is in it before they are answered, and who may read it can."""
+"""The audit table behind the API: orders are in it before they are answered, and the roles that may read it can."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from control.box import Box
 
-from hive.control.client import Client, path_of
-from hive.control.serving import Server, serve
+from hive.api.server import ApiServer, serve
+from hive.client.client import Client, path_of
 from hive.errors import BadRequest, DependencyDown, HiveError, NotFound, WrongState
 from hive.host.accounts import name_of
 from hive.store import audit, chain
 from hive.store.database import Database
+from tests.control.box import Box
 
 SPEC: dict[str, Any] = {"name": "alice", "command": ["/bin/sleep", "9"]}
 ME = f"uid:{os.geteuid()}"
@@ -75,7 +75,7 @@ async def test_a_fault_of_hives_own_is_told_too(client: Client, desk: Any) -> No
     assert told(desk) == [("order.remove", "alice", "internal")]
 
 
-async def test_an_order_whose_caller_left_is_told_when_it_has_ended(api: Server, client: Client, desk: Any) -> None:
+async def test_an_order_whose_caller_left_is_told_when_it_has_ended(api: ApiServer, client: Client, desk: Any) -> None:
     await to_thread(client.post, "/api/agents", SPEC)
     desk.gate.clear()
     with pytest.raises(HiveError):

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from hive.control.api_events import PAST_MAX, EventApi
-from hive.control.client import Client
+from hive.api.events import PAST_MAX, EventApi
+from hive.client.client import Client
 from hive.control.feed import DROPPED, FEED_MAX
-from hive.control.shapes import Event
 from hive.errors import BadRequest
+from hive.shapes.system import Event
 
 
 class Told(dict[str, Any]):

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hive.control.client import Client
-from hive.control.serving import Server
+from hive.api.server import ApiServer
+from hive.client.client import Client
 
 SPEC = b'{"name": "alice", "command": ["/bin/sleep", "9"]}'
 
@@ -52,7 +52,7 @@ class Asking:
 
 
 @pytest.fixture
-def ask(api: Server, tmp_path: Path) -> Asking:
+def ask(api: ApiServer, tmp_path: Path) -> Asking:
     return Asking(tmp_path / "hive.sock")
 
 

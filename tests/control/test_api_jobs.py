@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hive.control.client import Client
-from hive.control.serving import Server
+from hive.api.server import ApiServer
+from hive.client.client import Client
 from hive.errors import BadRequest, NotFound, WrongState
 
 INFERENCE = "/api/system/inference"
@@ -29,7 +29,7 @@ def post(path: Path, body: bytes) -> tuple[int, Any]:
     return int(answer.split()[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
 
 
-async def test_a_switch_is_a_job_answered_with_202(api: Server, client: Client, tmp_path: Path, desk: Any) -> None:
+async def test_a_switch_is_a_job_answered_with_202(api: ApiServer, client: Client, tmp_path: Path, desk: Any) -> None:
     status, job = await to_thread(post, tmp_path / "hive.sock", b'{"backend":"vllm"}')
     assert (status, job["state"], job["kind"], job["step"]) == (202, "running", "backend.switch", "close")
     assert desk.actors == [job["actor"]]
@@ -42,7 +42,7 @@ async def test_a_switch_is_a_job_answered_with_202(api: Server, client: Client, 
     assert [found["id"] for found in (await to_thread(client.get, "/api/jobs", limit=5))["jobs"]] == [job["id"]]
 
 
-async def test_what_is_done_already_is_200(api: Server, tmp_path: Path) -> None:
+async def test_what_is_done_already_is_200(api: ApiServer, tmp_path: Path) -> None:
     status, job = await to_thread(post, tmp_path / "hive.sock", b'{"backend":"demo"}')
     assert (status, job["state"], job["result"]["changed"]) == (200, "done", False)
 

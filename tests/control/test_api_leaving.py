@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from hive.control.client import Client, path_of
-from hive.control.serving import Server, serve
+from hive.api.server import ApiServer, serve
+from hive.client.client import Client, path_of
 
 AGENT: dict[str, Any] = {"name": "alice", "command": ["/bin/sleep", "9"], "port": 9000}
 WAITS = ["/api/jobs/j1?wait_s=600", "/api/agents/alice/messages/m1?wait_s=600"]
@@ -60,8 +60,8 @@ def body_of(sock: socket.socket) -> Any:
 
 
 @pytest.mark.parametrize("target", WAITS)
-async def test_nobody_waits_for_a_client_that_left(api: Server, desk: Any, tmp_path: Path, target: str) -> None:
-    """uvicorn cancels nobody: who asked and hung up, again and again, left a task for ten minutes each time."""
+async def test_nobody_waits_for_a_client_that_left(api: ApiServer, desk: Any, tmp_path: Path, target: str) -> None:
+    """uvicorn cancels nothing: a client that asked and hung up, again and again, left a task for ten minutes each."""
     waiting = Waiting(desk)
     socks = [await to_thread(send, tmp_path / "hive.sock", get(target)) for _ in range(5)]
     await until(lambda: waiting.now == 5)
@@ -71,7 +71,7 @@ async def test_nobody_waits_for_a_client_that_left(api: Server, desk: Any, tmp_p
 
 
 @pytest.mark.parametrize("target", WAITS)
-async def test_who_stays_is_answered_once_it_is_over(api: Server, desk: Any, tmp_path: Path, target: str) -> None:
+async def test_who_stays_is_answered_once_it_is_over(api: ApiServer, desk: Any, tmp_path: Path, target: str) -> None:
     waiting = Waiting(desk)
     with await to_thread(send, tmp_path / "hive.sock", get(target)) as sock:
         await until(lambda: waiting.now == 1)

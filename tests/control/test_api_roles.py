@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from control.over_tcp import TcpApi
 
-from hive.control.api import rows
-from hive.control.client import Client
-from hive.control.routes import Row
-from hive.control.serving import serve
+from hive.api.app import rows
+from hive.api.routes import RouteRow
+from hive.api.server import serve
+from hive.client.client import Client
 from hive.domain import Role
 from hive.errors import HiveError
+from tests.control.over_tcp import TcpApi
 
-ROWS: list[Row] = rows(None, pause_timeout_s=1.0, stopping=asyncio.Event())  # type: ignore[arg-type]
+ROWS: list[RouteRow] = rows(None, pause_timeout_s=1.0, stopping=asyncio.Event())  # type: ignore[arg-type]
 
 
 AT_THE_SOCKET = ("/api/system/access",)
@@ -53,11 +53,11 @@ async def box(desk: Any, tmp_path: Path) -> AsyncIterator[Box]:
     await server.close()
 
 
-def path_of(row: Row) -> str:
+def path_of(row: RouteRow) -> str:
     return re.sub(r"{[a-z]+}", "none", row.path)
 
 
-async def ask(api: TcpApi, row: Row, token: str | None) -> int:
+async def ask(api: TcpApi, row: RouteRow, token: str | None) -> int:
     answered = await api.ask(row.method, path_of(row), token=token, body=b"")
     if answered.status in (401, 403):
         assert answered.headers["content-type"] == "application/problem+json"
@@ -69,7 +69,7 @@ async def ask(api: TcpApi, row: Row, token: str | None) -> int:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.method} {row.path}")
-async def test_a_row_is_for_its_role_and_those_above(box: Box, desk: Any, row: Row) -> None:
+async def test_a_row_is_for_its_role_and_those_above(box: Box, desk: Any, row: RouteRow) -> None:
     for why, token in box.tokens.items():
         assert await ask(box.api, row, token) == 401, why
     assert (desk.actors, desk.orders) == ([], [])
@@ -86,7 +86,7 @@ async def test_whoever_hive_runs_as_may_everything_at_the_socket(box: Box) -> No
         assert await to_thread(_status, client, row) not in (401, 403), row.path
 
 
-def _status(client: Client, row: Row) -> int:
+def _status(client: Client, row: RouteRow) -> int:
     try:
         if row.method == "GET":
             list(client.lines(path_of(row)))
@@ -114,7 +114,7 @@ async def test_who_is_nobody_learns_not_even_which_paths_there_are(box: Box) -> 
 
 
 async def test_at_the_socket_a_token_changes_nothing(box: Box, desk: Any) -> None:
-    """Neither for the better nor for the worse: the kernel says who it is."""
+    """Neither for the better nor for the worse: the kernel names the user."""
     for token in (box.good[Role.VIEWER], "wrong"):
         request = f"POST /api/system/shutdown HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
         reader, writer = await asyncio.open_unix_connection(str(box.socket))

@@ -1,4 +1,4 @@
-"""The API on TCP: who is let in, what is bounded, and tokens from their making to their end."""
+"""The API on TCP: the callers let in, the bounds, and tokens from their making to their end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control.over_tcp import TcpApi, until_closed
 
-from hive.control import api as api_module
-from hive.control import connections
-from hive.control.failures import Failures
-from hive.control.listening import Wanted, listen
-from hive.control.serving import serve
+from hive.api import app as api_module
+from hive.api import connections
+from hive.api.failures import Failures
+from hive.api.server import serve
+from hive.control.listening import WantedAddress, listen
 from hive.domain import Role
 from hive.errors import ConfigError
+from tests.control.over_tcp import TcpApi, until_closed
 
 HEALTH = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -44,7 +44,7 @@ def with_token(token: str, more: bytes = b"") -> bytes:
     return HEALTH + b"Authorization: Bearer " + token.encode() + b"\r\n" + more + b"\r\n"
 
 
-# --- who is meant --------------------------------------------------------------------------------------------------
+# --- the Hive meant ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -448,16 +448,16 @@ async def test_a_peer_that_reads_nothing_is_let_go(api: TcpApi, desk: Any, monke
 
 
 def test_a_taken_port_moves_up_by_one_only_where_it_may() -> None:
-    first = listen(Wanted("127.0.0.1", 0, move=False))
+    first = listen(WantedAddress("127.0.0.1", 0, move=False))
     taken = first.getsockname()[1]
     with first, pytest.raises(ConfigError, match=f"port {taken} of 127.0.0.1 for the API cannot be taken") as refused:
-        listen(Wanted("127.0.0.1", taken, move=False))
+        listen(WantedAddress("127.0.0.1", taken, move=False))
     assert "sport" in refused.value.hint
-    first = listen(Wanted("127.0.0.1", 0, move=False))
-    with first, listen(Wanted("127.0.0.1", first.getsockname()[1], move=True)) as moved:
+    first = listen(WantedAddress("127.0.0.1", 0, move=False))
+    with first, listen(WantedAddress("127.0.0.1", first.getsockname()[1], move=True)) as moved:
         assert moved.getsockname()[1] > first.getsockname()[1]
 
 
 def test_an_address_of_somebody_else_is_said_also_where_it_may_move() -> None:
     with pytest.raises(ConfigError, match=r"of 192\.0\.2\.1 for the API"):
-        listen(Wanted("192.0.2.1", 3000, move=True))
+        listen(WantedAddress("192.0.2.1", 3000, move=True))

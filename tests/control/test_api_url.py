@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control.box import AWAKE, Box, until
 
-from hive.control.listening import Wanted
+from hive.control.listening import WantedAddress
 from hive.errors import ConfigError, DependencyDown, NotPermitted, TimedOut
 from hive.proxy.api_wake import ANSWER_MAX_BYTES, ApiWake, api_wake
 from hive.store.audit import Filter
+from tests.control.box import AWAKE, Box, until
 
 TOKEN = "0123456789abcdef-of-the-test"
 LIST = b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -35,7 +35,7 @@ async def asleep(box: Box, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """An agent that sleeps, and a proxy that knows it and has lost its link."""
     monkeypatch.setenv("HIVE_INTERNAL_TOKEN", TOKEN)
     await box.start_helper()
-    await box.start_daemon(AWAKE, api=Wanted("127.0.0.1", 0, move=False))
+    await box.start_daemon(AWAKE, api=WantedAddress("127.0.0.1", 0, move=False))
     port = box.desk.health()["api"]["port"]
     monkeypatch.setenv("HIVE_API_URL", f"http://127.0.0.1:{port}/")
     await box.start_real_proxy()
@@ -82,7 +82,7 @@ async def test_without_the_right_token_it_is_asked_for_and_not_woken(
 
 @pytest.fixture
 async def answering() -> AsyncIterator[Callable[[bytes], Any]]:
-    """`await answering(answer)` is the address of a server that says this to whoever asks."""
+    """`await answering(answer)` is the address of a server that gives every caller this answer."""
     servers: list[asyncio.Server] = []
     writers: list[asyncio.StreamWriter] = []
 

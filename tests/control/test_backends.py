@@ -14,10 +14,9 @@ import pytest
 from hive.control.backends import BackendWatch
 from hive.control.views import inference_view
 from hive.domain import BackendKind
-from hive.settings import Settings
-from tests.llama import MODEL, LlamaServer, llama_server
+from hive.settings.table import Settings
+from tests.llama import MODEL, LlamaServer
 
-__all__ = ["llama_server"]
 Answers = dict[str, bytes]
 PROPS = b'{"build_info":"b1","total_slots":4}'
 MODELS = b'{"data":[{"id":"tiny"}]}'

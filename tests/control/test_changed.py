@@ -1,4 +1,4 @@
-"""Who follows the log knows what is so, however often he asks and whatever was forgotten meanwhile."""
+"""A reader that follows the log knows the present state, at any pace and after anything was forgotten."""
 
 from __future__ import annotations
 

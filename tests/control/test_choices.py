@@ -10,12 +10,12 @@ from typing import cast
 
 import pytest
 
-from hive.control.choices import Running, Services, service
+from hive.backends.launch import SERVICES
+from hive.backends.switch import Target
+from hive.control.backend_candidates import RunningCandidates, ServiceCandidates, service
 from hive.domain import BackendKind
 from hive.errors import ConfigError, DependencyDown, NotSupported, UsageError
-from hive.host.access import Access
-from hive.inference.launch import SERVICES
-from hive.inference.switch import Target
+from hive.host.access import RemoteAccess
 from hive.link.messages import BackendIs
 from hive.sandbox.client import SandboxClient
 
@@ -24,7 +24,7 @@ PROPS = {"/props": {"build_info": "b9"}}
 
 @pytest.fixture
 async def llama(short_path: Path) -> AsyncIterator[str]:
-    """What answers as a llama-server does when it is asked who it is."""
+    """A server that answers as a llama-server does to the questions about its kind."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         target = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
@@ -38,11 +38,11 @@ async def llama(short_path: Path) -> AsyncIterator[str]:
 
 
 async def test_by_its_kind_it_is_found_where_hive_knows_to_look(llama: str) -> None:
-    assert await Running([llama]).find("llama") == Target(BackendKind.LLAMA, llama)
+    assert await RunningCandidates([llama]).find("llama") == Target(BackendKind.LLAMA, llama)
 
 
 async def test_an_address_once_named_is_known_from_then_on(llama: str) -> None:
-    choices = Running(["127.0.0.1:1"])
+    choices = RunningCandidates(["127.0.0.1:1"])
     assert await choices.find(f"unix://{llama}") == Target(BackendKind.LLAMA, llama)
     assert await choices.find("llama") == Target(BackendKind.LLAMA, llama)
 
@@ -59,21 +59,21 @@ async def test_an_address_once_named_is_known_from_then_on(llama: str) -> None:
 )
 async def test_what_is_not_there_is_said_with_what_to_do(asked: str, error: type[Exception], said: str) -> None:
     with pytest.raises(error) as raised:
-        await Running(["127.0.0.1:1"]).find(asked)
+        await RunningCandidates(["127.0.0.1:1"]).find(asked)
     assert said in str(raised.value)
     assert raised.value.hint  # type: ignore[attr-defined]
 
 
 async def test_one_in_use_that_is_silent_is_listed_all_the_same(llama: str) -> None:
     gone = Target(BackendKind.VLLM, "127.0.0.1:1")
-    found = {choice.target: choice for choice in await Running([llama]).listed(gone)}
+    found = {choice.target: choice for choice in await RunningCandidates([llama]).listed(gone)}
     assert (found[gone].state, found[gone].answers) == ("silent", False)
     here = found[Target(BackendKind.LLAMA, llama)]
     assert (here.state, here.answers, here.version) == ("running", True, "b9")
 
 
 async def test_nothing_is_started_stopped_or_read_of_what_is_somebody_elses(llama: str) -> None:
-    choices, target = Running([llama]), Target(BackendKind.LLAMA, llama)
+    choices, target = RunningCandidates([llama]), Target(BackendKind.LLAMA, llama)
     for verb in (choices.start(target), choices.stop(target), choices.log(BackendKind.LLAMA, 5)):
         with pytest.raises(NotSupported):
             await verb
@@ -94,7 +94,7 @@ class Helper:
 
 
 async def test_an_installed_hive_may_also_ask_somebody_elses(llama: str) -> None:
-    choices = Services(cast("SandboxClient", Helper()))
+    choices = ServiceCandidates(cast("SandboxClient", Helper()))
     target = await choices.find(f"unix://{llama}")
     assert target == Target(BackendKind.LLAMA, llama)
     assert await choices.why_dead(target) == "", "it is nobody's here to say"
@@ -121,23 +121,23 @@ async def listing(short_path: Path) -> AsyncIterator[str]:
 
 
 async def test_a_remote_is_known_once_it_was_named_and_only_with_its_key(listing: str) -> None:
-    choices = Running([], access=lambda: Access("sk-1"))
+    choices = RunningCandidates([], access=lambda: RemoteAccess("sk-1"))
     with pytest.raises(DependencyDown, match="no remote answers at"):
         await choices.find("remote")
     remote = Target(BackendKind.REMOTE, listing)
     assert await choices.find(f"unix://{listing}") == remote
     assert await choices.find("remote") == remote
     assert remote in [choice.target for choice in await choices.listed(None)]
-    assert await Running([], named=[listing], access=lambda: Access("sk-1")).find("remote") == remote
+    assert await RunningCandidates([], named=[listing], access=lambda: RemoteAccess("sk-1")).find("remote") == remote
     with pytest.raises(DependencyDown, match=r"asks for a key \(401\)"):
-        await Running([]).find(listing)
+        await RunningCandidates([]).find(listing)
 
 
 async def test_a_key_that_cannot_be_read_hides_no_other_server(llama: str) -> None:
-    def broken() -> Access:
+    def broken() -> RemoteAccess:
         raise ConfigError("cannot read the backend's key")
 
-    choices = Running([llama], access=broken)
+    choices = RunningCandidates([llama], access=broken)
     assert await choices.find("llama") == Target(BackendKind.LLAMA, llama)
     assert [choice.target.kind for choice in await choices.listed(None) if choice.target.address == llama]
     with pytest.raises(ConfigError):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hive.control.client import Client, find
+from hive.client import client
+from hive.client.client import Client, find
 from hive.errors import DependencyDown, HiveError, TimedOut
 
 
@@ -35,6 +36,25 @@ def answering(path: Path, answer: bytes | None) -> Iterator[None]:
         yield
         ended.set()
         thread.join()
+
+
+def test_an_installed_hive_that_is_down_is_started_by_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an installed box whose daemon was stopped every command said: start one with `hive up`."""
+    unit = tmp_path / "hive.target"
+    monkeypatch.setattr(client, "APPLIANCE_RUNTIME", tmp_path / "run")
+    monkeypatch.setattr(client, "INSTALLED", unit)
+    sockets = [tmp_path / "up/hive.sock", tmp_path / "run/hive.sock"]
+    for hint in (client.NOT_RUNNING, client.INSTALLED_NOT_RUNNING):
+        with pytest.raises(DependencyDown) as failed:
+            find(sockets)
+        assert failed.value.hint == hint
+        unit.touch()
+    with pytest.raises(DependencyDown) as failed:
+        Client(sockets[1]).get("/api/health")
+    assert failed.value.hint == client.INSTALLED_NOT_RUNNING
+    with pytest.raises(DependencyDown) as failed:
+        Client(sockets[0]).get("/api/health")
+    assert failed.value.hint == client.NOT_RUNNING
 
 
 def test_no_socket_is_said_with_the_command_that_helps(tmp_path: Path) -> None:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control.box import AWAKE, SLEEPER, SLEEPY, Box, Caller, daemon_process, free_port, until
 
-from hive.control import courier
-from hive.control.courier import Fate, judge
+from hive.control import message_delivery
+from hive.control.message_delivery import AttemptFate, judge
 from hive.domain import AgentSpec
 from hive.errors import BadRequest, NotFound, Saturated
-from hive.settings import Settings
+from hive.settings.table import Settings
 from hive.store import messages
+from tests.control.box import AWAKE, SLEEPER, SLEEPY, Box, Caller, daemon_process, until
+from tests.ports import free_port
 
 AGENT = ["/usr/bin/python3", str(Path(__file__).with_name("inbox_agent.py"))]
 
@@ -54,7 +55,7 @@ async def state_of(box: Box, message: str) -> str:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow each other quickly."""
-    monkeypatch.setattr(courier, "FIRST_RETRY_S", 0.01)
+    monkeypatch.setattr(message_delivery, "FIRST_RETRY_S", 0.01)
 
 
 async def test_a_message_wakes_a_sleeper_and_is_posted_to_its_inbox(box: Box) -> None:
@@ -105,7 +106,7 @@ async def test_what_the_agent_refuses_is_shown_and_holds_up_nothing(box: Box, so
     bob.answers(status)
     first = (await box.desk.send("bob", "spam", "uid:0"))["id"]
     assert await state_of(box, first) == "refused"
-    assert bob.texts() == ["spam"] * courier.REFUSALS_MAX
+    assert bob.texts() == ["spam"] * message_delivery.REFUSALS_MAX
     bob.answers(204)
     second = (await box.desk.send("bob", "ham", "uid:0"))["id"]
     assert await state_of(box, second) == "delivered"
@@ -123,7 +124,7 @@ async def test_later_is_no_refusal(box: Box, soon: None, status: int) -> None:
     bob = await everything(box)
     bob.answers(status)
     sent = (await box.desk.send("bob", "hi", "uid:0"))["id"]
-    await until(lambda: len(bob.lines()) > courier.REFUSALS_MAX)
+    await until(lambda: len(bob.lines()) > message_delivery.REFUSALS_MAX)
     bob.answers(204)
     assert await state_of(box, sent) == "delivered"
 
@@ -146,7 +147,7 @@ async def test_a_stopped_agent_is_not_started_and_gets_it_when_it_is(box: Box) -
 async def test_a_program_that_was_started_anew_is_tried_at_once_however_long_the_delay(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(courier, "FIRST_RETRY_S", 3600.0)
+    monkeypatch.setattr(message_delivery, "FIRST_RETRY_S", 3600.0)
     bob = await everything(box)
     bob.answers(500)
     sent = (await box.desk.send("bob", "hi", "uid:0"))["id"]
@@ -211,7 +212,7 @@ async def test_who_waits_for_a_message_learns_that_its_agent_was_removed(box: Bo
     with pytest.raises(NotFound):
         await waiting
     assert box.daemon is not None
-    await until(lambda: repr(box.daemon._courier) == "<Courier 0 agents with messages>")
+    await until(lambda: repr(box.daemon._courier) == "<MessageDelivery 0 agents with messages>")
 
 
 async def test_waiting_ends_in_time(box: Box) -> None:
@@ -239,7 +240,7 @@ async def test_what_was_accepted_while_nothing_can_be_recorded_is_not_posted_aga
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A database that takes no writes stands for the disk that is full."""
-    monkeypatch.setattr(courier, "RECORD_AGAIN_S", 0.01)
+    monkeypatch.setattr(message_delivery, "RECORD_AGAIN_S", 0.01)
     bob = await everything(box)
     assert box.daemon is not None
     writer = box.daemon._database._writer
@@ -328,16 +329,16 @@ async def test_no_message_is_lost_however_often_the_daemon_is_killed(box: Box) -
 @pytest.mark.parametrize(
     ("status", "fate"),
     [
-        (200, Fate.ACCEPTED),
-        (302, Fate.REFUSED),
-        (404, Fate.REFUSED),
-        (429, Fate.LATER),
-        (500, Fate.LATER),
-        (501, Fate.REFUSED),
-        (503, Fate.LATER),
-        (505, Fate.REFUSED),
+        (200, AttemptFate.ACCEPTED),
+        (302, AttemptFate.REFUSED),
+        (404, AttemptFate.REFUSED),
+        (429, AttemptFate.LATER),
+        (500, AttemptFate.LATER),
+        (501, AttemptFate.REFUSED),
+        (503, AttemptFate.LATER),
+        (505, AttemptFate.REFUSED),
     ],
 )
-def test_what_an_inbox_answers_means_done_later_or_never(status: int, fate: Fate) -> None:
+def test_what_an_inbox_answers_means_done_later_or_never(status: int, fate: AttemptFate) -> None:
     """Python's http.server answers 501 to any POST: its agent was woken every five minutes for ever."""
     assert judge(status, "", by_hive=False).fate is fate

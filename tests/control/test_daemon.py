@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control.box import AWAKE, SLEEPER, SLEEPY, Box, Caller, daemon_process, is_alive, until
-from fakes.proxy_peer import ProxyPeer
-from swapspace import without_swap, zram_swap
 
 from hive.agents.tokens import TokenKind, digest
 from hive.domain import AgentSpec, BackendKind, Isolation, Limits, RestartPolicy
 from hive.errors import AgentBusy, HiveError, LinkLost, NotFound, NotSupported, Saturated, TimedOut, WrongState
 from hive.link.messages import Activity, Leaving, Open, Refused
-from hive.settings import Agents, Inference, Settings
+from hive.settings.table import Agents, InferenceSection, Settings
 from hive.store.database import Database
+from tests.control.box import AWAKE, SLEEPER, SLEEPY, Box, Caller, daemon_process, is_alive, until
+from tests.fakes.proxy_peer import ProxyPeer
+from tests.swapspace import without_swap, zram_swap
 
 HEAVY = ["/usr/bin/python3", "-u", "-c", "import time; x = bytes(range(256)) * 120_000; print('up'); time.sleep(1000)"]
 """30 MB of its own."""
@@ -531,7 +531,7 @@ async def test_redis_shows_who_sleeps_and_forgets_who_is_removed(box: Box, redis
 
 async def test_usage_says_whether_tokens_are_tracked(box: Box) -> None:
     await box.start_helper()
-    await box.start_daemon(Settings(inference=Inference(token_tracking=False, enabled="false")))
+    await box.start_daemon(Settings(inference=InferenceSection(token_tracking=False, enabled="false")))
     answer = await box.desk.usage(3600)
     assert answer == {
         "token_tracking": False,

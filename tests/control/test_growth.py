@@ -1,4 +1,4 @@
-"""What is done to one agent costs as much where there are many: who is asked, what is written, what is answered."""
+"""Acts on one agent cost as much where there are many: the agents asked about, the rows written, the answers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from control.box import Box, is_alive
 
 from hive.agents.spec import check
+from hive.client.client import Client
 from hive.control import frontdesk, uids
-from hive.control.client import Client
+from hive.control.audit_log import AuditLog
 from hive.control.forgetting import AT_ONCE, Forgetting
-from hive.control.journal import Journal
 from hive.control.uids import UidLook, uids_in_use
 from hive.domain import Agent, AgentSpec, RuntimeKind
 from hive.errors import BadRequest, StoreFull
@@ -26,6 +25,7 @@ from hive.link.messages import Activity, AskActivity
 from hive.store import agents, audit, chain
 from hive.store.database import Database
 from hive.store.live import Live
+from tests.control.box import Box, is_alive
 
 ACTOR = "uid:0"
 
@@ -40,12 +40,12 @@ async def with_agents(box: Box, count: int) -> Box:
     return box
 
 
-# Who is asked ---------------------------------------------------------------------------------------------------------
+# Agents asked about ---------------------------------------------------------------------------------------------------
 
 
 async def test_what_is_shown_of_one_agent_is_asked_of_that_one_alone(box: Box) -> None:
-    """The proxy was asked about everybody wherever one was shown, woken or made: 3.5 ms with 1,000 agents, of each of
-    whom it asked the kernel."""
+    """The proxy was asked about all agents wherever one was shown, woken or made: 3.5 ms with 1,000 agents, as it asked
+    the kernel about each of them."""
     await with_agents(box, 5)
     box.proxy.told.clear()
     view = await box.desk.view("e003")
@@ -95,7 +95,7 @@ async def test_what_is_told_in_short(box: Box) -> None:
 
 @pytest.mark.parametrize("short", [0, 1])
 async def test_the_pages_are_all_agents_by_name(box: Box, short: int) -> None:
-    """Who comes or goes between two pages moves nobody else out of them."""
+    """An agent that comes or goes between two pages moves no other out of them."""
     await with_agents(box, 5)
     client = Client(box.paths.api_socket)
 
@@ -165,7 +165,7 @@ async def test_a_hundred_are_forgotten_in_one_transaction(tmp_path: Path) -> Non
     some = [Agent(id=f"{n:032x}", spec=external(f"e{n:03}")) for n in range(2 * AT_ONCE + 1)]
     for agent in some:
         await database.write(lambda conn, agent=agent: agents.insert(conn, agent))
-    journal = Journal(database, Live(tmp_path / "no.sock"))
+    journal = AuditLog(database, Live(tmp_path / "no.sock"))
     forgetting, before = Forgetting(database, journal), database.writes
     journal.note("agent.stopped", target=some[0].id)
     with journal.subscribe() as events:
@@ -193,7 +193,7 @@ async def test_a_removal_that_cannot_be_written_is_none(tmp_path: Path) -> None:
     database = Full.open(tmp_path / "hive.db")
     agent = Agent(id=f"{1:032x}", spec=external("ann"))
     await database.write(lambda conn: agents.insert(conn, agent))
-    journal = Journal(database, Live(tmp_path / "no.sock"))
+    journal = AuditLog(database, Live(tmp_path / "no.sock"))
     forgetting, database.is_full = Forgetting(database, journal), True
     journal.note("agent.stopped", target=agent.id)
     for _ in range(2):

@@ -10,20 +10,20 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from control.held_database import cancelled_while_it_writes
 
-from hive.control import journal as journal_module
-from hive.control.journal import Journal, event_of, transition_of
+from hive.control import audit_log as journal_module
+from hive.control.audit_log import AuditLog, event_of, transition_of
 from hive.domain import Agent, AgentSpec, AgentStatus
 from hive.errors import DependencyDown, HiveError
 from hive.store import acts, anchors, audit, chain
 from hive.store.acts import acts_of
 from hive.store.anchors import anchors_of
-from hive.store.audit import AuditRow, Filter
+from hive.store.audit import AuditRecord, Filter
 from hive.store.chain import Bad
 from hive.store.database import Database
 from hive.store.live import Live
 from hive.tasks import spawn
+from tests.control.held_database import cancelled_while_it_writes
 
 BOB = Agent(id="a1", spec=AgentSpec(name="bob", command=["/bin/true"]), status=AgentStatus.RUNNING)
 
@@ -50,7 +50,7 @@ def test_a_transition_is_one_event_with_a_documented_shape() -> None:
 async def test_rows_a_full_disk_did_not_take_are_written_later_in_their_order(
     database: Database, tmp_path: Path
 ) -> None:
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     journal.note("agent.created", target="a1", detail={"name": "bob"})
     taken = journal.take()
     journal.changed(BOB, became(AgentStatus.PAUSING), "idle")
@@ -58,16 +58,16 @@ async def test_rows_a_full_disk_did_not_take_are_written_later_in_their_order(
     kinds = [event["kind"] for event in await journal.past(10)]
     assert kinds == ["agent.created", "agent.pausing"]
     assert [event["kind"] for event in await journal.past(1)] == ["agent.pausing"]
-    assert repr(journal) == "<Journal 0 unwritten>"
+    assert repr(journal) == "<AuditLog 0 unwritten>"
 
 
 async def test_a_database_that_is_gone_keeps_the_rows_for_later(database: Database, tmp_path: Path) -> None:
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     journal.note("backend.up")
     database.close()
     with pytest.raises(DependencyDown):
         await journal.flush()
-    assert repr(journal) == "<Journal 1 unwritten>"
+    assert repr(journal) == "<AuditLog 1 unwritten>"
 
 
 def noted(database: Database) -> list[int]:
@@ -83,7 +83,7 @@ async def test_the_head_is_noted_every_hundred_rows_and_at_the_start_and_the_end
     database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "hive.daemon")
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     await journal.begin()
     assert noted(database) == []
     for _ in range(99):
@@ -98,7 +98,7 @@ async def test_the_head_is_noted_every_hundred_rows_and_at_the_start_and_the_end
     await journal.close()
     journal.note("backend.up")
     await journal.flush()  # and here it was killed
-    later = Journal(database, Live(tmp_path / "redis.sock"))
+    later = AuditLog(database, Live(tmp_path / "redis.sock"))
     await later.begin()
     assert noted(database) == [100, 101, 102]
     heads = anchors.read(anchors.anchors_of(database.path)).heads
@@ -110,19 +110,19 @@ async def test_the_head_is_noted_every_hundred_rows_and_at_the_start_and_the_end
 async def test_a_start_on_a_table_that_is_not_as_it_was_noted_says_so_and_forgets_nothing(
     database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     journal.note("backend.up")
     journal.note("backend.down")
     await journal.close()
     await database.write(lambda conn: conn.execute("DELETE FROM audit_log WHERE id = 2"))
-    await Journal(database, Live(tmp_path / "redis.sock")).begin()
+    await AuditLog(database, Live(tmp_path / "redis.sock")).begin()
     assert "audit_not_as_noted head=2:" in caplog.text
     assert noted(database) == [2, 1]
 
 
 async def test_an_order_is_on_the_disk_when_it_was_recorded_and_is_no_event(database: Database, tmp_path: Path) -> None:
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
-    row = AuditRow(at=1.0, actor="uid:7", act="order.pause", target="a1", origin="socket", outcome="busy")
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
+    row = AuditRecord(at=1.0, actor="uid:7", act="order.pause", target="a1", origin="socket", outcome="busy")
     journal.note("backend.up")
     await journal.record(row)
     found = await database.read(lambda conn: audit.page(conn, Filter(), 10))
@@ -133,24 +133,24 @@ async def test_an_order_is_on_the_disk_when_it_was_recorded_and_is_no_event(data
 async def test_an_order_that_cannot_be_written_is_kept_and_the_log_says_so(
     database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     database.close()
-    await journal.record(AuditRow(at=1.0, actor="uid:7", act="order.stop", target="a1", origin="socket"))
-    assert repr(journal) == "<Journal 1 unwritten>"
+    await journal.record(AuditRecord(at=1.0, actor="uid:7", act="order.stop", target="a1", origin="socket"))
+    assert repr(journal) == "<AuditLog 1 unwritten>"
     assert "audit_late act=order.stop actor=uid:7" in caplog.text
     await journal.close()
     assert "audit_lost rows=1" in caplog.text
 
 
-def ordered(at: float, outcome: str, *, actor: str = "token:viewer", act: str = "order.remove") -> AuditRow:
-    return AuditRow(at=at, actor=actor, act=act, target="a1", origin="tcp:127.0.0.1", outcome=outcome)
+def ordered(at: float, outcome: str, *, actor: str = "token:viewer", act: str = "order.remove") -> AuditRecord:
+    return AuditRecord(at=at, actor=actor, act=act, target="a1", origin="tcp:127.0.0.1", outcome=outcome)
 
 
 async def test_of_what_one_is_refused_again_and_again_the_first_ten_are_rows_and_the_rest_of_a_minute_is_one(
     database: Database, tmp_path: Path
 ) -> None:
-    """Each was a row: somebody who may nothing wrote 203 a second, and each of them cost a write to the disk."""
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    """Each was a row: a user without any right wrote 203 a second, and each of them cost a write to the disk."""
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     for number in range(203):
         await journal.record(ordered(60.0 + number / 10, "not_permitted"))
     for number in range(30):
@@ -182,12 +182,12 @@ async def test_the_count_is_written_when_the_minute_is_over(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "WRITE_S", 0.01)
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     for _ in range(12):
         await journal.record(ordered(time.time() - 120, "not_permitted"))
     running = spawn(journal.run(), name="journal")
     async with asyncio.timeout(20):
-        found: list[audit.Entry] = []
+        found: list[audit.AuditEntry] = []
         while len(found) < 11:
             found = await database.read(lambda conn: audit.page(conn, Filter(act="order.*"), 100))
     running.cancel()
@@ -199,7 +199,7 @@ async def test_on_a_full_disk_what_agents_do_takes_the_place_of_no_order(
 ) -> None:
     """Of the rows that wait for room in memory the oldest went, whatever they were."""
     monkeypatch.setattr(journal_module, "UNWRITTEN_MAX", 10)
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     database.close()
     for number in range(4):
         await journal.record(ordered(float(number), "ok"))
@@ -220,7 +220,7 @@ async def test_rows_of_a_month_ago_are_pruned_in_as_many_slices_as_it_takes(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(audit, "PRUNED_AT_ONCE", 2)
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     for _ in range(5):
         journal.changed(BOB, became(AgentStatus.PAUSING), "idle")  # in 1970
     journal.note("backend.up")
@@ -246,7 +246,7 @@ async def bad_of(database: Database) -> Bad | None:
     return await database.read(work)
 
 
-async def fill(journal: Journal, rows: int) -> None:
+async def fill(journal: AuditLog, rows: int) -> None:
     for _ in range(rows):
         journal.note("backend.up")
     await journal.flush()
@@ -256,7 +256,7 @@ async def fill(journal: Journal, rows: int) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "ROWS_MAX", 50)
     monkeypatch.setattr(audit, "PRUNED_AT_ONCE", 20)
-    monkeypatch.setattr("hive.control.journal.ANCHOR_EVERY", 10)
+    monkeypatch.setattr("hive.control.audit_log.ANCHOR_EVERY", 10)
 
 
 @pytest.mark.usefixtures("small")
@@ -264,7 +264,7 @@ async def test_heads_go_with_the_rows_they_are_of_and_what_was_pruned_last_stays
     database: Database, tmp_path: Path
 ) -> None:
     """The file grew for ever: 100 bytes for every 100 rows."""
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     for _ in range(6):
         for _ in range(10):
             await fill(journal, 10)
@@ -281,8 +281,8 @@ async def test_heads_go_with_the_rows_they_are_of_and_what_was_pruned_last_stays
 
 @pytest.mark.usefixtures("small")
 async def test_rows_that_somebody_removed_and_called_pruned_are_missed(database: Database, tmp_path: Path) -> None:
-    """Whoever wrote the chain anew behind the last head, with a row that says all before was pruned, was believed."""
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    """A chain written anew behind the last head, with a row that says all before was pruned, was believed."""
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     await fill(journal, 45)
     await journal.close()
 
@@ -298,7 +298,7 @@ async def test_rows_that_somebody_removed_and_called_pruned_are_missed(database:
 
 @pytest.mark.usefixtures("small")
 async def test_where_no_head_can_be_noted_nothing_is_pruned(database: Database, tmp_path: Path) -> None:
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     await fill(journal, 70)
     anchors_of(database.path).unlink(missing_ok=True)
     anchors_of(database.path).mkdir()
@@ -312,14 +312,14 @@ async def test_a_file_of_heads_that_is_gone_is_begun_anew_with_where_the_chain_b
 ) -> None:
     """As after a restore, which moves it away."""
     monkeypatch.setattr(audit, "ROWS_MAX", 20)
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     await fill(journal, 30)
     await journal.prune()
     await journal.close()
     begun = await database.read(audit.begun_after)
     anchors_of(database.path).unlink()
     assert await bad_of(database) is None
-    later = Journal(database, Live(tmp_path / "redis.sock"))
+    later = AuditLog(database, Live(tmp_path / "redis.sock"))
     await later.begin()
     assert f"audit_heads_begun path={anchors_of(database.path)} head=31: nothing vouches" in caplog.text
     assert noted(database) == [begun.id, 31]
@@ -336,7 +336,7 @@ async def test_what_the_hive_command_did_is_taken_in_at_the_start_and_when_someb
         acts.append(path, told)
 
     tell("a")
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     await journal.begin()
     tell("b")
     found = await journal.page(Filter(act="order.*"), 10)
@@ -349,8 +349,8 @@ async def test_rows_that_nothing_takes_along_and_acts_are_written_soon(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What only Hive did, like `proxy.lost`, waited in memory for the next change of an agent, and a kill lost it."""
-    monkeypatch.setattr("hive.control.journal.WRITE_S", 0.01)
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    monkeypatch.setattr("hive.control.audit_log.WRITE_S", 0.01)
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     running = asyncio.ensure_future(journal.run())
     journal.note("proxy.lost")
     told = acts.new(at=1.0, actor="uid:0", act="restore", target="hive", outcome="ok", detail={})
@@ -366,7 +366,7 @@ async def test_acts_that_cannot_be_taken_in_wait_and_that_is_said_once(
 ) -> None:
     path = acts_of(database.path)
     path.mkdir()
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     for _ in range(3):
         await journal.page(Filter(), 10)
     assert caplog.text.count("acts_not_taken_in") == 1
@@ -379,7 +379,7 @@ async def test_who_leaves_while_a_row_is_written_does_not_have_it_written_twice(
     database: Database, tmp_path: Path
 ) -> None:
     """A client of `/api/events` that left meanwhile gave rows back that were committed all the same."""
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     journal.note("backend.up")
     await cancelled_while_it_writes(database, journal.past(10))
     await journal.flush()
@@ -392,7 +392,7 @@ async def test_what_came_of_an_order_on_tcp_is_not_called_hives_own(
     database: Database, tmp_path: Path, actor: str
 ) -> None:
     """The order's row had `tcp:<address>`, the transition's `hive`."""
-    journal = Journal(database, Live(tmp_path / "redis.sock"))
+    journal = AuditLog(database, Live(tmp_path / "redis.sock"))
     journal.note("agent.created", target="a1", actor=actor)
     journal.changed(BOB, became(AgentStatus.PAUSING), actor)
     found = await journal.page(Filter(), 10)

@@ -8,12 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from control.box import AWAKE, Box, until
-from fakes.proxy_peer import ProxyPeer
 
 from hive.control import kept_responses
 from hive.errors import BadRequest, NotFound
-from hive.link.message import Message
+from hive.link.message import LinkMessage
 from hive.link.messages import Done
 from hive.link.responses import (
     AskHistory,
@@ -24,7 +22,9 @@ from hive.link.responses import (
     KeepResponse,
     ResponseIs,
 )
-from hive.settings import Settings
+from hive.settings.table import Settings
+from tests.control.box import AWAKE, Box, until
+from tests.fakes.proxy_peer import ProxyPeer
 
 MOST = 1_000_000
 
@@ -40,7 +40,7 @@ def told(agent: str, name: str, previous: str | None = None, *, text: str = "") 
     return KeepResponse(agent=agent, id=name, previous_id=previous, asked=asked.encode(), response=response.encode())
 
 
-async def ask(proxy: ProxyPeer, question: Message) -> Message:
+async def ask(proxy: ProxyPeer, question: LinkMessage) -> LinkMessage:
     return await proxy.client.link.ask_any(question, timeout_s=20)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hive.control.keyfiles import box_key, internal_token
+from hive.control.secret_files import box_key, internal_token
 from hive.errors import ConfigError, HiveError, NotPermitted
 
 
@@ -76,6 +76,6 @@ def test_not_permitted_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def denied(*_: object, **__: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("hive.control.keyfiles.os.open", denied)
+    monkeypatch.setattr("hive.control.secret_files.os.open", denied)
     with pytest.raises(NotPermitted, match=r"cannot use .*box\.key: Permission denied"):
         box_key(tmp_path / "box.key", {})

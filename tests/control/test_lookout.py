@@ -1,4 +1,4 @@
-"""`GET /api/agents?since=`: who follows it knows what who asks for everything knows."""
+"""`GET /api/agents?since=`: its follower knows as much as a reader of all agents."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from control.box import Box, until
 
-from hive.control.client import Client
+from hive.client.client import Client
+from hive.control.change_feed import ChangeFeed
 from hive.control.frontdesk import FrontDesk
-from hive.control.lookout import Lookout
 from hive.domain import UsageEvent
 from hive.errors import BadRequest
 from hive.link.messages import Activity
+from tests.control.box import Box, until
 
 OF_TIME = ("why", "brief", "sentence", "cpu_us", "messages_waiting", "next_wake_at")
 """What changes with time alone, or is of others."""
@@ -23,15 +23,15 @@ OF_TIME = ("why", "brief", "sentence", "cpu_us", "messages_waiting", "next_wake_
 @pytest.fixture(autouse=True)
 def unrationed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everybody is looked at each time."""
-    true_init = Lookout.__init__
+    true_init = ChangeFeed.__init__
 
-    def begun(self: Lookout, *arguments: Any) -> None:
+    def begun(self: ChangeFeed, *arguments: Any) -> None:
         true_init(self, *arguments)
         for ration in (self._everybody, self._truth_of_all, self._truth_of_some):
             monkeypatch.setattr(ration, "_least_s", 0.0)
             monkeypatch.setattr(ration, "_share", 1e9)
 
-    monkeypatch.setattr(Lookout, "__init__", begun)
+    monkeypatch.setattr(ChangeFeed, "__init__", begun)
 
 
 class Follower:

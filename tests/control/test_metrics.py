@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from control.box import AWAKE, Box, until
-from fakes import fake_nvml
-from fakes.fake_nvml import GIB, Gpu, Library, in_place_of, with_mig
 from prometheus_client.parser import text_string_to_metric_families
 
 from hive.control import metrics
 from hive.control.metrics import ROWS, exposition, gpu_values
 from hive.domain import AgentStatus
 from hive.host.nvml import Nvml
+from tests.control.box import AWAKE, Box, until
+from tests.fakes import fake_nvml
+from tests.fakes.fake_nvml import GIB, Gpu, Library, in_place_of, with_mig
 
 Found = dict[tuple[str, ...], float]
 

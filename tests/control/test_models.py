@@ -14,14 +14,14 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from control.box import AWAKE, SLEEPER, Box, until
 
 from hive.control.pull_order import PullOrder
 from hive.domain import AgentSpec, BackendKind, Tier
 from hive.errors import BadRequest, DependencyDown, NotFound, NotSupported, WrongState
-from hive.link.messages import Backend, Done
+from hive.link.messages import BackendChanged, Done
 from hive.link.requests import AskModels
-from hive.settings import Settings, TenantRow
+from hive.settings.table import Settings, TenantRow
+from tests.control.box import AWAKE, SLEEPER, Box, until
 
 FAKE = Path(__file__).parents[1] / "fakes" / "fake_ollama.py"
 TINY = b"GGUF\3\0\0\0" + b"\1" + b"\0" * 15 + b"\1" + b"\0" * 7 + b"t" + b"\1\0\0\0" + b"\2" + b"\0" * 23
@@ -113,7 +113,7 @@ async def test_a_proxy_that_meets_an_unknown_model_has_it_looked_for_but_not_aga
         told = box.proxy.told
         before = len(told)
         assert isinstance(await box.proxy.client.link.ask_any(AskModels(), timeout_s=5), Done)
-        backends = [message for message in told[before:] if isinstance(message, Backend)]
+        backends = [message for message in told[before:] if isinstance(message, BackendChanged)]
         assert [model.name for model in backends[-1].models] == ["new:latest"]  # told before the answer came
         listed = ollama.seen["listed"]
         for _ in range(5):
@@ -212,7 +212,7 @@ async def test_a_model_that_becomes_a_stub_is_known_at_the_next_look(box: Box) -
 
 def _told(box: Box) -> list[Any]:
     """The models that the proxy was told of last."""
-    found = [message.models for message in box.proxy.told if isinstance(message, Backend)]
+    found = [message.models for message in box.proxy.told if isinstance(message, BackendChanged)]
     return found[-1] if found else []
 
 

@@ -10,22 +10,33 @@ from typing import Any
 
 import msgspec
 import pytest
-from control.box import AWAKE, Box, until
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from hive.control import views
+from hive.control.counters import WAKE_SECONDS, Counters, Used
 from hive.control.metrics import ROWS, TABLE, exposition, gpu_values, saved_bytes
-from hive.control.stats import WAKE_SECONDS, Counters, Used
-from hive.domain import Agent, AgentSpec, AgentStatus, BackendInfo, BackendKind, SleepDepth, Tier, UsageEvent, WakeCause
+from hive.domain import (
+    Agent,
+    AgentSpec,
+    AgentStatus,
+    BackendInfo,
+    BackendKind,
+    By,
+    SleepDepth,
+    Tier,
+    UsageEvent,
+    WakeCause,
+)
 from hive.errors import NotFound
-from hive.exposition import Kind
-from hive.host.memory import Zram
-from hive.host.nvml import GpuProcess, GpuState, Instance, Seen
+from hive.exposition import MetricKind
+from hive.host.memory import ZramDevice
+from hive.host.nvml import GpuState, MigDevice, ProcessOnGpu, SeenGpus
 from hive.link.messages import Activity
 from hive.store import usage
 from hive.store.database import Database
-from hive.store.usage import Asked, By, Cost, Spent
+from hive.store.usage import CostSums, SpentSums, UsageFilter
+from tests.control.box import AWAKE, Box, until
 
 GOLDEN = Path(__file__).parent / "golden"
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
@@ -81,13 +92,15 @@ def test_the_stats_of_inference_have_the_specified_shape() -> None:
         (agent(2, "bob", AgentStatus.PAUSED, Tier.HIGH), Used(2, 100, 50)),
         (agent(3, "carol", AgentStatus.STOPPED), Used()),
     ]
-    shown = views.inference_stats_view(VLLM, Spent(10, 4, 2), Spent(110, 54, 4), agents, Seen((H200, LOST)), 3)
+    shown = views.inference_stats_view(
+        VLLM, SpentSums(10, 4, 2), SpentSums(110, 54, 4), agents, SeenGpus((H200, LOST)), 3
+    )
     assert json.loads(msgspec.json.encode(shown)) == golden("inference_stats.json")
 
 
 def test_at_most_ten_agents_are_on_top_and_those_of_equal_use_go_by_name() -> None:
     agents = [(agent(number, f"n{number:02}", AgentStatus.ERROR), Used(1, number // 2, 0)) for number in range(12)]
-    shown = views.inference_stats_view(None, Spent(), Spent(), agents, Seen(why_not="no driver"), 0)
+    shown = views.inference_stats_view(None, SpentSums(), SpentSums(), agents, SeenGpus(why_not="no driver"), 0)
     assert [top["name"] for top in shown["topAgents"]][:3] == ["n10", "n11", "n08"]
     assert len(shown["topAgents"]) == 10
     assert (shown["backend"], shown["activeAgents"]) == (None, 0)
@@ -112,7 +125,7 @@ async def test_what_was_spent_is_what_ended_since_then(database: Database) -> No
     spent = {
         since: await database.read(lambda conn, at=since: usage.spent_since(conn, at)) for since in (0.0, 1003, 9e9)
     }
-    assert list(spent.values()) == [Spent(30, 3, 4), Spent(20, 2, 2), Spent()]
+    assert list(spent.values()) == [SpentSums(30, 3, 4), SpentSums(20, 2, 2), SpentSums()]
 
 
 async def test_the_daemon_counts_running_and_paused_agents_requests_in_flight_and_ended_ones(box: Box) -> None:
@@ -139,11 +152,13 @@ async def test_the_daemon_counts_running_and_paused_agents_requests_in_flight_an
 
 def everything() -> bytes:
     """A scrape in which every row has a value."""
-    counters = Counters([], Cost(requests=5))
+    counters = Counters([], CostSums(requests=5))
     counters.woke(WakeCause.REQUEST, 3.0, SleepDepth.LIGHT)
-    part = Instance(2, "1g", 9, 3, 6, ())
-    busy = H200._replace(processes=(GpuProcess(41, 7), GpuProcess(41, 5), GpuProcess(42, None)), instances=(part,))
-    made = {**counters.metrics(), **gpu_values(Seen((busy, LOST)))}
+    part = MigDevice(2, "1g", 9, 3, 6, ())
+    busy = H200._replace(
+        processes=(ProcessOnGpu(41, 7), ProcessOnGpu(41, 5), ProcessOnGpu(42, None)), instances=(part,)
+    )
+    made = {**counters.metrics(), **gpu_values(SeenGpus((busy, LOST)))}
     return exposition({row.name: made.get(row.name) or {("x",) * len(row.labels): 1.0} for row in TABLE})
 
 
@@ -160,14 +175,14 @@ def test_scrape_and_document_have_the_same_metrics() -> None:
 def test_names_follow_prometheus_habits() -> None:
     families = scrape(everything())
     for row in TABLE:
-        assert row.full_name.endswith("_total") == (row.kind == Kind.COUNTER)
+        assert row.full_name.endswith("_total") == (row.kind == MetricKind.COUNTER)
         assert row.sentence.endswith(".")
         for sample in families[row.full_name.removesuffix("_total")].samples:
             assert set(sample.labels) - {"le"} == set(row.labels), sample
 
 
 def test_a_wake_is_counted_by_cause_and_depth_and_its_time_by_cause() -> None:
-    counters = Counters([], Cost())
+    counters = Counters([], CostSums())
     assert values(exposition(counters.metrics()), "hive_wakes")["ingress", "deep"] == 0
     for took_ms in (1.0, 1.1, 90_000.0):
         counters.woke(WakeCause.INGRESS, took_ms, SleepDepth.DEEP)
@@ -197,12 +212,12 @@ def test_a_value_without_a_row_is_refused() -> None:
     ("zrams", "saved"),
     [
         ([], 900),
-        ([Zram("zram0", "lz4", 9, 0, 4096)], 900),
-        ([Zram("zram0", "lz4", 9, 300, 100), Zram("zram1", "lz4", 9, 300, 200)], 450),
-        ([Zram("zram0", "lz4", 9, 100, 300)], 0),
+        ([ZramDevice("zram0", "lz4", 9, 0, 4096)], 900),
+        ([ZramDevice("zram0", "lz4", 9, 300, 100), ZramDevice("zram1", "lz4", 9, 300, 200)], 450),
+        ([ZramDevice("zram0", "lz4", 9, 100, 300)], 0),
     ],
 )
-def test_what_swap_saves_of_ram_is_less_what_zram_takes_for_it(zrams: list[Zram], saved: int) -> None:
+def test_what_swap_saves_of_ram_is_less_what_zram_takes_for_it(zrams: list[ZramDevice], saved: int) -> None:
     assert saved_bytes(900, zrams) == saved
 
 
@@ -250,13 +265,13 @@ async def test_usage_is_asked_by_an_agents_name_and_after_its_removal_by_its_id(
     bob = await box.create("bob")
     rows = [event(1, agent_id=bob["id"], created_at=time.time()), event(2, created_at=time.time())]
     await box.daemon._database.write(lambda conn: usage.insert(conn, rows))
-    by_model = await box.desk.usage(60, By.MODEL, Asked(agent="bob"))
+    by_model = await box.desk.usage(60, By.MODEL, UsageFilter(agent="bob"))
     assert (by_model["models"][0]["requests"], by_model["totals"]["requests"]) == (1, 1)
     assert "key" not in by_model["models"][0]
-    by_agent = await box.desk.usage(60, By.AGENT, Asked(agent="bob"))
+    by_agent = await box.desk.usage(60, By.AGENT, UsageFilter(agent="bob"))
     assert [agent["name"] for agent in by_agent["agents"]] == ["bob"]
     await box.desk.remove("bob", "uid:0")
     with pytest.raises(NotFound):
-        await box.desk.usage(60, By.AGENT, Asked(agent="bob"))
-    gone = await box.desk.usage(60, By.AGENT, Asked(agent=bob["id"]))
+        await box.desk.usage(60, By.AGENT, UsageFilter(agent="bob"))
+    gone = await box.desk.usage(60, By.AGENT, UsageFilter(agent=bob["id"]))
     assert [(agent["name"], agent["requests"]) for agent in gone["agents"]] == [(None, 1)]

@@ -14,15 +14,15 @@ import jsonschema_rs
 import msgspec
 import pytest
 import schemathesis
-from control.described import ROWS, WHOLE
 
 from hive.agents.spec import check
-from hive.control import openapi
-from hive.control.openapi import document, errors_of
-from hive.control.routes import Row
-from hive.control.serving import Server
+from hive.api import openapi
+from hive.api.openapi import document, errors_of
+from hive.api.routes import RouteRow
+from hive.api.server import ApiServer
 from hive.domain import AgentSpec, RuntimeKind
 from hive.errors import BadRequest, HiveError, TimedOut
+from tests.control.described import ROWS, WHOLE
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/api.md"
@@ -48,7 +48,7 @@ def test_no_route_is_there_twice_and_each_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[f"{row.method} {row.path}" for row in ROWS])
-def test_a_row_is_described_as_it_is(row: Row) -> None:
+def test_a_row_is_described_as_it_is(row: RouteRow) -> None:
     found = WHOLE["paths"][row.path][row.method.lower()]
     assert (found["operationId"], found["summary"]) == (row.handler.__name__, row.says)
     assert found["x-hive-role"] == row.role
@@ -110,9 +110,9 @@ def test_every_error_there_is_in_hive_that_the_api_answers_is_described() -> Non
     assert {cls.status for cls in classes} - set(openapi.ERRORS) == {405, 414, 417, 431, 502, 505}
 
 
-async def test_it_is_answered_as_it_was_made(api: Server, tmp_path: Path) -> None:
+async def test_it_is_answered_as_it_was_made(api: ApiServer, tmp_path: Path) -> None:
     from hive import __version__
-    from hive.control.client import Client
+    from hive.client.client import Client
 
     answered = await asyncio.to_thread(Client(tmp_path / "hive.sock").get, "/api/openapi.json")
     assert answered == json.loads(msgspec.json.encode(document(ROWS, version=__version__)))

@@ -5,28 +5,28 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from hive.api.order_audit import CUT_SHORT, AuditedOrder, carried_out
 from hive.control.desk import Desk
-from hive.control.orders import CUT_SHORT, Order, carried_out
-from hive.store.audit import AuditRow
+from hive.store.audit import AuditRecord
 
 
 class Told:
     """A desk as far as an order needs one."""
 
     def __init__(self) -> None:
-        self.rows: list[AuditRow] = []
+        self.rows: list[AuditRecord] = []
 
     def meant(self, ref: str) -> tuple[str, str]:
         return ref, ""
 
-    async def ordered(self, row: AuditRow) -> None:
+    async def ordered(self, row: AuditRecord) -> None:
         self.rows.append(row)
 
 
 async def test_an_order_that_was_cut_short_did_not_end_well() -> None:
     """A daemon that left in the middle of it wrote `ok`."""
     desk: Any = Told()
-    order = Order("stop", "uid:7", {"ref": "a1"}, {})
+    order = AuditedOrder("stop", "uid:7", {"ref": "a1"}, {})
     doing = asyncio.ensure_future(carried_out(cast(Desk, desk), order, asyncio.Event().wait()))
     await asyncio.sleep(0)
     doing.cancel()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from control.box import AWAKE, SLEEPER, Box
 
 from hive.control.own_ports import own_ports
 from hive.domain import AgentSpec, BackendKind, RuntimeKind
 from hive.errors import BadRequest
+from tests.control.box import AWAKE, SLEEPER, Box
 
 
 @pytest.mark.parametrize(

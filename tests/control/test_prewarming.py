@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from control.box import AWAKE, Box, until
 
 from hive.domain import AgentSpec, BackendInfo, BackendKind, ModelInfo, UsageEvent
 from hive.link.messages import Failed
 from hive.link.prompts import Prewarmed
 from hive.models.prompts import hash_prompt
-from hive.settings import TenantRow
+from hive.settings.table import TenantRow
+from tests.control.box import AWAKE, Box, until
 
 PROMPT = "You answer for a shop. " * 40
 COMMAND = ["/bin/sleep", "1000"]

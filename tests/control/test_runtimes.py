@@ -6,18 +6,18 @@ import os
 from typing import Any
 
 import pytest
-from control.box import Box, until
 
 from hive.control import runtimes
 from hive.domain import RuntimeKind
 from hive.errors import HiveError, NotPermitted
 from hive.link.messages import AskRuntimes, Runtimes
-from hive.link.specs import Capabilities
+from hive.link.specs import RuntimeCapabilities
 from hive.sandbox.client import SandboxClient
 from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.process import ProcessRuntime
-from hive.sandbox.server import Helper
-from hive.settings import Sandbox
+from hive.sandbox.server import HelperServer
+from hive.settings.table import Sandbox
+from tests.control.box import Box, until
 
 
 async def capabilities(box: Box) -> dict[str, str] | None:
@@ -51,7 +51,7 @@ async def test_a_runtime_whose_engine_is_down_can_do_nothing_and_says_why(box: B
     process = ProcessRuntime(box.paths, subtree=None, log_max_bytes=1_000_000)
     nowhere = Sandbox(docker_socket=str(box.paths.runtime / "docker.sock"))
     docker = DockerRuntime(box.paths, nowhere, log_max_bytes=1_000_000)
-    box.helper = Helper(box.paths, {RuntimeKind.PROCESS: process, RuntimeKind.DOCKER: docker})
+    box.helper = HelperServer(box.paths, {RuntimeKind.PROCESS: process, RuntimeKind.DOCKER: docker})
     await box.helper.open()
     await box.start_daemon()
     watch = box.desk._parts.runtimes
@@ -65,9 +65,9 @@ async def test_an_engine_that_comes_is_seen_at_the_next_look(box: Box, monkeypat
     monkeypatch.setattr(runtimes, "LOOK_S", 0.01)
     await box.everything()
     runtime: Any = box.helper._runtimes[RuntimeKind.PROCESS]  # type: ignore[union-attr]
-    can = Capabilities(why_not_freeze="not today")
+    can = RuntimeCapabilities(why_not_freeze="not today")
 
-    async def changed() -> Capabilities:
+    async def changed() -> RuntimeCapabilities:
         return can
 
     monkeypatch.setattr(runtime, "capabilities", changed)
@@ -91,8 +91,8 @@ async def test_only_who_runs_agents_may_ask(box: Box) -> None:
 class JournalRuntime(ProcessRuntime):
     """Says of its agents what units say: their output is in the journal."""
 
-    async def capabilities(self) -> Capabilities:
-        return Capabilities(journal="agent-{}.service")
+    async def capabilities(self) -> RuntimeCapabilities:
+        return RuntimeCapabilities(journal="agent-{}.service")
 
 
 async def test_an_agents_output_is_where_its_runtime_says(box: Box) -> None:
@@ -101,7 +101,7 @@ async def test_an_agents_output_is_where_its_runtime_says(box: Box) -> None:
     await until(lambda: box.desk._parts.runtimes.found)
     assert box.desk.output("bob") == (box.paths.log(agent), "")
     await box.stop_helper()
-    box.helper = Helper(
+    box.helper = HelperServer(
         box.paths, {RuntimeKind.PROCESS: JournalRuntime(box.paths, subtree=None, log_max_bytes=1_000_000)}
     )
     await box.helper.open()

@@ -7,12 +7,12 @@ import time
 from typing import Any
 
 import pytest
-from control.box import Box, until
 
 from hive.errors import BadRequest, NotFound
 from hive.store import schedules
 from hive.store.database import Database
-from hive.store.schedules import Schedule
+from hive.store.schedules import StoredSchedule
+from tests.control.box import Box, until
 
 
 async def put_to_sleep(box: Box) -> None:
@@ -21,9 +21,9 @@ async def put_to_sleep(box: Box) -> None:
 
 async def record(box: Box, agent: str, **fields: Any) -> int:
     """What an earlier daemon left in the database; this one is down."""
-    schedule = Schedule(id=0, agent_id=agent, actor="uid:0", created_at=0.0, **fields)
+    schedule = StoredSchedule(id=0, agent_id=agent, actor="uid:0", created_at=0.0, **fields)
     database = Database.open(box.paths.database)
-    added: Schedule = await database.write(lambda conn: schedules.add(conn, schedule, name="bob"))
+    added: StoredSchedule = await database.write(lambda conn: schedules.add(conn, schedule, name="bob"))
     database.close()
     return added.id
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from control.populated import Where, running
+
+from tests.control.populated import Where, running
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer
@@ -27,8 +28,8 @@ LONG_S = int(os.environ.get("HIVE_API_FUZZ_S", "0"))
 EXAMPLES = 6
 QUICK = """
 [[operations]]
-# Hundreds of cases each.
-include-operation-id = ["create", "apply", "change_config"]
+# Hundreds of cases each, or a process for each case.
+include-operation-id = ["create", "apply", "change_config", "query_database"]
 phases.coverage.enabled = false
 """
 

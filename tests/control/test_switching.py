@@ -15,22 +15,22 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from control.box import AWAKE, Box, until
 
-from hive.control import choices, switching
-from hive.control.choices import Choice, Services
-from hive.control.daemon import Daemon
-from hive.control.switching import CHOSEN, NONE_INSTALLED, Chosen, Switcher
+from hive.backends.switch import Switch, SwitchStep, Target
+from hive.control import backend_candidates, switching
+from hive.control.backend_candidates import BackendCandidate, ServiceCandidates
+from hive.control.switching import CHOSEN, ChosenBackend, Switcher
+from hive.daemon import Daemon
 from hive.domain import BackendKind
 from hive.errors import DependencyDown, HiveError, NotFound, WrongState
-from hive.inference.switch import Step, Switch, Target
-from hive.settings import Inference, Settings
+from hive.settings.table import InferenceSection, Settings
 from hive.store import runtime_settings
 from hive.store.database import Database
+from tests.control.box import AWAKE, Box, until
 
 LLAMA, VLLM, OLLAMA = BackendKind.LLAMA, BackendKind.VLLM, BackendKind.OLLAMA
 QUICK = msgspec.structs.replace(
-    AWAKE, inference=Inference(switch_health_tries=3, switch_health_every_s=0.05, switch_drain_s=5)
+    AWAKE, inference=InferenceSection(switch_health_tries=3, switch_health_every_s=0.05, switch_drain_s=5)
 )
 MODELS = {"data": [{"id": "m", "owned_by": "vllm"}]}
 GETS: dict[str, Any] = {
@@ -89,7 +89,7 @@ class Server:
         }
 
 
-class Units(Services):
+class Units(ServiceCandidates):
     """systemd and the helper, played. `broken`: what is wrong with a service: `start`, `token`, `dead` or `stop`."""
 
     def __init__(self, folder: Path) -> None:
@@ -102,16 +102,16 @@ class Units(Services):
         return Target(kind, str(self.folder / f"{kind}.sock"), f"{kind}.service")
 
     async def find(self, asked: str) -> Target:
-        return self.target(choices.service(asked).kind)
+        return self.target(backend_candidates.service(asked).kind)
 
-    async def listed(self, active: Target | None) -> list[Choice]:
-        return [Choice(target=self.target(kind), state="active", answers=True) for kind in self.running]
+    async def listed(self, active: Target | None) -> list[BackendCandidate]:
+        return [BackendCandidate(target=self.target(kind), state="active", answers=True) for kind in self.running]
 
     async def start(self, target: Target) -> None:
         self.calls.append(f"start {target.kind}")
         if self.broken.get(target.kind) == "start":
             raise HiveError(f"systemd: Job for {target.unit} failed")
-        for kind in [kind for kind in self.running if kind is not target.kind]:
+        for kind in [kind for kind in self.running if kind != target.kind]:
             self.running.pop(kind).stop()
         if target.kind not in self.running and self.broken.get(target.kind) != "dead":
             server = Server(target.kind, generates=self.broken.get(target.kind) != "token")
@@ -131,7 +131,7 @@ class Units(Services):
     async def log(self, kind: BackendKind, lines: int, *, last_run: bool = False) -> str:
         return f"the last line of {kind}\n"
 
-    async def first(self, inference: Inference) -> Target | None:
+    async def first(self, inference: InferenceSection) -> Target | None:
         return None
 
 
@@ -144,12 +144,12 @@ class ServicesBox(Box):
 
     async def record(self, kind: BackendKind) -> None:
         target = self.units.target(kind)
-        text = msgspec.json.encode(Chosen(kind, target.address, target.unit)).decode()
+        text = msgspec.json.encode(ChosenBackend(kind, target.address, target.unit)).decode()
         database = Database.open(self.paths.database)
         await database.write(lambda conn: runtime_settings.put(conn, CHOSEN, text, actor="t", now=0.0))
         database.close()
 
-    async def recorded(self) -> BackendKind | None:
+    async def recorded(self) -> str | None:
         database = Database.open(self.paths.database)
         found = await database.read(lambda conn: switching.read_chosen(conn, ""))
         database.close()
@@ -219,7 +219,7 @@ async def test_a_switch_stops_the_old_one_then_starts_the_new_one(hive: Services
     assert hive.units.calls == ["start llama", "stop llama", "start vllm"]
     assert await hive.who_answers() == "vllm"
     await hive.stop_daemon()
-    assert await hive.recorded() is VLLM
+    assert await hive.recorded() == VLLM
 
 
 async def test_a_default_model_that_was_changed_meanwhile_is_the_one_that_has_to_answer(
@@ -303,6 +303,10 @@ async def test_an_old_one_that_will_not_stop_is_kept(hive: ServicesBox) -> None:
     assert await hive.who_answers() == "llama"
 
 
+def codes(hive: ServicesBox) -> list[str]:
+    return [one["code"] for one in hive.desk.health()["conditions"]]
+
+
 async def test_where_neither_comes_up_it_is_degraded_and_says_so(hive: ServicesBox) -> None:
     hive.units.broken[VLLM] = "dead"
     job = await hive.begin(VLLM)
@@ -310,7 +314,7 @@ async def test_where_neither_comes_up_it_is_degraded_and_says_so(hive: ServicesB
     found = await hive.ended(job)
     assert (found["state"], found["error"]["code"]) == ("failed", "dependency_down")
     assert "and going back failed: llama: llama.service failed" in found["error"]["message"]
-    await until(lambda: "the backend does not answer" in hive.desk.health()["problems"])
+    await until(lambda: "backend_down" in codes(hive))
     assert (await hive.ask()).status_code == 502
     hive.units.broken.clear()
     assert (await hive.ended(await hive.begin(VLLM)))["state"] == "done"
@@ -326,7 +330,7 @@ async def test_a_second_switch_is_refused_while_one_is_under_way(hive: ServicesB
     assert hive.desk.inference()["switch"] is None
 
 
-def held_at(monkeypatch: pytest.MonkeyPatch, step: Step, *, back: bool, after: bool) -> asyncio.Event:
+def held_at(monkeypatch: pytest.MonkeyPatch, step: SwitchStep, *, back: bool, after: bool) -> asyncio.Event:
     """Switches stand still at this step, before or after it was done; set once one does."""
     reached, real = asyncio.Event(), Switcher._do
 
@@ -342,8 +346,8 @@ def held_at(monkeypatch: pytest.MonkeyPatch, step: Step, *, back: bool, after: b
     return reached
 
 
-FORWARD = [Step.CLOSE, Step.STOP, Step.START, Step.HEALTH, Step.RECORD, Step.OPEN]
-BACK = [Step.STOP, Step.START, Step.HEALTH, Step.OPEN]
+FORWARD = [SwitchStep.CLOSE, SwitchStep.STOP, SwitchStep.START, SwitchStep.HEALTH, SwitchStep.RECORD, SwitchStep.OPEN]
+BACK = [SwitchStep.STOP, SwitchStep.START, SwitchStep.HEALTH, SwitchStep.OPEN]
 MOMENTS = [(step, False, after) for step in FORWARD for after in (False, True)] + [(step, True, True) for step in BACK]
 
 
@@ -353,9 +357,9 @@ MOMENTS = [(step, False, after) for step in FORWARD for after in (False, True)] 
     ids=[f"{'back ' if back else ''}{step} {'done' if after else 'not done'}" for step, back, after in MOMENTS],
 )
 async def test_a_daemon_that_ends_at_any_step_leaves_it_to_the_next_one(
-    hive: ServicesBox, monkeypatch: pytest.MonkeyPatch, step: Step, back: bool, after: bool
+    hive: ServicesBox, monkeypatch: pytest.MonkeyPatch, step: SwitchStep, back: bool, after: bool
 ) -> None:
-    """Without a word written at its end, as with kill -9. Who asks meanwhile is answered by who is chosen."""
+    """Without a word written at its end, as with kill -9. Requests meanwhile are answered by the server chosen."""
     if back:
         hive.units.broken[VLLM] = "token"
     with monkeypatch.context() as patch:
@@ -376,12 +380,12 @@ async def test_a_daemon_that_ends_at_any_step_leaves_it_to_the_next_one(
     assert await hive.who_answers() == chosen
     assert not any("switching" in problem for problem in hive.desk.health()["problems"])
     await hive.stop_daemon()
-    assert await hive.recorded() is chosen
+    assert await hive.recorded() == chosen
 
 
 async def test_requests_wait_while_no_server_is_up(hive: ServicesBox, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        reached = held_at(patch, Step.STOP, back=False, after=True)
+        reached = held_at(patch, SwitchStep.STOP, back=False, after=True)
         await hive.begin(VLLM)
         await asyncio.wait_for(reached.wait(), 20)
     assert hive.units.running == {}
@@ -397,7 +401,7 @@ async def test_requests_wait_while_no_server_is_up(hive: ServicesBox, monkeypatc
 
 async def test_it_can_be_cancelled_and_the_old_one_is_back(hive: ServicesBox, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        reached = held_at(patch, Step.START, back=False, after=False)
+        reached = held_at(patch, SwitchStep.START, back=False, after=False)
         job = await hive.begin(VLLM)
         await asyncio.wait_for(reached.wait(), 20)
         found = await hive.desk.cancel_job(job)
@@ -416,7 +420,7 @@ async def test_a_proxy_that_comes_in_mid_switch_keeps_the_gate_closed(
     go_on, real = asyncio.Event(), Switcher._do
 
     async def do(self: Switcher, switch: Switch) -> None:
-        if switch.step is Step.START:
+        if switch.step is SwitchStep.START:
             await go_on.wait()
         await real(self, switch)
 
@@ -446,7 +450,7 @@ async def test_a_service_that_does_not_start_with_the_daemon_is_said(hive: Servi
     hive.units.running.pop(LLAMA).stop()
     hive.units.broken[LLAMA] = "start"
     await hive.start_daemon()
-    await until(lambda: any("no inference server was started" in p for p in hive.desk.health()["problems"]))
+    await until(lambda: "backend_not_started" in codes(hive))
     assert any(event["kind"] == "backend.not_started" for event in await hive.desk.past_events(50))
 
 
@@ -458,7 +462,7 @@ async def test_where_nothing_was_ever_chosen_the_first_one_is(
     await database.write(lambda conn: conn.execute("DELETE FROM runtime_settings"))
     database.close()
     await hive.start_daemon()
-    await until(lambda: any(NONE_INSTALLED in p for p in hive.desk.health()["problems"]))
+    await until(lambda: "no_backend_installed" in codes(hive))
     job = await hive.ended(await hive.begin(VLLM))
     assert (job["state"], job["result"]["from"]) == ("done", None)
     assert await hive.who_answers() == "vllm"
@@ -478,7 +482,7 @@ async def test_a_running_job_that_nobody_knows_has_failed(hive: ServicesBox) -> 
 
 async def test_the_next_hive_up_carries_nothing_on(hive: ServicesBox, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        reached = held_at(patch, Step.CLOSE, back=False, after=True)
+        reached = held_at(patch, SwitchStep.CLOSE, back=False, after=True)
         job = await hive.begin(VLLM)
         await asyncio.wait_for(reached.wait(), 20)
         await hive.stop_daemon()

@@ -12,18 +12,18 @@ from pathlib import Path
 
 import httpx
 import pytest
-from control.box import Box
 
-from hive.control import keyring
-from hive.control.client import Client
-from hive.control.keyring import Keyring
-from hive.control.listening import Wanted
+from hive.client.client import Client
+from hive.control import api_tokens
+from hive.control.api_tokens import LiveTokens
+from hive.control.listening import WantedAddress
 from hive.domain import Role
 from hive.errors import ConfigError, Unauthorized
 from hive.store.audit import Filter
 from hive.store.database import Database
+from tests.control.box import Box
 
-ANYWHERE = Wanted("127.0.0.1", 0, move=False)
+ANYWHERE = WantedAddress("127.0.0.1", 0, move=False)
 INTERNAL = "0123456789abcdef-internal"
 
 
@@ -46,9 +46,9 @@ async def test_a_taken_port_ends_a_daemon_that_may_not_move_and_the_next_one_com
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} of 127.0.0.1 for the API cannot be taken"):
-            await box.start_daemon(api=Wanted("127.0.0.1", port, move=False))
+            await box.start_daemon(api=WantedAddress("127.0.0.1", port, move=False))
         box.daemon = None
-    await box.start_daemon(api=Wanted("127.0.0.1", port, move=False))
+    await box.start_daemon(api=WantedAddress("127.0.0.1", port, move=False))
     assert port_of(box) == port
 
 
@@ -70,7 +70,7 @@ async def test_tokens_outlive_the_daemon_and_so_does_their_end(box: Box) -> None
 async def test_when_a_token_was_used_is_written_now_and_then_and_not_for_each_request(
     box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyring, "WRITTEN_EVERY_S", 0.2)
+    monkeypatch.setattr(api_tokens, "WRITTEN_EVERY_S", 0.2)
     await box.start_daemon(api=ANYWHERE)
     made = await box.desk.create_api_token("a", Role.VIEWER, None, "uid:0")
     assert box.daemon is not None
@@ -121,22 +121,22 @@ async def test_tokens_that_died_long_ago_are_forgotten_while_the_daemon_runs(
 ) -> None:
     """Expired ones, and when revoked ones were used last, stayed in memory until a restart."""
     now = time.time()
-    ring = Keyring(database, internal=INTERNAL)
-    for name, expires_at in (("for-ever", None), ("long-ago", now + 1), ("just-now", now + keyring.EXPIRED_TOLD_S)):
+    ring = LiveTokens(database, internal=INTERNAL)
+    for name, expires_at in (("for-ever", None), ("long-ago", now + 1), ("just-now", now + api_tokens.EXPIRED_TOLD_S)):
         _, token = await ring.create(name, Role.VIEWER, expires_at=expires_at, actor="uid:0", now=now)
         ring.find(token, now)
     await ring.revoke("for-ever", now=now)
-    monkeypatch.setattr(time, "time", lambda: now + keyring.EXPIRED_TOLD_S + 1)
-    monkeypatch.setattr(keyring, "WRITTEN_EVERY_S", 0.0)
+    monkeypatch.setattr(time, "time", lambda: now + api_tokens.EXPIRED_TOLD_S + 1)
+    monkeypatch.setattr(api_tokens, "WRITTEN_EVERY_S", 0.0)
     running = asyncio.ensure_future(ring.run())
-    while repr(ring) != "<Keyring 2 tokens, 0 held>" or ring._used:  # noqa: ASYNC110 - the ring has no event
+    while repr(ring) != "<LiveTokens 2 tokens, 0 held>" or ring._used:  # noqa: ASYNC110 - the ring has no event
         await asyncio.sleep(0.01)
     running.cancel()
     await asyncio.wait([running])
     with pytest.raises(Unauthorized, match="just-now has expired"):
-        ring.find(token, now + keyring.EXPIRED_TOLD_S + 1)
+        ring.find(token, now + api_tokens.EXPIRED_TOLD_S + 1)
     assert {token.last_used_at for token in await ring.tokens()} == {now}
-    again = Keyring(database, internal=INTERNAL)
+    again = LiveTokens(database, internal=INTERNAL)
     await again.load()
     assert repr(again) == repr(ring)
 

@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from fakes.usage_events import usage_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hive.control import usage as control
 from hive.control.usage import Settled, UsageConsumer
-from hive.domain import Agent, AgentSpec, UsageEvent
+from hive.domain import Agent, AgentSpec, By, UsageEvent
 from hive.errors import DependencyDown
-from hive.proxy import spool
-from hive.proxy.spool import Backlog, UsageLog
+from hive.proxy import usage_spool
+from hive.proxy.usage_spool import Backlog, UsageSpool
 from hive.store import agents, live, rollups, usage
 from hive.store.database import Database
 from hive.store.live import Live
 from hive.store.migrations import migrate
-from hive.store.rollups import Kept
+from hive.store.rollups import KeptSince
 from hive.store.stream import MOST_TOKENS, event_entry, events_entry, lost_entry, read_all, read_entry
-from hive.store.usage import Asked, By, Mark
+from hive.store.usage import UsageFilter, UsageMark
 from hive.tasks import spawn
+from tests.fakes.usage_events import usage_event
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer
@@ -170,7 +170,7 @@ class Story:
             settled[one.epoch] = settled.get(one.epoch, Settled()).plus(one.first, one.last)
         self.base.execute("BEGIN IMMEDIATE")
         usage.insert(self.base, [one.event for one in told if one is not None and one.event is not None])
-        usage.set_marks(self.base, {epoch: Mark(after.mark) for epoch, after in settled.items()}, now=0.0)
+        usage.set_marks(self.base, {epoch: UsageMark(after.mark) for epoch, after in settled.items()}, now=0.0)
         self.base.execute("COMMIT")
         self.settled = settled
         if acknowledged:
@@ -207,7 +207,7 @@ class Story:
 
     def sums(self) -> tuple[int, int]:
         """How many requests and tokens are in the sums of their hours."""
-        found = usage.usage_by(self.base, By.HOUR, Asked())
+        found = usage.usage_by(self.base, By.HOUR, UsageFilter())
         return sum(cost.requests for cost in found), sum(cost.tokens_in for cost in found)
 
 
@@ -287,10 +287,10 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PING_S", 0.05)
     monkeypatch.setattr(live, "GATHER_S", 0.005)
     monkeypatch.setattr(live, "RETRY_S", (0.01, 0.05))
-    monkeypatch.setattr(spool, "RETRY_S", (0.01, 0.05))
-    monkeypatch.setattr(spool, "TICK_S", 0.05)
-    monkeypatch.setattr(spool, "GATHER_S", 0.002)
-    monkeypatch.setattr(spool, "PATIENCE_S", (0.3, 0.6))
+    monkeypatch.setattr(usage_spool, "RETRY_S", (0.01, 0.05))
+    monkeypatch.setattr(usage_spool, "TICK_S", 0.05)
+    monkeypatch.setattr(usage_spool, "GATHER_S", 0.002)
+    monkeypatch.setattr(usage_spool, "PATIENCE_S", (0.3, 0.6))
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ async def test_what_cannot_be_read_is_counted_and_blocks_nothing(
             await until(lambda: settled(store))
     assert await database.read(rows) == {"p1-3": 3, "p1-6": 6}
     assert (heard.marks, consumer.foreign, consumer.lost) == ({"p1": 6}, 1, 4)
-    assert await database.read(usage.marks) == {"p1": Mark(6, 4)}
+    assert await database.read(usage.marks) == {"p1": UsageMark(6, 4)}
     assert "usage_event_unusable epoch=p1 event_no=2" in caplog.text
 
 
@@ -451,7 +451,7 @@ async def _added(store: Live, one: dict[str, Any]) -> bool:
 
 
 async def test_marks_of_epochs_long_gone_are_pruned(store: Live, database: Database) -> None:
-    await database.write(lambda conn: usage.set_marks(conn, {"old": Mark(5), "spooled": Mark(6)}, now=0.0))
+    await database.write(lambda conn: usage.set_marks(conn, {"old": UsageMark(5), "spooled": UsageMark(6)}, now=0.0))
     async with consuming(store, database, Heard()) as consumer:
         await consumer.prune({"spooled"})
         assert consumer.marks == {"spooled": 6}
@@ -459,7 +459,7 @@ async def test_marks_of_epochs_long_gone_are_pruned(store: Live, database: Datab
 
 async def test_no_mark_is_pruned_before_the_stream_is_read(store: Live, database: Database) -> None:
     """A daemon that was off for a month may find there what it had committed and not acknowledged."""
-    await database.write(lambda conn: usage.set_marks(conn, {"p1": Mark(1)}, now=0.0))
+    await database.write(lambda conn: usage.set_marks(conn, {"p1": UsageMark(1)}, now=0.0))
     consumer = Heard().consumer(store, database)
     await consumer.load()
     pruning = asyncio.create_task(consumer.prune(set()))
@@ -483,7 +483,7 @@ async def test_what_comes_again_after_its_row_was_pruned_counts_once(store: Live
     async with consuming(store, database, heard):
         await until(lambda: settled(store))
     now = time.time()
-    await database.write(lambda conn: rollups.let_go(conn, Kept(7200), now=now))
+    await database.write(lambda conn: rollups.let_go(conn, KeptSince(7200), now=now))
     assert await database.write(rollups.prune_requests) == 4
     for again in ([entry(2), entry(5)], [entry(no) for no in range(1, 6)]):
         await store.add_usage(again)
@@ -492,7 +492,7 @@ async def test_what_comes_again_after_its_row_was_pruned_counts_once(store: Live
     assert await database.read(spent) == (5, 15)
     assert [one.event_no for one in heard.events] == [1, 2, 3, 5, 4]
     assert heard.marks == {"p1": 5}
-    assert await database.read(usage.marks) == {"p1": Mark(5)}
+    assert await database.read(usage.marks) == {"p1": UsageMark(5)}
 
 
 async def test_a_replaced_database_does_not_stop_the_marks(
@@ -500,7 +500,7 @@ async def test_a_replaced_database_does_not_stop_the_marks(
 ) -> None:
     """After a damaged database was moved aside the daemon knows no mark; the proxy has forgotten those events."""
     first, second = Database.open(tmp_path / "first.db"), Database.open(tmp_path / "second.db")
-    log = UsageLog(tmp_path / "spool", "p1", store)
+    log = UsageSpool(tmp_path / "spool", "p1", store)
     spawn(log.run(), name="spool")
     before, after = Heard(), Heard()
     async with consuming(store, first, before):
@@ -523,9 +523,10 @@ import asyncio, os, sys, msgspec
 from pathlib import Path
 from hive.domain import UsageEvent
 from hive.tasks import spawn
-from hive.proxy import spool
+from hive.proxy import usage_spool
 from hive.store import live
-spool.TICK_S, spool.PATIENCE_S, spool.RETRY_S, live.RETRY_S = 0.05, (0.3, 0.6), (0.01, 0.05), (0.01, 0.05)
+usage_spool.TICK_S, usage_spool.PATIENCE_S = 0.05, (0.3, 0.6)
+usage_spool.RETRY_S = live.RETRY_S = (0.01, 0.05)
 
 async def marks(log):
     reader = asyncio.StreamReader()
@@ -535,7 +536,7 @@ async def marks(log):
 
 async def main(directory, epoch, socket, event):
     store = live.Live(Path(socket))
-    log = spool.UsageLog(Path(directory), epoch, store, bound=50)
+    log = usage_spool.UsageSpool(Path(directory), epoch, store, bound=50)
     for work in (store.run(), log.run(), marks(log)):
         spawn(work, name="work")
     event = msgspec.json.decode(event, type=UsageEvent)
@@ -609,7 +610,7 @@ async def test_kill_9_of_everything_at_random_loses_and_doubles_nothing(
     said[proxy.epoch] = await proxy.kill()
     store.before_settling = False
     last = Live(redis_server.socket)
-    log = UsageLog(tmp_path / "spool", "last", last)
+    log = UsageSpool(tmp_path / "spool", "last", last)
     spooled = log.spooled()
     for work in (last.run(), log.run()):
         spawn(work, name="work")

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.usage_events import usage_event
 
 from hive.control import usage_history
 from hive.control.usage_history import UsageHistory
 from hive.domain import UsageEvent
-from hive.settings import Daemon as DaemonSettings
+from hive.settings.table import DaemonSection as DaemonSettings
 from hive.store import rollups, usage
 from hive.store.database import Database
+from tests.fakes.usage_events import usage_event
 
 DAY_S = 86400.0
 

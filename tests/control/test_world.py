@@ -6,14 +6,12 @@ import asyncio
 
 import msgspec
 import pytest
-from control.box import SLEEPER, Box, until
-from control.held_database import cancelled_while_it_writes
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hive.control.counters import Counters
+from hive.control.effects import BOOT, DaemonEffects
 from hive.control.environment import environment, has_own_network
-from hive.control.stats import Counters
-from hive.control.world import BOOT, DaemonWorld
 from hive.domain import (
     MOUNTED_SOCKET,
     Agent,
@@ -28,7 +26,9 @@ from hive.domain import (
     WakeCause,
 )
 from hive.store import agents, runtime_settings
-from hive.store.usage import Cost
+from hive.store.usage import CostSums
+from tests.control.box import SLEEPER, Box, until
+from tests.control.held_database import cancelled_while_it_writes
 
 PROCESS = AgentSpec(name="bob", command=SLEEPER, port=9000)
 DOCKER = AgentSpec(name="bob", runtime=RuntimeKind.DOCKER, docker=DockerSpec(image="busybox"), port=9000)
@@ -43,7 +43,7 @@ def agent_of(spec: AgentSpec, status: AgentStatus = AgentStatus.CREATED) -> Agen
     return Agent(id="a1", spec=spec, status=status)
 
 
-async def world_of(box: Box) -> DaemonWorld:
+async def world_of(box: Box) -> DaemonEffects:
     """Of a daemon with its helper and no proxy."""
     if box.helper is None:
         await box.start_helper()
@@ -100,7 +100,7 @@ async def test_a_private_agent_is_defined_without_a_proxy_and_does_not_care_wher
 async def test_what_listens_in_a_network_of_its_own_is_nowhere_on_the_host_until_it_was_started(
     box: Box, spec: AgentSpec, address: str | None
 ) -> None:
-    """Else a caller of the agent would be led to whoever has that port on the host."""
+    """Else a caller of the agent would be led to any process with that port on the host."""
     assert (await world_of(box)).row(agent_of(spec), None).address == address
 
 
@@ -191,7 +191,7 @@ async def test_a_deeper_sleep_is_an_event_and_wanting_one_is_none(box: Box) -> N
 
 
 def test_wake_times_are_kept_by_the_depth_an_agent_slept_at() -> None:
-    counters = Counters([], Cost())
+    counters = Counters([], CostSums())
     for took_ms, depth in ((1.0, SleepDepth.LIGHT), (3.0, SleepDepth.LIGHT), (9.0, SleepDepth.DEEP)):
         counters.woke(WakeCause.INGRESS, took_ms, depth)
     counters.woke(WakeCause.REQUEST, 5.0, SleepDepth.AWAKE)  # thawed again before it was committed asleep

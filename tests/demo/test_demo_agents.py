@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from hive.demo_agents import DEMO_AGENTS
-from hive.demo_agents.librarian import Librarian, card
-from hive.demo_agents.sample_agent import Memory
-from hive.demo_agents.scribe import Scribe
-from hive.demo_agents.watcher import Watcher
+from hive.demo.agents import DEMO_AGENTS
+from hive.demo.agents.librarian import Librarian, card
+from hive.demo.agents.sample_agent import ConversationMemory
+from hive.demo.agents.scribe import Scribe
+from hive.demo.agents.watcher import Watcher
 from hive.domain import Dialect, Tier
 from tests.fakes.programs import Program, demo_backend, fake_backend, started
 
@@ -227,8 +227,8 @@ def test_a_changed_object_in_its_heap_is_seen(character: Callable[[], Any], spoi
 
 
 def test_a_memory_that_lost_or_changed_a_turn_is_seen() -> None:
-    def memory() -> Memory:
-        kept = Memory()
+    def memory() -> ConversationMemory:
+        kept = ConversationMemory()
         for turn in range(300):
             kept.keep(f"say {turn}", "answer")
         return kept

@@ -14,7 +14,7 @@ from msgspec import Raw
 from hive.dialects.anthropic_editing import CLEARED, TYPE
 from hive.dialects.anthropic_openai import MessagesWay
 from hive.dialects.translation import Sent
-from hive.dialects.ways import counted
+from hive.dialects.translators import counted
 from hive.errors import BadRequest
 
 LINE = json.loads(bytes(CLEARED))

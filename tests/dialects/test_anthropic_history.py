@@ -9,12 +9,11 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llama import MODEL, LlamaServer, llama_server
 
 from hive.dialects.anthropic_openai import WAYS
 from hive.errors import NotSupported, Refusal
+from tests.llama import MODEL, LlamaServer
 
-__all__ = ["llama_server"]
 HELLO: Any = {"role": "user", "content": "hello"}
 YES: Any = {"role": "assistant", "content": "yes"}
 PDF: Any = {

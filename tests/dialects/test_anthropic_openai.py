@@ -13,15 +13,15 @@ import typing_extensions
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hive.demo.canned import MODEL, Moment, reply_to
 from hive.dialects.anthropic_fields import ROWS
 from hive.dialects.anthropic_openai import WAYS
-from hive.dialects.translation import Fate, Sent
+from hive.dialects.translation import FieldFate, Sent
 from hive.domain import Tier
 from hive.errors import BadRequest, NotSupported, Refusal
-from hive.field_rules import Fields
-from hive.inference.canned import MODEL, Moment, reply_to
 from hive.proxy.fields import FieldTable
-from hive.settings import Settings
+from hive.settings.field_rules import Fields
+from hive.settings.table import Settings
 
 WAY = WAYS["/v1/messages"]
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -40,7 +40,7 @@ def send(raw: bytes | None = None, **fields: Any) -> Sent:
 
 
 def sent(**fields: Any) -> dict[str, Any]:
-    """What goes to the backend of these fields, without what every such request has."""
+    """The part of these fields that goes to the backend, without the fields that every such request has."""
     found: dict[str, Any] = json.loads(send(**fields).body)
     always = {"model": "m", "max_tokens": 9, "messages": HELLO}
     return {name: value for name, value in found.items() if always.get(name) != value}
@@ -70,12 +70,12 @@ def result(content: Any = "7", **of: Any) -> dict[str, Any]:
 # a row for every field ------------------------------------------------------------------------------------------------
 
 WHOLE = {"tools[custom].input_schema", "content[tool_use].input", "tools[custom].input_examples"}
-"""Fields that go on as the client wrote them, whatever is in them."""
+"""Fields that go on as the client wrote them, with any content."""
 BLOCKS = (
     *("messages.content", "system", "content[tool_result].content", "content[document].source[content].content"),
     "content[search_result].content",
 )
-"""Where blocks of content stand; a block has one row wherever it does."""
+"""The places of blocks of content; a block has one row for all of them."""
 PACKAGES = ["anthropic.types", "anthropic.types.beta"]
 
 
@@ -107,7 +107,7 @@ def fields_of(of: Any, where: str, seen: set[str]) -> Iterator[str]:
         if name == "type":
             continue
         yield full
-        if full in ROWS and ROWS[full].fate is Fate.MAPPED and full not in WHOLE:
+        if full in ROWS and ROWS[full].fate is FieldFate.MAPPED and full not in WHOLE:
             for inner in objects(hint):
                 yield from fields_of_kinds(inner, full, seen)
 
@@ -118,7 +118,7 @@ def fields_of_kinds(of: Any, full: str, seen: set[str]) -> Iterator[str]:
         yield from fields_of(of, full, seen)
     for kind in kinds(of):
         typed = f"{'content' if full in BLOCKS else full}[{kind}]"
-        if typed in seen or (typed in ROWS and ROWS[typed].fate is not Fate.MAPPED):
+        if typed in seen or (typed in ROWS and ROWS[typed].fate is not FieldFate.MAPPED):
             continue
         seen.add(typed)
         if len(typing.get_type_hints(of)) == 1:
@@ -171,8 +171,8 @@ def named(fields: Fields) -> set[str]:
 
 def test_every_row_says_where_to_or_why_not() -> None:
     for name, row in ROWS.items():
-        assert bool(row.why) is (row.fate is not Fate.MAPPED), name
-        assert not row.to or row.fate is Fate.MAPPED, name
+        assert bool(row.why) is (row.fate is not FieldFate.MAPPED), name
+        assert not row.to or row.fate is FieldFate.MAPPED, name
 
 
 def test_counting_tokens_has_no_way() -> None:

@@ -17,19 +17,18 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama import MODEL, LlamaServer, llama_server
 
 from hive.dialects.anthropic_openai import WAYS
 from hive.dialects.errors import as_event
 from hive.dialects.translation import Sent, WayBack
 from hive.domain import Dialect
 from hive.errors import BackendDown, HiveError, StreamIncomplete
+from tests.llama import MODEL, LlamaServer
 
 STREAMS = Path(__file__).parents[1] / "proxy" / "streams"
 CHATS = sorted(path.name for path in STREAMS.glob("*.sse") if "chat" in path.name or "tools-asked" in path.name)
 WAY = WAYS["/v1/messages"]
 HELLO: Any = [{"role": "user", "content": "hello"}]
-__all__ = ["llama_server"]
 
 
 def kept(model: str = "asked", stop: tuple[str, ...] = (), hidden: bool = False) -> bytes:
@@ -52,7 +51,7 @@ def last_words(answer: WayBack) -> bytes:
 
 
 def events(stream: bytes) -> list[dict[str, Any]]:
-    """The data of each event, whose name has to be its type."""
+    """The data of each event; its name has to be its type."""
     found = []
     for event in stream.split(b"\n\n")[:-1]:
         name, data = event.split(b"\n")
@@ -511,7 +510,7 @@ def test_an_error_of_the_backend_is_the_packages_own(
 # the anthropic package ------------------------------------------------------------------------------------------------
 
 Ask = Callable[[Sent], tuple[int, Any]]
-"""What a backend says to a translated request: a status and the pieces of its body."""
+"""A backend's answer to a translated request: a status and the pieces of its body."""
 
 
 @contextlib.contextmanager

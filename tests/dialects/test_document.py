@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from hive.backends.kinds import SPECS
 from hive.dialects import anthropic_openai, ollama_openai, openai_responses
 from hive.dialects.fitting import FIELDS
-from hive.dialects.translation import Fate, Row
-from hive.inference.recognise import NAMES
-from hive.models.capabilities import PASSED_OVER, Over
+from hive.dialects.translation import FieldFate, FieldRow
+from hive.models.capabilities import Over
 from hive.proxy.endpoints import TRANSLATED
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "dialects.md"
@@ -26,11 +26,13 @@ def tables() -> str:
 
 
 def _passed_over() -> str:
-    """What a server would pass over in its own dialect."""
+    """The fields that a server would ignore in its own dialect."""
     text = "\n## What a server passes over in its own dialect\n"
-    for kind, by_endpoint in PASSED_OVER.items():
-        text += f"\n{NAMES[kind]}:\n\n| endpoint | field | becomes | |\n|---|---|---|---|\n"
-        for endpoint, overs in by_endpoint.items():
+    for spec in SPECS.values():
+        if not spec.requests.passed_over:
+            continue
+        text += f"\n{spec.label}:\n\n| endpoint | field | becomes | |\n|---|---|---|---|\n"
+        for endpoint, overs in spec.requests.passed_over.items():
             for over in overs:
                 fate = "refused with 501" if over.refused else "sent, and told in `X-Hive-Ignored`"
                 text += f"| `{endpoint}` | `{over.name}` | {fate} | {over.why}{_unless(over)} |\n"
@@ -43,20 +45,20 @@ def _unless(over: Over) -> str:
 
 
 def _fitting() -> str:
-    """What a translation makes and a backend may not take."""
+    """The fields that a translation makes and a backend may not take."""
     text = "\n## Before a server that has OpenAI's schema alone\n\n| made | becomes | |\n|---|---|---|\n"
-    fates = {Fate.REFUSED: "refused", Fate.HARMLESS: "left out, and told"}
+    fates = {FieldFate.REFUSED: "refused", FieldFate.HARMLESS: "left out, and told"}
     rows = ((name, f"`{row.to}`" if row.to else fates[row.fate], row.why) for name, row in FIELDS.items())
     return text + "".join(f"| `{name}` | {fate} | {why} |\n" for name, fate, why in rows)
 
 
-def _table(endpoint: str, rows: dict[str, Row]) -> str:
+def _table(endpoint: str, rows: dict[str, FieldRow]) -> str:
     lines = [f"\n## `{endpoint}` → `{TRANSLATED[endpoint].decode()}`\n", "\n| field | becomes | |\n|---|---|---|\n"]
     for name, row in rows.items():
-        if row.fate is Fate.MAPPED:
+        if row.fate is FieldFate.MAPPED:
             lines.append(f"| `{name}` | {_code(row.to)} | {row.why} |\n")
-    lines += _grouped("Refused", Fate.REFUSED, rows)
-    lines += _grouped("Left out, and told in `X-Hive-Dropped`", Fate.HARMLESS, rows)
+    lines += _grouped("Refused", FieldFate.REFUSED, rows)
+    lines += _grouped("Left out, and told in `X-Hive-Dropped`", FieldFate.HARMLESS, rows)
     return "".join(lines)
 
 
@@ -64,7 +66,7 @@ def _code(names: str) -> str:
     return ", ".join(f"`{name}`" for name in names.split(", ")) if names else ""
 
 
-def _grouped(title: str, fate: Fate, rows: dict[str, Row]) -> list[str]:
+def _grouped(title: str, fate: FieldFate, rows: dict[str, FieldRow]) -> list[str]:
     """Fields of one fate by the reason they share."""
     by_reason: dict[str, list[str]] = {}
     for name, row in rows.items():
@@ -81,7 +83,7 @@ def test_the_document_is_what_the_tables_say() -> None:
 
 def test_every_field_that_is_refused_or_left_out_says_why() -> None:
     for way in WAYS.values():
-        assert [name for name, row in way.rows.items() if row.fate is not Fate.MAPPED and not row.why] == []
+        assert [name for name, row in way.rows.items() if row.fate is not FieldFate.MAPPED and not row.why] == []
 
 
 def test_every_way_is_gone_by_an_endpoint_and_the_other_way_round() -> None:

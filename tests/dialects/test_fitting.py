@@ -14,29 +14,34 @@ from openai.types.chat.completion_create_params import CompletionCreateParamsBas
 from openai.types.completion_create_params import CompletionCreateParamsBase as Completion
 from openai.types.embedding_create_params import EmbeddingCreateParams
 
+from hive.backends.kinds import spec_of
 from hive.dialects.fitting import FIELDS, fit
 from hive.dialects.translation import Sent
-from hive.dialects.ways import way_of
-from hive.domain import BackendCapabilities, BackendInfo, BackendKind, Tier
+from hive.dialects.translators import way_of
+from hive.domain import BackendInfo, BackendKind, FoundCapabilities, Tier
 from hive.errors import NotSupported, Refusal
-from hive.models.capabilities import EXTRA, lacking, limit_name
+from hive.models.capabilities import EXTRA, lacking
 from hive.proxy.body import Want, read
 from hive.proxy.fields import FieldTable
-from hive.settings import Settings
+from hive.settings.table import Settings
 
 HELLO = [{"role": "user", "content": "hello"}]
 OPENAI = BackendInfo(
-    kind=BackendKind.REMOTE, address="https://api.openai.com", capabilities=BackendCapabilities(fields=())
+    kind=BackendKind.REMOTE, address="https://api.openai.com", capabilities=FoundCapabilities(fields=())
 )
-REMOTE = BackendInfo(kind=BackendKind.REMOTE, address="https://h", capabilities=BackendCapabilities(fields=()))
+REMOTE = BackendInfo(kind=BackendKind.REMOTE, address="https://h", capabilities=FoundCapabilities(fields=()))
 OF_VLLM = tuple(name for name in EXTRA if name not in ("repeat_penalty", "repeat_last_n", "thinking_budget_tokens"))
-VLLM = BackendInfo(kind=BackendKind.VLLM, address="h:1", capabilities=BackendCapabilities(fields=OF_VLLM))
+VLLM = BackendInfo(kind=BackendKind.VLLM, address="h:1", capabilities=FoundCapabilities(fields=OF_VLLM))
 """As vLLM 0.32's own schema has it."""
 OPENAIS = {
     "/v1/chat/completions": set(CompletionCreateParamsBase.__annotations__) | {"stream"},
     "/v1/completions": set(Completion.__annotations__) | {"stream"},
     "/v1/embeddings": set(EmbeddingCreateParams.__annotations__),
 }
+
+
+def limit_name(backend: BackendInfo, setting: str = "auto") -> str:
+    return spec_of(backend.kind).requests.limit_name(backend.address, setting)
 
 
 def sent_to(backend: BackendInfo, endpoint: str, body: dict[str, Any]) -> Sent:

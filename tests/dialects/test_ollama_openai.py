@@ -16,10 +16,10 @@ from openai.types.chat import completion_create_params as chat_params
 from pydantic import BaseModel, TypeAdapter
 
 from hive.dialects.ollama_openai import GENERATE_ROWS, MESSAGE, WAYS, picture_url, ways
-from hive.dialects.translation import Fate, Sent
+from hive.dialects.translation import FieldFate, Sent
 from hive.errors import BackendDown, BadRequest, NotSupported, StreamIncomplete
 from hive.proxy.fields import TABLE
-from hive.settings_file import read
+from hive.settings.file import read
 
 CHAT, GENERATE, EMBED, EMBEDDINGS = "/api/chat", "/api/generate", "/api/embed", "/api/embeddings"
 HELLO: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": False}
@@ -72,7 +72,7 @@ REQUESTS: dict[str, type[BaseModel]] = {
 
 
 def fields_of_package(endpoint: str) -> set[str]:
-    """What the installed ollama package can send, with dots into objects."""
+    """The fields that the installed ollama package can send, with dots into objects."""
     return set(_fields(REQUESTS[endpoint], ""))
 
 
@@ -121,7 +121,7 @@ def test_the_walk_fails_where_a_row_is_missing() -> None:
 @pytest.mark.parametrize("endpoint", REQUESTS)
 def test_every_row_says_where_its_field_goes_or_why_it_does_not(endpoint: str) -> None:
     for name, row in WAYS[endpoint].rows.items():
-        assert name == "options" or (row.to if row.fate is Fate.MAPPED else row.why), name
+        assert name == "options" or (row.to if row.fate is FieldFate.MAPPED else row.why), name
 
 
 OFTEN = [(endpoint, name) for endpoint in REQUESTS for name in WAYS[endpoint].rows if not name.startswith("messages.")]
@@ -154,10 +154,10 @@ def test_a_mapped_field_changes_the_request_a_harmless_one_is_told_and_a_refused
 ) -> None:
     row = WAYS[endpoint].rows[name]
     body = put(endpoint, name, SAMPLES.get(name, 3 if name.startswith("options.") else "3"))
-    if row.fate is Fate.REFUSED:
+    if row.fate is FieldFate.REFUSED:
         with pytest.raises(NotSupported, match=name):
             sent(endpoint, body)
-    elif row.fate is Fate.HARMLESS:
+    elif row.fate is FieldFate.HARMLESS:
         got, least = sent(endpoint, body), sent(endpoint, LEAST[endpoint])
         assert got.body == least.body
         told = name if name in got.dropped else name.partition(".")[0]  # an object that is left out is told as one

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from hive.dialects.errors import as_event
 from hive.dialects.ollama_openai import ways
 from hive.dialects.translation import WayBack
-from hive.domain import Dialect, Usage
+from hive.domain import Dialect, RequestUsage
 from hive.proxy.metering import NdjsonReading
-from tests.llama import MODEL, LlamaServer, llama_server
+from tests.llama import MODEL, LlamaServer
 
-__all__ = ["llama_server"]  # a fixture
 STREAMS = Path(__file__).parents[1] / "proxy" / "streams"
 RECORDED = sorted(path.name for path in STREAMS.glob("*.sse") if "messages" not in path.name)
 BEGAN = 1_800_000_000.0
@@ -56,6 +55,24 @@ def last_words(way_back: WayBack) -> bytes:
     return as_event(why.body, Dialect.OLLAMA) if why is not None and why.body else b""
 
 
+def test_a_line_is_one_for_a_reader_that_splits_text() -> None:
+    """httpx splits at U+0085: the `ollama` package read half a line, and failed, where a model said that character."""
+    text = "a\x85b\u2028c\u2029d\u2019e"
+    calls = [{"index": 0, "id": "c", "function": {"name": "f", "arguments": json.dumps({text: 1}, ensure_ascii=False)}}]
+    chunks = [{"content": text}, {"reasoning": text}, {"tool_calls": calls}]
+    told = translated(
+        [
+            b"data: " + json.dumps({"choices": [{"delta": delta}]}, ensure_ascii=False).encode() + b"\n\n"
+            for delta in chunks
+        ]
+        + [b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n']
+    )
+    read = [json.loads(line) for line in told.decode().splitlines()]
+    assert [line["message"]["content"] for line in read[:2]] == [text, ""]
+    assert read[1]["message"]["thinking"] == text
+    assert read[2]["message"]["tool_calls"][0]["function"]["arguments"] == {text: 1}
+
+
 def lines(told: bytes) -> list[Line]:
     assert not told or told.endswith(b"\n")
     return [json.loads(line) for line in told.splitlines()]
@@ -76,20 +93,24 @@ def endpoint_of(name: str) -> str:
 
 # --- recorded streams -------------------------------------------------------------------------------------------------
 
-EXPECTED: dict[str, tuple[str, str, Usage]] = {
-    "llama-chat.sse": (" muc small hivr capit", "length", Usage(tokens_in=30, tokens_out=5, cached_tokens=13)),
-    "llama-chat-asked.sse": (" muc small hivr capit", "length", Usage(tokens_in=30, tokens_out=5, cached_tokens=29)),
-    "llama-chat-thinks-asked.sse": ("", "length", Usage(tokens_in=40, tokens_out=5, cached_tokens=0)),
-    "llama-completions-asked.sse": (" hrA quicA", "length", Usage(tokens_in=9, tokens_out=5, cached_tokens=1)),
-    "vllm-chat.sse": ("a quisa qu", "length", Usage()),
-    "vllm-chat-asked.sse": ("a quisa qu", "length", Usage(tokens_in=18, tokens_out=5, cached_tokens=0)),
-    "vllm-chat-died.sse": ("FghHanyR[", "", Usage()),
+EXPECTED: dict[str, tuple[str, str, RequestUsage]] = {
+    "llama-chat.sse": (" muc small hivr capit", "length", RequestUsage(tokens_in=30, tokens_out=5, cached_tokens=13)),
+    "llama-chat-asked.sse": (
+        " muc small hivr capit",
+        "length",
+        RequestUsage(tokens_in=30, tokens_out=5, cached_tokens=29),
+    ),
+    "llama-chat-thinks-asked.sse": ("", "length", RequestUsage(tokens_in=40, tokens_out=5, cached_tokens=0)),
+    "llama-completions-asked.sse": (" hrA quicA", "length", RequestUsage(tokens_in=9, tokens_out=5, cached_tokens=1)),
+    "vllm-chat.sse": ("a quisa qu", "length", RequestUsage()),
+    "vllm-chat-asked.sse": ("a quisa qu", "length", RequestUsage(tokens_in=18, tokens_out=5, cached_tokens=0)),
+    "vllm-chat-died.sse": ("FghHanyR[", "", RequestUsage()),
     "vllm-completions-asked.sse": (
         "PleasePleaseinPleasein",
         "length",
-        Usage(tokens_in=6, tokens_out=5, cached_tokens=0),
+        RequestUsage(tokens_in=6, tokens_out=5, cached_tokens=0),
     ),
-    "vllm-tools-asked.sse": ("", "length", Usage(tokens_in=18, tokens_out=60, cached_tokens=0)),
+    "vllm-tools-asked.sse": ("", "length", RequestUsage(tokens_in=18, tokens_out=60, cached_tokens=0)),
 }
 
 
@@ -375,7 +396,7 @@ def test_any_text_and_any_name_come_back_as_they_are(texts: list[str], model: st
 
 
 def client_of(server: LlamaServer) -> ollama.Client:
-    """The ollama package's client, whose requests go through the translation to the server."""
+    """The ollama package's client; its requests go through the translation to the server."""
 
     def handle(request: httpx.Request) -> httpx.Response:
         way, asked = ways()[request.url.path], request.read()

@@ -23,7 +23,7 @@ from openai.types.shared_params.reasoning import Reasoning
 
 from hive.dialects.openai_responses import WAYS, as_stored, asks_to_store, with_items
 from hive.dialects.openai_responses_fields import ROWS, TABLE
-from hive.dialects.translation import Fate, Sent
+from hive.dialects.translation import FieldFate, Sent
 from hive.errors import BadRequest, NotSupported
 
 WAY = WAYS["/v1/responses"]
@@ -81,7 +81,7 @@ def without_rows(where: str, kinds: list[Any]) -> set[str]:
     for kind in kinds:
         for name in kinds_of(kind):
             place = f"{where}[{name}]"
-            if place in ROWS and ROWS[place].fate is not Fate.MAPPED:
+            if place in ROWS and ROWS[place].fate is not FieldFate.MAPPED:
                 continue  # all of it is refused or left out
             if place not in ROWS and place not in TABLE.inside:
                 lost.add(place)

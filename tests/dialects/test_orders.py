@@ -1,4 +1,4 @@
-"""Whatever order a server says things in, a client's own package hands over the arguments that the model wrote.
+"""Pieces in any order: a client's own package hands over the arguments that the model wrote.
 
 The judge is the package itself: `openai` reads the backend's stream as it is, `anthropic` and `ollama` read what the
 two translations make of it, each by HTTP from a server that does nothing but translate.
@@ -24,7 +24,7 @@ from hive.dialects import openai_answers
 from hive.dialects.anthropic_blocks import ObjectEnd
 from hive.dialects.errors import as_event
 from hive.dialects.openai_answers import is_object
-from hive.dialects.ways import way_of
+from hive.dialects.translators import way_of
 from hive.domain import Dialect
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -75,7 +75,7 @@ def stream_of(deltas: list[Delta], finish: str | None = "tool_calls", *, done: b
 
 
 def by_openai(url: str, stream: bytes) -> list[tuple[str, Any]]:
-    """What the model said, as the package of the dialect the backend speaks adds it up."""
+    """The model's calls, as the package of the backend's dialect adds them up."""
     Translating.said = stream
     names: dict[int, str] = {}
     arguments: dict[int, str] = {}
@@ -200,7 +200,8 @@ def test_any_order_of_deltas_gives_each_package_the_arguments_of_the_model(
 def test_a_stream_cut_anywhere_or_without_an_argument_never_hands_over_other_ones(
     said: tuple[list[Delta], list[tuple[str, Any]], str, str], cut: int
 ) -> None:
-    """A call whose arguments are not whole at the end of the answer is an error, not a call with fewer arguments."""
+    """A call with arguments that are not whole at the end of the answer is an error, not a call with fewer
+    arguments."""
     deltas, made, _, _ = said
     body = json.dumps({"model": "m", "max_tokens": 9, "stream": True, "messages": HELLO}).encode()
     told = translated("/v1/messages", body, stream_of(deltas[:cut]))

@@ -1,4 +1,4 @@
-"""How many tokens a prompt may have, where nobody counts."""
+"""The estimate of a prompt's tokens, for servers that do not count."""
 
 from __future__ import annotations
 

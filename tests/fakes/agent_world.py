@@ -12,14 +12,14 @@ import warnings
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from hive.agents.effects import HostMemory
 from hive.agents.reconcile import gate_of
 from hive.agents.roster import Roster
-from hive.agents.world import Memory
 from hive.domain import Agent, AgentStatus, SleepDepth, WakeCause
 from hive.errors import HiveError, LinkLost, NotFound, StoreFull, TimedOut, WrongState
 from hive.link.messages import Activity, Busy, Closed, Open, PagedOut, Refused, Started, Stat
 from hive.link.specs import SandboxSpec
-from hive.settings import Settings
+from hive.settings.table import Settings
 
 Result = TypeVar("Result")
 
@@ -471,7 +471,7 @@ class MemoryWorld:
         self.wrong: list[str] = []
         self.wake_ms: list[float] = []
         self.woken_from: list[SleepDepth] = []
-        self.memory_is = Memory(available_bytes=8 << 30, swap_free_bytes=8 << 30, some_avg10=0.0)
+        self.memory_is = HostMemory(available_bytes=8 << 30, swap_free_bytes=8 << 30, some_avg10=0.0)
         self.new_boot = False
         self.pauses = 0
         self.failures = 0
@@ -512,7 +512,7 @@ class MemoryWorld:
         if falls_asleep and actor == "idle" and self.life.kept_awake_for_s > 0:
             self.wrong.append("put to sleep although it is kept awake")
 
-    def memory(self) -> Memory:
+    def memory(self) -> HostMemory:
         return self.memory_is
 
     async def is_new_boot(self) -> bool:

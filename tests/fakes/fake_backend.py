@@ -18,15 +18,11 @@ import signal
 import sys
 from collections import Counter, deque
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httptools
-import uvloop
-
-# A program started by its path; collected by pytest it has to find its neighbour, too.
-sys.path.insert(0, str(Path(__file__).parent))
 import ollama_words
+import uvloop
 from fake_answers import (
     JSON,
     Refused,

@@ -18,14 +18,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
-# A program started by its path: its neighbours are beside it.
-sys.path.insert(0, str(Path(__file__).parent))
 import ollama_words
 from ollama_words import tagged
 

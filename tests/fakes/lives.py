@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_world import MemoryWorld, VirtualLoop
-
 from hive.domain import Agent, AgentSpec, AgentStatus, RestartPolicy, WakeCause
 from hive.link.messages import Open, Refused
+from tests.fakes.agent_world import MemoryWorld, VirtualLoop
 
 RUNNING, PAUSED = AgentStatus.RUNNING, AgentStatus.PAUSED
 

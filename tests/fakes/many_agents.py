@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Collection
 from typing import Any
 
-from hive.agents.lifecycle import Life
+from hive.agents.effects import HostMemory
+from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
-from hive.agents.world import Memory
 from hive.domain import Agent, AgentSpec, AgentStatus, SleepDepth, Tier, WakeCause
 from hive.errors import DependencyDown
 from hive.link.messages import Activity, Busy, Closed, PagedOut, Started, Stat
 from hive.link.specs import SandboxSpec
-from hive.settings import Settings
+from hive.settings.table import Settings
 
 MIB = 1 << 20
 STEP_S = 0.05
@@ -145,7 +145,7 @@ class Gates:
 
 
 class ManyWorld:
-    """`hive.agents.world.World` for as many agents as are added."""
+    """`hive.agents.effects.Effects` for as many agents as are added."""
 
     def __init__(self, *, total_bytes: int | None = None, **sleep: Any) -> None:
         self.settings = Settings(sleep=type(Settings().sleep)(**sleep))
@@ -167,7 +167,7 @@ class ManyWorld:
         created_at: float = 0.0,
         stopped_by: str = "",
         **spec: Any,
-    ) -> Life:
+    ) -> AgentLifecycle:
         """An agent that is recorded so, and is so."""
         agent = Agent(
             id=name,
@@ -186,7 +186,7 @@ class ManyWorld:
         self.record[name] = agent
         return self.roster.add(agent)
 
-    def sleeper(self, name: str, *, holds: int = 300 * MIB, tier: Tier = Tier.MEDIUM) -> Life:
+    def sleeper(self, name: str, *, holds: int = 300 * MIB, tier: Tier = Tier.MEDIUM) -> AgentLifecycle:
         """One that sleeps deep."""
         return self.add(name, AgentStatus.PAUSED, depth=SleepDepth.DEEP, holds=holds, tier=tier)
 
@@ -200,8 +200,8 @@ class ManyWorld:
 
     def changed(self, before: Agent, after: Agent, actor: str) -> None: ...
 
-    def memory(self) -> Memory:
-        return Memory(self.helper.available, self.swap_free, self.some_avg10)
+    def memory(self) -> HostMemory:
+        return HostMemory(self.helper.available, self.swap_free, self.some_avg10)
 
     async def is_new_boot(self) -> bool:
         return self.new_boot

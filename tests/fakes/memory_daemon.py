@@ -19,25 +19,29 @@ from typing import Any
 
 import msgspec
 
-from hive import settings_runtime
 from hive.agents.spec import changed_fields
-from hive.control import clock, request_views, views
+from hive.api.server import serve
+from hive.conditions import condition
+from hive.control import request_views, schedule_times, views
+from hive.control.api_tokens import LiveTokens
 from hive.control.feed import Events
-from hive.control.keyring import Keyring
 from hive.control.pull_order import PullOrder
-from hive.control.serving import serve
+from hive.control.state_queries import StateQueries
 from hive.control.tail import Output
 from hive.control.token_desk import TokenDesk
-from hive.domain import AgentSpec, Tier
+from hive.domain import AgentSpec, By, Tier
 from hive.errors import BadRequest, DependencyDown, NotFound, Saturated, TimedOut, WrongState
-from hive.host.nvml import Seen
+from hive.host.nvml import SeenGpus
 from hive.host.process import program_of
 from hive.link.requests import QueueIs, QueueView, TenantView, UnderWay
 from hive.models.routing import explain, offers_of, preferences
-from hive.settings_file import parse
-from hive.store.audit import AuditRow, Entry, Filter
+from hive.settings import runtime
+from hive.settings.file import parse
+from hive.store.audit import AuditEntry, AuditRecord, Filter
 from hive.store.migrations import migrate
-from hive.store.usage import Asked, By, EndedRequest
+from hive.store.usage import EndedRequest, UsageFilter
+
+REDIS_DOWN = condition("redis_of_url_down", at="redis:6379", why="WRONGPASS")
 
 Answer = dict[str, Any]
 WHOSE = {"agent": "id-alice", "name": "alice", "tenant": "acme", "endpoint": "/v1/chat/completions"}
@@ -77,6 +81,25 @@ class MemoryDatabase:
     write = read
 
 
+def write_database(path: Path) -> None:
+    """A real one in a file, with a token and a message in it."""
+    if path.exists():
+        return
+    conn = sqlite3.connect(path, isolation_level=None)
+    conn.execute("PRAGMA synchronous = OFF")
+    conn.execute("PRAGMA journal_mode = WAL")
+    migrate(conn)
+    conn.execute(
+        "INSERT INTO api_tokens (id, name, digest, role, created_by, created_at) VALUES (?, ?, ?, ?, ?, ?)",
+        ("t_1", "ci", "d" * 64, "viewer", "uid:0", 1.7e9),
+    )
+    conn.execute(
+        "INSERT INTO messages (id, agent_id, text, sender, sent_at) VALUES (?, ?, ?, ?, ?)",
+        ("m1", "id-alice", "the report is due", "uid:0\x1b[2J", 1.7e9),
+    )
+    conn.close()
+
+
 class MemoryDesk(TokenDesk):
     """What the daemon answers, without one. An agent named `crasher` fails when it is started.
 
@@ -92,7 +115,7 @@ class MemoryDesk(TokenDesk):
         self.past: list[Answer] = []
         self.busy: set[str] = set()
         self.actors: list[str] = []
-        self.orders: list[AuditRow] = []
+        self.orders: list[AuditRecord] = []
         self.asked: list[Filter] = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -107,16 +130,22 @@ class MemoryDesk(TokenDesk):
             UnderWay(id="p1-1", state="streaming", age_ms=1234.0, queue_ms=2.5, model="x\x1b[2J", **WHOSE),
             UnderWay(id="p1-2", state="queued", age_ms=90.0, queue_ms=80.0, model="tiny", **WHOSE),
         ]
-        self.keyring = Keyring(MemoryDatabase(), internal="secret-token-of-this-fake")  # type: ignore[arg-type]
+        self.keyring = LiveTokens(MemoryDatabase(), internal="secret-token-of-this-fake")  # type: ignore[arg-type]
         self._parts: Any = SimpleNamespace(keyring=self.keyring)
+        self.state_queries = StateQueries(logs / "hive.db", self._no_responses)
         self.runtime_settings: dict[str, Any] = {}
         self.no_swap = False
         """Else memory can be paged out."""
 
+    async def _no_responses(self) -> None:
+        """There is no file of them. It is asked before each question, so the database is made when it is needed."""
+        write_database(self._logs / "hive.db")
+
     def health(self) -> Answer:
         return {
             "status": "degraded",
-            "problems": ["Redis is down: requests are served, their usage waits"],
+            "problems": [REDIS_DOWN.text],
+            "conditions": [msgspec.to_builtins(REDIS_DOWN)],
             "version": "0.1.0",
             "pid": 1,
             "epoch": "e1",
@@ -322,15 +351,15 @@ class MemoryDesk(TokenDesk):
 
     async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> Answer:
         spec, now = self._known(ref), time.time()
-        first = clock.parse_when(when, now=now, zone=UTC)
-        every_s = None if every is None else clock.seconds_of(every, field="every")
+        first = schedule_times.parse_when(when, now=now, zone=UTC)
+        every_s = None if every is None else schedule_times.seconds_of(every, field="every")
         number = len(self._schedules) + 1
         self._schedules[number] = {
             "id": number,
             "name": spec.name,
             "status": self._status[spec.name],
             "at": first.at,
-            "spoken": clock.spoken(first.at, UTC),
+            "spoken": schedule_times.spoken(first.at, UTC),
             "every_s": every_s,
             "clock": first.clock,
             "note": note,
@@ -356,12 +385,12 @@ class MemoryDesk(TokenDesk):
         name = ref.removeprefix("id-")
         return (f"id-{name}", name) if name in self._specs else (ref, "")
 
-    async def ordered(self, row: AuditRow) -> None:
+    async def ordered(self, row: AuditRecord) -> None:
         self.orders.append(row)
 
     async def audit(self, asked: Filter, limit: int) -> Answer:
         """Its orders, without any filter but `before`."""
-        rows = [views.audit_view(Entry(id=n, hash=f"{n:064}", row=row)) for n, row in enumerate(self.orders, 1)]
+        rows = [views.audit_view(AuditEntry(id=n, hash=f"{n:064}", row=row)) for n, row in enumerate(self.orders, 1)]
         found = [row for row in reversed(rows) if asked.before is None or row["id"] < asked.before][:limit]
         self.asked.append(asked)
         return {"rows": found, "next": found[-1]["id"] if len(found) == limit else None}
@@ -405,7 +434,7 @@ class MemoryDesk(TokenDesk):
             "recent": [],
         }
 
-    async def usage(self, since_s: float, by: By, of: Asked) -> Answer:
+    async def usage(self, since_s: float, by: By, of: UsageFilter) -> Answer:
         numbers = {"requests": 3, "tokens_in": 1200, "tokens_out": 34, "cached_tokens": 0, "unknown": 1, "cut": 0}
         told: Answer = {"token_tracking": True, "by": str(by), "totals": numbers}
         if by is By.AGENT:
@@ -497,7 +526,7 @@ class MemoryDesk(TokenDesk):
         return {"backend": "demo", "concurrentRequests": 2}
 
     async def gpus(self) -> Answer:
-        return views.gpus_view(Seen(why_not="no NVIDIA driver is loaded"), program_of)
+        return views.gpus_view(SeenGpus(why_not="no NVIDIA driver is loaded"), program_of)
 
     async def metrics(self) -> bytes:
         return b"hive_agents 1\n"
@@ -603,16 +632,16 @@ class MemoryDesk(TokenDesk):
                     "expected": row.expected,
                     "sentence": row.sentence,
                 }
-                for name, row in settings_runtime.rows().items()
+                for name, row in runtime.rows().items()
             ]
         }
 
     async def change_config(self, changes: Mapping[str, Any], actor: str) -> Answer:
-        for name, text in settings_runtime.checked(changes, {}).items():
+        for name, text in runtime.checked(changes, {}).items():
             self.actors.append(actor)
             self.runtime_settings.pop(name, None)
             if text is not None:
-                self.runtime_settings[name] = parse(settings_runtime.rows()[name], text)
+                self.runtime_settings[name] = parse(runtime.rows()[name], text)
         return self.config()
 
     async def shutdown(self, actor: str) -> Answer:

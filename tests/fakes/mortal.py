@@ -12,14 +12,14 @@ import warnings
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-from hive.agents.lifecycle import Life
+from hive.agents.effects import GateVerbs, HelperVerbs, HostMemory
+from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.roster import Roster
-from hive.agents.turns import outcome_of
-from hive.agents.world import Gates, Helper, Memory
+from hive.agents.transition_lock import outcome_of
 from hive.domain import Agent, AgentStatus, SleepDepth, WakeCause
 from hive.errors import HiveError
 from hive.link.specs import SandboxSpec
-from hive.settings import Agents, Settings, Sleep
+from hive.settings.table import Agents, Settings, Sleep
 from hive.tasks import spawn
 
 STEPS_MAX = 1000
@@ -124,7 +124,7 @@ class Bystanders:
 
     settings = Settings(sleep=Sleep(minimum_awake_s=0.0), agents=Agents(stop_grace_s=0.2))
 
-    def __init__(self, agent: Agent, spec: SandboxSpec, helper: Helper, gates: Gates) -> None:
+    def __init__(self, agent: Agent, spec: SandboxSpec, helper: HelperVerbs, gates: GateVerbs) -> None:
         self.helper = helper
         self.gates = gates
         self.record = agent
@@ -132,7 +132,7 @@ class Bystanders:
         self.wrong: list[str] = []
         self._spec = spec
         self.roster = Roster(self)
-        self.life: Life = self.roster.add(agent)
+        self.life: AgentLifecycle = self.roster.add(agent)
 
     async def save(self, agent: Agent) -> None:
         await asyncio.sleep(0)
@@ -151,8 +151,8 @@ class Bystanders:
         if after.generation < before.generation:
             self.wrong.append(f"g{after.generation} after g{before.generation}")
 
-    def memory(self) -> Memory:
-        return Memory(available_bytes=64 << 30, swap_free_bytes=64 << 30)
+    def memory(self) -> HostMemory:
+        return HostMemory(available_bytes=64 << 30, swap_free_bytes=64 << 30)
 
     async def is_new_boot(self) -> bool:
         return False
@@ -165,7 +165,7 @@ class Bystanders:
 
     def failed(self, agent: Agent) -> None: ...
 
-    # As control/daemon.py has it ----------------------------------------------------------------------------------
+    # As hive/daemon.py has it -------------------------------------------------------------------------------------
 
     def helper_here(self) -> None:
         spawn(self._reconcile(), name="reconcile")

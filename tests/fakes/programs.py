@@ -16,7 +16,7 @@ FAKE = Path(__file__).with_name("fake_backend.py")
 DEMO = """
 import logging, sys
 from pathlib import Path
-from hive.inference.demo import main
+from hive.demo.server import main
 logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(message)s")
 socket, rate, watch_fd = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
 where = {"socket": Path(socket)} if socket else {"port": 0}

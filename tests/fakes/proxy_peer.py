@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from hive.link.client import LinkClient
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     Activities,
     Activity,
@@ -39,8 +39,8 @@ class ProxyPeer:
         self.seen: dict[str, Activity] = {}
         self.rows: dict[str, AgentRow] = {}
         self.gates: dict[str, str] = {}
-        self.told: list[Message] = []
-        self.prewarms: list[tuple[Prewarm, Reply]] = []
+        self.told: list[LinkMessage] = []
+        self.prewarms: list[tuple[Prewarm, LinkReply]] = []
         """What the daemon asked for; to be answered by the test."""
         self.table: DaemonTable | None = None
         self.role = "proxy"
@@ -54,7 +54,7 @@ class ProxyPeer:
         link.tell(Hello(role=self.role, epoch=self._epoch))
         link.tell(ProxyTable(agents=self.seen, port=self._port, ingress_port=8480))
 
-    def _heard(self, link: Link, message: Message, reply: Reply | None) -> None:
+    def _heard(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         self.told.append(message)
         match message:
             case DaemonTable():
@@ -111,7 +111,7 @@ class ProxyPeer:
         del self.busy[agent]
         self.client.link.tell(Quiet(agent=agent))
 
-    async def wake(self, agent: str, cause: str = "ingress") -> Message:
+    async def wake(self, agent: str, cause: str = "ingress") -> LinkMessage:
         answer = await self.client.link.ask_any(Wake(agent=agent, cause=cause), timeout_s=20)
         if isinstance(answer, Open):
             self.gates[agent] = "open"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fakes.firecracker_programs import Programs
+from tests.fakes.firecracker_programs import Programs
 
 BOOT_ARGS = "console=ttyS0 reboot=k panic=1 pci=off"
 UP = "as init process"

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.firecracker_programs import make_programs
-from fakes.raw_vmm import (
+
+from hive.host.process import read_stat
+from tests.fakes.firecracker_programs import make_programs
+from tests.fakes.raw_vmm import (
     PAUSED,
     RESUMED,
     SILENCE_S,
@@ -30,8 +32,6 @@ from fakes.raw_vmm import (
     request_of,
     until,
 )
-
-from hive.host.process import read_stat
 
 PRE_BOOT = "The requested operation is not supported before starting the microVM."
 POST_BOOT = "The requested operation is not supported after starting the microVM."

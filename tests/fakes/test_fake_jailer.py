@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fakes.firecracker_programs import Programs, make_programs
-from fakes.raw_vmm import Answer, connected, listens, read_answer, request_of, until
+
+from tests.fakes.firecracker_programs import Programs, make_programs
+from tests.fakes.raw_vmm import Answer, connected, listens, read_answer, request_of, until
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="a jailer needs root")
 UID = 71999

@@ -1,4 +1,4 @@
-"""Fuzzes the parsers from the kept corpus: `python tests/fuzz/fuzzing.py [--seconds 600] [TARGET ...]`.
+"""Fuzzes the parsers from the kept corpus: `python -m tests.fuzz.fuzzing [--seconds 600] [TARGET ...]`.
 
 Hypothesis mutates corpus entries and shrinks what fails; a failing input is written into the corpus, where every
 later run (and the test suite) begins with it. Seconds are for each target.
@@ -9,18 +9,16 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import sys
 import time
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "wire")]
+from tests.fuzz.targets import TARGETS
+from tests.wire.response_vectors import ANSWERS
 
-from response_vectors import ANSWERS  # noqa: E402
-from targets import TARGETS  # noqa: E402
+HERE = Path(__file__).parent
 
 CORPUS = HERE / "corpus"
 LONGEST = 12_000

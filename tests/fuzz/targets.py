@@ -17,7 +17,7 @@ from hive.errors import HiveError
 from hive.proxy import body
 from hive.proxy.body import Want
 from hive.proxy.fields import FieldTable
-from hive.settings import Settings
+from hive.settings.table import Settings
 from hive.wire.chunks import BadChunks, ChunkDecoder
 from hive.wire.heads import BadResponse
 from hive.wire.http1 import KnownHead, Request, RequestParser, Response, ResponseParser

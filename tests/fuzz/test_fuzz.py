@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-
-from fuzzing import fuzz, seeds
-from targets import TARGETS
+from tests.fuzz.fuzzing import fuzz, seeds
+from tests.fuzz.targets import TARGETS
 
 SECONDS = float(os.environ.get("HIVE_FUZZ_SECONDS", "5"))
 

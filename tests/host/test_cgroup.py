@@ -15,7 +15,7 @@ import pytest
 from hive.errors import WrongState
 from hive.host import cgroup
 from hive.host.cgroup import Leaf, Subtree
-from hive.host.process import Snapshot, identify, spawn
+from hive.host.process import ProcessTable, identify, spawn
 
 pytestmark = pytest.mark.cgroup
 ENV = {"PATH": os.defpath}
@@ -84,13 +84,13 @@ def test_a_frozen_leaf_uses_no_cpu_until_it_is_thawed(leaf: Leaf) -> None:
         wait_until(leaf.is_frozen)
         assert leaf.was_asked_to_freeze()
         time.sleep(0.02)
-        before, _, processes, _ = leaf.usage(Snapshot())
+        before, _, processes, _ = leaf.usage(ProcessTable())
         time.sleep(0.1)
-        assert leaf.usage(Snapshot())[0] == before
+        assert leaf.usage(ProcessTable())[0] == before
         assert processes == 1
         leaf.thaw()
         wait_until(leaf.is_thawed)
-        wait_until(lambda: leaf.usage(Snapshot())[0] > before)
+        wait_until(lambda: leaf.usage(ProcessTable())[0] > before)
         child.kill()
 
 
@@ -141,7 +141,7 @@ def test_a_leaf_with_processes_is_neither_made_anew_nor_removed(leaf: Leaf) -> N
         assert leaf.pids() == [child.pid]
         child.kill()
     leaf.make()
-    assert leaf.usage(Snapshot())[0] == 0
+    assert leaf.usage(ProcessTable())[0] == 0
 
 
 def test_groups_an_agent_made_below_its_leaf_belong_to_it(leaf: Leaf) -> None:
@@ -163,7 +163,7 @@ def test_a_leaf_that_is_gone_answers_quietly(subtree: Subtree) -> None:
     gone.thaw()
     gone.kill()
     gone.remove()
-    assert (gone.pids(), gone.is_frozen(), gone.usage(Snapshot())) == ([], False, (0, 0, 0, 0))
+    assert (gone.pids(), gone.is_frozen(), gone.usage(ProcessTable())) == ([], False, (0, 0, 0, 0))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")

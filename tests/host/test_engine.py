@@ -10,7 +10,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-import docker_engine
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +25,7 @@ from hive.errors import (
     WrongState,
 )
 from hive.host.engine import FRAME_MAX_BYTES, Engine, Frames, as_since, choose_version, error_of
+from tests import docker_engine
 
 VERSION = b'HTTP/1.1 200 OK\r\nContent-Length: 48\r\n\r\n{"ApiVersion": "1.43", "MinAPIVersion": "1.24"} '
 EMPTY = b"HTTP/1.1 204 No Content\r\n\r\n"

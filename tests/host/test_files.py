@@ -104,6 +104,13 @@ def test_a_tree_is_given_without_its_links_and_second_names(tmp_path: Path) -> N
     assert (outside.stat().st_uid, tree.stat().st_uid) == (0, 0)
 
 
+def test_who_may_not_change_a_file_is_not_told_of_the_one_beside_it(tmp_path: Path) -> None:
+    """`hive config set` of a user said `cannot change /etc/hive/.hive.conf.hive-new`."""
+    path = tmp_path / "hive.conf"
+    with pytest.raises(NotPermitted, match=rf"^cannot change {path}: no$"), translated(path):
+        raise PermissionError(13, "no", str(beside(path)))
+
+
 def test_a_look_that_is_refused_is_not_called_a_change(tmp_path: Path) -> None:
     """`hive secrets list` of a user who may not look said `cannot change /etc/hive/secrets`."""
     with pytest.raises(NotPermitted, match=r"^cannot look into /etc/x: no$"), translated(tmp_path, act="look into"):

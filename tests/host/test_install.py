@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host import package_sources
 
-from hive.appliance.step_list import STEPS
+from hive.install.step_list import STEPS
+from tests.host import package_sources
 
 CACHE = Path(os.environ.get("HIVE_CI_CACHE", "/var/cache/hive-ci")) / "bare"
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")

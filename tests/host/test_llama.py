@@ -11,14 +11,13 @@ import httpx
 import openai
 import pytest
 
+from hive.backends import model_files
+from hive.backends.backend import open_backend
+from hive.backends.models_dir import BESIDE, ModelsDir
+from hive.backends.recognise import find, recognise
 from hive.domain import BackendKind
-from hive.inference import model_files
-from hive.inference.backend import open_backend
-from hive.inference.models_dir import BESIDE, ModelsDir
-from hive.inference.recognise import find, recognise
-from tests.llama import MODEL, LlamaServer, llama_server, llama_server_on_socket, serve
+from tests.llama import MODEL, LlamaServer, serve
 
-__all__ = ["llama_server", "llama_server_on_socket"]  # fixtures are found by their name in this module
 pytestmark = pytest.mark.llama
 
 HELLO: Any = [{"role": "user", "content": "hello there"}]

@@ -11,7 +11,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from host import systemd_machine
+
+from tests.host import systemd_machine
 
 pytestmark = [pytest.mark.vsock, pytest.mark.root]
 MAKE = Path(__file__).parents[2] / "conf" / "guest" / "make-machine"

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nobody import run_as_nobody
-from swapspace import alone, file_swap, zram_swap
 
 from hive.errors import BadRequest, HiveError, NotSupported
 from hive.host import memory, zram
-from hive.host.memory import Held, Memory, Pressure, Swap
+from hive.host.memory import HeldMemory, MemInfo, Pressure, Swap
+from tests.nobody import run_as_nobody
+from tests.swapspace import alone, file_swap, zram_swap
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -31,8 +31,8 @@ def test_this_host_says_how_much_memory_it_has() -> None:
 
 
 def test_what_the_kernel_does_not_say_is_none_and_not_zero() -> None:
-    assert memory.parse_meminfo("") == Memory(None, None, None, None)
-    assert memory.parse_meminfo("MemTotal: unknown\nSwapFree:\n") == Memory(None, None, None, None)
+    assert memory.parse_meminfo("") == MemInfo(None, None, None, None)
+    assert memory.parse_meminfo("MemTotal: unknown\nSwapFree:\n") == MemInfo(None, None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_processes_are_counted_together_and_the_dead_hold_nothing() -> None:
     child.wait()
     own = memory.held_by([os.getpid()])
     assert own.rss_bytes > 4 * MIB
-    assert memory.held_by([child.pid]) == Held(0, 0)
+    assert memory.held_by([child.pid]) == HeldMemory(0, 0)
     assert memory.held_by([os.getpid(), child.pid, os.getpid()]).rss_bytes >= 2 * own.rss_bytes - MIB
 
 
@@ -135,13 +135,13 @@ def test_the_plan_adds_what_is_missing_to_twice_the_ram(
     total_gib: int, swaps_gib: list[int], wanted_gib: int | None
 ) -> None:
     swaps = [Swap(f"/swap{size}", "file", size * GIB, 0, -2) for size in swaps_gib]
-    plan = zram.plan(Memory(total_gib * GIB, GIB, None, None), swaps)
+    plan = zram.plan(MemInfo(total_gib * GIB, GIB, None, None), swaps)
     assert (None if plan is None else plan.size_bytes) == (None if wanted_gib is None else wanted_gib * GIB)
 
 
 def test_a_host_that_does_not_say_what_it_has_gets_no_plan() -> None:
-    assert zram.plan(Memory(None, None, None, None), []) is None
-    assert zram.plan(Memory(GIB, None, None, None), None) is None
+    assert zram.plan(MemInfo(None, None, None, None), []) is None
+    assert zram.plan(MemInfo(GIB, None, None, None), None) is None
 
 
 @pytest.mark.root

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fakes import fake_nvml
-from fakes.fake_nvml import GIB, NOT_AVAILABLE, Gpu, Library, in_place_of, with_mig
 
-from hive.host.gpu_memory import NO_ANSWER, NO_DRIVER, Gpus
-from hive.host.nvml import PROCESSES_MAX, GpuProcess, GpuState, Nvml, Seen
+from hive.host.gpu_memory import NO_ANSWER, NO_DRIVER, GpuMemoryReader
+from hive.host.nvml import PROCESSES_MAX, GpuState, Nvml, ProcessOnGpu, SeenGpus
+from tests.fakes import fake_nvml
+from tests.fakes.fake_nvml import GIB, NOT_AVAILABLE, Gpu, Library, in_place_of, with_mig
 
 
 def look(*gpus: Gpu, version: int = 3) -> tuple[GpuState, ...]:
@@ -36,7 +36,7 @@ def proc(tmp_path: Path) -> Path:
 
 def test_a_driver_without_gpus_has_none_and_nobody_can_say_that_memory_is_free() -> None:
     assert look() == ()
-    assert Seen().is_free() is None
+    assert SeenGpus().is_free() is None
 
 
 def test_each_gpu_tells_its_memory_how_busy_it_is_and_who_holds_what() -> None:
@@ -45,13 +45,13 @@ def test_each_gpu_tells_its_memory_how_busy_it_is_and_who_holds_what() -> None:
     assert (first.number, first.name, first.fault) == (0, "NVIDIA H200", "")
     assert (first.total_bytes, first.used_bytes, first.free_bytes) == (140 * GIB, 99 * GIB, 41 * GIB)
     assert (first.busy_percent, first.instances) == (87, ())
-    assert first.processes == (GpuProcess(41, 90 * GIB), GpuProcess(42, None))
+    assert first.processes == (ProcessOnGpu(41, 90 * GIB), ProcessOnGpu(42, None))
     assert (second.number, second.processes, len(others)) == (1, (), 6)
 
 
 def test_a_driver_that_is_older_than_the_wrapper_is_asked_as_it_knows_it() -> None:
     (found,) = look(Gpu(processes=[(41, 5)]), version=2)
-    assert (found.processes, found.fault) == ((GpuProcess(41, 5),), "")
+    assert (found.processes, found.fault) == ((ProcessOnGpu(41, 5),), "")
 
 
 def test_more_processes_than_anybody_reads_are_not_told() -> None:
@@ -75,14 +75,14 @@ def test_the_parts_of_a_gpu_with_mig_are_found_where_their_numbers_have_gaps() -
         (0, "NVIDIA H200 MIG 1g.18gb"),
         (4, "NVIDIA H200 MIG 3g.71gb"),
     ]
-    assert found.instances[1].processes == found.processes == (GpuProcess(41, 59 * GIB),)
+    assert found.instances[1].processes == found.processes == (ProcessOnGpu(41, 59 * GIB),)
     assert (found.total_bytes, found.busy_percent, found.fault) == (140 * GIB, None, "")
 
 
 def test_who_may_not_see_a_whole_gpu_sees_the_sum_of_its_parts_and_why() -> None:
     (found,) = look(with_mig(privileged=False, **parts()))
     assert (found.total_bytes, found.used_bytes, found.free_bytes) == (86 * GIB, 61 * GIB, 25 * GIB)
-    assert found.processes == (GpuProcess(41, 59 * GIB),)
+    assert found.processes == (ProcessOnGpu(41, 59 * GIB),)
     assert found.fault == "Insufficient Permissions"
 
 
@@ -98,7 +98,7 @@ def test_a_lost_gpu_is_unknown_and_the_others_are_not() -> None:
     lost, well = look(Gpu(is_lost=True), Gpu(used=GIB))
     assert lost == GpuState(0, fault="GPU is lost")
     assert (well.number, well.used_bytes, well.fault) == (1, GIB, "")
-    assert Seen((lost, well)).is_free() is None
+    assert SeenGpus((lost, well)).is_free() is None
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_a_name_that_is_no_text_is_left_out() -> None:
 )
 def test_a_library_that_does_not_begin_says_why(library: object, said: str) -> None:
     with in_place_of(library) as api:
-        assert Nvml(lambda: api).look() == Seen(why_not=said)
+        assert Nvml(lambda: api).look() == SeenGpus(why_not=said)
 
 
 def test_a_wrapper_that_is_not_installed_is_no_error() -> None:
@@ -159,10 +159,10 @@ def test_after_the_driver_was_exchanged_a_new_session_is_begun() -> None:
 
 
 async def test_without_a_driver_nothing_is_asked(tmp_path: Path) -> None:
-    def never() -> Seen:
+    def never() -> SeenGpus:
         raise AssertionError("it was asked")
 
-    gpus = Gpus(tmp_path / "nvidia", look=never)
+    gpus = GpuMemoryReader(tmp_path / "nvidia", look=never)
     assert (gpus.has_gpu, await gpus.is_free(), (await gpus.seen()).why_not) == (False, None, NO_DRIVER)
 
 
@@ -170,8 +170,8 @@ def test_without_a_driver_the_wrapper_is_not_imported(tmp_path: Path) -> None:
     """Importing it takes 60 ms and 4 MB."""
     program = (
         "import asyncio, pathlib, sys\n"
-        "from hive.host.gpu_memory import Gpus\n"
-        f"print(asyncio.run(Gpus(pathlib.Path({str(tmp_path)!r})).seen()).why_not)\n"
+        "from hive.host.gpu_memory import GpuMemoryReader\n"
+        f"print(asyncio.run(GpuMemoryReader(pathlib.Path({str(tmp_path)!r})).seen()).why_not)\n"
         "print('pynvml' in sys.modules)\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -181,7 +181,7 @@ def test_without_a_driver_the_wrapper_is_not_imported(tmp_path: Path) -> None:
 async def test_memory_is_free_when_the_last_process_has_gone_and_not_before(proc: Path) -> None:
     gpu = Gpu(used=GIB, processes=[(41, GIB)])
     with in_place_of(Library(gpu)) as api:
-        gpus = Gpus(proc, look=Nvml(lambda: api).look)
+        gpus = GpuMemoryReader(proc, look=Nvml(lambda: api).look)
         assert (gpus.has_gpu, await gpus.is_free()) == (True, False)
         gpu.processes = []
         assert await gpus.is_free() is True
@@ -191,12 +191,12 @@ async def test_those_who_ask_at_once_share_one_look_and_its_answer_stays_fresh(p
     looks: list[int] = []
     go = threading.Event()
 
-    def slow() -> Seen:
+    def slow() -> SeenGpus:
         looks.append(1)
         go.wait()
-        return Seen((GpuState(0, processes=()),))
+        return SeenGpus((GpuState(0, processes=()),))
 
-    gpus = Gpus(proc, look=slow, answer_s=60, fresh_s=3600)
+    gpus = GpuMemoryReader(proc, look=slow, answer_s=60, fresh_s=3600)
     asked = [asyncio.ensure_future(gpus.seen()) for _ in range(5)]
     await asyncio.sleep(0)
     go.set()
@@ -211,12 +211,12 @@ async def test_a_driver_that_hangs_keeps_nobody_waiting_and_one_thread(proc: Pat
     looks: list[int] = []
     go = threading.Event()
 
-    def hangs() -> Seen:
+    def hangs() -> SeenGpus:
         looks.append(1)
         go.wait()
-        return Seen((GpuState(0, processes=()),))
+        return SeenGpus((GpuState(0, processes=()),))
 
-    gpus = Gpus(proc, look=hangs, answer_s=0.01)
+    gpus = GpuMemoryReader(proc, look=hangs, answer_s=0.01)
     assert [(await gpus.seen()).why_not for _ in range(3)] == [NO_ANSWER] * 3
     assert (len(looks), await gpus.is_free()) == (1, None)
     go.set()
@@ -225,10 +225,10 @@ async def test_a_driver_that_hangs_keeps_nobody_waiting_and_one_thread(proc: Pat
 
 
 async def test_a_look_that_fails_is_told_and_not_raised(proc: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def fails() -> Seen:
+    def fails() -> SeenGpus:
         raise ZeroDivisionError("no such thing")
 
-    assert (await Gpus(proc, look=fails, answer_s=60).seen()).why_not == "no such thing"
+    assert (await GpuMemoryReader(proc, look=fails, answer_s=60).seen()).why_not == "no such thing"
     assert "gpu_look_failed" in caplog.text
 
 
@@ -236,14 +236,14 @@ def test_a_loop_that_ended_meanwhile_is_not_told(proc: Path) -> None:
     go = threading.Event()
     raised: list[object] = []
 
-    def hangs() -> Seen:
+    def hangs() -> SeenGpus:
         go.wait()
-        return Seen()
+        return SeenGpus()
 
     before: Callable[..., object] = threading.excepthook
     threading.excepthook = raised.append
     try:
-        asyncio.run(Gpus(proc, look=hangs, answer_s=0.01).seen())
+        asyncio.run(GpuMemoryReader(proc, look=hangs, answer_s=0.01).seen())
         go.set()
         for thread in threading.enumerate():
             if thread.name == "hive-nvml":
@@ -254,7 +254,7 @@ def test_a_loop_that_ended_meanwhile_is_not_told(proc: Path) -> None:
 
 
 async def test_the_real_driver_tells_what_its_gpus_have() -> None:
-    gpus = Gpus()
+    gpus = GpuMemoryReader()
     if not gpus.has_gpu:
         pytest.skip("no NVIDIA driver is loaded")
     seen = await gpus.seen()

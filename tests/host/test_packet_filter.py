@@ -19,7 +19,7 @@ from hive.errors import BadRequest, HiveError, NotSupported
 from hive.host import bpf, packet_filter
 from hive.host.bpf import EGRESS, INGRESS
 from hive.host.cgroup import Subtree
-from hive.host.packet_filter import NETWORKS_MAX, Rules, names_this_host, program_for, put_on
+from hive.host.packet_filter import NETWORKS_MAX, FilterRules, names_this_host, program_for, put_on
 
 HIVE, OWN = 11435, 8080
 ACK, SYN = 0x10, 0x02
@@ -55,7 +55,7 @@ def packet(
     return bytes(12) + (b"\x08\x00" if ours.version == 4 else b"\x86\xdd") + whole[:cut]
 
 
-def passes(rules: Rules, direction: int, frame: bytes, *, by: int = LO) -> bool:
+def passes(rules: FilterRules, direction: int, frame: bytes, *, by: int = LO) -> bool:
     """`by`: index of the network interface."""
     program = bpf.load(program_for(rules, direction), direction)
     try:
@@ -106,7 +106,7 @@ class TestByPacket(Same):
     ) -> None:
         own = "10.1.2.3" if ":" not in address else "fd00::1"
         ends = (own, address) if direction == EGRESS else (address, own)
-        assert passes(Rules(tuple(networks)), direction, packet(*ends), by=elsewhere()) is expected
+        assert passes(FilterRules(tuple(networks)), direction, packet(*ends), by=elsewhere()) is expected
 
     @pytest.mark.parametrize(
         ("networks", "address", "expected"),
@@ -130,7 +130,7 @@ class TestByPacket(Same):
         self, networks: list[str], address: str, expected: bool, direction: int
     ) -> None:
         """A host speaks with each of its addresses by `lo`; the internet is not its own database."""
-        assert passes(Rules(tuple(networks)), direction, packet(address, address)) is expected
+        assert passes(FilterRules(tuple(networks)), direction, packet(address, address)) is expected
 
     @pytest.mark.parametrize(
         ("direction", "how", "expected"),
@@ -157,25 +157,27 @@ class TestByPacket(Same):
     def test_of_the_loopback_it_has_hives_port_and_its_own_to_be_called_at(
         self, direction: int, how: dict[str, int], expected: bool
     ) -> None:
-        rules = Rules(("192.0.2.0/24",), hive_port=HIVE, own_port=OWN)
+        rules = FilterRules(("192.0.2.0/24",), hive_port=HIVE, own_port=OWN)
         assert passes(rules, direction, packet("127.0.0.1", "127.0.0.1", **how)) is expected  # type: ignore[arg-type]
 
     def test_without_ports_nothing_of_the_loopback_passes(self) -> None:
         for direction in (INGRESS, EGRESS):
             for ports in ((HIVE, HIVE), (OWN, OWN), (0, 0)):
-                assert not passes(Rules(("192.0.2.0/24",)), direction, packet("127.0.0.1", "127.0.0.1", ports=ports))
+                assert not passes(
+                    FilterRules(("192.0.2.0/24",)), direction, packet("127.0.0.1", "127.0.0.1", ports=ports)
+                )
 
     def test_another_address_of_the_loopback_is_not_hives(self) -> None:
-        assert not passes(Rules((), HIVE), EGRESS, packet("127.0.0.1", "127.0.0.2", ports=(40000, HIVE)))
+        assert not passes(FilterRules((), HIVE), EGRESS, packet("127.0.0.1", "127.0.0.2", ports=(40000, HIVE)))
 
     def test_what_is_no_ip_is_dropped(self) -> None:
         frame = bytes(12) + b"\x08\x06" + bytes(40)
-        assert not passes(Rules(("0.0.0.0/0", "::/0")), EGRESS, frame, by=elsewhere())
+        assert not passes(FilterRules(("0.0.0.0/0", "::/0")), EGRESS, frame, by=elsewhere())
 
     def test_as_many_networks_as_may_be_are_one_program(self) -> None:
         networks = [f"10.{i}.0.0/17" for i in range(NETWORKS_MAX // 2)]
         networks += [f"2001:db8:{i:x}::/49" for i in range(NETWORKS_MAX // 2)]
-        rules = Rules(tuple(networks), HIVE, OWN)
+        rules = FilterRules(tuple(networks), HIVE, OWN)
         assert passes(rules, EGRESS, packet("10.1.2.3", "10.127.0.1"), by=elsewhere())
         assert not passes(rules, EGRESS, packet("10.1.2.3", "10.127.128.1"), by=elsewhere())
         assert passes(rules, EGRESS, packet("::1", "2001:db8:7f::1"), by=elsewhere())
@@ -184,7 +186,7 @@ class TestByPacket(Same):
     @given(data=st.data())
     def test_it_says_what_the_list_says_of_every_packet(self, data: st.DataObject) -> None:
         networks = data.draw(st.lists(st.one_of(networks_of(4, 32), networks_of(6, 128)), max_size=4), label="networks")
-        rules = Rules(
+        rules = FilterRules(
             tuple(map(str, networks)), data.draw(st.none() | st.just(HIVE)), data.draw(st.none() | st.just(OWN))
         )
         near = [str(network.network_address) for network in networks] + ["127.0.0.1", "::1"]
@@ -217,19 +219,19 @@ def networks_of(version: int, bits: int) -> st.SearchStrategy[ipaddress.IPv4Netw
 
 def test_what_is_no_network_is_said() -> None:
     with pytest.raises(BadRequest, match="egress: 'example"):
-        program_for(Rules(("example.org",)), EGRESS)
+        program_for(FilterRules(("example.org",)), EGRESS)
 
 
 def test_too_many_networks_are_too_many() -> None:
     with pytest.raises(BadRequest, match="257 networks; at most 256"):
-        program_for(Rules(("192.0.2.0/24",) * 257), EGRESS)
+        program_for(FilterRules(("192.0.2.0/24",) * 257), EGRESS)
 
 
 def test_a_machine_it_is_not_written_for_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bpf.platform, "machine", lambda: "s390x")
     assert bpf.why_not() == "packet filters: not for s390x yet"
     with pytest.raises(NotSupported):
-        bpf.load(program_for(Rules(()), EGRESS), EGRESS)
+        bpf.load(program_for(FilterRules(()), EGRESS), EGRESS)
 
 
 # --- on a group ----------------------------------------------------------------------------------------------------
@@ -291,23 +293,23 @@ class TestOnAGroup(Same):
         self, group: Path, served: Callable[[str], str]
     ) -> None:
         listed, hive, neighbour = served("127.0.0.2"), served("127.0.0.1"), served("127.0.0.1")
-        put_on(group, Rules(("127.0.0.2/32",), hive_port=int(hive.rpartition(":")[2])))
+        put_on(group, FilterRules(("127.0.0.2/32",), hive_port=int(hive.rpartition(":")[2])))
         found = called(group, listed, hive, neighbour)
         assert found[:2] == ["hello", "hello"]
         assert found[2] in ("TimeoutError", "PermissionError")
 
     def test_another_filter_takes_the_place_of_the_one_before(self, group: Path, served: Callable[[str], str]) -> None:
         where = served("127.0.0.1")
-        put_on(group, Rules(("192.0.2.0/24",)))
+        put_on(group, FilterRules(("192.0.2.0/24",)))
         assert called(group, where) != ["hello"]
-        put_on(group, Rules(("127.0.0.0/8",)))
+        put_on(group, FilterRules(("127.0.0.0/8",)))
         assert called(group, where) == ["hello"]
 
     def test_a_group_that_is_not_there_is_said(self, tmp_path: Path) -> None:
         with pytest.raises(HiveError, match="no control group"):
-            put_on(tmp_path / "none", Rules(()))
+            put_on(tmp_path / "none", FilterRules(()))
         with pytest.raises(HiveError, match="cannot be put on"):
-            put_on(tmp_path, Rules(()))
+            put_on(tmp_path, FilterRules(()))
 
 
 def test_what_the_kernel_has_against_a_program_is_told() -> None:

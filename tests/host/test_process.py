@@ -21,7 +21,7 @@ from hive.errors import BadRequest, HiveError, NotFound, NotPermitted
 from hive.host import parent
 from hive.host.process import (
     Identity,
-    Snapshot,
+    ProcessTable,
     boot_id,
     exit_code,
     has_environment,
@@ -290,7 +290,7 @@ ctypes.CDLL(None).syscall(60, 0)
 
 
 def test_a_snapshot_finds_descendants_sessions_and_marks(sleeper: subprocess.Popen[bytes]) -> None:
-    snapshot = Snapshot()
+    snapshot = ProcessTable()
     assert sleeper.pid in snapshot.with_descendants({os.getpid()})
     assert os.getpid() not in snapshot.with_descendants({sleeper.pid})
     assert snapshot.sessions[sleeper.pid] == [sleeper.pid]

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import until
 
+from hive.host.loop_lag import SAMPLE_S, STALL_S, Pulse, watched
 from hive.host.notify import Notifier
-from hive.host.pulse import SAMPLE_S, STALL_S, Pulse, watched
 from tests.fakes.systemd import Ear
+from tests.proxy.harness import until
 
 
 class Beats:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host import systemd_machine
+
+from tests.host import systemd_machine
 
 INSIDE = (
     "unit_life_inside.py",
@@ -23,7 +24,7 @@ export PYTHONPATH={systemd_machine.PACKAGES_THERE}:{systemd_machine.HIVE_THERE}:
 export PYTHONDONTWRITEBYTECODE=1
 mkdir --mode=711 /var/lib/hive /run/hive
 cd {systemd_machine.HIVE_THERE} && timeout 700 python3 -m pytest -q -m '' --noconftest --durations=10 \\
-    -p no:cacheprovider -p no:hypothesispytest -p host.unit_agents --junitxml=/out/junit.xml \\
+    -p no:cacheprovider -p no:hypothesispytest -p tests.host.unit_agents --junitxml=/out/junit.xml \\
     {" ".join(f"tests/host/{name}" for name in INSIDE)}
 journalctl --unit='hive-agent@*' --lines=200 --no-pager
 """

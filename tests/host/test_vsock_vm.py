@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import virtual_machine
+
+from tests import virtual_machine
 
 PACKAGES = "python3,python3-async-timeout,linux-image-cloud-amd64,kmod"
 """async-timeout: redis-py wants it from Pythons before 3.11.3, and the guest's is older than that."""

@@ -17,16 +17,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from sandbox.harness import Daemon, until
 
 from hive.domain import RuntimeKind
 from hive.host import systemd
 from hive.link.specs import SandboxSpec
-from hive.sandbox.held import Limits as Waits
-from hive.sandbox.server import Helper
+from hive.sandbox.server import HelperServer
+from hive.sandbox.supervised_agent import FreezeLimits as Waits
 from hive.sandbox.unit import UnitRuntime
 from hive.sandbox.unit_plan import agent_of, unit_of
-from hive.settings import Paths, Settings
+from hive.settings.table import Paths, Settings
+from tests.sandbox.harness import Daemon, until
 
 PATHS = Paths(state=Path("/var/lib/hive"), runtime=Path("/run/hive"))
 GROUPS = Path("/sys/fs/cgroup/hive.slice/hive-agents.slice")
@@ -48,13 +48,13 @@ HELPER = """
 import asyncio
 from pathlib import Path
 from hive.domain import RuntimeKind
-from hive.sandbox.server import Helper
+from hive.sandbox.server import HelperServer
 from hive.sandbox.unit import UnitRuntime
-from hive.settings import Paths, Settings
+from hive.settings.table import Paths, Settings
 async def main():
     paths = Paths(Path("/var/lib/hive"), Path("/run/hive"))
     runtime = UnitRuntime(paths, Settings().sandbox, log_max_bytes=4096)
-    await Helper(paths, {RuntimeKind.PROCESS: runtime}).open()
+    await HelperServer(paths, {RuntimeKind.PROCESS: runtime}).open()
     await asyncio.Event().wait()
 asyncio.run(main())
 """
@@ -108,8 +108,8 @@ def runtime() -> UnitRuntime:
 
 
 @pytest.fixture
-async def helper(runtime: UnitRuntime) -> AsyncIterator[Helper]:
-    helper = Helper(PATHS, {RuntimeKind.PROCESS: runtime}, limits=Waits())
+async def helper(runtime: UnitRuntime) -> AsyncIterator[HelperServer]:
+    helper = HelperServer(PATHS, {RuntimeKind.PROCESS: runtime}, limits=Waits())
     await helper.open()
     yield helper
     if not helper.left:
@@ -132,7 +132,7 @@ async def connect() -> AsyncIterator[Connect]:
 
 
 @pytest.fixture
-async def daemon(helper: Helper, connect: Connect) -> Daemon:
+async def daemon(helper: HelperServer, connect: Connect) -> Daemon:
     return await connect()
 
 

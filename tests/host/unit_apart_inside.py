@@ -17,7 +17,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from host.unit_agents import (
+
+from hive.domain import Limits
+from hive.errors import BackendDown, BadRequest, HiveError, NotPermitted, NotSupported
+from hive.host import packet_filter
+from hive.link.client import LinkClient
+from hive.link.messages import Dial, Dialled, Hello, dialled
+from hive.sandbox import unit
+from tests.host.unit_agents import (
     BURN,
     PATHS,
     PYTHON,
@@ -32,14 +39,7 @@ from host.unit_agents import (
     spec_of,
     started,
 )
-from sandbox.harness import Daemon, until
-
-from hive.domain import Limits
-from hive.errors import BackendDown, BadRequest, HiveError, NotPermitted, NotSupported
-from hive.host import packet_filter
-from hive.link.client import LinkClient
-from hive.link.messages import Dial, Dialled, Hello, dialled
-from hive.sandbox import unit
+from tests.sandbox.harness import Daemon, until
 
 # --- limits --------------------------------------------------------------------------------------------------------
 

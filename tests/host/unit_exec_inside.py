@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from host.unit_agents import PYTHON, SLEEP, Connect, asleep, group_of, new_id, started
-from sandbox.harness import Daemon, alive, until
 
 from hive.errors import LinkLost, WrongState
-from hive.link.execution import Terminal
+from hive.link.execution import TerminalSize
 from hive.sandbox.client import Execution
+from tests.host.unit_agents import PYTHON, SLEEP, Connect, asleep, group_of, new_id, started
+from tests.sandbox.harness import Daemon, alive, until
 
 STATUS = ("Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp")
 SHARED = ("net", "ipc", "pid", "user", "cgroup", "time")
@@ -35,7 +35,7 @@ def status_of(pid: int | str) -> dict[str, str]:
     return {name: fields[name].strip() for name in STATUS}
 
 
-async def begun(daemon: Daemon, agent: str, *command: str, terminal: Terminal | None = None) -> Execution:
+async def begun(daemon: Daemon, agent: str, *command: str, terminal: TerminalSize | None = None) -> Execution:
     return await daemon.client.execute(agent, secrets.token_hex(8), list(command), terminal)
 
 
@@ -194,7 +194,7 @@ async def test_a_killed_helper_leaves_nothing_of_it_once_the_next_one_is_there(
 async def test_a_terminal_is_its_own(daemon: Daemon) -> None:
     agent = new_id()
     await started(daemon, agent, SLEEP, egress=[])
-    terminal = Terminal(rows=33, columns=101, kind="dumb")
+    terminal = TerminalSize(rows=33, columns=101, kind="dumb")
     execution = await begun(daemon, agent, "sh", "-c", "stty size; echo $TERM; tty; read x; echo $x", terminal=terminal)
     assert await line(execution, 0) == "33 101"
     assert await line(execution, 0) == "dumb"

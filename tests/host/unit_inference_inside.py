@@ -16,16 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from host.unit_agents import PATHS, Connect
-from sandbox.harness import Daemon, until
 
-from hive.control.choices import Services, service
+from hive.backends.launch import unit_of as launched
+from hive.control.backend_candidates import ServiceCandidates, service
 from hive.domain import BackendKind
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted
-from hive.inference.launch import unit_of as launched
 from hive.sandbox.client import SandboxClient
 from hive.sandbox.inference_units import UNITS
-from hive.settings import Inference
+from hive.settings.table import InferenceSection
+from tests.host.unit_agents import PATHS, Connect
+from tests.sandbox.harness import Daemon, until
 
 OLLAMA, VLLM, LLAMA = BackendKind.OLLAMA, BackendKind.VLLM, BackendKind.LLAMA
 FOLDER = Path("/run/systemd/system")
@@ -44,7 +44,7 @@ SyslogIdentifier={name}
 RUNS = "echo up; exec sleep 1000"
 STUBBORN = 'trap "" TERM; sleep 1000 & while true; do wait; done'
 FAILS = "echo no model here; exit 5"
-"""At once: journald has no time to look whose the line is."""
+"""Printed at once: journald has no time to look for the process of the line."""
 
 
 def write(kind: BackendKind, script: str = RUNS) -> None:
@@ -132,7 +132,10 @@ async def test_what_failed_says_how_and_what_it_wrote(daemon: Daemon) -> None:
     assert "no model here" in written
     assert "up\n" not in written
     assert "up\n" in await daemon.client.backend_log(LLAMA, lines=50)
-    assert await Services(daemon.client).why_dead(service(LLAMA)) == "hive-inference-llama.service failed (exit-code)"
+    assert (
+        await ServiceCandidates(daemon.client).why_dead(service(LLAMA))
+        == "hive-inference-llama.service failed (exit-code)"
+    )
 
 
 async def test_a_unit_that_is_missing_is_not_found(daemon: Daemon) -> None:
@@ -172,16 +175,16 @@ async def test_there_are_these_and_only_the_daemon_may(
 
 
 async def test_where_nobody_has_chosen_it_is_the_one_that_runs(daemon: Daemon) -> None:
-    services = Services(daemon.client)
-    programs = Inference(ollama_program="/none", vllm_program="/bin/true", llama_program="/bin/true")
+    services = ServiceCandidates(daemon.client)
+    programs = InferenceSection(ollama_program="/none", vllm_program="/bin/true", llama_program="/bin/true")
     found = await services.first(programs)
     assert found is not None
-    assert found.kind is VLLM
+    assert found.kind == VLLM
     await daemon.client.start_backend(LLAMA)
     found = await services.first(programs)
     assert found is not None
-    assert found.kind is LLAMA
+    assert found.kind == LLAMA
     await daemon.client.stop_backend(LLAMA, grace_s=1)
-    nothing = Inference(ollama_program="/none", vllm_program="/none", llama_program="/none")
+    nothing = InferenceSection(ollama_program="/none", vllm_program="/none", llama_program="/none")
     assert await services.first(nothing) is None
     assert [choice.state for choice in await services.listed(None)] == ["inactive"] * len(UNITS)

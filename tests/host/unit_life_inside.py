@@ -11,7 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from host.unit_agents import (
+
+from hive.errors import HiveError, NotFound, NotPermitted, WrongState
+from hive.host import systemd
+from hive.host.process import ProcessTable, is_stopped
+from hive.sandbox.unit import UnitRuntime
+from hive.sandbox.unit_plan import unit_of
+from tests.host.unit_agents import (
     BURN,
     PATHS,
     POLITE,
@@ -28,13 +34,7 @@ from host.unit_agents import (
     started,
     ticks,
 )
-from sandbox.harness import Daemon, alive, until
-
-from hive.errors import HiveError, NotFound, NotPermitted, WrongState
-from hive.host import systemd
-from hive.host.process import Snapshot, is_stopped
-from hive.sandbox.unit import UnitRuntime
-from hive.sandbox.unit_plan import unit_of
+from tests.sandbox.harness import Daemon, alive, until
 
 # --- what systemd is busy with ---------------------------------------------------------------------------------------
 
@@ -352,10 +352,10 @@ async def test_one_whose_helper_was_killed_before_it_wrote_it_down_is_found(runt
         directory.mkdir(parents=True, exist_ok=True)
     await runtime.prepare(agent, spec)
     running = await runtime.start(agent, spec, mark="HIVE_MARK=x")
-    found = await runtime.find(agent, spec, Snapshot(), mark="HIVE_MARK=x")
+    found = await runtime.find(agent, spec, ProcessTable(), mark="HIVE_MARK=x")
     assert found is not None
     assert (found.run.main, found.run.leaf) == (running.run.main, running.run.leaf)
-    assert await runtime.find(unknown, spec_of(unknown, SLEEP), Snapshot(), mark="HIVE_MARK=y") is None
+    assert await runtime.find(unknown, spec_of(unknown, SLEEP), ProcessTable(), mark="HIVE_MARK=y") is None
     assert await found.kill()
     running.close()
     assert await found.reap() == 137

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from host.unit_agents import PATHS, new_id, started
-from sandbox.harness import Daemon, until
 
-from hive.control.client import Client, path_of
-from hive.control.serving import serve
+from hive.api.server import serve
+from hive.client.client import Client, path_of
 from hive.control.tail import Output, tail
 from hive.errors import NotPermitted
 from hive.host import systemd
 from hive.sandbox.unit import UnitRuntime
 from hive.sandbox.unit_plan import unit_of
+from tests.host.unit_agents import PATHS, new_id, started
+from tests.sandbox.harness import Daemon, until
 
 SAYS_A_LINE = [
     "sh",

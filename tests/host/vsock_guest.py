@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     AgentGone,
     AgentIs,
@@ -33,7 +33,7 @@ from hive.link.messages import (
     ProxyTable,
 )
 from hive.link.server import LinkServer
-from hive.settings import Paths
+from hive.settings.table import Paths
 
 LOOPBACK = 1
 PORT = 11434
@@ -65,11 +65,11 @@ class Daemon:
         link.tell(Hello(role="daemon", epoch="guest"))
         link.tell(DaemonTable(agents=[bob(LOOPBACK)], backend=backend, models=[ModelInfo(name=MODEL)], marks={}))
 
-    def _heard(self, _link: Link, message: Message, _reply: Reply | None) -> None:
+    def _heard(self, _link: Link, message: LinkMessage, _reply: LinkReply | None) -> None:
         if isinstance(message, ProxyTable):
             self.ready.set()
 
-    async def tell(self, message: Message) -> None:
+    async def tell(self, message: LinkMessage) -> None:
         """Tells, and gives the proxy time to hear it."""
         assert self._link is not None
         self._link.tell(message)

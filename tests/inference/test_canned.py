@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.inference.canned import MODEL, Moment, Reply, answer_words, embedding, mark, reply_to
+from hive.demo.canned import MODEL, CannedReply, Moment, answer_words, embedding, mark, reply_to
 
 MOMENT = Moment(now=1795154964.5, number=7, tokens_per_s=50)
 
 
-def ask(path: str, method: str = "POST", **body: Any) -> Reply:
+def ask(path: str, method: str = "POST", **body: Any) -> CannedReply:
     return reply_to(method, path, json.dumps(body).encode() if method == "POST" else b"", MOMENT)
 
 
-def lines(reply: Reply) -> list[dict[str, Any]]:
+def lines(reply: CannedReply) -> list[dict[str, Any]]:
     return [json.loads(data) for _, data in reply.parts]
 
 
-def events(reply: Reply) -> list[Any]:
+def events(reply: CannedReply) -> list[Any]:
     """The data of its server-sent events; `[DONE]` must be the last."""
     found = [data.removeprefix(b"data: ").removesuffix(b"\n\n") for _, data in reply.parts]
     assert found.pop() == b"[DONE]"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.inference.canned_json import value_for
+from hive.demo.canned_json import value_for
 
 NAMES = st.text("abcdef", min_size=1, max_size=3)
 SIMPLE = st.one_of(

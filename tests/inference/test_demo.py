@@ -16,9 +16,9 @@ import ollama
 import openai
 import pytest
 
+from hive.demo.canned import MODEL, answer_words
+from hive.demo.server import listen, main
 from hive.errors import HiveError, UsageError
-from hive.inference.canned import MODEL, answer_words
-from hive.inference.demo import listen, main
 from tests.fakes.programs import Program, demo_backend
 
 HELLO = [{"role": "user", "content": "hello there"}]

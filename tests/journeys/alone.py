@@ -21,15 +21,15 @@ import redis.asyncio as aioredis
 import redis.exceptions
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier, UsageEvent
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     Activities,
     AgentRow,
     AskActivity,
     AskListeners,
     Asleep,
-    Backend,
+    BackendChanged,
     Close,
     Closed,
     DaemonTable,
@@ -42,7 +42,7 @@ from hive.link.messages import (
     Wake,
 )
 from hive.link.server import LinkServer
-from hive.settings import Paths
+from hive.settings.table import Paths
 from hive.store.stream import read_all
 
 TOKEN = "hm_alone"
@@ -110,7 +110,7 @@ class Alone:
         link.tell(Hello(role="daemon", epoch="d"))
         link.tell(DaemonTable(agents=[row], backend=self._backend, models=[ModelInfo(name="m")], marks=self._marks))
 
-    def _as_daemon(self, _link: Link, message: Message, reply: Reply | None) -> None:
+    def _as_daemon(self, _link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         match message:
             case ProxyTable(port=port):
                 self.port = port
@@ -120,7 +120,7 @@ class Alone:
                 if self.answers_wakes:
                     self.wake(reply)
 
-    def wake(self, reply: Reply | None = None) -> None:
+    def wake(self, reply: LinkReply | None = None) -> None:
         """The agent runs: told, or as the answer to the proxy's `Wake`."""
         assert self._daemon_link is not None
         (reply or self._daemon_link.tell)(Open(agent=AGENT, generation=self._generation))
@@ -128,7 +128,7 @@ class Alone:
     def use_backend(self, address: str) -> None:
         assert self._daemon_link is not None
         self._backend = msgspec.structs.replace(self._backend, address=address)
-        self._daemon_link.tell(Backend(backend=self._backend, models=[ModelInfo(name="m")]))
+        self._daemon_link.tell(BackendChanged(backend=self._backend, models=[ModelInfo(name="m")]))
 
     async def put_to_sleep(self) -> bool:
         """Pauses the agent as the daemon does; the first byte of its next request wakes it. False: it is busy."""
@@ -139,7 +139,7 @@ class Alone:
             self._daemon_link.tell(Asleep(agent=AGENT, generation=self._generation))
         return isinstance(answer, Closed)
 
-    def _as_helper(self, link: Link, message: Message, reply: Reply | None) -> None:
+    def _as_helper(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         if isinstance(message, AskListeners) and reply is not None:
             link.tell(Listener(agent=AGENT, path=str(self.agent_socket)), [self._listening.fileno()])
             reply(Done())

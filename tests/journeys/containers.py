@@ -22,9 +22,10 @@ from urllib.parse import urlencode
 
 import openai
 import pytest
-from docker_engine import PrivateEngine, private
-from host.systemd_machine import ALL_CACHES, SOURCES
-from journeys.stack import until
+
+from tests.docker_engine import PrivateEngine, private
+from tests.host.systemd_machine import ALL_CACHES, SOURCES
+from tests.journeys.stack import until
 
 ROOT = Path(__file__).parents[2]
 CACHE = ALL_CACHES / "containers"

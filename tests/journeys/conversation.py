@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Self
 import anthropic
 import ollama
 import openai
-from journeys.sdk import CITY, HELLO, Door
+
+from tests.journeys.sdk import CITY, HELLO, Door
 
 LENGTH = 12
 """Tokens; the tiny models never end by themselves."""

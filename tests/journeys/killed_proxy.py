@@ -11,32 +11,32 @@ import sys
 from pathlib import Path
 
 import uvloop
-from fakes.fuse import Fuse, bear
 
 from hive.domain import WakeCause
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.proxy import server
-from hive.proxy.links import Links
-from hive.settings import Paths, Proxy, Settings
+from hive.proxy.links import ProxyLinks
+from hive.settings.table import Paths, Proxy, Settings
+from tests.fakes.fuse import Fuse, bear
 
 SETTINGS = Settings(proxy=Proxy(window_requests=1_000_000))
 
 
 def main(order: str, state: str, runtime: str) -> None:
     def program(fuse: Fuse, watch_fd: int) -> None:
-        take, wake = Links._from_daemon, Links.wake
+        take, wake = ProxyLinks._from_daemon, ProxyLinks.wake
 
-        def taken(self: Links, link: Link, message: Message, reply: Reply | None) -> None:
+        def taken(self: ProxyLinks, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
             fuse.meet(type(message).__name__)
             take(self, link, message, reply)
 
-        def woken(self: Links, agent: str, cause: WakeCause) -> None:
+        def woken(self: ProxyLinks, agent: str, cause: WakeCause) -> None:
             fuse.meet("wake")
             wake(self, agent, cause)
 
-        Links._from_daemon = taken  # type: ignore[method-assign]
-        Links.wake = woken  # type: ignore[method-assign]
+        ProxyLinks._from_daemon = taken  # type: ignore[method-assign]
+        ProxyLinks.wake = woken  # type: ignore[method-assign]
         server.DeepReaders.start = lambda self: None  # type: ignore[method-assign]
         uvloop.run = asyncio.run
         server.main(Paths(Path(state), Path(runtime)), SETTINGS, port=0, ingress_port=0, watch_fd=watch_fd)

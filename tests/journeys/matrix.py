@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from journeys.conversation import (
+from tests.journeys.conversation import (
     LENGTH,
     SYSTEM,
     ByAnthropic,
@@ -23,8 +23,8 @@ from journeys.conversation import (
     Turn,
     heard_or_refused,
 )
-from journeys.sdk import Door, door_of
-from journeys.stack import Stack, until
+from tests.journeys.sdk import Door, door_of
+from tests.journeys.stack import Stack, until
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "clients.md"
 TOO_LONG = "word " * 60_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from journeys.sdk import door_of
-from journeys.stack import Stack
+from tests.journeys.sdk import door_of
+from tests.journeys.stack import Stack
 
 PROMPT = "You are a helpful assistant. Answer the question as well as you can. The quick brown fox jumps. " * 12
 QUESTION = "Hello, who are you?"

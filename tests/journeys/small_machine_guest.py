@@ -19,10 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from journeys.stack import PROCESSES, Stack, stack, until
-
 from hive.host import zram
 from hive.host.memory import read_memory, read_swaps, read_zram
+from tests.journeys.stack import PROCESSES, Stack, stack, until
 
 MIB = 1 << 20
 AGENTS, HEAP_MIB = 20, 30

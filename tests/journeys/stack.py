@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from hive.control.client import Client
-from tests.llama import free_port
+from hive.client.client import Client
+from tests.ports import free_port
 
 PYTHON = "/usr/bin/python3"
 PROCESSES = ("redis", "sandbox", "daemon", "proxy")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
-from journeys.alone import TOKEN, Alone, alone, until
+
+from tests.journeys.alone import TOKEN, Alone, alone, until
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer

@@ -17,8 +17,11 @@ from pathlib import Path
 import httpx
 import ollama
 import pytest
-from journeys.conversation import ByOllama, ByOpenai, Heard
-from journeys.matrix import (
+
+from tests.fakes.programs import demo_backend
+from tests.fakes.shapes import standin
+from tests.journeys.conversation import ByOllama, ByOpenai, Heard
+from tests.journeys.matrix import (
     ALLOWED,
     DOCUMENT,
     MAIN,
@@ -34,15 +37,10 @@ from journeys.matrix import (
     unexplained,
     with_section,
 )
-from journeys.sdk import TEMPLATE
-from journeys.stack import Stack, stack
-
-from tests.fakes.programs import demo_backend
-from tests.fakes.shapes import standin
+from tests.journeys.sdk import TEMPLATE
+from tests.journeys.stack import Stack, stack
 from tests.llama import MODEL, serve
-from tests.vllm import vllm_server
 
-__all__ = ["vllm_server"]
 pytestmark = pytest.mark.redis
 MAKE_EYES = Path(__file__).parents[1] / "tools" / "make_tiny_mmproj.py"
 THINKS = """{%- for m in messages %}<|im_start|>{{ m['role'] }}

@@ -11,9 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
-from journeys.stack import Stack, stack, until
 
 from tests.fakes.programs import fake_backend
+from tests.journeys.stack import Stack, stack, until
 
 KILLS = int(os.environ.get("HIVE_CHAOS_KILLS", "20"))
 WORKERS = [("unix", 25), ("tcp", 25), ("unix", 25), ("tcp", 25), ("unix", 25)]

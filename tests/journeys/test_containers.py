@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from journeys.containers import Site, site
-from journeys.stack import until
+
+from tests.journeys.containers import Site, site
+from tests.journeys.stack import until
 
 pytestmark = [pytest.mark.docker, pytest.mark.root, pytest.mark.bare, pytest.mark.timeout(600)]
 

@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import docker_engine
 import httpx
 import openai
 import pytest
-from docker_engine import PrivateEngine
-from journeys.stack import PYTHON, Stack, stack, until
-from journeys.test_exec import at_terminal, gone, line, ran, running, shown, status_of
 
 from hive.sandbox.container_group import ContainerGroup
+from tests import docker_engine
+from tests.docker_engine import PrivateEngine
 from tests.fakes.programs import fake_backend
+from tests.journeys.stack import PYTHON, Stack, stack, until
+from tests.journeys.test_exec import at_terminal, gone, line, ran, running, shown, status_of
 
 pytestmark = [
     pytest.mark.docker,

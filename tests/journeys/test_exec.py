@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from journeys.stack import Stack, stack, until
 
-from hive.control.exec_frames import PROTOCOL, TAKEN, WINDOW_BYTES, FrameReader, Kind, pack
-from hive.host.process import Snapshot, read_stat
+from hive.host.process import ProcessTable, read_stat
+from hive.shapes.exec_frames import PROTOCOL, TAKEN, WINDOW_BYTES, FrameKind, FrameReader, pack
+from tests.journeys.stack import Stack, stack, until
 
 pytestmark = [pytest.mark.redis]
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="agents have a user of their own only where Hive is root")
@@ -93,7 +93,7 @@ def nothing_left(hive: Stack) -> bool:
     home = f"HOME={hive.state}".encode()
     return not any(
         any(entry.startswith(b"HIVE_EXEC=") for entry in entries) and any(entry.startswith(home) for entry in entries)
-        for entries in Snapshot().environments.values()
+        for entries in ProcessTable().environments.values()
     )
 
 
@@ -392,7 +392,7 @@ class OverTcp:
     def error(self) -> Any:
         return json.loads(self._file.read(int(self.fields[b"content-length"])))
 
-    def frames(self) -> Iterator[tuple[Kind, bytes]]:
+    def frames(self) -> Iterator[tuple[FrameKind, bytes]]:
         reader = FrameReader()
         while data := self._file.read1(65536):  # type: ignore[attr-defined]
             yield from reader.feed(data)
@@ -410,10 +410,10 @@ def test_over_tcp_an_operator_may_and_a_viewer_may_not(hive: Stack) -> None:
         assert (refused.status, refused.error()["code"]) == (403, "not_permitted")
     with OverTcp(hive, made_token(hive, "steerer", "operator"), CAT) as caller:
         assert caller.status == 101
-        caller.sock.sendall(pack(Kind.INPUT, b"hello") + pack(Kind.INPUT))
+        caller.sock.sendall(pack(FrameKind.INPUT, b"hello") + pack(FrameKind.INPUT))
         told = list(caller.frames())
-    assert (Kind.TAKEN, TAKEN.pack(5)) in told
-    assert (Kind.OUTPUT, b"hello") in told
+    assert (FrameKind.TAKEN, TAKEN.pack(5)) in told
+    assert (FrameKind.OUTPUT, b"hello") in told
     assert json.loads(told[-1][1]) == {"exit_code": 0}
     assert audit(hive, "order.exec")[0]["origin"] == "tcp:127.0.0.1"
 
@@ -422,7 +422,7 @@ def test_a_revoked_token_ends_what_it_runs(hive: Stack) -> None:
     target = "/api/agents/a1/exec?command=sh&command=-c&command=echo+$$;exec+sleep+54326"
     with OverTcp(hive, made_token(hive, "brief", "operator"), target) as caller:
         kind, said = next(caller.frames())
-        assert (kind, caller.status) == (Kind.OUTPUT, 101)
+        assert (kind, caller.status) == (FrameKind.OUTPUT, 101)
         hive.client().delete("/api/tokens/brief")
         gone(int(said))
 
@@ -434,7 +434,7 @@ def test_who_sends_more_input_than_there_is_room_for_is_hung_up_on(hive: Stack) 
         _, said = next(caller.frames())
         with contextlib.suppress(ConnectionError):
             for _ in range(2 * WINDOW_BYTES // 65536 + 8):
-                caller.sock.sendall(pack(Kind.INPUT, bytes(65536)))
+                caller.sock.sendall(pack(FrameKind.INPUT, bytes(65536)))
         gone(int(said))
 
 

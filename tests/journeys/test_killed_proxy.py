@@ -17,19 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from fakes.fuse import BEGIN
-from fakes.mortal import STEPS_MAX, Bystanders, Mortal, mortal, until
-from harness import CHAT, Backend, Client, digest, post, read_request
 
 from hive.agents.pausing import Attempt
 from hive.agents.reconcile import gate_of
-from hive.agents.turns import outcome_of
-from hive.control.gates import ProxyGates
+from hive.agents.transition_lock import outcome_of
+from hive.control.proxy_link import ProxyGates
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, BackendKind, ModelInfo
 from hive.errors import DependencyDown, HiveError, TimedOut, WrongState
 from hive.host import accounts
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     Activity,
     AgentRow,
@@ -44,7 +41,10 @@ from hive.link.messages import (
 )
 from hive.link.server import LinkServer, bind_private
 from hive.link.specs import SandboxSpec
-from hive.settings import Paths
+from hive.settings.table import Paths
+from tests.fakes.fuse import BEGIN
+from tests.fakes.mortal import STEPS_MAX, Bystanders, Mortal, mortal, until
+from tests.proxy.harness import CHAT, Backend, Client, digest, post, read_request
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer
@@ -135,12 +135,12 @@ class Stage:
         while Client.opened:
             Client.opened.pop().close()
 
-    def _ask_helper(self, link: Link, message: Message, reply: Reply | None) -> None:
+    def _ask_helper(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         if isinstance(message, AskListeners) and reply is not None:
             link.tell(Listener(agent=A, path=str(self.paths.agent_socket(A))), [self._sock.fileno()])
             reply(Done())
 
-    # What control/daemon.py does as ProxyEvents -------------------------------------------------------------------
+    # What hive/daemon.py does as ProxyEvents ----------------------------------------------------------------------
 
     def table(self) -> DaemonTable:
         return DaemonTable(

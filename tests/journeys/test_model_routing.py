@@ -10,10 +10,10 @@ from typing import Any
 import ollama
 import openai
 import pytest
-from journeys.sdk import HELLO, door_of
-from journeys.stack import Stack, stack, until
 
 from tests.fakes.programs import fake_backend
+from tests.journeys.sdk import HELLO, door_of
+from tests.journeys.stack import Stack, stack, until
 
 pytestmark = pytest.mark.redis
 CONFIG = "[inference]\nquantization_routing = true\naliases = gpt-4 = m\n"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from journeys.stack import stack, until
+
+from tests.journeys.stack import stack, until
 
 
 def cpu_of_session(pid: int) -> int:

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from journeys.prompts import PROMPT, QUESTION, in_common, messages, prewarmed, reused, rows, wanted
-from journeys.stack import Stack, stack, until
 
+from tests.journeys.prompts import PROMPT, QUESTION, in_common, messages, prewarmed, reused, rows, wanted
+from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, LlamaServer, serve
 
 pytestmark = pytest.mark.redis

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from journeys.prompts import PROMPT, QUESTION, in_common, messages, prewarmed, reused, rows, wanted
-from journeys.stack import Stack, stack, until
 
-from tests.vllm import MODEL, SEQUENCES, VllmServer, vllm_server
+from tests.journeys.prompts import PROMPT, QUESTION, in_common, messages, prewarmed, reused, rows, wanted
+from tests.journeys.stack import Stack, stack, until
+from tests.vllm import MODEL, SEQUENCES, VllmServer
 
-__all__ = ["vllm_server"]
 pytestmark = [pytest.mark.redis, pytest.mark.vllm, pytest.mark.timeout(600)]
 BLOCK = 32
 """Tokens it keeps or drops together (`--block-size`, tests/vllm.py)."""

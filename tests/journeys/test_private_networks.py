@@ -9,13 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
-from journeys.stack import Stack, stack, until
 
 from hive.host import packet_filter
 from hive.host.cgroup import Subtree
 from hive.link.messages import dialled
 from hive.proxy.ingress import SWITCHED
 from tests.fakes.programs import fake_backend
+from tests.journeys.stack import Stack, stack, until
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.root,
@@ -43,11 +44,6 @@ def agent(hive: Stack, egress: list[str]) -> Iterator[str]:
     until(lambda: hive.agent_lines("alice"), within_s=20, what="alice listens")
     yield "alice"
     hive.client().delete("/api/agents/alice")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def url(hive: Stack) -> str:

@@ -8,10 +8,10 @@ import threading
 import time
 
 import pytest
-from journeys.stack import Stack, stack, until
 
 from hive.errors import HiveError
 from tests.fakes.programs import fake_backend
+from tests.journeys.stack import Stack, stack, until
 
 ROUNDS = int(os.environ.get("HIVE_RACE_ROUNDS", "1000"))
 FAST_S, SLOW_S = 0.04, 1.08

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,9 @@ from typing import Any
 
 import httpx
 import pytest
-from journeys.stack import Stack, stack, until
+
+from tests.journeys.stack import Stack, stack, until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.redis]
 ROOT = Path(__file__).parents[2]
@@ -35,11 +36,6 @@ def example() -> list[str]:
 def hive() -> Iterator[Stack]:
     with stack(url=None, auto_sleep=False) as hive:
         yield hive
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def listening_at(port: int) -> set[str]:

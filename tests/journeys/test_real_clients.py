@@ -8,12 +8,11 @@ from typing import Any
 import ollama
 import openai
 import pytest
-from journeys.stack import Stack, stack, until
 
 from tests.fakes.programs import Program, fake_backend
-from tests.llama import MODEL, llama_server
+from tests.journeys.stack import Stack, stack, until
+from tests.llama import MODEL
 
-__all__ = ["llama_server"]
 MESSAGES: Any = [{"role": "user", "content": "Hello, how are you today?"}]
 
 

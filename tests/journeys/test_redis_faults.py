@@ -8,7 +8,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -20,10 +19,11 @@ from typing import NamedTuple
 
 import pytest
 import redis
-from journeys.stack import Stack, stack, until
-from journeys.test_chaos import recorded
 
 from tests.fakes.programs import fake_backend
+from tests.journeys.stack import Stack, stack, until
+from tests.journeys.test_chaos import recorded
+from tests.ports import free_port
 
 ASKERS = 4
 PAUSE_S = 0.01
@@ -276,12 +276,6 @@ def loading(victim: Victim) -> None:
                     admin.flushall()
             finally:
                 other.terminate()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Fault(NamedTuple):

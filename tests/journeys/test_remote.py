@@ -13,13 +13,12 @@ import ollama
 import openai
 import psutil
 import pytest
-from journeys.sdk import HELLO, Door, door_of
-from journeys.stack import Stack, stack, until
 
-from tests.llama import MODEL, LlamaServer, llama_server
+from tests.journeys.sdk import HELLO, Door, door_of
+from tests.journeys.stack import Stack, stack, until
+from tests.llama import MODEL, LlamaServer
 from tests.tls_front import KEY, Front, front, key_file
 
-__all__ = ["llama_server"]
 pytestmark = [pytest.mark.redis, pytest.mark.llama]
 LENGTH = 12
 OPTIONS: Any = {"temperature": 0, "num_predict": LENGTH}

@@ -16,12 +16,12 @@ from typing import Any, Literal, NamedTuple
 import openai
 import pydantic
 import pytest
-from journeys.clients import node_client, python_client
-from journeys.sdk import CITY, HELLO, TEMPLATE, Door, door_of, totals
-from journeys.stack import Stack, stack, until
 from openai.types.responses import Response, ResponseFunctionToolCall
 
 from tests.fakes.shapes import standin
+from tests.journeys.clients import node_client, python_client
+from tests.journeys.sdk import CITY, HELLO, TEMPLATE, Door, door_of, totals
+from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, serve
 from tests.vllm import served
 

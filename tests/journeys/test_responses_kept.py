@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import httpx
 import openai
 import pytest
-from journeys.clients import node_client
-from journeys.sdk import TEMPLATE, Door, door_of
-from journeys.stack import Stack, stack, until
 
+from tests.journeys.clients import node_client
+from tests.journeys.sdk import TEMPLATE, Door, door_of
+from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, serve
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(600)]

@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from journeys.stack import PYTHON, until
 
-from hive.appliance.directories import make_rest, make_state
-from hive.appliance.services import redis_command
-from hive.control.client import Client
-from hive.settings import Paths
+from hive.client.client import Client
+from hive.settings.table import Paths
+from hive.up.directories import make_rest, make_state
+from hive.up.services import redis_command
 from tests.fakes import systemd
 from tests.fakes.programs import fake_backend
 from tests.fakes.systemd import Ear
+from tests.journeys.stack import PYTHON, until
 
 RESTARTS = int(os.environ.get("HIVE_RESTARTS", "3"))
 SHORT_TOKENS, LONG_TOKENS = 20, 800

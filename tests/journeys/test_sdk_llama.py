@@ -11,7 +11,8 @@ import anthropic
 import httpx
 import openai
 import pytest
-from journeys.sdk import (
+
+from tests.journeys.sdk import (
     AFTER_A_TOOL,
     ANTHROPIC_AFTER_A_TOOL,
     ANTHROPIC_TOOLS,
@@ -26,8 +27,7 @@ from journeys.sdk import (
     steady,
     totals,
 )
-from journeys.stack import Stack, stack, until
-
+from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, LlamaServer, serve
 
 pytestmark = [pytest.mark.redis, pytest.mark.llama]

@@ -10,9 +10,9 @@ import httpx
 import ollama
 import openai
 import pytest
-from journeys.stack import Stack, stack, until
 
 from tests.fakes.programs import Program, fake_backend
+from tests.journeys.stack import Stack, stack, until
 
 pytestmark = pytest.mark.redis
 HELLO: Any = [{"role": "user", "content": "Hello, how are you today?"}]

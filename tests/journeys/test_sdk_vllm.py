@@ -14,7 +14,11 @@ import anthropic
 import httpx
 import openai
 import pytest
-from journeys.sdk import (
+
+from hive.backends.backend import open_backend
+from hive.backends.recognise import recognise
+from hive.domain import BackendKind
+from tests.journeys.sdk import (
     AFTER_A_TOOL,
     ANTHROPIC_AFTER_A_TOOL,
     ANTHROPIC_TOOLS,
@@ -29,14 +33,9 @@ from journeys.sdk import (
     told,
     totals,
 )
-from journeys.stack import Stack, stack, until
+from tests.journeys.stack import Stack, stack, until
+from tests.vllm import MODEL, SEQUENCES, VllmServer
 
-from hive.domain import BackendKind
-from hive.inference.backend import open_backend
-from hive.inference.recognise import recognise
-from tests.vllm import MODEL, SEQUENCES, VllmServer, vllm_server
-
-__all__ = ["vllm_server"]
 pytestmark = [pytest.mark.redis, pytest.mark.vllm, pytest.mark.timeout(600)]
 CHAT: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 40, **STEADY}
 MESSAGE: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 40, "temperature": 0}

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from journeys.stack import Stack, stack, until
-from swapspace import zram_swap
+
+from tests.journeys.stack import Stack, stack, until
+from tests.swapspace import zram_swap
 
 MIB = 1 << 20
 pytestmark = pytest.mark.redis

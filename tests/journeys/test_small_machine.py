@@ -15,9 +15,10 @@ from py_compile import PycInvalidationMode
 from typing import Any
 
 import pytest
-import virtual_machine
-from host import systemd_machine
-from journeys import small_machine_guest as guest
+
+from tests import virtual_machine
+from tests.host import systemd_machine
+from tests.journeys import small_machine_guest as guest
 
 PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-async-timeout,redis-server,linux-image-cloud-amd64,kmod"
 """async-timeout: redis-py wants it from Pythons before 3.11.3, and the guest's is older than that."""
@@ -43,7 +44,7 @@ fallocate -l 1200M /swap
 chmod 600 /swap
 mkswap /swap
 swapon /swap
-export PYTHONPATH=/mnt/packages:/mnt/tests
+export PYTHONPATH=/mnt/packages:/mnt:/mnt/tests
 timeout 1300 python3 /mnt/tests/journeys/small_machine_guest.py /mnt/results.json
 dmesg | grep -i -e 'killed process' -e error -e zram
 """
@@ -85,6 +86,7 @@ def _fill(content: Path) -> None:
     journeys.mkdir(parents=True)
     for name in ("stack.py", "small_machine_guest.py"):
         shutil.copy(Path(__file__).with_name(name), journeys)
+    shutil.copy(Path(__file__).parents[1] / "ports.py", journeys.parent)
     shutil.copytree(Path(__file__).with_name("programs"), journeys / "programs")
     (content / "job").write_text(JOB)
     mode = PycInvalidationMode.UNCHECKED_HASH

@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from journeys.stack import Stack, stack, until
 
 from hive.errors import BadRequest, NotFound
 from tests.fakes.programs import fake_backend
+from tests.journeys.stack import Stack, stack, until
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 400, "stream": True}
 

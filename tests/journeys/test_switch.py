@@ -20,10 +20,9 @@ import pytest
 
 from tests import llama
 from tests.journeys.stack import Stack, stack, until
-from tests.llama import MODEL, LlamaServer, free_port
-from tests.vllm import VllmServer, vllm_server
-
-__all__ = ["vllm_server"]
+from tests.llama import MODEL, LlamaServer
+from tests.ports import free_port
+from tests.vllm import VllmServer
 
 QUICK = "[inference]\nswitch_health_tries = 3\nswitch_health_every_s = 0.2\nswitch_drain_s = 20\n"
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}

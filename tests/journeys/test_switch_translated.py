@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import anthropic
 import ollama
 import pytest
-from journeys.sdk import Door, door_of
-from journeys.stack import Stack, stack
-from journeys.test_switch import QUICK, in_use, switch
 
 from tests import llama
+from tests.journeys.sdk import Door, door_of
+from tests.journeys.stack import Stack, stack
+from tests.journeys.test_switch import QUICK, in_use, switch
 from tests.llama import LlamaServer
 
 pytestmark = [pytest.mark.redis, pytest.mark.llama]

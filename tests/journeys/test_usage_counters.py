@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import sqlite3
 import subprocess
 import tempfile
@@ -18,11 +19,11 @@ from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from journeys.sdk import HELLO, LONG, Door, door_of
-from journeys.stack import Stack, stack, until
 
 from hive.domain import BackendKind
 from tests import llama, vllm
+from tests.journeys.sdk import HELLO, LONG, Door, door_of
+from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, LlamaServer
 from tests.vllm import VllmServer
 
@@ -72,8 +73,6 @@ class Backend(NamedTuple):
 
 
 SLOWED = """
-import sys
-sys.path.insert(0, {folder!r})
 import {name} as made
 made.LAYERS = {layers}
 made.main()
@@ -87,7 +86,8 @@ def slowed(make: Path, folder: Path, *, layers: int) -> Path:
     these it is about as fast as a real one.
     """
     program = folder / "make.py"
-    program.write_text(SLOWED.format(folder=str(make.parent), name=make.stem, layers=layers))
+    shutil.copy(make, folder)
+    program.write_text(SLOWED.format(name=make.stem, layers=layers))
     return program
 
 

@@ -1,10 +1,10 @@
-"""What names of models say, as every kind of server spells them; and what they do not say."""
+"""The parts of models' names, as every kind of server spells them; and what the names do not tell."""
 
 from __future__ import annotations
 
 import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hive.models.names import (
@@ -216,7 +216,10 @@ def test_one_quantization_has_one_name(one: str) -> None:
 
 
 @given(st.text(max_size=60))
+@example("HUGGINGFACE.CO/")
+@example(":latest")
 def test_any_text_is_a_name(text: str) -> None:
+    """`huggingface.co/` and `:latest`, which are all default, had an empty base each, so that they were one model."""
     ref = parse(text)
     assert parse(text) == ref
     assert ref.base or not text.strip()

@@ -1,4 +1,4 @@
-"""When a prompt is sent ahead: once for as long as a backend runs, whatever else happens."""
+"""The time at which a prompt is sent ahead: once for as long as a backend runs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which of the models that are there a request is given: the specification's examples, every rule, and what holds
-whatever is there."""
+"""The model that a request is given: the specification's examples, every rule, and what holds for all lists of
+models."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def test_no_alias_is_an_alias_of_nothing() -> None:
     assert aliases_of("") == aliases_of(" , ") == {}
 
 
-# whose models ---------------------------------------------------------------------------------------------------------
+# permitted models -----------------------------------------------------------------------------------------------------
 
 
 def limited(models: str, aliases: str = "") -> tuple[Caller, Preferences]:
@@ -403,7 +403,7 @@ def test_the_models_that_the_proxy_knows_are_offers() -> None:
     assert [(one.name, one.bits) for one in found] == [("llama3.2:q4_0", 4.64), ("TheBloke/Llama-2-7B-AWQ", 4.16)]
 
 
-# whatever is there ----------------------------------------------------------------------------------------------------
+# any list of models ---------------------------------------------------------------------------------------------------
 
 VARIANTS = ["", "q2_K", "q4_0", "q4_K_M", "q5_K_M", "q6_K", "q8_0", "f16", "f32"]
 NAMES = [

@@ -1,4 +1,4 @@
-"""What a data path holds, to be compared: before a fault and after it both must say the same."""
+"""The state a data path holds, to be compared: it must be the same before a fault and after it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from harness import Proxy
-
 from hive.proxy.datapath import DataPath
-from hive.proxy.registry import Entry
+from hive.proxy.registry import AgentEntry
+from tests.proxy.harness import Proxy
 
 
 def held(proxy: Proxy) -> dict[str, object]:
@@ -26,7 +25,7 @@ def held(proxy: Proxy) -> dict[str, object]:
     }
 
 
-def held_by(path: DataPath, entry: Entry) -> dict[str, object]:
+def held_by(path: DataPath, entry: AgentEntry) -> dict[str, object]:
     """The part of it that every composition of the data path has."""
     gate = entry.gate
     return {
@@ -40,7 +39,7 @@ def held_by(path: DataPath, entry: Entry) -> dict[str, object]:
 
 
 def turns(path: DataPath) -> dict[str, object]:
-    """Who has a slot and who waits for one."""
+    """The requests that have a slot, and those that wait for one."""
     queue = path.registry.queue
     return {"running": queue.running, "waiting": queue.waiting}
 
@@ -58,12 +57,12 @@ def idle(path: DataPath) -> int:
 
 
 def busy(path: DataPath) -> int:
-    """Connections to the backend that are somebody's."""
+    """Connections to the backend that a request uses."""
     return path.pool.busy if path.pool is not None else 0
 
 
 class Complaints(logging.Handler):
-    """What reached the loop's exception handler, and what was logged as an error: both mean that something escaped."""
+    """Calls of the loop's exception handler, and logged errors: both mean that something escaped."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Which loops the tests of this room run on."""
+"""The event loops on which the tests of this room run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import pytest
 import uvloop
 
 OwnLoop = Callable[[], asyncio.AbstractEventLoop]
-ON_UVLOOP = ("test_cancel.py", "test_clock.py", "test_faults.py", "test_house.py")
-"""What a transport tells of a peer that leaves, stalls or resets is the loop's own business: as in the proxy."""
+ON_UVLOOP = ("test_cancel.py", "test_clock.py", "test_faults.py", "test_resource_limits.py")
+"""Tests of a peer that leaves, stalls or resets run on uvloop, as the proxy does: each loop reports that in its own
+way."""
 ON_BOTH = ("test_addresses.py", "test_websocket.py")
-"""What takes one loop's transports from one protocol to another."""
+"""Tests that take a loop's transports from one protocol to another."""
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, OwnLoop]:

@@ -1,7 +1,7 @@
 """Every call of the proxy to the outside, counted by its kind; the N-th of a kind can be made to fail.
 
-At the level of the operating system: whatever the proxy uses in between, a socket is connected, read and written, a
-file opened and written, and nothing escapes the count. On asyncio's own loop only, whose transports are Python.
+At the level of the operating system: below all that the proxy uses, a socket is connected, read and written, a file
+opened and written, and nothing escapes the count. Only on asyncio's own loop, which has its transports in Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ERRORS: dict[str, OSError] = {
     "open": OSError(errno.ENOSPC, "No space left on device"),
     "write": OSError(errno.ENOSPC, "No space left on device"),
 }
-"""What the last word of a kind fails with."""
+"""The error for the last word of a kind."""
 CALLS = {
     "send": ("send", "sendmsg"),
     "receive": ("recv", "recv_into", "recvmsg"),
@@ -36,7 +36,8 @@ CALLS = {
 
 
 class FaultPoints:
-    """`addresses`: whom the proxy connects to, `doors`: where it listens, by kind; `spool`: where its files are."""
+    """`addresses`: those the proxy connects to, `doors`: those it listens at, by kind; `spool`: the directory of its
+    files."""
 
     def __init__(self, *, addresses: dict[object, str], doors: dict[object, str], spool: Path) -> None:
         self.counts: Counter[str] = Counter()
@@ -131,7 +132,7 @@ class FaultPoints:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While inside, the calls of this process pass here; those of anybody but the proxy pass through."""
+        """While inside, the calls of this process pass here; those not made by the proxy pass through."""
         with pytest.MonkeyPatch.context() as patch:
             kind = socket.socket
             patch.setattr(kind, "connect", self._connect(kind.connect))

@@ -16,17 +16,17 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier, UsageEvent, WakeCause
 from hive.errors import LinkLost
 from hive.link.messages import AgentRow
-from hive.proxy.connection_shares import Holder
+from hive.proxy.connection_limits import turn_away
+from hive.proxy.connection_shares import ConnectionHolder
 from hive.proxy.datapath import DataPath
-from hive.proxy.doors import turn_away
 from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
-from hive.proxy.registry import Entry, Registry
-from hive.settings import Settings, TenantRow
+from hive.proxy.registry import AgentEntry, Registry
+from hive.settings.table import Settings, TenantRow
 from hive.wire import connection as wire
 from hive.wire.budget import HalfOpen
 from hive.wire.deadlines import Deadlines
-from hive.wire.listeners import Listener, listen_tcp
+from hive.wire.listeners import SocketListener, listen_tcp
 
 MODEL_TOKEN = b"hm_alice"
 INGRESS_TOKEN = b"hi_alice"
@@ -36,7 +36,7 @@ JSON_ANSWER = (
     b'"content":"hi"},"finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":3,"total_tokens":10}}'
 )
 
-Opening = Callable[[wire.Connection], wire.Exchange]
+Opening = Callable[[wire.Connection], wire.HttpExchange]
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -140,7 +140,7 @@ class Proxy:
             ingress_digest=digest(INGRESS_TOKEN),
         )
         self.registry.replace_all([self.row], digest(b"internal"))
-        self.alice: Entry = self.registry.by_id["a1"]
+        self.alice: AgentEntry = self.registry.by_id["a1"]
         self.connections: set[wire.Connection] = set()
         self.half_open = HalfOpen()
         sock = listen_tcp(0, move=False)
@@ -153,16 +153,18 @@ class Proxy:
         unix.listen(64)
         strangers = self.path.shares.strangers
         self._listeners = [
-            Listener(sock, lambda s: self._connect(s, partial(Exchange, self.path), strangers[0])),
-            Listener(ingress_sock, lambda s: self._connect(s, partial(IngressExchange, self.ingress), strangers[1])),
+            SocketListener(sock, lambda s: self._connect(s, partial(Exchange, self.path), strangers[0])),
+            SocketListener(
+                ingress_sock, lambda s: self._connect(s, partial(IngressExchange, self.ingress), strangers[1])
+            ),
         ]
-        self.alice.listeners[str(self.socket_path)] = Listener(unix, self.alice_connects)
+        self.alice.listeners[str(self.socket_path)] = SocketListener(unix, self.alice_connects)
 
     def alice_connects(self, sock: socket.socket) -> wire.Connection | None:
         return self.agent_connects(self.alice, sock)
 
-    def agent_connects(self, entry: Entry, sock: socket.socket) -> wire.Connection | None:
-        """As the server does with who connects to a listener of an agent's own."""
+    def agent_connects(self, entry: AgentEntry, sock: socket.socket) -> wire.Connection | None:
+        """Makes the connection for a socket accepted at an agent's own listener, as the server does."""
         connection = self._connect(sock, partial(Exchange, self.path), entry.connections)
         if connection is not None:
             connection.owner = entry
@@ -183,14 +185,14 @@ class Proxy:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(str(path))
         listening.listen(64)
-        entry.listeners[str(path)] = Listener(listening, partial(self.agent_connects, entry))
+        entry.listeners[str(path)] = SocketListener(listening, partial(self.agent_connects, entry))
         return path
 
     def _connect(
         self,
         sock: socket.socket,
-        open_exchange: Callable[[wire.Connection], wire.Exchange],
-        holder: Holder[wire.Connection] | None = None,
+        open_exchange: Callable[[wire.Connection], wire.HttpExchange],
+        holder: ConnectionHolder[wire.Connection] | None = None,
     ) -> wire.Connection | None:
         holder = self.path.shares.strangers[0] if holder is None else holder
         if not self.path.makes_place(holder):
@@ -199,7 +201,7 @@ class Proxy:
         proxy = self.settings.proxy
         connection = wire.Connection(
             sock,
-            limits=wire.Limits(proxy.head_s, proxy.body_idle_s, proxy.keepalive_s, proxy.body_max_bytes),
+            limits=wire.ConnectionLimits(proxy.head_s, proxy.body_idle_s, proxy.keepalive_s, proxy.body_max_bytes),
             deadlines=self.deadlines,
             open_exchange=open_exchange,
             stays_open=lambda c: self.alice.gate.state != "open",

@@ -8,17 +8,16 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from harness import Backend, Proxy, proxied, until
-
 from hive.control.kept_responses import KeptResponses
 from hive.domain import BackendKind
 from hive.link.client import LinkClient
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.link.server import LinkServer
 from hive.proxy.stored_responses import StoredResponses
-from hive.settings import Proxy as ProxySettings
+from hive.settings.table import Proxy as ProxySettings
 from hive.store.responses_file import ResponsesFile
+from tests.proxy.harness import Backend, Proxy, proxied, until
 
 OUTPUT = [{"id": "msg_1", "type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hi"}]}]
 
@@ -30,11 +29,11 @@ class Daemon:
         self.file = ResponsesFile(directory / "responses.db")
         settings = ProxySettings(responses_kept_mb=64)
         self.kept = KeptResponses(self.file, lambda agent: agent in ("a1", "bob"), lambda: settings)
-        self.heard: list[Message] = []
+        self.heard: list[LinkMessage] = []
         self.backend: Backend | None = None
         self.go = asyncio.Event()
         self.go.set()
-        self.instead: Message | None = None
+        self.instead: LinkMessage | None = None
         self._path = directory / "link.sock"
         self._server: LinkServer | None = None
         self.start()
@@ -55,7 +54,7 @@ class Daemon:
             self._server.close()
             self._server = None
 
-    def _hear(self, _: Link, message: Message, reply: Reply | None) -> None:
+    def _hear(self, _: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         self.heard.append(message)
         if self.instead is not None and reply is not None:
             reply(self.instead)
@@ -83,6 +82,6 @@ async def keeping(tmp_path: Path, **settings: object) -> AsyncIterator[tuple[Pro
 def keep(proxy: Proxy, name: str = "resp_1", *, previous: str = "", agent: str = "a1", text: str = "hello") -> bytes:
     response = json.dumps({"id": name, "object": "response", "output": OUTPUT, "metadata": {}}).encode()
     assert proxy.path.stored is not None
-    asked = json.dumps(text).encode()
+    asked = json.dumps([{"role": "user", "content": text}]).encode()
     assert proxy.path.stored.keep(agent, name, previous_id=previous, asked=asked, response=response)
     return response

@@ -14,12 +14,11 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import INGRESS_TOKEN, MODEL_TOKEN, Backend, Client, digest, until
 from prometheus_client.parser import text_string_to_metric_families
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     AgentRow,
     AskListeners,
@@ -30,9 +29,10 @@ from hive.link.messages import (
 )
 from hive.link.messages import Listener as ListenerIs
 from hive.link.server import LinkServer, bind_private
-from hive.settings import Paths
+from hive.settings.table import Paths
 from tests.fakes import systemd
 from tests.fakes.systemd import Ear
+from tests.proxy.harness import INGRESS_TOKEN, MODEL_TOKEN, Backend, Client, digest, until
 
 ALICE = "a1a1a1a1a1a1"
 LOOK_S = 0.5
@@ -45,7 +45,7 @@ drain_s = 5
 
 
 class House:
-    """Everything around the proxy: one agent, alice, whose socket is kept here as the helper keeps it."""
+    """Everything around the proxy: one agent, alice, with its socket kept here as the helper keeps it."""
 
     def __init__(self, base: Path) -> None:
         self.paths = Paths(base / "state", base / "r")
@@ -96,11 +96,11 @@ class House:
             )
         )
 
-    def _from_proxy(self, link: Link, message: Message, reply: Reply | None) -> None:
+    def _from_proxy(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         if isinstance(message, ProxyTable):
             self.tables.append(message)
 
-    def _ask_helper(self, link: Link, message: Message, reply: Reply | None) -> None:
+    def _ask_helper(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         if isinstance(message, AskListeners):
             assert reply is not None
             self.helper = link
@@ -195,7 +195,7 @@ class Proxy:
         return await self.ended()
 
     async def admin(self, target: str) -> tuple[int, bytes]:
-        """What the admin socket answers."""
+        """The answer of the admin socket."""
         reader, writer = await asyncio.open_unix_connection(str(self._house.paths.admin_socket))
         try:
             writer.write(b"GET %b HTTP/1.1\r\nHost: hive\r\nConnection: close\r\n\r\n" % target.encode())

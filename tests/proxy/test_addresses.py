@@ -10,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from at_rest import complaints, held
-from harness import INGRESS_TOKEN, Backend, Client, Proxy, answer, proxied, until
-from muxer import Muxer
-from websocket_agent import Echo, ask
 
 from hive.domain import WakeCause
 from hive.link.messages import dialled
+from tests.muxer import Muxer
+from tests.proxy.at_rest import complaints, held
+from tests.proxy.harness import INGRESS_TOKEN, Backend, Client, Proxy, answer, proxied, until
+from tests.proxy.websocket_agent import Echo, ask
 
 CALL = b"GET /agents/alice/turn HTTP/1.1\r\nhost: h\r\nx-hive-token: %b\r\n\r\n" % INGRESS_TOKEN
 PORT = 8080
@@ -24,7 +24,7 @@ PORT = 8080
 
 @contextlib.asynccontextmanager
 async def guest(short_path: Path, **settings: object) -> AsyncIterator[tuple[Proxy, Muxer, Backend]]:
-    """Alice is a virtual machine, and somebody listens on PORT in it. Nothing of what was begun is left at the end."""
+    """Alice is a virtual machine, and a server listens on PORT in it. Nothing that was begun is left at the end."""
     muxer, inside = Muxer(short_path / "v.sock"), Backend()
     inside.reply = answer(b"hello")
     await muxer.start()

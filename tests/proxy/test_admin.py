@@ -1,4 +1,4 @@
-"""The admin socket over real connections, and the door: who is turned away, and how late the loop is told to be."""
+"""The admin socket over real connections, and the door: connections turned away, and the lag told of the loop."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from harness import until
 from prometheus_client.parser import text_string_to_metric_families
 
 from hive.link.server import bind_private
-from hive.proxy import doors
-from hive.proxy.admin import CONNECTIONS_MAX, Admin, Desk
-from hive.proxy.doors import TURNED_AWAY_MAX, no_room, turn_away
+from hive.proxy import connection_limits
+from hive.proxy.admin import CONNECTIONS_MAX, Admin, AdminSocket
+from hive.proxy.connection_limits import TURNED_AWAY_MAX, no_room, turn_away
 from hive.proxy.metrics import TABLE, Metrics
 from hive.wire.connection import Connection
 from hive.wire.deadlines import Deadlines
-from hive.wire.listeners import Listener
+from hive.wire.listeners import SocketListener
+from tests.proxy.harness import until
 
 QUESTIONS = ["/metrics", "/healthz", "/readyz", "/queue"]
 
@@ -37,10 +37,10 @@ class Office:
         self.queue: object = {"waiting": 0, "tenants": []}
         self.metrics = Metrics()
         self.deadlines = Deadlines()
-        self.desk = Desk(
+        self.desk = AdminSocket(
             Admin(self.metrics, not_ready=lambda: self.not_ready, queue=lambda: self.queue), self.deadlines
         )
-        self._listener = Listener(bind_private(path), self.desk.connect)
+        self._listener = SocketListener(bind_private(path), self.desk.connect)
 
     def close(self) -> None:
         self._listener.close()
@@ -173,7 +173,7 @@ async def test_a_scrape_whose_client_left_is_dropped(short_path: Path) -> None:
         assert (await ask(office.path, "/healthz"))[0] == 200
         assert (await ask(office.path, "/metrics"))[0] == 200
         assert pieces
-        await until(lambda: repr(office.desk).startswith("<Desk 0/"))
+        await until(lambda: repr(office.desk).startswith("<AdminSocket 0/"))
 
 
 async def test_what_cannot_be_told_is_an_error_and_not_a_silence(
@@ -248,7 +248,7 @@ async def test_curl_is_all_it_takes(short_path: Path) -> None:
 async def test_one_admin_connection_too_many_gets_a_503_and_the_others_stay(short_path: Path) -> None:
     async with opened(short_path) as office, contextlib.AsyncExitStack() as stack:
         held = [await stack.enter_async_context(connected(office.path)) for _ in range(CONNECTIONS_MAX)]
-        await until(lambda: repr(office.desk).startswith(f"<Desk {CONNECTIONS_MAX}/"))
+        await until(lambda: repr(office.desk).startswith(f"<AdminSocket {CONNECTIONS_MAX}/"))
         status, fields, body = await ask(office.path, "/metrics")
         assert (status, fields[b"retry-after"], fields[b"connection"]) == (503, b"1", b"close")
         assert json.loads(body)["error"]["code"] == "saturated"
@@ -259,7 +259,7 @@ async def test_one_admin_connection_too_many_gets_a_503_and_the_others_stay(shor
 
 @contextlib.asynccontextmanager
 async def closed_door(family: socket.AddressFamily, where: object) -> AsyncIterator[object]:
-    """A listener that turns everybody away; its address."""
+    """A listener that turns every connection away; its address."""
 
     def nobody(sock: socket.socket) -> Connection | None:
         turn_away(sock)
@@ -269,7 +269,7 @@ async def closed_door(family: socket.AddressFamily, where: object) -> AsyncItera
     sock.bind(where)  # type: ignore[arg-type]
     sock.listen(512)
     address = sock.getsockname()
-    listener = Listener(sock, nobody)
+    listener = SocketListener(sock, nobody)
     try:
         yield address
     finally:
@@ -289,7 +289,7 @@ async def test_who_is_turned_away_reads_why_even_after_a_long_upload(short_path:
         )
         assert await asyncio.wait_for(reader.read(), 5) == no_room()
         writer.close()
-        await until(lambda: doors._TurnedAway.waiting == 0)
+        await until(lambda: connection_limits._TurnedAway.waiting == 0)
 
 
 async def test_a_flood_at_the_door_holds_few_descriptors_and_all_are_given_back(short_path: Path) -> None:
@@ -298,21 +298,21 @@ async def test_a_flood_at_the_door_holds_few_descriptors_and_all_are_given_back(
         clients = [socket.socket(socket.AF_UNIX) for _ in range(TURNED_AWAY_MAX * 3)]
         for client in clients:
             client.connect(path)
-        await until(lambda: doors._TurnedAway.waiting == TURNED_AWAY_MAX)
+        await until(lambda: connection_limits._TurnedAway.waiting == TURNED_AWAY_MAX)
         await asyncio.sleep(0)
         answers = [client.recv(4096) for client in clients]
         assert answers == [no_room()] * len(clients)
         assert len(os.listdir("/proc/self/fd")) - before <= len(clients) + TURNED_AWAY_MAX
         for client in clients:
             client.close()
-        await until(lambda: doors._TurnedAway.waiting == 0)
+        await until(lambda: connection_limits._TurnedAway.waiting == 0)
         assert len(os.listdir("/proc/self/fd")) == before
 
 
 async def test_a_silent_one_is_not_waited_for_for_ever(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "LINGER_S", 0.05)
+    monkeypatch.setattr(connection_limits, "LINGER_S", 0.05)
     async with closed_door(socket.AF_UNIX, str(short_path / "d")) as path:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(path)
-            await until(lambda: doors._TurnedAway.waiting == 1)
-            await until(lambda: doors._TurnedAway.waiting == 0)
+            await until(lambda: connection_limits._TurnedAway.waiting == 1)
+            await until(lambda: connection_limits._TurnedAway.waiting == 0)

@@ -1,4 +1,4 @@
-"""What a body asks: rebuilt, never the client's bytes, and nothing of it changed that nobody polices."""
+"""Request bodies: rebuilt, never the client's bytes, and unchanged where no rule applies."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.domain import BackendInfo, BackendKind, Tier
+from hive.backends.kinds import SPECS, spec_of
+from hive.domain import Tier
 from hive.errors import BadRequest, HiveError, NotSupported, TooLarge
-from hive.field_rules import Fields, Rule, Rules, Verb
-from hive.models.capabilities import PASSED_OVER, passed_over
 from hive.proxy import body
 from hive.proxy.body import Asked, Want
 from hive.proxy.fields import FieldTable
-from hive.proxy.names import MAX_NAMES
-from hive.settings import Settings
+from hive.proxy.json_object import MAX_NAMES
+from hive.settings.field_rules import FieldRules, Fields, Rule, Verb
+from hive.settings.table import Settings
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
@@ -26,7 +26,7 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 NAMES = st.text(alphabet="abcdefgh_", min_size=1, max_size=8)
-OPEN = Rules(target="/x", fields=Fields())
+OPEN = FieldRules(target="/x", fields=Fields())
 
 
 def read(raw: bytes, default_model: str = "") -> Asked:
@@ -34,9 +34,9 @@ def read(raw: bytes, default_model: str = "") -> Asked:
 
 
 def policed(text: bytes, want: Want | None = None, /, **rules: Rule) -> tuple[Any, Asked]:
-    """What goes upstream as Python objects, and the reading, of a body whose fields have these rules."""
+    """The body that goes upstream as Python objects, and the reading, by these rules of its fields."""
     always = tuple(name for name, rule in rules.items() if rule.filled or rule.verb is Verb.INJECT)
-    asked = body.read(text, Rules(target="/x", fields=Fields(policed=rules, always=always)), want or Want())
+    asked = body.read(text, FieldRules(target="/x", fields=Fields(policed=rules, always=always)), want or Want())
     return json.loads(b"".join(asked.upstream)), asked
 
 
@@ -185,9 +185,9 @@ def test_without_a_lower_end_less_than_one_means_no_limit(number: bytes) -> None
 @pytest.mark.parametrize("number", [b"1" + b"0" * 400, b"1e300", b"9" * 23], ids=["long", "large", "beyond 64 bits"])
 def test_a_number_beyond_all_bounds_is_bounded_or_passed_but_never_a_fault(number: bytes) -> None:
     fields = Fields(policed={"max_tokens": Rule(verb=Verb.CLAMP, high=100)})
-    rules = Rules(target="/x", fields=fields, tokens=("max_tokens",), max_tokens=100)
+    rules = FieldRules(target="/x", fields=fields, tokens=("max_tokens",), max_tokens=100)
     assert body.read(b'{"max_tokens":%b}' % number, rules, Want()).max_tokens == 100
-    free = Rules(target="/x", fields=Fields(plain=frozenset({"max_tokens"})), tokens=("max_tokens",))
+    free = FieldRules(target="/x", fields=Fields(plain=frozenset({"max_tokens"})), tokens=("max_tokens",))
     asked = body.read(b'{"max_tokens":%b}' % number, free, Want())
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Asked) == asked, "a worker can tell of it"
 
@@ -196,14 +196,14 @@ def test_no_depth_of_nesting_is_a_fault() -> None:
     for depth in range(850, 1100):
         text = b'{ "zz":' + b"[" * depth + b"]" * depth + b"}"
         try:
-            body.read(text, Rules(target="/x", fields=Fields()), Want())
+            body.read(text, FieldRules(target="/x", fields=Fields()), Want())
         except BadRequest:
             continue
 
 
 def test_an_operators_smaller_limit_holds_whatever_name_it_is_asked_under() -> None:
     fields = Fields(plain=frozenset({"n_predict"}), policed={"max_tokens": Rule(verb=Verb.CLAMP, high=100)})
-    rules = Rules(target="/x", fields=fields, tokens=("max_tokens", "n_predict"), max_tokens=100)
+    rules = FieldRules(target="/x", fields=fields, tokens=("max_tokens", "n_predict"), max_tokens=100)
     asked = body.read(b'{"max_tokens":50,"n_predict":4096}', rules, Want())
     assert msgspec.json.decode(asked.upstream[0]) == {"max_tokens": 50, "n_predict": 100}
 
@@ -241,13 +241,13 @@ def test_an_absent_prompt_is_refused() -> None:
 def test_an_unknown_field_goes_on_or_is_dropped_and_told(
     unknown: Verb, goes_on: dict[str, int], told: tuple[str, ...]
 ) -> None:
-    rules = Rules(target="/x", fields=Fields(plain=frozenset("a"), unknown=unknown))
+    rules = FieldRules(target="/x", fields=Fields(plain=frozenset("a"), unknown=unknown))
     asked = body.read(b'{"a":1,"b":2}', rules, Want())
     assert (json.loads(upstream(asked)), asked.dropped) == (goes_on, told)
 
 
 def test_an_unknown_field_may_be_refused() -> None:
-    rules = Rules(target="/x", fields=Fields(plain=frozenset("a"), unknown=Verb.REFUSE))
+    rules = FieldRules(target="/x", fields=Fields(plain=frozenset("a"), unknown=Verb.REFUSE))
     with pytest.raises(BadRequest, match='"b" is not known on /x'):
         body.read(b'{"a":1,"b":2}', rules, Want())
 
@@ -256,7 +256,7 @@ def test_an_unknown_field_may_be_refused() -> None:
 def test_names_are_told_so_that_a_header_can_carry_them(names: list[str]) -> None:
     raw = json.dumps(dict.fromkeys(names, 1), ensure_ascii=False).encode("utf-8", "replace")
     try:
-        asked = body.read(raw, Rules(target="/x", fields=Fields(unknown=Verb.DROP)), Want())
+        asked = body.read(raw, FieldRules(target="/x", fields=Fields(unknown=Verb.DROP)), Want())
     except HiveError:
         return
     told = ", ".join(asked.dropped)
@@ -317,7 +317,7 @@ def test_a_closed_object_may_have_an_open_field() -> None:
 
 # what Hive adds -------------------------------------------------------------------------------------------------------
 
-LIMITED = Rules(
+LIMITED = FieldRules(
     target="/x",
     fields=Fields(
         policed={"max_tokens": Rule(verb=Verb.CLAMP, high=100), "n_predict": Rule(verb=Verb.CLAMP, high=100)}
@@ -346,7 +346,7 @@ def test_no_more_tokens_than_the_tier_allows(raw: bytes, goes_on: dict[str, int]
 
 def test_a_limit_within_an_object_is_put_there() -> None:
     inside = Fields(policed={"num_predict": Rule(verb=Verb.CLAMP, high=100)})
-    rules = Rules(
+    rules = FieldRules(
         target="/x",
         fields=Fields(policed={"options": Rule(verb=Verb.TAKE, inside=inside)}),
         tokens=("num_predict",),
@@ -371,7 +371,7 @@ def test_where_the_server_has_a_small_default_none_is_put_in() -> None:
 
 
 def test_without_a_limit_what_is_asked_is_known_all_the_same() -> None:
-    rules = Rules(target="/x", fields=Fields(), tokens=("max_tokens",))
+    rules = FieldRules(target="/x", fields=Fields(), tokens=("max_tokens",))
     assert body.read(b'{"max_tokens":12}', rules, Want()).max_tokens == 12
     assert body.read(b'{"max_tokens":-1}', rules, Want()).max_tokens is None
     assert upstream(body.read(b"{}", rules, Want())) == b"{}"
@@ -403,7 +403,7 @@ def test_the_usage_of_a_stream_is_asked_for(raw: bytes, options: dict[str, objec
 
 
 def test_an_old_spelling_of_the_model_is_read_and_set_right() -> None:
-    rules = Rules(target="/api/show", fields=Fields(), alias="name")
+    rules = FieldRules(target="/api/show", fields=Fields(), alias="name")
     for raw, model in [
         (b'{"name":"m"}', "m"),
         (b'{"name":"m","model":"n"}', "n"),
@@ -424,7 +424,7 @@ def test_a_body_of_many_small_parts_is_heavy_long_before_it_is_long() -> None:
 
 # --- what the backend passes over -------------------------------------------------------------------------------------
 
-OLLAMA = BackendInfo(kind=BackendKind.OLLAMA, address="x")
+OLLAMA = spec_of("ollama").requests.passed_over
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_what_would_give_another_shape_is_refused(endpoint: str, field: bytes) -
     """Ollama passed over them: one answer for two, and text where JSON by a schema was asked for."""
     rules = FieldTable(Settings()).rules(endpoint, Tier.HIGH)
     with pytest.raises(NotSupported, match="cannot be said to this backend"):
-        body.read(b'{"model":"m",%b}' % field, rules, Want(passed_over=passed_over(OLLAMA, endpoint)))
+        body.read(b'{"model":"m",%b}' % field, rules, Want(passed_over=OLLAMA.get(endpoint, ())))
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_what_would_give_another_shape_is_refused(endpoint: str, field: bytes) -
 )
 def test_what_only_changes_the_words_goes_on_and_is_told(endpoint: str, fields: bytes, told: tuple[str, ...]) -> None:
     rules = FieldTable(Settings()).rules(endpoint, Tier.HIGH)
-    asked = body.read(b'{"model":"m",%b}' % fields, rules, Want(passed_over=passed_over(OLLAMA, endpoint)))
+    asked = body.read(b'{"model":"m",%b}' % fields, rules, Want(passed_over=OLLAMA.get(endpoint, ())))
     assert asked.ignored == told
     assert msgspec.json.decode(b"".join(asked.upstream)).items() >= msgspec.json.decode(b"{%b}" % fields).items()
     assert asked.changes() == (b"x-hive-ignored: %b\r\n" % ", ".join(told).encode() if told else b"")
@@ -470,8 +470,8 @@ def test_what_only_changes_the_words_goes_on_and_is_told(endpoint: str, fields: 
 
 def test_every_field_of_the_table_is_one_of_its_endpoint() -> None:
     """A row for a field that is dropped or refused anyway would never be reached."""
-    for kind, by_endpoint in PASSED_OVER.items():
-        for endpoint, overs in by_endpoint.items():
+    for kind, spec in SPECS.items():
+        for endpoint, overs in spec.requests.passed_over.items():
             fields = FieldTable(Settings()).rules(endpoint, Tier.HIGH).fields
             for over in overs:
                 name = over.field
@@ -491,7 +491,7 @@ def test_every_field_of_the_table_is_one_of_its_endpoint() -> None:
 def test_a_limit_by_another_name_reaches_a_server_that_knows_one(text: bytes, goes_on: dict[str, int]) -> None:
     """Before Ollama `max_completion_tokens` had no effect for a tier without a limit: asked for 5, it made 200."""
     free = Fields(plain=frozenset({"max_tokens", "max_completion_tokens"}))
-    rules = Rules(target="/x", fields=free, tokens=("max_tokens", "max_completion_tokens"))
+    rules = FieldRules(target="/x", fields=free, tokens=("max_tokens", "max_completion_tokens"))
     asked = body.read(text, rules, Want())
     assert msgspec.json.decode(asked.upstream[0]) == goes_on
     assert asked.max_tokens == max(goes_on.values(), default=None)

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import msgspec
-from harness import CHAT, JSON_ANSWER, Client, answer, nothing_is_held, post, proxied, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hive.proxy.body_budget import AGENT_PART, TENANT_PART, BodyBudget, BodyShare, TenantBodies
+from tests.proxy.harness import CHAT, JSON_ANSWER, Client, answer, nothing_is_held, post, proxied, until
 
 MIB = 1 << 20
 ASK = post(b"/v1/chat/completions", CHAT)

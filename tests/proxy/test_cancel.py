@@ -18,8 +18,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from at_rest import complaints, connecting, held, idle, turns
-from harness import (
+
+from hive.domain import BackendInfo, BackendKind
+from hive.proxy.body_workers import DeepReaders
+from hive.proxy.forward import Exchange
+from hive.proxy.gate import GateState
+from tests.proxy.at_rest import complaints, connecting, held, idle, turns
+from tests.proxy.harness import (
     CHAT,
     JSON_ANSWER,
     MODEL_TOKEN,
@@ -35,11 +40,6 @@ from harness import (
     read_request,
     until,
 )
-
-from hive.domain import BackendInfo, BackendKind
-from hive.proxy.deep import DeepReaders
-from hive.proxy.forward import Exchange
-from hive.proxy.gate import State
 
 CHUNK = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -112,7 +112,7 @@ class Scene:
                 self.flooded += 1
             await reader.read()
         finally:
-            writer.transport.abort()  # uvloop would wait for ever for what nobody reads
+            writer.transport.abort()  # uvloop would wait for ever, as nothing reads it
 
     def chat(self, body: bytes = CHAT, fields: bytes = b"") -> bytes:
         return post(b"/v1/chat/completions", body, token=self._token, fields=fields)
@@ -150,7 +150,7 @@ async def told_to_continue(scene: Scene, caller: Caller) -> None:
 
 
 async def large_body_just_in(scene: Scene, caller: Caller) -> None:
-    """Wherever it is then: being decoded, being sent on, waiting for an answer."""
+    """Leaves with a large body just in: being decoded, being sent on, waiting for an answer."""
     await caller.send(scene.chat(LARGE))
 
 
@@ -210,7 +210,8 @@ async def not_reading(scene: Scene, caller: Caller) -> None:
 
 
 class Stage(NamedTuple):
-    """How a request gets there; `cuts`: usage events it leaves (None: depends); `ahead`: others that hold the slots."""
+    """A stage of a request and the way there; `cuts`: usage events it leaves (None: depends); `ahead`: others that hold
+    the slots."""
 
     reach: Callable[[Scene, Caller], Awaitable[None]]
     cuts: int | None = 1
@@ -374,7 +375,7 @@ async def test_of_two_thousand_that_leave_at_a_random_moment_nothing_stays(tmp_p
             async def sleeps_and_wakes() -> None:
                 generation = 2
                 while True:
-                    for gate in (State.CLOSED, State.OPEN):
+                    for gate in (GateState.CLOSED, GateState.OPEN):
                         proxy.alice.gate.move(gate, generation, "test")
                         generation += 1
                         await asyncio.sleep(chance.uniform(0, 0.02))
@@ -382,20 +383,21 @@ async def test_of_two_thousand_that_leave_at_a_random_moment_nothing_stays(tmp_p
             naps = asyncio.ensure_future(sleeps_and_wakes())
             await asyncio.gather(*[callers() for _ in range(AT_ONCE)])
             naps.cancel()
-            proxy.alice.gate.move(State.OPEN, 1_000_000, "running")
+            proxy.alice.gate.move(GateState.OPEN, 1_000_000, "running")
             await until(lambda: held(proxy) == before, within_s=20)
             await until(lambda: backend.connections - backend.closed == idle(proxy.path))
             ids = [event.id for event in proxy.events]
             assert len(ids) == len(set(ids)), "nobody pays twice"
             assert len(ids) > ABORTS / 10, "hardly any of them came as far as the backend"
             assert any(event.cut for event in proxy.events)
-            assert any(not event.cut for event in proxy.events)
             assert found == []
             backend.script = None
             proxy.path.use_backend(None, [])  # kept connections lead to the moods
             proxy.use(backend)
             after = await Client.unix(proxy.socket_path)
             assert (await after.ask(post(b"/v1/chat/completions", CHAT)))[0] == 200
+            # On a busy machine nobody else has the patience.
+            await until(lambda: any(not event.cut for event in proxy.events))
 
 
 @contextlib.asynccontextmanager
@@ -444,7 +446,7 @@ async def test_whoever_leaves_while_its_body_is_read_elsewhere_takes_that_along(
 
 
 def states(proxy: Proxy) -> list[str]:
-    """Where the requests are that are under way."""
+    """The states of the requests under way."""
     return [exchange.state for connection in proxy.connections if isinstance(exchange := connection.exchange, Exchange)]
 
 

@@ -1,4 +1,4 @@
-"""Somebody sets the clock, by an hour or by ten years, forwards or back: nobody on the data path notices."""
+"""The clock is set, by an hour or by ten years, forwards or back: nothing changes on the data path."""
 
 from __future__ import annotations
 
@@ -15,12 +15,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from at_rest import turns
-from harness import CHAT, JSON_ANSWER, STREAM, Backend, Client, answer, chunked, post, proxied, read_request, until
-from journeys.alone import TOKEN, alone
-from journeys.alone import until as until_told
 
 import hive
+from tests.journeys.alone import TOKEN, alone
+from tests.journeys.alone import until as until_told
+from tests.proxy.at_rest import turns
+from tests.proxy.harness import (
+    CHAT,
+    JSON_ANSWER,
+    STREAM,
+    Backend,
+    Client,
+    answer,
+    chunked,
+    post,
+    proxied,
+    read_request,
+    until,
+)
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from harness import CHAT, INGRESS_TOKEN, JSON_ANSWER, Client, Proxy, answer, get, post, proxied, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hive.proxy.connection_shares import GUARANTEED, ConnectionShares, Holder
+from hive.proxy.connection_shares import GUARANTEED, ConnectionHolder, ConnectionShares
+from tests.proxy.harness import CHAT, INGRESS_TOKEN, JSON_ANSWER, Client, Proxy, answer, get, post, proxied, until
 
 ASK = post(b"/v1/chat/completions", CHAT)
 
@@ -26,7 +26,7 @@ class Fake:
         return self._quiet
 
 
-def come(shares: ConnectionShares[Fake], holder: Holder[Fake], connection: Fake, agents: int) -> bool:
+def come(shares: ConnectionShares[Fake], holder: ConnectionHolder[Fake], connection: Fake, agents: int) -> bool:
     place = shares.place_for(holder, agents=agents)
     if place.instead_of is not None:
         assert place.there_is
@@ -38,7 +38,7 @@ def come(shares: ConnectionShares[Fake], holder: Holder[Fake], connection: Fake,
 
 def test_the_longest_idle_one_of_the_largest_holder_goes() -> None:
     shares: ConnectionShares[Fake] = ConnectionShares(30)
-    large, small = Holder[Fake](is_agents=True), Holder[Fake](is_agents=True)
+    large, small = ConnectionHolder[Fake](is_agents=True), ConnectionHolder[Fake](is_agents=True)
     busy, idle, longest, unread = Fake(), Fake(2.0), Fake(1.0), Fake(0.0, quiet=False)
     for one in (busy, idle, longest, unread, *(Fake() for _ in range(15))):
         shares.enter(one, large)
@@ -53,7 +53,7 @@ def test_the_longest_idle_one_of_the_largest_holder_goes() -> None:
 
 def test_where_all_are_busy_who_is_above_its_guarantee_is_refused_and_who_is_below_is_not() -> None:
     shares: ConnectionShares[Fake] = ConnectionShares(100)
-    agents = [Holder[Fake](is_agents=True) for _ in range(5)]
+    agents = [ConnectionHolder[Fake](is_agents=True) for _ in range(5)]
     got = [come(shares, agents[number % 2], Fake(), 5) for number in range(200)]
     assert got.count(True) == 100 - 3 * GUARANTEED - 12, "3 agents' places and those of strangers are kept"
     for agent in agents[2:]:
@@ -66,7 +66,7 @@ def test_where_all_are_busy_who_is_above_its_guarantee_is_refused_and_who_is_bel
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), max_size=300))
 def test_however_they_come_and_go_an_agent_below_its_guarantee_is_let_in(moves: list[tuple[int, bool, bool]]) -> None:
     shares: ConnectionShares[Fake] = ConnectionShares(40)
-    agents = [Holder[Fake](is_agents=True) for _ in range(4)]
+    agents = [ConnectionHolder[Fake](is_agents=True) for _ in range(4)]
     holders = [*agents, *shares.strangers]
     for number, is_busy, leaves in moves:
         holder = holders[number]
@@ -101,7 +101,7 @@ async def crowded(proxy: Proxy, paths: list[Path]) -> None:
 
 
 async def test_many_agents_that_take_all_they_can_leave_each_other_agent_its_few(tmp_path: Path) -> None:
-    """64 connections an agent × many agents filled all there were, and whoever came then was refused."""
+    """64 connections an agent × many agents filled all there were, and every later connection was refused."""
     async with proxied(tmp_path) as (proxy, _):
         proxy.path.shares.limit = 80
         greedy = [proxy.another(f"g{number}") for number in range(3)]

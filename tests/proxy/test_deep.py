@@ -21,12 +21,12 @@ import uvloop
 
 from hive.domain import Tier
 from hive.errors import BadRequest, HiveError, Saturated
-from hive.field_rules import Rules
 from hive.proxy import body
 from hive.proxy.body import Asked, Want
-from hive.proxy.deep import DeepReaders, Reading
+from hive.proxy.body_workers import BodyReading, DeepReaders
 from hive.proxy.fields import FieldTable
-from hive.settings import Settings
+from hive.settings.field_rules import FieldRules
+from hive.settings.table import Settings
 
 CHAT = "/v1/chat/completions"
 WANT = Want(default_model="m", ask_usage=True)
@@ -45,13 +45,13 @@ def pieces(text: bytes, size: int = 65_536) -> list[bytes]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 
 
-def rules_of(tier: Tier, **fields: str) -> Rules:
+def rules_of(tier: Tier, **fields: str) -> FieldRules:
     """Of a chat; `fields` are an operator's own rows."""
     return FieldTable(Settings(fields={CHAT: fields})).rules(CHAT, tier)
 
 
 def here(text: bytes, tier: Tier = Tier.LOW) -> Asked | HiveError:
-    """What `body.read` says in this process."""
+    """The result of `body.read` in this process."""
     try:
         return body.read(text, rules_of(tier), WANT)
     except HiveError as error:
@@ -59,13 +59,13 @@ def here(text: bytes, tier: Tier = Tier.LOW) -> Asked | HiveError:
 
 
 class Results:
-    """What readings ended with, in the order they did."""
+    """The results of readings, in the order in which they ended."""
 
     def __init__(self, readers: DeepReaders) -> None:
         self.readers = readers
         self.all: list[Asked | HiveError] = []
 
-    def read(self, text: bytes, tier: Tier = Tier.LOW, **fields: str) -> Reading:
+    def read(self, text: bytes, tier: Tier = Tier.LOW, **fields: str) -> BodyReading:
         return self.readers.read(pieces(text), rules_of(tier, **fields), WANT, self.all.append)
 
     async def wait_for(self, count: int) -> list[Asked | HiveError]:
@@ -369,7 +369,7 @@ def test_closing_refuses_what_is_under_way() -> None:
 
 PROXY = """
 import asyncio, sys
-from hive.proxy.deep import DeepReaders
+from hive.proxy.body_workers import DeepReaders
 async def main():
     readers = DeepReaders()
     readers.start()
@@ -390,7 +390,7 @@ def test_workers_leave_with_the_proxy_also_when_it_is_killed() -> None:
 
 
 def running(pid: int) -> bool:
-    """Alive and no zombie: whoever inherits it here may not wait for it at once."""
+    """Alive and no zombie: the process that inherits it here may not wait for it at once."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
@@ -400,7 +400,7 @@ def running(pid: int) -> bool:
 @pytest.mark.parametrize("sent", [b"", b"\x00\x00"], ids=["between bodies", "within one"])
 def test_a_worker_ignores_the_signals_that_end_the_proxy_and_leaves_at_its_end(sent: bytes) -> None:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "hive.proxy.deep_worker", str(theirs.fileno())]
+    command = [sys.executable, "-m", "hive.proxy.body_worker", str(theirs.fileno())]
     with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as worker:
         theirs.close()
         assert ours.recv(1) == b"\x01"
@@ -414,7 +414,16 @@ def test_a_worker_ignores_the_signals_that_end_the_proxy_and_leaves_at_its_end(s
 
 
 def test_a_worker_imports_next_to_nothing() -> None:
-    """What it reads was written by anybody."""
-    code = "import sys, hive.proxy.deep_worker; print(*sys.modules)"
+    """The bodies it reads are untrusted."""
+    code = "import sys, hive.proxy.body_worker; print(*sys.modules)"
     modules = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
-    assert not modules & {"asyncio", "uvloop", "httptools", "redis", "httpx", "sqlite3", "subprocess", "hive.settings"}
+    assert not modules & {
+        "asyncio",
+        "uvloop",
+        "httptools",
+        "redis",
+        "httpx",
+        "sqlite3",
+        "subprocess",
+        "hive.settings.table",
+    }

@@ -10,12 +10,12 @@ from typing import Any
 
 import anthropic
 import pytest
-from harness import MODEL_TOKEN, Client, Proxy, answer, post, proxied
 
 from hive.dialects.anthropic_editing import CLEARED, TYPE
 from hive.domain import BackendInfo, BackendKind, ModelInfo
-from hive.settings import TenantRow
+from hive.settings.table import TenantRow
 from tests import llama
+from tests.proxy.harness import MODEL_TOKEN, Client, Proxy, answer, post, proxied
 
 LONG = "it is far away. " * 40
 EDIT: Any = {"edits": [{"type": TYPE, "trigger": {"type": "tool_uses", "value": 2}}]}

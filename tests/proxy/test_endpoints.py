@@ -1,4 +1,4 @@
-"""The allowlist: whatever is done to an allowed target, it is either one of the table's or nothing goes upstream."""
+"""The allowlist: a changed target is either one of the table's or nothing goes upstream."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import random
 from pathlib import Path
 
 import pytest
-from harness import CHAT, Client, post, proxied
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.domain import BackendKind
 from hive.errors import Refusal
 from hive.proxy.endpoints import ENDPOINTS, MODEL_PREFIX, ONE_MODEL, find
+from tests.proxy.harness import CHAT, Client, post, proxied
 
 TARGETS = sorted({row.target for row in ENDPOINTS} | {b"/api/delete", b"/api/push", b"/v1/load_lora_adapter"})
 METHODS = [b"GET", b"HEAD", b"POST", b"PUT", b"DELETE", b"OPTIONS", b"get", b"POST "]

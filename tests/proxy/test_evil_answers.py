@@ -17,15 +17,15 @@ import anthropic
 import ollama
 import openai
 import pytest
-from harness import Backend, nothing_is_held, proxied, read_request, until
 
 from hive.domain import BackendKind
+from tests.proxy.harness import Backend, nothing_is_held, proxied, read_request, until
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
 class Heard(NamedTuple):
-    """What a package made of an answer."""
+    """A package's result for an answer."""
 
     text: str
 
@@ -100,7 +100,8 @@ async def ollama_generate(client: ollama.AsyncClient, stream: bool) -> Heard:
 
 
 class Speaks(NamedTuple):
-    """How a backend's dialect says: a piece of text, its end, and an answer in one piece, each with its own fields."""
+    """The forms of a backend's dialect for a piece of text, its end, and an answer in one piece, each with its own
+    fields."""
 
     kind: bytes
     piece: bytes
@@ -201,7 +202,7 @@ PAIRS = {
 # how it is evil -------------------------------------------------------------------------------------------------------
 
 Pieces = tuple[bytes, ...]
-"""What is written, with a moment between two; then the backend closes."""
+"""Pieces that are written with a moment between two; then the backend closes."""
 
 
 def head(kind: bytes, *, status: bytes = b"200 OK", fields: bytes = b"") -> bytes:
@@ -221,7 +222,7 @@ def by_length(kind: bytes, body: bytes, *, cut: int = 0, status: bytes = b"200 O
 
 
 def ends(speaks: Speaks) -> dict[str, bytes]:
-    """What a stream may say instead of its end: bytes that follow its first piece."""
+    """Bytes that a stream may have after its first piece instead of its end."""
     if speaks.kind == b"application/x-ndjson":
         wrong: list[tuple[str, bytes]] = [
             ("error", lines({"error": "out of memory"})),
@@ -381,7 +382,7 @@ def says(backend: Backend, pieces: Pieces) -> None:
 
 
 async def outcome(pair: Pair, client: Any, *, stream: bool) -> Heard | None:
-    """What the package gives, None where it raises."""
+    """The package's result, None if it raises."""
     try:
         return await asyncio.wait_for(pair.ask(client, stream), 20)  # type: ignore[no-any-return]
     except Exception:  # each package has errors of its own, and passes on those of two HTTP clients and of json

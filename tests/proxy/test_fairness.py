@@ -15,7 +15,7 @@ from itertools import count
 import pytest
 
 from hive.domain import Band
-from hive.proxy.queue import FairQueue, Flow, Verdict
+from hive.proxy.queue import FairQueue, Flow, QueueVerdict
 
 TOKENS_PER_S = 1000.0
 SHORT, LONG = 100.0, 1000.0
@@ -68,9 +68,9 @@ class Simulation:
     def ask(self, flow: Flow, tokens: float, then: Callable[[float | None], None], band: Band = Band.NORMAL) -> None:
         request = Request(flow, tokens, band, self.now, then)
         verdict = self.queue.ask(request, flow, band=band, expected=self._expects(tokens), now=self.now)
-        if verdict is Verdict.GO:
+        if verdict is QueueVerdict.GO:
             self._start(request)
-        elif verdict is Verdict.FULL:
+        elif verdict is QueueVerdict.FULL:
             self._refuse(request)
         else:
             self.at(self.now + self._wait_s, lambda: self._give_up(request))
@@ -105,7 +105,7 @@ class Simulation:
     def backlogged(
         self, flow: Flow, tokens: float, *, open_at_once: int, band: Band = Band.NORMAL, retry_s: float | None = None
     ) -> None:
-        """Always so many open; a refused one comes again when told, or after `retry_s` whatever it is told."""
+        """Always so many open; a refused one comes again when told, or after `retry_s` if that is given."""
 
         def once() -> None:
             self.ask(flow, tokens, ended, band)
@@ -250,7 +250,7 @@ def test_the_bands_are_served_one_after_the_other() -> None:
 def test_a_polite_agent_beside_siblings_that_flood_is_served_after_few_refusals(
     siblings: int, open_at_once: int, tries_max: int
 ) -> None:
-    """The siblings come again every 50 ms whatever they are told; the polite one comes again when it was told to.
+    """The siblings ignore `Retry-After` and come again every 50 ms; the polite one comes again when it was told to.
 
     Forty siblings would need 1.1 s each to have a place in turn, at the 20 requests/s there are; without credit the
     polite one, which looks once a second, would meet a free place about once in twenty times.
@@ -284,7 +284,7 @@ def test_a_polite_agent_beside_siblings_that_flood_is_served_after_few_refusals(
 
 
 def test_the_told_time_is_when_a_refused_request_finds_room() -> None:
-    """Of those who come back when they were told, nearly all find room."""
+    """Of requests that come back when they were told, nearly all find room."""
     simulation = Simulation(slots=2)
     for number in range(24):
         flow = simulation.queue.flow(f"agent-{number}", "t", limit=10)

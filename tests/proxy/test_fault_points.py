@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
-from at_rest import complaints, held_by
-from fault_points import FaultPoints
-from harness import JSON_ANSWER, Backend, Client, answer, chunked, post, read_request, until
-from journeys.alone import AGENT, TOKEN, Alone, around
-from journeys.alone import until as until_told
 
 from hive.proxy.server import ProxyServer
-from hive.settings import Proxy as ProxySettings
-from hive.settings import Settings
+from hive.settings.table import Proxy as ProxySettings
+from hive.settings.table import Settings
+from tests.journeys.alone import AGENT, TOKEN, Alone, around
+from tests.journeys.alone import until as until_told
+from tests.proxy.at_rest import complaints, held_by
+from tests.proxy.fault_points import FaultPoints
+from tests.proxy.harness import JSON_ANSWER, Backend, Client, answer, chunked, post, read_request, until
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer
@@ -80,7 +80,7 @@ CHAT = b"/v1/chat/completions"
 
 
 class Outcome(NamedTuple):
-    """What a client has in the end: the status (0 where it was cut), the request's id, the body as framed."""
+    """A client's result: the status (0 if it was cut), the request's id, the body as framed."""
 
     status: int
     id: str

@@ -20,8 +20,10 @@ from typing import NamedTuple
 import msgspec
 import psutil
 import pytest
-from at_rest import complaints, held
-from harness import (
+
+from hive.domain import BackendInfo, BackendKind
+from tests.proxy.at_rest import complaints, held
+from tests.proxy.harness import (
     CHAT,
     JSON_ANSWER,
     STREAM,
@@ -36,8 +38,6 @@ from harness import (
     read_request,
     until,
 )
-
-from hive.domain import BackendInfo, BackendKind
 
 MIB = 1 << 20
 ASK = post(b"/v1/chat/completions", CHAT)
@@ -59,7 +59,7 @@ RESET = struct.pack("ii", 1, 0)
 
 @contextlib.asynccontextmanager
 async def faulty(tmp_path: Path, **settings: object) -> AsyncIterator[tuple[Proxy, Backend]]:
-    """A data path; at the end, whatever happened to it, nothing is held, nothing escaped, the next one is served."""
+    """A data path; at the end, after any fault, nothing is held, nothing escaped, the next request is served."""
     async with proxied(tmp_path, **settings) as (proxy, backend):
         before = held(proxy)
         with complaints() as found:
@@ -147,7 +147,7 @@ async def test_a_backend_that_dies_before_its_head_is_502_and_is_not_asked_twice
 
 
 async def _dies(writer: asyncio.StreamWriter, how: str) -> None:
-    """What was written arrives; then the end, or a reset."""
+    """Ends the connection behind the written bytes, which arrive: with the end, or a reset."""
     if how == "rst":
         await asyncio.sleep(0.002)  # a reset overtakes what has not been read
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
@@ -232,7 +232,7 @@ async def test_a_backend_that_dies_at_any_boundary_of_its_answer_never_makes_a_c
 
 
 async def what_came_of_it(client: Client) -> bytes:
-    """What the client has when it knows that no more comes: behind an error of Hive's the connection stays open."""
+    """The client's bytes when it knows that no more comes: behind an error of Hive's the connection stays open."""
     data = b""
     with contextlib.suppress(ConnectionError):
         while more := await asyncio.wait_for(client.reader.read(65536), 10):
@@ -300,7 +300,7 @@ async def _floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
             writer.write(b"2000\r\n%b\r\n" % (b"x" * 8192))
             await writer.drain()
     finally:
-        writer.transport.abort()  # uvloop would wait for ever for what nobody reads
+        writer.transport.abort()  # uvloop would wait for ever, as nothing reads it
 
 
 async def test_a_client_that_reads_no_more_loses_its_slot(tmp_path: Path) -> None:

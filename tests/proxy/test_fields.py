@@ -18,19 +18,19 @@ from openai.types.responses import response_create_params
 
 from hive.domain import Tier
 from hive.errors import BadRequest, HiveError, TooLarge
-from hive.field_rules import TARGETS, Fields, Rules, Verb, field_name, parse_line
 from hive.proxy import body
 from hive.proxy.body import Asked, Want
 from hive.proxy.endpoints import ENDPOINTS
 from hive.proxy.fields import TABLE, TOKENS, FieldTable
-from hive.settings import Proxy, Settings
-from hive.settings_file import load_text
+from hive.settings.field_rules import TARGETS, FieldRules, Fields, Verb, field_name, parse_line
+from hive.settings.file import load_text
+from hive.settings.table import Proxy, Settings
 
 PROMPTS: dict[str, dict[str, Any]] = {
     "/api/generate": {"prompt": "hi"},
     "/api/chat": {"messages": [{"role": "user", "content": "hi"}]},
 }
-"""What a body must have to be taken."""
+"""Fields that a body must have to be taken."""
 
 
 def settings(text: str = "", **proxy: Any) -> Settings:
@@ -45,7 +45,7 @@ def ask(target: str, fields: dict[str, Any] | bytes, tier: Tier = Tier.HIGH, con
 
 
 def sent(target: str, fields: dict[str, Any], tier: Tier = Tier.HIGH, conf: str = "", **proxy: Any) -> dict[str, Any]:
-    """What goes upstream of these fields, without what every such body has to have."""
+    """The part of these fields that goes upstream, without the fields that every such body has to have."""
     found: dict[str, Any] = json.loads(b"".join(ask(target, fields, tier, conf, **proxy).upstream))
     return {name: value for name, value in found.items() if PROMPTS.get(target, {}).get(name) != value}
 
@@ -142,7 +142,7 @@ def test_every_endpoint_with_a_body_is_in_the_table() -> None:
 @pytest.mark.parametrize("tier", Tier)
 def test_rules_travel_to_another_process_as_they_are(target: str, tier: Tier) -> None:
     rules = FieldTable(Settings()).rules(target, tier)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(rules), type=Rules) == rules
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(rules), type=FieldRules) == rules
 
 
 # closed ---------------------------------------------------------------------------------------------------------------

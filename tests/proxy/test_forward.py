@@ -8,7 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness import (
+
+from hive.domain import BackendKind, Tier
+from tests.proxy.harness import (
     CHAT,
     JSON_ANSWER,
     MODEL_TOKEN,
@@ -23,8 +25,6 @@ from harness import (
     read_request,
     until,
 )
-
-from hive.domain import BackendKind, Tier
 
 EVENTS = [
     b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n',
@@ -343,7 +343,7 @@ async def test_thirty_requests_at_once_of_one_agent_are_all_answered_by_default(
 async def test_a_request_that_the_backend_refused_has_cost_nothing(
     tmp_path: Path, status: int, cost: tuple[int | None, int | None]
 ) -> None:
-    """It was counted as one whose cost nobody knows, and its agent charged with what was expected of it."""
+    """It was counted as one of unknown cost, and its agent charged with the expected cost."""
     async with proxied(tmp_path) as (proxy, backend):
         backend.reply = answer(b'{"error":{"message":"too long"}}').replace(b"200 OK", b"%d No" % status)
         client = await Client.unix(proxy.socket_path)

@@ -1,4 +1,4 @@
-"""The gate: who parks, who wakes, and what counts as busy. Pure, then over real sockets."""
+"""The gate: parked requests, wakes, and what counts as busy. Pure, then over real sockets."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import socket
 from pathlib import Path
 
 import pytest
-from harness import CHAT, JSON_ANSWER, MODEL_TOKEN, Client, answer, post, proxied, read_request, until
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.domain import WakeCause
-from hive.errors import Asleep, HiveError
-from hive.proxy.gate import Gate, State
+from hive.errors import AgentAsleep, HiveError
+from hive.proxy.gate import Gate, GateState
+from tests.proxy.harness import CHAT, JSON_ANSWER, MODEL_TOKEN, Client, answer, post, proxied, read_request, until
 
 
 class Notes:
@@ -59,13 +59,13 @@ def closed_gate(notes: Notes, *, asleep: bool = False) -> Gate:
 
 
 def test_who_is_not_woken_refuses_those_who_wait_and_the_next_one_asks_again() -> None:
-    """The answer of the API: whether that is still so when another asks nobody tells the gate."""
+    """The answer of the API: the gate is not told if it still holds when another request asks."""
     notes, waiter, next_one = Notes(), Waiter(), Waiter()
     gate = closed_gate(notes, asleep=True)
     assert gate.begin(waiter, now=0.0) is False
     gate.not_woken("stopped")
     assert [error.message for error in waiter.refused] == ["the agent is stopped"]
-    assert (gate.state, gate.parked) == (State.ASLEEP, 0)
+    assert (gate.state, gate.parked) == (GateState.ASLEEP, 0)
     assert gate.begin(next_one, now=1.0) is False
     assert len(notes.wakes) == 2
 
@@ -85,7 +85,7 @@ def test_too_many_parked_are_refused_and_still_counted_until_they_end() -> None:
     gate = closed_gate(Notes())
     for _ in range(2):
         gate.begin(Waiter(), 1.0)
-    with pytest.raises(Asleep):
+    with pytest.raises(AgentAsleep):
         gate.begin(Waiter(), 1.0)
     assert gate.in_flight == 3
 
@@ -95,7 +95,7 @@ def test_with_a_request_in_flight_the_gate_stays_open_and_owes_one_quiet() -> No
     gate = Gate("a", notes, parked_max=2)
     gate.begin(Waiter(), 1.0)
     assert gate.close(1, now=1.0) == "1 requests are in flight"
-    assert gate.state is State.OPEN
+    assert gate.state is GateState.OPEN
     gate.end(2.0)
     gate.begin(Waiter(), 3.0)
     gate.end(3.0)
@@ -128,7 +128,7 @@ def test_after_the_freeze_whatever_came_makes_it_busy() -> None:
 def test_a_message_of_an_older_generation_is_ignored() -> None:
     gate = closed_gate(Notes(), asleep=True)
     gate.open(1)
-    assert gate.state is State.ASLEEP
+    assert gate.state is GateState.ASLEEP
     assert gate.close(1, now=0.0) == "a newer generation is known"
 
 
@@ -139,7 +139,7 @@ def test_when_the_link_drops_a_closed_gate_opens_and_a_sleeping_one_parks() -> N
     closed.begin(waiter, 0.0)
     closed.link_lost()
     asleep.link_lost()
-    assert (closed.state, waiter.opened, asleep.state) == (State.OPEN, 1, State.ASLEEP)
+    assert (closed.state, waiter.opened, asleep.state) == (GateState.OPEN, 1, GateState.ASLEEP)
     sleeper = Waiter()
     assert asleep.begin(sleeper, 1.0) is False
     asleep.wake_failed()
@@ -153,7 +153,7 @@ def test_a_stopped_agent_flushes_what_is_parked_and_takes_nothing_new() -> None:
     gate.begin(waiter, 0.0)
     gate.refuse(3, "stopped")
     assert "stopped" in waiter.refused[0].message
-    with pytest.raises(Asleep, match="stopped"):
+    with pytest.raises(AgentAsleep, match="stopped"):
         gate.begin(Waiter(), 1.0)
 
 
@@ -171,8 +171,8 @@ def test_whatever_happens_a_closed_gate_with_waiters_has_asked_to_wake(steps: li
                 waiter = Waiter()
                 try:
                     open_now = gate.begin(waiter, 0.0, ingress=step == "ingress")
-                except Asleep:
-                    assert gate.state is State.REFUSED
+                except AgentAsleep:
+                    assert gate.state is GateState.REFUSED
                 else:
                     assert open_now or len(notes.wakes) > asked_before
                 running.append((waiter, step == "ingress"))
@@ -202,7 +202,7 @@ def test_whatever_happens_a_closed_gate_with_waiters_has_asked_to_wake(steps: li
                 notes.outside = None
                 gate.settle(0.0)
         assert gate.in_flight + gate.ingress == len(running)
-        assert gate.parked == 0 or gate.state in (State.CLOSED, State.ASLEEP)
+        assert gate.parked == 0 or gate.state in (GateState.CLOSED, GateState.ASLEEP)
         assert all(waiter.opened + len(waiter.refused) <= 1 for waiter, _ in running)
 
 

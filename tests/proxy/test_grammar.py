@@ -1,4 +1,4 @@
-"""What schemas may become in a server: each kind of explosion is refused with its pointer, what agents send is not."""
+"""The limits for schemas: each kind of explosion is refused with its pointer, the schemas that agents send are not."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import CHAT, Client, post, proxied
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hive.domain import BackendKind, Tier
 from hive.errors import BadRequest, GrammarTooComplex
-from hive.field_rules import Fields, Rules
 from hive.proxy import body, grammar
 from hive.proxy.body import Want
+from hive.proxy.body_worker import read as read_in_worker
+from hive.proxy.body_workers import DeepReaders
 from hive.proxy.datapath import grammar_limits
-from hive.proxy.deep import DeepReaders
-from hive.proxy.deep_worker import read as read_in_worker
 from hive.proxy.fields import FieldTable
 from hive.proxy.patterns import Pattern, PatternError
-from hive.settings import Settings
-from hive.settings_file import load_text
+from hive.settings.field_rules import FieldRules, Fields
+from hive.settings.file import load_text
+from hive.settings.table import Settings
+from tests.proxy.harness import CHAT, Client, post, proxied
 
 LIMITS = grammar_limits(Settings(), BackendKind.LLAMA)
 AT = "/response_format/json_schema/schema"
@@ -38,7 +38,7 @@ def check(**fields: Any) -> None:
 
 
 def why(**fields: Any) -> str:
-    """Why a body with these fields is refused."""
+    """The refusal of a body with these fields."""
     with pytest.raises(GrammarTooComplex) as caught:
         check(**fields)
     return caught.value.message
@@ -242,7 +242,7 @@ def test_patterns_that_libraries_write_pass(pattern: str) -> None:
     check(response_format=answer({"type": "string", "pattern": pattern}))
 
 
-# whatever comes -------------------------------------------------------------------------------------------------------
+# any schema -----------------------------------------------------------------------------------------------------------
 
 KEYS = st.sampled_from(
     [
@@ -329,7 +329,7 @@ def test_the_work_grows_with_the_length_of_the_schema(make: Any) -> None:
 
 # on its way -----------------------------------------------------------------------------------------------------------
 
-RULES = Rules(target="/x", fields=Fields(plain=frozenset(grammar.FORMS)))
+RULES = FieldRules(target="/x", fields=Fields(plain=frozenset(grammar.FORMS)))
 LARGE = {"response_format": answer(BAD)}
 
 
@@ -354,7 +354,7 @@ def test_a_body_is_refused_on_the_loop_and_in_a_worker_alike() -> None:
 )
 def test_what_takes_long_is_left_to_a_worker(fields: Schema, is_light: bool) -> None:
     text = json.dumps(fields).replace("\\\\", "\\").encode()
-    rules = Rules(target="/x", fields=Fields(plain=frozenset({*grammar.FORMS, "messages"})))
+    rules = FieldRules(target="/x", fields=Fields(plain=frozenset({*grammar.FORMS, "messages"})))
     if is_light:
         assert body.read(text, rules, Want(grammar=LIMITS), on_loop=True).upstream
     else:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness import CHAT, INGRESS_TOKEN, STREAM, Client, Proxy, answer, chunked, get, post, proxied
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hive.wire.chunks import MAX_LINE, BadChunks, ChunkDecoder
 from hive.wire.dates import Dated, date_field
+from tests.proxy.harness import CHAT, INGRESS_TOKEN, STREAM, Client, Proxy, answer, chunked, get, post, proxied
 
 CALL = b"/agents/alice/t/" + INGRESS_TOKEN
 REFUSED = [
@@ -34,7 +34,7 @@ REFUSED = [
 @pytest.mark.parametrize("door", ["unix", "ingress"])
 @pytest.mark.parametrize(("raw", "status"), REFUSED)
 async def test_a_refused_head_is_answered_without_a_body(tmp_path: Path, raw: bytes, status: int, door: str) -> None:
-    """The answer to a HEAD whose head was refused had a body, which is the beginning of the next answer."""
+    """The answer to a refused HEAD request had a body, which is the beginning of the next answer."""
     async with proxied(tmp_path, head_s=0.3) as (proxy, _):
         unix = door == "unix"
         for step in (len(raw), 3000, 7 if len(raw) < 1000 else 500):
@@ -80,7 +80,7 @@ async def dated(proxy: Proxy, raw: bytes, *, ingress: bool = False) -> tuple[int
 
 
 async def test_every_head_of_hives_own_has_one_date(tmp_path: Path) -> None:
-    """Own answers had none; RFC 9110 §6.6.1 wants one of whoever has a clock."""
+    """Own answers had none; RFC 9110 §6.6.1 wants one of every server with a clock."""
     theirs = b"Sun, 06 Nov 1994 08:49:37 GMT"
     async with proxied(tmp_path) as (proxy, backend):
         proxy.registry.learn(msgspec.structs.replace(proxy.row, address=backend.address))

@@ -1,4 +1,4 @@
-"""What a server says of an error names none of the directories of its host."""
+"""Error texts of a server name none of the directories of its host."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import CHAT, STREAM, Client, answer, chunked, post, proxied
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.dialects.errors import without_host_paths
 from hive.domain import BackendInfo, BackendKind
+from tests.proxy.harness import CHAT, STREAM, Client, answer, chunked, post, proxied
 
 BLOB = "/root/.ollama/models/blobs/sha256-ab12"
 SAID = f"llama-server process has terminated: open {BLOB}: no such file or directory"

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness import (
+
+from hive.domain import WakeCause
+from tests.proxy.harness import (
     INGRESS_TOKEN,
     MODEL_TOKEN,
     Backend,
@@ -21,8 +23,6 @@ from harness import (
     read_request,
     until,
 )
-
-from hive.domain import WakeCause
 
 
 def call(target: bytes, *, token: bytes | None = INGRESS_TOKEN, method: bytes = b"GET", rest: bytes = b"") -> bytes:

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import Client, Proxy, get, post, until
-from keeping import OUTPUT, keep, keeping
 
 from hive.errors import BadRequest, NotFound, PreviousNotFound, Saturated
 from hive.link.messages import Failed
 from hive.link.responses import KeepResponse
 from hive.proxy import kept_answers, stored_responses
+from tests.proxy.harness import Client, Proxy, get, post, until
+from tests.proxy.keeping import OUTPUT, keep, keeping
 
 
 async def ask(proxy: Proxy, target: str, method: str = "GET", *, path: Path | None = None) -> tuple[int, Any]:

@@ -1,4 +1,5 @@
-"""An agent's own listeners: the socket in its directory, and a TCP one made inside its network. Both say who asks."""
+"""An agent's own listeners: the socket in its directory, and a TCP one made inside its network. Both tell the
+caller."""
 
 from __future__ import annotations
 
@@ -8,7 +9,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from harness import (
+
+from hive.domain import Tier
+from hive.link.messages import AgentIs, AgentRow, Busy, Close, Closed, ListenerGone
+from hive.link.messages import Listener as ListenerIs
+from hive.wire.listeners import SocketListener
+from tests.proxy.harness import (
     CHAT,
     INGRESS_TOKEN,
     JSON_ANSWER,
@@ -22,13 +28,8 @@ from harness import (
     proxied,
     until,
 )
-from proxy_process import ALICE, House, house
-from websocket_agent import Echo, ask
-
-from hive.domain import Tier
-from hive.link.messages import AgentIs, AgentRow, Busy, Close, Closed, ListenerGone
-from hive.link.messages import Listener as ListenerIs
-from hive.wire.listeners import Listener
+from tests.proxy.proxy_process import ALICE, House, house
+from tests.proxy.websocket_agent import Echo, ask
 
 INNER = "inner:127.0.0.1:11434"
 ASK = post(b"/v1/chat/completions", CHAT)
@@ -45,7 +46,7 @@ def listening() -> socket.socket:
 def inner(proxy: Proxy) -> int:
     """Gives alice an inner listener; its port."""
     sock = listening()
-    proxy.alice.listeners[INNER] = Listener(sock, proxy.alice_connects)
+    proxy.alice.listeners[INNER] = SocketListener(sock, proxy.alice_connects)
     return int(sock.getsockname()[1])
 
 
@@ -133,7 +134,7 @@ async def told(home: House, message: ListenerIs | ListenerGone, sock: socket.soc
 
 
 async def is_served(address: Path | int) -> bool:
-    """Whether a chat without a token is answered there; False where nobody accepts."""
+    """Whether a chat without a token is answered there; False if nothing accepts."""
     try:
         client = await (Client.unix(address) if isinstance(address, Path) else Client.tcp(address))
         async with asyncio.timeout(0.5):

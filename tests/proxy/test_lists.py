@@ -1,4 +1,4 @@
-"""What is told of a model in each dialect: no more than its server tells, and what clients cannot do without."""
+"""Lists of models in each dialect: no more than the server tells, and the fields that clients cannot do without."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 import ollama
 import openai
 import pytest
-from harness import MODEL_TOKEN, Client, get, post, proxied
 
-from hive.domain import BackendCapabilities, BackendInfo, BackendKind, ModelInfo
+from hive.domain import BackendInfo, BackendKind, FoundCapabilities, ModelInfo
+from tests.proxy.harness import MODEL_TOKEN, Client, get, post, proxied
 
 META = {"n_params": 1_235_814_432, "n_ctx": 8192, "n_embd": 2048, "ftype": "Q4_K - Medium"}
 LLAMA = ModelInfo(
@@ -27,9 +27,9 @@ LLAMA = ModelInfo(
     meta=META,
 )
 VLLM = ModelInfo(name="meta/e5", owned_by="vllm", created=1_800_000_000, context_length=512)
-EMBEDS = BackendCapabilities(endpoints=("/v1/embeddings", "/v1/models", "/v1/score"), found="/openapi.json")
+EMBEDS = FoundCapabilities(endpoints=("/v1/embeddings", "/v1/models", "/v1/score"), found="/openapi.json")
 """Of vLLM 0.32 with an embedding model, which has scores too."""
-RANKS = BackendCapabilities(endpoints=("/v1/rerank", "/v1/score"), found="/openapi.json")
+RANKS = FoundCapabilities(endpoints=("/v1/rerank", "/v1/score"), found="/openapi.json")
 
 
 async def test_ollamas_client_finds_in_the_lists_what_it_reads(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import ollama
 import pytest
-from harness import MODEL_TOKEN, Client, Proxy, nothing_is_held, post, proxied, until
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo
-from hive.proxy.deep import DeepReaders
-from hive.proxy.looking import Looking
-from hive.settings import TenantRow
+from hive.proxy.body_workers import DeepReaders
+from hive.proxy.model_refresh import Looking
+from hive.settings.table import TenantRow
+from tests.proxy.harness import MODEL_TOKEN, Client, Proxy, nothing_is_held, post, proxied, until
 
 KINDS = [BackendKind.OLLAMA, BackendKind.LLAMA, BackendKind.VLLM, BackendKind.DEMO, BackendKind.REMOTE]
 EMPTY: list[tuple[bytes, dict[str, Any], str]] = [

@@ -1,4 +1,4 @@
-"""A model that nobody knows is looked for before it is refused; aliases are listed as what one may name."""
+"""An unknown model is looked for before it is refused; aliases are listed as names that may be used."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness import CHAT, JSON_ANSWER, Backend, Client, Proxy, answer, get, post, proxied, until
 
 from hive.domain import BackendKind, ModelInfo
 from hive.errors import LinkLost
-from hive.proxy import looking
-from hive.proxy.looking import Looking
-from hive.settings import TenantRow
+from hive.proxy import model_refresh
+from hive.proxy.model_refresh import Looking
+from hive.settings.table import TenantRow
+from tests.proxy.harness import CHAT, JSON_ANSWER, Backend, Client, Proxy, answer, get, post, proxied, until
 
 TARGET = b"/v1/chat/completions"
 NEW = CHAT.replace(b'"m"', b'"new"')
@@ -65,7 +65,7 @@ async def test_one_that_is_not_there_is_refused_and_the_next_is_not_looked_for(t
 async def test_a_daemon_that_is_silent_or_gone_makes_it_the_404_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "LOOK_S", 0.05)
+    monkeypatch.setattr(model_refresh, "LOOK_S", 0.05)
     async with proxied(tmp_path) as (proxy, _):
         Daemon(proxy)
         client = await Client.unix(proxy.socket_path)

@@ -1,4 +1,4 @@
-"""What answers say they cost: real shapes of each backend, split at every position."""
+"""The cost that answers tell: real shapes of each backend, split at every position."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from hive.dialects.errors import GaveUp
 from hive.dialects.sse import SseReader, UsageStripper
-from hive.domain import BackendKind, Usage
+from hive.domain import BackendKind, RequestUsage
 from hive.errors import BackendDown
 from hive.proxy.cost import cost_of
 from hive.proxy.endpoints import Endpoint, find
 from hive.proxy.metering import (
     MAX_WHOLE,
+    AnswerReading,
     MessagesReading,
     NdjsonReading,
-    Reading,
     SseReading,
     WholeReading,
     asks_usage,
@@ -42,16 +42,18 @@ OLLAMA = (
     b'{"model":"m","message":{"content":""},"done":true,"done_reason":"stop","prompt_eval_count":26,"eval_count":298}\n'
 )
 CASES = [
-    (SseReading, LLAMA, Usage(tokens_in=32, tokens_out=4, cached_tokens=31)),
-    (SseReading, VLLM, Usage(tokens_in=19, tokens_out=6, cached_tokens=0)),
-    (SseReading, LLAMA.replace(b"\n", b"\r\n"), Usage(tokens_in=32, tokens_out=4, cached_tokens=31)),
-    (SseReading, VLLM.replace(b"\n", b"\r"), Usage(tokens_in=19, tokens_out=6, cached_tokens=0)),
-    (NdjsonReading, OLLAMA, Usage(tokens_in=26, tokens_out=298)),
+    (SseReading, LLAMA, RequestUsage(tokens_in=32, tokens_out=4, cached_tokens=31)),
+    (SseReading, VLLM, RequestUsage(tokens_in=19, tokens_out=6, cached_tokens=0)),
+    (SseReading, LLAMA.replace(b"\n", b"\r\n"), RequestUsage(tokens_in=32, tokens_out=4, cached_tokens=31)),
+    (SseReading, VLLM.replace(b"\n", b"\r"), RequestUsage(tokens_in=19, tokens_out=6, cached_tokens=0)),
+    (NdjsonReading, OLLAMA, RequestUsage(tokens_in=26, tokens_out=298)),
 ]
 
 
 @pytest.mark.parametrize(("kind", "stream", "usage"), CASES)
-def test_a_stream_split_anywhere_tells_the_same_cost(kind: type[Reading], stream: bytes, usage: Usage) -> None:
+def test_a_stream_split_anywhere_tells_the_same_cost(
+    kind: type[AnswerReading], stream: bytes, usage: RequestUsage
+) -> None:
     for at in range(len(stream) + 1):
         reading = kind()
         reading.feed(stream[:at])
@@ -61,7 +63,9 @@ def test_a_stream_split_anywhere_tells_the_same_cost(kind: type[Reading], stream
 
 
 @pytest.mark.parametrize(("kind", "stream", "usage"), CASES)
-def test_a_stream_cut_before_its_marker_is_not_whole(kind: type[Reading], stream: bytes, usage: Usage) -> None:
+def test_a_stream_cut_before_its_marker_is_not_whole(
+    kind: type[AnswerReading], stream: bytes, usage: RequestUsage
+) -> None:
     marker = stream.rfind(b"[DONE]") if kind is SseReading else stream.rfind(b'"done":true')
     reading = kind()
     reading.feed(stream[:marker])
@@ -79,10 +83,10 @@ def test_events_do_not_depend_on_where_the_bytes_are_split(sizes: list[int]) -> 
 
 
 def test_what_is_not_told_is_unknown_never_zero() -> None:
-    assert read_cost(b'{"done":true}') == Usage()
-    assert read_cost(b'{"usage":{"prompt_tokens":-1,"completion_tokens":2}}') == Usage(tokens_out=2)
-    assert read_cost(b"not json") == Usage()
-    assert read_cost(b'{"prompt_eval_count":8}') == Usage(tokens_in=8)
+    assert read_cost(b'{"done":true}') == RequestUsage()
+    assert read_cost(b'{"usage":{"prompt_tokens":-1,"completion_tokens":2}}') == RequestUsage(tokens_out=2)
+    assert read_cost(b"not json") == RequestUsage()
+    assert read_cost(b'{"prompt_eval_count":8}') == RequestUsage(tokens_in=8)
 
 
 def test_a_long_answer_is_read_at_its_end() -> None:
@@ -90,11 +94,11 @@ def test_a_long_answer_is_read_at_its_end() -> None:
     reading.feed(b'{"data":[' + b"0.5," * (MAX_WHOLE // 4))
     reading.feed(b'0.5],"usage":{"prompt_tokens":8,"total_tokens":8}}')
     reading.end()
-    assert reading.usage == Usage(tokens_in=8, tokens_out=0)
+    assert reading.usage == RequestUsage(tokens_in=8, tokens_out=0)
 
 
 def test_vectors_cost_no_tokens_out() -> None:
-    """Each request for embeddings was counted as one whose cost is unknown."""
+    """Each request for embeddings was counted as one of unknown cost."""
     for path, answer in (
         (b"/v1/embeddings", b'{"data":[],"usage":{"prompt_tokens":8,"total_tokens":8}}'),
         (b"/api/embed", b'{"embeddings":[[0.5]],"prompt_eval_count":8}'),
@@ -102,7 +106,7 @@ def test_vectors_cost_no_tokens_out() -> None:
         reading = WholeReading(find(b"POST", path))
         reading.feed(answer)
         reading.end()
-        assert (reading.whole, reading.usage) == (True, Usage(tokens_in=8, tokens_out=0))
+        assert (reading.whole, reading.usage) == (True, RequestUsage(tokens_in=8, tokens_out=0))
         assert cost_of(reading, cut=False).total == 8
 
 
@@ -119,20 +123,20 @@ def test_a_usage_of_zeros_in_each_chunk_is_none() -> None:
         reading.feed(chunk)
         assert stripper.feed(chunk) == chunk.replace(b"," + ZEROS, b"")
     reading.end()
-    assert (reading.usage, cost_of(reading, cut=True)) == (Usage(), (None, 2, None, True))
+    assert (reading.usage, cost_of(reading, cut=True)) == (RequestUsage(), (None, 2, None, True))
     told = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}\n\n'
     reading.feed(told)
     assert stripper.feed(told) == b""
     reading.end()
-    assert reading.usage == Usage(tokens_in=3, tokens_out=2)
+    assert reading.usage == RequestUsage(tokens_in=3, tokens_out=2)
 
 
 def test_anthropic_counts_what_came_from_a_cache_apart_and_hive_counts_it_in() -> None:
     """llama-server 0c1e570: 26 of 27 prompt tokens came from its cache."""
     answer = b'{"type":"message","usage":{"cache_read_input_tokens":26,"input_tokens":1,"output_tokens":6}}'
-    assert read_cost(answer) == Usage(tokens_in=27, tokens_out=6, cached_tokens=26)
+    assert read_cost(answer) == RequestUsage(tokens_in=27, tokens_out=6, cached_tokens=26)
     without = b'{"type":"message","usage":{"input_tokens":9,"output_tokens":2}}'
-    assert read_cost(without) == Usage(tokens_in=9, tokens_out=2)
+    assert read_cost(without) == RequestUsage(tokens_in=9, tokens_out=2)
 
 
 def messages(*payloads: bytes) -> MessagesReading:
@@ -151,15 +155,15 @@ def test_the_end_of_a_message_knows_better_what_went_in() -> None:
     """vLLM 0.32 tells only there how much of the prompt was cached; llama-server tells only the output there."""
     told = b'{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"input_tokens":40,"output_tokens":7,'
     told += b'"cache_read_input_tokens":600}}'
-    assert messages(START, told, STOP).usage == Usage(tokens_in=640, tokens_out=7, cached_tokens=600)
+    assert messages(START, told, STOP).usage == RequestUsage(tokens_in=640, tokens_out=7, cached_tokens=600)
     only_out = b'{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":7}}'
-    assert messages(START, only_out, STOP).usage == Usage(tokens_in=640, tokens_out=7)
+    assert messages(START, only_out, STOP).usage == RequestUsage(tokens_in=640, tokens_out=7)
 
 
 def test_a_message_that_was_cut_tells_what_went_in_and_not_what_came_out() -> None:
     text = b'{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"a"}}'
     cut = messages(START, text, text)
-    assert (cut.usage, cut.whole, cut.events) == (Usage(tokens_in=640), False, 2)
+    assert (cut.usage, cut.whole, cut.events) == (RequestUsage(tokens_in=640), False, 2)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +212,7 @@ def test_where_counts_come_from() -> None:
 def test_who_reads_depends_on_what_was_asked_and_on_what_came() -> None:
     chat, native, message = (find(b"POST", path) for path in (b"/v1/chat/completions", b"/api/chat", b"/v1/messages"))
 
-    def reads(endpoint: Endpoint, kind: bytes, *, stream: bool = True, status: int = 200) -> type[Reading]:
+    def reads(endpoint: Endpoint, kind: bytes, *, stream: bool = True, status: int = 200) -> type[AnswerReading]:
         return type(reading_for(endpoint, status=status, stream=stream, content_type=kind))
 
     assert reads(chat, b"text/event-stream; charset=utf-8") is SseReading
@@ -274,7 +278,9 @@ def test_an_error_line_is_no_part_of_an_answer_whatever_follows() -> None:
 def test_counts_are_read_however_they_are_written() -> None:
     """One `30.0` made all counts of an answer unknown; no number of a backend's may be too long for the database."""
     details = b'"prompt_tokens_details":{"cached_tokens":30.0}'
-    assert read_cost(b'{"usage":{"prompt_tokens":31,"completion_tokens":2e0,%b}}' % details) == Usage(
+    assert read_cost(b'{"usage":{"prompt_tokens":31,"completion_tokens":2e0,%b}}' % details) == RequestUsage(
         tokens_in=31, tokens_out=2, cached_tokens=30
     )
-    assert read_cost(b'{"usage":{"prompt_tokens":1%b,"completion_tokens":2}}' % (b"0" * 40)) == Usage(tokens_out=2)
+    assert read_cost(b'{"usage":{"prompt_tokens":1%b,"completion_tokens":2}}' % (b"0" * 40)) == RequestUsage(
+        tokens_out=2
+    )

@@ -1,4 +1,4 @@
-"""What is counted, what a scrape shows of it, and that it stays small."""
+"""The counters, their scrape, and a bound for its size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from hive.errors import HiveError, QueueFull
-from hive.exposition import Kind
+from hive.exposition import MetricKind
 from hive.proxy.endpoints import ENDPOINTS
 from hive.proxy.metrics import CANCELLED_IN, LAG_SECONDS, OTHER, STATUSES_MAX, TABLE, TENANTS_MAX, Metrics
 
@@ -212,8 +212,8 @@ def test_names_follow_prometheus_habits() -> None:
     everything(metrics)
     for row in TABLE:
         assert re.fullmatch(r"hive_proxy_[a-z_]+", row.full_name)
-        assert row.full_name.endswith("_total") == (row.kind == Kind.COUNTER)
-        assert row.kind != Kind.HISTOGRAM or row.full_name.endswith("_seconds")
+        assert row.full_name.endswith("_total") == (row.kind == MetricKind.COUNTER)
+        assert row.kind != MetricKind.HISTOGRAM or row.full_name.endswith("_seconds")
         assert row.sentence.endswith(".")
     for family in scrape(metrics).values():
         for sample in family.samples:

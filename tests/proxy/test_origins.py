@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness import INGRESS_TOKEN, Backend, Client, Proxy, answer, proxied
-from websocket_agent import KEY, Echo, switched
 
 from hive.errors import ConfigError
 from hive.proxy.origins import SHARED, agent_of, dropped
-from hive.settings_file import load
+from hive.settings.file import load
+from tests.proxy.harness import INGRESS_TOKEN, Backend, Client, Proxy, answer, proxied
+from tests.proxy.websocket_agent import KEY, Echo, switched
 
 DOMAIN = "agents.example.org"
 OWN = b"alice.agents.example.org"
@@ -23,7 +23,7 @@ KEEPS = (
     b'alt-svc: h3=":443"',
     b"nel: {}",
 )
-"""What a browser would remember of the whole origin."""
+"""Fields that a browser would remember for the whole origin."""
 
 
 def call(target: bytes, *more: bytes, host: bytes = b"h", token: bytes | None = INGRESS_TOKEN) -> bytes:

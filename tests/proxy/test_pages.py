@@ -9,13 +9,13 @@ from pathlib import Path
 import anthropic
 import openai
 import pytest
-from harness import CHAT, MODEL_TOKEN, Backend, Client, Proxy, get, post, proxied
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.errors import BadRequest
 from hive.proxy.pages import Page, cut, page_of
+from tests.proxy.harness import CHAT, MODEL_TOKEN, Backend, Client, Proxy, get, post, proxied
 
 NAMES = ["a", "b", "meta/llama-3 x", "d", "e"]
 MODELS = [ModelInfo(name=name, created=1_800_000_000) for name in NAMES]

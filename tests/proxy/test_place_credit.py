@@ -1,15 +1,15 @@
-"""The line is full: who is refused, who gives way, and what a refused agent keeps."""
+"""A full queue: the request that is refused, the one that gives way, and the credit a refused agent keeps."""
 
 from __future__ import annotations
 
 import pytest
-from turns import Bench, agent_of
 
 from hive.domain import Band
-from hive.proxy.flows import CREDIT_S
-from hive.proxy.queue import Verdict
+from hive.proxy.fair_share import CREDIT_S
+from hive.proxy.queue import QueueVerdict
+from tests.proxy.turns import Bench, agent_of
 
-GO, WAIT, FULL = Verdict.GO, Verdict.WAIT, Verdict.FULL
+GO, WAIT, FULL = QueueVerdict.GO, QueueVerdict.WAIT, QueueVerdict.FULL
 HIGH, LOW = Band.HIGH, Band.LOW
 
 
@@ -125,7 +125,7 @@ def test_place_credit_takes_nobodys_place_who_came_before() -> None:
 
 
 @pytest.mark.parametrize(("away_s", "verdict"), [(CREDIT_S - 2, WAIT), (CREDIT_S + 1, FULL)])
-def test_place_credit_lasts_two_minutes(away_s: float, verdict: Verdict) -> None:
+def test_place_credit_lasts_two_minutes(away_s: float, verdict: QueueVerdict) -> None:
     bench = Bench(slots=1, depth=4)
     running = single_file(bench, 4)
     assert bench.verdict("polite") is FULL
@@ -187,7 +187,7 @@ def test_whoever_was_displaced_has_place_credit_from_when_it_came() -> None:
     for name in ("faster", "third", "latest"):
         bench.agent(name)
 
-    def a_second_later(name: str) -> Verdict:
+    def a_second_later(name: str) -> QueueVerdict:
         bench.now += 1
         return bench.verdict(name)
 

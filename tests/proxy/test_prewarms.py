@@ -1,4 +1,4 @@
-"""A prompt that the backend reads ahead of its agent's requests: as the agent's own, and in nobody's way."""
+"""Prewarms: the backend reads them as the agent's own requests, and they delay no other request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import (
+
+from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
+from hive.link.message import LinkMessage
+from hive.link.messages import AgentRow, Failed
+from hive.link.prompts import Prewarm, Prewarmed
+from hive.proxy.gate import GateState
+from hive.proxy.prewarms import Prewarms
+from tests.proxy.harness import (
     CHAT,
     JSON_ANSWER,
     Backend,
@@ -21,13 +28,6 @@ from harness import (
     read_request,
     until,
 )
-
-from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
-from hive.link.message import Message
-from hive.link.messages import AgentRow, Failed
-from hive.link.prompts import Prewarm, Prewarmed
-from hive.proxy.gate import State
-from hive.proxy.prewarms import Prewarms
 
 PROMPT = "You answer for a shop. " * 20
 WARM = JSON_ANSWER.replace(b'"total_tokens":10', b'"total_tokens":10,"prompt_tokens_details":{"cached_tokens":5}')
@@ -44,10 +44,10 @@ def sending(proxy: Proxy) -> Prewarms:
     return Prewarms(proxy.path, connect)
 
 
-def asked(prewarms: Prewarms, agent: str = "a1", model: str = "m") -> asyncio.Future[Message]:
-    answered: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+def asked(prewarms: Prewarms, agent: str = "a1", model: str = "m") -> asyncio.Future[LinkMessage]:
+    answered: asyncio.Future[LinkMessage] = asyncio.get_running_loop().create_future()
 
-    def reply(message: Message, descriptors: object = ()) -> None:
+    def reply(message: LinkMessage, descriptors: object = ()) -> None:
         answered.set_result(message)
 
     prewarms.begin(Prewarm(agent=agent, model=model, system_prompt=PROMPT), reply)
@@ -121,10 +121,10 @@ async def test_a_sleeping_agent_sleeps_on_and_a_full_window_does_not_matter(tmp_
     async with proxied(tmp_path, window_requests=1) as (proxy, _):
         client = await Client.unix(proxy.socket_path)
         assert (await client.ask(post(b"/v1/chat/completions", CHAT)))[0] == 200
-        proxy.alice.gate.move(State.ASLEEP, 2, "paused")
+        proxy.alice.gate.move(GateState.ASLEEP, 2, "paused")
         assert isinstance(await outcome(sending(proxy)), Prewarmed)
         assert proxy.wakes == []
-        assert proxy.alice.gate.state is State.ASLEEP
+        assert proxy.alice.gate.state is GateState.ASLEEP
         assert proxy.alice.gate.why_busy(0.0) is None
 
 

@@ -1,15 +1,15 @@
-"""The queue: whose turn it is, what is told, what is kept. Who is refused: test_place_credit.py."""
+"""The queue: turns, `Retry-After`, and what is kept. Refusals: test_place_credit.py."""
 
 from __future__ import annotations
 
 import pytest
-from turns import Bench, agent_of
 
 from hive.domain import Band
-from hive.proxy.flows import EXTRA_FLOWS, REBASE_TOKENS
-from hive.proxy.queue import Verdict
+from hive.proxy.fair_share import EXTRA_FLOWS, REBASE_TOKENS
+from hive.proxy.queue import QueueVerdict
+from tests.proxy.turns import Bench, agent_of
 
-GO, WAIT, FULL = Verdict.GO, Verdict.WAIT, Verdict.FULL
+GO, WAIT, FULL = QueueVerdict.GO, QueueVerdict.WAIT, QueueVerdict.FULL
 HIGH, NORMAL, LOW = Band.HIGH, Band.NORMAL, Band.LOW
 
 
@@ -115,7 +115,7 @@ def test_what_was_had_in_one_band_does_not_count_in_another() -> None:
     assert bench.turns(running) == ["ann", "ben", "ann"]
 
 
-# whose turn -----------------------------------------------------------------------------------------------------------
+# turns ----------------------------------------------------------------------------------------------------------------
 
 
 def test_tenants_are_served_by_tokens_not_by_requests() -> None:
@@ -285,8 +285,8 @@ def test_who_was_held_back_by_its_own_limit_catches_up_within_bounds_only(same_t
 
 
 def test_a_tenant_whose_agents_were_refused_has_no_head_start_when_it_comes_back() -> None:
-    """Place credit once let a tenant lag behind too, by a fixed number of tokens: whoever flooded, was refused and
-    came back a moment later held everybody else up for as long as those took."""
+    """Place credit once let a tenant lag behind too, by a fixed number of tokens: a tenant that flooded, was refused
+    and came back a moment later held up all others for as long as those tokens took."""
     bench = Bench(slots=1, depth=8)
     for name, tenant in (("flood", "f"), ("light", "l"), ("other", "o")):
         bench.agent(name, tenant)
@@ -365,8 +365,8 @@ def test_retry_after_is_a_guess_where_nobody_has_waited_to_the_end_yet(
 
 
 def test_retry_after_counts_the_agents_own_limit_where_the_backend_has_none() -> None:
-    """vLLM and the demo backend tell no number of slots, or a large one: it was `Retry-After: 1` for whoever found 16
-    requests of an agent of tier medium waiting, five at a time, however long each takes."""
+    """vLLM and the demo backend tell no number of slots, or a large one: it was `Retry-After: 1` for a request that
+    found 16 requests of an agent of tier medium waiting, five at a time, for any duration of each."""
     bench = Bench(slots=None, depth=16)
     flow = bench.agent("ann", limit=5)
     running = [bench.ask("ann")[0] for _ in range(21)][:5]
@@ -378,7 +378,7 @@ def test_retry_after_counts_the_agents_own_limit_where_the_backend_has_none() ->
 
 
 def test_retry_after_of_a_new_line_goes_by_how_long_requests_took_before() -> None:
-    """Of a line in which nobody had waited to the end yet it was a second for each, at most five."""
+    """For a line in which no request had waited to the end yet it was a second for each, at most five."""
     bench = Bench(slots=2, depth=16)
     flow = bench.agent("ann", limit=5)
     first = bench.ask("ann")[0]
@@ -443,7 +443,7 @@ def test_the_view_shows_each_tenant() -> None:
     ]
 
 
-# who there is ---------------------------------------------------------------------------------------------------------
+# the flows ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_flow_is_known_by_agent_and_tenant() -> None:

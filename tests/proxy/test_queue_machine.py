@@ -1,4 +1,4 @@
-"""The queue under everything at once: a machine that tries whatever can happen, and what must hold meanwhile."""
+"""The queue under everything at once: a machine that tries all that can happen, and what must hold meanwhile."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
 from hive.domain import Band
-from hive.proxy.queue import FairQueue, Flow, Verdict
+from hive.proxy.queue import FairQueue, Flow, QueueVerdict
 
-GO, WAIT = Verdict.GO, Verdict.WAIT
+GO, WAIT = QueueVerdict.GO, QueueVerdict.WAIT
 HIGH, NORMAL, LOW = Band.HIGH, Band.NORMAL, Band.LOW
 RANKS = [HIGH, NORMAL, LOW]
 
@@ -144,7 +144,7 @@ class Everything(RuleBasedStateMachine):
             assert all(flow.running >= flow.limit for flow, _ in self.waiting.values())
 
     def teardown(self) -> None:
-        """Everybody leaves: nothing is left of anybody."""
+        """All requests leave: nothing is left of any."""
         if not hasattr(self, "queue"):
             return
         for waiter, (flow, _) in list(self.waiting.items()):

@@ -10,29 +10,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hive.dialects.sse import UsageStripper
-from hive.domain import Usage
-from hive.proxy.metering import MessagesReading, NdjsonReading, Reading, SseReading
+from hive.domain import RequestUsage
+from hive.proxy.metering import AnswerReading, MessagesReading, NdjsonReading, SseReading
 
 STREAMS = Path(__file__).with_name("streams")
-Seen = tuple[Usage, bool, int]
-"""What a reading tells in the end: usage, whole, events."""
+Seen = tuple[RequestUsage, bool, int]
+"""The result of a reading: usage, whole, events."""
 
 EXPECTED: dict[str, Seen] = {
-    "llama-chat.sse": (Usage(tokens_in=30, tokens_out=5, cached_tokens=13), True, 7),
-    "llama-chat-asked.sse": (Usage(tokens_in=30, tokens_out=5, cached_tokens=29), True, 8),
-    "llama-chat-thinks-asked.sse": (Usage(tokens_in=40, tokens_out=5, cached_tokens=0), True, 8),
-    "llama-completions-asked.sse": (Usage(tokens_in=9, tokens_out=5, cached_tokens=1), True, 6),
-    "llama-messages.sse": (Usage(tokens_in=30, tokens_out=5, cached_tokens=29), True, 5),
-    "vllm-chat.sse": (Usage(), True, 3),
-    "vllm-chat-asked.sse": (Usage(tokens_in=18, tokens_out=5, cached_tokens=0), True, 7),
-    "vllm-chat-died.sse": (Usage(), False, 8),
-    "vllm-completions-asked.sse": (Usage(tokens_in=6, tokens_out=5, cached_tokens=0), True, 6),
-    "vllm-messages.sse": (Usage(tokens_in=18, tokens_out=5, cached_tokens=0), True, 5),
-    "vllm-messages-died.sse": (Usage(tokens_in=14), False, 6),
-    "vllm-messages-tools.sse": (Usage(tokens_in=18, tokens_out=60, cached_tokens=0), True, 4),
-    "vllm-tools-asked.sse": (Usage(tokens_in=18, tokens_out=60, cached_tokens=0), True, 8),
-    "ollama-chat.ndjson": (Usage(tokens_in=26, tokens_out=2), True, 3),
-    "ollama-messages.sse": (Usage(tokens_in=26, tokens_out=2), True, 1),
+    "llama-chat.sse": (RequestUsage(tokens_in=30, tokens_out=5, cached_tokens=13), True, 7),
+    "llama-chat-asked.sse": (RequestUsage(tokens_in=30, tokens_out=5, cached_tokens=29), True, 8),
+    "llama-chat-thinks-asked.sse": (RequestUsage(tokens_in=40, tokens_out=5, cached_tokens=0), True, 8),
+    "llama-completions-asked.sse": (RequestUsage(tokens_in=9, tokens_out=5, cached_tokens=1), True, 6),
+    "llama-messages.sse": (RequestUsage(tokens_in=30, tokens_out=5, cached_tokens=29), True, 5),
+    "vllm-chat.sse": (RequestUsage(), True, 3),
+    "vllm-chat-asked.sse": (RequestUsage(tokens_in=18, tokens_out=5, cached_tokens=0), True, 7),
+    "vllm-chat-died.sse": (RequestUsage(), False, 8),
+    "vllm-completions-asked.sse": (RequestUsage(tokens_in=6, tokens_out=5, cached_tokens=0), True, 6),
+    "vllm-messages.sse": (RequestUsage(tokens_in=18, tokens_out=5, cached_tokens=0), True, 5),
+    "vllm-messages-died.sse": (RequestUsage(tokens_in=14), False, 6),
+    "vllm-messages-tools.sse": (RequestUsage(tokens_in=18, tokens_out=60, cached_tokens=0), True, 4),
+    "vllm-tools-asked.sse": (RequestUsage(tokens_in=18, tokens_out=60, cached_tokens=0), True, 8),
+    "ollama-chat.ndjson": (RequestUsage(tokens_in=26, tokens_out=2), True, 3),
+    "ollama-messages.sse": (RequestUsage(tokens_in=26, tokens_out=2), True, 1),
 }
 ASKED = [name for name in EXPECTED if name.startswith("vllm") and "asked" in name]
 
@@ -41,7 +41,7 @@ def recorded(name: str) -> bytes:
     return (STREAMS / name).read_bytes()
 
 
-def reading_of(name: str) -> Reading:
+def reading_of(name: str) -> AnswerReading:
     if name.endswith(".ndjson"):
         return NdjsonReading()
     return MessagesReading() if "messages" in name else SseReading()
@@ -61,7 +61,7 @@ def strip(pieces: list[bytes]) -> bytes:
 
 
 def without_usage(stream: bytes) -> bytes:
-    """What a client that did not ask is to see, by another way than the stripper's."""
+    """The stream for a client that did not ask for usage, made in another way than the stripper's."""
     events = stream.split(b"\n\n")
     return b"\n\n".join(event for event in events if b'"choices":[]' not in event)
 

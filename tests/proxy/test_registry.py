@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hive.link.messages import AgentRow
 from hive.proxy.registry import Registry
-from hive.settings import Proxy, TenantRow
+from hive.settings.table import Proxy, TenantRow
 
 TENANTS = {"acme": TenantRow(cache_group="us"), "other": TenantRow(cache_group="us"), "third": TenantRow()}
 ROW = AgentRow(id="", name="", generation=1, gate="open", status="running")

@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import CHAT, JSON_ANSWER, Backend, Client, Proxy, answer, chunked, post, proxied, read_request
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 
-from hive.domain import BackendCapabilities, BackendInfo, BackendKind, ModelInfo
+from hive.domain import BackendInfo, BackendKind, FoundCapabilities, ModelInfo
+from tests.proxy.harness import CHAT, JSON_ANSWER, Backend, Client, Proxy, answer, chunked, post, proxied, read_request
 from tests.tls_front import KEY, key_file, make_authority, make_certificate
 
 TARGET = b"/v1/chat/completions"
-STRICT = BackendCapabilities(fields=(), found="OpenAI's schema alone")
+STRICT = FoundCapabilities(fields=(), found="OpenAI's schema alone")
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -114,7 +114,7 @@ async def test_a_long_body_goes_through_tls_whole(tmp_path: Path, certificates: 
 
 
 async def bad_request(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """What a server of plain HTTP says to a TLS handshake."""
+    """Answers a TLS handshake as a server of plain HTTP does."""
     writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
 
 
@@ -248,8 +248,8 @@ async def test_what_a_client_writes_itself_a_strict_server_judges_itself(tmp_pat
 
 @pytest.mark.parametrize("kind", [BackendKind.REMOTE, BackendKind.VLLM])
 async def test_whose_account_it_is_is_told_to_no_server(tmp_path: Path, kind: BackendKind) -> None:
-    """`metadata.user_id` of the anthropic package became `user`: an account's id went to somebody else's server, which
-    answered 400 where it takes 64 or 128 characters of it."""
+    """`metadata.user_id` of the anthropic package became `user`: an account's id went to a foreign server, which
+    answered 400 if it takes only 64 or 128 characters of it."""
     async with proxied(tmp_path) as (proxy, backend):
         backend.reply = answer(JSON_ANSWER)
         use(proxy, BackendInfo(kind=kind, address=backend.address, up=True))
@@ -282,7 +282,7 @@ async def test_what_llama_server_would_pass_over_is_refused(tmp_path: Path) -> N
 async def test_a_path_that_a_server_says_it_lacks_is_gone_around_refused_or_its_own_to_refuse(tmp_path: Path) -> None:
     """A vLLM that generates answered embeddings with `{"detail":"Not Found"}`, which says nothing of why."""
     async with proxied(tmp_path) as (proxy, backend):
-        told = BackendCapabilities(endpoints=("/v1/chat/completions",), found="/openapi.json")
+        told = FoundCapabilities(endpoints=("/v1/chat/completions",), found="/openapi.json")
         use(proxy, BackendInfo(kind=BackendKind.VLLM, address=backend.address, up=True, capabilities=told))
         assert (await ask(proxy, b"/v1/messages", {"messages": HELLO, "max_tokens": 4}))[0] == 200
         assert backend.requests[0][0].startswith(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n")

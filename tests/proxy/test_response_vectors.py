@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import pytest
-from harness import CHAT, STREAM, Client, get, post, proxied
 
 from hive.domain import BackendKind
-
-sys.path.append(str(Path(__file__).parent.parent / "wire"))
-
-from response_vectors import ANSWERS, Answer
+from tests.proxy.harness import CHAT, STREAM, Client, get, post, proxied
+from tests.wire.response_vectors import ANSWERS, Answer
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=[answer.name for answer in ANSWERS])
@@ -38,7 +34,7 @@ async def test_no_nonsense_of_a_backend_reaches_the_client(tmp_path: Path, answe
             assert not seen.endswith(b"0\r\n\r\n"), "a cut stream must not end cleanly"
             return
         if answer.outcome == "relayed":
-            proxy.use(backend, BackendKind.OLLAMA)  # whose greeting is a sentence: anything
+            proxy.use(backend, BackendKind.OLLAMA)  # its greeting is a sentence: anything
             status, fields, body = await client.ask(get(b"/"))
             assert (status, body) == (200, answer.body)
             assert not {b"x", b"x-a", b"upgrade", b"trailer", b"link"} & set(fields)

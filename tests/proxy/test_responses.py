@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import Client, Proxy, answer, chunked, nothing_is_held, post, proxied, read_request, until
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from hive.domain import BackendCapabilities, BackendKind, Tier
-from hive.proxy.deep import DeepReaders
-from hive.settings import Settings
+from hive.domain import BackendKind, FoundCapabilities, Tier
+from hive.proxy.body_workers import DeepReaders
+from hive.settings.table import Settings
+from tests.proxy.harness import Client, Proxy, answer, chunked, nothing_is_held, post, proxied, read_request, until
 
 STREAMS = Path(__file__).with_name("streams")
 LARK = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'}
@@ -126,7 +126,7 @@ async def test_a_schema_is_counted_by_its_place_in_the_request(tmp_path: Path) -
 
 
 async def test_a_lark_grammar_goes_to_the_model_in_words_and_that_is_told(tmp_path: Path) -> None:
-    """Codex gives one with `apply_patch` to models it knows; nobody compiles it here."""
+    """Codex gives one with `apply_patch` to models it knows; no server here compiles it."""
     tools = [{"type": "custom", "name": "apply_patch", "description": "Edits.", "format": LARK}]
     async with proxied(tmp_path) as (proxy, backend):
         status, fields, _ = await asked(proxy, {"input": "hello", "tools": tools})
@@ -212,7 +212,7 @@ async def test_a_server_without_chats_is_not_asked(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.REMOTE)
         assert proxy.path.backend is not None
-        told = BackendCapabilities(endpoints=("/v1/embeddings", "/v1/responses"))
+        told = FoundCapabilities(endpoints=("/v1/embeddings", "/v1/responses"))
         proxy.path.use_backend(msgspec.structs.replace(proxy.path.backend, capabilities=told), proxy.path.models)
         status, _, _ = await asked(proxy, {"input": "hello"})
         assert (status, backend.requests) == (501, [])
@@ -225,7 +225,7 @@ async def test_what_a_server_with_openais_schema_alone_lacks_is_said_in_its_way(
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.REMOTE)
         assert proxy.path.backend is not None
-        told = BackendCapabilities(fields=())
+        told = FoundCapabilities(fields=())
         proxy.path.use_backend(msgspec.structs.replace(proxy.path.backend, capabilities=told), proxy.path.models)
         thought = [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}]
         items = [*thought, {"role": "assistant", "content": "so"}, {"role": "user", "content": "x"}]

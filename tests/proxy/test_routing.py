@@ -7,11 +7,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness import CHAT, JSON_ANSWER, STREAM, Client, Proxy, answer, chunked, post, proxied
 
 from hive.domain import ModelInfo
-from hive.proxy.deep import DeepReaders
-from hive.settings import TenantRow
+from hive.proxy.body_workers import DeepReaders
+from hive.settings.table import TenantRow
+from tests.proxy.harness import CHAT, JSON_ANSWER, STREAM, Client, Proxy, answer, chunked, post, proxied
 
 THERE = [ModelInfo(name="m:q4_0"), ModelInfo(name="m:q8_0"), ModelInfo(name="other")]
 

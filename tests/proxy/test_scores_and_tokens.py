@@ -1,4 +1,4 @@
-"""What is asked of a model besides text: scores of documents, and what a text is in tokens."""
+"""Requests to a model other than text: scores of documents, and the tokens of a text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import Client, Proxy, answer, nothing_is_held, post, proxied
 
-from hive.domain import BackendCapabilities, BackendInfo, BackendKind, ModelInfo
-from hive.inference.backend import open_backend
-from hive.settings import TenantRow
+from hive.backends.backend import open_backend
+from hive.domain import BackendInfo, BackendKind, FoundCapabilities, ModelInfo
+from hive.settings.table import TenantRow
 from tests import llama, vllm
-from tests.vllm import VllmServer, vllm_server
+from tests.proxy.harness import Client, Proxy, answer, nothing_is_held, post, proxied
+from tests.vllm import VllmServer
 
-__all__ = ["vllm_server"]
 MODEL = "tiny"
 DOCUMENTS = ["a city", "a river", "the sea"]
 RERANK: dict[str, Any] = {"query": "water", "documents": DOCUMENTS}
@@ -162,7 +161,7 @@ async def test_a_model_of_another_sort_is_told_in_the_clients_dialect(
 ) -> None:
     """vLLM says `{"detail":"Not Found"}` to all of these."""
     async with proxied(tmp_path) as (proxy, backend):
-        can = BackendCapabilities(endpoints=(told,), found="/openapi.json")
+        can = FoundCapabilities(endpoints=(told,), found="/openapi.json")
         use(proxy, BackendInfo(kind=VLLM, address=backend.address, up=True, capabilities=can))
         status, _, said = await ask(proxy, target, {**RERANK, "messages": [], "input": "x", "max_tokens": 4})
         assert (status, backend.requests) == (501, [])

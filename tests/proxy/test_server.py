@@ -10,7 +10,11 @@ import socket
 from pathlib import Path
 
 import pytest
-from harness import (
+from prometheus_client.parser import text_string_to_metric_families
+
+from hive.link.messages import Busy, Close, Closed
+from hive.proxy.metrics import TABLE
+from tests.proxy.harness import (
     CHAT,
     JSON_ANSWER,
     MODEL_TOKEN,
@@ -22,11 +26,7 @@ from harness import (
     read_request,
     until,
 )
-from prometheus_client.parser import text_string_to_metric_families
-from proxy_process import ALICE, CONFIG, House, Proxy, house, run
-
-from hive.link.messages import Busy, Close, Closed
-from hive.proxy.metrics import TABLE
+from tests.proxy.proxy_process import ALICE, CONFIG, House, Proxy, house, run
 
 ASK = post(b"/v1/chat/completions", CHAT, token=MODEL_TOKEN)
 FIRST, LAST = (
@@ -253,7 +253,7 @@ async def test_a_second_signal_ends_it_at_once(short_path: Path) -> None:
 
 
 async def test_while_it_drains_no_agent_is_put_to_sleep(short_path: Path) -> None:
-    """Callers wait in the agent's backlog then, where nobody would wake it for them."""
+    """Callers wait in the agent's backlog then, and no wake would follow."""
     async with house(short_path) as home:
         held = Held(home, stream=False)
         proxy = await home.proxy()
@@ -428,7 +428,7 @@ async def test_one_connection_too_many_is_answered_503_and_admin_still_answers(s
 
 
 async def test_idle_strangers_lock_nobody_out(short_path: Path) -> None:
-    """9,936 TCP connections without a token made everybody 503 for 75 s, agents on their own sockets included."""
+    """9,936 TCP connections without a token made every request 503 for 75 s, those on agents' own sockets included."""
     async with house(short_path) as home:
         rewritten(home, connections_max=40)
         proxy = await home.proxy()

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from hive.domain import UsageEvent
 from hive.errors import ConfigError, DependencyDown, WrongState
-from hive.proxy import spool
-from hive.proxy.spool import Backlog, UsageLog
+from hive.proxy import usage_spool
+from hive.proxy.usage_spool import Backlog, UsageSpool
 from hive.store import live, spoolfile
 from hive.store.live import Live, StreamEntry
 from hive.store.spoolfile import SpoolFile
-from hive.store.stream import Told, read_all
+from hive.store.stream import ToldRange, read_all
 from hive.tasks import spawn
 
 if TYPE_CHECKING:
@@ -281,15 +281,15 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "PING_S", 0.05)
     monkeypatch.setattr(live, "GATHER_S", 0.005)
     monkeypatch.setattr(live, "RETRY_S", (0.01, 0.05))
-    monkeypatch.setattr(spool, "RETRY_S", (0.01, 0.05))
-    monkeypatch.setattr(spool, "TICK_S", 0.05)
-    monkeypatch.setattr(spool, "GATHER_S", 0.002)
+    monkeypatch.setattr(usage_spool, "RETRY_S", (0.01, 0.05))
+    monkeypatch.setattr(usage_spool, "TICK_S", 0.05)
+    monkeypatch.setattr(usage_spool, "GATHER_S", 0.002)
 
 
 @contextlib.asynccontextmanager
-async def opened(directory: Path, epoch: str, socket: Path, **options: Any) -> AsyncIterator[UsageLog]:
+async def opened(directory: Path, epoch: str, socket: Path, **options: Any) -> AsyncIterator[UsageSpool]:
     store = Live(socket)
-    log = UsageLog(directory, epoch, store, **options)
+    log = UsageSpool(directory, epoch, store, **options)
     spawn(store.run(), name="live")
     spawn(log.run(), name="usage")
     try:
@@ -304,7 +304,7 @@ class Reader:
 
     def __init__(self, socket: Path) -> None:
         self.live = Live(socket)
-        self.told: list[Told] = []
+        self.told: list[ToldRange] = []
 
     async def read(self) -> list[StreamEntry]:
         try:
@@ -391,7 +391,7 @@ async def test_more_events_in_one_turn_than_an_entry_holds_share_several(
     tmp_path: Path, redis_server: RedisServer, reader: Reader
 ) -> None:
     async with opened(tmp_path, "p1", redis_server.socket) as log:
-        count = 2 * spool.ENTRY_EVENTS + 5
+        count = 2 * usage_spool.ENTRY_EVENTS + 5
         gone: list[int] = []
         for seq in range(1, count + 1):
             log.record(event(seq), lambda seq=seq: gone.append(seq))  # type: ignore[misc]
@@ -449,7 +449,7 @@ async def test_while_redis_is_down_events_wait_and_lose_nothing(
 async def test_a_redis_that_came_back_empty_gets_again_what_is_not_committed(
     tmp_path: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "PATIENCE_S", (1000.0, 1000.0))  # by its run id, not by a mark that stands still
+    monkeypatch.setattr(usage_spool, "PATIENCE_S", (1000.0, 1000.0))  # by its run id, not by a mark that stands still
     async with opened(tmp_path, "p1", redis_server.socket) as log:
         for seq in range(1, 5):
             log.record(event(seq))
@@ -464,7 +464,7 @@ async def test_a_redis_that_came_back_empty_gets_again_what_is_not_committed(
 async def test_a_mark_that_stands_still_makes_it_send_again_what_vanished_from_the_stream(
     tmp_path: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool, "PATIENCE_S", (0.2, 0.4))
+    monkeypatch.setattr(usage_spool, "PATIENCE_S", (0.2, 0.4))
     async with opened(tmp_path, "p1", redis_server.socket) as log:
         log.record(event(1))
         await until(lambda: reader.has("p1", 1))  # read, deleted, and no mark is told
@@ -476,7 +476,7 @@ async def test_while_the_daemon_is_away_nothing_is_added_twice(
     tmp_path: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a stream without a reader would grow by everything again each ten seconds."""
-    monkeypatch.setattr(spool, "PATIENCE_S", (0.05, 0.1))
+    monkeypatch.setattr(usage_spool, "PATIENCE_S", (0.05, 0.1))
     async with opened(tmp_path, "p1", redis_server.socket) as log:
         log.record(event(1))
         await asyncio.sleep(0.5)
@@ -550,7 +550,7 @@ async def test_an_event_that_cannot_be_written_as_json_is_lost_alone(
         log.record(event(3, model="m" * 1_000_000))
         await until(lambda: reader.has("p1", 1, 3))
         assert [(one.first, one.last) for one in reader.told if one.event is None] == [(2, 2)]
-        assert [one.event.model for one in reader.told if one.event] == ["small", "m" * spool.MAX_TEXT]
+        assert [one.event.model for one in reader.told if one.event] == ["small", "m" * usage_spool.MAX_TEXT]
         assert log.lost == 1
 
 
@@ -588,14 +588,14 @@ async def test_a_spool_the_daemon_has_whole_is_deleted_without_replay(
 async def test_a_second_proxy_on_the_same_spool_is_told_who_has_it(tmp_path: Path, redis_server: RedisServer) -> None:
     async with opened(tmp_path, "p1", redis_server.socket):
         with pytest.raises(WrongState, match=f"in use by process {os.getpid()}"):
-            UsageLog(tmp_path, "p2", Live(redis_server.socket))
+            UsageSpool(tmp_path, "p2", Live(redis_server.socket))
     async with opened(tmp_path, "p2", redis_server.socket):
         pass
 
 
 async def test_a_missing_state_directory_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
-        UsageLog(tmp_path / "no" / "spool", "p1", Live(tmp_path / "no.sock"))
+        UsageSpool(tmp_path / "no" / "spool", "p1", Live(tmp_path / "no.sock"))
 
 
 WRITER = """
@@ -603,12 +603,12 @@ import asyncio, os, sys, msgspec
 from pathlib import Path
 from hive.domain import UsageEvent
 from hive.tasks import spawn
-from hive.proxy.spool import UsageLog
+from hive.proxy.usage_spool import UsageSpool
 from hive.store.live import Live
 
 async def main(directory, epoch, socket, event):
     live = Live(Path(socket))
-    log = UsageLog(Path(directory), epoch, live)
+    log = UsageSpool(Path(directory), epoch, live)
     spawn(live.run(), name="live"); spawn(log.run(), name="usage")
     event = msgspec.json.decode(event, type=UsageEvent)
     while True:
@@ -645,12 +645,12 @@ import asyncio, os, sys, msgspec
 from pathlib import Path
 from hive.domain import UsageEvent
 from hive.tasks import spawn
-from hive.proxy.spool import UsageLog
+from hive.proxy.usage_spool import UsageSpool
 from hive.store.live import Live
 
 async def main(directory, epoch, socket, event):
     live = Live(Path(socket))
-    log = UsageLog(Path(directory), epoch, live)
+    log = UsageSpool(Path(directory), epoch, live)
     spawn(live.run(), name="live"); spawn(log.run(), name="usage")
     event = msgspec.json.decode(event, type=UsageEvent)
     while True:
@@ -743,7 +743,7 @@ async def test_where_neither_disk_nor_redis_takes_it_the_answer_ends_all_the_sam
     disk: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then a second later; the event is kept in memory, and written once there is room."""
-    monkeypatch.setattr(spool, "HELD_S", 0.2)
+    monkeypatch.setattr(usage_spool, "HELD_S", 0.2)
     redis_server.kill()
     async with opened(disk / "spool", "p1", redis_server.socket) as log:
         fill(disk / "filler")

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import JSON_ANSWER, Client, Proxy, answer, chunked, post, until
-from keeping import Daemon, keep, keeping
 
 from hive.link.responses import KeepResponse
 from hive.proxy.registry import OPERATOR
+from tests.proxy.harness import JSON_ANSWER, Client, Proxy, answer, chunked, post, until
+from tests.proxy.keeping import Daemon, keep, keeping
 
 TARGET = b"/v1/responses"
 STREAM = (
@@ -232,7 +232,7 @@ async def test_what_cannot_be_read_is_400(body: dict[str, Any], tmp_path: Path) 
 
 
 async def test_an_operators_requests_are_not_kept(tmp_path: Path) -> None:
-    """They are nobody's in particular: no agent could be asked for them, or be removed with them."""
+    """They belong to no agent: none could be asked for them, or be removed with them."""
     async with keeping(tmp_path) as (proxy, daemon):
         client = await Client.tcp(proxy.port)
         status, _, body = await client.ask(post(TARGET, b'{"model":"m","input":"one"}', token=b"internal"))

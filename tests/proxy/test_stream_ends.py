@@ -1,4 +1,4 @@
-"""How a stream may end, and what its reader hears while it waits: never a clean end for half an answer."""
+"""The ends of a stream, and signs of life for its reader: never a clean end for half an answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import (
+
+from hive.domain import BackendKind
+from tests.proxy.harness import (
     CHAT,
     JSON_ANSWER,
     STREAM,
@@ -22,8 +24,6 @@ from harness import (
     read_request,
     until,
 )
-
-from hive.domain import BackendKind
 
 TEXT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"

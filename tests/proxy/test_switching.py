@@ -9,7 +9,18 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from harness import (
+
+from hive.domain import BackendInfo, BackendKind, FoundCapabilities, ModelInfo
+from hive.link.message import LinkMessage
+from hive.link.messages import (
+    CloseBackend,
+    DaemonTable,
+    Drained,
+    OpenBackend,
+)
+from hive.proxy import switching
+from hive.proxy.switching import SwitchingGate
+from tests.proxy.harness import (
     CHAT,
     JSON_ANSWER,
     MODEL_TOKEN,
@@ -27,25 +38,14 @@ from harness import (
     until,
 )
 
-from hive.domain import BackendCapabilities, BackendInfo, BackendKind, ModelInfo
-from hive.link.message import Message
-from hive.link.messages import (
-    CloseBackend,
-    DaemonTable,
-    Drained,
-    OpenBackend,
-)
-from hive.proxy import switching
-from hive.proxy.switching import Switching
-
 ASK = post(b"/v1/chat/completions", CHAT)
 ASK_STREAM = post(b"/v1/chat/completions", STREAM)
 OLLAMA_ASK = post(b"/api/chat", CHAT)
 COUNT = post(b"/v1/messages/count_tokens", CHAT)
 EMBED = post(b"/api/embed", b'{"model":"m","input":"x"}')
-CHATS_ONLY = BackendCapabilities(endpoints=("/v1/chat/completions",), found="a test")
-"""Of a server that cannot answer EMBED, and nobody can in its stead."""
-NOTHING_TOLD = BackendCapabilities()
+CHATS_ONLY = FoundCapabilities(endpoints=("/v1/chat/completions",), found="a test")
+"""A server that cannot answer EMBED, and no other can in its stead."""
+NOTHING_TOLD = FoundCapabilities()
 EMBEDDED = b'{"data":[{"index":0,"embedding":[0.5]}],"model":"m","usage":{"prompt_tokens":3,"total_tokens":3}}'
 NEW = JSON_ANSWER.replace(b'"hi"', b'"new"')
 FIRST = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
@@ -57,8 +57,8 @@ class Box:
 
     def __init__(self, proxy: Proxy, old: Backend, new: Backend) -> None:
         self.proxy, self.old, self.new = proxy, old, new
-        self.switching = Switching(proxy.path)
-        self.replies: list[Message] = []
+        self.switching = SwitchingGate(proxy.path)
+        self.replies: list[LinkMessage] = []
         self.goes_on = asyncio.Event()
         """Until it is set the old backend holds back the end of its answers."""
 
@@ -70,13 +70,13 @@ class Box:
         self,
         backend: Backend,
         kind: BackendKind = BackendKind.LLAMA,
-        capabilities: BackendCapabilities = NOTHING_TOLD,
+        capabilities: FoundCapabilities = NOTHING_TOLD,
     ) -> None:
         info = BackendInfo(kind=kind, address=backend.address, up=True, capabilities=capabilities)
         self.switching.open(OpenBackend(backend=info, models=[ModelInfo(name="m2"), ModelInfo(name="m")]))
 
     async def drained(self) -> int:
-        """How many were cut."""
+        """The number of requests that were cut."""
         await until(lambda: bool(self.replies))
         message = self.replies.pop()
         assert isinstance(message, Drained)
@@ -86,7 +86,7 @@ class Box:
         return await Client.unix(self.proxy.socket_path)
 
     async def at_old(self, request: bytes = ASK) -> Client:
-        """A client whose request is at the old backend, which has not answered (to the end) yet."""
+        """A client with a request at the old backend, which has not answered (to the end) yet."""
         seen = len(self.old.requests)
         client = await self.client()
         client.writer.write(request)
@@ -94,7 +94,7 @@ class Box:
         return client
 
     async def waiting(self, request: bytes = ASK) -> Client:
-        """A client whose request waits."""
+        """A client with a waiting request."""
         waits = self.proxy.registry.queue.waiting
         client = await self.client()
         client.writer.write(request)
@@ -102,7 +102,7 @@ class Box:
         return client
 
     async def slowly(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """How the old backend answers."""
+        """Answers as the old backend does."""
         while True:
             head, body = await read_request(reader)
             self.old.requests.append((head, body))
@@ -280,7 +280,7 @@ async def test_who_waited_in_vain_is_told_so(tmp_path: Path) -> None:
 
 
 async def test_the_wait_is_the_switchs_and_not_the_lines(tmp_path: Path) -> None:
-    """Also for those who stood in line before, and where the daemon says that it takes longer."""
+    """Also for requests that were in the queue before, and if the daemon says that it takes longer."""
     async with two(tmp_path, queue_wait_s=0.1, tier_low_concurrency=1) as box:
         await box.at_old()
         client = await box.waiting()

@@ -1,4 +1,4 @@
-"""What a tenant may have, who may speak for one, and whose prompts may meet in the backend's cache."""
+"""The limits of a tenant, the callers that may act for one, and the separation of prompts in the prefix cache."""
 
 from __future__ import annotations
 
@@ -9,12 +9,24 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import CHAT, JSON_ANSWER, Client, Proxy, answer, digest, get, post, proxied, read_request, until
 
 from hive.domain import BackendInfo, BackendKind, Tier
 from hive.link.messages import AgentRow
 from hive.proxy.tenants import Tenants
-from hive.settings import TenantRow
+from hive.settings.table import TenantRow
+from tests.proxy.harness import (
+    CHAT,
+    JSON_ANSWER,
+    Client,
+    Proxy,
+    answer,
+    digest,
+    get,
+    post,
+    proxied,
+    read_request,
+    until,
+)
 
 OPERATOR = b"internal"
 TAGS = b'{"models":[{"name":"llama3.2:latest","size":3},{"name":"huge:70b","size":9}]}'
@@ -236,7 +248,7 @@ async def test_llama_servers_cache_is_used_until_a_second_group_uses_it(tmp_path
 
 
 async def test_what_ends_with_a_second_group_says_which_setting_brings_it_back(tmp_path: Path) -> None:
-    """The first agent of a second tenant turned 200 into 501, and nobody could tell why."""
+    """The first agent of a second tenant turned 200 into 501, and nothing told why."""
     asked = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}]}
     edited = asked | {"context_management": {"edits": [{"type": "compact_20260112"}]}}
     found = b'{"type":"message","content":[],"usage":{"input_tokens":1,"output_tokens":1},"stop_reason":"end_turn"}'
@@ -285,7 +297,7 @@ async def test_bands_reach_vllms_own_queue_where_it_orders_by_priority(tmp_path:
 async def test_where_a_dialect_cannot_keep_prompts_apart_it_is_translated_once_there_is_a_second_group(
     tmp_path: Path,
 ) -> None:
-    """llama-server's /v1/messages looks at its cache whatever `cache_prompt` says (measured)."""
+    """llama-server's /v1/messages looks at its cache with any value of `cache_prompt` (measured)."""
     async with proxied(tmp_path) as (proxy, backend):
         client = await Client.unix(proxy.socket_path)
         request = post(b"/v1/messages", b'{"model":"m","max_tokens":3,"messages":[{"role":"user","content":"x"}]}')

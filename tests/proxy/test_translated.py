@@ -10,7 +10,10 @@ from typing import Any
 import msgspec
 import ollama
 import pytest
-from harness import (
+
+from hive.domain import BackendKind, FoundCapabilities
+from hive.proxy.body_workers import DeepReaders
+from tests.proxy.harness import (
     MODEL_TOKEN,
     Client,
     Proxy,
@@ -23,9 +26,6 @@ from harness import (
     read_request,
     until,
 )
-
-from hive.domain import BackendCapabilities, BackendKind
-from hive.proxy.deep import DeepReaders
 
 STREAMS = Path(__file__).with_name("streams")
 BEAT = b"x-hive-heartbeat: 1\r\n"
@@ -219,7 +219,7 @@ async def test_a_server_that_says_it_cannot_count_is_not_asked(tmp_path: Path) -
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.VLLM)
         assert proxy.path.backend is not None
-        told = BackendCapabilities(endpoints=("/v1/messages", "/v1/chat/completions"))
+        told = FoundCapabilities(endpoints=("/v1/messages", "/v1/chat/completions"))
         proxy.path.use_backend(msgspec.structs.replace(proxy.path.backend, capabilities=told), proxy.path.models)
         _, _, body = await asked(proxy, b"/v1/messages/count_tokens", {"messages": HELLO})
         assert json.loads(body)["estimated"]
@@ -294,7 +294,7 @@ async def test_where_there_is_no_ollama_hive_says_what_its_clients_ask_besides(t
 
 
 async def test_a_tenant_sees_its_own_models_in_hives_lists(tmp_path: Path) -> None:
-    from hive.settings import TenantRow
+    from hive.settings.table import TenantRow
 
     async with proxied(tmp_path, tenants={"default": TenantRow(models="m")}) as (proxy, _):
         client = await Client.unix(proxy.socket_path)

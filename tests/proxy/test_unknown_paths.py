@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from harness import CHAT, Client, get, post, proxied
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from hive.domain import BackendKind
 from hive.errors import HiveError
 from hive.proxy.endpoints import ENDPOINTS, answered_by_hive, asked_as, find
 from hive.proxy.unknown_paths import KNOWN, TOLD_BYTES
+from tests.proxy.harness import CHAT, Client, get, post, proxied
 
 OLLAMA, VLLM, LLAMA = BackendKind.OLLAMA, BackendKind.VLLM, BackendKind.LLAMA
 NAMES = {row.name: row for row in ENDPOINTS}
@@ -53,7 +53,7 @@ async def test_an_unknown_path_is_told_why_and_what_is_nearest(
 
 
 async def test_behind_the_gate_of_a_switch_an_unknown_path_is_403(tmp_path: Path) -> None:
-    """Nobody knows then which kind is active next."""
+    """It is not known then which kind is active next."""
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, OLLAMA)
         proxy.path.close_backend(until=1e9, towards="vllm")

@@ -1,8 +1,8 @@
 """218 requests with the right answer to each, over real sockets, on every kind of listener.
 
-The vectors are data (tests/wire/vectors.jsonl): `policy` is the answer, `level` says who asks for it. MUST and SHOULD
-are RFC 9110/9112's words for the class (OUGHT: its security advice, MAY: its permission); HIVE is stricter than the
-RFC, because of two readings the stricter one is the safe one. All levels are held to alike here.
+The vectors are data (tests/wire/vectors.jsonl): `policy` is the answer, `level` its source. MUST and SHOULD are RFC
+9110/9112's words for the class (OUGHT: its security advice, MAY: its permission); HIVE is stricter than the RFC,
+because of two readings the stricter one is the safe one. All levels are held to alike here.
 
 Policies: `ok` the wire takes it, answers and stays in step (what the body policy then says of `{}` is another
 matter); `ok-strip` the same, and nothing of the field reaches the backend; `two` two answers in order; `400c` and the
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from harness import INGRESS_TOKEN, MODEL_TOKEN, Backend, Client, Proxy, get, proxied
 
 from hive.domain import BackendKind
+from tests.proxy.harness import INGRESS_TOKEN, MODEL_TOKEN, Backend, Client, Proxy, get, proxied
 
 VECTORS = [
     json.loads(line) for line in (Path(__file__).parent.parent / "wire" / "vectors.jsonl").read_text().splitlines()
@@ -34,7 +34,7 @@ CONFLICTS = {
     ("ingress", "up-ws"): "a WebSocket passes ingress: whatever does not answer it with a 101 is 502",
     ("ingress", "ce-gzip"): "what content codings an agent takes is the agent's own matter",
 }
-"""Where the design decides otherwise than a vector's policy."""
+"""Vectors for which the design decides otherwise than their policy."""
 NOT_FOR_INGRESS = frozenset({"allowlist bypass"})
 """Ingress has no allowlist: what paths an agent offers is the agent's own matter."""
 SPOKEN_ANYWAY = frozenset({"x-original-url"})
@@ -70,7 +70,7 @@ async def connect(proxy: Proxy, listener: str) -> Client:
 
 
 UNDERSTOOD = (200, 400, 404)
-"""Statuses of a request whose framing was taken: most name no model, or an empty body has none to load."""
+"""Statuses of a request with accepted framing: most name no model, or an empty body has none to load."""
 
 
 async def first_answer(client: Client) -> tuple[int, dict[bytes, bytes]]:
@@ -115,7 +115,7 @@ async def refused(client: Client, backend: Backend, policy: str) -> str:
 
 
 async def judged(proxy: Proxy, backend: Backend, vector: dict[str, str], listener: str) -> str:
-    """What is wrong about the answers to a vector; empty where nothing is."""
+    """The fault in the answers to a vector; empty if there is none."""
     backend.requests.clear()
     backend.connections = 0
     client = await connect(proxy, listener)

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from at_rest import complaints, held
-from harness import INGRESS_TOKEN, Backend, Client, Proxy, answer, proxied, until
-from websocket_agent import ACCEPT, KEY, Echo, ask, switched
 
 from hive.domain import WakeCause
 from hive.wire.websocket import Handshake
+from tests.proxy.at_rest import complaints, held
+from tests.proxy.harness import INGRESS_TOKEN, Backend, Client, Proxy, answer, proxied, until
+from tests.proxy.websocket_agent import ACCEPT, KEY, Echo, ask, switched
 
 PING = b"\x89\x80\x00\x00\x00\x00"
 """A client's, masked, without a body."""
@@ -28,7 +28,7 @@ Agent = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @contextlib.asynccontextmanager
 async def called(tmp_path: Path, agent: Agent, **settings: object) -> AsyncIterator[tuple[Proxy, Backend]]:
-    """A proxy whose alice answers each connection with `agent`. Nothing of what was begun is left at the end."""
+    """A proxy with an alice that answers each connection with `agent`. Nothing that was begun is left at the end."""
     async with proxied(tmp_path, **settings) as (proxy, _), serving(agent) as backend:
         proxy.registry.learn(msgspec.structs.replace(proxy.row, address=backend.address))
         with complaints() as found:
@@ -54,7 +54,7 @@ async def serving(agent: Agent) -> AsyncIterator[Backend]:
 
 
 async def opened(proxy: Proxy, request: bytes = b"") -> tuple[Client, bytes]:
-    """A client whose WebSocket is open, and the head that said so."""
+    """A client with an open WebSocket, and the head that said so."""
     client = await Client.tcp(proxy.ingress_port)
     client.writer.write(request or ask())
     head = await asyncio.wait_for(client.reader.readuntil(b"\r\n\r\n"), 5)
@@ -306,7 +306,7 @@ async def test_a_hive_that_leaves_ends_open_websockets_and_opens_no_new_ones(tmp
 
 
 async def asleep_with_it(proxy: Proxy) -> Client:
-    """A client whose WebSocket is open and so idle that its agent was put to sleep."""
+    """A client with an open WebSocket that is so idle that its agent was put to sleep."""
     client, _ = await opened(proxy)
     gate = proxy.alice.gate
     assert gate.close(2, now=0.0) is not None
@@ -437,7 +437,8 @@ async def send_much(client: Client) -> None:
 
 @pytest.mark.parametrize("who", ["client", "agent"])
 async def test_whoever_takes_nothing_for_too_long_loses_the_websocket(tmp_path: Path, who: str) -> None:
-    """What is not read reports neither FIN nor RST: this deadline also ends one whose two sides are both gone."""
+    """A socket that is not read reports neither FIN nor RST: this deadline also ends a WebSocket that has lost both
+    sides."""
     over = asyncio.Event()
 
     async def agent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

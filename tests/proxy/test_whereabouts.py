@@ -9,13 +9,25 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import CHAT, JSON_ANSWER, Backend, Client, Proxy, answer, get, nothing_is_held, post, proxied, until
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.link.messages import Failed
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.proxy.prewarms import Prewarms
-from hive.settings import Inference, TenantRow
+from hive.settings.table import InferenceSection, TenantRow
+from tests.proxy.harness import (
+    CHAT,
+    JSON_ANSWER,
+    Backend,
+    Client,
+    Proxy,
+    answer,
+    get,
+    nothing_is_held,
+    post,
+    proxied,
+    until,
+)
 
 NEAR = ModelInfo(name="tiny:latest", size_bytes=656640)
 STUB = ModelInfo(name="work-helper:latest", size_bytes=196, remote_host="https://cloud.invalid:443", remote_model="big")
@@ -35,7 +47,7 @@ ENDPOINTS: dict[bytes, dict[str, Any]] = {
 
 
 def before_ollama(proxy: Proxy, backend: Backend, *models: ModelInfo, up: bool = True, **inference: object) -> None:
-    wanted = Inference(**inference)  # type: ignore[arg-type]
+    wanted = InferenceSection(**inference)  # type: ignore[arg-type]
     proxy.path.use_settings(msgspec.structs.replace(proxy.settings, inference=wanted))
     proxy.path.use_backend(BackendInfo(kind=BackendKind.OLLAMA, address=backend.address, up=up), list(models))
 
@@ -62,7 +74,8 @@ async def test_a_stub_under_a_plain_name_is_far_at_every_endpoint(tmp_path: Path
 
 @pytest.mark.parametrize("target", ENDPOINTS)
 async def test_before_its_list_was_read_nothing_is_sent_to_an_ollama(tmp_path: Path, target: bytes) -> None:
-    """An empty list let every name pass: who asked before the daemon had looked was sent wherever Ollama would."""
+    """An empty list let every name pass: a request before the daemon had looked was sent to any place Ollama would
+    choose."""
     async with proxied(tmp_path) as (proxy, backend):
         before_ollama(proxy, backend, up=False)
         client = await Client.unix(proxy.socket_path)
@@ -78,7 +91,7 @@ async def test_before_its_list_was_read_nothing_is_sent_to_an_ollama(tmp_path: P
 
 @pytest.mark.parametrize("way", ["default", "own", "alias", "alias of a variant", "routing", "asked variant"])
 async def test_no_way_to_a_model_leads_to_a_stub(tmp_path: Path, way: str) -> None:
-    """A stub of 196 bytes is the smallest variant of whatever it calls itself."""
+    """A stub of 196 bytes is the smallest variant of any model it names itself after."""
     inference: dict[str, object] = {
         "default": {"default_model": "work-helper"},
         "alias": {"aliases": "fast = work-helper"},
@@ -131,7 +144,7 @@ async def test_of_two_names_that_are_spelled_alike_one_far_one_is_enough(tmp_pat
 async def test_a_far_model_is_used_by_who_has_that_very_one_named(
     tmp_path: Path, models: str, asked: str, status: int
 ) -> None:
-    """Who was limited to any list of models could use every far one that routing led to."""
+    """A tenant limited to any list of models could use every far one that routing led to."""
     variant = msgspec.structs.replace(STUB, name="helper:q4_0", quantization="Q4_0")
     async with proxied(tmp_path, tenants={"default": TenantRow(models=models)}) as (proxy, backend):
         backend.reply = answer(JSON_ANSWER)
@@ -194,7 +207,7 @@ async def test_a_stub_is_in_no_list_but_of_who_may_use_it(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("tenants", [{}, {"default": TenantRow(models="work-helper")}], ids=["nobody", "permitted"])
 async def test_no_prompt_is_read_ahead_by_a_far_model(tmp_path: Path, tenants: dict[str, TenantRow]) -> None:
-    """Also where the agent's own requests may go there: nobody asked for that one."""
+    """Also if the agent's own requests may go there: no agent asked for that one."""
     async with proxied(tmp_path, tenants=tenants) as (proxy, backend):
         before_ollama(proxy, backend, NEAR, STUB)
         answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

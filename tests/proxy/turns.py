@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from hive.domain import Band
-from hive.proxy.queue import FairQueue, Flow, Verdict
+from hive.proxy.queue import FairQueue, Flow, QueueVerdict
 
 
 def agent_of(waiter: str) -> str:
@@ -26,12 +26,12 @@ class Bench:
         self.flows[name] = self.queue.flow(name, tenant, limit=limit, weight=weight)
         return self.flows[name]
 
-    def ask(self, name: str, *, expected: float = 100, band: Band = Band.NORMAL) -> tuple[str, Verdict]:
+    def ask(self, name: str, *, expected: float = 100, band: Band = Band.NORMAL) -> tuple[str, QueueVerdict]:
         waiter = f"{name}{next(self._number)}"
         self._owner[waiter] = self.flows[name]
         return waiter, self.queue.ask(waiter, self.flows[name], band=band, expected=expected, now=self.now)
 
-    def verdict(self, name: str, *, band: Band = Band.NORMAL) -> Verdict:
+    def verdict(self, name: str, *, band: Band = Band.NORMAL) -> QueueVerdict:
         return self.ask(name, band=band)[1]
 
     def leave(self, waiter: str, cost: float | None = None) -> list[str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from harness import INGRESS_TOKEN
-
 from hive.wire.websocket import Handshake
+from tests.proxy.harness import INGRESS_TOKEN
 
 KEY = b"dGhlIHNhbXBsZSBub25jZQ=="
 ACCEPT = Handshake(KEY).accept

@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
-from fakes.firecracker_programs import VERSION, Programs, make_programs
-from sandbox import harness
 
 from hive.domain import FirecrackerSpec, RuntimeKind
 from hive.host.cgroup import Subtree
@@ -23,9 +21,11 @@ from hive.link.specs import SandboxSpec
 from hive.sandbox.firecracker import FirecrackerRuntime
 from hive.sandbox.jail import bind_in
 from hive.sandbox.machine import RunningMachine
-from hive.sandbox.runtime import Running
+from hive.sandbox.runtime import RunningAgent
 from hive.sandbox.server import make_directories
-from hive.settings import Paths, Sandbox
+from hive.settings.table import Paths, Sandbox
+from tests.fakes.firecracker_programs import VERSION, Programs, make_programs
+from tests.sandbox import harness
 
 KINDS = {"idle": "idle", "burn": "burn", "exit7": "exit7", "stubborn": "stubborn"}
 MARK = f"HIVE_MARK={secrets.token_hex(16)}"
@@ -84,7 +84,7 @@ class FirecrackerBench:
         self._socks.append(sock)
         return sock
 
-    def hold(self, running: Running | None) -> RunningMachine:
+    def hold(self, running: RunningAgent | None) -> RunningMachine:
         """It ends with the bench."""
         assert isinstance(running, RunningMachine)
         self._held.append(running)

@@ -10,19 +10,19 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
-import docker_engine
 import msgspec
-from sandbox import harness
-from sandbox.harness import A, B
 
 from hive.domain import DockerSpec, RuntimeKind
 from hive.link.server import bind_private
 from hive.link.specs import SandboxSpec
 from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.jail import bind_in
-from hive.sandbox.runtime import Running, Runtime
+from hive.sandbox.runtime import RunningAgent, Runtime
 from hive.sandbox.server import make_directories
-from hive.settings import Paths, Sandbox
+from hive.settings.table import Paths, Sandbox
+from tests import docker_engine
+from tests.sandbox import harness
+from tests.sandbox.harness import A, B
 
 KINDS = {
     "idle": ["sh", "-c", "sleep 1000 & echo ready; wait"],
@@ -106,7 +106,7 @@ class Floor:
         self.runtime = bench.runtime
         self.sockets: dict[str, socket.socket] = {}
         """What listens for each agent."""
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, RunningAgent] = {}
 
     async def prepare(self, kind: str, agent: str = A, **more: object) -> SandboxSpec:
         """Defined, with a socket where it belongs; `more` replaces fields of the kind's spec."""
@@ -124,7 +124,7 @@ class Floor:
         else:
             self.sockets[agent] = bind_in(place.jail, place.path, owner=owner)
 
-    async def start(self, kind: str, agent: str = A, **more: object) -> Running:
+    async def start(self, kind: str, agent: str = A, **more: object) -> RunningAgent:
         """Started, and ready where it can say so."""
         spec = await self.prepare(kind, agent, **more)
         running = self._running[agent] = await self.runtime.start(agent, spec, mark=MARKS[agent])
@@ -132,7 +132,7 @@ class Floor:
             await harness.until(lambda: "ready" in printed(spec))
         return running
 
-    def hold(self, running: Running | None, agent: str = A) -> Running:
+    def hold(self, running: RunningAgent | None, agent: str = A) -> RunningAgent:
         """What another helper took over."""
         assert running is not None
         self._running[agent] = running

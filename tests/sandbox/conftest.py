@@ -10,16 +10,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import docker_engine
 import pytest
-from docker_engine import DockerEngine
-from sandbox.benches import Floor
-from sandbox.containers import open_floor
-from sandbox.harness import Daemon, HelperProcess, OpenHelper, kill_all_under, runtime, runtimes, until
 
-from hive.sandbox.held import Limits
-from hive.sandbox.server import Helper
-from hive.settings import Paths
+from hive.sandbox.server import HelperServer
+from hive.sandbox.supervised_agent import FreezeLimits
+from hive.settings.table import Paths
+from tests import docker_engine
+from tests.docker_engine import DockerEngine
+from tests.sandbox.benches import Floor
+from tests.sandbox.containers import open_floor
+from tests.sandbox.harness import Daemon, HelperProcess, OpenHelper, kill_all_under, runtime, runtimes, until
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def freezer(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def open_helper(paths: Paths, freezer: str) -> AsyncIterator[OpenHelper]:
-    helpers: list[Helper] = []
+    helpers: list[HelperServer] = []
 
-    async def open_(**limits: float) -> Helper:
-        helper = Helper(paths, runtimes(paths, freezer), limits=Limits(**{"log_check_s": 0.02, **limits}))
+    async def open_(**limits: float) -> HelperServer:
+        helper = HelperServer(paths, runtimes(paths, freezer), limits=FreezeLimits(**{"log_check_s": 0.02, **limits}))
         await helper.open()
         helpers.append(helper)
         return helper

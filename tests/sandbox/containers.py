@@ -8,21 +8,21 @@ import os
 import select
 from collections.abc import AsyncIterator
 
-import docker_engine
 import pytest
-from docker_engine import DockerEngine, PrivateEngine
-from sandbox.benches import DockerBench, Floor, printed
-from sandbox.harness import A, until
 
 from hive.domain import DockerSpec, Limits
 from hive.host.engine import Frames
-from hive.host.process import Snapshot
+from hive.host.process import ProcessTable
 from hive.link.specs import SandboxSpec
 from hive.sandbox.container import RunningContainer
 from hive.sandbox.container_group import ContainerGroup
-from hive.sandbox.entering import Program
+from hive.sandbox.entering import EnteredProgram
 from hive.sandbox.server import make_directories
-from hive.settings import Paths
+from hive.settings.table import Paths
+from tests import docker_engine
+from tests.docker_engine import DockerEngine, PrivateEngine
+from tests.sandbox.benches import DockerBench, Floor, printed
+from tests.sandbox.harness import A, until
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="agents have a user of their own only where Hive is root")
 WITH_PROGRAMS = DockerSpec(image=docker_engine.IMAGE, mounts=[docker_engine.HOST_PROGRAMS])
@@ -61,7 +61,7 @@ async def ran(floor: Floor, script: str, **more: object) -> str:
 async def inside(running: RunningContainer, command: list[str], *, run: str = "0badcafe") -> tuple[int | None, bytes]:
     """Runs a program in it; how it ended, and what it printed."""
     spec = docker_spec_of(command)
-    program = Program(run, spec, "HIVE_MARK=test", f"HIVE_EXEC=test.test.{run}", None)
+    program = EnteredProgram(run, spec, "HIVE_MARK=test", f"HIVE_EXEC=test.test.{run}", None)
     entered = await running.enter(program)
     (descriptor,) = entered.descriptors
     try:
@@ -94,7 +94,7 @@ async def thaw(running: RunningContainer) -> None:
 
 
 def truth(running: RunningContainer) -> str:
-    return running.stat(Snapshot()).state
+    return running.stat(ProcessTable()).state
 
 
 def group(running: RunningContainer) -> ContainerGroup:
@@ -105,8 +105,8 @@ def group(running: RunningContainer) -> ContainerGroup:
 
 async def works(running: RunningContainer) -> None:
     """Its processes make progress."""
-    before = running.stat(Snapshot()).cpu_us
-    await until(lambda: running.stat(Snapshot()).cpu_us > before)
+    before = running.stat(ProcessTable()).cpu_us
+    await until(lambda: running.stat(ProcessTable()).cpu_us > before)
 
 
 def paused(engine: DockerEngine, running: RunningContainer) -> bool:

@@ -18,15 +18,15 @@ import pytest
 from hive.domain import RuntimeKind
 from hive.host.cgroup import Subtree
 from hive.host.limits import Fences
-from hive.host.process import Identity, Snapshot, identify
+from hive.host.process import Identity, ProcessTable, identify
 from hive.link.messages import Ended
 from hive.link.specs import SandboxSpec
 from hive.sandbox.client import SandboxClient
 from hive.sandbox.log_pipes import reading
 from hive.sandbox.process import ProcessRuntime
 from hive.sandbox.runtime import Runtime
-from hive.sandbox.server import Helper
-from hive.settings import Paths
+from hive.sandbox.server import HelperServer
+from hive.settings.table import Paths
 
 AGENT_UID = 71000 + os.getpid() % 1000 * 2000
 """Another one in every run: where there is no cgroup, processes of the uid count as the agent's."""
@@ -36,13 +36,13 @@ SLEEP = ["sleep", "1000"]
 A = "a1b2c3d4e5f6"
 B = "b1b2c3d4e5f6"
 
-OpenHelper = Callable[..., Awaitable[Helper]]
+OpenHelper = Callable[..., Awaitable[HelperServer]]
 
 
 def kill_all_under(paths: Paths) -> None:
     """Ends what a failed test may have left: exactly the processes whose HOME is in this state directory."""
     prefix = b"HOME=" + os.fsencode(paths.state)
-    snapshot = Snapshot()
+    snapshot = ProcessTable()
     for pid, entries in snapshot.environments.items():
         if any(entry.startswith(prefix) for entry in entries):
             Identity.of(snapshot.processes[pid]).send(signal.SIGKILL)
@@ -97,19 +97,23 @@ class Daemon:
 
 
 class HelperProcess:
-    """`hive sandbox` as a process of its own, for what only a death shows. Its agents are never units of systemd."""
+    """`hive sandbox` as a process of its own, for what only a death shows. Its agents are never units of systemd.
+
+    Nothing is cut off their logs: on a busy machine an agent that talks wrote more than the usual bound before its test
+    was over, and the lines that the test counts were gone.
+    """
 
     PROGRAM = """
 import sys
 from pathlib import Path
 from hive.host import systemd
 from hive.sandbox import server
-from hive.settings import Paths, Sandbox, Settings
+from hive.settings.table import Agents, Paths, Sandbox, Settings
 systemd.BOOTED = Path("/nowhere")
 state, runtime, freezer, watch, policy = sys.argv[1:]
 if freezer == "signals":
     server.Subtree.find = lambda state: None
-settings = Settings(sandbox=Sandbox(policy=policy))
+settings = Settings(agents=Agents(log_max_bytes=1 << 30), sandbox=Sandbox(policy=policy))
 server.main(Paths(Path(state), Path(runtime)), settings, int(watch) if watch else None)
 """
 

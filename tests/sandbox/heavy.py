@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
-from sandbox.harness import PYTHON
+from tests.sandbox.harness import PYTHON
 
 MIB = 1024 * 1024
 

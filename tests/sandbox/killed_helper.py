@@ -10,25 +10,25 @@ import sys
 from pathlib import Path
 
 import uvloop
-from fakes.fuse import Fuse, bear
 
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.sandbox import server
-from hive.sandbox.held import Limits
-from hive.settings import Paths, Settings
+from hive.sandbox.supervised_agent import FreezeLimits
+from hive.settings.table import Paths, Settings
+from tests.fakes.fuse import Fuse, bear
 
 
 def main(order: str, state: str, runtime: str, freezer: str) -> None:
     def program(fuse: Fuse, watch_fd: int) -> None:
-        take = server.Helper._on_message
+        take = server.HelperServer._on_message
 
-        def taken(self: server.Helper, link: Link, message: Message, reply: Reply | None) -> None:
+        def taken(self: server.HelperServer, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
             fuse.meet(type(message).__name__)
             take(self, link, message, reply)
 
-        server.Helper._on_message = taken  # type: ignore[method-assign]
-        server.Limits = lambda: Limits(report_s=0.02)  # type: ignore[misc,assignment] - no `hive up` reaps anybody here
+        server.HelperServer._on_message = taken  # type: ignore[method-assign]
+        server.FreezeLimits = lambda: FreezeLimits(report_s=0.02)  # type: ignore[misc,assignment] - no `hive up` reaps anybody here
         uvloop.run = asyncio.run
         if freezer == "signals":
             server.Subtree.find = lambda state: None  # type: ignore[method-assign,assignment]

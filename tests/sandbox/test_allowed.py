@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sandbox.harness import SLEEP, A, B, Daemon, HelperProcess, runtimes, spec, uid_of, until
 
 from hive.domain import DockerSpec, FirecrackerSpec, Limits, RuntimeKind
 from hive.errors import ConfigError, NotPermitted
 from hive.host.policy_file import Networks, Policy, load, parse
 from hive.link.specs import SandboxSpec
 from hive.sandbox.allowed import Allowed, check, limited, matches
-from hive.sandbox.server import Helper
-from hive.settings import Paths
+from hive.sandbox.server import HelperServer
+from hive.settings.table import Paths
+from tests.sandbox.harness import SLEEP, A, B, Daemon, HelperProcess, runtimes, spec, uid_of, until
 
 Connect = Callable[..., Awaitable[Daemon]]
 
@@ -217,7 +217,7 @@ def test_what_is_not_named_is_refused_with_the_key_that_would_permit_it(
 def test_a_link_out_of_what_is_named_is_refused_and_so_is_one_into_it(
     policy: Policy, asked: SandboxSpec, link: str
 ) -> None:
-    """Who may move a link must not choose what runs: neither end of it alone is enough."""
+    """A user that may move a link must not choose what runs: neither end of it alone is enough."""
     check(policy, asked, resolve=the_same)
     with pytest.raises(NotPermitted, match=f"{link}, which is /etc/shadow,"):
         check(policy, asked, resolve=lambda path: "/etc/shadow" if path == link else path)
@@ -399,7 +399,7 @@ def test_what_is_no_file_is_said(tmp_path: Path) -> None:
 async def test_a_spec_outside_the_policy_is_neither_defined_nor_started(
     paths: Paths, freezer: str, file: Path, connect: Connect
 ) -> None:
-    helper = Helper(paths, runtimes(paths, freezer), allowed=Allowed(file))
+    helper = HelperServer(paths, runtimes(paths, freezer), allowed=Allowed(file))
     await helper.open()
     daemon = await connect()
     network = {"egress": [] if os.geteuid() == 0 else None}

@@ -10,21 +10,21 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from sandbox.harness import SLEEP, A, Daemon, HelperProcess, OpenHelper, running, spec, until
 
 from hive.errors import HiveError
-from hive.link.message import Message
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     AskStat,
     Done,
     Failed,
+    ProxyStats,
     Start,
-    Stats,
     Thaw,
 )
 from hive.sandbox import audit
-from hive.sandbox.audit import Audit, Peer
-from hive.settings import Paths
+from hive.sandbox.audit import Audit, LinkPeer
+from hive.settings.table import Paths
+from tests.sandbox.harness import SLEEP, A, Daemon, HelperProcess, OpenHelper, running, spec, until
 
 Connect = Callable[..., Awaitable[Daemon]]
 LINE = re.compile(
@@ -97,11 +97,11 @@ async def test_under_hive_up_it_goes_to_a_file_only_hive_may_read_and_not_to_the
     assert "audit verb" not in capfd.readouterr().err
 
 
-PEER = Peer("daemon", 1, 0)
+PEER = LinkPeer("daemon", 1, 0)
 
 
-def say(to: Audit, message: Message, outcome: Message, *, name: str = "a") -> list[Message]:
-    answered: list[Message] = []
+def say(to: Audit, message: LinkMessage, outcome: LinkMessage, *, name: str = "a") -> list[LinkMessage]:
+    answered: list[LinkMessage] = []
     to.noted(message, name, PEER, lambda answer, descriptors=(): answered.append(answer))(outcome)
     return answered
 
@@ -130,7 +130,7 @@ def test_the_answer_is_given_first_and_a_question_is_not_written_down(
     caplog.handler.addFilter(lambda record: order.append("line") is None)
     log.noted(Thaw(agent=A), "a", PEER, lambda *_: order.append("answer"))(Done())
     assert order == ["answer", "line"]
-    assert say(log, AskStat(), Stats(agents={})) == [Stats(agents={})]
+    assert say(log, AskStat(), ProxyStats(agents={})) == [ProxyStats(agents={})]
     assert len(lines_of(caplog.text)) == 1
 
 

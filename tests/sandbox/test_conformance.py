@@ -17,15 +17,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sandbox import bench_firecracker
-from sandbox.benches import MARKS, Bench, Floor, OpenBench, open_cgroup, open_docker, open_signals, printed
-from sandbox.harness import A, B, until
 
 from hive.domain import Limits
 from hive.errors import NotSupported, TimedOut, WrongState
-from hive.host.process import Identity, Snapshot, boot_id, has_environment
-from hive.sandbox.runtime import Running
-from hive.settings import Paths
+from hive.host.process import Identity, ProcessTable, boot_id, has_environment
+from hive.sandbox.runtime import RunningAgent
+from hive.settings.table import Paths
+from tests.sandbox import bench_firecracker
+from tests.sandbox.benches import MARKS, Bench, Floor, OpenBench, open_cgroup, open_docker, open_signals, printed
+from tests.sandbox.harness import A, B, until
 
 OPENERS: list[object] = [
     pytest.param(open_cgroup, id="process+cgroup", marks=pytest.mark.cgroup),
@@ -52,30 +52,30 @@ async def floor(bench: Bench) -> AsyncIterator[Floor]:
     await floor.close()
 
 
-async def freeze(running: Running) -> None:
+async def freeze(running: RunningAgent) -> None:
     await running.freeze(deadline_s=5, give_up=lambda: False)
 
 
-async def thaw(running: Running) -> None:
+async def thaw(running: RunningAgent) -> None:
     await running.thaw(deadline_s=5)
 
 
-def state(running: Running) -> str:
-    return running.stat(Snapshot()).state
+def state(running: RunningAgent) -> str:
+    return running.stat(ProcessTable()).state
 
 
-def has_ended(running: Running) -> bool:
+def has_ended(running: RunningAgent) -> bool:
     return bool(select.select([running.ended_fd], [], [], 0)[0])
 
 
-async def cpu_us_over(running: Running, wait_s: float) -> int:
+async def cpu_us_over(running: RunningAgent, wait_s: float) -> int:
     """CPU time used in the next `wait_s` seconds."""
-    before = running.stat(Snapshot()).cpu_us
+    before = running.stat(ProcessTable()).cpu_us
     await asyncio.sleep(wait_s)
-    return running.stat(Snapshot()).cpu_us - before
+    return running.stat(ProcessTable()).cpu_us - before
 
 
-async def give_up_at_once(running: Running) -> None:
+async def give_up_at_once(running: RunningAgent) -> None:
     with pytest.raises(WrongState):
         await running.freeze(deadline_s=5, give_up=lambda: True)
 
@@ -97,7 +97,7 @@ async def test_a_prepared_home_is_new_once(bench: Bench) -> None:
 
 async def test_a_started_agent_runs_and_says_what_it_costs(floor: Floor) -> None:
     running = await floor.start("idle")
-    truth = running.stat(Snapshot())
+    truth = running.stat(ProcessTable())
     assert (truth.state, truth.pid) == ("running", running.run.main.pid)
     assert truth.processes >= 1
     assert truth.rss_bytes > 0
@@ -125,8 +125,8 @@ async def test_what_it_prints_is_in_its_log(floor: Floor) -> None:
 
 async def test_work_is_seen_as_cpu_time(floor: Floor) -> None:
     running = await floor.start("burn")
-    before = running.stat(Snapshot()).cpu_us
-    await until(lambda: running.stat(Snapshot()).cpu_us > before)
+    before = running.stat(ProcessTable()).cpu_us
+    await until(lambda: running.stat(ProcessTable()).cpu_us > before)
 
 
 async def test_its_socket_lies_where_the_kernel_can_hold_its_name(floor: Floor) -> None:
@@ -152,7 +152,7 @@ async def test_it_says_which_limits_it_does_not_enforce(floor: Floor) -> None:
     capabilities = await floor.runtime.capabilities()
     assert capabilities.why_not == ""
     running = await floor.start("idle", limits=limits)
-    said = running.stat(Snapshot()).limits
+    said = running.stat(ProcessTable()).limits
     assert bool(said) == bool(capabilities.limits)
 
 
@@ -169,8 +169,8 @@ async def test_a_frozen_agent_uses_no_cpu_until_it_is_thawed(floor: Floor) -> No
     await thaw(running)
     assert not running.is_frozen()
     assert state(running) == "running"
-    before = running.stat(Snapshot()).cpu_us
-    await until(lambda: running.stat(Snapshot()).cpu_us > before)
+    before = running.stat(ProcessTable()).cpu_us
+    await until(lambda: running.stat(ProcessTable()).cpu_us > before)
 
 
 async def test_freezing_what_is_frozen_and_thawing_what_runs_changes_nothing(floor: Floor) -> None:
@@ -200,8 +200,8 @@ async def test_a_freeze_gives_up_when_it_is_told_to_and_the_agent_runs(floor: Fl
     await give_up_at_once(running)
     await thaw(running)
     assert state(running) == "running"
-    before = running.stat(Snapshot()).cpu_us
-    await until(lambda: running.stat(Snapshot()).cpu_us > before)
+    before = running.stat(ProcessTable()).cpu_us
+    await until(lambda: running.stat(ProcessTable()).cpu_us > before)
 
 
 async def test_a_freeze_that_is_cancelled_leaves_the_agent_awake(floor: Floor) -> None:
@@ -307,13 +307,13 @@ async def test_what_ended_counts_as_thawed_and_is_stopped_already(floor: Floor) 
 
 async def test_it_can_be_started_again_with_its_counters_at_zero(floor: Floor) -> None:
     first = await floor.start("burn")
-    await until(lambda: first.stat(Snapshot()).cpu_us > 300_000)
+    await until(lambda: first.stat(ProcessTable()).cpu_us > 300_000)
     assert await first.kill()
     await first.reap()
     first.close()
     second = await floor.start("idle")
     assert second.run.main != first.run.main
-    assert second.stat(Snapshot()).cpu_us < 300_000
+    assert second.stat(ProcessTable()).cpu_us < 300_000
 
 
 async def test_nothing_is_left_after_it_is_discarded(floor: Floor) -> None:
@@ -354,8 +354,8 @@ async def test_an_agent_nobody_wrote_down_is_found_by_its_mark(floor: Floor) -> 
     first = await floor.start("idle")
     spec = floor.bench.spec(A, "idle")
     first.close()
-    assert await floor.runtime.find(A, spec, Snapshot(), mark=f"HIVE_MARK={secrets.token_hex(16)}") is None
-    found = floor.hold(await floor.runtime.find(A, spec, Snapshot(), mark=MARK))
+    assert await floor.runtime.find(A, spec, ProcessTable(), mark=f"HIVE_MARK={secrets.token_hex(16)}") is None
+    found = floor.hold(await floor.runtime.find(A, spec, ProcessTable(), mark=MARK))
     assert found.run.main == first.run.main
     assert found.run.handle == first.run.handle
     await freeze(found)
@@ -389,6 +389,6 @@ async def test_what_sleeps_without_an_agent_is_woken(floor: Floor) -> None:
     await freeze(stray)
     await freeze(known)
     await floor.runtime.thaw_strays({B})
-    before = stray.stat(Snapshot()).cpu_us
-    await until(lambda: stray.stat(Snapshot()).cpu_us > before)
+    before = stray.stat(ProcessTable()).cpu_us
+    await until(lambda: stray.stat(ProcessTable()).cpu_us > before)
     assert state(known) == "frozen"

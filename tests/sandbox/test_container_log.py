@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.host.engine import Engine, Entry
+from hive.host.engine import Engine, EngineLogEntry
 from hive.sandbox.container_log import (
     ContainerLog,
     Position,
@@ -20,8 +20,8 @@ from hive.sandbox.container_log import (
 from hive.sandbox.log_process import append
 
 
-def entry(moment: int, number: int) -> Entry:
-    return Entry(f"2026-11-20T14:25:03.{moment:09d}", b"%d\n" % number)
+def entry(moment: int, number: int) -> EngineLogEntry:
+    return EngineLogEntry(f"2026-11-20T14:25:03.{moment:09d}", b"%d\n" % number)
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Making and removing agents, handing out their sockets, and who may ask the helper for that."""
+"""Making and removing agents, handing out their sockets, and the users that may ask the helper for that."""
 
 # ruff: noqa: ASYNC220, ASYNC240 - as in harness.py
 from __future__ import annotations
@@ -14,7 +14,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sandbox.harness import (
+
+from hive.errors import BadRequest, LinkLost, NotFound, NotPermitted, StoreFull, WrongState
+from hive.link.client import LinkClient
+from hive.link.messages import AskListeners, Done, Freeze, Hello
+from hive.settings.table import Paths
+from tests.sandbox.harness import (
     PYTHON,
     SLEEP,
     A,
@@ -30,17 +35,12 @@ from sandbox.harness import (
     until,
 )
 
-from hive.errors import BadRequest, LinkLost, NotFound, NotPermitted, StoreFull, WrongState
-from hive.link.client import LinkClient
-from hive.link.messages import AskListeners, Done, Freeze, Hello
-from hive.settings import Paths
-
 Connect = Callable[..., Awaitable[Daemon]]
 
 ROOT = os.geteuid() == 0
 
 
-# --- define, remove, who may -------------------------------------------------------------------------------------
+# --- define, remove, rights --------------------------------------------------------------------------------------
 
 
 async def test_the_agents_socket_belongs_to_the_agent_and_to_nobody_else(paths: Paths, daemon: Daemon) -> None:

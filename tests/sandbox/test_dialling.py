@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox.bench_firecracker import FirecrackerBench, open_bench, open_direct
-from sandbox.harness import PYTHON, SLEEP, A, B, Daemon, HelperProcess, spec, until
 
 from hive.domain import RuntimeKind
 from hive.errors import (
@@ -32,8 +30,10 @@ from hive.link.client import LinkClient
 from hive.link.messages import Dial, Dialled, Hello, dialled
 from hive.link.server import bind_private
 from hive.sandbox import dialling
-from hive.sandbox.server import Helper
-from hive.settings import Paths
+from hive.sandbox.server import HelperServer
+from hive.settings.table import Paths
+from tests.sandbox.bench_firecracker import FirecrackerBench, open_bench, open_direct
+from tests.sandbox.harness import PYTHON, SLEEP, A, B, Daemon, HelperProcess, spec, until
 
 Connect = Callable[..., Awaitable[Daemon]]
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own takes root")]
@@ -170,7 +170,7 @@ async def test_only_the_proxy_may_ask_for_it(paths: Paths, daemon: Daemon, proxy
 async def test_a_program_that_does_not_take_its_callers_holds_up_nobody_else(
     paths: Paths, daemon: Daemon, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its backlog is full: the kernel drops who calls it, for as long as it likes."""
+    """Its backlog is full: the kernel drops connects to it, for as long as it likes."""
     monkeypatch.setattr(dialling, "CONNECT_S", 1.0)
     monkeypatch.setattr(dialling, "AT_ONCE", 3)
     await started(daemon, paths, DEAF)
@@ -281,7 +281,7 @@ async def bench(request: pytest.FixtureRequest, paths: Paths) -> AsyncIterator[F
 
 @pytest.fixture
 async def machines(bench: FirecrackerBench, connect: Connect, paths: Paths) -> AsyncIterator[Daemon]:
-    helper = Helper(paths, {RuntimeKind.FIRECRACKER: bench.runtime})
+    helper = HelperServer(paths, {RuntimeKind.FIRECRACKER: bench.runtime})
     await helper.open()
     daemon = await connect()
     yield daemon
@@ -308,7 +308,7 @@ async def test_a_guest_is_called_at_its_vmm_which_the_helper_connects_to(
 async def test_a_link_that_breaks_out_of_a_jail_is_not_followed(
     bench: FirecrackerBench, machines: Daemon, proxy: Proxy, paths: Paths
 ) -> None:
-    """Who owns the VMM owns what is in its directory: the helper, as root, could be led to any socket of the host."""
+    """The user of the VMM owns its directory: the helper, as root, could be led to any socket of the host."""
     path = await machine(bench, machines)
     secret = paths.runtime / "engine.sock"
     with bind_private(secret) as listening:

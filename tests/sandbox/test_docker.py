@@ -17,12 +17,29 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import docker_engine
 import msgspec
 import pytest
-from docker_engine import DockerEngine
-from sandbox.benches import MARKS, Floor, docker_spec, printed
-from sandbox.containers import (
+
+from hive.domain import DockerSpec, Limits
+from hive.errors import (
+    BadRequest,
+    HiveError,
+    NotFound,
+    NotPermitted,
+    NotSupported,
+    WrongState,
+)
+from hive.host.process import ProcessTable
+from hive.link.server import bind_private
+from hive.sandbox.container import RunningContainer
+from hive.sandbox.docker import DockerRuntime
+from hive.sandbox.log_process import append
+from hive.sandbox.server import make_directories
+from hive.settings.table import Paths, Sandbox
+from tests import docker_engine
+from tests.docker_engine import DockerEngine
+from tests.sandbox.benches import MARKS, Floor, docker_spec, printed
+from tests.sandbox.containers import (
     COUNTS,
     ROOT,
     WITH_PROGRAMS,
@@ -34,24 +51,7 @@ from sandbox.containers import (
     started,
     truth,
 )
-from sandbox.harness import A, B, uid_of, until
-
-from hive.domain import DockerSpec, Limits
-from hive.errors import (
-    BadRequest,
-    HiveError,
-    NotFound,
-    NotPermitted,
-    NotSupported,
-    WrongState,
-)
-from hive.host.process import Snapshot
-from hive.link.server import bind_private
-from hive.sandbox.container import RunningContainer
-from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.log_process import append
-from hive.sandbox.server import make_directories
-from hive.settings import Paths, Sandbox
+from tests.sandbox.harness import A, B, uid_of, until
 
 pytestmark = pytest.mark.docker
 
@@ -100,7 +100,7 @@ async def test_its_limits_are_the_kernels(floor: Floor, engine: DockerEngine) ->
     assert host["MemorySwap"] == 64 << 20
     await until(lambda: "can't fork" in printed(floor.bench.spec(A, "idle")))
     assert "\n32\n" in printed(floor.bench.spec(A, "idle"))
-    assert running.stat(Snapshot()).limits == ""
+    assert running.stat(ProcessTable()).limits == ""
 
 
 async def test_what_takes_more_memory_than_it_may_ends_and_the_log_says_why(
@@ -147,7 +147,7 @@ async def test_otherwise_it_has_a_bridge_of_its_own_for_as_long_as_it_runs(
     running = await started(floor, command=["sh", "-c", script], egress=None, port=8080)
     host, _, port = running.address.rpartition(":")
     await until(lambda: _answers(host, int(port)))
-    assert running.stat(Snapshot()).address == running.address
+    assert running.stat(ProcessTable()).address == running.address
     (network,) = engine.networks(paths.state)
     assert network["Driver"] == "bridge"
     running.close()
@@ -335,7 +335,7 @@ async def test_what_the_engine_cannot_enforce_is_said(floor: Floor) -> None:
     assert isinstance(floor.runtime, DockerRuntime)
     assert (await floor.runtime.capabilities()).limits == ""
     floor.runtime._info |= {"MemoryLimit": False, "PidsLimit": False}
-    assert running.stat(Snapshot()).limits == "not enforced: memory"
+    assert running.stat(ProcessTable()).limits == "not enforced: memory"
 
 
 # --- gone behind Hive's back -------------------------------------------------------------------------------------

@@ -7,25 +7,25 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
-import docker_engine
 import pytest
-from docker_engine import DockerEngine
-from sandbox.benches import KINDS, docker_spec, printed
-from sandbox.harness import A, B, Daemon, spec, until
 
 from hive.domain import RuntimeKind
 from hive.errors import DependencyDown, NotFound, NotSupported, WrongState
 from hive.host.process import spawn
 from hive.link.specs import SandboxSpec
 from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.held import Limits
 from hive.sandbox.process import ProcessRuntime
-from hive.sandbox.server import Helper
-from hive.settings import Paths, Sandbox
+from hive.sandbox.server import HelperServer
+from hive.sandbox.supervised_agent import FreezeLimits
+from hive.settings.table import Paths, Sandbox
+from tests import docker_engine
+from tests.docker_engine import DockerEngine
+from tests.sandbox.benches import KINDS, docker_spec, printed
+from tests.sandbox.harness import A, B, Daemon, spec, until
 
 pytestmark = pytest.mark.docker
 
-OpenHelper = Callable[..., Awaitable[Helper]]
+OpenHelper = Callable[..., Awaitable[HelperServer]]
 Connect = Callable[..., Awaitable[Daemon]]
 StartHelper = Callable[[], "HelperProcess"]
 
@@ -40,13 +40,13 @@ def engine(paths: Paths) -> Iterator[DockerEngine]:
 @pytest.fixture
 async def open_docker(paths: Paths, engine: DockerEngine) -> AsyncIterator[OpenHelper]:
     """Helpers in this process; what a test left open is left in order."""
-    opened: list[Helper] = []
+    opened: list[HelperServer] = []
 
-    async def open_(docker_socket: str = str(engine.socket), **limits: float) -> Helper:
+    async def open_(docker_socket: str = str(engine.socket), **limits: float) -> HelperServer:
         docker = DockerRuntime(paths, Sandbox(docker_socket=docker_socket), log_max_bytes=1 << 17)
         process = ProcessRuntime(paths, subtree=None, log_max_bytes=65536)
         runtimes = {RuntimeKind.DOCKER: docker, RuntimeKind.PROCESS: process}
-        helper = Helper(paths, runtimes, limits=Limits(**{"log_check_s": 0.02, **limits}))
+        helper = HelperServer(paths, runtimes, limits=FreezeLimits(**{"log_check_s": 0.02, **limits}))
         await helper.open()
         opened.append(helper)
         return helper
@@ -257,13 +257,13 @@ import asyncio, sys
 from pathlib import Path
 from hive.domain import RuntimeKind
 from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.server import Helper
-from hive.settings import Paths, Sandbox
+from hive.sandbox.server import HelperServer
+from hive.settings.table import Paths, Sandbox
 state, runtime, docker = sys.argv[1:]
 paths = Paths(Path(state), Path(runtime))
 async def main():
     kinds = {RuntimeKind.DOCKER: DockerRuntime(paths, Sandbox(docker_socket=docker), log_max_bytes=1 << 17)}
-    await Helper(paths, kinds).open()
+    await HelperServer(paths, kinds).open()
     await asyncio.Event().wait()
 asyncio.run(main())
 """

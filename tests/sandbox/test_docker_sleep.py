@@ -12,11 +12,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import docker_engine
 import pytest
-from docker_engine import DockerEngine, PrivateEngine
-from sandbox.benches import MARKS, Floor, docker_spec, printed
-from sandbox.containers import (
+
+from hive.errors import DependencyDown, HiveError, TimedOut, WrongState
+from hive.host.process import ProcessTable
+from hive.sandbox.container_notes import Notes
+from hive.sandbox.docker import DockerRuntime
+from hive.sandbox.server import make_directories
+from hive.settings.table import Paths, Sandbox
+from tests import docker_engine
+from tests.docker_engine import DockerEngine, PrivateEngine
+from tests.sandbox.benches import MARKS, Floor, docker_spec, printed
+from tests.sandbox.containers import (
     COUNTS,
     GENTLY,
     ROOT,
@@ -32,15 +39,8 @@ from sandbox.containers import (
     truth,
     works,
 )
-from sandbox.harness import A, B, until
-from swapspace import zram_swap
-
-from hive.errors import DependencyDown, HiveError, TimedOut, WrongState
-from hive.host.process import Snapshot
-from hive.sandbox.container_notes import Notes
-from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.server import make_directories
-from hive.settings import Paths, Sandbox
+from tests.sandbox.harness import A, B, until
+from tests.swapspace import zram_swap
 
 pytestmark = pytest.mark.docker
 
@@ -77,7 +77,7 @@ async def test_trap_10_what_a_human_paused_is_left_alone(
     own. It is said in Stat and in the log, once."""
     running = await started(floor)
     assert engine.do(running.run.handle, "pause") == 204
-    assert (truth(running), running.stat(Snapshot()).freezer) == ("frozen", "docker, paused by hand")
+    assert (truth(running), running.stat(ProcessTable()).freezer) == ("frozen", "docker, paused by hand")
     assert not running.is_frozen()
     assert not running.is_half_frozen()
     assert running.thaw_now()
@@ -255,9 +255,9 @@ async def test_trap_17_the_anonymous_memory_of_a_sleeper_goes_to_swap_and_comes_
     with zram_swap(192):
         running = await started(floor, docker=WITH_PROGRAMS, command=command)
         await freeze(running)
-        before = running.stat(Snapshot())
+        before = running.stat(ProcessTable())
         paged = await running.page_out(give_up=lambda: False)
-        after = running.stat(Snapshot())
+        after = running.stat(ProcessTable())
         assert before.rss_bytes > 64 << 20
         assert paged.swap_bytes > 60 << 20
         assert after.rss_bytes < before.rss_bytes - (60 << 20)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 from collections.abc import Awaitable, Callable
 
 import pytest
-from sandbox.harness import SLEEP, A, B, Daemon, alive, running, until
 
 from hive.errors import BadRequest, NotFound, Saturated, WrongState
 from hive.host.process import identify
 from hive.sandbox.client import Execution
 from hive.sandbox.executions import AT_ONCE
-from hive.settings import Paths
+from hive.settings.table import Paths
+from tests.sandbox.harness import SLEEP, A, B, Daemon, alive, running, until
 
 Connect = Callable[..., Awaitable[Daemon]]
 WAITS = ["sh", "-c", "echo $$; exec sleep 1000"]
@@ -84,7 +85,10 @@ async def test_in_an_agent_that_has_ended_nothing_is_begun(daemon: Daemon, paths
     pid = await running(daemon, paths, SLEEP)
     who = identify(pid)
     assert who is not None
+    pidfd = os.pidfd_open(pid)
     assert who.send(signal.SIGKILL)
+    assert select.select([pidfd], [], [], 30)[0]  # it is dead; the loop, which would hear of it, stood still meanwhile
+    os.close(pidfd)
     with pytest.raises(WrongState):
         close(await daemon.client.execute(A, "00000001", WAITS, None))
 

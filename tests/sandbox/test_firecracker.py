@@ -17,16 +17,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fakes.firecracker_programs import make_programs
-from sandbox.bench_firecracker import MARK, FirecrackerBench, open_bench, open_direct
-from sandbox.harness import A, B, Daemon, uid_of, until
 
 from hive.domain import Limits, RuntimeKind
 from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, NotSupported, TimedOut, WrongState
-from hive.host.process import Snapshot
+from hive.host.process import ProcessTable
 from hive.link.client import LinkClient
-from hive.link.link import Link, Reply
-from hive.link.message import Message
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     AskListeners,
     Done,
@@ -39,8 +36,11 @@ from hive.sandbox import vmm
 from hive.sandbox.log_process import append
 from hive.sandbox.machine_dir import MachineDir
 from hive.sandbox.runtime import NO_EXEC
-from hive.sandbox.server import Helper
-from hive.settings import Paths
+from hive.sandbox.server import HelperServer
+from hive.settings.table import Paths
+from tests.fakes.firecracker_programs import make_programs
+from tests.sandbox.bench_firecracker import MARK, FirecrackerBench, open_bench, open_direct
+from tests.sandbox.harness import A, B, Daemon, uid_of, until
 
 ROOT = os.geteuid() == 0
 NEEDS_ROOT = [pytest.mark.root, pytest.mark.skipif(not ROOT, reason="a jailer needs root")]
@@ -84,7 +84,7 @@ def called_at(bench: FirecrackerBench) -> str:
 async def test_a_machine_runs_and_says_how_it_is_reached(bench: FirecrackerBench) -> None:
     running = await bench.start(A, "http 8080", port=8080)
     assert running.address == called_at(bench)
-    truth = running.stat(Snapshot())
+    truth = running.stat(ProcessTable())
     assert (truth.state, truth.freezer, truth.address) == ("running", "firecracker", running.address)
     assert truth.rss_bytes > 0
     await until(lambda: "http" in bench.console(A))
@@ -147,7 +147,7 @@ async def test_an_initrd_is_beside_the_kernel_and_named_to_the_vmm(bench: Firecr
         pytest.skip(f"no initrd at {initrd}")
     running = await bench.start(A, "idle", firecracker=msgspec.structs.replace(spec.firecracker, initrd=str(initrd)))
     assert (bench.top(A) / "root" / "initrd").read_bytes() == initrd.read_bytes()
-    said = await running._api.call(vmm.Call("GET", "/vm/config"))
+    said = await running._api.call(vmm.VmmCall("GET", "/vm/config"))
     assert msgspec.json.decode(said)["boot-source"]["initrd_path"] == ("/initrd" if bench.jailed else "initrd")
 
 
@@ -195,7 +195,7 @@ async def test_what_the_guest_prints_is_in_the_log_which_is_cut_back(bench: Fire
     assert bench.console(A).startswith("said before\n")
     short = bench.new_runtime()
     short._log_max_bytes = 50
-    short.trim_log(bench.spec(A, "ticks"))  # who writes cuts, not the helper
+    short.trim_log(bench.spec(A, "ticks"))  # its writer cuts it, not the helper
     assert len(bench.console(A)) > 50
 
 
@@ -360,7 +360,7 @@ async def test_a_machine_that_does_not_come_up_leaves_nothing(
     bench.programs.fault(fault)
     with pytest.raises(error, match=said):
         await bench.runtime.start(A, spec, mark=MARK)
-    assert MachineDir(bench.top(A), jailed=bench.jailed).residents(Snapshot()) == []
+    assert MachineDir(bench.top(A), jailed=bench.jailed).residents(ProcessTable()) == []
     await until(lambda: groups_of(bench, A) == [])
     (bench.programs.faults / fault).unlink()
     bench.hold(await bench.runtime.start(A, spec, mark=MARK))
@@ -374,7 +374,7 @@ async def test_one_that_does_not_answer_in_time_is_ended(
     bench.programs.fault("api-late", "30")
     with pytest.raises(TimedOut, match="did not answer"):
         await bench.runtime.start(A, spec, mark=MARK)
-    assert MachineDir(bench.top(A), jailed=bench.jailed).residents(Snapshot()) == []
+    assert MachineDir(bench.top(A), jailed=bench.jailed).residents(ProcessTable()) == []
 
 
 async def test_what_the_jailer_says_is_told(jailed: FirecrackerBench) -> None:
@@ -388,7 +388,7 @@ async def test_a_second_start_is_refused_while_the_first_one_lives(bench: Firecr
     running = await bench.start(A, "idle")
     with pytest.raises(WrongState, match="processes are left"):
         await bench.runtime.start(A, bench.spec(A, "idle"), mark=MARK)
-    assert running.stat(Snapshot()).state == "running"
+    assert running.stat(ProcessTable()).state == "running"
 
 
 async def test_a_directory_that_was_deleted_by_hand_is_said_to_be_gone(bench: FirecrackerBench) -> None:
@@ -434,7 +434,7 @@ async def test_only_its_own_jail_and_log_are_deleted(bench: FirecrackerBench) ->
     assert not bench.paths.log(A).exists()
     assert bench.top(B).exists()
     assert bench.programs.kernel.exists()
-    assert other.stat(Snapshot()).state == "running"
+    assert other.stat(ProcessTable()).state == "running"
 
 
 async def test_an_agent_nobody_wrote_down_is_found_in_its_jail(jailed: FirecrackerBench) -> None:
@@ -442,9 +442,11 @@ async def test_an_agent_nobody_wrote_down_is_found_in_its_jail(jailed: Firecrack
     first = await jailed.start(A, "idle")
     first.close()
     spec = jailed.spec(A, "idle")
-    found = jailed.hold(await jailed.new_runtime().find(A, spec, Snapshot(), mark=f"HIVE_MARK={secrets.token_hex(8)}"))
+    found = jailed.hold(
+        await jailed.new_runtime().find(A, spec, ProcessTable(), mark=f"HIVE_MARK={secrets.token_hex(8)}")
+    )
     assert (found.run.main, found.run.handle, found.run.leaf) == (first.run.main, first.run.handle, first.run.leaf)
-    assert await jailed.new_runtime().find(B, jailed.spec(B, "idle"), Snapshot(), mark=MARK) is None
+    assert await jailed.new_runtime().find(B, jailed.spec(B, "idle"), ProcessTable(), mark=MARK) is None
 
 
 # --- over the real link -------------------------------------------------------------------------------------------
@@ -464,7 +466,7 @@ class Proxy:
         link.tell(Hello(role="proxy", epoch="test"))
         self._asking = asyncio.ensure_future(link.ask(AskListeners(), Done, timeout_s=5))
 
-    def _told(self, link: Link, message: Message, reply: Reply | None) -> None:
+    def _told(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         if isinstance(message, Listener):
             (descriptor,) = link.take_descriptors()
             self._serving = asyncio.ensure_future(self._serve(message.agent, socket.socket(fileno=descriptor)))
@@ -488,7 +490,7 @@ async def test_a_machine_lives_its_life_through_the_helper(
     bench: FirecrackerBench, connect: Connect, paths: Paths
 ) -> None:
     spec = bench.spec(A, "client\nhttp 8080", port=8080)
-    helper = Helper(paths, {RuntimeKind.FIRECRACKER: bench.runtime})
+    helper = HelperServer(paths, {RuntimeKind.FIRECRACKER: bench.runtime})
     await helper.open()
     with contextlib.ExitStack() as stack:
         daemon = await connect()
@@ -519,14 +521,14 @@ async def test_a_machine_outlives_its_helper_and_is_taken_over_by_the_next(
     bench: FirecrackerBench, connect: Connect, paths: Paths
 ) -> None:
     spec = bench.spec(A, "client")
-    first = Helper(paths, {RuntimeKind.FIRECRACKER: bench.runtime})
+    first = HelperServer(paths, {RuntimeKind.FIRECRACKER: bench.runtime})
     await first.open()
     daemon = await connect()
     await daemon.client.define(A, spec)
     pid = (await daemon.client.start(A)).pid
     await daemon.client.freeze(A, 1)
     await first.leave()
-    second = Helper(paths, {RuntimeKind.FIRECRACKER: bench.new_runtime()})
+    second = HelperServer(paths, {RuntimeKind.FIRECRACKER: bench.new_runtime()})
     await second.open()
     try:
         await until(lambda: daemon.client.connected and daemon.connected > 1)

@@ -20,16 +20,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sandbox.bench_firecracker import MARK, FirecrackerBench, open_bench, open_direct
-from sandbox.harness import A, B, until
 
 from hive.errors import HiveError, NotSupported, TimedOut, WrongState
-from hive.host.process import Snapshot
+from hive.host.process import ProcessTable
 from hive.sandbox import vmm
 from hive.sandbox.machine import RunningMachine
 from hive.sandbox.machine_dir import MachineDir
 from hive.sandbox.server import make_directories
-from hive.settings import Paths
+from hive.settings.table import Paths
+from tests.sandbox.bench_firecracker import MARK, FirecrackerBench, open_bench, open_direct
+from tests.sandbox.harness import A, B, until
 
 
 @pytest.fixture(
@@ -124,7 +124,7 @@ async def test_trap_6_a_pause_that_lands_after_its_deadline_is_undone(bench: Fir
     with pytest.raises(TimedOut):
         await running.thaw(deadline_s=0.1)
     await until(running.thaw_now)
-    assert running.stat(Snapshot()).state == "running"
+    assert running.stat(ProcessTable()).state == "running"
     await moves_on(bench)
 
 
@@ -240,7 +240,7 @@ async def test_trap_10_stale_sockets_are_not_in_the_way_of_the_next_start(bench:
     assert (run / "api.sock").exists()
     assert (run / "v.sock").exists()
     second = await bench.start(A, "idle")
-    assert second.stat(Snapshot()).state == "running"
+    assert second.stat(ProcessTable()).state == "running"
 
 
 STARTER = """
@@ -249,7 +249,7 @@ from pathlib import Path
 import msgspec
 from hive.link.specs import SandboxSpec
 from hive.sandbox.firecracker import FirecrackerRuntime
-from hive.settings import Paths, Sandbox
+from hive.settings.table import Paths, Sandbox
 state, runtime, firecracker, jailer, base, kvm, agent, mark, spec = sys.argv[1:]
 settings = Sandbox(firecracker=firecracker, jailer=jailer, chroot_base=base)
 machines = FirecrackerRuntime(Paths(Path(state), Path(runtime)), settings, log_max_bytes=65536, kvm=Path(kvm))
@@ -273,7 +273,7 @@ async def test_trap_10_a_machine_whose_helper_was_killed_at_its_start_does_not_l
     helper = subprocess.Popen([sys.executable, "-c", STARTER, *arguments])
     directory = MachineDir(bench.top(A), jailed=bench.jailed)
     try:
-        await until(lambda: directory.residents(Snapshot()))
+        await until(lambda: directory.residents(ProcessTable()))
         if fault == "freezes-at-boot":
             await until(directory.vsock.exists)
     finally:
@@ -282,8 +282,8 @@ async def test_trap_10_a_machine_whose_helper_was_killed_at_its_start_does_not_l
     next_one = bench.new_runtime()
     if fault == "api-late":
         await until(directory.api.exists)
-    assert await next_one.find(A, spec, Snapshot(), mark=MARK) is None
-    assert directory.residents(Snapshot()) == []
+    assert await next_one.find(A, spec, ProcessTable(), mark=MARK) is None
+    assert directory.residents(ProcessTable()) == []
 
 
 # --- 13: what is said to a sleeping machine is lost without a word --------------------------------------------------
@@ -397,7 +397,7 @@ async def test_trap_21_what_a_stranger_did_is_noticed(bench: FirecrackerBench, m
     running = await bench.start(A, "ticks")
     stranger = vmm.Vmm(bench.top(A) / "root/run/api.sock", pid=running.run.main.pid)
     await stranger.call(vmm.PAUSE)
-    await until(lambda: running.stat(Snapshot()).state == "frozen")
+    await until(lambda: running.stat(ProcessTable()).state == "frozen")
     assert not running.thaw_now()
     await running.thaw(deadline_s=5)
     await moves_on(bench)

@@ -14,18 +14,14 @@ from pathlib import Path
 import ollama
 import openai
 import pytest
-from fakes.programs import fake_backend
+
+from tests.fakes.programs import fake_backend
+from tests.ports import free_port
 
 GUEST = Path(__file__).parents[2] / "conf" / "guest"
 FORWARD = GUEST / "hive-forward"
 
 with_socat = pytest.mark.skipif(shutil.which("socat") is None, reason="socat is not installed")
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @contextmanager

@@ -9,16 +9,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from sandbox.harness import SLEEP, A, B, Daemon, OpenHelper, alive, running, runtime, spec, until
 
 from hive.domain import DockerSpec, RuntimeKind
 from hive.errors import DependencyDown, NotSupported, WrongState
 from hive.link.messages import PagedOut
 from hive.link.specs import SandboxSpec
 from hive.sandbox.process import ProcessRuntime, RunningProcess
-from hive.sandbox.runtime import Run, Running
-from hive.sandbox.server import Helper
-from hive.settings import Paths
+from hive.sandbox.runtime import Run, RunningAgent
+from hive.sandbox.server import HelperServer
+from hive.settings.table import Paths
+from tests.sandbox.harness import SLEEP, A, B, Daemon, OpenHelper, alive, running, runtime, spec, until
 
 Connect = Callable[..., Awaitable[Daemon]]
 
@@ -197,7 +197,7 @@ async def test_a_helper_that_lacks_a_runtime_starts_and_holds_its_agents_as_gone
     daemon = await connect()
     pid = await running(daemon, paths, SLEEP)
     await first.leave()
-    helper = Helper(paths, {})
+    helper = HelperServer(paths, {})
     await helper.open()
     await until(lambda: daemon.connected == 2)
     assert (await daemon.client.stat())[A].state == "gone"
@@ -218,7 +218,7 @@ async def test_an_agent_of_a_runtime_that_is_not_there_can_be_forgotten(
     daemon = await connect()
     await daemon.client.define(A, spec(paths, A, SLEEP))
     await first.leave()
-    helper = Helper(paths, {})
+    helper = HelperServer(paths, {})
     await helper.open()
     await until(lambda: daemon.connected == 2)
     await daemon.client.remove(A)
@@ -232,7 +232,7 @@ class EngineDown(ProcessRuntime):
 
     down = True
 
-    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> Running | None:
+    async def adopt(self, agent: str, spec: SandboxSpec, run: Run, *, mark: str) -> RunningAgent | None:
         if self.down:
             raise DependencyDown("the engine does not answer")
         return await super().adopt(agent, spec, run, mark=mark)
@@ -248,7 +248,7 @@ async def test_an_agent_whose_engine_is_down_at_the_start_is_taken_up_when_it_is
     await running(daemon, paths, SLEEP, agent=B)
     await first.leave()
     asked = EngineDown(paths, subtree=runtime(paths, freezer)._subtree, log_max_bytes=4096)
-    helper = Helper(paths, {RuntimeKind.PROCESS: asked})
+    helper = HelperServer(paths, {RuntimeKind.PROCESS: asked})
     await helper.open()
     await until(lambda: daemon.connected == 2)
     assert "agent_not_adopted agent=a error=the engine does not answer" in caplog.text

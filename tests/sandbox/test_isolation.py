@@ -16,22 +16,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import docker_engine
 import pytest
-from sandbox.benches import docker_spec
-from sandbox.containers import WITH_PROGRAMS
-from sandbox.harness import PYTHON, SLEEP, A, B, Daemon, OpenHelper, runtimes, spec, until
 
-from hive.control import keyfiles
+from hive.control import secret_files
 from hive.domain import INNER_PORT, RuntimeKind
 from hive.errors import NotSupported
 from hive.link.server import bind_private
 from hive.link.specs import SandboxSpec
 from hive.sandbox.docker import DockerRuntime
 from hive.sandbox.runtime import Runtime
-from hive.sandbox.server import Helper
-from hive.settings import Paths, Sandbox
+from hive.sandbox.server import HelperServer
+from hive.settings.table import Paths, Sandbox
 from hive.store.database import Database
+from tests import docker_engine
+from tests.sandbox.benches import docker_spec
+from tests.sandbox.containers import WITH_PROGRAMS
+from tests.sandbox.harness import PYTHON, SLEEP, A, B, Daemon, OpenHelper, runtimes, spec, until
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer
@@ -134,10 +134,10 @@ def name_of(case: Case) -> str:
 
 @pytest.fixture
 async def open_helper(paths: Paths, case: Case) -> AsyncIterator[OpenHelper]:
-    helpers: list[Helper] = []
+    helpers: list[HelperServer] = []
 
-    async def open_() -> Helper:
-        helper = Helper(paths, case.runtimes(paths))
+    async def open_() -> HelperServer:
+        helper = HelperServer(paths, case.runtimes(paths))
         await helper.open()
         helpers.append(helper)
         return helper
@@ -177,8 +177,8 @@ async def neighbours(
     await daemon.client.define(B, spec(paths, B, SLEEP))
     other = (await daemon.client.start(B)).pid
     (paths.home(B) / "diary").touch(mode=0o600)
-    keyfiles.box_key(paths.box_key, {})
-    keyfiles.internal_token(paths.internal_token, {})
+    secret_files.box_key(paths.box_key, {})
+    secret_files.internal_token(paths.internal_token, {})
     Database.open(paths.database).close()
     redis_server.socket.parent.chmod(0o711)
     private = {

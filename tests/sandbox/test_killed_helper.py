@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from fakes.fuse import BEGIN
-from fakes.mortal import STEPS_MAX, Bystanders, Mortal, kill_tasks, mortal, until
-from sandbox.harness import A, spec, uid_of
-from swapspace import file_swap
 
 from hive.agents.pausing import Attempt
 from hive.agents.reconcile import gate_of
-from hive.agents.turns import outcome_of
+from hive.agents.transition_lock import outcome_of
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, WakeCause
 from hive.errors import HiveError, LinkLost
 from hive.host.cgroup import Subtree, state_label
-from hive.host.process import Snapshot
+from hive.host.process import ProcessTable
 from hive.link.messages import Busy, Closed
 from hive.sandbox.client import SandboxClient
-from hive.settings import Paths
+from hive.settings.table import Paths
+from tests.fakes.fuse import BEGIN
+from tests.fakes.mortal import STEPS_MAX, Bystanders, Mortal, kill_tasks, mortal, until
+from tests.sandbox.harness import A, spec, uid_of
+from tests.swapspace import file_swap
 
 RUNNING, PAUSED, STOPPED = AgentStatus.RUNNING, AgentStatus.PAUSED, AgentStatus.STOPPED
 TWO = ["sh", "-c", "sleep 1000 & wait"]
@@ -120,7 +120,7 @@ class Stage:
         await until(lambda: self.daemon.reconciled > before and self.daemon.rests, what=lambda: repr(self.daemon.life))
 
     def seen(self) -> Seen:
-        snapshot = Snapshot()
+        snapshot = ProcessTable()
         processes = snapshot.processes
         mine = {pid for pid, entries in snapshot.environments.items() if self._home in entries}
         alive = {pid for pid in mine if processes[pid].alive}

@@ -7,7 +7,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from sandbox.harness import (
+
+from hive.domain import Limits
+from hive.host.cgroup import subtree_name
+from hive.settings.table import Paths
+from tests.sandbox.harness import (
     PYTHON,
     SLEEP,
     A,
@@ -22,10 +26,6 @@ from sandbox.harness import (
     spec,
     until,
 )
-
-from hive.domain import Limits
-from hive.host.cgroup import subtree_name
-from hive.settings import Paths
 
 Connect = Callable[..., Awaitable[Daemon]]
 pytestmark = [

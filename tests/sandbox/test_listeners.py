@@ -1,4 +1,4 @@
-"""Agents' sockets inside jails, with real users: who may connect, and what the jail's user can do about it.
+"""Agents' sockets inside jails, with real users: the users that may connect, and the rights of the jail's user.
 
 The jail is as Firecracker's jailer makes it: `<id>` is root's, `<id>/root` and what is in it the agent's, and the
 agent's side sees nothing but `root`.
@@ -20,17 +20,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from sandbox.harness import until
 
 from hive.errors import BadRequest, WrongState
 from hive.link.link import Link
-from hive.link.message import Message
+from hive.link.message import LinkMessage
 from hive.link.messages import (
     Listener,
     ListenerGone,
 )
 from hive.sandbox.jail import bind_in, unlink_in
 from hive.sandbox.listeners import Listeners
+from tests.sandbox.harness import until
 
 UID, OTHER_UID = 71001, 71002
 INSIDE = "run/v.sock_11434"
@@ -129,7 +129,7 @@ def jail(top: Path) -> Jail:
     return Jail(top / "firecracker" / "id")
 
 
-# who may connect ------------------------------------------------------------------------------------------------------
+# rights to connect ----------------------------------------------------------------------------------------------------
 
 
 def test_only_the_jails_user_can_connect(jail: Jail) -> None:
@@ -300,7 +300,7 @@ class Follower:
         self.link = Link(there, name="proxy", on_message=lambda *_: None, on_lost=lambda _: None)
         self._here = Link(here, name="helper", on_message=self._on_message, on_lost=lambda _: None)
 
-    def _on_message(self, link: Link, message: Message, _: object) -> None:
+    def _on_message(self, link: Link, message: LinkMessage, _: object) -> None:
         assert isinstance(message, Listener | ListenerGone)
         self.told.append(f"{type(message).__name__} {message.agent}")
         self.sockets += [socket.socket(fileno=descriptor) for descriptor in link.take_descriptors()]

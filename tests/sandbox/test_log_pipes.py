@@ -1,4 +1,4 @@
-"""Agents' output on its way into their logs: who may do what to it, how much there is of it, and who may be killed."""
+"""Agents' output on its way into their logs: rights on the pipes, their sizes, and kills of each process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sandbox.harness import (
+
+from hive.host.process import identify
+from hive.sandbox import log_process
+from hive.sandbox.log_pipes import reading
+from hive.sandbox.log_process import LOCK, NEW, OVER, append, cut_back
+from hive.settings.table import Paths
+from tests.sandbox.harness import (
     PYTHON,
     SLEEP,
     A,
@@ -31,12 +37,6 @@ from sandbox.harness import (
     spec,
     until,
 )
-
-from hive.host.process import identify
-from hive.sandbox import log_process
-from hive.sandbox.log_pipes import reading
-from hive.sandbox.log_process import LOCK, NEW, OVER, append, cut_back
-from hive.settings import Paths
 
 Connect = Callable[..., Awaitable[Daemon]]
 StartHelper = Callable[..., HelperProcess]
@@ -181,7 +181,7 @@ def test_what_is_appended_is_never_more_than_the_bound(tmp_path: Path) -> None:
     assert (tmp_path / "a.log").read_bytes().endswith(b"0123456\n" * 250)
 
 
-# --- who may be killed -------------------------------------------------------------------------------------------
+# --- kills of each process ---------------------------------------------------------------------------------------
 
 COUNTS = """
 import itertools, time
@@ -256,7 +256,7 @@ async def test_the_next_helper_starts_a_reader_of_its_own(
 async def test_no_agent_is_without_a_reader_while_the_next_helper_takes_them_up(
     paths: Paths, helper_process: StartHelper, connect: Connect
 ) -> None:
-    """The earlier helper's reader was killed at the first agent; the others had nobody who read then: SIGPIPE."""
+    """The earlier helper's reader was killed at the first agent; the others had no reader then: SIGPIPE."""
     helper = helper_process()
     daemon = await connect()
     agents = [f"c{number}b2c3d4e5f6" for number in range(6)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hive.errors import NotFound, NotPermitted, WrongState
-from hive.host.process import Snapshot
+from hive.host.process import ProcessTable
 from hive.sandbox.machine_dir import DISK, KERNEL, MachineDir, Note, all_in
 
 ROOT = os.geteuid() == 0
@@ -237,7 +237,7 @@ def test_only_the_machines_of_this_hive_are_its(top: Path) -> None:
     assert all_in(top / "nowhere", jailed=True, state=Path("/one")) == []
 
 
-# --- who is in it ------------------------------------------------------------------------------------------------
+# --- its processes -----------------------------------------------------------------------------------------------
 
 SLEEP = "import sys, time; print(flush=True); time.sleep(100)"
 
@@ -248,10 +248,10 @@ def test_a_process_is_known_by_its_working_directory_without_a_jail(found: Machi
     with subprocess.Popen([sys.executable, "-S", "-c", SLEEP], cwd=direct.root, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert direct.residents(Snapshot()) == [process.pid]
-        assert found.residents(Snapshot()) == []
+        assert direct.residents(ProcessTable()) == [process.pid]
+        assert found.residents(ProcessTable()) == []
         process.kill()
-    assert direct.residents(Snapshot()) == []
+    assert direct.residents(ProcessTable()) == []
 
 
 @pytest.mark.root
@@ -262,6 +262,6 @@ def test_a_process_is_known_by_its_root_in_a_jail(found: MachineDir) -> None:
     with subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert found.residents(Snapshot()) == [process.pid]
+        assert found.residents(ProcessTable()) == [process.pid]
         process.kill()
-    assert found.residents(Snapshot()) == []
+    assert found.residents(ProcessTable()) == []

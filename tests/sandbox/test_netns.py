@@ -1,4 +1,4 @@
-"""Agents with a network of their own: what they reach there, who Hive takes them for, and what outlives whom."""
+"""Agents with a network of their own: the addresses they reach there, their identity for Hive, and their lifetimes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,25 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
-from sandbox.harness import (
+
+from hive.domain import INNER_PORT
+from hive.errors import HiveError, NotPermitted, NotSupported, WrongState
+from hive.host import netns
+from hive.host.process import spawn
+from hive.link.client import LinkClient
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
+from hive.link.messages import (
+    AskListeners,
+    Done,
+    Hello,
+    Listener,
+    ListenerGone,
+)
+from hive.sandbox.listeners import INNER_PATH
+from hive.settings.table import Paths
+from hive.tasks import spawn as spawn_task
+from tests.sandbox.harness import (
     PYTHON,
     SLEEP,
     A,
@@ -23,24 +41,6 @@ from sandbox.harness import (
     spec,
     until,
 )
-
-from hive.domain import INNER_PORT
-from hive.errors import HiveError, NotPermitted, NotSupported, WrongState
-from hive.host import netns
-from hive.host.process import spawn
-from hive.link.client import LinkClient
-from hive.link.link import Link, Reply
-from hive.link.message import Message
-from hive.link.messages import (
-    AskListeners,
-    Done,
-    Hello,
-    Listener,
-    ListenerGone,
-)
-from hive.sandbox.listeners import INNER_PATH
-from hive.settings import Paths
-from hive.tasks import spawn as spawn_task
 
 Connect = Callable[..., Awaitable[Daemon]]
 pytestmark = [pytest.mark.root, pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own takes root")]
@@ -79,7 +79,7 @@ class Proxy:
         await link.ask(AskListeners(), Done, timeout_s=10)
         self.asked += 1
 
-    def _told(self, link: Link, message: Message, reply: Reply | None) -> None:
+    def _told(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         if isinstance(message, Listener):
             self._take((message.agent, message.path), socket.socket(fileno=link.take_descriptors()[0]))
         elif isinstance(message, ListenerGone):
@@ -225,7 +225,7 @@ async def test_a_start_that_fails_leaves_no_group_and_no_network(paths: Paths, d
     for _ in range(3):
         with pytest.raises(NotPermitted):
             await daemon.client.start(A)
-    await until(lambda: len(os.listdir("/proc/self/fd")) == before)  # who reads logs ends a moment later
+    await until(lambda: len(os.listdir("/proc/self/fd")) == before)  # a reader of logs ends a moment later
     assert INNER_PATH not in {path for _, path in proxy.listeners}
 
 

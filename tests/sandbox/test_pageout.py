@@ -14,11 +14,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nobody import run_as_nobody
-from sandbox import heavy
-from sandbox.harness import A, B, Daemon, OpenHelper, alive, running, until
-from sandbox.heavy import MIB
-from swapspace import file_swap, is_only_swap, without_swap, zram_swap
 
 from hive.errors import LinkLost, NotSupported, Saturated, WrongState
 from hive.host.memory import advise_pageout
@@ -27,8 +22,13 @@ from hive.host.process import Identity, identify
 from hive.link.messages import PagedOut
 from hive.sandbox import pageout
 from hive.sandbox.pageout import SLICE_BYTES, by_reclaim, slices, why_not
-from hive.settings import Paths
+from hive.settings.table import Paths
 from hive.tasks import spawn
+from tests.nobody import run_as_nobody
+from tests.sandbox import heavy
+from tests.sandbox.harness import A, B, Daemon, OpenHelper, alive, running, until
+from tests.sandbox.heavy import MIB
+from tests.swapspace import file_swap, is_only_swap, without_swap, zram_swap
 
 Connect = Callable[..., Awaitable[Daemon]]
 
@@ -354,7 +354,7 @@ async def test_of_an_agent_that_ended_nothing_is_paged_out(some_swap: str) -> No
 
 @pytest.mark.root
 async def test_a_process_that_is_listed_only_once_is_not_touched(some_swap: str) -> None:
-    """It left the agent between the two looks; whoever has its number now is not known."""
+    """It left the agent between the two looks; the process with its pid now is not known."""
     looks = iter([[os.getpid()], []])
     with pytest.raises(WrongState, match="no process"):
         await nothing_left(lambda: next(looks))

@@ -12,7 +12,21 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 import pytest
-from sandbox.harness import (
+
+from hive.errors import ConfigError, WrongState
+from hive.host.process import identify
+from hive.link.client import LinkClient
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
+from hive.link.messages import (
+    WENT_DOWN,
+    AskListeners,
+    Done,
+    Hello,
+    Listener,
+)
+from hive.settings.table import Paths
+from tests.sandbox.harness import (
     BURN,
     PYTHON,
     SLEEP,
@@ -27,20 +41,6 @@ from sandbox.harness import (
     spec,
     until,
 )
-
-from hive.errors import ConfigError, WrongState
-from hive.host.process import identify
-from hive.link.client import LinkClient
-from hive.link.link import Link, Reply
-from hive.link.message import Message
-from hive.link.messages import (
-    WENT_DOWN,
-    AskListeners,
-    Done,
-    Hello,
-    Listener,
-)
-from hive.settings import Paths
 
 Connect = Callable[..., Awaitable[Daemon]]
 StartHelper = Callable[..., HelperProcess]
@@ -272,7 +272,7 @@ while True:
         print(f"{number:0999d}")
     time.sleep(1)
 """
-"""1 MB/s in lines of 1,000 bytes: 8 s of it fit into a log."""
+"""1 MB/s in lines of 1,000 bytes."""
 
 
 async def test_no_agent_dies_and_no_line_is_lost_when_the_helper_is_killed_while_agents_talk_a_megabyte_a_second(
@@ -370,7 +370,7 @@ async def test_a_new_helper_binds_the_sockets_afresh_and_hands_them_out(
 async def ask_for_listeners(paths: Paths) -> list[tuple[str, str]]:
     got: list[tuple[str, str]] = []
 
-    def told(link: Link, message: Message, reply: Reply | None) -> None:
+    def told(link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         if isinstance(message, Listener):
             got.append((message.agent, message.path))
 
@@ -407,13 +407,12 @@ async def test_a_user_without_rights_runs_and_freezes_agents_too(paths: Paths) -
     os.chown(top, 65534, 65534)
     program = f"""
 import asyncio, sys
-sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
 from pathlib import Path
-from sandbox.harness import BURN, Daemon, Helper, runtimes, spec, until, cpu_us_after
-from hive.settings import Paths
+from tests.sandbox.harness import BURN, Daemon, HelperServer, runtimes, spec, until, cpu_us_after
+from hive.settings.table import Paths
 async def main():
     paths = Paths(Path({str(paths.state)!r}), Path({str(paths.runtime)!r}))
-    helper = Helper(paths, runtimes(paths, "signals"))
+    helper = HelperServer(paths, runtimes(paths, "signals"))
     await helper.open()
     daemon = Daemon(paths)
     await until(lambda: daemon.client.connected)

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox.harness import (
+
+from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, TimedOut, WrongState
+from hive.host.cgroup import Leaf
+from hive.host.process import is_stopped, read_stat
+from hive.sandbox import home
+from hive.sandbox.signals import SignalGroup
+from hive.settings.table import Paths
+from tests.sandbox.harness import (
     BURN,
     PYTHON,
     SLEEP,
@@ -29,13 +36,6 @@ from sandbox.harness import (
     uid_of,
     until,
 )
-
-from hive.errors import BadRequest, HiveError, NotFound, NotPermitted, TimedOut, WrongState
-from hive.host.cgroup import Leaf
-from hive.host.process import is_stopped, read_stat
-from hive.sandbox import home
-from hive.sandbox.signals import SignalGroup
-from hive.settings import Paths
 
 Connect = Callable[..., Awaitable[Daemon]]
 

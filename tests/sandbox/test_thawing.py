@@ -8,13 +8,13 @@ import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
-from sandbox.harness import SLEEP, A, B, Daemon, HelperProcess, running, runtime, until
 
 from hive.errors import DependencyDown
 from hive.host.cgroup import Leaf, Subtree
 from hive.sandbox.process import ProcessRuntime
 from hive.sandbox.thawing import thaw_everybody
-from hive.settings import Paths
+from hive.settings.table import Paths
+from tests.sandbox.harness import SLEEP, A, B, Daemon, HelperProcess, running, runtime, until
 
 Connect = Callable[..., Awaitable[Daemon]]
 StartHelper = Callable[..., HelperProcess]

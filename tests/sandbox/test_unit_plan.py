@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hive.domain import Limits
 from hive.errors import BadRequest, DependencyDown, HiveError, NotFound, NotPermitted, WrongState
 from hive.host import systemd
-from hive.host.systemd import Ended
+from hive.host.systemd import ServiceEnd
 from hive.link.specs import SandboxSpec
 from hive.sandbox import unit_plan
 from hive.sandbox.unit_plan import Network, Places
@@ -163,15 +163,17 @@ def test_what_systemd_prints_becomes_an_error(text: str, error: type[HiveError])
 @pytest.mark.parametrize(
     ("code", "status", "result", "expected"),
     [
-        ("1", "0", "success", Ended(0, "success")),
-        ("1", "7", "exit-code", Ended(7, "exit-code")),
-        ("2", "15", "signal", Ended(143, "signal")),
-        ("3", "11", "core-dump", Ended(139, "core-dump")),
-        ("2", "9", "oom-kill", Ended(137, "oom-kill")),
+        ("1", "0", "success", ServiceEnd(0, "success")),
+        ("1", "7", "exit-code", ServiceEnd(7, "exit-code")),
+        ("2", "15", "signal", ServiceEnd(143, "signal")),
+        ("3", "11", "core-dump", ServiceEnd(139, "core-dump")),
+        ("2", "9", "oom-kill", ServiceEnd(137, "oom-kill")),
         ("0", "0", "success", None),
     ],
 )
-def test_how_it_ended_is_counted_as_a_shell_does(code: str, status: str, result: str, expected: Ended | None) -> None:
+def test_how_it_ended_is_counted_as_a_shell_does(
+    code: str, status: str, result: str, expected: ServiceEnd | None
+) -> None:
     shown = {"MainPID": "0", "ExecMainPID": "7", "ExecMainCode": code, "ExecMainStatus": status, "Result": result}
     assert systemd.ended_of(shown, 7) == expected
     assert systemd.ended_of(shown, 8) is None, "of another start"

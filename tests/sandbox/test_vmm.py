@@ -14,16 +14,16 @@ from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import pytest
-from fakes import fake_vmm_api
 from hypothesis import given
 from hypothesis import strategies as st
-from sandbox.harness import until
 
 from hive.domain import FirecrackerSpec
 from hive.errors import DependencyDown, HiveError, TimedOut
 from hive.host.firecracker import why_not_pause
 from hive.sandbox import vmm
-from hive.sandbox.vmm import Answer, Call, Vmm
+from hive.sandbox.vmm import Vmm, VmmAnswer, VmmCall
+from tests.fakes import fake_vmm_api
+from tests.sandbox.harness import until
 
 SPEC = FirecrackerSpec(kernel="/k", rootfs="/r", vcpus=2, memory_mb=512, tap="tap7", rootfs_read_only=True)
 
@@ -88,7 +88,7 @@ SPEC = FirecrackerSpec(kernel="/k", rootfs="/r", vcpus=2, memory_mb=512, tap="ta
         ),
     ],
 )
-def test_each_call_says_exactly_this(call: Call, method: str, path: str, fields: dict[str, object]) -> None:
+def test_each_call_says_exactly_this(call: VmmCall, method: str, path: str, fields: dict[str, object]) -> None:
     assert (call.method, call.path, json.loads(call.body)) == (method, path, fields)
 
 
@@ -170,13 +170,13 @@ FULL = (
 @pytest.mark.parametrize(
     ("raw", "answer"),
     [
-        (OK, Answer(200, b'{"state":"Running"}\r\n')),
-        (NO_CONTENT, Answer(204, b"")),
-        (FULL, Answer(503, b'{ "error": "Too many open connections" }')),
-        (b"HTTP/1.1 400 \r\ncontent-length:2\r\n\r\n{}", Answer(400, b"{}")),
+        (OK, VmmAnswer(200, b'{"state":"Running"}\r\n')),
+        (NO_CONTENT, VmmAnswer(204, b"")),
+        (FULL, VmmAnswer(503, b'{ "error": "Too many open connections" }')),
+        (b"HTTP/1.1 400 \r\ncontent-length:2\r\n\r\n{}", VmmAnswer(400, b"{}")),
     ],
 )
-def test_an_answer_is_whole_with_its_last_byte_and_no_sooner(raw: bytes, answer: Answer) -> None:
+def test_an_answer_is_whole_with_its_last_byte_and_no_sooner(raw: bytes, answer: VmmAnswer) -> None:
     for length in range(len(raw)):
         assert vmm.parse_answer(raw[:length]) is None
     assert vmm.parse_answer(raw) == answer
@@ -217,7 +217,7 @@ def test_what_is_no_answer_of_a_vmm_is_refused(raw: bytes) -> None:
     ],
 )
 def test_a_refusal_is_told_in_the_vmms_words(body: bytes, said: str) -> None:
-    assert vmm.fault(Answer(400, body)) == said
+    assert vmm.fault(VmmAnswer(400, body)) == said
 
 
 # --- the client --------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ async def serving(path: Path, talk: Talk) -> AsyncIterator[Vmm]:
         yield Vmm(path, pid=os.getpid())
     finally:
         server.close()
-        for _ in range(5):  # who was accepted just now begins
+        for _ in range(5):  # a connection accepted just now begins
             await asyncio.sleep(0)
         await until(lambda: not open_)
 
@@ -275,7 +275,7 @@ async def test_the_truth_is_remembered_with_its_time(top: Path) -> None:
     async with serving(top / "api", answering(OK)) as api:
         assert api.last is None
         assert (await api.ask()).state == "Running"
-        assert api.last == vmm.Instance(state="Running")
+        assert api.last == vmm.VmmInstance(state="Running")
         assert 0 < api.last_at <= time.monotonic()
 
 

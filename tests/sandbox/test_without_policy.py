@@ -8,16 +8,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sandbox.harness import PYTHON, A, Daemon, spec
 
 from hive.domain import DockerSpec, FirecrackerSpec, RuntimeKind
 from hive.errors import NotPermitted
 from hive.link.specs import SandboxSpec
 from hive.sandbox.allowed import Allowed
 from hive.sandbox.docker import DockerRuntime
-from hive.sandbox.server import Helper
-from hive.sandbox.without_policy import Files, check
-from hive.settings import Paths, Sandbox
+from hive.sandbox.server import HelperServer
+from hive.sandbox.without_policy import HostFiles, check
+from hive.settings.table import Paths, Sandbox
+from tests.sandbox.harness import PYTHON, A, Daemon, spec
 
 Connect = Callable[..., Awaitable[Daemon]]
 PLAIN = SandboxSpec(name="a", command=[], env={}, home="/h", log="/l", uid=70001)
@@ -69,7 +69,7 @@ def test_what_is_below_the_places_for_data_is_mounted(mount: str) -> None:
     ],
 )
 def test_anything_else_takes_a_policy_file(mount: str) -> None:
-    """Without one /etc, /dev and /root were mounted for whoever may create agents, with a gid of his choice."""
+    """Without one /etc, /dev and /root were mounted for every user that may create agents, with a gid of his choice."""
     with pytest.raises(NotPermitted, match=r"mounts: .*not permitted: without a policy only") as caught:
         check(container("/srv/data:/x", mount), Host())
     assert "sandbox.toml" in caught.value.hint
@@ -101,7 +101,7 @@ def test_an_image_is_what_everybody_may_read() -> None:
 
 
 def test_how_this_host_is_looked_at(tmp_path: Path) -> None:
-    looks = Files()
+    looks = HostFiles()
     (tmp_path / "link").symlink_to("/etc")
     assert looks.resolve(str(tmp_path / "link" / ".." / "etc" / "hosts")) == "/etc/hosts"
     assert looks.is_roots(str(tmp_path))
@@ -121,7 +121,7 @@ def test_how_this_host_is_looked_at(tmp_path: Path) -> None:
 def test_a_directory_of_another_user_is_not_roots(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     os.chown(tmp_path, 65534, 65534)
-    assert not Files().is_roots(str(tmp_path))
+    assert not HostFiles().is_roots(str(tmp_path))
 
 
 async def test_the_helper_asks_before_it_defines_and_before_it_starts(
@@ -135,7 +135,7 @@ async def test_the_helper_asks_before_it_defines_and_before_it_starts(
     (tmp_path / "link").symlink_to(tmp_path / "data")
     runtime = DockerRuntime(paths, Sandbox(docker_socket=str(tmp_path / "none")), log_max_bytes=4096)
     allowed = Allowed(policy)
-    helper = Helper(paths, {RuntimeKind.DOCKER: runtime}, allowed=allowed)
+    helper = HelperServer(paths, {RuntimeKind.DOCKER: runtime}, allowed=allowed)
     await helper.open()
     daemon = await connect()
     docker = DockerSpec(image="i", user="70001", mounts=[f"{tmp_path}/link:/d"])

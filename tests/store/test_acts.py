@@ -1,4 +1,4 @@
-"""Acts of the `hive` command: each is in the audit table once, whoever writes, takes in or is killed meanwhile."""
+"""Acts of the `hive` command: each is in the audit table once, though processes are killed meanwhile."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hive.store import acts, audit
-from hive.store.acts import UNREADABLE, Act, acts_of
-from hive.store.audit import AuditRow
+from hive.store.acts import UNREADABLE, OfflineAct, acts_of
+from hive.store.audit import AuditRecord
 from hive.store.database import Database
 
 WRITER = """
@@ -26,7 +26,7 @@ for number in range(60):
 """
 
 
-def act(target: str, act: str = "set_config") -> Act:
+def act(target: str, act: str = "set_config") -> OfflineAct:
     return acts.new(at=5.0, actor="uid:0", act=act, target=target, outcome="ok", detail={"file": "/etc/x\x1b"})
 
 
@@ -39,7 +39,7 @@ async def take_in(database: Database, *, removing: bool = True) -> None:
         acts.remove(path, found)
 
 
-async def rows(database: Database) -> list[AuditRow]:
+async def rows(database: Database) -> list[AuditRecord]:
     found = await database.read(lambda conn: audit.page(conn, audit.Filter(), 1000))
     return [entry.row for entry in reversed(found)]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hive.domain import Agent, AgentSpec, AgentStatus, RestartPolicy, SleepDepth, Tier
 from hive.errors import WrongState
 from hive.store import agents, audit
-from hive.store.audit import AuditRow
+from hive.store.audit import AuditRecord
 from hive.store.database import Database
 from hive.store.migrations import migrate
 
@@ -184,7 +184,9 @@ def test_no_two_agents_ever_hold_one_uid(steps: list[tuple[str, int]], alive: se
 
 async def test_the_audit_tail_is_the_last_rows_oldest_first(database: Database) -> None:
     rows = [
-        AuditRow(at=float(n), actor="uid:0", act="agent.paused", target="a1", origin="api", detail={"n": n, "ü": [1]})
+        AuditRecord(
+            at=float(n), actor="uid:0", act="agent.paused", target="a1", origin="api", detail={"n": n, "ü": [1]}
+        )
         for n in range(5)
     ]
     for row in rows:

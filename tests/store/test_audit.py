@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hive.store import anchors, audit, chain
-from hive.store.audit import KEPT_S, AuditRow, Filter
-from hive.store.chain import PRUNED, TAKEN_IN, Head, Verdict
+from hive.store.audit import KEPT_S, AuditRecord, Filter
+from hive.store.chain import PRUNED, TAKEN_IN, ChainVerdict, Head
 from hive.store.database import Database
 from hive.store.migrations import STEPS, migrate
 
@@ -22,12 +22,12 @@ WRITER = """
 import asyncio, sys
 from pathlib import Path
 from hive.store import audit
-from hive.store.audit import AuditRow
+from hive.store.audit import AuditRecord
 from hive.store.database import Database
 
 async def write():
     database = Database.open(Path(sys.argv[1]))
-    row = AuditRow(at=1.0, actor="uid:0", act="agent.paused", target="a1", origin="socket")
+    row = AuditRecord(at=1.0, actor="uid:0", act="agent.paused", target="a1", origin="socket")
     while True:
         heads = await asyncio.gather(*(database.write(lambda conn: audit.append(conn, row)) for _ in range(7)))
         print(max(heads)[0], flush=True)
@@ -43,8 +43,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "PRUNED_AT_ONCE", 3)
 
 
-def row_at(at: float, act: str = "agent.created") -> AuditRow:
-    return AuditRow(at=at, actor="uid:0", act=act, target=str(at), origin="socket")
+def row_at(at: float, act: str = "agent.created") -> AuditRecord:
+    return AuditRecord(at=at, actor="uid:0", act=act, target=str(at), origin="socket")
 
 
 async def add(database: Database, *ats: float) -> Head:
@@ -68,13 +68,13 @@ async def left(database: Database) -> list[float]:
     return [row.at for row in await database.read(lambda conn: audit.tail(conn, 100))]
 
 
-def looked_at(conn: sqlite3.Connection, *heads: Head) -> Verdict:
+def looked_at(conn: sqlite3.Connection, *heads: Head) -> ChainVerdict:
     return chain.verify(
         audit.links(conn), heads, begun_after=audit.begun_after(conn), numbered_to=audit.numbered_to(conn)
     )
 
 
-async def verdict_of(database: Database, *heads: Head) -> Verdict:
+async def verdict_of(database: Database, *heads: Head) -> ChainVerdict:
     return await database.read(lambda conn: looked_at(conn, *heads))
 
 
@@ -148,8 +148,8 @@ async def test_what_is_left_after_pruning_is_a_whole_chain_and_no_other_beginnin
     assert (bad.id, "no row of the chain says so" in bad.why) == (6, True)
 
 
-def order(at: float, act: str = "order.stop", outcome: str = "ok") -> AuditRow:
-    return AuditRow(at=at, actor="uid:0", act=act, target=f"t{at}", origin="socket", outcome=outcome)
+def order(at: float, act: str = "order.stop", outcome: str = "ok") -> AuditRecord:
+    return AuditRecord(at=at, actor="uid:0", act=act, target=f"t{at}", origin="socket", outcome=outcome)
 
 
 async def prune_all(database: Database) -> None:
@@ -174,7 +174,7 @@ async def prune_all(database: Database) -> None:
     ids=["transitions", "refused orders", "refused questions for secrets"],
 )
 async def test_neither_refusals_nor_what_agents_do_take_permitted_orders_away(
-    database: Database, monkeypatch: pytest.MonkeyPatch, flood: AuditRow
+    database: Database, monkeypatch: pytest.MonkeyPatch, flood: AuditRecord
 ) -> None:
     """Somebody who may do nothing pruned a million rows of others away within 82 minutes, and so did agents that slept
     and woke."""
@@ -319,7 +319,7 @@ async def test_rows_are_found_by_agent_actor_act_and_time_and_paged(database: Da
         for number in range(6):
             audit.append(
                 conn,
-                AuditRow(
+                AuditRecord(
                     at=float(number),
                     actor=f"uid:{number % 2}",
                     act="order.pause" if number < 3 else "agent.paused",

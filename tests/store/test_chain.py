@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.store.chain import GENESIS, PRUNED, START, TAKEN_IN, Head, Link, Verdict, hash_of, verify
+from hive.store.chain import GENESIS, PRUNED, START, TAKEN_IN, ChainLink, ChainVerdict, Head, hash_of, verify
 
-ROW = Link(0, 1.5, "uid:0", "agent.paused", "a1", "socket", "ok", '{"name":"bob"}', None, None)
+ROW = ChainLink(0, 1.5, "uid:0", "agent.paused", "a1", "socket", "ok", '{"name":"bob"}', None, None)
 
 
-def chained(rows: list[Link], after: Head = START) -> list[Link]:
+def chained(rows: list[ChainLink], after: Head = START) -> list[ChainLink]:
     """The same rows, numbered and chained from `after` on."""
-    done: list[Link] = []
+    done: list[ChainLink] = []
     for row in rows:
         link = row._replace(id=after.id + 1, prev=after.hash)
         done.append(link._replace(hash=hash_of(link, after.hash)))
@@ -23,13 +23,13 @@ def chained(rows: list[Link], after: Head = START) -> list[Link]:
     return done
 
 
-def head_of(link: Link) -> Head:
+def head_of(link: ChainLink) -> Head:
     return Head(link.id, str(link.hash))
 
 
 texts = st.text(max_size=8)
 rows = st.builds(
-    Link,
+    ChainLink,
     st.just(0),
     st.floats(allow_nan=False),
     *[texts] * 6,
@@ -40,15 +40,15 @@ chains = st.lists(rows, min_size=1, max_size=12).map(chained)
 
 
 @given(chains)
-def test_rows_as_they_were_written_are_right(links: list[Link]) -> None:
-    assert verify(links) == Verdict(len(links), head_of(links[-1]), None, 0)
+def test_rows_as_they_were_written_are_right(links: list[ChainLink]) -> None:
+    assert verify(links) == ChainVerdict(len(links), head_of(links[-1]), None, 0)
     assert verify(links, [head_of(links[-1])]).unanchored == 0
 
 
 @given(st.data(), chains)
-def test_a_changed_row_is_the_first_bad_one(data: st.DataObject, links: list[Link]) -> None:
+def test_a_changed_row_is_the_first_bad_one(data: st.DataObject, links: list[ChainLink]) -> None:
     number = data.draw(st.integers(0, len(links) - 1))
-    field = data.draw(st.sampled_from(Link._fields[1:]))
+    field = data.draw(st.sampled_from(ChainLink._fields[1:]))
     others: Any = st.floats(allow_nan=False) if field == "at" else texts
     new = data.draw(others.filter(lambda found: repr(found) != repr(getattr(links[number], field))))
     links[number] = links[number]._replace(**{field: new})
@@ -58,7 +58,7 @@ def test_a_changed_row_is_the_first_bad_one(data: st.DataObject, links: list[Lin
 
 
 @given(st.data(), chains)
-def test_a_row_taken_out_of_the_middle_is_the_first_bad_one(data: st.DataObject, links: list[Link]) -> None:
+def test_a_row_taken_out_of_the_middle_is_the_first_bad_one(data: st.DataObject, links: list[ChainLink]) -> None:
     number = data.draw(st.integers(0, len(links) - 1))
     rest = links[:number] + links[number + 1 :]
     bad = verify(rest, [head_of(links[-1])]).bad
@@ -70,7 +70,9 @@ def test_a_row_taken_out_of_the_middle_is_the_first_bad_one(data: st.DataObject,
 
 
 @given(st.data(), chains.filter(lambda links: len(links) > 1))
-def test_two_rows_that_changed_places_are_found_at_the_first_of_them(data: st.DataObject, links: list[Link]) -> None:
+def test_two_rows_that_changed_places_are_found_at_the_first_of_them(
+    data: st.DataObject, links: list[ChainLink]
+) -> None:
     one, other = sorted(data.draw(st.lists(st.integers(0, len(links) - 1), min_size=2, max_size=2, unique=True)))
     moved = list(links)
     moved[one], moved[other] = links[other]._replace(id=one + 1), links[one]._replace(id=other + 1)
@@ -81,7 +83,7 @@ def test_two_rows_that_changed_places_are_found_at_the_first_of_them(data: st.Da
 
 @given(st.data(), chains)
 def test_a_cut_off_end_is_found_by_an_anchor_or_a_number_and_else_said_to_be_possible(
-    data: st.DataObject, links: list[Link]
+    data: st.DataObject, links: list[ChainLink]
 ) -> None:
     kept, anchored = data.draw(st.integers(0, len(links) - 1)), data.draw(st.integers(1, len(links)))
     verdict = verify(links[:kept], [head_of(links[anchored - 1])])
@@ -96,7 +98,7 @@ def test_a_cut_off_end_is_found_by_an_anchor_or_a_number_and_else_said_to_be_pos
 
 
 @given(st.data(), chains)
-def test_a_chain_written_anew_is_found_up_to_the_last_anchor(data: st.DataObject, links: list[Link]) -> None:
+def test_a_chain_written_anew_is_found_up_to_the_last_anchor(data: st.DataObject, links: list[ChainLink]) -> None:
     number, anchored = data.draw(st.integers(1, len(links))), data.draw(st.integers(1, len(links)))
     forged = [link._replace(actor=link.actor + "x") if link.id == number else link for link in links]
     verdict = verify(chained(forged), [head_of(links[anchored - 1])])
@@ -114,7 +116,7 @@ def test_a_row_that_is_not_in_the_chain_is_bad() -> None:
     assert (bad.id, "not in the chain" in bad.why) == (3, True)
 
 
-def told(act: str, before: Head, **more: int) -> Link:
+def told(act: str, before: Head, **more: int) -> ChainLink:
     detail = f'{{"to":{before.id},"hash":"{before.hash}","rows":{more.get("rows", 1)}}}'
     return ROW._replace(act=act, detail=detail)
 

@@ -7,14 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from hive.domain import JobState
 from hive.errors import NotFound
 from hive.store import jobs
 from hive.store.database import Database
-from hive.store.jobs import Job, JobState
+from hive.store.jobs import StoredJob
 
 
-def job(number: int, **more: Any) -> Job:
-    plain = Job(id=f"j{number}", kind="backend.switch", actor="uid:0", created_at=number, updated_at=number)
+def job(number: int, **more: Any) -> StoredJob:
+    plain = StoredJob(id=f"j{number}", kind="backend.switch", actor="uid:0", created_at=number, updated_at=number)
     return msgspec.structs.replace(plain, **more)
 
 

@@ -11,17 +11,19 @@ from hive.domain import Agent, AgentSpec
 from hive.errors import BadRequest, NotFound, Saturated
 from hive.store import agents, messages, migrations, schedules
 from hive.store.database import Database
-from hive.store.messages import Message
-from hive.store.schedules import Schedule
+from hive.store.messages import StoredMessage
+from hive.store.schedules import StoredSchedule
 
 
-def message(number: int, agent: str = "a1", **fields: object) -> Message:
-    base = Message(id=f"m{number}", agent_id=agent, text=f"text {number} ü", sender="uid:0", sent_at=float(number))
+def message(number: int, agent: str = "a1", **fields: object) -> StoredMessage:
+    base = StoredMessage(
+        id=f"m{number}", agent_id=agent, text=f"text {number} ü", sender="uid:0", sent_at=float(number)
+    )
     return msgspec.structs.replace(base, **fields)
 
 
-def schedule(agent: str = "a1", **fields: object) -> Schedule:
-    base = Schedule(id=0, agent_id=agent, at=100.0, actor="uid:0", created_at=1.0)
+def schedule(agent: str = "a1", **fields: object) -> StoredSchedule:
+    base = StoredSchedule(id=0, agent_id=agent, at=100.0, actor="uid:0", created_at=1.0)
     return msgspec.structs.replace(base, **fields)
 
 
@@ -32,12 +34,12 @@ async def _agents(database: Database) -> None:
         await database.write(lambda conn, record=record: agents.insert(conn, record))  # type: ignore[misc]
 
 
-async def add(database: Database, *new: Message) -> None:
+async def add(database: Database, *new: StoredMessage) -> None:
     for one in new:
         await database.write(lambda conn, one=one: messages.add(conn, one, name="alice"))  # type: ignore[misc]
 
 
-async def waiting(database: Database, agent: str = "a1") -> list[Message]:
+async def waiting(database: Database, agent: str = "a1") -> list[StoredMessage]:
     return await database.read(lambda conn: messages.undelivered(conn, agent))
 
 
@@ -123,12 +125,12 @@ def test_a_text_that_is_none_is_refused(text: str, said: str) -> None:
 
 
 async def test_schedules_come_back_as_written_and_change(database: Database) -> None:
-    def added(new: Schedule) -> object:
+    def added(new: StoredSchedule) -> object:
         return database.write(lambda conn: schedules.add(conn, new, name="alice"))
 
     daily = schedule(every_s=86400.0, clock="07:30:00", note="ü")
-    first: Schedule = await added(daily)  # type: ignore[misc]
-    second: Schedule = await added(schedule("b2"))  # type: ignore[misc]
+    first: StoredSchedule = await added(daily)  # type: ignore[misc]
+    second: StoredSchedule = await added(schedule("b2"))  # type: ignore[misc]
     assert first == msgspec.structs.replace(daily, id=first.id)
     assert await database.read(schedules.all) == [first, second]
     later = msgspec.structs.replace(first, at=200.0, last_at=100.0, last_outcome="woken")
@@ -136,7 +138,7 @@ async def test_schedules_come_back_as_written_and_change(database: Database) -> 
     await database.write(lambda conn: schedules.remove(conn, second.id))
     await database.write(lambda conn: schedules.update(conn, second))
     assert await database.read(schedules.all) == [later]
-    third: Schedule = await added(schedule())  # type: ignore[misc]
+    third: StoredSchedule = await added(schedule())  # type: ignore[misc]
     assert third.id > second.id  # no number is given out twice: `--cancel` would mean another one
 
 

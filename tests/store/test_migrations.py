@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from hive.control.client import Client
-from hive.domain import Agent, AgentSpec, UsageEvent
+from hive.client.client import Client
+from hive.domain import Agent, AgentSpec, By, UsageEvent
 from hive.errors import WrongState
 from hive.store import agents, messages, rollups, usage
 from hive.store.database import Database
 from hive.store.migrations import READABLE_FROM, STEPS, migrate, refuse_newer, schema_of
-from hive.store.usage import Asked, By, Cost, Mark
+from hive.store.usage import CostSums, UsageFilter, UsageMark
 
 ROOT = Path(__file__).parents[2]
 PREVIOUS = "6251809"
@@ -102,7 +102,7 @@ def test_a_step_that_takes_away_is_seen(conn: sqlite3.Connection, step: str, wro
     assert wrong_with(conn, step, len(STEPS) + 1) == ([] if wrong is None else [wrong])
 
 
-# --- who may open it -----------------------------------------------------------------------------------------------
+# --- versions that open it -----------------------------------------------------------------------------------------
 
 
 def test_steps_beyond_what_must_be_known_do_not_move_the_version_that_older_code_looks_at(
@@ -243,7 +243,7 @@ async def test_what_the_previous_code_meters_on_it_is_in_this_ones_sums(previous
     path = tmp_path / "hive.db"
     database = Database.open(path)
     await database.write(lambda conn: usage.insert(conn, [usage_event(no) for no in (1, 2, 3)]))
-    await database.write(lambda conn: usage.set_marks(conn, {"p1": Mark(3, ahead=((5, 5),))}, now=1.0))
+    await database.write(lambda conn: usage.set_marks(conn, {"p1": UsageMark(3, ahead=((5, 5),))}, now=1.0))
     database.close()
     events = msgspec.json.encode([usage_event(no) for no in (1, 2, 3, 4, 5)]).decode()
     command = python("-c", METERS, str(path), events)
@@ -253,11 +253,11 @@ async def test_what_the_previous_code_meters_on_it_is_in_this_ones_sums(previous
     again = Database.open(path)
     by_model = {"m1": (3, 9), "m0": (2, 6)}
     for rolled_up in (2, 0):
-        found = await again.read(lambda conn: usage.usage_by(conn, By.MODEL, Asked()))
+        found = await again.read(lambda conn: usage.usage_by(conn, By.MODEL, UsageFilter()))
         assert {cost.key: (cost.requests, cost.tokens_in) for cost in found} == by_model
         assert await again.write(rollups.roll_up) == rolled_up
-    assert await again.read(usage.used_in_all) == Cost(requests=5, tokens_in=15, tokens_out=5)
-    assert await again.read(usage.marks) == {"p1": Mark(5, ahead=((5, 5),))}
+    assert await again.read(usage.used_in_all) == CostSums(requests=5, tokens_in=15, tokens_out=5)
+    assert await again.read(usage.marks) == {"p1": UsageMark(5, ahead=((5, 5),))}
     again.close()
 
 

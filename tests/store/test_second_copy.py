@@ -21,21 +21,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.appliance.audit import verify
-from hive.appliance.parts import of_up
+from hive.control.effects import BOOT
 from hive.control.recorded import PROXY_PORT
-from hive.control.world import BOOT
-from hive.domain import Agent, AgentSpec, AgentStatus, Role
+from hive.domain import Agent, AgentSpec, AgentStatus, Role, TokenState
 from hive.errors import HiveError, StoreFull
-from hive.settings import Paths
+from hive.files.audit_check import verify
+from hive.files.backup_contents import of_up
+from hive.settings.table import Paths
 from hive.store import agents, anchors, anew, audit, database, runtime_settings, second_copy, tokens
 from hive.store.anchors import anchors_of
-from hive.store.audit import AuditRow
+from hive.store.audit import AuditRecord
 from hive.store.chain import Head
 from hive.store.database import Database, suspect_of
 from hive.store.migrations import migrate
 from hive.store.second_copy import copy_of, read, rows_of
-from hive.store.tokens import ApiToken, TokenState
+from hive.store.tokens import StoredToken
 
 RUNNING, PAUSED, STOPPED = AgentStatus.RUNNING, AgentStatus.PAUSED, AgentStatus.STOPPED
 
@@ -47,9 +47,9 @@ def agent(
     return Agent(id=f"id-{name}", spec=found, token_serial=serial, status=status, uid=uid, created_at=5.0, generation=7)
 
 
-def token(name: str) -> ApiToken:
+def token(name: str) -> StoredToken:
     made = {"role": Role.OPERATOR, "created_by": "uid:0", "created_at": 1.0}
-    return ApiToken(id=f"t-{name}", name=name, digest=f"digest of {name}", **made)  # type: ignore[arg-type]
+    return StoredToken(id=f"t-{name}", name=name, digest=f"digest of {name}", **made)  # type: ignore[arg-type]
 
 
 async def a_hive(path: Path, *, rows: int = 40) -> Database:
@@ -68,7 +68,7 @@ async def a_hive(path: Path, *, rows: int = 40) -> Database:
     await store.write(lambda conn: agents.remove(conn, "id-dan", now=4.0))
     await store.write(lambda conn: tokens.revoke(conn, "old", now=5.0))
     for number in range(rows):
-        row = AuditRow(at=float(number), actor="uid:0", act="order.stop", target="x" * 500, origin="socket")
+        row = AuditRecord(at=float(number), actor="uid:0", act="order.stop", target="x" * 500, origin="socket")
         head: Head = await store.write(lambda conn, row=row: audit.append(conn, row))
     anchors.append(anchors_of(path), head, now=9.0)
     return store
@@ -196,7 +196,7 @@ async def test_a_copy_that_is_not_whole_is_not_used_and_that_is_told(
     store = Database.open(path)
     assert (await store.read(agents.all), await store.read(tokens.all)) == ([], [])
     assert store.loss is not None
-    assert "its second copy is damaged too" in store.loss.sentence
+    assert "its second copy is damaged too" in store.loss.kept
     assert len(list(tmp_path.glob("hive.db.damaged-*.second"))) == 1
     store.close()
 
@@ -363,7 +363,7 @@ async def test_on_a_full_disk_nothing_is_changed_that_it_does_not_say(small_disk
 CHANGER = """
 import asyncio, os, sys
 from pathlib import Path
-from test_second_copy import agent, token
+from tests.store.test_second_copy import agent, token
 from hive.store import agents, tokens
 from hive.store.database import Database
 
@@ -391,7 +391,7 @@ async def test_after_kill_9_and_a_damaged_database_all_is_there_that_was_said_an
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", CHANGER, str(path)),
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert process.stdout is not None
     said = (await process.stdout.readexactly(answered)).decode()

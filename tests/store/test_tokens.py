@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hive.domain import Role
+from hive.domain import Role, TokenState
 from hive.errors import NotFound, WrongState
 from hive.store import tokens
 from hive.store.migrations import migrate
-from hive.store.tokens import KEPT, ApiToken, TokenState
+from hive.store.tokens import KEPT, StoredToken
 
 
 @pytest.fixture
@@ -24,11 +24,11 @@ def conn(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     found.close()
 
 
-def token(number: int, name: str = "ci", **fields: float | None) -> ApiToken:
-    made = ApiToken(
+def token(number: int, name: str = "ci", **fields: float | None) -> StoredToken:
+    made = StoredToken(
         id=f"t_{number}", name=name, digest=f"{number:064x}", role=Role.OPERATOR, created_by="uid:0", created_at=number
     )
-    return ApiToken(**{**{field: getattr(made, field) for field in made.__struct_fields__}, **fields})
+    return StoredToken(**{**{field: getattr(made, field) for field in made.__struct_fields__}, **fields})
 
 
 def test_what_is_added_is_read_back_as_it_was(conn: sqlite3.Connection) -> None:

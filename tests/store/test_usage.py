@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from hive.domain import Agent, AgentSpec, UsageEvent
+from hive.domain import Agent, AgentSpec, By, UsageEvent
 from hive.store import agents, usage
 from hive.store.database import Database
-from hive.store.usage import AgentCost, Asked, By, Cost, GroupCost, Mark
+from hive.store.usage import CostOfAgent, CostSums, GroupCost, UsageFilter, UsageMark
 
 
 def event(no: int, **fields: object) -> UsageEvent:
@@ -48,7 +48,7 @@ async def test_usage_of_a_removed_agent_is_kept_without_its_name(database: Datab
     await database.write(lambda conn: usage.insert(conn, [event(1)]))
     await database.write(lambda conn: agents.remove(conn, "a1", now=1.0))
     await database.write(lambda conn: usage.insert(conn, [event(2)]))
-    found = await database.read(lambda conn: usage.usage_since(conn, Asked()))
+    found = await database.read(lambda conn: usage.usage_since(conn, UsageFilter()))
     assert [(cost.agent_id, cost.name, cost.requests) for cost in found.agents] == [("a1", None, 2)]
 
 
@@ -61,18 +61,18 @@ async def test_usage_since_sums_what_is_known_and_counts_what_is_not(database: D
         event(-2000, tokens_in=7777),
     ]
     await database.write(lambda conn: usage.insert(conn, rows))
-    found = await database.read(lambda conn: usage.usage_since(conn, Asked(500.0)))
-    first = AgentCost(agent_id="b2", name=None, requests=1, tokens_in=10, tokens_out=1000)
-    second = AgentCost(
+    found = await database.read(lambda conn: usage.usage_since(conn, UsageFilter(500.0)))
+    first = CostOfAgent(agent_id="b2", name=None, requests=1, tokens_in=10, tokens_out=1000)
+    second = CostOfAgent(
         agent_id="a1", name="alice", requests=3, tokens_in=20, tokens_out=1, cached_tokens=4, unknown=2, cut=1
     )
     assert found.agents == [first, second]
-    assert found.totals == Cost(requests=4, tokens_in=30, tokens_out=1001, cached_tokens=4, unknown=2, cut=1)
+    assert found.totals == CostSums(requests=4, tokens_in=30, tokens_out=1001, cached_tokens=4, unknown=2, cut=1)
 
 
 async def test_usage_since_of_nothing_is_zero(database: Database) -> None:
-    found = await database.read(lambda conn: usage.usage_since(conn, Asked()))
-    assert msgspec.to_builtins(found) == {"agents": [], "totals": dict.fromkeys(Cost.__struct_fields__, 0)}
+    found = await database.read(lambda conn: usage.usage_since(conn, UsageFilter()))
+    assert msgspec.to_builtins(found) == {"agents": [], "totals": dict.fromkeys(CostSums.__struct_fields__, 0)}
 
 
 async def test_usage_of_one_agent_has_the_published_shape(database: Database, alice: Agent) -> None:
@@ -96,11 +96,11 @@ async def test_usage_of_one_agent_has_the_published_shape(database: Database, al
 
 async def test_an_old_mark_is_pruned_only_when_its_spool_is_gone(database: Database) -> None:
     day = 86400.0
-    await database.write(lambda conn: usage.set_marks(conn, {"old": Mark(5), "spooled": Mark(6, 1)}, now=0.0))
-    await database.write(lambda conn: usage.set_marks(conn, {"young": Mark(7)}, now=20 * day))
+    await database.write(lambda conn: usage.set_marks(conn, {"old": UsageMark(5), "spooled": UsageMark(6, 1)}, now=0.0))
+    await database.write(lambda conn: usage.set_marks(conn, {"young": UsageMark(7)}, now=20 * day))
     gone = await database.write(lambda conn: usage.prune_marks(conn, spooled={"spooled"}, now=31 * day))
     assert gone == ["old"]
-    assert await database.read(usage.marks) == {"spooled": Mark(6, 1), "young": Mark(7)}
+    assert await database.read(usage.marks) == {"spooled": UsageMark(6, 1), "young": UsageMark(7)}
 
 
 async def test_usage_is_added_up_by_what_is_asked_and_of_whom(database: Database, alice: Agent) -> None:
@@ -112,18 +112,18 @@ async def test_usage_is_added_up_by_what_is_asked_and_of_whom(database: Database
     ]
     await database.write(lambda conn: usage.insert(conn, rows))
 
-    async def by(what: By, asked: Asked) -> list[tuple[str | int, int, int]]:
+    async def by(what: By, asked: UsageFilter) -> list[tuple[str | int, int, int]]:
         found = await database.read(lambda conn: usage.usage_by(conn, what, asked))
         return [(cost.key, cost.requests, cost.tokens_in) for cost in found]
 
-    assert await by(By.MODEL, Asked()) == [("large", 1, 500), ("small", 3, 20)]
-    assert await by(By.TENANT, Asked()) == [("default", 3, 510), ("acme", 1, 10)]
-    assert await by(By.BACKEND, Asked()) == [("ollama", 3, 520), ("vllm", 1, 0)]
-    assert await by(By.HOUR, Asked()) == [(3600, 2, 510), (7200, 2, 10)]
-    assert await by(By.MODEL, Asked(7200)) == [("small", 2, 10)]
-    assert await by(By.HOUR, Asked(agent="a1", tenant="default", model="small")) == [(3600, 1, 10)]
-    assert await by(By.TENANT, Asked(agent="nobody")) == []
-    (of_acme,) = await database.read(lambda conn: usage.usage_by(conn, By.TENANT, Asked(tenant="acme")))
+    assert await by(By.MODEL, UsageFilter()) == [("large", 1, 500), ("small", 3, 20)]
+    assert await by(By.TENANT, UsageFilter()) == [("default", 3, 510), ("acme", 1, 10)]
+    assert await by(By.BACKEND, UsageFilter()) == [("ollama", 3, 520), ("vllm", 1, 0)]
+    assert await by(By.HOUR, UsageFilter()) == [(3600, 2, 510), (7200, 2, 10)]
+    assert await by(By.MODEL, UsageFilter(7200)) == [("small", 2, 10)]
+    assert await by(By.HOUR, UsageFilter(agent="a1", tenant="default", model="small")) == [(3600, 1, 10)]
+    assert await by(By.TENANT, UsageFilter(agent="nobody")) == []
+    (of_acme,) = await database.read(lambda conn: usage.usage_by(conn, By.TENANT, UsageFilter(tenant="acme")))
     assert of_acme == GroupCost(key="acme", requests=1, tokens_in=10, tokens_out=1, cut=1)
-    agents = await database.read(lambda conn: usage.usage_since(conn, Asked(model="large")))
+    agents = await database.read(lambda conn: usage.usage_since(conn, UsageFilter(model="large")))
     assert [(cost.name, cost.requests) for cost in agents.agents] == [("alice", 1)]

@@ -1,4 +1,4 @@
-"""Sums of usage agree with the requests they are sums of, whoever wrote those, and outlive them."""
+"""Sums of usage agree with the requests they are sums of, of old and new versions of Hive, and outlive them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from fakes.usage_events import usage_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hive.domain import UsageEvent
+from hive.domain import By, UsageEvent
 from hive.store import rollups, usage
 from hive.store.migrations import STEPS, migrate
-from hive.store.rollups import DAY_S, HOUR_S, SUMS, WEEK_S, Kept, Table, begin_of, cover, keep_from, let_go
-from hive.store.usage import Asked, By, Cost, GroupCost, Spent
+from hive.store.rollups import DAY_S, HOUR_S, SUMS, WEEK_S, KeptSince, UsageTable, begin_of, cover, keep_from, let_go
+from hive.store.usage import CostSums, GroupCost, SpentSums, UsageFilter
+from tests.fakes.usage_events import usage_event
 
 DAY = 19_999 * DAY_S
 """A day begins, Unix seconds, and a week."""
@@ -62,7 +62,7 @@ MOMENTS = st.one_of(
     st.floats(0, 40 * DAY_S),
     st.floats(20 * DAY_S, 21 * DAY_S),
 )
-SPANS_S = {Table.REQUESTS: 0, **dict(SUMS)}
+SPANS_S = {UsageTable.REQUESTS: 0, **dict(SUMS)}
 
 
 @given(st.lists(MOMENTS, max_size=30), MOMENTS, st.booleans())
@@ -75,25 +75,30 @@ def test_the_pieces_hold_each_request_since_then_once(ended: list[float], since:
     pieces = cover(since, max(ended, default=0.0), by_hour=by_hour)
     assert sum(piece.sign * counted(piece) for piece in pieces) == sum(at >= since for at in ended)
     if by_hour:
-        assert {piece.table for piece in pieces} <= {Table.REQUESTS, Table.HOURS}
+        assert {piece.table for piece in pieces} <= {UsageTable.REQUESTS, UsageTable.HOURS}
 
 
 @given(MOMENTS, MOMENTS)
 def test_half_an_hour_of_requests_half_a_day_of_hours_and_half_a_week_of_days_are_read_at_most(
     since: float, newest: float
 ) -> None:
-    most = {Table.REQUESTS: HOUR_S / 2, Table.HOURS: DAY_S / 2, Table.DAYS: WEEK_S / 2, Table.WEEKS: float("inf")}
+    most = {
+        UsageTable.REQUESTS: HOUR_S / 2,
+        UsageTable.HOURS: DAY_S / 2,
+        UsageTable.DAYS: WEEK_S / 2,
+        UsageTable.WEEKS: float("inf"),
+    }
     for piece in cover(since, newest):
         assert 0 < min(piece.last, max(newest, piece.first + 1e-3)) - piece.first <= most[piece.table]
 
 
 @given(MOMENTS, MOMENTS, st.integers(0, 960), st.integers(0, 5))
 def test_no_piece_needs_what_was_pruned(since: float, newest: float, hours_gone: int, weeks_gone: int) -> None:
-    kept = Kept(max(hours_gone * HOUR_S, weeks_gone * WEEK_S), weeks_gone * WEEK_S)
+    kept = KeptSince(max(hours_gone * HOUR_S, weeks_gone * WEEK_S), weeks_gone * WEEK_S)
     begin = begin_of(since, kept)
     assert begin_of(begin, kept) == begin
     for piece in cover(begin, newest):
-        assert piece.first >= (kept.requests_from if piece.table is Table.REQUESTS else kept.sums_from)
+        assert piece.first >= (kept.requests_from if piece.table is UsageTable.REQUESTS else kept.sums_from)
 
 
 # --- exactness -------------------------------------------------------------------------------------------------------
@@ -102,7 +107,7 @@ KEYS = {By.AGENT: "agent_id", By.TENANT: "tenant", By.MODEL: "model", By.BACKEND
 KEYS[By.HOUR] = "CAST(created_at AS INTEGER) / 3600 * 3600"
 
 
-def by_hand(conn: sqlite3.Connection, by: By, asked: Asked) -> dict[str | int, Cost]:
+def by_hand(conn: sqlite3.Connection, by: By, asked: UsageFilter) -> dict[str | int, CostSums]:
     """The same question asked of single requests."""
     conditions, values = ["created_at >= ?"], [asked.since]
     for column, value in (("agent_id", asked.agent), ("tenant", asked.tenant), ("model", asked.model)):
@@ -115,10 +120,10 @@ def by_hand(conn: sqlite3.Connection, by: By, asked: Asked) -> dict[str | int, C
         f" FROM inference_usage WHERE {' AND '.join(conditions)} GROUP BY key",
         values,
     )
-    return {key: Cost(*costs) for key, *costs in rows}
+    return {key: CostSums(*costs) for key, *costs in rows}
 
 
-def answer(conn: sqlite3.Connection, by: By, asked: Asked) -> dict[str | int, Cost]:
+def answer(conn: sqlite3.Connection, by: By, asked: UsageFilter) -> dict[str | int, CostSums]:
     if by is By.AGENT:
         found = usage.usage_since(conn, asked)
         assert found.totals == usage.total(found.agents)
@@ -126,27 +131,27 @@ def answer(conn: sqlite3.Connection, by: By, asked: Asked) -> dict[str | int, Co
     return {row.key: _cost(row) for row in usage.usage_by(conn, by, asked)}
 
 
-def _cost(row: Cost) -> Cost:
-    return Cost(*(getattr(row, name) for name in Cost.__struct_fields__))
+def _cost(row: CostSums) -> CostSums:
+    return CostSums(*(getattr(row, name) for name in CostSums.__struct_fields__))
 
 
-def every_question(since: float) -> Iterator[tuple[By, Asked]]:
+def every_question(since: float) -> Iterator[tuple[By, UsageFilter]]:
     agents, tenants, models = (None, "a1", "nobody"), (None, "default"), (None, "small")
     for by, agent, tenant, model in itertools.product(By, agents, tenants, models):
-        yield by, Asked(since, agent, tenant, model)
+        yield by, UsageFilter(since, agent, tenant, model)
 
 
 def assert_exact(conn: sqlite3.Connection, since: float) -> None:
     for by, asked in every_question(since):
         assert answer(conn, by, asked) == by_hand(conn, by, asked), (by, asked)
-    everything = usage.total(list(by_hand(conn, By.BACKEND, Asked(since)).values()))
-    assert usage.spent_since(conn, since) == Spent(everything.tokens_in, everything.tokens_out, everything.requests)
+    everything = usage.total(list(by_hand(conn, By.BACKEND, UsageFilter(since)).values()))
+    assert usage.spent_since(conn, since) == SpentSums(everything.tokens_in, everything.tokens_out, everything.requests)
     of_one = usage.agent_usage(conn, "a1", since=since)
-    models = by_hand(conn, By.MODEL, Asked(since, agent="a1"))
+    models = by_hand(conn, By.MODEL, UsageFilter(since, agent="a1"))
     assert {row.model: (row.total_in, row.total_out, row.count) for row in of_one.by_model} == {
         model: (cost.tokens_in, cost.tokens_out, cost.requests) for model, cost in models.items()
     }
-    assert usage.used_in_all(conn) == usage.total(list(by_hand(conn, By.BACKEND, Asked(0)).values()))
+    assert usage.used_in_all(conn) == usage.total(list(by_hand(conn, By.BACKEND, UsageFilter(0)).values()))
 
 
 COUNTS = st.one_of(st.none(), st.integers(0, 2**40))
@@ -210,7 +215,7 @@ def test_rows_from_before_the_sums_come_into_them_bit_by_bit(monkeypatch: pytest
 def test_an_event_that_comes_again_is_in_the_sums_once(conn: sqlite3.Connection) -> None:
     usage.insert(conn, [event(1), event(2), event(2)])
     usage.insert(conn, [event(1), event(3)])
-    assert usage.usage_by(conn, By.HOUR, Asked()) == [GroupCost(key=DAY, requests=3, tokens_in=30, tokens_out=3)]
+    assert usage.usage_by(conn, By.HOUR, UsageFilter()) == [GroupCost(key=DAY, requests=3, tokens_in=30, tokens_out=3)]
 
 
 def test_what_a_transaction_that_failed_added_is_in_no_sum(conn: sqlite3.Connection) -> None:
@@ -218,7 +223,7 @@ def test_what_a_transaction_that_failed_added_is_in_no_sum(conn: sqlite3.Connect
     usage.insert(conn, [event(1)])
     conn.execute("ROLLBACK")
     assert conn.execute("SELECT count(*) FROM usage_hours").fetchone()[0] == 0
-    assert usage.used_in_all(conn) == Cost()
+    assert usage.used_in_all(conn) == CostSums()
 
 
 def test_no_question_reads_a_whole_table(conn: sqlite3.Connection) -> None:
@@ -235,7 +240,7 @@ def test_no_question_reads_a_whole_table(conn: sqlite3.Connection) -> None:
     conn.set_trace_callback(None)
     statements = {text.replace("Inf", "9e999") for text in asked}
     plans = {text: [row[3] for row in conn.execute(f"EXPLAIN QUERY PLAN {text}")] for text in statements}
-    for table in Table:
+    for table in UsageTable:
         assert any(table in text for text in plans), table
     few = ("agents", "filled", "json_each", "usage_kept", "inference_usage USING INDEX inference_usage_unrolled")
     for text, plan in plans.items():
@@ -262,7 +267,7 @@ def test_one_request_is_told_with_all_that_is_known_of_it(conn: sqlite3.Connecti
 # --- pruning ---------------------------------------------------------------------------------------------------------
 
 
-def prune(conn: sqlite3.Connection, kept: Kept, now: float) -> list[int]:
+def prune(conn: sqlite3.Connection, kept: KeptSince, now: float) -> list[int]:
     """How many rows each step deleted."""
     let_go(conn, kept, now=now)
     steps = []
@@ -277,9 +282,9 @@ def test_what_is_pruned_request_by_request_stays_in_the_sums(
 ) -> None:
     monkeypatch.setattr(rollups, "PRUNED_AT_ONCE", 4)
     usage.insert(conn, [event(no, created_at=DAY + 600.0 * no) for no in range(20)])
-    before = usage.usage_by(conn, By.HOUR, Asked())
-    assert prune(conn, Kept(requests_from=DAY + 2 * HOUR_S), now=DAY + DAY_S) == [4, 4, 4]
-    assert usage.usage_by(conn, By.HOUR, Asked()) == before
+    before = usage.usage_by(conn, By.HOUR, UsageFilter())
+    assert prune(conn, KeptSince(requests_from=DAY + 2 * HOUR_S), now=DAY + DAY_S) == [4, 4, 4]
+    assert usage.usage_by(conn, By.HOUR, UsageFilter()) == before
     assert usage.request(conn, "p1-11") is None
     assert usage.request(conn, "p1-12") is not None
     assert [row.id for row in usage.agent_usage(conn, "a1", since=0, limit=3).recent] == ["p1-19", "p1-18", "p1-17"]
@@ -290,16 +295,16 @@ def test_since_the_middle_of_an_hour_whose_requests_are_gone_means_since_its_beg
     conn: sqlite3.Connection,
 ) -> None:
     usage.insert(conn, [event(no, created_at=DAY + 600.0 * no) for no in range(18)])
-    prune(conn, Kept(requests_from=DAY + 2 * HOUR_S), now=DAY + DAY_S)
+    prune(conn, KeptSince(requests_from=DAY + 2 * HOUR_S), now=DAY + DAY_S)
     since = {"gone": DAY + HOUR_S + 1500.0, "kept": DAY + 2 * HOUR_S + 1500.0}
     assert {name: usage.spent_since(conn, at).requests for name, at in since.items()} == {"gone": 12, "kept": 3}
-    (found, *_) = usage.usage_by(conn, By.HOUR, Asked(since["gone"]))
+    (found, *_) = usage.usage_by(conn, By.HOUR, UsageFilter(since["gone"]))
     assert (found.key, found.requests) == (DAY + HOUR_S, 6)
 
 
 def test_a_request_that_is_in_no_sum_is_not_pruned(conn: sqlite3.Connection) -> None:
     insert_as_an_older_hive(conn, [event(1)])
-    assert prune(conn, Kept(requests_from=DAY + DAY_S), now=DAY + 2 * DAY_S) == []
+    assert prune(conn, KeptSince(requests_from=DAY + DAY_S), now=DAY + 2 * DAY_S) == []
     rollups.roll_up(conn)
     assert rollups.prune_requests(conn) == 1
     assert usage.used_in_all(conn).requests == 1
@@ -311,12 +316,14 @@ def test_sums_are_pruned_but_what_was_used_in_all_is_kept(
     monkeypatch.setattr(rollups, "PRUNED_AT_ONCE", 5)
     models = ("small", "made up once", "large")
     usage.insert(conn, [event(no, created_at=DAY + WEEK_S * no, model=models[no]) for no in range(3)])
-    steps = prune(conn, Kept(DAY + 2 * WEEK_S, DAY + 2 * WEEK_S), now=DAY + 3 * WEEK_S)
+    steps = prune(conn, KeptSince(DAY + 2 * WEEK_S, DAY + 2 * WEEK_S), now=DAY + 3 * WEEK_S)
     assert max(steps) <= 5
-    assert usage.usage_by(conn, By.MODEL, Asked()) == [GroupCost(key="large", requests=1, tokens_in=10, tokens_out=1)]
-    assert usage.used_in_all(conn) == Cost(requests=3, tokens_in=30, tokens_out=3)
-    left = {table: conn.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in Table}
-    assert left == {Table.REQUESTS: 1, Table.HOURS: 6, Table.DAYS: 6, Table.WEEKS: 6 + 2}
+    assert usage.usage_by(conn, By.MODEL, UsageFilter()) == [
+        GroupCost(key="large", requests=1, tokens_in=10, tokens_out=1)
+    ]
+    assert usage.used_in_all(conn) == CostSums(requests=3, tokens_in=30, tokens_out=3)
+    left = {table: conn.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in UsageTable}
+    assert left == {UsageTable.REQUESTS: 1, UsageTable.HOURS: 6, UsageTable.DAYS: 6, UsageTable.WEEKS: 6 + 2}
     names = {row[0] for row in conn.execute("SELECT name FROM usage_names")}
     assert names == {"a1", "default", "large", "ollama"}, "a name nothing is of any more is forgotten"
 
@@ -327,19 +334,21 @@ def test_names_nothing_is_of_any_more_go_in_slices_too(
     """All went in one transaction, which every other write waited for."""
     monkeypatch.setattr(rollups, "PRUNED_AT_ONCE", 5)
     conn.executemany("INSERT INTO usage_names (name, last_day) VALUES (?, 0)", [(f"gone-{no}",) for no in range(12)])
-    assert prune(conn, Kept(DAY, DAY), now=DAY + DAY_S) == [5, 5, 2]
+    assert prune(conn, KeptSince(DAY, DAY), now=DAY + DAY_S) == [5, 5, 2]
 
 
 def test_a_name_only_the_kept_weeks_of_the_box_know_is_kept(conn: sqlite3.Connection) -> None:
     usage.insert(conn, [event(1, backend="gone since")])
-    prune(conn, Kept(DAY + 2 * WEEK_S, DAY + 2 * WEEK_S), now=DAY + 3 * WEEK_S)
+    prune(conn, KeptSince(DAY + 2 * WEEK_S, DAY + 2 * WEEK_S), now=DAY + 3 * WEEK_S)
     usage.insert(conn, [event(2, backend="gone since", created_at=DAY + 3.0 * WEEK_S)])
     assert usage.used_in_all(conn).requests == 2
-    assert [(cost.key, cost.requests) for cost in usage.usage_by(conn, By.BACKEND, Asked())] == [("gone since", 1)]
+    assert [(cost.key, cost.requests) for cost in usage.usage_by(conn, By.BACKEND, UsageFilter())] == [
+        ("gone since", 1)
+    ]
 
 
 def test_what_comes_late_and_is_older_than_what_is_kept_goes_with_the_next_pruning(conn: sqlite3.Connection) -> None:
-    kept = Kept(DAY + DAY_S, DAY)
+    kept = KeptSince(DAY + DAY_S, DAY)
     prune(conn, kept, now=DAY + 2 * DAY_S)
     usage.insert(conn, [event(1), event(2, created_at=DAY - 5.0)])
     assert usage.spent_since(conn, DAY + 100).requests == 1
@@ -351,14 +360,14 @@ def test_what_comes_late_and_is_older_than_what_is_kept_goes_with_the_next_pruni
 
 def test_what_was_let_go_does_not_count_as_kept_again(conn: sqlite3.Connection) -> None:
     now = DAY + 10.0 * WEEK_S
-    assert let_go(conn, Kept(DAY + HOUR_S, DAY), now=now) == rollups.kept(conn) == Kept(DAY + HOUR_S, DAY)
-    assert let_go(conn, Kept(), now=now) == Kept(DAY + HOUR_S, DAY)
+    assert let_go(conn, KeptSince(DAY + HOUR_S, DAY), now=now) == rollups.kept(conn) == KeptSince(DAY + HOUR_S, DAY)
+    assert let_go(conn, KeptSince(), now=now) == KeptSince(DAY + HOUR_S, DAY)
 
 
 def test_a_note_of_a_clock_that_was_ahead_is_set_right(conn: sqlite3.Connection) -> None:
-    let_go(conn, Kept(DAY + 5 * WEEK_S, DAY + 5 * WEEK_S), now=DAY + 50.0 * WEEK_S)
+    let_go(conn, KeptSince(DAY + 5 * WEEK_S, DAY + 5 * WEEK_S), now=DAY + 50.0 * WEEK_S)
     now = DAY + HOUR_S + 7.0
-    assert let_go(conn, Kept(), now=now) == Kept(DAY + HOUR_S, DAY)
+    assert let_go(conn, KeptSince(), now=now) == KeptSince(DAY + HOUR_S, DAY)
 
 
 @given(st.floats(0, 1e10), st.integers(0, 4000), st.integers(0, 4000))
@@ -368,4 +377,4 @@ def test_sums_are_kept_as_long_as_their_requests(now: float, requests_days: int,
     assert (found.requests_from % HOUR_S, found.sums_from % WEEK_S) == (0, 0)
     assert found.requests_from <= max(0.0, now - requests_days * DAY_S)
     if not requests_days:
-        assert found == Kept()
+        assert found == KeptSince()

@@ -11,7 +11,7 @@ import redis
 
 from hive.errors import DependencyDown
 from hive.store import keys
-from hive.store.viewer import NOTHING, Counted, Viewer
+from hive.store.viewer import NOTHING, AgentCounts, Viewer
 
 pytestmark = pytest.mark.redis
 
@@ -43,15 +43,15 @@ def test_counts_are_asked_only_of_who_was_active_since(viewer: Viewer, proxy: An
     for number in range(50):
         was_active(proxy, f"a{number}", 100.0, number)
     seen = viewer.look()
-    assert (len(seen.active_at), seen.counted["a7"], asked()) == (50, Counted(1, 7, 2), 50)
+    assert (len(seen.active_at), seen.counted["a7"], asked()) == (50, AgentCounts(1, 7, 2), 50)
     assert viewer.look() == seen
     was_active(proxy, "a7", 200.0, 70)
     proxy.zrem(keys.AGENTS_ACTIVITY, "a8")
     seen = viewer.look()
     assert (seen.active_at["a7"], seen.counted["a7"], seen.counted["a9"]) == (
         200.0,
-        Counted(1, 70, 2),
-        Counted(1, 9, 2),
+        AgentCounts(1, 70, 2),
+        AgentCounts(1, 9, 2),
     )
     assert "a8" not in seen.counted
     assert asked() == 51
@@ -59,7 +59,7 @@ def test_counts_are_asked_only_of_who_was_active_since(viewer: Viewer, proxy: An
 
 def test_what_was_never_counted_is_none(viewer: Viewer, proxy: Any) -> None:
     proxy.zadd(keys.AGENTS_ACTIVITY, {"ann": 1.0})
-    assert viewer.look().counted == {"ann": Counted(0, 0, 0)}
+    assert viewer.look().counted == {"ann": AgentCounts(0, 0, 0)}
 
 
 def test_a_redis_that_is_away_hangs_or_holds_something_else_is_said(

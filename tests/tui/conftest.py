@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from control.box import Box
+
+from tests.control.box import Box
 
 
 @pytest.fixture

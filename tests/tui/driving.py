@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control.box import Box, until
 from textual.binding import Binding
 from textual.dom import DOMNode
 from textual.pilot import Pilot
@@ -21,11 +20,12 @@ from textual.widgets import Button
 
 import hive.tui
 from hive.tui.app import Top
-from hive.tui.screens.confirm import Confirm
+from hive.tui.screens.confirm import ConfirmScreen
 from hive.tui.source import Source
 from hive.tui.stored import read
 from hive.tui.widgets.agent_table import AgentTable
 from hive.tui.widgets.pane import Pane
+from tests.control.box import Box, until
 
 SIZES = [(80, 24), (120, 40)]
 each_size = pytest.mark.parametrize("size", SIZES, ids=["80x24", "120x40"])
@@ -38,7 +38,7 @@ Test = Callable[..., Coroutine[Any, Any, None]]
 
 
 def journey(*keys: str) -> Callable[[Test], Test]:
-    """Says which keys a test is about: `journey("Top: p r", "Confirm: y")`. Fails where it does not press them."""
+    """Says which keys a test is about: `journey("Top: p r", "ConfirmScreen: y")`. Fails if it does not press them."""
     declared = {(owner, key) for found in keys for owner, _, some in [found.partition(": ")] for key in some.split()}
 
     def wrap(test: Test) -> Test:
@@ -140,7 +140,7 @@ async def is_main(app: Top) -> None:
 
 
 async def answered(app: Top, pilot: Pilot[int], key: str) -> None:
-    await is_in_front(app, Confirm)
+    await is_in_front(app, ConfirmScreen)
     await pilot.pause()
     await pilot.press(key)
-    await until(lambda: not isinstance(app.screen, Confirm))
+    await until(lambda: not isinstance(app.screen, ConfirmScreen))

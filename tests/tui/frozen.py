@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from fakes.fake_nvml import GIB, NOT_AVAILABLE, Gpu, Library, in_place_of, with_mig
 
-from hive.control.client import Client
+from hive.client.client import Client
+from hive.conditions import FoundCondition, condition
 from hive.control.views import gpus_view
 from hive.errors import DependencyDown, HiveError
 from hive.host.nvml import Nvml
-from hive.tui.snapshot import AgentRow, BackendRow, Event, GpuRow, Memory, Queue, Snapshot, TenantQueue
+from hive.tui.snapshot import AgentLine, BackendRow, EventLine, GpuRow, MemoryLine, QueueLine, Snapshot, TenantQueueLine
 from hive.tui.source import Source
+from tests.fakes.fake_nvml import GIB, NOT_AVAILABLE, Gpu, Library, in_place_of, with_mig
 
 AT = 1_800_000_000.0
 """2027-01-15 08:00:00 UTC."""
@@ -30,15 +31,15 @@ VLLM = BackendRow(
     models=["llama-3.1-70b"],
     switching="",
 )
-QUEUE = Queue(
+QUEUE = QueueLine(
     running=10,
     waiting=4,
     slots=64,
-    tenants=[TenantQueue("acme", 7, 3), TenantQueue("beta", 3, 1), TenantQueue("default", 0, 0)],
+    tenants=[TenantQueueLine("acme", 7, 3), TenantQueueLine("beta", 3, 1), TenantQueueLine("default", 0, 0)],
 )
 
 
-def row(name: str, status: str = "running", **fields: Any) -> AgentRow:
+def row(name: str, status: str = "running", **fields: Any) -> AgentLine:
     given: dict[str, Any] = {
         "id": f"{name}-0123456789abcdef",
         "name": name,
@@ -58,7 +59,7 @@ def row(name: str, status: str = "running", **fields: Any) -> AgentRow:
         "since": AT - 65,
         "why": "1 s until idle",
     }
-    return AgentRow(**given | fields)
+    return AgentLine(**given | fields)
 
 
 AGENTS = [
@@ -101,12 +102,12 @@ AGENTS = [
     row("a-name-that-is-longer-than-its-column", runtime="firecracker", tenant="a-tenant-with-a-name"),
 ]
 EVENTS = [
-    Event(AT - 64, "agent.paused", "carol pausing → paused: idle: quiet for 30 s"),
-    Event(AT - 40, "agent.error", "dave running → error: exited with 1 after 3 s"),
-    Event(AT - 30, "agent.pausing", "bob running → pausing: idle: quiet for 300 s"),
-    Event(AT - 29, "agent.paused", "bob pausing → paused: idle: quiet for 300 s"),
-    Event(AT - 10, "backend.switched", "uid:0 llama → vllm"),
-    Event(AT - 1, "agent.resuming", "grace paused → resuming: woken by ingress"),
+    EventLine(AT - 64, "agent.paused", "carol pausing → paused: idle: quiet for 30 s"),
+    EventLine(AT - 40, "agent.error", "dave running → error: exited with 1 after 3 s"),
+    EventLine(AT - 30, "agent.pausing", "bob running → pausing: idle: quiet for 300 s"),
+    EventLine(AT - 29, "agent.paused", "bob pausing → paused: idle: quiet for 300 s"),
+    EventLine(AT - 10, "backend.switched", "uid:0 llama → vllm"),
+    EventLine(AT - 1, "agent.resuming", "grace paused → resuming: woken by ingress"),
 ]
 
 
@@ -143,7 +144,7 @@ def mig() -> list[GpuRow]:
 
 
 def lost() -> list[GpuRow]:
-    """One of two; the other does not say who uses it."""
+    """One of two; the other does not name its processes."""
     secretive = Gpu(used=20 * GIB, refuses={"GetComputeRunningProcesses": 4, "GetUtilizationRates": 3})
     return gpus_of(Library(secretive, Gpu(is_lost=True)))
 
@@ -156,9 +157,10 @@ def look(**fields: Any) -> Snapshot:
         "hive_version": "0.1.0",
         "isolation": "full",
         "problems": [],
+        "conditions": [],
         "backend": VLLM,
         "queue": QUEUE,
-        "memory": Memory(64 << 30, 41 << 30, 16 << 30, 9 << 30),
+        "memory": MemoryLine(64 << 30, 41 << 30, 16 << 30, 9 << 30),
         "gpus": [],
         "gpus_why_not": "no NVIDIA driver is loaded",
         "requests": 1_200,
@@ -171,6 +173,15 @@ def look(**fields: Any) -> Snapshot:
     return Snapshot(**given | fields)
 
 
+def wrong(*texts: str) -> dict[str, Any]:
+    """The fields of what is wrong."""
+    return _wrong(*(condition("unnamed", text=text) for text in texts))
+
+
+def _wrong(*conditions: FoundCondition) -> dict[str, Any]:
+    return {"problems": [one.text for one in conditions], "conditions": [*conditions]}
+
+
 def down() -> Snapshot:
     """What SQLite says: nothing that only a daemon knows."""
     unknown = dict.fromkeys(("in_flight", "parked", "tokens_per_s", "rss_bytes", "saved_bytes", "wakes", "pauses"))
@@ -179,9 +190,7 @@ def down() -> Snapshot:
         place="/var/lib/hive/daemon/hive.db",
         hive_version="",
         isolation="",
-        problems=[
-            "the daemon is down: this is what /var/lib/hive/daemon/hive.db says, and nothing can be changed",
-        ],
+        **_wrong(condition("shown_from_database", how="is down", path="/var/lib/hive/daemon/hive.db")),
         backend=None,
         memory=None,
         wakes=None,

@@ -10,21 +10,21 @@ from typing import Any
 
 import httpx
 import pytest
-from control.box import AWAKE, Box, until
-from fakes.fake_nvml import GIB, Gpu, Library, in_place_of
-from fakes.memory_daemon import MemoryDesk
 from textual.widgets import Button, OptionList, RichLog
-from tui.driving import buttons, each_size, is_in_front, is_main, over, pane, recorded, screen_text, table_of, top
-from tui.frozen import PROGRAMS
 
-from hive.control.serving import serve
+from hive.api.server import serve
 from hive.control.views import gpus_view
+from hive.demo import server
 from hive.domain import AgentSpec, BackendKind, Tier
 from hive.host.nvml import Nvml
-from hive.inference import demo
-from hive.settings import Inference, Settings
-from hive.tui.screens.agent import AgentPage
+from hive.settings.table import InferenceSection, Settings
+from hive.tui.screens.agent import AgentScreen
 from hive.tui.widgets.bars import WholeCells
+from tests.control.box import AWAKE, Box, until
+from tests.fakes.fake_nvml import GIB, Gpu, Library, in_place_of
+from tests.fakes.memory_daemon import MemoryDesk
+from tests.tui.driving import buttons, each_size, is_in_front, is_main, over, pane, recorded, screen_text, table_of, top
+from tests.tui.frozen import PROGRAMS
 
 
 @each_size
@@ -32,7 +32,7 @@ async def test_an_agents_page_says_why_shows_its_log_as_it_grows_and_its_state(b
     await box.create("ann", ["/bin/sh", "-c", "echo up; while [ ! -e more ]; do sleep 0.05; done; echo more; sleep 99"])
     async with over(box, size) as (app, pilot):
         await pilot.press("enter")
-        await is_in_front(app, AgentPage)
+        await is_in_front(app, AgentScreen)
         log = app.screen.query_one(RichLog)
         await until(lambda: [line.text.strip() for line in log.lines] == ["up"])
         (box.paths.home(box.life("ann").agent.id) / "more").touch()
@@ -49,7 +49,7 @@ async def test_a_button_is_reached_with_tab_and_pressed_with_enter_and_none_by_h
     await box.create("ann")
     async with over(box) as (app, pilot):
         await pilot.press("enter", "enter", "enter")
-        await is_in_front(app, AgentPage)
+        await is_in_front(app, AgentScreen)
         await pilot.pause(0.2)
         assert recorded(box)["ann"] == "running"
         await pilot.press("tab")
@@ -63,7 +63,7 @@ async def test_the_page_of_an_agent_that_goes_says_so(box: Box) -> None:
     await box.create("ann")
     async with over(box) as (app, pilot):
         await pilot.press("enter")
-        await is_in_front(app, AgentPage)
+        await is_in_front(app, AgentScreen)
         await box.desk.remove("ann", "uid:0")
         await until(lambda: pane(app, "title", app.screen).text.strip() == "ann (removed)")
         assert buttons(app) == []
@@ -126,7 +126,7 @@ async def test_what_an_agent_wrote_does_not_steer_the_terminal(box: Box) -> None
     await box.create("ann", ["/bin/sh", "-c", r"printf 'a\033[2Jb [red]\n'; exec sleep 1000"])
     async with over(box) as (app, pilot):
         await pilot.press("enter")
-        await is_in_front(app, AgentPage)
+        await is_in_front(app, AgentScreen)
         log = app.screen.query_one(RichLog)
         await until(lambda: [line.text.strip() for line in log.lines] == [r"a\x1b[2Jb [red]"])
 
@@ -156,10 +156,13 @@ async def test_the_queue_of_each_tenant_and_tokens_come_from_what_is_asked_throu
     box.paths.redis_socket.symlink_to(redis_server.socket)
     backend = short_path / "demo.sock"
     serving = asyncio.ensure_future(
-        demo.serve(demo.listen(socket=backend, port=None), tokens_per_s=25.0, handle_signals=False)
+        server.serve(server.listen(socket=backend, port=None), tokens_per_s=25.0, handle_signals=False)
     )
     settings = Settings(
-        inference=Inference(auto_sleep_enabled=False), sleep=AWAKE.sleep, agents=AWAKE.agents, daemon=AWAKE.daemon
+        inference=InferenceSection(auto_sleep_enabled=False),
+        sleep=AWAKE.sleep,
+        agents=AWAKE.agents,
+        daemon=AWAKE.daemon,
     )
     await box.start_helper()
     await box.start_daemon(settings, backend=(BackendKind.DEMO, str(backend)))
@@ -182,7 +185,7 @@ async def test_the_queue_of_each_tenant_and_tokens_come_from_what_is_asked_throu
             await until(lambda: float(pane(app, "tokens").title.removeprefix("tokens/s: ")) > 0)
             assert any(app.history.tokens_per_s_of(agent["id"]))
             await pilot.press("enter")
-            await is_in_front(app, AgentPage)
+            await is_in_front(app, AgentScreen)
             await until(lambda: "hive-demo" in pane(app, "models", app.screen).text)
             assert "3 requests, tokens" in pane(app, "models", app.screen).text
             view = await box.desk.view("ann")

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from fakes.fake_nvml import GIB, NOT_AVAILABLE, Gpu, Library
-from tui import frozen
 
 from hive.tui.gpus import Drawing, gpu_lines
 from hive.tui.history import LOOKS, History
 from hive.tui.lines import text_of
 from hive.tui.panes import plain
 from hive.tui.snapshot import BackendRow, GpuRow
+from tests.fakes.fake_nvml import GIB, NOT_AVAILABLE, Gpu, Library
+from tests.tui import frozen
 
 
 def lines(

@@ -13,11 +13,24 @@ from typing import Any
 
 import msgspec
 import pytest
-from control.box import AWAKE, Box, free_port, until
-from fakes.memory_daemon import MemoryDesk
 from textual.command import CommandPalette
 from textual.widgets import Input, OptionList, Static
-from tui.driving import (
+
+from hive.api.server import serve
+from hive.control import switching
+from hive.demo import server
+from hive.domain import AgentSpec, BackendKind, RuntimeKind
+from hive.settings.table import InferenceSection
+from hive.tui.cells import COLUMNS, shown
+from hive.tui.screens.agent import AgentScreen
+from hive.tui.screens.backend import BackendScreen
+from hive.tui.screens.confirm import ConfirmScreen
+from hive.tui.screens.keys import Keys
+from hive.tui.snapshot import AgentLine
+from tests.control.box import AWAKE, Box, until
+from tests.fakes.memory_daemon import MemoryDesk
+from tests.ports import free_port
+from tests.tui.driving import (
     JOURNEYS,
     all_keys,
     answered,
@@ -35,18 +48,6 @@ from tui.driving import (
     top,
 )
 
-from hive.control import switching
-from hive.control.serving import serve
-from hive.domain import AgentSpec, BackendKind, RuntimeKind
-from hive.inference import demo
-from hive.settings import Inference
-from hive.tui.cells import COLUMNS, shown
-from hive.tui.screens.agent import AgentPage
-from hive.tui.screens.backend import Backends
-from hive.tui.screens.confirm import Confirm
-from hive.tui.screens.keys import Keys
-from hive.tui.snapshot import AgentRow
-
 MAN = Path(__file__).parents[2] / "man" / "hive-top.1.scd"
 
 
@@ -59,7 +60,7 @@ def test_there_is_a_journey_for_every_key() -> None:
 
 
 @each_size
-@journey("Top: p r s S x", "Confirm: y n escape", "AgentTable: down")
+@journey("Top: p r s S x", "ConfirmScreen: y n escape", "AgentTable: down")
 async def test_every_verb_does_what_it_says(box: Box, size: tuple[int, int]) -> None:
     await box.create("ann")
     await box.create("bob")
@@ -88,12 +89,12 @@ async def test_every_verb_does_what_it_says(box: Box, size: tuple[int, int]) -> 
 
 
 @each_size
-@journey("AgentTable: enter", "AgentPage: escape")
+@journey("AgentTable: enter", "AgentScreen: escape")
 async def test_an_agents_page_has_its_verbs_as_buttons_and_as_keys(box: Box, size: tuple[int, int]) -> None:
     await box.create("ann")
     async with over(box, size) as (app, pilot):
         await pilot.press("enter")
-        await is_in_front(app, AgentPage)
+        await is_in_front(app, AgentScreen)
         await until(lambda: buttons(app) == [("Pause", "yellow"), ("Stop", "red")])
         await pilot.pause()
         await pilot.click("#pause")
@@ -123,7 +124,7 @@ async def test_readonly_has_no_keys_that_change_something(box: Box) -> None:
         assert app.screen is app.screen_stack[0]
         assert recorded(box) == {"ann": "running"}
         await pilot.press("enter")
-        await is_in_front(app, AgentPage)
+        await is_in_front(app, AgentScreen)
         assert buttons(app) == []
 
 
@@ -135,7 +136,7 @@ async def test_the_id_of_the_selected_agent_is_copied(box: Box) -> None:
         await pilot.press("down", "y")
         await until(lambda: app.clipboard == bob["id"])
         await pilot.press("enter")
-        await is_in_front(app, AgentPage)
+        await is_in_front(app, AgentScreen)
         app.copy_to_clipboard("")
         await pilot.press("y")
         await until(lambda: app.clipboard == bob["id"])
@@ -149,8 +150,8 @@ async def two_demos(directory: Path) -> AsyncIterator[tuple[str, int]]:
     """Two servers: one at a socket, one at a port."""
     socket, port = directory / "demo.sock", free_port()
     serving = [
-        asyncio.ensure_future(demo.serve(demo.listen(socket=socket, port=None), handle_signals=False)),
-        asyncio.ensure_future(demo.serve(demo.listen(socket=None, port=port), handle_signals=False)),
+        asyncio.ensure_future(server.serve(server.listen(socket=socket, port=None), handle_signals=False)),
+        asyncio.ensure_future(server.serve(server.listen(socket=None, port=port), handle_signals=False)),
     ]
     yield str(socket), port
     for task in serving:
@@ -166,14 +167,14 @@ def chosen(box: Box) -> str:
     return "" if found is None else found.address
 
 
-@journey("Top: b", "Backends: escape")
+@journey("Top: b", "BackendScreen: escape")
 async def test_b_switches_to_the_server_that_is_chosen_once_it_was_confirmed(short_path: Path) -> None:
     """Two of a kind: the kind alone would name the one in use."""
     box = Box(short_path)
     box.paths.state.mkdir()
     box.paths.runtime.mkdir()
     async with two_demos(short_path) as (socket, port):
-        settings = msgspec.structs.replace(AWAKE, inference=Inference(port=port, switch_health_every_s=0.05))
+        settings = msgspec.structs.replace(AWAKE, inference=InferenceSection(port=port, switch_health_every_s=0.05))
         await box.start_helper()
         await box.start_daemon(settings, backend=(BackendKind.DEMO, socket))
         await box.start_real_proxy()
@@ -182,7 +183,7 @@ async def test_b_switches_to_the_server_that_is_chosen_once_it_was_confirmed(sho
                 for to, answer in ((f"127.0.0.1:{port}", "n"), (f"127.0.0.1:{port}", "y"), (socket, "y")):
                     before = box.desk.inference()["address"]
                     await pilot.press("b")
-                    await is_in_front(app, Backends)
+                    await is_in_front(app, BackendScreen)
                     which = app.screen.query_one("#which", OptionList)
                     await until(lambda which=which: which.option_count == 2)
                     await pilot.pause()
@@ -202,7 +203,7 @@ async def test_b_switches_to_the_server_that_is_chosen_once_it_was_confirmed(sho
             await box.end()
 
 
-@journey("Backends: c")
+@journey("BackendScreen: c")
 async def test_c_ends_a_switch_that_is_under_way(short_path: Path) -> None:
     """To a server that never answers for the whole of it: the API's own desk, without a backend behind it."""
     desk = MemoryDesk(short_path)
@@ -216,7 +217,7 @@ async def test_c_ends_a_switch_that_is_under_way(short_path: Path) -> None:
     server = await serve(desk, short_path / "hive.sock")
     async with top(short_path / "hive.sock", None) as (app, pilot):
         await pilot.press("b")
-        await is_in_front(app, Backends)
+        await is_in_front(app, BackendScreen)
         await until(lambda: app.screen.query_one("#which", OptionList).option_count == 1)
         await pilot.pause()
         await pilot.press("enter")
@@ -253,7 +254,7 @@ async def test_keys_select(box: Box) -> None:
             assert 0 <= table_of(app).screen_line < room
 
 
-def _selected(app: Any) -> AgentRow:
+def _selected(app: Any) -> AgentLine:
     found = table_of(app).selected
     assert found is not None
     return found
@@ -389,6 +390,6 @@ async def test_the_palette_does_what_the_keys_do_and_sorts_by_columns_that_are_n
         await until(lambda: recorded(box)["bob"] == "stopped")
 
 
-@pytest.mark.parametrize("screen", [Confirm, Keys, Backends])
+@pytest.mark.parametrize("screen", [ConfirmScreen, Keys, BackendScreen])
 def test_what_covers_the_table_is_left_with_esc(screen: type[Any]) -> None:
     assert any("escape" in binding.key.split(",") for binding in screen.BINDINGS)

@@ -18,14 +18,14 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from control.box import Box
-from tui import frozen
 
 from hive.errors import DependencyDown
 from hive.tui import opening
 from hive.tui.panes import plain
 from hive.tui.snapshot import Snapshot
 from hive.tui.source import Source
+from tests.control.box import Box
+from tests.tui import frozen
 
 ENTER, LEAVE = b"\x1b[?1049h", b"\x1b[?1049l"
 

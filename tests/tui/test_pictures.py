@@ -1,6 +1,6 @@
 """What the screen looks like, as SVG, over looks that never change: tests/tui/pictures holds how it is meant to be.
 
-After a change that is wanted, `python tests/tui/test_pictures.py` takes them anew; look at them (any browser shows
+After a change that is wanted, `python -m tests.tui.test_pictures` takes them anew; look at them (any browser shows
 them) before they are committed. What differs in a test run is left beside the words of the failure.
 
 Not pytest-textual-snapshot: its 1.1.0 wants syrupy 4.8.0, which wants pytest below 9.
@@ -13,7 +13,6 @@ import difflib
 import html
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +22,9 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
-
-from tui import frozen
-
 from hive.tui.app import Top
 from hive.tui.snapshot import Snapshot
+from tests.tui import frozen
 
 PICTURES = Path(__file__).parent / "pictures"
 SMALL, LARGE, WIDE = (80, 24), (120, 40), (200, 50)

@@ -12,10 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control.box import Box, Caller, daemon_process, until
-from fakes.memory_daemon import MemoryDesk
-from tui import frozen
-from tui.driving import (
+
+from hive.api.server import serve
+from hive.domain import Agent, AgentSpec
+from hive.errors import HiveError
+from hive.store import agents
+from hive.store.database import Database
+from hive.tui.app import Top
+from hive.tui.screens.agent import AgentScreen
+from hive.tui.snapshot import Snapshot
+from tests.control.box import Box, Caller, daemon_process, until
+from tests.fakes.memory_daemon import MemoryDesk
+from tests.tui import frozen
+from tests.tui.driving import (
     SIZES,
     each_size,
     is_in_front,
@@ -30,15 +39,6 @@ from tui.driving import (
     table_of,
     top,
 )
-
-from hive.control.serving import serve
-from hive.domain import Agent, AgentSpec
-from hive.errors import HiveError
-from hive.store import agents
-from hive.store.database import Database
-from hive.tui.app import Top
-from hive.tui.screens.agent import AgentPage
-from hive.tui.snapshot import Snapshot
 
 
 def kept_by(box: Box, *names: str) -> None:
@@ -108,7 +108,7 @@ async def test_a_daemon_that_is_killed_and_begins_anew_is_found_again(short_path
         await Caller(box.paths.api_socket).ask("POST", "/api/agents", spec)
         async with over(box) as (app, pilot):
             await pilot.press("enter")
-            await is_in_front(app, AgentPage)
+            await is_in_front(app, AgentScreen)
             processes[0].kill()
             await until(lambda: not app.snapshot.is_live)
             await pilot.press("escape")
@@ -315,7 +315,7 @@ async def test_a_clock_that_is_set_is_said_and_nothing_is_negative(
         way = "on" if by_s > 0 else "back"
         await is_told(app, f"the clock of this machine was set {way} by 1d")
         await pilot.press("enter")
-        await is_in_front(app, AgentPage)
+        await is_in_front(app, AgentScreen)
         await until(lambda: "running for" in pane(app, "facts", app.screen).text)
         in_state = pane(app, "facts", app.screen).text.partition("running for ")[2].split()[0]
         assert re.fullmatch(r"1d" if by_s > 0 else r"\d+s", in_state), in_state
@@ -348,7 +348,7 @@ async def test_selection_and_line_stay_while_panes_above_come_and_go(size: tuple
     gpus = frozen.eight_gpus()
     looks: list[Snapshot | HiveError] = []
     for number in range(12):
-        fields: dict[str, Any] = {"gpus": gpus if number % 2 else [], "problems": ["one thing"] * (number % 3)}
+        fields: dict[str, Any] = {"gpus": gpus if number % 2 else [], **frozen.wrong(*["one thing"] * (number % 3))}
         looks.append(frozen.look(agents=rows[number % 4 :], **fields))
     async with shown(frozen.Frozen(*looks), size, interval_s=1000.0) as (app, pilot):
         for _ in range(60):

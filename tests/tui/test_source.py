@@ -19,16 +19,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from fakes.memory_daemon import MemoryDesk
-from nobody import run_as_nobody
 
-from hive.control.client import Client
-from hive.control.serving import serve
+from hive.api.server import serve
+from hive.client.client import Client
 from hive.domain import Agent, AgentSpec, AgentStatus
 from hive.errors import DependencyDown, WrongState
-from hive.settings import Paths
+from hive.settings.table import Paths
 from hive.store import agents, audit, keys
-from hive.store.audit import AuditRow
+from hive.store.audit import AuditRecord
 from hive.store.database import Database, plan_of
 from hive.store.migrations import READABLE_FROM, STEPS, migrate
 from hive.store.viewer import Viewer
@@ -38,12 +36,14 @@ from hive.tui.snapshot import Snapshot
 from hive.tui.source import Source
 from hive.tui.stored import read
 from hive.tui.watch import Watch
+from tests.fakes.memory_daemon import MemoryDesk
+from tests.nobody import run_as_nobody
 
 ANN = Agent(id="id-ann", spec=AgentSpec(name="ann", command=["/bin/true"]), status=AgentStatus.PAUSED, reason="idle")
 WRITER = """
 import asyncio, sys
 from pathlib import Path
-from tui.test_source import with_ann
+from tests.tui.test_source import with_ann
 async def main():
     database = await with_ann(Path(sys.argv[1]))
     print("written", flush=True)
@@ -67,7 +67,7 @@ except HiveError as error:
 async def with_ann(path: Path) -> Database:
     database = Database.open(path)
     await database.write(lambda conn: agents.insert(conn, ANN))
-    act = AuditRow(
+    act = AuditRecord(
         at=1.7e9, actor="hive", act="agent.paused", target="id-ann", origin="idle", detail={"from": "a", "to": "b"}
     )
     await database.write(lambda conn: audit.append(conn, act))
@@ -236,7 +236,7 @@ async def test_a_daemon_that_begins_while_a_whole_database_is_read_costs_another
     assert opened == [True, False]
 
 
-# --- who may not write -------------------------------------------------------------------------------------------
+# --- without write access ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.root

@@ -1,4 +1,4 @@
-"""The table of agents alone: who is selected stays so, and a thousand rows cost what the screen shows."""
+"""The table of agents alone: the selected agent stays selected, and a thousand rows cost what the screen shows."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from textual.app import App, ComposeResult
 
 from hive.tui.cells import COLUMNS, matches, ordered, row_line, shown
-from hive.tui.snapshot import AgentRow
+from hive.tui.snapshot import AgentLine
 from hive.tui.widgets.agent_table import AgentTable
 
 
-def row(name: str, **fields: object) -> AgentRow:
+def row(name: str, **fields: object) -> AgentLine:
     given: dict[str, object] = {
         "id": f"id-{name}",
         "name": name,
@@ -32,7 +32,7 @@ def row(name: str, **fields: object) -> AgentRow:
         "why": "1 s until idle",
         **fields,
     }
-    return AgentRow(**given)  # type: ignore[arg-type]
+    return AgentLine(**given)  # type: ignore[arg-type]
 
 
 class Alone(App[None]):
@@ -136,7 +136,7 @@ async def test_of_a_thousand_agents_only_those_on_the_screen_are_drawn(monkeypat
     drawn: list[str] = []
     true_line: Callable[..., str] = row_line
 
-    def counted(found: AgentRow, *rest: object, **named: object) -> str:
+    def counted(found: AgentLine, *rest: object, **named: object) -> str:
         drawn.append(found.name)
         return true_line(found, *rest, **named)
 

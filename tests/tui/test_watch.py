@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from control.box import AWAKE, Box, until
 
-from hive.control.client import Client
+from hive.client.client import Client
 from hive.domain import BackendInfo, BackendKind, UsageEvent
-from hive.settings import Inference, Settings
+from hive.settings.table import InferenceSection, Settings
 from hive.tui import watch as watch_module
 from hive.tui.snapshot import Answers, View
 from hive.tui.watch import Watch
+from tests.control.box import AWAKE, Box, until
 
 
 class Counting(Client):
@@ -134,7 +134,7 @@ async def test_who_asks_for_little_sees_what_who_asks_for_all_sees(box: Box) -> 
 
 async def test_who_is_on_the_screen_is_shown_as_it_is_now(box: Box) -> None:
     await box.stop_daemon()
-    await box.start_daemon(Settings(inference=Inference(enabled="false"), agents=AWAKE.agents))
+    await box.start_daemon(Settings(inference=InferenceSection(enabled="false"), agents=AWAKE.agents))
     ann = (await box.create("ann", idle_s=1000.0))["id"]
     look = Look(box)
     await look.until_quiet()

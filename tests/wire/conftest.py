@@ -1,4 +1,4 @@
-"""Which loops the tests of this room run on."""
+"""The event loops on which the tests of this room run."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from harness import CHAT, JSON_ANSWER, MODEL_TOKEN, Client, answer, get, post, proxied, until
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.wire.budget import HALF_OPEN_PER_OWNER, HALF_OPEN_UNKNOWN, MIN_RATE, RATE_FROM_S, HalfOpen, body_deadline
 from hive.wire.deadlines import NEVER, Deadlines
+from tests.proxy.harness import CHAT, JSON_ANSWER, MODEL_TOKEN, Client, answer, get, post, proxied, until
 
 HALF = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\n"
 
@@ -253,7 +253,7 @@ async def test_an_empty_line_before_a_large_request_costs_nothing(tmp_path: Path
 
 
 async def test_a_deadline_that_another_one_moved_in_the_same_tick_is_not_due() -> None:
-    """A refused request gave its slot to one whose own deadline was in the same tick, and had just been moved."""
+    """A refused request gave its slot to one with a deadline in the same tick that had just been moved."""
     deadlines = Deadlines()
     told: list[str] = []
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from at_rest import complaints
-from harness import Backend, answer, until
-from muxer import Muxer
-from wire.asker import Asker
 
 from hive.errors import BackendDown, BackendTimeout, HiveError, WrongState
 from hive.wire.deadlines import Deadlines
 from hive.wire.dial import MAX_OK, Fetch, dial, read_address
 from hive.wire.upstream import Pool
+from tests.muxer import Muxer
+from tests.proxy.at_rest import complaints
+from tests.proxy.harness import Backend, answer, until
+from tests.wire.asker import Asker
 
 
 class Speaker(asyncio.Protocol):
@@ -31,7 +31,7 @@ class Speaker(asyncio.Protocol):
 
 
 def fetching(family: int, where: Any, asked_for: list[str]) -> Fetch:
-    """Connects to this place, whoever is asked for."""
+    """Connects to this place, for any name."""
 
     async def fetch(agent: str) -> socket.socket:
         asked_for.append(agent)
@@ -44,7 +44,7 @@ def fetching(family: int, where: Any, asked_for: list[str]) -> Fetch:
 
 
 async def asked(address: str, *, connect_s: float = 5.0, fetch: Fetch | None = None) -> bytes | HiveError:
-    """What one request to this address gets."""
+    """The answer to one request to this address."""
     deadlines = Deadlines()
     pool = Pool(address, connect_s=connect_s, idle_s=1, deadlines=deadlines, fetch=fetch)
     try:
@@ -247,7 +247,7 @@ async def test_cancelled_at_any_moment_it_leaves_no_connection_behind(short_path
                         with pytest.raises(asyncio.CancelledError):
                             await task
                     muxer.running.set()
-                    last = await dial(muxer.address(1), Speaker)  # whoever connected before it is accepted by now
+                    last = await dial(muxer.address(1), Speaker)  # all that connected before it are accepted by now
                     last.transport.abort()
                     await until(lambda: muxer.open == 0)
         assert found == []

@@ -1,4 +1,4 @@
-"""Where the TCP ports are: on the address that is asked for, and on no other."""
+"""The address of the TCP ports: the one that is asked for, and no other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from hive.errors import ConfigError
-from hive.settings_file import load_text
+from hive.settings.file import load_text
 from hive.wire.listeners import listen_tcp
 
 

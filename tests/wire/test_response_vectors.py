@@ -1,19 +1,14 @@
-"""What backends may send, and what becomes of it: over a real socket, up to where the data path begins."""
+"""Answers that backends may send, and their handling: over a real socket, up to the data path."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))
-
-from response_vectors import ANSWERS, Answer
-from test_upstream import Asker, pooled
-
 from hive.errors import BackendDown
+from tests.wire.response_vectors import ANSWERS, Answer
+from tests.wire.test_upstream import Asker, pooled
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=[answer.name for answer in ANSWERS])

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import until
 
 from hive.wire.listeners import listen_tcp
 from hive.wire.vsock import HIGH_WATER, LOW_WATER, SocketTransport
+from tests.proxy.harness import until
 
 MIB = 1 << 20
 CALLBACKS = ["connection_made", "data_received", "eof_received", "pause_writing", "resume_writing", "connection_lost"]
@@ -235,7 +235,7 @@ async def test_what_comes_after_close_is_not_read(sockets: Sockets) -> None:
     theirs.send(b"question")
     transport.close()
     await asyncio.sleep(0.01)
-    with contextlib.suppress(ConnectionError):  # the kernel's word for bytes that nobody read
+    with contextlib.suppress(ConnectionError):  # the kernel's word for unread bytes
         await read_all(theirs)
     await until(lambda: protocol.is_lost)
     assert "data_received" not in protocol.told
@@ -432,7 +432,7 @@ async def test_nothing_of_an_ended_connection_waits_for_the_garbage_collector() 
 
 
 async def test_asyncios_streams_run_on_it(sockets: Sockets) -> None:
-    """Which pause and resume reading: the reader holds at most twice its limit."""
+    """They pause and resume reading: the reader holds at most twice its limit."""
     ours, theirs = sockets
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=1000)

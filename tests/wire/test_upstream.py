@@ -1,4 +1,4 @@
-"""Pooled connections: reused while fresh, never with bytes nobody asked for, and moving ports."""
+"""Pooled connections: reused while fresh, never with bytes that no request asked for, and moving ports."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from wire.asker import Asker
 
 from hive.errors import BackendDown
 from hive.wire.deadlines import Deadlines
 from hive.wire.listeners import listen_tcp
 from hive.wire.upstream import Pool, UpstreamConnection
+from tests.wire.asker import Asker
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

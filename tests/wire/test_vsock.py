@@ -1,4 +1,4 @@
-"""AF_VSOCK: the whole data path on its transport, whose guest it is, who listens.
+"""AF_VSOCK: the whole data path on its transport, the agent of a guest, listeners.
 
 Few machines have a vsock that leads anywhere (tests/host/test_vsock_vm.py makes one), so here the data path's
 listeners are AF_UNIX and TCP and only their transport is AF_VSOCK's; on uvloop and on asyncio's own loop (conftest.py).
@@ -19,8 +19,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from harness import CHAT, MODEL_TOKEN, STREAM, Client, answer, chunked, get, post, proxied, read_request, until
-from test_vectors import CLASSES, CONFLICTS, LISTENERS, NOT_FOR_INGRESS, SPOKEN_ANYWAY, VECTORS, judged
 
 from hive.domain import BackendKind
 from hive.errors import DependencyDown
@@ -28,6 +26,20 @@ from hive.link.messages import AgentRow
 from hive.wire import vsock
 from hive.wire.listeners import listen_tcp
 from hive.wire.vsock import SocketTransport, VsockListener, listen_vsock
+from tests.proxy.harness import (
+    CHAT,
+    MODEL_TOKEN,
+    STREAM,
+    Client,
+    answer,
+    chunked,
+    get,
+    post,
+    proxied,
+    read_request,
+    until,
+)
+from tests.proxy.test_vectors import CLASSES, CONFLICTS, LISTENERS, NOT_FOR_INGRESS, SPOKEN_ANYWAY, VECTORS, judged
 
 MIB = 1 << 20
 
@@ -51,7 +63,7 @@ class Noting(asyncio.Protocol):
 @pytest.fixture
 def on_the_transport(monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness's three listeners make their connections as AF_VSOCK's does."""
-    monkeypatch.setattr("harness.Listener", VsockListener)
+    monkeypatch.setattr("tests.proxy.harness.SocketListener", VsockListener)
 
 
 @pytest.mark.usefixtures("on_the_transport")
@@ -161,7 +173,7 @@ async def test_nothing_is_left_of_a_thousand_clients_that_left_at_random(tmp_pat
         assert (await client.ask(get(b"/v1/models", token=MODEL_TOKEN)))[0] == 200
 
 
-# whose guest it is ----------------------------------------------------------------------------------------------------
+# the agent of a guest -------------------------------------------------------------------------------------------------
 
 
 def row(name: str, cid: int | None) -> AgentRow:
@@ -264,7 +276,7 @@ def test_why_there_is_no_listener_is_said_with_the_way_out(number: int, said: st
 
 
 def test_a_vsock_port_is_taken_once() -> None:
-    """Whether or not this machine has guests: listening needs only the kernel's AF_VSOCK."""
+    """Listening needs only the kernel's AF_VSOCK, with or without guests on this machine."""
     try:
         first = listen_vsock(21434)
     except DependencyDown as error:

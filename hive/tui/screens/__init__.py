@@ -1,1 +1,1 @@
-"""What covers the table for a moment: one agent's page, questions, the list of keys."""
+"""Screens that cover the table for a moment: one agent's page, questions, the list of keys."""

@@ -17,14 +17,14 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Button, Footer, RichLog
 
-from hive.control.client import path_of
+from hive.client.client import path_of
 from hive.domain import AT_REST, AgentStatus
 from hive.errors import HiveError
 from hive.tui.cells import count, one_line, size, some, span, state
 from hive.tui.history import History
-from hive.tui.lines import ROLES, Line, Part, joined, line, rule, wrapped
+from hive.tui.lines import ROLES, Line, LinePart, joined, line, rule, wrapped
 from hive.tui.panes import tokens_lines, tokens_title
-from hive.tui.snapshot import AgentRow, Answer, Snapshot
+from hive.tui.snapshot import AgentLine, Answer, Snapshot
 from hive.tui.source import Source
 from hive.tui.threads import in_thread
 from hive.tui.usage import Use, hours_lines, hours_title, model_lines, use_of
@@ -46,7 +46,7 @@ _START = {"start": ("Start", "green")}
 
 
 def verbs_of(status: str) -> tuple[str, ...]:
-    """What can be done with an agent as it is: its buttons.
+    """The acts that its status permits: its buttons.
 
     >>> verbs_of("running"), verbs_of("paused"), verbs_of("error"), verbs_of("pausing")
     (('pause', 'stop'), ('resume', 'stop'), ('start',), ())
@@ -58,14 +58,14 @@ def verbs_of(status: str) -> tuple[str, ...]:
     return ("start",) if status in AT_REST else ()
 
 
-def facts_of(row: AgentRow, view: Answer, *, now: float) -> list[Line]:
+def facts_of(row: AgentLine, view: Answer, *, now: float) -> list[Line]:
     """Its figures. `view`: what the API says of it beside; empty where it was not asked, or of another state."""
     in_state = span(max(0.0, now - row.since))
     depth = "" if row.depth in ("", "awake") else f", {row.depth}"
     lines = [
         joined(
             [
-                line(Part(state(row.status), ROLES.get(row.status, "going")), f"{depth} for {in_state}"),
+                line(LinePart(state(row.status), ROLES.get(row.status, "going")), f"{depth} for {in_state}"),
                 line(row.runtime),
                 line(f"tenant {row.tenant}"),
                 line(f"tier {row.tier}"),
@@ -82,19 +82,19 @@ def facts_of(row: AgentRow, view: Answer, *, now: float) -> list[Line]:
     return [*lines, joined(line(said) for said in more)] if more else lines
 
 
-def _wakes(row: AgentRow) -> list[str]:
+def _wakes(row: AgentLine) -> list[str]:
     if row.wakes is None:
         return []
     last = "" if row.last_wake_ms is None else f", the last in {row.last_wake_ms:.1f} ms by {row.last_wake_cause}"
     return [f"{some(row.wakes, 'wake')}{last}", some(row.pauses or 0, "sleep")]
 
 
-def why_of(row: AgentRow, view: Answer) -> str:
+def why_of(row: AgentLine, view: Answer) -> str:
     return f"why: {view.get('why') or row.why or '-'}"
 
 
 def beside(view: Answer) -> list[str]:
-    """What is worth a word only where it is so.
+    """Facts that are worth a word only where they hold.
 
     >>> beside({"messages_waiting": 2, "next_wake_at": None, "limits_not_enforced": "no memory controller"})
     ['messages waiting: 2', 'limits do not hold: no memory controller']
@@ -111,22 +111,22 @@ def beside(view: Answer) -> list[str]:
     return said
 
 
-class AgentPage(Screen[None]):
-    """Of the agent with this id, for as long as it is there."""
+class AgentScreen(Screen[None]):
+    """The page of the agent with this id, for as long as it is there."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "app.pop_screen", "Back")]
     DEFAULT_CSS = """
-    AgentPage #verbs { height: auto; padding: 1 0; }
-    AgentPage #charts { height: auto; layout: horizontal; margin: 1 0 0 0; }
-    AgentPage #rates { width: 1fr; margin: 0 1 0 0; }
-    AgentPage #hours { width: 1fr; }
-    AgentPage #log { height: 1fr; background: $background; overflow-y: auto; }
-    AgentPage.low #verbs { padding: 0; }
-    AgentPage.low #charts, AgentPage.low #models { display: none; }
+    AgentScreen #verbs { height: auto; padding: 1 0; }
+    AgentScreen #charts { height: auto; layout: horizontal; margin: 1 0 0 0; }
+    AgentScreen #rates { width: 1fr; margin: 0 1 0 0; }
+    AgentScreen #hours { width: 1fr; }
+    AgentScreen #log { height: 1fr; background: $background; overflow-y: auto; }
+    AgentScreen.low #verbs { padding: 0; }
+    AgentScreen.low #charts, AgentScreen.low #models { display: none; }
     """
 
     AUTO_FOCUS = "#log"
-    """No button: who holds Enter down a moment too long has opened a page, and not put an agent to sleep."""
+    """Focus on no button: a user who holds Enter down a moment too long opens a page, and puts no agent to sleep."""
 
     class Wanted(Message):
         """A button was pressed."""
@@ -137,7 +137,7 @@ class AgentPage(Screen[None]):
 
     def __init__(
         self,
-        row: AgentRow,
+        row: AgentLine,
         snapshot: Snapshot,
         history: History,
         source: Source,
@@ -211,7 +211,7 @@ class AgentPage(Screen[None]):
         self._verbs.display = bool(can)
         how = "" if self._is_there else " (removed)"
         how += " (held: esc and space go on)" if self._is_held else ""
-        self._panes["title"].show(lambda width: [line(Part(f"{f' {row.name}{how}':<{width}}", "mark"))])
+        self._panes["title"].show(lambda width: [line(LinePart(f"{f' {row.name}{how}':<{width}}", "mark"))])
         # What the API said of another state explains the present one wrongly.
         view = self._view if self._view.get("status") == row.status and self._is_live else {}
 
@@ -270,7 +270,7 @@ class AgentPage(Screen[None]):
         return use_of(hours, models, self._at)
 
     async def _write(self, lines: list[str]) -> None:
-        """Adds what is new, so that who has scrolled up stays there; another beginning is another log."""
+        """Adds the new lines, so that a user who has scrolled up stays there; another beginning is another log."""
         if lines == self._said:
             return
         log = self._log
@@ -297,7 +297,7 @@ def log_line(raw: bytes, *, unicode: bool) -> str:
 
 
 def new_from(before: list[str], after: list[str]) -> int:
-    """How many lines at the beginning of `after` are the end of `before`: the longest such overlap.
+    """Number of lines at the beginning of `after` that are the end of `before`: the longest such overlap.
 
     >>> new_from(["a", "b", "c"], ["b", "c", "d"]), new_from(["a"], ["x"]), new_from([], ["x"])
     (2, 0, 0)

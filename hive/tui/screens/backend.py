@@ -16,18 +16,18 @@ from textual.widgets.option_list import Option
 
 from hive.errors import DependencyDown, HiveError, TimedOut
 from hive.tui.cells import one_line, span
-from hive.tui.screens.confirm import Confirm
+from hive.tui.screens.confirm import ConfirmScreen
 from hive.tui.source import Source
 from hive.tui.threads import in_thread
 
 ODD = (LookupError, TypeError, ValueError)
-"""What an answer that is not as it should be raises, a daemon's of another version: it does not end the screen."""
+"""Errors raised by an answer of unexpected shape, a daemon's of another version: they do not end the screen."""
 LOOK_S = 0.5
 SWITCH_S = 60.0
 CANCEL_S = 600.0
 
 
-class Backends(ModalScreen[None]):
+class BackendScreen(ModalScreen[None]):
     """A list to choose from, then the switch itself. `esc` leaves; a switch goes on, `c` ends it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -97,7 +97,7 @@ class Backends(ModalScreen[None]):
             if yes:
                 self._switch(to)
 
-        self.app.push_screen(Confirm(question), answered)
+        self.app.push_screen(ConfirmScreen(question), answered)
 
     @work
     async def _switch(self, to: str) -> None:

@@ -11,7 +11,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
 
-class Confirm(ModalScreen[bool]):
+class ConfirmScreen(ModalScreen[bool]):
     """True for yes. No is what Enter says at first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -1,1 +1,1 @@
-"""What Textual has none of."""
+"""Widgets that Textual lacks."""

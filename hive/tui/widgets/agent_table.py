@@ -22,7 +22,7 @@ from textual.strip import Strip
 from hive.tui import cells
 from hive.tui.cells import COLUMNS, Column
 from hive.tui.lines import ROLES
-from hive.tui.snapshot import AgentRow
+from hive.tui.snapshot import AgentLine
 from hive.tui.widgets.bars import use_whole_cells
 from hive.tui.widgets.colours import PAUSED_BEHIND, styles
 
@@ -50,15 +50,15 @@ class AgentTable(ScrollView, can_focus=True):
     class Opened(Message):
         """An agent's page is asked for."""
 
-        def __init__(self, row: AgentRow) -> None:
+        def __init__(self, row: AgentLine) -> None:
             super().__init__()
             self.row = row
 
     def __init__(self, *, unicode: bool, id: str | None = None) -> None:
         super().__init__(id=id)
         self._unicode = unicode
-        self._all: Sequence[AgentRow] = ()
-        self._rows: list[AgentRow] = []
+        self._all: Sequence[AgentLine] = ()
+        self._rows: list[AgentLine] = []
         self._index = 0
         self._column: Column = COLUMNS[0]
         self._descending = False
@@ -74,22 +74,22 @@ class AgentTable(ScrollView, can_focus=True):
         return f"<AgentTable {len(self._rows)} rows, {selected} selected, by {self._column.head}>"
 
     @property
-    def selected(self) -> AgentRow | None:
+    def selected(self) -> AgentLine | None:
         return self._rows[self._index] if self._rows else None
 
     @property
-    def rows(self) -> Sequence[AgentRow]:
-        """As they stand, top to bottom."""
+    def rows(self) -> Sequence[AgentLine]:
+        """The rows as they stand, top to bottom."""
         return self._rows
 
     @property
-    def in_sight(self) -> Sequence[AgentRow]:
-        """Those on the screen."""
+    def in_sight(self) -> Sequence[AgentLine]:
+        """The rows on the screen."""
         return self._rows[self.scroll_offset.y : self.scroll_offset.y + self._room]
 
     @property
     def screen_line(self) -> int:
-        """Where on the screen the selected row is: 0 is the first line below the heads."""
+        """The line of the screen with the selected row: 0 is the first line below the heads."""
         return self._index - self.scroll_offset.y
 
     @property
@@ -100,7 +100,7 @@ class AgentTable(ScrollView, can_focus=True):
     def is_descending(self) -> bool:
         return self._descending
 
-    def show(self, rows: Sequence[AgentRow]) -> None:
+    def show(self, rows: Sequence[AgentLine]) -> None:
         self._all = rows
         self._arrange()
 
@@ -126,7 +126,7 @@ class AgentTable(ScrollView, can_focus=True):
 
     @property
     def _columns(self) -> tuple[Column, ...]:
-        """Those a terminal of this width has: one does not go because a scroll bar came."""
+        """The columns of a terminal of this width: none goes because a scroll bar came."""
         return cells.shown(self.size.width)
 
     @property

@@ -1,4 +1,4 @@
-"""Scroll bars whose ends are whole cells: for a terminal that has ASCII only."""
+"""Scroll bars with ends that are whole cells: for a terminal that has ASCII only."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class WholeCells(ScrollBarRender):
 
 
 def use_whole_cells(widget: Widget) -> None:
-    """Of one widget, as Textual's ScrollBar documents it."""
+    """Sets the renderer of one widget's bars, as Textual's ScrollBar documents it."""
     for bar in (widget.vertical_scrollbar, widget.horizontal_scrollbar):
         bar.renderer = WholeCells  # type: ignore[misc]

@@ -34,7 +34,7 @@ class Pane(Widget):
 
     @property
     def text(self) -> str:
-        """What it says, without its title."""
+        """Its text, without its title."""
         return text_of(self._lines[1:] if self._title else self._lines)
 
     @property
@@ -47,7 +47,7 @@ class Pane(Widget):
         return len(self._lines) - (1 if self._title and self._lines else 0)
 
     def show(self, lines: Make | list[Line], *, title: str = "") -> None:
-        """These lines; where their width matters they are asked for again whenever it changes."""
+        """Shows these lines; where their width matters they are asked for again whenever it changes."""
         self._make, self._title = lines if callable(lines) else lambda _: lines, title
         self._arrange()
 

@@ -1,0 +1,394 @@
+"""The part of the API that is about agents: each handler a few lines around a call of the desk."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Coroutine
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from hive.agents.spec import check
+from hive.api.caller import actor, note, person
+from hive.api.params import FOLLOW, LENGTH, WAIT, Flag, Number, Span, Text, body_of, named
+from hive.api.responses import as_json, as_text
+from hive.api.routes import TEXT, LeadsTo, RouteRow
+from hive.control import schedule_times, views
+from hive.control.auth import Person
+from hive.control.desk import Desk
+from hive.control.shielded import carried_through, waited_for
+from hive.control.tail import follow, tail
+from hive.domain import MESSAGE_MAX_BYTES, AgentSpec, Role
+from hive.errors import BadRequest, NotFound
+from hive.shapes.agents import (
+    AgentChanges,
+    AgentList,
+    AgentPage,
+    AgentUsage,
+    AgentView,
+    Applied,
+    KeptDeleted,
+    KeptOfAgent,
+    MessageDropped,
+    MessageList,
+    MessageOf,
+    Removals,
+    Removed,
+    ScheduleCancelled,
+    ScheduleList,
+    ScheduleOf,
+    ShortPage,
+    Tokens,
+)
+from hive.store.schedules import NOTE_MAX_BYTES
+
+KEEP_AWAKE_MAX_S = 30 * 86400.0
+PAUSE_MAX_S = 86400
+VIEWER, OPERATOR = Role.VIEWER, Role.OPERATOR
+
+FRESH_MAX = 250
+"""More lines than a terminal has."""
+
+PAGE_MAX = 1000
+REF_MAX = 100
+"""Characters of what may name an agent; ids and names have fewer."""
+REMOVED_MAX = 1000
+"""Agents in one order: each may take `stop_grace_s` to end, and a hundred end at a time."""
+UP_TO = Number("limit", "A page of so many; 0: all, or 1000 with `after` or `short`.", default=0, most=PAGE_MAX)
+AFTER = Text("after", "A page of those behind this name: the `next` of the page before.")
+SHORT = Flag("short", "1: a page of what is known without asking anybody.")
+SINCE = Text("since", "Only those who changed since the answer that had this `cursor`; empty: all, and a cursor.")
+FRESH = Text("fresh", "With `since`: also these, ids with commas between them.")
+DRY_RUN = Flag("dry_run", "1: say what would change, and change nothing.")
+TAIL = Number("tail", "So many of the last lines.", default=100, most=100_000)
+PERIOD = Span("period", "How far back.", default="24h")
+LIMIT = Number("limit", "So many of the last requests.", default=100, most=10_000)
+
+
+class PauseOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`timeout_s` None is the setting `pause_timeout_s`. `now`: a busy agent is refused at once. `deep`: with its
+    memory paged out."""
+
+    timeout_s: Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": PAUSE_MAX_S})] | None = None
+    now: bool = False
+    deep: bool = False
+
+
+class KeepAwakeOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From now on for so many seconds, or a length like `10m`; 0 ends it."""
+
+    for_s: (
+        Annotated[float, Meta(extra_json_schema={"minimum": 0, "maximum": KEEP_AWAKE_MAX_S})]
+        | Annotated[str, Meta(extra_json_schema={"pattern": LENGTH})]
+    )
+
+
+class RemovalOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Names or ids."""
+
+    agents: Annotated[list[Annotated[str, Meta(max_length=REF_MAX)]], Meta(min_length=1, max_length=REMOVED_MAX)]
+
+
+class MessageOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message to an agent."""
+
+    text: Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MESSAGE_MAX_BYTES})]
+
+
+class ScheduleOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The order of a wake. `when`: 07:30, 2026-11-21T07:30 or +10m, ten years from now at most; `every`: 1h, 1d."""
+
+    when: Annotated[str, Meta(examples=["+10m", "07:30"])]
+    every: Annotated[str, Meta(extra_json_schema={"pattern": LENGTH})] | None = None
+    note: Annotated[str, Meta(extra_json_schema={"maxLength": NOTE_MAX_BYTES})] = ""
+
+
+def shown_to(person: Person, agents: list[AgentView]) -> list[AgentView]:
+    """Masks the agents for a viewer: keys and passwords are in `env`, a prompt may be a secret of its tenant."""
+    return agents if person.role.rank >= OPERATOR.rank else [views.masked(view) for view in agents]
+
+
+def listed_to(person: Person, agents: list[AgentView]) -> list[AgentView]:
+    return shown_to(person, [views.without_prompt(view) for view in agents])
+
+
+class AgentApi:
+    """The handlers. Those that change something run in a task of their own, which a leaving client does not cancel."""
+
+    def __init__(self, desk: Desk, *, pause_timeout_s: float, stopping: asyncio.Event) -> None:
+        self._desk = desk
+        self._pause_timeout_s = pause_timeout_s
+        self._stopping = stopping
+
+    def rows(self) -> list[RouteRow]:
+        one = "/api/agents/{ref}"
+        message, schedule = f"{one}/messages/{{id}}", f"{one}/schedules/{{id}}"
+        return [
+            RouteRow(
+                "GET",
+                "/api/agents",
+                VIEWER,
+                self.list_agents,
+                "Every agent, by name.",
+                AgentList | AgentPage | ShortPage | AgentChanges,
+                query=(UP_TO, AFTER, SHORT, SINCE, FRESH),
+            ),
+            RouteRow(
+                "POST",
+                "/api/agents",
+                OPERATOR,
+                self.create,
+                "Make an agent and start it.",
+                AgentView,
+                body=AgentSpec,
+                statuses=(201,),
+                errors=(501,),
+                leads_to=LeadsTo(one, {"ref": "/name"}),
+            ),
+            RouteRow("GET", one, VIEWER, self.show, "One agent.", AgentView, leads_to=LeadsTo(one, {"ref": "/name"})),
+            RouteRow(
+                "PUT",
+                one,
+                OPERATOR,
+                self.apply,
+                "Make an agent, or change it.",
+                Applied,
+                body=AgentSpec,
+                query=(DRY_RUN,),
+            ),
+            RouteRow("DELETE", one, OPERATOR, self.remove, "Stop an agent and forget it.", Removed),
+            RouteRow(
+                "POST",
+                "/api/removals",
+                OPERATOR,
+                self.remove_many,
+                "Stop agents and forget them.",
+                Removals,
+                body=RemovalOrder,
+            ),
+            RouteRow("POST", f"{one}/start", OPERATOR, self.start, "Start an agent.", AgentView, errors=(501,)),
+            RouteRow("POST", f"{one}/stop", OPERATOR, self.stop, "Stop an agent.", AgentView),
+            RouteRow(
+                "POST",
+                f"{one}/restart",
+                OPERATOR,
+                self.restart,
+                "Stop an agent and start it.",
+                AgentView,
+                errors=(501,),
+            ),
+            RouteRow("POST", f"{one}/resume", OPERATOR, self.resume, "Wake an agent.", AgentView),
+            RouteRow(
+                "POST",
+                f"{one}/pause",
+                OPERATOR,
+                self.pause,
+                "Put an agent to sleep.",
+                AgentView,
+                body=PauseOrder,
+                may_be_empty=True,
+                errors=(501,),
+            ),
+            RouteRow(
+                "POST",
+                f"{one}/keep-awake",
+                OPERATOR,
+                self.keep_awake,
+                "Keep an agent awake.",
+                AgentView,
+                body=KeepAwakeOrder,
+            ),
+            RouteRow("GET", f"{one}/messages", VIEWER, self.messages, "Messages it has not accepted.", MessageList),
+            RouteRow(
+                "POST",
+                f"{one}/messages",
+                OPERATOR,
+                self.send,
+                "Send it a message, which wakes it.",
+                MessageOf,
+                body=MessageOrder,
+                statuses=(202,),
+                leads_to=LeadsTo(message, {"ref": "/name", "id": "/id"}),
+            ),
+            RouteRow("GET", message, VIEWER, self.message, "One message.", MessageOf, query=(WAIT,)),
+            RouteRow("DELETE", message, OPERATOR, self.drop_message, "Take a message back.", MessageDropped),
+            RouteRow("GET", f"{one}/responses", VIEWER, self.responses, "What is kept of its responses.", KeptOfAgent),
+            RouteRow(
+                "DELETE",
+                f"{one}/responses",
+                OPERATOR,
+                self.delete_responses,
+                "Delete all that is kept of its responses.",
+                KeptDeleted,
+            ),
+            RouteRow("GET", f"{one}/schedules", VIEWER, self.schedules, "When it will be woken.", ScheduleList),
+            RouteRow(
+                "POST",
+                f"{one}/schedules",
+                OPERATOR,
+                self.schedule,
+                "Wake it at a time.",
+                ScheduleOf,
+                body=ScheduleOrder,
+                statuses=(201,),
+                leads_to=LeadsTo(schedule, {"ref": "/name", "id": "/id"}),
+            ),
+            RouteRow("DELETE", schedule, OPERATOR, self.cancel_schedule, "Not wake it then.", ScheduleCancelled),
+            RouteRow(
+                "GET", f"{one}/logs", VIEWER, self.logs, "What it wrote.", TEXT, query=(TAIL, FOLLOW), errors=(504,)
+            ),
+            RouteRow(
+                "GET", f"{one}/tokens", OPERATOR, self.tokens, "Its tokens and addresses.", Tokens, is_secret=True
+            ),
+            RouteRow(
+                "GET",
+                f"{one}/usage",
+                VIEWER,
+                self.agent_usage,
+                "What it used.",
+                AgentUsage,
+                query=(PERIOD, LIMIT),
+            ),
+        ]
+
+    async def list_agents(self, request: Request) -> Response:
+        """With `limit` a page of them. With `since` only the agents changed meanwhile: values that move with time
+        alone, messages and schedules are no change.
+
+        The values of `env` are masked for a viewer, prompts for every role.
+        """
+        since, fresh = SINCE.of(request), [agent for agent in (FRESH.of(request) or "").split(",") if agent]
+        if len(fresh) > FRESH_MAX:
+            raise BadRequest(f"{FRESH.name}: {len(fresh)} agents are named, {FRESH_MAX} is the limit")
+        limit, after, short = UP_TO.of(request), AFTER.of(request), SHORT.of(request)
+        if since is not None and (limit or after is not None or short):
+            raise BadRequest(f"{SINCE.name}: what changed is not told in pages")
+        if short:
+            return as_json(self._desk.shorts(after or "", limit or PAGE_MAX))
+        if limit or after is not None:
+            page = await self._desk.page(after or "", limit or PAGE_MAX)
+            return as_json({**page, "agents": listed_to(person(request), page["agents"])})
+        if since is None:
+            return as_json({"agents": listed_to(person(request), await self._desk.views())})
+        found = await self._desk.changes(since, fresh)
+        return as_json({**found, "agents": listed_to(person(request), found["agents"])})
+
+    async def show(self, request: Request) -> Response:
+        """The values of `env`, and its system prompt, are masked for a viewer."""
+        return as_json(shown_to(person(request), [await self._desk.view(named(request))])[0])
+
+    async def create(self, request: Request) -> Response:
+        spec = check(body_of(request, AgentSpec))
+        note(request, name=spec.name)
+        return await self._done(self._desk.create(spec, actor(request)), status=201)
+
+    async def apply(self, request: Request) -> Response:
+        spec, dry_run = check(body_of(request, AgentSpec)), DRY_RUN.of(request)
+        if spec.name != named(request):
+            raise BadRequest(f"name: the path says {named(request)!r}, the body {spec.name!r}")
+        note(request, name=spec.name, dry_run=dry_run)
+        return await self._done(self._desk.apply(spec, actor(request), dry_run=dry_run))
+
+    async def remove(self, request: Request) -> Response:
+        return await self._done(self._desk.remove(named(request), actor(request)))
+
+    async def remove_many(self, request: Request) -> Response:
+        """`failed` has those that could not be removed; each removal is in the audit table, as where it alone is
+        ordered."""
+        order = body_of(request, RemovalOrder)
+        note(request, agents=len(order.agents))
+        removals = await carried_through(self._desk.remove_many(order.agents, actor(request)))
+        note(request, removed=len(removals["removed"]), not_removed=[one["agent"] for one in removals["failed"]][:20])
+        return as_json(removals)
+
+    async def start(self, request: Request) -> Response:
+        return await self._done(self._desk.start(named(request), actor(request)))
+
+    async def stop(self, request: Request) -> Response:
+        return await self._done(self._desk.stop(named(request), actor(request)))
+
+    async def restart(self, request: Request) -> Response:
+        return await self._done(self._desk.restart(named(request), actor(request)))
+
+    async def resume(self, request: Request) -> Response:
+        return await self._done(self._desk.resume(named(request), actor(request)))
+
+    async def pause(self, request: Request) -> Response:
+        order = body_of(request, PauseOrder, empty=PauseOrder())
+        timeout_s = self._pause_timeout_s if order.timeout_s is None else order.timeout_s
+        if not 0 <= timeout_s <= PAUSE_MAX_S:
+            raise BadRequest(f"timeout_s: {timeout_s:g} is not from 0 to {PAUSE_MAX_S} seconds")
+        pausing = self._desk.pause(
+            named(request), timeout_s=timeout_s, now=order.now, deep=order.deep, actor=actor(request)
+        )
+        return await self._done(pausing)
+
+    async def keep_awake(self, request: Request) -> Response:
+        order = body_of(request, KeepAwakeOrder)
+        for_s = schedule_times.seconds_of(order.for_s, field="for") if isinstance(order.for_s, str) else order.for_s
+        if not 0 <= for_s <= KEEP_AWAKE_MAX_S:
+            raise BadRequest(
+                f"for: {for_s:.0f} is not from 0 seconds to {KEEP_AWAKE_MAX_S / schedule_times.DAY_S:.0f} days"
+            )
+        return await self._done(self._desk.keep_awake(named(request), for_s, actor(request)))
+
+    async def send(self, request: Request) -> Response:
+        order = body_of(request, MessageOrder)
+        return await self._done(self._desk.send(named(request), order.text, actor(request)), status=202)
+
+    async def messages(self, request: Request) -> Response:
+        return as_json(await self._desk.messages(named(request)))
+
+    async def message(self, request: Request) -> Response:
+        ref, message_id = named(request), named(request, "id")
+
+        async def ask(wait_s: float) -> MessageOf:
+            return await self._desk.message(ref, message_id, wait_s=wait_s)
+
+        return as_json(await waited_for(ask, WAIT.of(request), request.receive, self._stopping))
+
+    async def responses(self, request: Request) -> Response:
+        """Number and size; never what is in them."""
+        return as_json(await self._desk.responses(named(request)))
+
+    async def delete_responses(self, request: Request) -> Response:
+        return await self._done(self._desk.delete_responses(named(request), actor(request)))
+
+    async def drop_message(self, request: Request) -> Response:
+        return await self._done(self._desk.drop_message(named(request), named(request, "id"), actor(request)))
+
+    async def schedules(self, request: Request) -> Response:
+        return as_json(self._desk.schedules(named(request)))
+
+    async def schedule(self, request: Request) -> Response:
+        order = body_of(request, ScheduleOrder)
+        adding = self._desk.schedule(named(request), order.when, order.every, order.note, actor(request))
+        return await self._done(adding, status=201)
+
+    async def cancel_schedule(self, request: Request) -> Response:
+        text = named(request, "id")
+        if not re.fullmatch("[0-9]{1,15}", text):
+            raise NotFound(f"there is no schedule {text[:20]!r}: it has a number")
+        return await self._done(self._desk.cancel_schedule(named(request), int(text), actor(request)))
+
+    async def logs(self, request: Request) -> Response:
+        output, count = self._desk.output(named(request)), TAIL.of(request)
+        if not FOLLOW.of(request):
+            return as_text(await tail(output, count))
+        await tail(output, 0)  # what is wrong with it is told before the answer has begun
+        return StreamingResponse(follow(output, count, self._stopping), media_type="text/plain; charset=utf-8")
+
+    async def tokens(self, request: Request) -> Response:
+        return as_json(self._desk.tokens(named(request)))
+
+    async def agent_usage(self, request: Request) -> Response:
+        period_s, period = PERIOD.of(request), request.query_params.get(PERIOD.name, PERIOD.default)
+        assert period_s is not None and period is not None  # noqa: PT018
+        return as_json(await self._desk.agent_usage(named(request), period_s, period, LIMIT.of(request)))
+
+    async def _done(self, work: Coroutine[Any, Any, object], *, status: int = 200) -> Response:
+        return as_json(await carried_through(work), status=status)

@@ -1,0 +1,105 @@
+"""The part of the API about models: lists, routes and users of models, bringing and removing some."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hive.api.caller import actor, note
+from hive.api.order_audit import NAME_MAX
+from hive.api.params import Flag, Text, WordParam, body_of, named
+from hive.api.responses import as_json
+from hive.api.routes import LeadsTo, RouteRow
+from hive.control.desk import Desk
+from hive.control.pull_order import PullOrder
+from hive.control.shielded import carried_through
+from hive.domain import Role, Tier
+from hive.shapes.models import ModelList, ModelView
+from hive.shapes.system import Job, Route
+
+VIEWER, OPERATOR, ADMIN = Role.VIEWER, Role.OPERATOR, Role.ADMIN
+
+ASKED_MODEL = Text("model", "The model that is asked for.")
+TIER = WordParam("tier", "Of an agent of this tier.", words=tuple(Tier), default=Tier.MEDIUM)
+TENANT = Text("tenant", "Of an agent of this tenant, with its limits; else of one without any.")
+FORCE = Flag("force", "1: also where it is in use.")
+JOB = LeadsTo("/api/jobs/{id}", {"id": "/id"})
+
+
+class ModelApi:
+    """The handlers. What has a `/` in its name is quoted twice in a path, as `/api/models/meta%252Fx`."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def rows(self) -> list[RouteRow]:
+        models, one = "/api/models", "/api/models/{model}"
+        return [
+            RouteRow("GET", models, VIEWER, self.models, "What the inference server offers.", ModelList),
+            RouteRow(
+                "POST",
+                models,
+                ADMIN,
+                self.pull_model,
+                "Bring a model.",
+                Job,
+                body=PullOrder,
+                statuses=(200, 202),
+                errors=(404, 501),
+                leads_to=JOB,
+            ),
+            RouteRow(
+                "GET",
+                f"{models}/route",
+                VIEWER,
+                self.route,
+                "Which model a request is given, and why.",
+                Route,
+                query=(ASKED_MODEL, TIER, TENANT),
+            ),
+            RouteRow("POST", f"{models}/refresh", OPERATOR, self.refresh_models, "Ask what there is now.", ModelList),
+            RouteRow("GET", one, VIEWER, self.model, "Everything known of one model.", ModelView),
+            RouteRow(
+                "DELETE",
+                one,
+                ADMIN,
+                self.remove_model,
+                "Remove a model.",
+                Job,
+                query=(FORCE,),
+                statuses=(200, 202),
+                leads_to=JOB,
+            ),
+        ]
+
+    async def models(self, _: Request) -> Response:
+        """Lists the last answer of the server, at most `models_refresh_s` old while it answers; else see `stale`."""
+        return as_json(await self._desk.models())
+
+    async def model(self, request: Request) -> Response:
+        return as_json(await self._desk.model(named(request, "model")))
+
+    async def route(self, request: Request) -> Response:
+        tier, tenant = Tier(TIER.of(request)), TENANT.of(request) or ""
+        return as_json(self._desk.route(ASKED_MODEL.of(request) or "", tier, tenant))
+
+    async def refresh_models(self, _: Request) -> Response:
+        """Asks the server once, for any number of requests at the same time."""
+        return as_json(await carried_through(self._desk.refresh_models()))
+
+    async def pull_model(self, request: Request) -> Response:
+        """A job, 202 while it runs. `model` is a name for Ollama to fetch, or the absolute path of a GGUF file or a
+        directory as Hugging Face lays it out on this box, which is checked and copied to Hive's directory."""
+        order = body_of(request, PullOrder)
+        note(request, model=order.model[:NAME_MAX])
+        return _of(await carried_through(self._desk.pull_model(order, actor(request))))
+
+    async def remove_model(self, request: Request) -> Response:
+        """A job, 202 while it runs: Ollama's own model, or what lies in Hive's directory. One that is in memory, or
+        that a living agent names, only with `force`."""
+        model, force = named(request, "model"), FORCE.of(request)
+        return _of(await carried_through(self._desk.remove_model(model, force=force, actor=actor(request))))
+
+
+def _of(job: Job) -> Response:
+    return as_json(job, status=202 if job["state"] == "running" else 200)

@@ -1,0 +1,50 @@
+"""The answers: a result as JSON, an error as application/problem+json (RFC 9457), an event as one of a stream."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from hive.errors import HiveError, MethodNotAllowed
+
+PROBLEM = "application/problem+json"
+
+
+def as_json(answer: Any, *, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(answer), status, media_type="application/json")
+
+
+def as_text(text: str | bytes) -> Response:
+    return Response(text, media_type="text/plain; charset=utf-8")
+
+
+def problem(error: HiveError) -> Response:
+    """The answer that carries this error: its code, and what to do next as `hint`."""
+    body = {
+        "type": "about:blank",
+        "title": HTTPStatus(error.status).phrase,
+        "status": error.status,
+        "detail": error.message,
+        "code": error.code,
+        "hint": error.hint,
+    }
+    headers = {"allow": error.allow} if isinstance(error, MethodNotAllowed) else {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    return Response(msgspec.json.encode(body), error.status, headers, PROBLEM)
+
+
+def head_of(response: Response) -> Response:
+    """The same without a body, which an answer to HEAD has not; a stream that would follow something ends."""
+    bare = Response(status_code=response.status_code)
+    bare.raw_headers = response.raw_headers
+    return bare
+
+
+def as_event(event: dict[str, Any]) -> bytes:
+    """One server-sent event, named after its kind."""
+    return f"event: {event['kind']}\ndata: {json.dumps(event)}\n\n".encode()

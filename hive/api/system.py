@@ -1,0 +1,236 @@
+"""The part of the API that is about the whole: the inference server, usage, jobs, the audit table, the host."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from hive.api.caller import SOCKET, actor, note, origin
+from hive.api.order_audit import NAME_MAX
+from hive.api.params import WAIT, Number, Span, Text, WordParam, body_of, named
+from hive.api.responses import as_json, as_text
+from hive.api.routes import METRICS, TEXT, LeadsTo, RouteRow
+from hive.backends.ask import without_secrets
+from hive.control.desk import Desk
+from hive.control.shielded import carried_through, waited_for
+from hive.domain import By, Role
+from hive.errors import NotPermitted
+from hive.shapes.prompts import Prompts
+from hive.shapes.system import (
+    Access,
+    AuditPage,
+    Backends,
+    Gpus,
+    Health,
+    Inference,
+    InferenceStats,
+    Job,
+    JobList,
+    Memory,
+    Shutdown,
+    Stats,
+    Usage,
+)
+from hive.store.audit import Filter
+from hive.store.usage import UsageFilter
+
+MOST_ID = 999_999_999_999_999
+VIEWER, OPERATOR, ADMIN = Role.VIEWER, Role.OPERATOR, Role.ADMIN
+
+SINCE = Span("since", "How far back.", default="24h")
+BY = WordParam("by", "What is added up.", words=tuple(By), default=By.AGENT)
+AGENT = Text("agent", "Of this agent alone, by name or id.")
+TENANT = Text("tenant", "Of this tenant alone.")
+MODEL = Text("model", "Of this model alone.")
+BACKEND = Text("backend", "Of this kind; else of the one in use.")
+LOG_LINES = Number("tail", "So many of the last lines.", default=100, most=10_000)
+JOBS = Number("limit", "So many of the last ones.", default=20, most=1000)
+AUDIT_LIMIT = Number("limit", "So many rows.", default=100, least=1, most=1000)
+AUDIT_SINCE = Span("since", "How far back; without it from the beginning.")
+BEFORE = Number("before", "Rows older than the one with this id; 0: the newest.", default=0, most=MOST_ID)
+ACTOR = Text("actor", "Ordered by this one, as `uid:0`, or by the name a user had then.")
+ACT = Text("act", "Of this act; `order.*` is all that begin so.")
+
+
+class SwitchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`backend`: a kind of server, or an address like `http://127.0.0.1:8000`."""
+
+    backend: str
+
+
+class BoxApi:
+    """The handlers."""
+
+    def __init__(self, desk: Desk, *, stopping: asyncio.Event) -> None:
+        self._desk = desk
+        self._stopping = stopping
+
+    def rows(self) -> list[RouteRow]:
+        system = "/api/system"
+        return [
+            RouteRow("GET", "/api/health", VIEWER, self.health, "How Hive is, and what is wrong.", Health),
+            RouteRow(
+                "GET",
+                "/api/usage",
+                VIEWER,
+                self.usage,
+                "What was used, added up.",
+                Usage,
+                query=(SINCE, BY, AGENT, TENANT, MODEL),
+                errors=(404,),
+            ),
+            RouteRow("GET", "/api/stats", VIEWER, self.stats, "Counts since the daemon started.", Stats),
+            RouteRow("GET", "/metrics", VIEWER, self.metrics, "For Prometheus.", METRICS),
+            RouteRow(
+                "GET",
+                "/api/audit",
+                OPERATOR,
+                self.audit,
+                "Who did what.",
+                AuditPage,
+                query=(AGENT, ACTOR, ACT, AUDIT_SINCE, BEFORE, AUDIT_LIMIT),
+            ),
+            RouteRow("GET", f"{system}/inference", VIEWER, self.inference, "The inference server in use.", Inference),
+            RouteRow(
+                "POST",
+                f"{system}/inference",
+                ADMIN,
+                self.switch,
+                "Change to another inference server.",
+                Job,
+                body=SwitchOrder,
+                statuses=(200, 202),
+                errors=(501,),
+                leads_to=LeadsTo("/api/jobs/{id}", {"id": "/id"}),
+            ),
+            RouteRow("GET", f"{system}/inference/stats", VIEWER, self.inference_stats, "What it does.", InferenceStats),
+            RouteRow("GET", "/api/prompts", VIEWER, self.prompts, "System prompts: who has them.", Prompts),
+            RouteRow(
+                "GET",
+                f"{system}/backends",
+                VIEWER,
+                self.backends,
+                "Inference servers there are.",
+                Backends,
+                errors=(504,),
+            ),
+            RouteRow(
+                "GET",
+                f"{system}/backends/logs",
+                OPERATOR,
+                self.backend_log,
+                "What one wrote.",
+                TEXT,
+                query=(BACKEND, LOG_LINES),
+                errors=(404, 501, 504),
+            ),
+            RouteRow(
+                "GET",
+                "/api/jobs",
+                VIEWER,
+                self.jobs,
+                "What takes long, the newest first.",
+                JobList,
+                query=(JOBS,),
+            ),
+            RouteRow("GET", "/api/jobs/{id}", VIEWER, self.job, "One job.", Job, query=(WAIT,)),
+            RouteRow("DELETE", "/api/jobs/{id}", ADMIN, self.cancel_job, "End a job.", Job),
+            RouteRow(
+                "GET",
+                f"{system}/access",
+                OPERATOR,
+                self.access,
+                "How an operator reaches the model.",
+                Access,
+                is_secret=True,
+            ),
+            RouteRow("GET", f"{system}/memory", VIEWER, self.memory, "The host's memory.", Memory),
+            RouteRow("GET", f"{system}/gpus", VIEWER, self.gpus, "The host's GPUs.", Gpus),
+            RouteRow("POST", f"{system}/shutdown", ADMIN, self.shutdown, "Stop every agent.", Shutdown),
+        ]
+
+    async def health(self, _: Request) -> Response:
+        return as_json(self._desk.health())
+
+    async def usage(self, request: Request) -> Response:
+        of = UsageFilter(agent=AGENT.of(request), tenant=TENANT.of(request), model=MODEL.of(request))
+        return as_json(await self._desk.usage(SINCE.of(request) or 0.0, By(BY.of(request)), of))
+
+    async def stats(self, _: Request) -> Response:
+        return as_json(self._desk.stats())
+
+    async def metrics(self, _: Request) -> Response:
+        """docs/metrics.md says what they are."""
+        return Response(await self._desk.metrics(), media_type=METRICS)
+
+    async def inference(self, _: Request) -> Response:
+        return as_json(self._desk.inference())
+
+    async def inference_stats(self, _: Request) -> Response:
+        return as_json(await self._desk.inference_stats())
+
+    async def switch(self, request: Request) -> Response:
+        """A job, 202 while it runs. Requests for the model wait meanwhile; where the new server does not come up, the
+        old one is back in force when the job has failed."""
+        order = body_of(request, SwitchOrder)
+        note(request, backend=without_secrets(order.backend)[:NAME_MAX])
+        job = await carried_through(self._desk.switch(order.backend, actor(request)))
+        return as_json(job, status=202 if job["state"] == "running" else 200)
+
+    async def prompts(self, _: Request) -> Response:
+        return as_json(self._desk.prompts())
+
+    async def backends(self, _: Request) -> Response:
+        return as_json(await self._desk.backends())
+
+    async def backend_log(self, request: Request) -> Response:
+        return as_text(await self._desk.backend_log(BACKEND.of(request) or "", LOG_LINES.of(request)))
+
+    async def jobs(self, request: Request) -> Response:
+        return as_json({"jobs": await self._desk.jobs(JOBS.of(request))})
+
+    async def job(self, request: Request) -> Response:
+        job_id = named(request, "id")
+
+        async def ask(wait_s: float) -> Job:
+            return await self._desk.job(job_id, wait_s=wait_s)
+
+        return as_json(await waited_for(ask, WAIT.of(request), request.receive, self._stopping))
+
+    async def cancel_job(self, request: Request) -> Response:
+        return as_json(await carried_through(self._desk.cancel_job(named(request, "id"))))
+
+    async def access(self, request: Request) -> Response:
+        """On the unix socket alone: the token in it is nobody's own, and stays good for a user that has lost access.
+        Over TCP an agent's tokens lead to the model."""
+        if origin(request) != SOCKET:
+            raise NotPermitted(
+                "Hive's own token is handed out on the unix socket alone: nobody can take it back from who has it",
+                hint="on the box: hive run MODEL; from elsewhere an agent's token: GET /api/agents/{ref}/tokens",
+            )
+        return as_json(self._desk.access())
+
+    async def memory(self, _: Request) -> Response:
+        return as_json(self._desk.memory())
+
+    async def gpus(self, _: Request) -> Response:
+        return as_json(await self._desk.gpus())
+
+    async def shutdown(self, request: Request) -> Response:
+        """Ends the agents as `hive up` and the service do before they end: callers are refused from now on."""
+        return as_json(await carried_through(self._desk.shutdown(actor(request))))
+
+    async def audit(self, request: Request) -> Response:
+        since_s, agent = AUDIT_SINCE.of(request), (AGENT.of(request) or "")[:NAME_MAX]
+        asked = Filter(
+            agent=(agent,) if agent else (),
+            actor=(ACTOR.of(request) or "")[:NAME_MAX],
+            act=(ACT.of(request) or "")[:NAME_MAX],
+            since=None if since_s is None else time.time() - since_s,
+            before=BEFORE.of(request) or None,
+        )
+        return as_json(await self._desk.audit(asked, AUDIT_LIMIT.of(request)))

@@ -1,1 +1,0 @@
-"""What `hive doctor` looks at, one module for each subject; doctor.py runs them."""

@@ -1,0 +1,86 @@
+"""Number of requests a backend works on at once, its source, and what contradicts it. Pure.
+
+Requests beyond it wait in Hive's queue, which is fair; in the backend's own, nobody's turn is anybody's choice.
+"""
+
+from __future__ import annotations
+
+from hive.backends.kinds import spec_of
+from hive.settings.table import Settings
+
+WARN_AFTER = 2
+"""Checks in a row that find the backend's own queue filled: one alone may have looked between two requests."""
+CALM_AFTER = 12
+"""Checks in a row that find it empty, until the warning is taken back: it is to be seen, not to flicker."""
+
+
+def choose_slots(kind: str, told: int | None, settings: Settings) -> tuple[int | None, str]:
+    """Requests to send at once and where that number comes from; None for no limit.
+
+    >>> choose_slots("llama", 4, Settings())
+    (4, '/props total_slots')
+    >>> choose_slots("demo", None, Settings())
+    (None, 'no limit')
+    """
+    if settings.proxy.backend_concurrency:
+        return settings.proxy.backend_concurrency, "backend_concurrency in hive.conf"
+    return spec_of(kind).slots(told, settings.inference)
+
+
+def takes_priority(kind: str, settings: Settings) -> bool:
+    """Whether the backend orders its own queue by the `priority` of a request."""
+    return spec_of(kind).orders_by_priority(settings.inference)
+
+
+def prefix_cache(kind: str, settings: Settings) -> str:
+    """Separation of prompts in the backend's prefix cache, in words.
+
+    >>> prefix_cache("ollama", Settings())
+    'shared between all agents (Ollama cannot separate it)'
+    """
+    spec = spec_of(kind)
+    if spec.can_separate and not settings.proxy.cache_isolation:
+        return "shared between all agents (cache_isolation = false)"
+    return spec.prefix_cache
+
+
+class OwnQueue:
+    """Watches the backend's own queue, which stays empty where Hive's limit is the lower one.
+
+    >>> queue = OwnQueue()
+    >>> [queue.see(waiting, slots=4) for waiting in (3, 0, 3)]
+    ['', '', '']
+    >>> queue.see(1, slots=4)[:36]
+    'the backend queues 3 requests itself'
+    """
+
+    def __init__(self) -> None:
+        self._filled = self._empty = self._most = 0
+        self._is_warned = False
+
+    def __repr__(self) -> str:
+        return f"<OwnQueue {'filled' if self._is_warned else 'empty'}, {self._most} at most>"
+
+    def see(self, waiting: int | None, *, slots: int | None) -> str:
+        """After a check that found `waiting` (None: it does not tell): the warning that stands, empty for none."""
+        if not waiting:
+            self._filled = 0
+            self._empty += 1
+            if self._empty >= CALM_AFTER or not self._is_warned:
+                self._most = 0
+                self._is_warned = False
+            return self._warning(slots)
+        self._empty = 0
+        self._filled += 1
+        self._most = max(self._most, waiting)
+        self._is_warned = self._is_warned or self._filled >= WARN_AFTER
+        return self._warning(slots)
+
+    def _warning(self, slots: int | None) -> str:
+        if not self._is_warned:
+            return ""
+        many = "1 request" if self._most == 1 else f"{self._most} requests"
+        limit = "without a limit" if slots is None else f"at most {slots} at once"
+        why = "" if slots is None else "someone else uses it, or its own limit is lower; "
+        sends = "and Hive sends" if slots is None else "although Hive sends"
+        return f"the backend queues {many} itself {sends} {limit}: {why}set [proxy] backend_concurrency"

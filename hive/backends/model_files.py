@@ -1,0 +1,290 @@
+"""A model as files: one GGUF file or its shards, or a directory as Hugging Face lays it out.
+
+A model that was copied half is found here and not when it is loaded: the header of each file says how long it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, TypeVar
+
+import msgspec
+
+from hive.errors import BadRequest, NotFound, NotPermitted
+
+GGUF = ".gguf"
+READ_BY = (".safetensors", ".json", ".txt", ".model", ".jinja", ".tiktoken")
+"""Ends of names in a directory of Hugging Face that are taken along. No Python and no pickles: those are programs."""
+HEADER_MAX_BYTES = 100 * 1024 * 1024
+"""Of a safetensors file: what its own library takes (safetensors 0.8)."""
+CONFIG_MAX_BYTES = 16 * 1024 * 1024
+GGUF_VERSIONS = (2, 3)
+"""Those that llama.cpp reads."""
+MOST = 1 << 20
+"""Keys, tensors and dimensions of one file that are believed."""
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+Shape = TypeVar("Shape")
+_WHERE = "the file has to be on this box, readable for the daemon (an installed one sees nothing below /home and /tmp)"
+
+
+class Format(StrEnum):
+    """`gguf`: for llama-server (and Ollama, which makes its own of it); `hf`: for vLLM."""
+
+    GGUF = "gguf"
+    HF = "hf"
+
+
+class File(NamedTuple):
+    """One file of a model: what it will be called, where it lies, its bytes."""
+
+    name: str
+    path: Path
+    size: int
+
+
+class ModelOnDisk(NamedTuple):
+    """A model on a disk, checked. `left_out`: names in its directory that are none of a model's files."""
+
+    format: Format
+    files: tuple[File, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def is_one_file(self) -> bool:
+        return self.format is Format.GGUF and len(self.files) == 1
+
+
+def find(path: Path) -> ModelOnDisk:
+    """The model at `path`, its files checked. It reads the disk: not for the loop.
+
+    Raises NotFound, NotPermitted, BadRequest that says what is wrong with which file.
+    """
+    try:
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            return _directory(path)
+        if not stat.S_ISREG(found.st_mode) or path.suffix != GGUF:
+            raise BadRequest(
+                f"{path} is no model: expected a file named *.gguf, or a directory with config.json and *.safetensors"
+            )
+        return ModelOnDisk(Format.GGUF, _shards(path))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise NotFound(f"there is no {error.filename or path}", hint=_WHERE) from None
+    except PermissionError as error:
+        raise NotPermitted(f"the daemon may not read {error.filename or path}", hint=_WHERE) from None
+    except OSError as error:
+        raise BadRequest(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _checked(path: Path, check: Callable[[BinaryIO, int], None]) -> File:
+    """The file, with its own name in front of what is wrong with it."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise BadRequest(f"{path} is no regular file")
+        try:
+            check(file, found.st_size)
+        except BadRequest as error:
+            raise BadRequest(f"{path} is no whole model: {error.message}") from None
+    return File(path.name, path, found.st_size)
+
+
+# GGUF -----------------------------------------------------------------------------------------------------------------
+
+
+def _shards(path: Path) -> tuple[File, ...]:
+    """The file, or all of its shards: `x-00001-of-00003.gguf` is nothing without the other two."""
+    shard = _SHARD.search(path.name)
+    names = [path.name]
+    if shard is not None:
+        count, stem = int(shard[2]), path.name[: shard.start()]
+        names = [f"{stem}-{number:05}-of-{count:05}{GGUF}" for number in range(1, min(count, MOST) + 1)]
+    return tuple(_checked(path.with_name(name), check_gguf) for name in names)
+
+
+def check_gguf(file: BinaryIO, size: int) -> None:
+    """Raises BadRequest where it is no GGUF file that llama.cpp would read, or not all of it is there."""
+    reader = _Reader(file, size)
+    if file.read(4) != b"GGUF":
+        raise BadRequest("it does not begin with GGUF")
+    version = reader.number("<I")
+    if version not in GGUF_VERSIONS:
+        raise BadRequest(f"GGUF version {version}; llama.cpp reads {' and '.join(map(str, GGUF_VERSIONS))}")
+    tensors, keys = reader.count("tensors"), reader.count("keys")
+    if not tensors:
+        raise BadRequest("it has no tensors: a vocabulary alone is no model")
+    alignment = 32
+    for _ in range(keys):
+        name = reader.text()
+        value = reader.value(reader.number("<I"))
+        if name == b"general.alignment" and isinstance(value, int) and value > 0:
+            alignment = value
+    last = max(reader.tensor_end() for _ in range(tensors))
+    begins = -(-file.tell() // alignment) * alignment
+    if begins + last > size:
+        raise BadRequest(f"it is {size} bytes long and should be {begins + last}: it was not copied to its end")
+
+
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_TEXT, _ARRAY = 8, 9
+_SIZES = (
+    "0:1:4 1:1:2 2:32:18 3:32:20 6:32:22 7:32:24 8:32:34 9:32:40 10:256:84 11:256:110 12:256:144 13:256:176 14:256:210",
+    "15:256:292 16:256:66 17:256:74 18:256:98 19:256:50 20:32:18 21:256:110 22:256:82 23:256:136 24:1:1 25:1:2 26:1:4",
+    "27:1:8 28:1:8 29:256:56 30:1:2 34:256:54 35:256:66 39:32:17",
+)
+"""ggml's number of a type, weights of one of its blocks, bytes of that (gguf 0.19, GGML_QUANT_SIZES)."""
+_ROWS = [tuple(map(int, row.split(":"))) for row in " ".join(_SIZES).split()]
+_BLOCKS = {type_: (weights, size) for type_, weights, size in _ROWS}
+
+
+class _Reader:
+    """The pieces of a GGUF header. Every method raises BadRequest where the file ends inside of what it reads."""
+
+    def __init__(self, file: BinaryIO, size: int) -> None:
+        self._file = file
+        self._size = size
+
+    def number(self, format: str) -> int:
+        data = self._file.read(struct.calcsize(format))
+        if len(data) < struct.calcsize(format):
+            raise BadRequest(f"it ends after {self._size} bytes, inside its header")
+        return int(struct.unpack(format, data)[0])
+
+    def count(self, what: str) -> int:
+        found = self.number("<Q")
+        if found > MOST:
+            raise BadRequest(f"{found} {what}: that is no header of a model")
+        return found
+
+    def text(self) -> bytes:
+        length = self.number("<Q")
+        self._fits(length)
+        return self._file.read(length)
+
+    def value(self, type_: int) -> int | bytes | None:
+        """A number or a text; of an array nothing is kept."""
+        if type_ == _TEXT:
+            return self.text()
+        if type_ in (6, 12):
+            self._skip(struct.calcsize(_SCALARS[type_]))
+            return None
+        if type_ in _SCALARS:
+            return self.number(_SCALARS[type_])
+        if type_ != _ARRAY:
+            raise BadRequest(f"a value of type {type_}: that is no GGUF")
+        of, length = self.number("<I"), self.number("<Q")
+        if of == _TEXT:
+            self._fits(length * 8)
+            for _ in range(length):
+                self._skip(self.number("<Q"))
+        elif of in _SCALARS:
+            self._skip(length * struct.calcsize(_SCALARS[of]))
+        else:
+            raise BadRequest(f"an array of type {of}: that is no GGUF")
+        return None
+
+    def tensor_end(self) -> int:
+        """End of this tensor, from the begin of the data; of a type that is not known here its begin."""
+        self.text()
+        weights, dimensions = 1, self.number("<I")
+        if dimensions > 8:
+            raise BadRequest(f"a tensor of {dimensions} dimensions: that is no GGUF")
+        for _ in range(dimensions):
+            weights *= self.number("<Q")
+        type_, offset = self.number("<I"), self.number("<Q")
+        of_block, bytes_ = _BLOCKS.get(type_, (1, 0))
+        return offset + -(-weights // of_block) * bytes_
+
+    def _skip(self, length: int) -> None:
+        self._fits(length)
+        self._file.seek(length, os.SEEK_CUR)
+
+    def _fits(self, length: int) -> None:
+        if self._file.tell() + length > self._size:
+            raise BadRequest(f"it ends after {self._size} bytes, inside its header")
+
+
+# Hugging Face ---------------------------------------------------------------------------------------------------------
+
+
+class _Config(msgspec.Struct):
+    model_type: str = ""
+    architectures: list[str] | None = None
+
+
+class _Tensor(msgspec.Struct):
+    data_offsets: tuple[int, int]
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def _directory(path: Path) -> ModelOnDisk:
+    names = sorted(entry.name for entry in os.scandir(path) if entry.is_file() and not entry.name.startswith("."))
+    taken = [name for name in names if name.endswith(READ_BY)]
+    weights = [name for name in taken if name.endswith(".safetensors")]
+    ggufs = [name for name in names if name.endswith(GGUF)]
+    if "config.json" not in names and ggufs:
+        if len(ggufs) == 1 or _SHARD.search(ggufs[0]):
+            return ModelOnDisk(Format.GGUF, _shards(path / ggufs[0]))
+        raise BadRequest(f"{path} holds {len(ggufs)} GGUF files", hint=f"name one: {path / ggufs[0]}")
+    if "config.json" not in names or not weights:
+        lacks = "config.json" if "config.json" not in names else "*.safetensors"
+        raise BadRequest(f"{path} is no model: it has no {lacks}")
+    _inside(path, taken)
+    config = _json(path / "config.json", _Config)
+    if not config.model_type and not config.architectures:
+        raise BadRequest(f"{path / 'config.json'} names no model_type and no architectures")
+    if (index := "model.safetensors.index.json") in names:
+        lacking = sorted(set(_json(path / index, _Index).weight_map.values()) - set(weights))
+        if lacking:
+            raise BadRequest(f"{path} lacks {lacking[0]}, which {index} names")
+    files = [_checked(path / name, check_safetensors) for name in weights]
+    files += [File(name, path / name, (path / name).stat().st_size) for name in taken if name not in weights]
+    return ModelOnDisk(Format.HF, tuple(files), tuple(name for name in names if name not in taken))
+
+
+def _inside(path: Path, names: list[str]) -> None:
+    """A link may lead to its neighbours, or to where Hugging Face's cache keeps what its links name; nowhere else: what
+    it leads to would be copied to where others read it. Raises BadRequest."""
+    homes = (path.resolve(), (path.resolve().parent.parent / "blobs"))
+    for name in names:
+        if not any((path / name).resolve().is_relative_to(home) for home in homes):
+            raise BadRequest(f"{path / name} is a link that leads out of the model's directory")
+
+
+def check_safetensors(file: BinaryIO, size: int) -> None:
+    """Raises BadRequest where its header is none, or the file is not as long as that says."""
+    length = int.from_bytes(file.read(8), "little")
+    if not 2 <= length <= min(HEADER_MAX_BYTES, max(size - 8, 0)):
+        raise BadRequest(f"a header of {length} bytes in a file of {size}: that is no safetensors file")
+    try:
+        header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        ends = [msgspec.json.decode(raw, type=_Tensor).data_offsets[1] for raw in header.values()]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"its header is no safetensors header: {error}") from None
+    if not ends:
+        raise BadRequest("it has no tensors")
+    if 8 + length + max(ends) != size:
+        raise BadRequest(f"it is {size} bytes long and should be {8 + length + max(ends)}")
+
+
+def _json(path: Path, shape: type[Shape]) -> Shape:
+    with path.open("rb") as file:
+        data = file.read(CONFIG_MAX_BYTES)
+    try:
+        return msgspec.json.decode(data, type=shape)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(f"{path} is not what it should be: {error}") from None

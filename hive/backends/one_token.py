@@ -1,0 +1,32 @@
+"""The one control question that costs something: a model is asked for a single token.
+
+A server may answer everything else and still not be able to generate: vLLM with a model its kernels cannot run is
+healthy and dies at the first request (seen with 0.32). It is asked before agents are sent to a server, and never else.
+"""
+
+from __future__ import annotations
+
+from hive.backends import ask
+from hive.backends.kinds import spec_of
+from hive.errors import BackendDown
+from hive.host.access import NO_ACCESS, RemoteAccess
+
+_OTHER_NAME = "backend_limit_name = max_completion_tokens in [inference] says the limit by the name it takes"
+
+
+async def generate(
+    kind: str, address: str, model: str, *, within_s: float, access: RemoteAccess = NO_ACCESS, limit: str = "auto"
+) -> None:
+    """Returns once `model` has generated a token; loading it is a part of that. `limit`: `backend_limit_name`.
+
+    Raises `BackendDown` where it does not, saying what was answered, and `BackendTimeout`.
+    """
+    spec = spec_of(kind)
+    path, body = spec.one_token(model, spec.requests.limit_name(address, limit) or "max_tokens")
+    answer = await ask.post(address, path, body, within_s=within_s, access=access)
+    if answer.status != 200:
+        said = " ".join(answer.body[:200].decode(errors="replace").split())
+        hint = _OTHER_NAME if spec.is_remote and b"max_completion_tokens" in answer.body else ""
+        raise BackendDown(f"asked for a token of {model} it answers {answer.status}: {said}", hint=hint)
+    if spec.tokens_in(answer.body) < 1:
+        raise BackendDown(f"asked for a token of {model} it generated none")

@@ -1,0 +1,39 @@
+"""Question for one token, as servers of OpenAI's dialect are asked and answer it. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+ONE_TOKEN_PROMPT = "Hi"
+MODELS = "/v1/models"
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int = 0
+
+
+class _Answer(msgspec.Struct):
+    usage: _Usage = msgspec.field(default_factory=_Usage)
+
+
+def completion(model: str, limit: str) -> tuple[str, dict[str, Any]]:  # noqa: ARG001 - completions know one name
+    """Path and body.
+
+    >>> completion("m", "max_tokens")
+    ('/v1/completions', {'model': 'm', 'prompt': 'Hi', 'max_tokens': 1})
+    """
+    return "/v1/completions", {"model": model, "prompt": ONE_TOKEN_PROMPT, "max_tokens": 1}
+
+
+def tokens_in(body: bytes) -> int:
+    """Number of tokens an answer says it generated; 0 where it does not say so.
+
+    >>> tokens_in(b'{"usage":{"completion_tokens":1}}'), tokens_in(b'{"usage":{}}')
+    (1, 0)
+    """
+    try:
+        return msgspec.json.decode(body, type=_Answer).usage.completion_tokens
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 0

@@ -1,0 +1,205 @@
+"""vLLM (0.32): data and pure functions."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hive.backends import openai_answers
+from hive.backends.command_line import Launch, Order, model, program, served_name
+from hive.backends.conversation import Answers, Conversation, Place, json_of, shape, text, text_in
+from hive.backends.counters import PrefixCache, ReportedLimits, gauge, prefix_counters
+from hive.backends.openai_answers import MODELS
+from hive.backends.spec import Asking, BackendSpec, Fields, Requests
+from hive.domain import BackendKind, Band, Dialect, ModelInfo
+from hive.errors import BackendDown, BackendTimeout
+from hive.models.capabilities import EDITS
+from hive.models.salts import salt
+from hive.settings.table import InferenceSection
+
+DRAFT_TOKENS = 5
+"""Tokens the draft model is ahead (`num_speculative_tokens`, which has no default; its documentation uses 5)."""
+PRIORITY = {Band.HIGH: b"0", Band.NORMAL: b"10", Band.LOW: b"20"}
+"""A lower number goes first."""
+_SCORES = ("/v1/rerank", "/rerank", "/v1/score", "/score")
+_SALTED = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", *_SCORES})
+"""Endpoints of 0.32 and 0.33 whose schema has `cache_salt` and `priority`; older ones pass over them."""
+
+
+# --- which it is, and what it says of itself ---------------------------------------------------------------------
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _Model(msgspec.Struct):
+    id: str
+    owned_by: str = ""
+    created: int = 0
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def recognise(answers: Answers) -> str | None:
+    version = text_in(json_of(answers, "/version"), "version")
+    listed = json_of(answers, MODELS).get("data")
+    entries = listed if isinstance(listed, list) else []
+    owners = {text_in(entry, "owned_by") for entry in entries if isinstance(entry, dict)}
+    return version if version and "vllm" in owners else None
+
+
+def version(place: Place) -> Conversation[str]:
+    return (yield from shape(place, "/version", _Version)).version
+
+
+def models(place: Place) -> Conversation[list[ModelInfo]]:
+    listed = yield from shape(place, MODELS, _Models)
+    return [
+        ModelInfo(
+            name=model.id,
+            owned_by=model.owned_by,
+            created=model.created,
+            parent=model.parent or "",
+            context_length=model.max_model_len,
+        )
+        for model in listed.data
+    ]
+
+
+def loaded(place: Place) -> Conversation[frozenset[str] | None]:
+    """All that it lists."""
+    try:
+        return frozenset(model.name for model in (yield from models(place)))
+    except (BackendDown, BackendTimeout):
+        return None
+
+
+def busy() -> Conversation[ReportedLimits]:
+    """`--max-num-seqs` is told nowhere, not even in its metrics."""
+    metrics = yield from text("/metrics")
+    return ReportedLimits(waiting=gauge(metrics, "vllm:num_requests_waiting") if metrics is not None else None)
+
+
+def prefix_cache() -> Conversation[PrefixCache | None]:
+    """vLLM without prefix caching has no counters."""
+    metrics = yield from text("/metrics")
+    return None if metrics is None else cached_in(metrics)
+
+
+def cached_in(metrics: bytes) -> PrefixCache | None:
+    """Prompt tokens in all and from the cache.
+
+    >>> told = b'vllm:prefix_cache_queries_total{engine="0"} 700.0\\nvllm:prefix_cache_hits_total{engine="0"} 640.0\\n'
+    >>> cached_in(told)
+    PrefixCache(queried=700, hit=640)
+    """
+    return prefix_counters(metrics, "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
+
+
+# --- what requests say to it -------------------------------------------------------------------------------------
+
+
+def cache_fields(endpoint: str, group: str, tag: str, apart: bool) -> Fields:  # noqa: ARG001 - a salt costs nothing
+    """The salt of a group.
+
+    >>> [name for name, raw in cache_fields("/v1/completions", "tenant a", "", False)]
+    ['cache_salt']
+    """
+    return (("cache_salt", msgspec.json.encode(salt(group, tag))),) if endpoint in _SALTED else ()
+
+
+def priority_fields(endpoint: str, band: Band) -> Fields:
+    """The place in its own queue.
+
+    >>> priority_fields("/v1/completions", Band.HIGH)
+    (('priority', b'0'),)
+    """
+    return (("priority", PRIORITY[band]),) if endpoint in _SALTED else ()
+
+
+# --- how it is started -------------------------------------------------------------------------------------------
+
+
+def slots(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001 - it tells nothing
+    return inference.vllm_max_sequences, "vllm_max_sequences in hive.conf"
+
+
+def launch(order: Order) -> Launch:
+    inference, state = order.inference, order.state
+    command = [
+        *(inference.vllm_program, "serve", inference.vllm_model),
+        *("--served-model-name", served_name(inference.default_model, inference.vllm_model)),
+        *("--uds", str(order.socket)),
+        "--enable-prefix-caching" if inference.vllm_prefix_caching else "--no-enable-prefix-caching",
+        "--enable-chunked-prefill",
+        *("--max-num-seqs", str(inference.vllm_max_sequences)),
+        *("--gpu-memory-utilization", f"{inference.vllm_gpu_memory_util:g}"),
+        *("--scheduling-policy", inference.vllm_scheduling_policy),
+        # Without it nothing tells how much of a prompt came from the cache.
+        "--enable-prompt-tokens-details",
+        "--disable-uvicorn-access-log",
+    ]
+    needed = [program("vllm_program", inference.vllm_program), model("vllm_model", inference.vllm_model)]
+    if draft := inference.vllm_speculative_model:
+        config = {"model": draft, "num_speculative_tokens": DRAFT_TOKENS}
+        command += ["--speculative-config", msgspec.json.encode(config).decode()]
+        needed.append(model("vllm_speculative_model", draft))
+    more = {
+        "VLLM_CACHE_ROOT": str(state / "vllm"),
+        "VLLM_CONFIG_ROOT": str(state / "vllm"),
+        "HF_HOME": str(state / "huggingface"),
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        # Its parts talk over the loopback, the only interface there is.
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+    return Launch(tuple(command), order.environment | more, tuple(needed), order.socket)
+
+
+SPEC = BackendSpec(
+    kind=BackendKind.VLLM,
+    label="vLLM",
+    dialects=frozenset({Dialect.OPENAI, Dialect.ANTHROPIC}),
+    adds=frozenset({*_SCORES, "/tokenize", "/detokenize"}),
+    not_relayed={
+        **dict.fromkeys(("/pooling", "/classify"), "/v1/embeddings"),
+        **dict.fromkeys(("/v1/audio/transcriptions", "/v1/audio/translations"), ""),
+    },
+    describes_all=True,  # its description is made of its routes
+    questions=("/version", MODELS),
+    recognise=recognise,
+    asking=Asking(
+        health_path="/health",  # 503 once the engine died; asleep (`/sleep`) still 200, while requests hang
+        version=version,
+        models=models,
+        busy=busy,
+        prefix_cache=prefix_cache,
+        loaded=loaded,
+        why_not_load="vLLM serves the model it was started with",
+        described_at="/openapi.json",  # which `--disable-fastapi-docs` takes away
+    ),
+    one_token=openai_answers.completion,
+    tokens_in=openai_answers.tokens_in,
+    requests=Requests(
+        passed_over={"/v1/messages": (EDITS,)},  # measured with 0.32.0
+        cache_fields=cache_fields,
+        priority_fields=priority_fields,
+        cannot_keep_apart=("/v1/messages",),
+        short_completions=True,
+        grammar="grammar_vllm",
+    ),
+    slots=slots,
+    orders_by_priority=lambda inference: inference.vllm_scheduling_policy == "priority",
+    prefix_cache="separated by tenant (salt)",
+    can_separate=True,
+    model_format="hf",
+    model_key="vllm_model",
+    program=lambda inference: inference.vllm_program,
+    launch=launch,
+)

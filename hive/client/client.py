@@ -1,0 +1,288 @@
+"""The client of the REST API: what the CLI, `hive up` and `hive top` know of the daemon.
+
+Standard library only, and http.client only when a request is made: commands start faster than a person notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from hive.errors import DependencyDown, HiveError, NotPermitted, TimedOut, UsageError, by_code
+from hive.paths import APPLIANCE_RUNTIME, INSTALLED
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+
+    from hive.client.exec_caller import ExecCaller
+
+Answer = dict[str, Any]
+Query = str | int | float | bool | Sequence[str] | None
+"""A sequence: the parameter is given as often as it has words."""
+
+CONNECT_S = 2.0
+PIECE_BYTES = 65536
+SWITCHED = 101
+PAGE = 500
+"""Agents asked for at a time: the daemon is never long in answering, however many there are."""
+ANSWER_MAX_BYTES = 256 * 1024 * 1024
+NOT_RUNNING = "start one with `hive up`, or name its socket with --socket"
+INSTALLED_NOT_RUNNING = "`hive status` says how the installed one is; sudo systemctl start hive.target starts it"
+GROUP = "hive"
+"""Members of it steer the installed Hive."""
+
+
+class Client:
+    """One Hive by its socket. Every call is a connection of its own; errors come back as the `HiveError` they were.
+
+    `timeout_s` bounds the silence before an answer; a call may have its own.
+    """
+
+    def __init__(self, path: Path, *, timeout_s: float = 60.0) -> None:
+        self.path = path
+        self._timeout_s = timeout_s
+
+    def __repr__(self) -> str:
+        return f"<Client {self.path}>"
+
+    def answers(self, *, within_s: float = 1.0) -> bool:
+        """Whether a server listens at the socket."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(within_s)
+            try:
+                sock.connect(os.fspath(self.path))
+            except OSError:
+                return False
+        return True
+
+    def get(self, path: str, *, timeout_s: float | None = None, **query: Query) -> Answer:
+        return self._ask("GET", path, None, query, timeout_s)
+
+    def post(self, path: str, body: object = None, *, timeout_s: float | None = None) -> Answer:
+        return self._ask("POST", path, body, {}, timeout_s)
+
+    def put(self, path: str, body: object, *, timeout_s: float | None = None, **query: Query) -> Answer:
+        return self._ask("PUT", path, body, query, timeout_s)
+
+    def delete(self, path: str, *, timeout_s: float | None = None, **query: Query) -> Answer:
+        return self._ask("DELETE", path, None, query, timeout_s)
+
+    def agents(self, *, limit: int = PAGE, short: bool = False, timeout_s: float | None = None) -> Iterator[Answer]:
+        """All agents by name, a page at a time: `{"agents", "next", "total"}`."""
+        after: str | None = None
+        while True:
+            page = self.get("/api/agents", timeout_s=timeout_s, limit=limit, short=int(short), after=after)
+            yield page
+            if (after := page["next"]) is None:
+                return
+
+    def agents_in_short(self, *, timeout_s: float | None = None) -> list[Answer]:
+        """Id, name, status … of every agent, by name: what costs no look at the agent."""
+        return [agent for page in self.agents(short=True, timeout_s=timeout_s) for agent in page["agents"]]
+
+    def lines(self, path: str, *, silence_s: float | None = None, **query: Query) -> Iterator[bytes]:
+        """The lines of a text answer as they come, with their newline. `silence_s` None waits for ever.
+
+        Raises DependencyDown where the daemon is gone before it has ended its answer.
+        """
+        with self._sent("GET", path, None, query, self._timeout_s, silence_s) as response:
+            pending: list[bytes] = []
+            # Not `readline`: it takes an answer that broke off for one that ended.
+            while piece := response.read1(PIECE_BYTES):
+                first, *rest = piece.split(b"\n")
+                pending.append(first)
+                for line in rest:
+                    yield b"".join(pending) + b"\n"
+                    pending = [line]
+            if last := b"".join(pending):
+                yield last
+
+    def events(self, *, tail: int = 20, follow: bool = False) -> Iterator[Answer]:
+        """Events, oldest first; with `follow` also those to come, until the daemon ends."""
+        for line in self.lines("/api/events", tail=tail, follow=int(follow)):
+            if line.startswith(b"data: "):
+                yield json.loads(line[6:])
+
+    def execute(self, ref: str, command: Sequence[str], **query: Query) -> ExecCaller:
+        """A program inside an agent, begun; the caller closes it. Raises the error the answer carries."""
+        from hive.client.exec_caller import ExecCaller, begin
+
+        with contextlib.ExitStack() as undone, _translated(self.path):
+            sock = undone.enter_context(_connected(self.path, self._timeout_s))
+            given = [("command", word) for word in command] + [(name, str(value)) for name, value in query.items()]
+            status, body, rest = begin(sock, f"{quote(path_of(ref, 'exec'))}?{urlencode(given)}")
+            if status != SWITCHED:
+                raise _error_of(status, body)
+            sock.settimeout(None)
+            undone.pop_all()
+            return ExecCaller(sock, rest, lambda: _translated(self.path))
+
+    def _ask(self, method: str, path: str, body: object, query: Mapping[str, Query], timeout_s: float | None) -> Answer:
+        timeout_s = timeout_s or self._timeout_s
+        with self._sent(method, path, body, query, timeout_s, timeout_s) as response:
+            data = response.read(ANSWER_MAX_BYTES)
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            raise DependencyDown(f"what answers at {self.path} is no Hive") from None
+        if not isinstance(answer, dict):
+            raise DependencyDown(f"what answers at {self.path} is no Hive")
+        return answer
+
+    @contextlib.contextmanager
+    def _sent(
+        self,
+        method: str,
+        path: str,
+        body: object,
+        query: Mapping[str, Query],
+        timeout_s: float,
+        silence_s: float | None,
+    ) -> Iterator[HTTPResponse]:
+        """The answer once its head came, `timeout_s` for that, `silence_s` for what follows.
+
+        Raises the error the answer carries; translates what goes wrong while it is read.
+        """
+        import http.client  # a third of the start-up of a command
+
+        target = quote(path)
+        given = {name: value for name, value in query.items() if value is not None}
+        if given:
+            target += "?" + urlencode(given, doseq=True)
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Host": "hive", "Connection": "close", "Accept": "application/json"}
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        connection = http.client.HTTPConnection("hive")
+        with contextlib.closing(connection), _translated(self.path):
+            connection.sock = sock = _connected(self.path, timeout_s)
+            with contextlib.suppress(BrokenPipeError):  # answered before it had read all: the answer says why
+                connection.request(method, target, data, headers)
+            with contextlib.closing(connection.getresponse()) as response:
+                if response.status >= 400:
+                    raise _error_of(response.status, response.read(ANSWER_MAX_BYTES))
+                sock.settimeout(silence_s)
+                yield response
+
+
+def find(sockets: list[Path]) -> Client:
+    """The client of the first socket with a listener.
+
+    Raises NotPermitted where there is one that is closed to this user, else DependencyDown that names them all.
+
+    A single socket is taken as it is: its own error says more.
+    """
+    clients = [Client(path) for path in sockets]
+    if len(clients) == 1:
+        return clients[0]
+    for client in clients:
+        if client.answers():
+            return client
+    for path in sockets:
+        if path.exists() and not os.access(path, os.W_OK):
+            raise NotPermitted(f"this user may not use {path}", hint=_not_yours(path))
+    raise DependencyDown(f"no Hive answers at {' or '.join(map(str, sockets))}", hint=_not_running(sockets))
+
+
+def _not_running(sockets: Sequence[Path]) -> str:
+    """Starts what should listen there: an installed Hive, where one of them would be its socket."""
+    is_meant = any(APPLIANCE_RUNTIME in path.parents for path in sockets)
+    return INSTALLED_NOT_RUNNING if is_meant and INSTALLED.exists() else NOT_RUNNING
+
+
+def _not_yours(path: Path) -> str:
+    """Opens that socket to this user; the installed Hive's are open to a group."""
+    if APPLIANCE_RUNTIME not in path.parents:
+        return "ask as the user who runs this Hive or as root"
+    import grp
+    import pwd
+
+    try:
+        return membership(pwd.getpwuid(os.geteuid()).pw_name, grp.getgrnam(GROUP).gr_mem)
+    except KeyError:
+        return f"ask as root, or as a member of the group {GROUP}"
+
+
+def membership(user: str, members: Sequence[str]) -> str:
+    """Command that lets this user use the installed Hive. A session may be older than a membership in the group.
+
+    >>> membership("ann", [])
+    'ask as root, or be made a member: sudo usermod -aG hive ann, then log in again'
+    >>> membership("ann", ["ann"])
+    'log in again: ann is in the group hive, but this session is older than that'
+    """
+    if user in members:
+        return f"log in again: {user} is in the group {GROUP}, but this session is older than that"
+    return f"ask as root, or be made a member: sudo usermod -aG {GROUP} {user}, then log in again"
+
+
+def path_of(ref: str, *below: str) -> str:
+    """The path of an agent, or of what is below it. Raises UsageError where something of it is empty.
+
+    >>> path_of("alice", "pause"), path_of("../x", "messages", "a/b")
+    ('/api/agents/alice/pause', '/api/agents/..%2Fx/messages/a%2Fb')
+    """
+    if not all((ref, *below)):
+        raise UsageError("an empty name or id names nothing")
+    return "/".join(["/api/agents", *(quote(part, safe="") for part in (ref, *below))])
+
+
+def _connected(path: Path, timeout_s: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(CONNECT_S)
+        sock.connect(os.fspath(path))
+        sock.settimeout(timeout_s)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+@contextlib.contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Turns what a socket and http.client raise into what a person can act on."""
+    from http.client import HTTPException
+
+    try:
+        yield
+    except PermissionError:
+        raise NotPermitted(f"this user may not use {path}", hint=_not_yours(path)) from None
+    except TimeoutError:
+        raise TimedOut(f"Hive at {path} did not answer in time") from None
+    except ConnectionRefusedError:
+        raise DependencyDown(
+            f"no Hive answers at {path}",
+            hint="a daemon that was killed is started again within seconds; if not, " + _not_running([path]),
+        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise DependencyDown(f"no Hive answers at {path}", hint=_not_running([path])) from None
+    except HTTPException:
+        raise DependencyDown(f"Hive at {path} broke off its answer", hint="`hive status` says how it is") from None
+    except OSError as error:
+        raise DependencyDown(f"Hive at {path} broke off: {error or type(error).__name__}") from None
+
+
+def _error_of(status: int, data: bytes) -> HiveError:
+    """The error a problem+json carries, as the class it had in the daemon."""
+    try:
+        found = json.loads(data)
+        code, detail, hint = found["code"], found["detail"], found.get("hint", "")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return HiveError(f"the answer was {status}")
+    return error_of({"status": status, "code": code, "detail": detail, "hint": hint})
+
+
+def error_of(told: Answer) -> HiveError:
+    """The error that is told by `status`, `code`, `detail` and `hint`, as the class it had in the daemon."""
+    error = by_code(told["code"])(told["detail"])
+    error.code, error.status = told["code"], told["status"]
+    if told["hint"]:
+        error.hint = told["hint"]
+    return error

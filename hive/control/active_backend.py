@@ -1,0 +1,155 @@
+"""The inference server in use: watched, and told to all parts that must know."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hive.backends.switch import Target
+from hive.control.audit_log import AuditLog
+from hive.control.backends import BackendWatch
+from hive.control.effects import DaemonEffects
+from hive.control.proxy_link import ProxyGates
+from hive.domain import BackendInfo, ModelInfo
+from hive.link.messages import BackendChanged
+from hive.store.live import Live
+from hive.tasks import spawn
+
+
+class Active:
+    """At most one at a time; `follow` is how it becomes another one.
+
+    `enabled` False: the settings want none at all.
+    """
+
+    def __init__(self, *, world: DaemonEffects, live: Live, gates: ProxyGates, journal: AuditLog) -> None:
+        self._world = world
+        self._live = live
+        self._gates = gates
+        self._journal = journal
+        self._watch: BackendWatch | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._unit = ""
+        self._address = ""
+        """The address to look at for a server of an unknown kind; empty where there is no such address."""
+        self.enabled = True
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshed_at = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"<Active {self.target} {'watched' if self._watching is not None else 'not watched'}>"
+
+    @property
+    def target(self) -> Target | None:
+        """None where none is chosen, or its kind is not known yet."""
+        info = None if self._watch is None else self._watch.info
+        return None if info is None else Target(info.kind, info.address, self._unit)
+
+    @property
+    def up(self) -> bool:
+        return self._watch is not None and self._watch.up
+
+    @property
+    def seen(self) -> tuple[BackendInfo | None, list[ModelInfo]]:
+        """The server and its models, as they were seen last."""
+        return self._world.backend, self._world.models
+
+    @property
+    def models_seen_at(self) -> float | None:
+        """Unix seconds at which the inference server said what it offers; None where it never has."""
+        return None if self._watch is None else self._watch.seen_at
+
+    async def loaded(self) -> frozenset[str] | None:
+        """The models in its memory, asked now; None where that is unknown."""
+        return None if self._watch is None else await self._watch.loaded()
+
+    async def refresh(self, *, at_most_every_s: float = 0.0) -> bool:
+        """Asks what it offers now. Whether it answered; False too where nothing was asked.
+
+        However many ask at the same time, the server is asked once. `at_most_every_s`: not where it was asked that
+        recently. In the middle of a switch nothing is asked: what is seen then is no news.
+        """
+        now, asking = asyncio.get_running_loop().time(), self._refreshing
+        if asking is None or asking.done():
+            if self._watch is None or self._watching is None or now - self._refreshed_at < at_most_every_s:
+                return False
+            self._refreshed_at = now
+            asking = self._refreshing = spawn(self._watch.check(anew=True), name="refresh")
+        await asyncio.wait([asking])  # a caller that leaves does not end it for others
+        return self.up
+
+    def choose(self, target: Target) -> None:
+        """This one, before anything is watched."""
+        self._take(
+            BackendWatch(target.kind, target.address, settings=lambda: self._world.settings, on_checked=self._checked)
+        )
+        self._unit = target.unit
+
+    def choose_whatever_answers(self, address: str) -> None:
+        """Chooses the address, for a server of any kind; also the way back to where no server is in use."""
+        self._address = address
+        self._take(BackendWatch(None, address, settings=lambda: self._world.settings, on_checked=self._checked))
+        self._unit = ""
+
+    def choose_none(self) -> None:
+        self._watch = None
+        self._unit = ""
+        self._world.backend, self._world.models = None, []
+
+    def _take(self, watch: BackendWatch) -> None:
+        self._watch = watch
+        self._world.backend, self._world.models = watch.info, watch.models
+
+    def watch(self) -> None:
+        """Goes on looking from now on."""
+        self._look_no_more()
+        if self._watch is not None:
+            self._watching = spawn(self._watch.run(), name="backend")
+
+    def hold(self) -> None:
+        """Looks no more: a look in the middle of a switch is no news, and nothing waits for it."""
+        self._look_no_more()
+        if self._watch is not None:
+            self._watch.checked.set()
+
+    def _look_no_more(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            self._refreshing = None
+
+    async def known(self) -> None:
+        """Returns when it has been looked at once."""
+        if self._watch is not None:
+            await self._watch.checked.wait()
+
+    async def follow(self, target: Target | None) -> None:
+        """It is this one from now on. Returns when it has been looked at, and goes on looking."""
+        self.hold()
+        if target is not None:
+            self.choose(target)
+        elif self._address:
+            self.choose_whatever_answers(self._address)
+        else:
+            self.choose_none()
+        if self._watch is not None:
+            await self._watch.check()
+        else:
+            self._live.set_backend(None)
+            self._live.set_models([])
+        self.watch()
+
+    def _checked(self, changed: bool) -> None:
+        assert self._watch is not None
+        world, was_up = self._world, self._world.backend is not None and self._world.backend.up
+        world.backend, world.models = self._watch.info, self._watch.models
+        self._live.set_models(world.models)  # every time: the key lives for 300 s
+        if not changed:
+            return
+        self._live.set_backend(world.backend)
+        self._gates.say(BackendChanged(backend=world.backend, models=world.models))
+        if self._watch.up != was_up and world.backend is not None:
+            backend = world.backend
+            detail = {"backend": backend.label, "version": backend.version, "models": len(world.models)}
+            self._journal.note("backend.up" if self._watch.up else "backend.down", detail=detail)

@@ -1,0 +1,612 @@
+"""The daemon: opens everything, ties it together, and hears what helper, proxy, backend and Redis say.
+
+Composition root. What it is made of decides nothing here: lives decide about agents (agents/lifecycle.py), the
+front desk answers the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import uvloop
+
+from hive.agents.lifecycle import AgentLifecycle
+from hive.agents.roster import Roster
+from hive.agents.sleeper import Sleeper
+from hive.agents.tokens import TokenKind, digest
+from hive.agents.transition_lock import outcome_of
+from hive.api.failures import Failures
+from hive.api.middleware import TcpEntry
+from hive.api.server import ApiServer, Tcp, serve
+from hive.backends.ask import parse_address
+from hive.backends.kinds import spec_of
+from hive.backends.models_dir import ModelsDir, place_of
+from hive.backends.switch import Target
+from hive.control import secret_files
+from hive.control.active_backend import Active
+from hive.control.api_tokens import LiveTokens
+from hive.control.audit_log import AuditLog
+from hive.control.backend_candidates import Choices, RunningCandidates, ServiceCandidates, service
+from hive.control.counters import Counters
+from hive.control.effects import DaemonEffects
+from hive.control.executing import Executor
+from hive.control.external_agents import WithElsewhere
+from hive.control.frontdesk import FrontDesk
+from hive.control.hosts import hosts_of
+from hive.control.jobs import Jobs
+from hive.control.kept_responses import KeptResponses
+from hive.control.listening import ListenPlace, WantedAddress, listen
+from hive.control.message_delivery import MessageDelivery
+from hive.control.models import Models
+from hive.control.models import ModelServices as ModelParts
+from hive.control.prewarming import Prewarmer
+from hive.control.proxy_link import ProxyGates
+from hive.control.recorded import PROXY_PORT, RecordedState, read_recorded
+from hive.control.runtime_config import RuntimeConfig
+from hive.control.runtimes import RuntimeWatch
+from hive.control.scheduler import Scheduler
+from hive.control.services import Services
+from hive.control.state_queries import StateQueries
+from hive.control.switching import Switcher, is_carried_on
+from hive.control.switching import SwitchServices as SwitcherParts
+from hive.control.usage import UsageConsumer
+from hive.control.usage_history import UsageHistory
+from hive.domain import ALIVE, Agent, Isolation, UsageEvent
+from hive.errors import ConfigError, HiveError
+from hive.host import accounts, parent
+from hive.host.access import RemoteAccess, access_of
+from hive.host.cgroup import Subtree
+from hive.host.credentials import credential
+from hive.host.gpu_memory import GpuMemoryReader
+from hive.host.loop_lag import watched
+from hive.host.notify import Notifier
+from hive.host.process import identify
+from hive.link.link import LinkReply
+from hive.link.messages import AgentRow, DaemonTable, Done, Ended, Marks, Open, ProxyTable, Refused
+from hive.link.responses import FromProxy
+from hive.sandbox.client import SandboxClient
+from hive.settings.file import SettingOrigin
+from hive.settings.table import Paths, Settings
+from hive.store import runtime_settings
+from hive.store.database import Database
+from hive.store.live import Live
+from hive.store.redis_at import redis_at
+from hive.store.responses_file import ResponsesFile
+from hive.tasks import spawn
+
+log = logging.getLogger("hive.daemon")
+
+RECONCILED_WITHIN_S = 2.0
+"""The API answers after the helper told the truth, or after this long without it."""
+RECONCILE_AGAIN_S = 0.5
+SETTLED_WITHIN_S = 5.0
+"""Longest wait for running work when the daemon leaves; the next daemon puts the rest right."""
+
+
+class Daemon:
+    """One running daemon."""
+
+    def __init__(
+        self,
+        paths: Paths,
+        settings: Settings,
+        *,
+        backend: tuple[str, str] | None = None,
+        isolation: Isolation = Isolation.NONE,
+        freezer: str = "",
+        run: str = "",
+        origins: Mapping[str, SettingOrigin] | None = None,
+        api: WantedAddress | None = None,
+    ) -> None:
+        """`origins`: where each of the settings comes from, by `section.key`. `api`: where the API is on TCP too.
+
+        `freezer`: how agents are frozen on this host, as far as the daemon can tell before it has seen one.
+
+        `run`: which `hive up` this is a part of; what it was switched to is forgotten with it.
+        """
+        self._paths = paths
+        self._settings = settings
+        self._backend = backend
+        self._isolation = isolation
+        self._freezer = freezer
+        self._run = run
+        self._origins = origins or {}
+        self._accounts = accounts.appliance() if paths.apart else accounts.own()
+        self._redis_at = redis_at(paths.redis_socket, "daemon", os.environ, credential)
+        self.epoch = f"{int(time.time()):x}{secrets.token_hex(3)}"
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reconciled = asyncio.Event()
+        self._api: ApiServer | None = None
+        self._api_wanted = api
+        self._api_at = ListenPlace(settings.api.listen, None)
+
+    def __repr__(self) -> str:
+        return f"<Daemon {self.epoch} of {self._paths.state}>"
+
+    # Coming and going ---------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Returns when the API answers. Redis, helper, proxy and backend may come later.
+
+        Raises WrongState where another daemon has the state directory, ConfigError, NotPermitted, StoreFull.
+        """
+        key = secret_files.box_key(self._paths.box_key, os.environ)
+        self._internal_token = secret_files.internal_token(self._paths.internal_token, os.environ)
+        self._api_token = secret_files.api_token(os.environ)
+        self._database = Database.open(self._paths.database)
+        try:
+            recorded: RecordedState = await self._database.read(lambda conn: read_recorded(conn, self._run))
+        except BaseException:
+            self._database.close()
+            raise
+        self._compose(recorded, key)
+        try:
+            await self._keyring.load()
+            await self._journal.begin()
+            await self._usage.load()
+            await self._begin()
+        except BaseException:
+            await self.close()
+            raise
+
+    def _compose(self, recorded: RecordedState, key: bytes) -> None:
+        self._counters = Counters(recorded.agents, recorded.used)
+        self._live = Live(self._redis_at, on_new_run=self._say_to_redis)
+        self._journal = AuditLog(self._database, self._live)
+        self._keyring = LiveTokens(self._database, internal=self._internal_token, api_token=self._api_token)
+        self._usage = UsageConsumer(
+            self._live,
+            self._database,
+            on_marks=lambda marks: self._gates.say(Marks(marks=marks)),
+            on_usage=self._used,
+        )
+        self._gates = ProxyGates(epoch=self.epoch, events=self)
+        self._helper = SandboxClient(
+            self._paths.sandbox_socket,
+            role="daemon",
+            epoch=self.epoch,
+            on_ended=self._ended,
+            on_thawed_alone=lambda agent, reason: self.roster.thawed_alone(agent, reason),
+            on_connected=self._helper_here,
+        )
+        self._runtimes = RuntimeWatch(self._helper)
+        self._sandboxes = WithElsewhere(self._helper, lambda: self.roster, enabled=self._settings.sandbox.enabled)
+        self.world = DaemonEffects(
+            self._paths,
+            self._settings,
+            key=key,
+            database=self._database,
+            live=self._live,
+            journal=self._journal,
+            counters=self._counters,
+            helper=self._sandboxes,
+            gates=self._gates,
+            own_networks=self._isolation is Isolation.FULL,
+        )
+        self._config = RuntimeConfig(
+            self._settings,
+            self._origins,
+            recorded.runtime_settings,
+            database=self._database,
+            world=self.world,
+            gates=self._gates,
+            live=self._live,
+            on_change=lambda: self._responses.settings_changed(),
+        )
+        self.roster = Roster(self.world)
+        for agent in recorded.agents:
+            self.roster.add(agent)
+            has_port = agent.status in ALIVE and not self.world.has_own_network(agent.spec)
+            if recorded.proxy_port is not None and has_port:
+                self.world.started_with_port[agent.id] = recorded.proxy_port
+        self.sleeper = Sleeper(self.roster, self.world)
+        has_helper = self._settings.sandbox.enabled
+        self._executor = Executor(self._helper, self.roster, self._runtimes, self._journal, enabled=has_helper)
+        self._courier = MessageDelivery(
+            self.roster,
+            self._database,
+            self._journal,
+            self._gates,
+            recorded.with_messages,
+            token=lambda agent: self.world.token(agent, TokenKind.INGRESS),
+            answer_s=self._settings.proxy.first_byte_s,
+        )
+        self._scheduler = Scheduler(self.roster, self._database, self._journal, recorded.schedules)
+        self._prewarmer = Prewarmer(self.roster, self.world, self._gates, self._journal)
+        self._responses = KeptResponses(
+            ResponsesFile(self._paths.responses),
+            is_there=lambda agent: self.roster.get(agent) is not None,
+            settings=lambda: self.world.settings.proxy,
+        )
+        self._state_queries = StateQueries(self._paths.database, self._responses.readable)
+        self._compose_inference(recorded)
+
+    def _compose_inference(self, recorded: RecordedState) -> None:
+        inference = self._settings.inference
+        self._active = Active(world=self.world, live=self._live, gates=self._gates, journal=self._journal)
+        named = [parse_address(inference.backend_url)] if inference.backend_url else []
+        known = named[0] if named else f"{inference.host}:{inference.port}"
+        given = None if self._backend is None else Target(*self._backend)
+        if given is not None and spec_of(given.kind).is_remote:
+            named.append(given.address)
+        self._named = named
+        self._choose(recorded.chosen, given, known)
+        here = [given.address, known] if given is not None else [known]
+        self._jobs = Jobs(self._database, self._journal)
+        self._models = Models(
+            ModelParts(
+                world=self.world,
+                active=self._active,
+                jobs=self._jobs,
+                journal=self._journal,
+                roster=self.roster,
+                directory=ModelsDir(
+                    place_of(inference.models_dir, is_installed=self._paths.apart, state=self._paths.state)
+                ),
+            )
+        )
+        self._gpus = GpuMemoryReader()
+        self._switcher = Switcher(
+            SwitcherParts(
+                settings=lambda: self.world.settings.inference,
+                jobs=self._jobs,
+                journal=self._journal,
+                active=self._active,
+                choices=self._choices(here),
+                access=self._access,
+                gates=self._gates,
+                gpu=self._gpus,
+                run=self._run,
+            )
+        )
+        switches = [job for job in recorded.jobs if is_carried_on(job, self._run)]
+        if switches:
+            self._switcher.adopt(switches[0])
+        self._given_up = [job for job in recorded.jobs if job not in switches[:1]]
+
+    def _choose(self, chosen: Target | None, given: Target | None, known: str) -> None:
+        """Chooses the server switched to, else that of the command line, else that of hive.conf."""
+        inference = self._settings.inference
+        kind = None if inference.backend == "auto" else inference.backend
+        if given is None and inference.enabled == "false":
+            self._active.enabled = False
+        elif chosen is not None and (self._has_units or not chosen.unit):
+            self._active.choose(chosen)
+        elif given is not None:
+            self._active.choose(given)
+        elif self._has_units and not inference.backend_url:
+            if kind is not None:
+                self._active.choose(service(kind))
+        elif kind is not None:
+            self._active.choose(Target(kind, known))
+        else:
+            self._active.choose_whatever_answers(known)
+
+    def _choices(self, known: list[str]) -> Choices:
+        """`known`: addresses at which a server may answer that Hive did not start."""
+        return (
+            ServiceCandidates(self._helper, self._access)
+            if self._has_units
+            else RunningCandidates(known, self._named, self._access)
+        )
+
+    def _access(self) -> RemoteAccess:
+        """Raises ConfigError, NotPermitted."""
+        return access_of(self.world.settings.inference, os.environ)
+
+    @property
+    def _has_units(self) -> bool:
+        """Whether the inference servers are units of systemd, which the helper starts and stops."""
+        return self._paths.apart and self._settings.sandbox.enabled
+
+    async def _begin(self) -> None:
+        if not self._settings.sandbox.enabled:
+            self._reconciled.set()
+        spawn(self._live.run(), name="redis")
+        self._say_to_redis()
+        self._spawn(self._runtimes.run(), "runtimes")
+        self._spawn(self._prewarmer.run(), "prewarm")
+        self._active.watch()
+        await self._jobs.give_up(self._given_up)
+        self._spawn(self._models.tidy(), "tidy models")
+        self._spawn(self._switcher.run(), "switch")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._known(), RECONCILED_WITHIN_S)
+        await self._listen()
+        spawn(self._usage.run(), name="usage")
+        self._spawn(self.sleeper.run(), "idle")
+        self._spawn(self._journal.run(), "audit")
+        self._spawn(UsageHistory(self._database, self._settings.daemon).run(), "usage history")
+        self._spawn(self._courier.run(), "messages")
+        self._spawn(self._keyring.run(), "tokens")
+        self._spawn(self._scheduler.run(), "schedules")
+        self._spawn(self._responses.run(), "responses")
+        log.info("daemon_ready agents=%d reconciled=%s", len(self.roster), self._reconciled.is_set())
+
+    async def _listen(self) -> None:
+        tcp = None if self._api_wanted is None else self._tcp(self._api_wanted)
+        try:
+            self._gates.listen(self._paths.link_socket, self._accounts)
+            self._api = await serve(
+                self.desk(),
+                self._paths.api_socket,
+                self._accounts,
+                pause_timeout_s=self._settings.sleep.pause_timeout_s,
+                tcp=tcp,
+            )
+        except OSError as error:
+            if tcp is not None:
+                tcp.sock.close()
+            raise ConfigError(f"cannot listen in {self._paths.runtime}: {error.strerror}") from error
+
+    def _tcp(self, wanted: WantedAddress) -> Tcp:
+        sock = listen(wanted)
+        self._api_at = ListenPlace(wanted.address, sock.getsockname()[1])
+        if self._api_at.port != wanted.port:
+            log.warning("api_port_taken wanted=%d got=%d", wanted.port, self._api_at.port)
+        hosts = hosts_of(self._settings.api.hosts)
+        return Tcp(sock, TcpEntry(self._keyring, wanted.address, hosts, Failures()))
+
+    async def _known(self) -> None:
+        """Returns when agents and backend have been looked at: answers from then on are true."""
+        await self._reconciled.wait()
+        await self._active.known()
+
+    def desk(self) -> FrontDesk:
+        return FrontDesk(
+            Services(
+                epoch=self.epoch,
+                started_at=time.time(),
+                paths=self._paths,
+                settings=self._settings,
+                isolation=self._isolation,
+                freezer=self._freezer,
+                internal_token=self._internal_token,
+                database=self._database,
+                live=self._live,
+                journal=self._journal,
+                counters=self._counters,
+                consumer=self._usage,
+                gates=self._gates,
+                helper=self._sandboxes,
+                runtimes=self._runtimes,
+                world=self.world,
+                roster=self.roster,
+                sleeper=self.sleeper,
+                executor=self._executor,
+                courier=self._courier,
+                scheduler=self._scheduler,
+                prewarmer=self._prewarmer,
+                responses=self._responses,
+                state_queries=self._state_queries,
+                active=self._active,
+                switcher=self._switcher,
+                jobs=self._jobs,
+                models=self._models,
+                gpus=self._gpus,
+                config=self._config,
+                keyring=self._keyring,
+                api=self._api_at,
+            )
+        )
+
+    async def close(self) -> None:
+        """Ends what is under way towards awake, writes what is unwritten, closes. Sleeping agents sleep on."""
+        api, self._api = self._api, None
+        if api is not None:
+            await api.close()
+        for task in self._tasks:
+            task.cancel()
+        self._switcher.close()
+        self._models.close()
+        self._active.hold()
+        self._scheduler.close()
+        self._prewarmer.close()
+        await self._courier.close()
+        settling = [spawn(life.settle(), name=f"settle {life.agent.name}") for life in self.roster]
+        if settling:
+            _, late = await asyncio.wait(settling, timeout=SETTLED_WITHIN_S)
+            for task in late:
+                task.cancel()
+        self._gates.stop()
+        self._helper.close()
+        await self._usage.close()
+        await self._keyring.write_used()
+        await self._journal.close()
+        await self._live.close()
+        self._responses.close()
+        self._database.close()
+        log.info("daemon_left")
+
+    def what_is_wrong(self) -> str:
+        """The reason for its watchdog to end the process, empty where all is well, and while it starts or leaves."""
+        if self._api is None:
+            return ""
+        if not self._database.is_writing:
+            return "the store's thread has ended"
+        return "" if self._api.is_serving and self._gates.is_listening else "a listener is dead"
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = spawn(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # The helper ---------------------------------------------------------------------------------------------------
+
+    def _helper_here(self) -> None:
+        self._spawn(self._reconcile(), "reconcile")
+        self._runtimes.helper_here()
+
+    async def _reconcile(self) -> None:
+        """After a (re)connect, until it succeeded or that link is lost too."""
+        while self._helper.connected:
+            outcome = await outcome_of(self.roster.reconcile())
+            if not isinstance(outcome, HiveError):
+                log.info("reconciled agents=%d", len(self.roster))
+                if not self._reconciled.is_set():
+                    self._spawn(self._start_after_boot(), "start after boot")
+                self._reconciled.set()
+                return
+            log.warning("not_reconciled error=%s", outcome.message)
+            await asyncio.sleep(RECONCILE_AGAIN_S)
+
+    async def _start_after_boot(self) -> None:
+        if isinstance(error := await outcome_of(self.roster.start_after_boot()), HiveError):
+            log.error("not_started_after_boot error=%s", error.message)
+
+    def _ended(self, ended: Ended) -> None:
+        self.roster.ended(ended.agent, ended.exit_code, ended.pid, ended.why)
+
+    # The proxy (gates.ProxyEvents) --------------------------------------------------------------------------------
+
+    def table(self) -> DaemonTable:
+        return DaemonTable(
+            agents=[self.world.row(life.agent, life) for life in self.roster],
+            backend=self.world.backend,
+            models=self.world.models,
+            marks=self._usage.marks,
+            internal_digest=digest(self._internal_token),
+            switching_to=self._switcher.towards,
+            backend_wait_s=self._switcher.wait_s,
+            runtime_settings=self._config.values,
+        )
+
+    def row(self, agent: Agent) -> AgentRow:
+        return self.world.row(agent, self.roster.get(agent.id))
+
+    def proxy_here(self, table: ProxyTable) -> None:
+        self.roster.proxy_table(table.agents)
+        self._courier.proxy_here()
+        self._prewarmer.proxy_here()
+        self._spawn(self._adopt_port(table.port), "port")
+        self._spawn(self._prune(set(table.spooled)), "prune")
+
+    def proxy_lost(self) -> None:
+        self.roster.proxy_lost()
+
+    def quiet(self, agent: str) -> None:
+        self.roster.quiet(agent)
+
+    def wake(self, agent: str, cause: str, answer: Callable[[Open | Refused], None]) -> None:
+        self.roster.wake(agent, cause, answer)
+
+    def _used(self, events: list[UsageEvent]) -> None:
+        self._counters.add(events)
+        self._prewarmer.used(events)
+
+    def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None:
+        self._responses.hear(message, reply)
+
+    def look_for_models(self, answer: Callable[[Done], None]) -> None:
+        self._spawn(self._look_for_models(answer), "look for models")
+
+    async def _look_for_models(self, answer: Callable[[Done], None]) -> None:
+        """Looks for models again; the proxy gets the result before the answer."""
+        await self._models.look_again()
+        answer(Done())
+
+    async def _adopt_port(self, port: int) -> None:
+        """Starts agents anew that have another port of the proxy in their environment: they would reach nothing."""
+        known = self.world.started_with_port
+        moved = [life for life in self.roster if life.status in ALIVE and known.get(life.agent.id, port) != port]
+        await asyncio.gather(*(self._restart_for_port(life, known[life.agent.id], port) for life in moved))
+
+        def keep(conn: sqlite3.Connection) -> None:
+            runtime_settings.put(conn, PROXY_PORT, str(port), actor="hive", now=time.time())
+
+        if isinstance(error := await outcome_of(self._database.write(keep)), HiveError):
+            log.error("port_not_kept port=%d error=%s", port, error.message)
+
+    async def _restart_for_port(self, life: AgentLifecycle, was: int, port: int) -> None:
+        log.warning("agent_restarted agent=%s reason=proxy_port was=%d now=%d", life.agent.name, was, port)
+        detail = {"name": life.agent.name, "was": was, "now": port}
+        self._journal.note("agent.port_moved", target=life.agent.id, detail=detail)
+        if isinstance(error := await outcome_of(life.restart("hive")), HiveError):
+            log.error("agent_not_restarted agent=%s error=%s", life.agent.name, error.message)
+
+    async def _prune(self, spooled: set[str]) -> None:
+        if isinstance(error := await outcome_of(self._usage.prune(spooled)), HiveError):
+            log.warning("marks_not_pruned error=%s", error.message)
+
+    # Redis ------------------------------------------------------------------------------------------------------
+
+    def _say_to_redis(self) -> None:
+        """All that only the daemon can rebuild."""
+        for life in self.roster:
+            self.world.put(life.agent)
+            used = self._counters.used(life.agent.id)
+            self._live.set_totals(
+                life.agent.id, tokens_in=used.tokens_in, tokens_out=used.tokens_out, requests=used.requests
+            )
+        self._live.set_backend(self.world.backend)
+        self._live.set_models(self.world.models)
+        self._config.say_to_redis()
+
+
+# The program ----------------------------------------------------------------------------------------------------------
+
+
+def run_of(parent_pid: int) -> str:
+    """A name of the process that started this one, which no other one has had or will have."""
+    found = identify(parent_pid)
+    return "gone" if found is None else f"{found.boot} {found.pid} {found.start_ticks}"
+
+
+async def _run(daemon: Daemon, notifier: Notifier, watch_fd: int | None) -> None:
+    leave = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, leave.set)
+    if watch_fd is not None:
+        parent.watch(watch_fd, leave.set)
+        parent.die_with_parent(signal.SIGTERM)
+    with watched(notifier, daemon.what_is_wrong):
+        await daemon.open()
+        notifier.ready("serving")
+        await leave.wait()
+        notifier.stopping()
+        await daemon.close()
+
+
+def main(
+    paths: Paths,
+    settings: Settings,
+    *,
+    backend: tuple[str, str] | None = None,
+    isolation: Isolation = Isolation.NONE,
+    origins: Mapping[str, SettingOrigin] | None = None,
+    move_api: bool = False,
+    watch_fd: int | None = None,
+) -> int:
+    """Runs the daemon until SIGTERM, SIGINT, or the end of the process with the other end of `watch_fd`; the exit code.
+
+    `move_api`: a taken port of the API on TCP moves up by one.
+    """
+    wanted = settings.api
+    api = WantedAddress(wanted.listen, wanted.port, move_api) if wanted.port else None
+
+    async def run() -> None:
+        freezer = "cgroup" if paths.apart or Subtree.find(paths.state) is not None else "signal"
+        run = "" if watch_fd is None else run_of(os.getppid())
+        daemon = Daemon(
+            paths, settings, backend=backend, isolation=isolation, freezer=freezer, run=run, origins=origins, api=api
+        )
+        await _run(daemon, notifier, watch_fd)
+
+    notifier = Notifier(os.environ, pid=os.getpid())
+    try:
+        uvloop.run(run())
+    except HiveError as error:
+        print(f"hive: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    return 0

@@ -1,0 +1,209 @@
+"""Hive as it runs: does it answer, is it the installed one, are its settings right, are its ports its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hive
+from hive.build import number_of, version
+from hive.conditions import condition, conditions_in
+from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
+from hive.doctor.checks.target import Subject, TargetKind
+from hive.files.layout import CURRENT
+
+LISTENING = "0A"
+"""State of a socket in /proc/net/tcp (TCP_LISTEN)."""
+SYSTEMD = "systemd (pid 1)"
+"""Holds an appliance's ports for the proxy (socket units)."""
+UNSEEN = "another user's process"
+NET_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+
+
+# --- the daemon --------------------------------------------------------------------------------------------------
+
+
+def look_at_answers(subject: Subject) -> CheckVerdict:
+    return judge_answers(subject)
+
+
+def judge_answers(subject: Subject) -> CheckVerdict:
+    """
+    >>> judge_answers(Subject(kind=TargetKind.NONE)).reason
+    'no Hive runs here, and none is installed'
+    """
+    health = subject.health
+    if health is None:
+        return _judge_silence(subject)
+    named = f"{subject.kind} at {subject.socket}"
+    if found := conditions_in(health):
+        codes = [one.code for one in found]
+        return wrong("degraded", named=named, first=found[0].text, more=len(found) - 1, codes=codes)
+    return passed(named)
+
+
+def _judge_silence(subject: Subject) -> CheckVerdict:
+    if subject.may_not:
+        return skipped(f"{subject.silence}; needs root or the group hive", "sudo hive doctor")
+    if subject.kind is TargetKind.NONE:
+        none = condition("no_hive")
+        return skipped(none.text, none.fix)
+    if subject.socket is not None:
+        return wrong("daemon_hangs", why=subject.silence)
+    if subject.is_missing:
+        return wrong("no_state_directory", path=subject.state_dir)
+    if subject.is_appliance or subject.named:
+        return wrong("not_running", why=subject.silence)
+    return skipped(f"{subject.silence}; its state is in {subject.paths and subject.paths.state}", "hive up")
+
+
+def look_at_version(subject: Subject) -> CheckVerdict:
+    current = subject.layout.at(CURRENT)
+    installed = current.resolve().name if current.exists() else ""
+    running = (subject.health or {}).get("version")
+    return judge_version(
+        str(running or ""), version(), installed, is_appliance=subject.is_appliance, own=Path(hive.__file__)
+    )
+
+
+def judge_version(running: str, mine: str, installed: str, *, is_appliance: bool, own: Path = Path()) -> CheckVerdict:
+    """`running`: the daemon's, empty where none answers. `installed`: name of the current installed version, like
+    `0.1.0-3`; empty for none. Another build of the same number is another version. `own`: a file of this command's.
+
+    >>> judge_version("0.2.0", "0.2.0", "0.2.0-1", is_appliance=True, own=Path("/opt/hive/versions/0.2.0-1/x")).reason
+    '0.2.0 runs, 0.2.0-1 is installed'
+    """
+    if not running:
+        return skipped(f"this command is {mine}; no daemon says what it is")
+    if is_appliance and installed and installed.rpartition("-")[0] != number_of(running):
+        return wrong("version_not_installed", running=running, installed=installed)
+    if is_appliance and installed and installed not in own.parts:
+        return wrong("command_not_installed", own=own.parent)
+    if running != mine:
+        return wrong("version_differs", running=running, mine=mine)
+    return passed(f"{running} runs, {installed} is installed" if installed else f"{running} runs, and is this one")
+
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+
+def look_at_config(subject: Subject) -> CheckVerdict:
+    return judge_config(subject.config_file, subject.config_error, is_appliance=subject.is_appliance)
+
+
+def judge_config(file: Path | None, error: str, *, is_appliance: bool) -> CheckVerdict:
+    """
+    >>> judge_config(Path("/etc/hive/hive.conf"), "", is_appliance=True).reason
+    '/etc/hive/hive.conf is valid, and so is the environment'
+    """
+    if error:
+        first, *rest = error.splitlines()
+        return wrong("config_wrong", why=first, more=len(rest), file=file or "")
+    if file is None and is_appliance:
+        return wrong("config_missing")
+    return passed(f"{file} is valid, and so is the environment" if file else "defaults are in force")
+
+
+# --- ports -------------------------------------------------------------------------------------------------------
+
+
+class Port(NamedTuple):
+    """`what` goes through it. `ours`: the port Hive says it has, None where no Hive does. `owner`: the process that
+    listens at `wanted`: `NAME (pid N)`, `UNSEEN` where that cannot be seen, empty for none."""
+
+    what: str
+    wanted: int
+    ours: int | None
+    owner: str = ""
+
+
+def look_at_ports(subject: Subject) -> CheckVerdict:
+    health = subject.health or {}
+    found: dict[str, Any] = health.get("proxy") or {}
+    proxy = found if found.get("connected") else {}
+    api: dict[str, Any] = health.get("api") or {}
+    settings, listening = subject.settings, _listening()
+    ports = [
+        Port(what, wanted, ours, _owner(listening.get(wanted, ())))
+        for what, wanted, ours in (
+            ("agents", settings.proxy.port, proxy.get("port")),
+            ("callers", settings.proxy.ingress_port, proxy.get("ingress_port")),
+            *([("the API", settings.api.port, api.get("port"))] if settings.api.port else []),
+        )
+    ]
+    return judge_ports(ports, is_appliance=subject.is_appliance, is_root=os.geteuid() == 0)
+
+
+def _listening() -> dict[int, list[str]]:
+    """Port → inodes of the sockets that listen there, IPv4 and IPv6."""
+    found: dict[int, list[str]] = {}
+    for table in NET_TABLES:
+        try:
+            text = Path(table).read_text()
+        except OSError:
+            continue
+        for port, inode in parse_listening(text):
+            found.setdefault(port, []).append(inode)
+    return found
+
+
+def parse_listening(text: str) -> list[tuple[int, str]]:
+    """(port, inode) of each listening socket in a /proc/net/tcp.
+
+    >>> parse_listening("  sl\\n 0: 0100007F:2CAB 00000000:0000 0A 0:0 00:0 0 0 0 4242 1\\n")
+    [(11435, '4242')]
+    """
+    rows = [line.split() for line in text.splitlines()[1:]]
+    return [(int(row[1].rpartition(":")[2], 16), row[9]) for row in rows if len(row) > 9 and row[3] == LISTENING]
+
+
+def _owner(inodes: Sequence[str]) -> str:
+    """Found only among processes this user may look into."""
+    if not inodes:
+        return ""
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and _has_open(entry / "fd", wanted):
+            try:
+                return f"{(entry / 'comm').read_text().strip()} (pid {entry.name})"
+            except OSError:
+                break
+    return UNSEEN
+
+
+def _has_open(directory: Path, wanted: set[str]) -> bool:
+    try:
+        return any(os.readlink(link) in wanted for link in directory.iterdir())
+    except OSError:
+        return False
+
+
+def judge_ports(ports: Sequence[Port], *, is_appliance: bool, is_root: bool = False) -> CheckVerdict:
+    """`is_root`: this user sees the owner of every socket.
+
+    >>> judge_ports([Port("agents", 11435, None), Port("callers", 8480, None)], is_appliance=False).reason
+    '11435 for agents and 8480 for callers are free'
+    """
+    for port in ports:
+        facts: dict[str, Any] = {"port": port.wanted, "what": port.what, "owner": port.owner}
+        if port.ours not in (None, port.wanted) and port.owner:
+            return wrong("port_moved", ours=port.ours, **facts)
+        if port.ours is None and port.owner == UNSEEN and not is_root:
+            return wrong("port_unseen", **facts)
+        if port.ours is None and port.owner and not (is_appliance and port.owner == SYSTEMD):
+            return wrong("port_taken" if is_appliance else "port_taken_here", **facts)
+    *others, last = (f"{port.ours or port.wanted} for {port.what}" for port in ports)
+    said = " and ".join(part for part in (", ".join(others), last) if part)
+    if all(port.ours is not None for port in ports):
+        return passed(f"{said} are Hive's")
+    return passed(f"{said} are {'free, or held by systemd for Hive' if any(port.owner for port in ports) else 'free'}")
+
+
+CHECKS = (
+    Check("hive.answers", "The daemon answers and has nothing to complain about.", look_at_answers),
+    Check("hive.version", "What runs is what is installed.", look_at_version),
+    Check("hive.config", "hive.conf and the environment are valid.", look_at_config),
+    Check("hive.ports", "Hive's TCP ports are free, or its own.", look_at_ports),
+)

@@ -1,0 +1,286 @@
+"""State of a Hive whose daemon does not answer: other sockets that do, what the database says, what systemd says;
+and what is wrong by that.
+
+`look` looks only: nothing is started, written or waited for longer than a moment. `conditions_of` is pure.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hive.client.client import Client
+from hive.conditions import DISK_LEAST_BYTES, FoundCondition, condition
+from hive.doctor.checks.target import Subject, TargetKind, find
+from hive.doctor.checks.units import NEEDED
+from hive.errors import HiveError, NotPermitted, TimedOut
+from hive.host import program, systemd
+from hive.host.files import free_bytes
+from hive.paths import api_sockets, runtime_dir
+from hive.store import audit, explain, probe, reading
+from hive.store.database import plan_of
+
+ANSWER_S = 1.0
+SHOW_S = 2.0
+UP, DOWN, UNKNOWN = "up", "down", "unknown"
+NO_SOCKET = "there is no such socket"
+HANGS = "it hangs"
+MAY_NOT = "this user may not use it"
+DAEMON = "hive-daemon.service"
+SERVICES = {"helper": "sandbox"}
+"""Parts whose service has another name."""
+
+
+class ServicePart(NamedTuple):
+    """`state`: `up`, `down`, or `unknown` where this user may not ask. `why`: what came of asking, empty where up.
+    `at`: where it was asked."""
+
+    name: str
+    state: str
+    why: str = ""
+    at: str = ""
+
+
+class UnitStatus(NamedTuple):
+    """As systemd has it: `active`, `inactive`, `failed` …; `why`: like `exit-code`, empty for `success`."""
+
+    name: str
+    active: str
+    why: str
+
+
+class RecordedStatus(NamedTuple):
+    """State by the database. `agents`: status → how many; None where it cannot be read, then `why` says why.
+
+    `last`: when what happened last, and to whom. `is_cut_short`: a restore of it is to be finished. `may_not`: this
+    user may not read it. `damage`: why nobody can, empty where that is not so.
+    """
+
+    path: Path
+    agents: dict[str, int] | None = None
+    last: tuple[float, str, str] | None = None
+    why: str = ""
+    is_cut_short: bool = False
+    may_not: bool = False
+    damage: str = ""
+
+
+class OfflineStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """`tried`: path of a socket → what came of it. `state`: its directory, None where nobody knows one.
+
+    `held_by`: pid of the `hive up` that runs on it (0: some process of one), None where none does. `units`: None where
+    systemd has nothing to do with it. `free_bytes`: for state, None where nobody knows. `is_missing`: the state
+    directory that was named is not there.
+    """
+
+    kind: TargetKind
+    tried: dict[str, str]
+    state: Path | None = None
+    held_by: int | None = None
+    parts: list[ServicePart] = []
+    units: list[UnitStatus] | None = None
+    recorded: RecordedStatus | None = None
+    free_bytes: int | None = None
+    is_missing: bool = False
+
+
+def look(*, socket: Path | None, state_dir: Path | None, uid: int, env: dict[str, str]) -> OfflineStatus:
+    """Of the Hive that is meant (as in hive.paths.api_sockets). Raises nothing."""
+    subject = find(socket=socket, state_dir=state_dir, uid=uid, env=env)
+    try:
+        sockets = api_sockets(socket=socket, state_dir=state_dir, uid=uid, env=env)
+    except NotPermitted as error:
+        return OfflineStatus(kind=subject.kind, tried={str(runtime_dir(state_dir, uid, env)): error.message})
+    told: dict[str, Any] = {"kind": subject.kind, "tried": {str(path): _try(path) for path in sockets}}
+    if (paths := subject.paths) is None:
+        return OfflineStatus(**told)
+    return OfflineStatus(
+        state=paths.state,
+        held_by=None if subject.is_appliance else _holder(paths.state / "up.lock"),
+        parts=[_proxy(paths.admin_socket), _part("helper", paths.sandbox_socket), _redis(subject)],
+        units=_units() if subject.is_appliance and systemd.is_booted() else None,
+        recorded=_recorded(paths.database),
+        free_bytes=free_bytes(paths.state),
+        is_missing=subject.is_missing,
+        **told,
+    )
+
+
+def conditions_of(seen: OfflineStatus, code: str) -> list[FoundCondition]:
+    """Conditions, a cause before its effects. `code`: of the error with which the daemon did not answer."""
+    return list(_conditions_of(seen, code))
+
+
+def _conditions_of(seen: OfflineStatus, code: str) -> Iterator[FoundCondition]:
+    if code == "not_permitted":
+        yield condition("daemon_refuses")
+        return
+    if seen.kind is TargetKind.NONE:
+        yield condition("no_hive")
+        return
+    if seen.is_missing and seen.held_by is None:
+        yield condition("no_state_directory", path=seen.state)
+        return
+    yield from _of_database(seen.recorded)
+    if seen.free_bytes is not None and seen.free_bytes < DISK_LEAST_BYTES:
+        yield condition("disk_nearly_full", path=seen.state, free_bytes=seen.free_bytes)
+    daemon = _of_daemon(seen, code)
+    yield daemon
+    is_stopped = daemon.code in ("not_running", "daemon_stopped")
+    for unit in seen.units or ():
+        # Who starts all of it starts those that only do not run.
+        is_wrong = unit.active != "active" and not (unit.active == "inactive" and is_stopped)
+        if is_wrong and unit.name != DAEMON:
+            yield _of_unit("unit_not_active", unit)
+    if seen.units is None and seen.held_by is not None:
+        for part in seen.parts:
+            if part.state == DOWN:
+                code = "redis_down" if part.name == "redis" else "part_down"
+                service = SERVICES.get(part.name, part.name)
+                yield condition(code, part=part.name, service=service, at=part.at, why=part.why)
+
+
+def _of_daemon(seen: OfflineStatus, code: str) -> FoundCondition:
+    unit = next((unit for unit in seen.units or () if unit.name == DAEMON), None)
+    if code == "timeout":
+        return condition("daemon_hangs", why="")
+    if unit is not None and unit.active == "inactive":
+        stands_alone = any(other.active == "active" for other in seen.units or ())
+        return _of_unit("daemon_stopped", unit) if stands_alone else condition("not_running", why="")
+    if unit is not None:
+        return _of_unit("unit_not_active", unit)
+    if seen.held_by is not None:
+        holder = f"hive up (pid {seen.held_by})" if seen.held_by else "a hive up"
+        return condition("daemon_ended", holder=holder)
+    if seen.recorded is not None and seen.recorded.may_not:
+        return condition("not_running_as_seen")
+    return condition("not_running", why="")
+
+
+def _of_unit(code: str, unit: UnitStatus) -> FoundCondition:
+    name = unit.name.removesuffix(".service")
+    return condition(code, unit=unit.name, name=name, state=unit.active, why=unit.why)
+
+
+def _of_database(recorded: RecordedStatus | None) -> Iterator[FoundCondition]:
+    if recorded is None or not recorded.why or recorded.may_not:
+        return
+    if recorded.is_cut_short:
+        yield condition("restore_cut_short", path=recorded.path)
+    elif recorded.damage:
+        yield condition("database_damaged", path=recorded.path, why=recorded.damage)
+    else:
+        yield condition("database_unreadable", path=recorded.path, why=recorded.why)
+
+
+def _try(path: Path) -> str:
+    return _silent(path) or "somebody listens there"
+
+
+def _silent(path: Path) -> str:
+    """Reason that this user cannot connect to a socket; empty if there is none. An installed Hive has a link to
+    the daemon's socket there."""
+    try:
+        path.stat()
+    except PermissionError:
+        return MAY_NOT
+    except OSError:
+        return NO_SOCKET
+    if not os.access(path, os.W_OK):
+        return MAY_NOT
+    return "" if Client(path).answers(within_s=ANSWER_S) else "nobody listens there"
+
+
+def _part(name: str, path: Path) -> ServicePart:
+    why = _silent(path)
+    return ServicePart(name, {"": UP, MAY_NOT: UNKNOWN}.get(why, DOWN), why, str(path))
+
+
+def _proxy(path: Path) -> ServicePart:
+    part = _part("proxy", path)
+    if part.why:
+        return part
+    try:
+        Client(path, timeout_s=ANSWER_S).get("/readyz")
+    except TimedOut:
+        return part._replace(state=DOWN, why=HANGS)
+    except HiveError:
+        return part._replace(why="it drains, or does not listen yet")
+    return part
+
+
+def _redis(subject: Subject) -> ServicePart:
+    if subject.env.get("REDIS_URL"):
+        return ServicePart("redis", UNKNOWN, "it is that of REDIS_URL")
+    assert subject.redis_socket is not None
+    part = _part("redis", subject.redis_socket)
+    if part.why:
+        return part
+    try:
+        (said,) = probe.ask(subject.redis_socket, ["PING"], within_s=ANSWER_S)
+    except OSError:
+        return part._replace(state=DOWN, why=HANGS)
+    is_up = said == "+PONG" or said.startswith("-NOAUTH")
+    return part if is_up else part._replace(state=DOWN, why=said[1:61])
+
+
+def _units() -> list[UnitStatus] | None:
+    """None where systemd cannot be asked."""
+    properties = ("Id", "ActiveState", "Result")
+    try:
+        ran = program.run(
+            ["systemctl", "show", *NEEDED, *(f"--property={name}" for name in properties)], limit_s=SHOW_S
+        )
+    except HiveError:
+        return None
+    shown = [systemd.parse_show(block) for block in ran.text.split("\n\n")] if ran.code == 0 else []
+    found = [UnitStatus(*(unit.get(name, "") for name in properties)) for unit in shown]
+    return [unit._replace(why="" if unit.why == "success" else unit.why) for unit in found] or None
+
+
+def _holder(lock: Path) -> int | None:
+    """Pid of the `hive up` that has it, 0 where that is not known; None where nobody has."""
+    try:
+        fd = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        return int(text) if text.isdecimal() else 0
+    finally:
+        os.close(fd)
+    return None
+
+
+def _recorded(path: Path) -> RecordedStatus | None:
+    """None where there is no database."""
+    try:
+        if not path.exists():
+            return None
+        if plan_of(path).exists():
+            return RecordedStatus(path, why="a restore of it was cut short", is_cut_short=True)
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        with reading.opened(path) as conn:
+            counts = conn.execute("SELECT status, count(*) FROM agents GROUP BY status ORDER BY status").fetchall()
+            acts = audit.tail(conn, 1)
+    except PermissionError:
+        return RecordedStatus(path, why="this user may not read it", may_not=True)
+    except sqlite3.Error as error:
+        damage = str(error) if explain.is_corrupt(error) else ""
+        return RecordedStatus(path, why=explain.sqlite_error(error, path).message, damage=damage)
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        return RecordedStatus(path, why=str(error))
+    last = acts[-1] if acts else None
+    return RecordedStatus(
+        path,
+        agents=dict(map(tuple, counts)),
+        last=None if last is None else (last.at, last.act, str(last.detail.get("name") or last.target)),
+    )

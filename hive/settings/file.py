@@ -1,0 +1,319 @@
+"""hive.conf, the environment and the flags become `Settings`; whatever is wrong is said with file, line and key.
+
+configparser does the same syntax but forgets where a value stood, so the lines are read here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hive.domain import is_name
+from hive.errors import ConfigError, did_you_mean
+from hive.settings.field_rules import EVERYWHERE, TARGETS, field_name, parse_line
+from hive.settings.table import NO_SETTINGS, SECTIONS, VARIABLES, SettingRow, Settings, TenantRow, rows_of
+
+_TENANT_VARIABLE = re.compile(rf"TENANT_({'|'.join(rows_of('tenant', TenantRow)).upper()})_(.*)")
+"""The environment's name for what one tenant may have: `TENANT_RATE_LIMIT_acme`."""
+NO_TENANT = "a tenant's name is a letter a-z, then up to 39 of a-z, 0-9 and -"
+DEFAULT_FILE = Path("/etc/hive/hive.conf")
+FILE_MAX_BYTES = 1024 * 1024
+
+_TRUE = frozenset({"true", "yes", "on", "1"})
+_FALSE = frozenset({"false", "no", "off", "0"})
+_KEY = re.compile(r"([^=:\s][^=:]*?)\s*[=:]\s*(.*)")
+
+
+class ConfLine(msgspec.Struct, frozen=True):
+    """One `key = value` of a file, with the section it stands in."""
+
+    number: int
+    section: str
+    key: str
+    value: str
+
+
+class SettingOrigin(msgspec.Struct, frozen=True):
+    """The origin of a value. `source`: default, file, environment or flag; `where`: its line or name."""
+
+    source: str
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.where}".rstrip()
+
+
+DEFAULT = SettingOrigin("default")
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """Settings with the origin of each value by `section.key`; `file` is None where none was read."""
+
+    settings: Settings
+    origins: dict[str, SettingOrigin]
+    file: Path | None = None
+
+
+def load(
+    file: Path | None = None,
+    *,
+    env: Mapping[str, str],
+    flags: Mapping[str, object] | None = None,
+) -> Loaded:
+    """The settings in force: flag > environment > file > default.
+
+    `file` None reads /etc/hive/hive.conf where there is one. `flags` are values by `section.key`; None is unset.
+    Raises ConfigError that names every problem, one a line.
+    """
+    path = file if file is not None else (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
+    text = "" if path is None else _text(path)
+    return load_text(text, path=path, env=env, flags=flags)
+
+
+def load_text(
+    text: str, *, path: Path | None = None, env: Mapping[str, str], flags: Mapping[str, object] | None = None
+) -> Loaded:
+    """`load` where the file's text is already here; `path` only names it in messages."""
+    draft = _Draft(str(path) if path is not None else "hive.conf")
+    draft.take_file(text)
+    draft.take_environment(env)
+    draft.take_flags(flags or {})
+    if draft.problems:
+        raise ConfigError("\n".join(sorted(draft.problems, key=_line_of)))
+    return Loaded(draft.settings(), draft.origins, path)
+
+
+def _line_of(problem: str) -> int:
+    """Problems are told in the order of their lines, what is not in the file behind them."""
+    found = re.match(r".*?:([0-9]+): ", problem)
+    return int(found[1]) if found else 1 << 30
+
+
+class _Draft:
+    """Settings while they are put together: what was said so far, where, and what is wrong with it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tables = {section: rows_of(section, struct) for section, struct in SECTIONS.items()}
+        self._values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+        self._tenants: list[str] = []
+        self._fields: dict[str, dict[str, str]] = {}
+        self.origins: dict[str, SettingOrigin] = {}
+        self.problems: list[str] = []
+
+    def take_file(self, text: str) -> None:
+        lines, sections = read(text, self._name, self.problems)
+        for number, section in sections:
+            tenant = _tenant_of(section)
+            if tenant is not None and is_name(tenant):
+                self._know_tenant(section)
+            elif (target := _target_of(section)) in (EVERYWHERE, *TARGETS):
+                self._fields.setdefault(target, {})
+            elif section not in SECTIONS:
+                self.problems.append(f"{self._name}:{number}: [{section}]: {_no_section(section, tenant, target)}")
+        for line in lines:
+            where = f"{self._name}:{line.number}"
+            if (target := _target_of(line.section)) in self._fields:
+                self._take_field(target, line, where)
+                continue
+            known = self._tables.get(line.section)
+            if known is None:
+                continue  # its section is reported already
+            if line.key not in known:
+                self.problems.append(f"{where}: [{line.section}] {line.key}: no such key{_nearest(line.key, known)}")
+                continue
+            self._put(
+                known[line.key], line.value, f"{where}: [{line.section}] {line.key}", SettingOrigin("file", where)
+            )
+
+    def _take_field(self, target: str, line: ConfLine, where: str) -> None:
+        """A row of `[fields TARGET]`; names are compared as bodies' names are, so `N` and `n` are one."""
+        said = f"{where}: [{line.section}] {line.key}"
+        try:
+            name = field_name(line.key)
+            parse_line(line.value)
+        except ValueError as error:
+            self.problems.append(f"{said}: {error}")
+            return
+        if name in self._fields[target]:
+            self.problems.append(f"{said}: already set as {name}")
+        self._fields[target][name] = line.value
+        self.origins[f"fields {target}.{name}"] = SettingOrigin("file", where)
+
+    def take_environment(self, env: Mapping[str, str]) -> None:
+        """An empty variable is an unset one: compose files write `NAME=`."""
+        given = {name: value for name, value in env.items() if value}
+        self._know_tenants_of(given)
+        rows = self._rows()
+        for row in rows:
+            for name in row.variables:
+                if name in given:
+                    self._put(row, given[name], name, SettingOrigin("environment", name))
+        self._refuse_unknown(given, {name for row in rows for name in row.variables})
+        for variable in VARIABLES:
+            value = given.get(variable.name)
+            if value is not None and not re.fullmatch(variable.pattern, value):
+                self.problems.append(f"{variable.name}: expected {variable.expected}")
+
+    def _know_tenants_of(self, given: Iterable[str]) -> None:
+        """`TENANT_RATE_LIMIT_acme=100req/min` is `rate_limit` of `[tenant acme]`."""
+        for name in given:
+            if (match := _TENANT_VARIABLE.fullmatch(name)) is None:
+                continue
+            if is_name(match[2]):
+                self._know_tenant(f"tenant {match[2]}")
+            else:
+                self.problems.append(f"{name}: {NO_TENANT}")
+
+    def _refuse_unknown(self, given: Iterable[str], known: set[str]) -> None:
+        """A name that is spelled like a setting's: what somebody meant to set must not be left at its default."""
+        sections = tuple(f"HIVE_{section.upper()}_" for section in SECTIONS)
+        for name in given:
+            if name.startswith(sections) and name not in known | NO_SETTINGS:
+                near = did_you_mean(name, sorted(known)) or "hive config show lists them"
+                self.problems.append(f"{name}: no such setting; {near}")
+
+    def _know_tenant(self, section: str) -> None:
+        if section in self._tables:
+            return
+        self._tables[section] = rows_of(section, TenantRow)
+        self._values[section] = {}
+        self._tenants.append(section)
+
+    def take_flags(self, flags: Mapping[str, object]) -> None:
+        for row in self._rows():
+            name = f"{row.section}.{row.key}"
+            if flags.get(name) is None:
+                continue
+            try:
+                self._values[row.section][row.key] = _bounded(row, flags[name])
+            except ValueError:
+                self.problems.append(f"{name}: expected {row.expected}, found {flags[name]!r}")
+            self.origins[name] = SettingOrigin("flag")
+
+    def settings(self) -> Settings:
+        sections: dict[str, Any] = {name: struct(**self._values[name]) for name, struct in SECTIONS.items()}
+        tenants = {_tenant_of(section) or "": TenantRow(**self._values[section]) for section in self._tenants}
+        return Settings(**sections, tenants=tenants, fields=self._fields)
+
+    def _rows(self) -> list[SettingRow]:
+        return [row for table in self._tables.values() for row in table.values()]
+
+    def _put(self, row: SettingRow, text: str, where: str, origin: SettingOrigin) -> None:
+        try:
+            self._values[row.section][row.key] = parse(row, text)
+        except ValueError:
+            self.problems.append(f"{where}: expected {row.expected}, found {text!r}")
+        self.origins[f"{row.section}.{row.key}"] = origin
+
+
+def read(text: str, name: str, problems: list[str]) -> tuple[list[ConfLine], list[tuple[int, str]]]:
+    """The lines and the sections (line number, name) of INI text; what is no INI is added to `problems`.
+
+    Comments are whole lines that begin with `#` or `;`. A value ends with its line.
+
+    >>> read("[proxy]\\nport = 1\\n", "hive.conf", [])
+    ([ConfLine(number=2, section='proxy', key='port', value='1')], [(1, 'proxy')])
+    """
+    lines: list[ConfLine] = []
+    sections: list[tuple[int, str]] = []
+    seen: dict[tuple[str, str], int] = {}
+    section: str | None = None
+    for number, raw in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
+        line = raw.strip()
+        where = f"{name}:{number}"
+        if not line or line[0] in "#;":
+            continue
+        if not line.replace("\t", " ").isprintable():
+            problems.append(f"{where}: a control character")
+        elif line[0] == "[":
+            section = line[1:-1].strip()
+            if line[-1] != "]" or not section:
+                problems.append(f"{where}: expected [section]")
+            else:
+                sections.append((number, section))
+        elif section is None:
+            problems.append(f"{where}: expected a [section] before the first key")
+        elif (match := _KEY.fullmatch(line)) is None:
+            problems.append(f"{where}: expected `key = value`")
+        elif (first := seen.setdefault((section, match[1]), number)) != number:
+            problems.append(f"{where}: [{section}] {match[1]}: already set in line {first}")
+        else:
+            lines.append(ConfLine(number, section, match[1], match[2]))
+    return lines, sections
+
+
+def parse(row: SettingRow, text: str) -> object:
+    """The value `text` stands for. Raises ValueError where it is not what `row.expected` says.
+
+    >>> port = rows_of("proxy", SECTIONS["proxy"])["port"]
+    >>> parse(port, "8080")
+    8080
+    """
+    value: object = text
+    if row.kind is bool:
+        word = text.lower()
+        if word not in _TRUE | _FALSE:
+            raise ValueError(row.expected)
+        value = word in _TRUE
+    elif row.kind is int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+            raise ValueError(row.expected)
+        value = int(text)
+    elif row.kind is float:
+        value = float(text)
+        if not math.isfinite(value):
+            raise ValueError(row.expected)
+    return _bounded(row, value)
+
+
+def _bounded(row: SettingRow, value: object) -> object:
+    try:
+        return msgspec.convert(value, row.annotation)
+    except msgspec.ValidationError:
+        raise ValueError(row.expected) from None
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(FILE_MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="name another file with --config") from None
+    if len(data) > FILE_MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {FILE_MAX_BYTES} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{number}: not UTF-8") from None
+
+
+def _tenant_of(section: str) -> str | None:
+    kind, _, tenant = section.partition(" ")
+    return tenant.strip() if kind == "tenant" else None
+
+
+def _target_of(section: str) -> str:
+    """The endpoint of `[fields TARGET]`, empty for another section."""
+    kind, _, target = section.partition(" ")
+    return target.strip() if kind == "fields" else ""
+
+
+def _no_section(section: str, tenant: str | None, target: str) -> str:
+    if tenant is not None:
+        return NO_TENANT
+    if target:
+        return "no endpoint with fields" + _nearest(target, [EVERYWHERE, *TARGETS])
+    return "no such section" + _nearest(section, [*SECTIONS, "tenant NAME", "fields TARGET"])
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean …?`, or the names there are where none is near."""
+    names = list(known)
+    return "; " + (did_you_mean(word, names) or f"known are {', '.join(names)}")

@@ -1,0 +1,707 @@
+"""Every setting of Hive, each written once: section, key, type, default, unit, sentence.
+
+A section is a struct, a key its field; `hive.conf` (INI), the environment, the flags, `hive config show` and the
+tests read this table. Precedence: flag > environment > runtime setting > file > default.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+
+def _s(
+    sentence: str,
+    *,
+    unit: str = "",
+    env: str = "",
+    effect: bool = True,
+    runtime: bool = False,
+    expected: str = "",
+    **bounds: Any,
+) -> Meta:
+    """One row: `env` is the environment name of the seed, `effect` is False for a key that only is checked so far.
+
+    `runtime`: it may be changed while Hive runs (`PUT /api/config`). `expected` says in words what the bounds (or a
+    pattern) mean, where they do not say it themselves.
+    """
+    extra = {"unit": unit, "env": env, "effect": effect, "runtime": runtime, "expected": expected}
+    return Meta(description=sentence, extra=extra, **bounds)
+
+
+class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
+    """`[inference]`: the snippet of the original specification loads verbatim."""
+
+    enabled: Annotated[
+        str, _s("`auto`: the proxy serves if a backend answers; `true`, `false`.", pattern="^(auto|true|false)$")
+    ] = "auto"
+    backend: Annotated[
+        str, _s("Which inference server.", env="INFERENCE_BACKEND", pattern="^(auto|ollama|vllm|llama|demo|remote)$")
+    ] = "auto"
+    host: Annotated[str, _s("Where the backend listens.", env="INFERENCE_HOST")] = "127.0.0.1"
+    port: Annotated[int, _s("Port of the backend.", unit="port", env="INFERENCE_PORT", ge=1, le=65535)] = 11434
+    backend_url: Annotated[
+        str,
+        _s(
+            "Where a backend that Hive does not start is, instead of host and port: `https://HOST/v1`.",
+            pattern=r"^(https?://[^\s@?#]+)?$",
+            expected="http://HOST:PORT/v1 or https://HOST/v1",
+        ),
+    ] = ""
+    backend_api_key_file: Annotated[
+        str,
+        _s(
+            "File (0600) with the key for a remote backend, unless there is the credential `backend-api-key`.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
+    backend_ca_file: Annotated[
+        str,
+        _s(
+            "Certificates of the authorities a backend's own is checked with; empty: the system's.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
+    backend_limit_name: Annotated[
+        str,
+        _s(
+            "The name by which a remote backend takes the limit of tokens of a chat: `max_tokens`, "
+            "`max_completion_tokens`; `auto`: the second one before OpenAI's and Azure's own hosts.",
+            pattern="^(auto|max_tokens|max_completion_tokens)$",
+        ),
+    ] = "auto"
+    vsock_port: Annotated[int, _s("AF_VSOCK port guests dial.", unit="port", env="VSOCK_PORT", ge=1)] = 11434
+    default_model: Annotated[str, _s("Used where agent and request name no model.", runtime=True)] = ""
+    auto_sleep_enabled: Annotated[bool, _s("Put idle agents to sleep.", runtime=True, env="AUTO_SLEEP_ENABLED")] = True
+    auto_sleep_idle_seconds: Annotated[
+        float, _s("Quiet for this long is idle.", runtime=True, unit="s", env="AUTO_SLEEP_IDLE_SECONDS", gt=0)
+    ] = 300
+    token_tracking: Annotated[bool, _s("Meter requests; without it nothing is recorded.", runtime=True)] = True
+    quantization_routing: Annotated[
+        bool, _s("A model is taken in the variant that the agent's tier is worth.", runtime=True)
+    ] = False
+    tier_low_models: Annotated[
+        str,
+        _s(
+            "Quantizations of tier low, or models, the best first, separated by commas; empty: q4_0, q4_K_M, q4_K_S.",
+            runtime=True,
+        ),
+    ] = ""
+    tier_medium_models: Annotated[str, _s("The same for tier medium; empty: q8_0, q5_K_M, q5_K_S.", runtime=True)] = ""
+    tier_high_models: Annotated[str, _s("The same for tier high; empty: f16, q8_0.", runtime=True)] = ""
+    tier_allow_larger: Annotated[
+        bool, _s("Where all variants are larger than a tier may have, take the smallest; else refuse.", runtime=True)
+    ] = False
+    tier_caps_explicit: Annotated[
+        bool, _s("A tier bounds the variant also where the request names one (`llama3.2:q8_0`).", runtime=True)
+    ] = False
+    aliases: Annotated[
+        str,
+        _s(
+            "Other names of models: `gpt-4 = llama3.2, fast = llama3.2:1b | Llama-3.2-1B`, the first that is there. "
+            "That of a `claude-` name holds for the same name with a date or `-latest` behind it.",
+            pattern=r"^( *[^,=|]*[^,=| ] *= *[^,=| ][^,=|]*(\|[^,=|]+)*(,|$))*$",
+            expected="NAME = TARGET, separated by commas",
+        ),
+    ] = ""
+    switch_drain_s: Annotated[
+        float, _s("Requests in flight may go on for so long when the backend is switched.", unit="s", ge=0)
+    ] = 60
+    switch_free_s: Annotated[
+        float, _s("Longest wait until a stopped backend's GPU memory is free.", unit="s", ge=0)
+    ] = 10
+    switch_health_tries: Annotated[int, _s("A new backend is looked at so often, then the old one is back.", ge=1)] = 30
+    switch_health_every_s: Annotated[float, _s("Time between two looks at a new backend.", unit="s", gt=0)] = 2
+    vllm_max_sequences: Annotated[int, _s("vLLM `--max-num-seqs`: requests it works on at once.", ge=1)] = 64
+    vllm_scheduling_policy: Annotated[
+        str, _s("vLLM `--scheduling-policy`; `priority` passes on Hive's bands.", pattern="^(fcfs|priority)$")
+    ] = "fcfs"
+    vllm_gpu_memory_util: Annotated[float, _s("vLLM `--gpu-memory-utilization`.", gt=0, le=1)] = 0.90
+    vllm_prefix_caching: Annotated[bool, _s("vLLM `--enable-prefix-caching`.")] = True
+    vllm_speculative_model: Annotated[
+        str, _s("Draft model for vLLM; empty: none.", pattern="^(/.*)?$", expected="an absolute path")
+    ] = ""
+    vllm_program: Annotated[str, _s("The vLLM that is started.", pattern="^/", expected="an absolute path")] = (
+        "/opt/vllm/bin/vllm"
+    )
+    vllm_model: Annotated[str, _s("Directory of vLLM's model.", pattern="^/", expected="an absolute path")] = (
+        "/var/lib/hive/models/default"
+    )
+    ollama_program: Annotated[str, _s("The Ollama that is started.", pattern="^/", expected="an absolute path")] = (
+        "/usr/local/bin/ollama"
+    )
+    ollama_models: Annotated[str, _s("Where Ollama keeps its models.", pattern="^/", expected="an absolute path")] = (
+        "/var/lib/hive/models/ollama"
+    )
+    models_dir: Annotated[
+        str,
+        _s(
+            "Where `hive model pull` puts files for vLLM and llama-server; empty: /var/lib/hive/models/pulled, or "
+            "`models` in the state directory of `hive up`.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
+    llama_program: Annotated[
+        str, _s("The llama-server that is started.", pattern="^/", expected="an absolute path")
+    ] = "/usr/local/bin/llama-server"
+    llama_model: Annotated[
+        str,
+        _s(
+            "File of llama-server's model; a directory (a / at its end): all in it, loaded when asked for.",
+            pattern="^/",
+            expected="an absolute path",
+        ),
+    ] = "/var/lib/hive/models/default.gguf"
+    llama_parallel: Annotated[int, _s("llama-server `--parallel`: requests it works on at once.", ge=1)] = 4
+    llama_context: Annotated[int, _s("llama-server `-c`: context of all its slots together.", unit="tokens", ge=1)] = (
+        16384
+    )
+
+
+class Proxy(msgspec.Struct, frozen=True, kw_only=True):
+    """`[proxy]`: the data path."""
+
+    port: Annotated[int, _s("TCP port where agents reach the model.", unit="port", ge=0, le=65535)] = 11435
+    ingress_port: Annotated[int, _s("TCP port where callers reach agents.", unit="port", ge=0, le=65535)] = 8480
+    ingress_domain: Annotated[
+        str,
+        _s(
+            "Each agent is an origin of its own at NAME.<this>, for callers that are browsers; empty: it has none.",
+            pattern=r"^([a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*)?$",
+            expected="a domain in lower case, like agents.example.org",
+        ),
+    ] = ""
+    listen: Annotated[
+        str,
+        _s(
+            "Address of its TCP ports; 0.0.0.0 where a container's network is the fence.",
+            pattern=r"^(\d{1,3}(\.\d{1,3}){3}|[0-9a-fA-F:]*:[0-9a-fA-F:.]*)$",
+            expected="an IP address",
+        ),
+    ] = "127.0.0.1"
+    window_requests: Annotated[int, _s("Requests an agent may make per window.", runtime=True, ge=1)] = 600
+    window_s: Annotated[float, _s("Length of the sliding window.", runtime=True, unit="s", gt=0)] = 60
+    tier_low_concurrency: Annotated[
+        int, _s("Requests of a low-tier agent at the backend at once.", runtime=True, ge=1)
+    ] = 2
+    tier_medium_concurrency: Annotated[int, _s("The same for tier medium.", runtime=True, ge=1)] = 5
+    tier_high_concurrency: Annotated[int, _s("The same for tier high.", runtime=True, ge=1)] = 10
+    queue_depth: Annotated[int, _s("Requests of one tenant that may wait for their turn.", runtime=True, ge=0)] = 64
+    queue_wait_s: Annotated[float, _s("Longest wait for a turn, then 503.", runtime=True, unit="s", gt=0)] = 120
+    backend_concurrency: Annotated[
+        int, _s("Requests at the backend at once; 0: what the backend says of itself.", runtime=True, ge=0)
+    ] = 0
+    unknown_fields: Annotated[
+        str,
+        _s(
+            "A body field that is in no table: `auto` passes it for tier high and drops it for the others.",
+            runtime=True,
+            pattern="^(auto|pass|drop|refuse)$",
+        ),
+    ] = "auto"
+    tier_low_max_tokens: Annotated[
+        int, _s("`max_tokens` of tier low is cut to this; 0: as asked.", runtime=True, ge=0)
+    ] = 4096
+    tier_medium_max_tokens: Annotated[int, _s("The same for tier medium.", runtime=True, ge=0)] = 16384
+    tier_high_max_tokens: Annotated[int, _s("The same for tier high.", runtime=True, ge=0)] = 0
+    parked_max: Annotated[int, _s("Requests of one sleeping agent that may wait for its wake.", runtime=True, ge=1)] = (
+        64
+    )
+    gate_wait_s: Annotated[float, _s("Longest wait for a wake, then 503.", runtime=True, unit="s", gt=0)] = 5
+    body_max_bytes: Annotated[int, _s("Largest request body, decoded.", runtime=True, unit="bytes", ge=1)] = (
+        16 * 1024 * 1024
+    )
+    body_budget_bytes: Annotated[
+        int,
+        _s(
+            "All request bodies together, an agent's and its callers' an eighth of it, a tenant's half; beyond it 503."
+            " One body each agent may always hold.",
+            runtime=True,
+            unit="bytes",
+            ge=1,
+        ),
+    ] = 256 * 1024 * 1024
+    head_s: Annotated[float, _s("A request head must be complete within this.", runtime=True, unit="s", gt=0)] = 10
+    body_idle_s: Annotated[
+        float,
+        _s(
+            "A request body may stand still for this long; after 10 s 16 KiB/s must have come.",
+            runtime=True,
+            unit="s",
+            gt=0,
+        ),
+    ] = 30
+    keepalive_s: Annotated[
+        float,
+        _s("Idle agents' connections are kept for this long, sleeping agents' for ever.", runtime=True, unit="s", gt=0),
+    ] = 75
+    connect_s: Annotated[float, _s("Connect to the backend.", runtime=True, unit="s", gt=0)] = 2
+    first_byte_s: Annotated[float, _s("First body byte of the answer.", unit="s", gt=0)] = 300
+    between_bytes_s: Annotated[float, _s("Silence inside an answer.", runtime=True, unit="s", gt=0)] = 60
+    request_s: Annotated[
+        float, _s("Longest time from a turn to the answer's end; 0: no limit.", runtime=True, unit="s", ge=0)
+    ] = 0
+    heartbeat_s: Annotated[
+        float, _s("A waiting stream gets a sign of life this often; 0: none is sent.", runtime=True, unit="s", ge=0)
+    ] = 0
+    drain_s: Annotated[
+        float, _s("Requests in flight may go on for so long at shutdown.", runtime=True, unit="s", ge=0)
+    ] = 10
+    connections_max: Annotated[
+        int,
+        _s(
+            "Connections at once, 4 of them kept for each agent; 0: what the limit of open files allows.",
+            runtime=True,
+            ge=0,
+        ),
+    ] = 0
+    agent_connections_max: Annotated[int, _s("Connections of one agent at once.", runtime=True, ge=1)] = 64
+    cache_isolation: Annotated[bool, _s("Keep tenants' prompts apart in the backend's prefix cache.")] = True
+    vsock: Annotated[bool, _s("Listen on AF_VSOCK for guests that are agents with a `cid`.")] = False
+    upstream_idle_s: Annotated[
+        float, _s("Idle backend connections are kept for this long (vLLM closes at 5 s).", runtime=True, unit="s", gt=0)
+    ] = 3
+    websocket_idle_s: Annotated[
+        float,
+        _s(
+            "A WebSocket without a byte for this long no longer keeps its agent awake; 0: an open one always does.",
+            runtime=True,
+            unit="s",
+            ge=0,
+        ),
+    ] = 0
+    ingress_open_max: Annotated[int, _s("Requests open to one agent through ingress.", runtime=True, ge=1)] = 64
+    responses_kept_mb: Annotated[
+        int,
+        _s(
+            "Responses (`/v1/responses`) kept for each agent, so that it can name them later; beyond it the oldest go. "
+            "0: none is kept, and what was is deleted.",
+            runtime=True,
+            unit="MiB",
+            ge=0,
+            le=65536,
+        ),
+    ] = 0
+    responses_kept_days: Annotated[
+        int, _s("A response is kept for this long.", runtime=True, unit="days", ge=1, le=3650)
+    ] = 30
+
+
+class Grammar(msgspec.Struct, frozen=True, kw_only=True):
+    """`[grammar_KIND]`: what schemas of one request may become in a server of that kind."""
+
+    schema_bytes: Annotated[
+        int, _s("Longest schema of an answer (`response_format`, `format`).", runtime=True, unit="bytes", ge=1)
+    ] = 65536
+    tools_bytes: Annotated[int, _s("All tools together.", runtime=True, unit="bytes", ge=1)] = 262144
+    depth: Annotated[int, _s("Objects and lists within each other.", runtime=True, ge=1, le=100)] = 64
+    choices: Annotated[
+        int,
+        _s("Alternatives at once: values of an `enum`, optional properties, branches.", runtime=True, ge=1),
+    ] = 128
+    tools: Annotated[int, _s("Tools of one request.", runtime=True, ge=1)] = 256
+    rules: Annotated[
+        int, _s("Rules of the grammar that all schemas together become, as Hive counts.", runtime=True, ge=1)
+    ] = 100_000
+    answer_rules: Annotated[int, _s("Rules of all schemas but those of tools.", runtime=True, ge=1)] = 100_000
+    pattern_ways: Annotated[
+        int, _s("Ways in which a `pattern` may read a text of 8 letters; 0: none is taken.", runtime=True, ge=0)
+    ] = 256
+
+
+class GrammarLlama(Grammar, frozen=True, kw_only=True):
+    """`[grammar_llama]`: llama-server; each choice is tried with every token, in the loop that serves all."""
+
+
+class GrammarOllama(Grammar, frozen=True, kw_only=True):
+    """`[grammar_ollama]`: Ollama, which runs llama.cpp; of `tools` it makes no grammar."""
+
+
+class GrammarVllm(Grammar, frozen=True, kw_only=True):
+    """`[grammar_vllm]`: vLLM with xgrammar, whose rules are made within the loop that answers all."""
+
+    choices: Annotated[
+        int,
+        _s("Alternatives at once: values of an `enum`, optional properties, branches.", runtime=True, ge=1),
+    ] = 80
+    rules: Annotated[
+        int, _s("Rules of the grammar that all schemas together become, as Hive counts.", runtime=True, ge=1)
+    ] = 64_000
+    answer_rules: Annotated[int, _s("Rules of all schemas but those of tools.", runtime=True, ge=1)] = 32_000
+
+
+class GrammarRemote(Grammar, frozen=True, kw_only=True):
+    """`[grammar_remote]`: any other server, which has limits of its own."""
+
+
+class Sleep(msgspec.Struct, frozen=True, kw_only=True):
+    """`[sleep]`: when idle agents are put to sleep."""
+
+    check_s: Annotated[float, _s("How often idleness is checked.", runtime=True, unit="s", ge=0.1, le=3600)] = 30
+    minimum_awake_s: Annotated[float, _s("Nobody sleeps sooner after a wake.", runtime=True, unit="s", ge=0)] = 10
+    cpu_quiet_percent: Annotated[
+        float, _s("Less of one core than this over the last check is quiet.", runtime=True, unit="%", ge=0)
+    ] = 2
+    deep_after_s: Annotated[
+        float,
+        _s(
+            "Asleep for this long, memory is paged out (deep sleep); 0: only under pressure.",
+            runtime=True,
+            unit="s",
+            ge=0,
+        ),
+    ] = 30
+    pressure_some_avg10: Annotated[
+        float,
+        _s(
+            "From this memory pressure (PSI `some avg10`) on, sleepers go deep at once; 0: never.",
+            runtime=True,
+            unit="%",
+            ge=0,
+            le=100,
+        ),
+    ] = 10
+    wake_reserve_mb: Annotated[
+        int,
+        _s("A wake from deep sleep waits while less memory than this would be left.", runtime=True, unit="MiB", ge=0),
+    ] = 256
+    pause_timeout_s: Annotated[float, _s("How long `hive agent pause` waits for a busy agent.", unit="s", gt=0)] = 30
+
+
+class Agents(msgspec.Struct, frozen=True, kw_only=True):
+    """`[agents]`: running them."""
+
+    stop_grace_s: Annotated[float, _s("From SIGTERM to SIGKILL.", runtime=True, unit="s", ge=0)] = 10
+    restart_limit: Annotated[
+        int, _s("This many failures in `restart_window_s` end in state error.", runtime=True, ge=1)
+    ] = 5
+    restart_window_s: Annotated[float, _s("See restart_limit.", runtime=True, unit="s", gt=0)] = 60
+    log_max_bytes: Annotated[int, _s("An agent's log is cut back beyond this.", unit="bytes", ge=4096)] = (
+        8 * 1024 * 1024
+    )
+    first_uid: Annotated[int, _s("Agents' uids count up from here.", ge=1000)] = 70000
+
+
+class Sandbox(msgspec.Struct, frozen=True, kw_only=True):
+    """`[sandbox]`: the helper that runs agents."""
+
+    enabled: Annotated[
+        bool, _s("There is a helper; without it Hive runs no agents itself, and those it serves live elsewhere.")
+    ] = True
+    policy: Annotated[
+        str,
+        _s(
+            "What it may run, a root-owned file; empty: what is asked for, and of the host's files a short list.",
+            pattern="^(/.*)?$",
+            expected="an absolute path",
+        ),
+    ] = ""
+    docker_socket: Annotated[str, _s("Where the Docker engine listens.", pattern="^/", expected="an absolute path")] = (
+        "/run/docker.sock"
+    )
+    firecracker: Annotated[
+        str, _s("The virtual machine monitor.", env="HIVE_FIRECRACKER", pattern="^/", expected="an absolute path")
+    ] = "/usr/local/bin/firecracker"
+    jailer: Annotated[str, _s("Its jailer; empty: without one.", pattern="^(/.*)?$", expected="an absolute path")] = (
+        "/usr/local/bin/jailer"
+    )
+    chroot_base: Annotated[
+        str,
+        _s("Where the jailer makes its jails.", env="JAILER_CHROOT_BASE", pattern="^/", expected="an absolute path"),
+    ] = "/srv/jailer"
+
+
+class DaemonSection(msgspec.Struct, frozen=True, kw_only=True):
+    """`[daemon]`: the control plane."""
+
+    models_refresh_s: Annotated[float, _s("How often the backend's model list is read.", unit="s", gt=0)] = 300
+    backend_check_s: Annotated[float, _s("How often the backend is asked whether it is up.", unit="s", gt=0)] = 5
+    usage_retention_days: Annotated[
+        int, _s("Usage is kept request by request for this long, then as sums; 0: for ever.", unit="days", ge=0)
+    ] = 30
+    usage_rollup_days: Annotated[
+        int, _s("Sums of usage by hour and by day are kept for this long; 0: for ever.", unit="days", ge=0)
+    ] = 400
+
+
+class Api(msgspec.Struct, frozen=True, kw_only=True):
+    """`[api]`: the REST API on TCP, for clients with a token."""
+
+    port: Annotated[int, _s("TCP port of the REST API; 0: on its unix socket only.", unit="port", ge=0, le=65535)] = (
+        3000
+    )
+    listen: Annotated[
+        str,
+        _s(
+            "Address of that port; it is HTTP without TLS, so beyond the loopback put something before it.",
+            pattern=r"^(\d{1,3}(\.\d{1,3}){3}|[0-9a-fA-F:]*:[0-9a-fA-F:.]*)$",
+            expected="an IP address",
+        ),
+    ] = "127.0.0.1"
+    hosts: Annotated[
+        str,
+        _s(
+            "Further names it is asked by, separated by commas: other Host fields are refused.",
+            pattern=r"^(([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\])( *, *([A-Za-z0-9._-]+|\[[0-9a-fA-F:.]+\]))*)?$",
+            expected="names without ports, separated by commas",
+        ),
+    ] = ""
+
+
+class TenantRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`[tenant NAME]`: what one tenant may have."""
+
+    rate_limit: Annotated[
+        str,
+        _s(
+            "Requests per `s`, `min` or `hour`: `100/min`.",
+            expected="a rate like 100/min",
+            pattern="^([1-9][0-9]*(req)?/(s|min|hour))?$",
+        ),
+    ] = ""
+    models: Annotated[str, _s("Models its agents may use, separated by commas; empty for all.")] = ""
+    weight: Annotated[float, _s("Share of the backend beside other tenants.", gt=0, le=1000)] = 1
+    cache_group: Annotated[str, _s("Tenants of one group share a prefix cache; empty: the tenant's own.")] = ""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All sections, with defaults."""
+
+    inference: InferenceSection = InferenceSection()
+    proxy: Proxy = Proxy()
+    grammar_llama: GrammarLlama = GrammarLlama()
+    grammar_ollama: GrammarOllama = GrammarOllama()
+    grammar_vllm: GrammarVllm = GrammarVllm()
+    grammar_remote: GrammarRemote = GrammarRemote()
+    sleep: Sleep = Sleep()
+    agents: Agents = Agents()
+    sandbox: Sandbox = Sandbox()
+    daemon: DaemonSection = DaemonSection()
+    api: Api = Api()
+    tenants: dict[str, TenantRow] = {}
+    fields: dict[str, dict[str, str]] = {}
+    """`[fields TARGET]`: field → its line (field_rules.py)."""
+
+
+SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "inference": InferenceSection,
+    "proxy": Proxy,
+    "grammar_llama": GrammarLlama,
+    "grammar_ollama": GrammarOllama,
+    "grammar_vllm": GrammarVllm,
+    "grammar_remote": GrammarRemote,
+    "sleep": Sleep,
+    "agents": Agents,
+    "sandbox": Sandbox,
+    "daemon": DaemonSection,
+    "api": Api,
+}
+
+
+class SettingRow(msgspec.Struct, frozen=True):
+    """One setting as the table has it. `annotation` carries the bounds; `expected` says them in words."""
+
+    section: str
+    key: str
+    annotation: Any
+    kind: type
+    default: Any
+    unit: str
+    env: str
+    in_effect: bool
+    at_runtime: bool
+    sentence: str
+    expected: str
+
+    @property
+    def variables(self) -> list[str]:
+        """The environment's names for it; the later one counts where both are set.
+
+        >>> tenant = rows_of("tenant acme", TenantRow)
+        >>> rows_of("inference", InferenceSection)["port"].variables, tenant["weight"].variables
+        (['INFERENCE_PORT', 'HIVE_INFERENCE_PORT'], ['TENANT_WEIGHT_acme'])
+        """
+        kind, _, tenant = self.section.partition(" ")
+        if tenant:
+            return [f"TENANT_{self.key.upper()}_{tenant}"]
+        own = f"HIVE_{kind}_{self.key}".upper()
+        return [self.env, own] if self.env else [own]
+
+
+def rows_of(section: str, struct: type[msgspec.Struct]) -> dict[str, SettingRow]:
+    """The rows of one section by key, in the order they are written above.
+
+    >>> rows_of("proxy", Proxy)["port"].expected
+    'a whole number from 0 to 65535'
+    """
+    defaults = struct()
+    rows: dict[str, SettingRow] = {}
+    for key, annotation in get_type_hints(struct, include_extras=True).items():
+        kind: type = annotation.__origin__
+        meta: Meta = annotation.__metadata__[0]
+        extra: dict[str, Any] = meta.extra or {}
+        rows[key] = SettingRow(
+            section,
+            key,
+            annotation,
+            kind,
+            getattr(defaults, key),
+            extra["unit"],
+            extra["env"],
+            extra["effect"],
+            extra["runtime"],
+            meta.description or "",
+            extra["expected"] or _expected(kind, meta),
+        )
+    return rows
+
+
+def _expected(kind: type, meta: Meta) -> str:
+    if kind is bool:
+        return "true or false"
+    if kind is str:
+        return "one of " + ", ".join(meta.pattern[2:-2].split("|")) if meta.pattern else "text"
+    bounds = [f"at least {meta.ge}"] if meta.ge is not None else []
+    bounds += [f"above {meta.gt}"] if meta.gt is not None else []
+    bounds += [f"at most {meta.le}"] if meta.le is not None else []
+    noun = "a whole number" if kind is int else "a number"
+    if meta.ge is not None and meta.le is not None:
+        return f"{noun} from {meta.ge} to {meta.le}"
+    return " ".join([noun, " and ".join(bounds)]) if bounds else noun
+
+
+class Variable(msgspec.Struct, frozen=True):
+    """An environment name of the original specification that belongs to no key of hive.conf."""
+
+    name: str
+    pattern: str
+    expected: str
+    sentence: str
+    in_effect: bool = False
+
+
+VARIABLES = (
+    Variable(
+        "REDIS_URL",
+        r"(redis|rediss|unix)://\S+",
+        "redis://HOST:PORT",
+        "Redis to use instead of Hive's own.",
+        in_effect=True,
+    ),
+    Variable(
+        "HIVE_API_URL",
+        r"https?://\S+",
+        "http://HOST:PORT",
+        "Where the proxy asks for a wake, by HTTP, while its link to the daemon is down.",
+        in_effect=True,
+    ),
+    Variable(
+        "HIVE_INTERNAL_TOKEN",
+        r"[!-~]+",
+        "printable characters without spaces",
+        "Token of the operator; made and kept in the state directory where unset.",
+        in_effect=True,
+    ),
+)
+"""Each may hold a secret: `hive config show` masks them."""
+NO_SETTINGS = frozenset({"HIVE_PROXY_SOCKET", "HIVE_API_URL"})
+"""Environment names that look like a setting's and are none: the first is an agent's, the other one of VARIABLES."""
+
+
+class Paths(msgspec.Struct, frozen=True):
+    """The directories of one Hive: `state` survives, `runtime` holds sockets.
+
+    `apart`: each service is a user of its own and has a directory of its own in both. A unix socket path has at most
+    107 bytes (sun_path), hence the short names.
+    """
+
+    state: Path
+    runtime: Path
+    apart: bool = False
+
+    def _state_of(self, service: str) -> Path:
+        return self.state / service if self.apart else self.state
+
+    def _runtime_of(self, service: str) -> Path:
+        return self.runtime / service if self.apart else self.runtime
+
+    @property
+    def database(self) -> Path:
+        return self._state_of("daemon") / "hive.db"
+
+    @property
+    def responses(self) -> Path:
+        """Responses that agents had kept: prompts and answers, so in no backup that does not ask for it."""
+        return self._state_of("daemon") / "responses.db"
+
+    @property
+    def spool(self) -> Path:
+        """Usage events not yet committed, one file per proxy epoch."""
+        return self.state / "spool"
+
+    @property
+    def box_key(self) -> Path:
+        return self._state_of("daemon") / "box.key"
+
+    @property
+    def internal_token(self) -> Path:
+        return self._state_of("daemon") / "internal.token"
+
+    @property
+    def sandbox_table(self) -> Path:
+        """The helper's own table, a file for each agent: what it started, by pid, start time and boot id."""
+        return self._state_of("sandbox") / "sandbox.d"
+
+    @property
+    def sandbox_lock(self) -> Path:
+        """Held by the helper of this state directory."""
+        return self._state_of("sandbox") / "sandbox.lock"
+
+    @property
+    def log_pipes(self) -> Path:
+        """Directory of the pipes from agents' output to their logs; it outlives the helper, and sockets'
+        directories."""
+        return self._state_of("sandbox") / "log-pipes"
+
+    @property
+    def redis_dir(self) -> Path:
+        return self.state / "redis"
+
+    def home(self, agent: str) -> Path:
+        return self.state / "agents" / agent
+
+    def log(self, agent: str) -> Path:
+        return self.state / "logs" / f"{agent}.log"
+
+    @property
+    def api_socket(self) -> Path:
+        return self._runtime_of("daemon") / "hive.sock"
+
+    @property
+    def link_socket(self) -> Path:
+        """The socket at which the daemon listens for the proxy."""
+        return self._runtime_of("daemon") / "link.sock"
+
+    @property
+    def sandbox_socket(self) -> Path:
+        """The socket at which the helper listens for daemon, proxy and `hive up`."""
+        return self._runtime_of("sandbox") / "sandbox.sock"
+
+    @property
+    def redis_socket(self) -> Path:
+        return self._runtime_of("redis") / "redis.sock"
+
+    @property
+    def admin_socket(self) -> Path:
+        """The proxy's own: readiness and metrics."""
+        return self._runtime_of("proxy") / "proxy.sock"
+
+    def agent_socket(self, agent: str) -> Path:
+        """The agent's own listener: a connection there is this agent's."""
+        return self.runtime / "a" / f"{agent[:8]}.sock"

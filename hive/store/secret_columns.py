@@ -1,0 +1,78 @@
+"""The columns of every table of `hive.db` and `responses.db`: which may be read with SQL, and which hold a secret.
+
+A column that is in neither list is hidden: a test fails for it (tests/store/test_secret_columns.py), and where a newer
+Hive wrote the file nothing of what it added is shown by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Columns(NamedTuple):
+    """The columns of one table, by name."""
+
+    open: frozenset[str]
+    secret: frozenset[str] = frozenset()
+
+    def is_hidden(self, column: str) -> bool:
+        return column not in self.open
+
+
+NOTHING_KNOWN = Columns(frozenset())
+
+
+def _columns(open_: str, secret: str = "") -> Columns:
+    return Columns(frozenset(open_.split()), frozenset(secret.split()))
+
+
+_SUMS = _columns("scope begins model agent tenant backend requests tokens_in tokens_out cached_tokens unknown cut")
+
+TABLES: Mapping[str, Columns] = {
+    # The serial is no secret: a token is made with the box key, which is in a file of its own.
+    "agents": _columns(
+        "id name runtime status depth depth_goal generation reason since tenant inference_tier preferred_model restart"
+        " uid token_serial total_requests total_tokens_in total_tokens_out last_active_at created_at keep_awake_until"
+        " stopped_by",
+        secret="spec",  # with the values of the agent's environment
+    ),
+    "agent_prompts": _columns("agent_id prewarm_on_start", secret="system_prompt"),
+    "api_tokens": _columns(
+        "id name role created_by created_at expires_at revoked_at last_used_at",
+        secret="digest",
+    ),
+    "audit_log": _columns("id at actor act target origin outcome detail prev hash"),
+    "audit_pruned": _columns("one id hash"),
+    "inference_usage": _columns(
+        "id agent_id tenant model backend endpoint unit tokens_in tokens_out cached_tokens estimated cut queue_ms"
+        " ttft_ms duration_ms status client_request_id created_at rolled_up"
+    ),
+    "jobs": _columns("id kind state progress eta_s plan result error actor created_at updated_at"),
+    "messages": _columns(
+        "number id agent_id sender sent_at attempts refusals last_error delivered_at refused_at",
+        secret="text",
+    ),
+    "runtime_settings": _columns("key value actor updated_at"),
+    "schedules": _columns("id agent_id at every_s clock note actor created_at last_at last_outcome"),
+    "schema_steps": _columns("number hive taken_at"),
+    "uids": _columns("uid agent_id freed_at"),
+    "usage_days": _SUMS,
+    "usage_hours": _SUMS,
+    "usage_kept": _columns("one requests_from sums_from"),
+    "usage_marks": _columns("proxy_epoch committed_to lost updated_at ahead"),
+    "usage_names": _columns("id name last_day"),
+    "usage_weeks": _SUMS,
+    # responses.db
+    "response_items": _columns("agent_id item_id number is_output place"),
+    "responses": _columns("number agent_id id previous_id kept_at bytes", secret="items response"),
+}
+
+
+def is_hidden(table: str, column: str) -> bool:
+    """Whether a column is NULL for a query that did not ask for secrets.
+
+    >>> is_hidden("api_tokens", "digest"), is_hidden("agents", "name"), is_hidden("agents", "of_a_newer_hive")
+    (True, False, True)
+    """
+    return TABLES.get(table, NOTHING_KNOWN).is_hidden(column)

@@ -1,0 +1,89 @@
+"""The table of `hive up --demo`: every agent, how it is and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+Row = Mapping[str, object]
+HEADS = ("agent", "state", "depth", "why", "reqs", "tokens", "RAM", "last wake")
+STYLES = {"running": "green", "paused": "blue", "error": "red", "stopped": "dim"}
+PLAIN_WIDTHS = (12, 9, 6, 44, 6, 9, 9, 9)
+PLAIN_ROWS = 20
+RANKS = {"error": 0, "running": 2, "paused": 3, "created": 4, "stopped": 4}
+"""Order of the agents where not all fit: smaller first; those that change just now come after `error`."""
+
+
+def cells(view: Row) -> tuple[str, ...]:
+    """The cells of one agent, in the order of HEADS; a dash for what is not known.
+
+    >>> cells({"name": "ann", "status": "paused", "depth": "light", "brief": "deep in 9 s", "rss_bytes": 3 << 20})
+    ('ann', 'paused', 'light', 'deep in 9 s', '0', '0', '3 MiB', '–')
+    """
+    rss, wake = _number(view, "rss_bytes"), view.get("last_wake_ms")
+    return (
+        str(view.get("name", "?")),
+        str(view.get("status", "?")),
+        str(view.get("depth", "?")),
+        str(view.get("brief") or ""),
+        f"{_number(view, 'requests'):.0f}",
+        f"{_number(view, 'tokens_in') + _number(view, 'tokens_out'):.0f}",
+        f"{rss / (1 << 20):.0f} MiB" if rss else "–",
+        f"{wake:.1f} ms" if isinstance(wake, int | float) else "–",
+    )
+
+
+def shown(views: Sequence[Row], rows: int) -> tuple[Sequence[Row], str]:
+    """The agents that fit into so many rows, and a sentence about the others; empty where all of them fit.
+
+    >>> agents = [{"name": "a", "status": "paused"}, {"name": "b", "status": "error"}]
+    >>> [view["name"] for view in shown(agents, 2)[0]], shown(agents, 2)[1]
+    (['a', 'b'], '')
+    >>> [view["name"] for view in shown(agents, 1)[0]], shown(agents, 1)[1]
+    (['b'], '… 1 agents more: hive agent list')
+    """
+    if len(views) <= rows:
+        return views, ""
+    first = sorted(views, key=lambda view: RANKS.get(str(view.get("status")), 1))[: max(rows - 1, 1)]
+    return first, f"… {len(views) - len(first)} agents more: hive agent list"
+
+
+def live_table(views: Sequence[Row], *, head: str = "", rows: int = 1 << 16) -> Group:
+    """For a terminal: `head`, and the agents that fit into `rows` lines with it."""
+    views, others = shown(views, max(rows - 2, 2))
+    parts = [Text(head, "bold", no_wrap=True, overflow="ellipsis")] if head else []
+    ends = [Text(others, "dim")] if others else []
+    return Group(*parts, _table(views), *ends)
+
+
+def _table(views: Sequence[Row]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    for number, head in enumerate(HEADS):
+        # The reason takes what room is left, the figures keep theirs.
+        ratio = 1 if head == "why" else None
+        table.add_column(
+            head, justify="right" if number > 3 else "left", no_wrap=True, overflow="ellipsis", ratio=ratio
+        )
+    for view in views:
+        name, state, *rest = cells(view)
+        table.add_row(Text(name), Text(state, STYLES.get(state, "yellow")), *(Text(cell) for cell in rest))
+    return table
+
+
+def plain_table(views: Sequence[Row]) -> str:
+    """For a file or a pipe: one line per agent, fixed columns; PLAIN_ROWS of them."""
+    views, others = shown(views, PLAIN_ROWS)
+    rows = [HEADS, *(cells(view) for view in views)]
+    lines = [
+        "  ".join(f"{cell[:width]:<{width}}" for cell, width in zip(row, PLAIN_WIDTHS, strict=True)).rstrip()
+        for row in rows
+    ]
+    return "\n".join([*lines, others] if others else lines)
+
+
+def _number(view: Row, key: str) -> float:
+    value = view.get(key)
+    return value if isinstance(value, int | float) else 0

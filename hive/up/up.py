@@ -1,0 +1,189 @@
+"""`hive up`: one foreground command that starts every process of Hive, keeps them running and ends them in order.
+
+It composes nothing: each process is `python -m hive …`, known here by its command line and by what it answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+
+from hive.demo.callers import demo_config
+from hive.domain import BackendInfo, Isolation
+from hive.errors import DependencyDown, StoreFull, UsageError
+from hive.files import log_file
+from hive.files.log_file import LogFile
+from hive.files.ports import Ports, Remembered, choose_ports, recall
+from hive.host.access import access_of
+from hive.host.credentials import credential
+from hive.paths import default_state_dir, runtime_dir
+from hive.settings.file import Loaded, load
+from hive.settings.table import Paths
+from hive.store.redis_at import URL, redis_at
+from hive.up import directories, lock, scope
+from hive.up.choosing import choose_backend
+from hive.up.screen import Screen
+from hive.up.services import REDIS, UpPlan
+from hive.up.supervisor import Supervisor
+
+log = logging.getLogger("hive.up")
+
+
+class UpOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The flags of `hive up`. None: as the settings say.
+
+    `backend`: a URL, an address, a kind, or `demo`. `exit_after_s`: seconds after which it ends by itself.
+    `json`: one JSON object on stdout at the end, everything else on stderr.
+    """
+
+    demo: bool = False
+    backend: str | None = None
+    state_dir: Path | None = None
+    config: Path | None = None
+    exit_after_s: float | None = None
+    json: bool = False
+    port: int | None = None
+    ingress_port: int | None = None
+    api_port: int | None = None
+
+
+def main(options: UpOptions) -> int:
+    """Runs until it is told to end. 0 after an orderly end, 130 if that was cut short by a second Ctrl-C.
+
+    Raises HiveError where Hive does not come up; then nothing is left running.
+    """
+    os.umask(0o077)
+    loaded = load(options.config, env=os.environ, flags=_flags(options))
+    if options.exit_after_s is not None and not 0 < options.exit_after_s < math.inf:
+        raise UsageError("--exit-after takes seconds above 0")
+    redis = _other_redis()
+    uid = os.getuid()
+    # A link means its target, whose owner is looked at there.
+    state = Path(os.path.realpath(options.state_dir or default_state_dir(uid, os.environ)))
+    paths = Paths(state, runtime_dir(options.state_dir, uid, os.environ))
+    why_not_deep = scope.enter(state)
+    screen = Screen(json=options.json)
+    _log_to(screen)
+    asked = options.backend or _asked_backend(loaded)
+    serves = options.backend is not None or loaded.settings.inference.enabled != "false"
+    if options.demo and not serves:
+        raise UsageError(
+            "the demo needs a backend, and the settings say enabled = false", hint="give one with --backend"
+        )
+    backend = asyncio.run(_backend(asked, loaded)) if serves else None
+    directories.make_state(paths, uid=uid)
+    with ExitStack() as cleanup:
+        lock_fd = lock.take(paths.state / "up.lock", say=lambda text: screen.say("up", text))
+        watch_fd, watched = os.pipe()
+        for descriptor in (lock_fd, watch_fd, watched):
+            cleanup.callback(os.close, descriptor)
+        cleanup.callback(directories.clear, paths)
+        cleanup.callback(screen.close)
+        directories.make_rest(paths, uid=uid)
+        kept = LogFile(paths.state / log_file.NAME)
+        cleanup.callback(kept.close)
+        screen.keep(kept)
+        plan = UpPlan(
+            paths=paths,
+            config=_config(options, loaded, paths),
+            isolation=Isolation.UID if uid == 0 else Isolation.NONE,
+            backend=backend,
+            watch_fd=watch_fd,
+            serves=serves,
+            why_not_deep=why_not_deep,
+            redis=redis,
+        )
+        return asyncio.run(_run(options, loaded, plan, lock_fd, screen))
+
+
+async def _run(options: UpOptions, loaded: Loaded, plan: UpPlan, lock_fd: int, screen: Screen) -> int:
+    asked = Ports(loaded.settings.proxy.port, loaded.settings.proxy.ingress_port, loaded.settings.api.port)
+    remembered = recall(plan.paths.state / "ports.json")
+    supervisor = Supervisor(
+        plan,
+        ports=Remembered(asked=asked, got=choose_ports(asked, remembered)),
+        screen=screen,
+        inherit=(lock_fd, plan.watch_fd),
+        stop_grace_s=loaded.settings.agents.stop_grace_s,
+        drain_s=loaded.settings.proxy.drain_s,
+        default_state=options.state_dir is None,
+    )
+    return await supervisor.run(demo=options.demo, exit_after_s=options.exit_after_s, json=options.json)
+
+
+def _flags(options: UpOptions) -> dict[str, object]:
+    return {
+        "proxy.port": options.port,
+        "proxy.ingress_port": options.ingress_port,
+        "api.port": options.api_port,
+    }
+
+
+def _other_redis() -> str:
+    """The address of the Redis of REDIS_URL; empty where we start our own. DependencyDown where there is none."""
+    if os.environ.get(URL):
+        return str(redis_at(Path(), "up", os.environ, credential))
+    if shutil.which(REDIS) is None:
+        raise DependencyDown(
+            f"{REDIS} is not installed",
+            hint=f"type: sudo apt-get install -y redis-server (Hive runs one of its own), or set {URL}",
+        )
+    return ""
+
+
+async def _backend(asked: str | None, loaded: Loaded) -> BackendInfo | None:
+    inference = loaded.settings.inference
+    access = access_of(inference, os.environ)
+    configured = _configured_address(loaded)
+    return await choose_backend(asked, configured=configured, url=inference.backend_url, access=access)
+
+
+def _asked_backend(loaded: Loaded) -> str | None:
+    kind = loaded.settings.inference.backend
+    return None if kind == "auto" else kind
+
+
+def _configured_address(loaded: Loaded) -> str | None:
+    """`host:port` where hive.conf or the environment names one."""
+    if loaded.origins.keys().isdisjoint({"inference.host", "inference.port"}):
+        return None
+    return f"{loaded.settings.inference.host}:{loaded.settings.inference.port}"
+
+
+def _config(options: UpOptions, loaded: Loaded, paths: Paths) -> Path | None:
+    """The file the processes read: the one given, with the demo's settings added to a copy. Raises StoreFull."""
+    if not options.demo:
+        return loaded.file.absolute() if loaded.file is not None else None
+    written = paths.state / "demo.conf"
+    try:
+        text = loaded.file.read_text() if loaded.file is not None else ""
+        written.write_text(demo_config(text, list(loaded.origins)))
+    except OSError as error:
+        raise StoreFull(f"cannot write {written}: {error.strerror}") from None
+    return written
+
+
+class _ToScreen(logging.Handler):
+    """Sends the log lines of `hive up` itself to the place of its children's lines."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__(logging.INFO)
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        for line in self.format(record).splitlines():
+            self._screen.say("up", line)
+
+
+def _log_to(screen: Screen) -> None:
+    hive = logging.getLogger("hive")
+    hive.handlers[:] = [_ToScreen(screen)]
+    hive.setLevel(logging.INFO)
+    hive.propagate = False

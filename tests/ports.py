@@ -1,0 +1,24 @@
+"""Ports for servers of tests."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+
+FIRST, COUNT = 12_000, 20_000
+"""Below the ports that Linux gives to sockets that name none (32768 up): none is taken before its server has it."""
+_offsets = itertools.count(os.getpid() * 211)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens at; every process of a test run begins to look somewhere else."""
+    for offset in itertools.islice(_offsets, COUNT):
+        port = FIRST + offset % COUNT
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
+    raise AssertionError(f"no port of {FIRST} to {FIRST + COUNT} is free")

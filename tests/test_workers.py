@@ -1,0 +1,56 @@
+"""The spread of the tests over processes, and the choice of `--quick`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workers import ALWAYS_QUICK, ROOT, group_of, is_quick, times, worker_count
+
+FILES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
+QUICK_S = 180.0
+"""Seconds of work in `--quick` at most; most of it waits, and several processes share it."""
+
+
+def test_some_hundred_files_were_measured() -> None:
+    """A list nobody renews says nothing: `./install.sh test --measure` writes it."""
+    measured = [file for file in FILES if file in times()]
+    assert len(measured) >= 0.4 * len(FILES), sorted(set(FILES) - set(measured))
+
+
+def test_the_quick_tests_end_in_time() -> None:
+    assert sum(times().get(file, 0.0) for file in FILES if is_quick(file)) <= QUICK_S
+
+
+def test_what_is_always_quick_exists() -> None:
+    assert set(ALWAYS_QUICK) <= set(FILES)
+
+
+def test_files_that_share_a_vllm_are_one_group_and_others_are_alone() -> None:
+    assert (
+        group_of("tests/journeys/test_sdk_vllm.py") == group_of("tests/journeys/test_prewarm_vllm.py") == "vllm_server"
+    )
+    assert group_of("tests/test_docs.py") == "tests/test_docs.py"
+    assert group_of("hive/errors.py") == "hive/errors.py"
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        ("", 3),
+        ("-n auto -o cache_dir=.pytest_cache/tests", 3),
+        ("tests/cli hive", 3),
+        ("tests/cli/test_top.py", 0),
+        ("tests/cli/test_top.py::test_x", 0),
+        ("--ignore=tests/cli/test_top.py", 3),
+        ("-m chaos", 0),
+        ("-k top", 0),
+        ("-x", 0),
+        ("--last-failed", 0),
+    ],
+)
+def test_what_is_chosen_by_hand_runs_in_one_process(words: str, count: int) -> None:
+    assert worker_count(words.split(), cores=2) == count
+
+
+def test_small_memory_bounds_the_processes() -> None:
+    assert [worker_count([], cores=16, memory_gib=gib) for gib in (2.0, 8.0, 64.0)] == [0, 4, 17]

@@ -1,0 +1,131 @@
+"""How the tests are spread over processes (pytest-xdist), and which of them `--quick` runs.
+
+A test file is one piece of work: its module fixtures exist once. The longest files come first, so that no worker is
+left alone with one at the end; how long each takes is in times.json, which `--measure` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+ROOT = Path(__file__).parents[1]
+TIMES = Path(__file__).with_name("times.json")
+"""Seconds of each file with tests, from a run of all of them: `{"tests/cli/test_top.py": 1.2}`."""
+UNKNOWN_S = 5.0
+"""What a file is taken for that was not measured yet."""
+SHARED = {"vllm_server": re.compile(r"\bvllm_server\b")}
+"""Group → what its files name: a server of the whole run that takes 2 GB and a minute to start. One worker has it."""
+CHOOSING = ("-m", "-k", "-x", "-s", "--exitfirst", "--maxfail", "--lf", "--last-failed", "--sw", "--stepwise")
+"""Words of a command line that say: a few tests, and I am looking at them."""
+QUICK_BELOW_S = 3.0
+"""What a file takes at most that `--quick` runs: most tests a second come from those."""
+QUICK_ROOMS = ("agents", "dialects", "models", "store", "wire")
+"""A file of these that was not measured yet is quick: what decides, and what starts nothing dear."""
+ALWAYS_QUICK = (
+    *("tests/test_layers.py", "tests/test_docs.py", "tests/test_cli_contract.py"),
+    "tests/journeys/test_model_routing.py",
+)
+"""What holds the whole together, and the way of a request through all of it."""
+
+
+@cache
+def times() -> Mapping[str, float]:
+    return json.loads(TIMES.read_text())
+
+
+@cache
+def group_of(file: str) -> str:
+    """The piece of work a file belongs to: itself, or the group that shares a dear server."""
+    text = (ROOT / file).read_text() if file.endswith(".py") and (ROOT / file).exists() else ""
+    return next((group for group, named in SHARED.items() if named.search(text)), file)
+
+
+class LongestFirst(LoadScopeScheduling):
+    """Whole files (or groups of them) go to the workers, the longest first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid.partition("::")[0])
+
+    def _assign_work_unit(self, node: object) -> None:
+        self.workqueue.move_to_end(max(self.workqueue, key=self._expected_s), last=False)
+        super()._assign_work_unit(node)
+
+    def _expected_s(self, scope: str) -> float:
+        files = {nodeid.partition("::")[0] for nodeid in self.workqueue[scope]}
+        return sum(times().get(file, UNKNOWN_S) for file in files)
+
+
+def worker_count(words: Sequence[str], cores: int, memory_gib: float = 16.0) -> int:
+    """How many processes run what a command line asks for; 0: the one that was started.
+
+    Parts of the suite chosen by hand run in it: there a debugger works, output is seen, and few tests gain nothing. One
+    more than there are cores, as the tests wait more than they work; each with what it starts has 2 GiB.
+
+    >>> worker_count([], cores=2), worker_count(["-q", "tests/cli"], cores=2)
+    (3, 3)
+    >>> worker_count(["tests/cli/test_top.py"], cores=2), worker_count(["-m", "chaos"], cores=2)
+    (0, 0)
+    """
+    chosen = any(word.startswith(CHOOSING) or re.search(r"^[^-].*\.py(::|$)", word) for word in words)
+    count = min(cores + 1, int(memory_gib // 2))
+    return 0 if chosen or count < 2 else count
+
+
+def is_quick(file: str) -> bool:
+    """Whether `--quick` runs a file: by its time, and where that is not known by its room.
+
+    >>> [is_quick(f"tests/{file}.py") for file in ("dialects/test_new", "journeys/test_new", "test_layers")]
+    [True, False, True]
+    """
+    known = times().get(file)
+    in_quick_room = file.split("/")[1] in QUICK_ROOMS or file.startswith("hive/")
+    return file in ALWAYS_QUICK or (in_quick_room if known is None else known < QUICK_BELOW_S)
+
+
+class Measure:
+    """Writes how long each file took, when all of a run has passed through the controlling process."""
+
+    def __init__(self) -> None:
+        self._spent_s: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._spent_s[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        found = {file: round(spent_s, 1) for file, spent_s in sorted(self._spent_s.items())}
+        TIMES.write_text(json.dumps(found, indent=0) + "\n")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("hive")
+    group.addoption("--quick", action="store_true", help="only the tests that find most in two minutes")
+    group.addoption("--measure", action="store_true", help=f"write {TIMES.name} anew from this run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--measure") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Measure())
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("--quick") or collection_path.suffix != ".py":
+        return None
+    return not is_quick(str(collection_path.relative_to(ROOT))) or None
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return worker_count(config.invocation_params.args, len(os.sched_getaffinity(0)), memory_gib)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFirst:
+    return LongestFirst(config, log)
