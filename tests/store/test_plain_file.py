@@ -30,7 +30,9 @@ def test_a_small_file_is_read_where_its_limit_is_more_than_the_memory_there_is(t
     def little_memory() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (512 * MIB, 512 * MIB))
 
-    program = "import sys; from pathlib import Path; from hive.store.second_copy import read; print(read(Path(sys.argv[1])))"
+    program = (
+        "import sys; from pathlib import Path; from hive.store.second_copy import read; print(read(Path(sys.argv[1])))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program, str(path)], preexec_fn=little_memory, capture_output=True, text=True
     )
