@@ -39,6 +39,7 @@ from hive.link.messages import (
 )
 from hive.link.server import LinkServer, bind_private, peer_of
 from hive.tasks import spawn
+from tests.descriptors import open_descriptors
 
 # --- framing -----------------------------------------------------------------------------------------------------
 
@@ -146,11 +147,6 @@ async def until(predicate: Callable[[], object]) -> None:
             await asyncio.sleep(0)
 
 
-def open_files() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
-
-
 async def test_an_answer_comes_back_to_the_question_it_belongs_to(ends: tuple[End, End]) -> None:
     left, right = ends
     right.answer = lambda message: Thawed(took_ms=float(message.agent)) if isinstance(message, Thaw) else Done()
@@ -252,7 +248,7 @@ def marked_pipe(text: bytes) -> int:
 async def test_a_descriptor_arrives_with_its_message_also_behind_a_full_socket(ends: tuple[End, End]) -> None:
     """The sender closes its own at once: what is queued must hold a copy, else another file's number is sent."""
     left, right = ends
-    before = open_files()
+    before = open_descriptors()
     big = Reconcile(asleep={f"agent-{n}" * 10: n for n in range(20_000)})
     for number in range(5):
         left.link.tell(big)
@@ -263,19 +259,19 @@ async def test_a_descriptor_arrives_with_its_message_also_behind_a_full_socket(e
     await until(lambda: len(right.got) == 10)
     assert [os.read(descriptor, 10) for descriptor in right.descriptors] == [b"0", b"1", b"2", b"3", b"4"]
     assert not any(os.get_inheritable(descriptor) for descriptor in right.descriptors)
-    assert open_files() == before + 5
+    assert open_descriptors() == before + 5
 
 
 async def test_descriptors_nobody_takes_are_closed(ends: tuple[End, End]) -> None:
     left, right = ends
     right.take = False
-    before = open_files()
+    before = open_descriptors()
     for _ in range(10):
         descriptor = marked_pipe(b"x")
         left.link.tell(Listener(agent="a", path="/"), [descriptor])
         os.close(descriptor)
     await until(lambda: len(right.got) == 10)
-    assert open_files() == before
+    assert open_descriptors() == before
 
 
 async def test_an_answer_may_bring_a_descriptor_which_is_the_askers(ends: tuple[End, End]) -> None:
@@ -297,16 +293,16 @@ async def test_an_answer_with_none_or_too_many_is_an_error_and_leaves_none_open(
 ) -> None:
     left, right = ends
     right.answer_with = [right.link.fileno()] * count
-    before = open_files()
+    before = open_descriptors()
     with pytest.raises(HiveError, match="asked Thaw, got Done"):
         await left.link.ask_for_descriptor(Thaw(agent="a"), Done, timeout_s=5)
-    assert open_files() == before
+    assert open_descriptors() == before
 
 
 async def test_a_descriptor_that_comes_too_late_or_to_nobody_is_closed(ends: tuple[End, End]) -> None:
     left, right = ends
     right.answer_with = [right.link.fileno()]
-    before = open_files()
+    before = open_descriptors()
     assert await left.link.ask(Thaw(agent="a"), Done, timeout_s=5) == Done()  # `ask` alone wants no descriptor
     for turns in range(6):
         asking = asyncio.ensure_future(left.link.ask_for_descriptor(Thaw(agent="a"), Done, timeout_s=5))
@@ -321,22 +317,22 @@ async def test_a_descriptor_that_comes_too_late_or_to_nobody_is_closed(ends: tup
     right.answer = lambda _: failed(WrongState("not running"))
     with pytest.raises(WrongState):
         await left.link.ask_for_descriptor(Thaw(agent="a"), Done, timeout_s=5)
-    assert open_files() == before
+    assert open_descriptors() == before
 
 
 async def test_queued_descriptors_are_closed_when_the_link_is_lost() -> None:
     sock, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     end = End(sock, "end")
-    before = open_files()
+    before = open_descriptors()
     big = Reconcile(asleep={f"agent-{n}" * 10: n for n in range(20_000)})
     end.link.tell(big)
     descriptor = marked_pipe(b"x")
     end.link.tell(Listener(agent="a", path="/"), [descriptor])
     os.close(descriptor)
-    assert open_files() == before + 1
+    assert open_descriptors() == before + 1
     other.close()
     await end.lost.wait()
-    assert open_files() == before - 2
+    assert open_descriptors() == before - 2
 
 
 async def test_a_message_that_announces_descriptors_it_does_not_bring_ends_the_link(ends: tuple[End, End]) -> None:
@@ -353,14 +349,14 @@ async def test_more_descriptors_than_fit_end_the_link() -> None:
     """The kernel cuts them off and says so; their messages are not known any more."""
     sock, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     end = End(sock, "end")
-    before = open_files()
+    before = open_descriptors()
     null = os.open("/dev/null", os.O_RDONLY)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [null] * 200))]
     other.sendmsg([pack(Envelope(0, 0, 200, Listener(agent="a", path="/")))], rights)
     os.close(null)
     await end.lost.wait()
     assert end.got == []
-    assert open_files() == before - 1
+    assert open_descriptors() == before - 1
     other.close()
 
 
@@ -433,11 +429,11 @@ async def test_binding_again_takes_the_name_over_without_a_moment_without_socket
 
 
 async def test_a_name_that_is_too_long_leaves_nothing_behind(tmp_path: Path) -> None:
-    before = open_files()
+    before = open_descriptors()
     with pytest.raises(OSError, match="too long"):
         bind_private(tmp_path / ("x" * 120))
     assert os.listdir(tmp_path) == []
-    assert open_files() == before
+    assert open_descriptors() == before
 
 
 async def test_a_client_finds_a_server_that_comes_later_and_comes_again(tmp_path: Path) -> None:

@@ -92,9 +92,8 @@ def spawn(
     descriptors = _DESCRIPTORS_AT_START if files is None else (allowed_files(files), allowed_files(files))
 
     def become() -> None:
-        step = "restore limits"
+        step = ""
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
             for directory in cgroups:
                 step = f"enter {directory}"
                 write_control(directory / "cgroup.procs", b"0")
@@ -112,6 +111,9 @@ def spawn(
                 forbid_new_privileges()
             if pdeathsig is not None:
                 die_with_parent(pdeathsig, parent=parent)
+            # Last: what this process has open is often more than the child may have, and it opens control files above.
+            step = "restore limits"
+            resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
         except OSError as error:
             os.write(why_write, f"could not {step}: {error.strerror}".encode())
             raise

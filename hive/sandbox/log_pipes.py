@@ -5,7 +5,8 @@ The reader (log_process.py) outlives this helper; this helper keeps every pipe o
 killed no agent is without a reader (SIGPIPE). A new helper takes the pipes up by their names, and starts a reader of
 its own in the place of an earlier one: of this version, with these settings.
 
-Only where both are killed in the same moment an agent that prints before the next helper is there gets SIGPIPE.
+Only where both are killed in the same moment an agent that prints before the next helper is there gets SIGPIPE, and
+where the helper is killed within the milliseconds before the reader has opened a new agent's pipe.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import pytest
 from hive.errors import NotFound
 from hive.up.children import Child, ChildFailed
 from hive.up.reaper import Reaper
+from tests.descriptors import open_descriptors
 
 SHELL = "/bin/sh"
 
@@ -125,10 +126,10 @@ async def test_an_end_before_it_came_up_is_a_failure_with_its_last_words_and_exi
 
 async def test_a_program_that_is_not_there_raises_and_leaks_no_descriptor(reaper: Reaper, heard: Heard) -> None:
     child = Child("one", lambda: ["/nonexistent/program"], reaper=reaper, say=heard.say)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     with pytest.raises(NotFound):
         child.start()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_descriptors() == before
 
 
 async def test_an_orphan_of_a_child_is_reaped_as_a_stranger_of_the_subreaper(heard: Heard, tmp_path: Path) -> None:

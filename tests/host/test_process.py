@@ -74,6 +74,19 @@ def test_a_child_has_the_given_environment_and_directory_and_nothing_else(tmp_pa
     assert {line.split("=")[0] for line in lines[1:-1]} <= {"PATH", "PWD", "_", "SHLVL", "OLDPWD"}
 
 
+def test_a_child_may_have_fewer_files_open_than_this_process_has(tmp_path: Path) -> None:
+    """A helper of a hundred agents could not start one with `files` = 64: the group's control file was one too many."""
+    (tmp_path / "cgroup.procs").touch()
+    held = [os.dup(0) for _ in range(100)]
+    try:
+        said = output_of(["sh", "-c", "ulimit -Sn; ulimit -Hn"], files=64, cgroup_dir=tmp_path)
+    finally:
+        for fd in held:
+            os.close(fd)
+    assert said.split() == ["64", "64"]
+    assert (tmp_path / "cgroup.procs").read_text() == "0"
+
+
 def test_a_child_keeps_only_the_descriptors_it_is_given() -> None:
     kept, _ = pipe = os.pipe()
     os.set_inheritable(pipe[1], True)

@@ -23,6 +23,7 @@ from hive.proxy.metrics import TABLE, Metrics
 from hive.wire.connection import Connection
 from hive.wire.deadlines import Deadlines
 from hive.wire.listeners import SocketListener
+from tests.descriptors import open_descriptors
 from tests.proxy.harness import until
 
 QUESTIONS = ["/metrics", "/healthz", "/readyz", "/queue"]
@@ -294,7 +295,7 @@ async def test_who_is_turned_away_reads_why_even_after_a_long_upload(short_path:
 
 async def test_a_flood_at_the_door_holds_few_descriptors_and_all_are_given_back(short_path: Path) -> None:
     async with closed_door(socket.AF_UNIX, str(short_path / "d")) as path:
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         clients = [socket.socket(socket.AF_UNIX) for _ in range(TURNED_AWAY_MAX * 3)]
         for client in clients:
             client.connect(path)
@@ -302,11 +303,11 @@ async def test_a_flood_at_the_door_holds_few_descriptors_and_all_are_given_back(
         await asyncio.sleep(0)
         answers = [client.recv(4096) for client in clients]
         assert answers == [no_room()] * len(clients)
-        assert len(os.listdir("/proc/self/fd")) - before <= len(clients) + TURNED_AWAY_MAX
+        assert open_descriptors() - before <= len(clients) + TURNED_AWAY_MAX
         for client in clients:
             client.close()
         await until(lambda: connection_limits._TurnedAway.waiting == 0)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() == before
 
 
 async def test_a_silent_one_is_not_waited_for_for_ever(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from hive.proxy.body_workers import BodyReading, DeepReaders
 from hive.proxy.fields import FieldTable
 from hive.settings.field_rules import FieldRules
 from hive.settings.table import Settings
+from tests.descriptors import open_descriptors
 
 CHAT = "/v1/chat/completions"
 WANT = Want(default_model="m", ask_usage=True)
@@ -298,13 +299,13 @@ def test_a_cancelled_reading_costs_no_second_worker() -> None:
 
 def test_workers_come_back_however_often_they_are_killed_and_nothing_is_left_open() -> None:
     async def scenario(readers: DeepReaders) -> None:
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         for _ in range(3):
             for pid in readers.pids:
                 os.kill(pid, signal.SIGKILL)
             await until(lambda: free(readers) < 2)
             await until(lambda: free(readers) == 2)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() == before
         results = Results(readers)
         results.read(chat())
         await results.wait_for(1)

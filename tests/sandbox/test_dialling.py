@@ -32,6 +32,7 @@ from hive.link.server import bind_private
 from hive.sandbox import dialling
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Paths
+from tests.descriptors import open_descriptors
 from tests.sandbox.bench_firecracker import FirecrackerBench, open_bench, open_direct
 from tests.sandbox.harness import PYTHON, SLEEP, A, B, Daemon, HelperProcess, spec, until
 
@@ -197,7 +198,7 @@ async def test_a_program_that_does_not_take_its_callers_holds_up_nobody_else(
 async def test_a_caller_that_left_leaves_no_connection_behind(paths: Paths, daemon: Daemon, proxy: Proxy) -> None:
     await started(daemon, paths, ECHO)
     assert await proxy.call(A) == b"agent: hello"
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for turns in range(8):
         asking = asyncio.ensure_future(proxy.dial(A))
         for _ in range(turns):
@@ -209,7 +210,7 @@ async def test_a_caller_that_left_leaves_no_connection_behind(paths: Paths, daem
             with pytest.raises(asyncio.CancelledError):
                 await asking
     assert await proxy.call(A) == b"agent: hello"
-    assert len(os.listdir("/proc/self/fd")) <= before
+    assert open_descriptors() <= before
 
 
 async def test_after_a_kill_of_the_helper_the_next_one_connects_too(

@@ -236,6 +236,7 @@ async def _bring_to(stage: Stage, status: AgentStatus) -> int | None:
         return None
     if life.status not in ALIVE:
         await life.start("t")
+        await until(lambda: len(stage.seen().alive) == 2, what="its second process")
     if status is STOPPED:
         await life.stop("t")
     elif status is RUNNING:

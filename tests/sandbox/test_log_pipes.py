@@ -253,6 +253,17 @@ async def test_the_next_helper_starts_a_reader_of_its_own(
     assert found == list(range(1, len(found) + 1))
 
 
+def pipes_read(directory: Path) -> set[str]:
+    """The agents whose pipes the reader has open: of a new one it hears from the helper, some milliseconds later."""
+    found: set[str] = set()
+    with contextlib.suppress(FileNotFoundError):  # it opens and closes the logs all the time
+        for descriptor in Path(f"/proc/{reading(directory)}/fd").iterdir():
+            opened = descriptor.readlink()
+            if opened.parent == directory and opened.name != LOCK:
+                found.add(opened.name)
+    return found
+
+
 async def test_no_agent_is_without_a_reader_while_the_next_helper_takes_them_up(
     paths: Paths, helper_process: StartHelper, connect: Connect
 ) -> None:
@@ -263,7 +274,7 @@ async def test_no_agent_is_without_a_reader_while_the_next_helper_takes_them_up(
     pids = {}
     for agent in agents:
         pids[agent] = await running(daemon, paths, ["sh", "-c", "while echo up; do sleep 0.001; done"], agent=agent)
-    await until(lambda: reading(paths.log_pipes, byte=1))
+    await until(lambda: pipes_read(paths.log_pipes) == set(agents))
     before = daemon.connected
     helper.end(signal.SIGKILL)
     helper_process()

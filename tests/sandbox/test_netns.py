@@ -29,6 +29,7 @@ from hive.link.messages import (
 from hive.sandbox.listeners import INNER_PATH
 from hive.settings.table import Paths
 from hive.tasks import spawn as spawn_task
+from tests.descriptors import open_descriptors
 from tests.sandbox.harness import (
     PYTHON,
     SLEEP,
@@ -221,11 +222,11 @@ async def test_as_a_user_a_network_of_its_own_is_refused_with_the_reason(
 async def test_a_start_that_fails_leaves_no_group_and_no_network(paths: Paths, daemon: Daemon, proxy: Proxy) -> None:
     await daemon.client.define(A, spec(paths, A, ["/etc/passwd"], egress=[]))
     await until(lambda: proxy.listeners and proxy.asked)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     for _ in range(3):
         with pytest.raises(NotPermitted):
             await daemon.client.start(A)
-    await until(lambda: len(os.listdir("/proc/self/fd")) == before)  # a reader of logs ends a moment later
+    await until(lambda: open_descriptors() == before)  # a reader of logs ends a moment later
     assert INNER_PATH not in {path for _, path in proxy.listeners}
 
 

@@ -26,6 +26,7 @@ from hive.link.messages import AgentRow
 from hive.wire import vsock
 from hive.wire.listeners import listen_tcp
 from hive.wire.vsock import SocketTransport, VsockListener, listen_vsock
+from tests.descriptors import open_descriptors
 from tests.proxy.harness import (
     CHAT,
     MODEL_TOKEN,
@@ -152,7 +153,7 @@ async def test_nothing_is_left_of_a_thousand_clients_that_left_at_random(tmp_pat
 
     async with proxied(tmp_path, window_requests=1_000_000, upstream_idle_s=0.1) as (proxy, backend):
         backend.script = sometimes
-        descriptors = len(os.listdir("/proc/self/fd"))
+        descriptors = open_descriptors()
 
         async def one() -> None:
             client = await (Client.unix(proxy.socket_path) if chance.random() < 0.7 else Client.tcp(proxy.port))
@@ -167,7 +168,7 @@ async def test_nothing_is_left_of_a_thousand_clients_that_left_at_random(tmp_pat
         for _ in range(20):
             await asyncio.gather(*(one() for _ in range(50)))
         await until(lambda: not proxy.connections)
-        await until(lambda: len(os.listdir("/proc/self/fd")) == descriptors)
+        await until(lambda: open_descriptors() == descriptors)
         assert (proxy.alice.gate.in_flight, repr(proxy.half_open)) == (0, "<HalfOpen 0 heads of 0 owners>")
         client = await Client.tcp(proxy.port)
         assert (await client.ask(get(b"/v1/models", token=MODEL_TOKEN)))[0] == 200
