@@ -100,6 +100,9 @@ def spawn(
             if network_fd is not None:
                 step = "enter its network"
                 netns.enter(network_fd)
+            # What this process has open is often more than the child may have; nothing is opened below.
+            step = "restore limits"
+            resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
             if uid is not None:
                 step = f"become uid {uid}"
                 _become_user(uid, uid if gid is None else gid, groups)
@@ -111,9 +114,6 @@ def spawn(
                 forbid_new_privileges()
             if pdeathsig is not None:
                 die_with_parent(pdeathsig, parent=parent)
-            # Last: what this process has open is often more than the child may have, and it opens control files above.
-            step = "restore limits"
-            resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
         except OSError as error:
             os.write(why_write, f"could not {step}: {error.strerror}".encode())
             raise
