@@ -196,6 +196,11 @@ class Answer:
             data = self._stripper.feed(data)
         return data if self._renamer is None else self._renamer.feed(data)
 
+    @property
+    def has_content(self) -> bool:
+        """Whether the first byte of the answer's content has come."""
+        return self.reading is not None and self.reading.begun
+
     def end(self) -> bytes:
         """The backend's bytes have ended, well or not: the reading is closed, what was held back is the client's."""
         if self.reading is not None:

@@ -157,3 +157,61 @@ class BodyBudget:
                     self.displaced.append(upload)
                     freed += held
         return freed
+
+
+class HeldBody:
+    """The bytes of the budget that one request holds for its body, until `release`. Nothing is counted before it is
+    known whose they are (`belongs_to`): such a request is refused.
+
+    >>> from unittest.mock import Mock
+    >>> budget = BodyBudget(100, one_body=10)
+    >>> held = HeldBody(budget, Mock())
+    >>> held.belongs_to(BodyShare(TenantBodies()))
+    >>> held.take(8), held.take(8), held, budget
+    (True, False, <HeldBody 8 B>, <BodyBudget 8/100 B>)
+    >>> held.release(); budget
+    <BodyBudget 0/100 B>
+    """
+
+    __slots__ = ("_budget", "_share", "_upload", "size")
+
+    def __init__(self, budget: BodyBudget, upload: Upload) -> None:
+        """`upload`: told if its room goes to another one while it comes in."""
+        self._budget = budget
+        self._share: BodyShare | None = None
+        self._upload = upload
+        self.size = 0
+
+    def __repr__(self) -> str:
+        return f"<HeldBody {self.size} B>"
+
+    def belongs_to(self, share: BodyShare) -> None:
+        self._share = share
+
+    def take(self, size: int, *, goes_on: bool = False) -> bool:
+        """Takes room for `size` bytes more; False where there is none. `goes_on`: the body has not ended. Uploads that
+        lose their room by it have ended when it returns."""
+        share, budget = self._share, self._budget
+        if share is None:
+            return True
+        if not budget.take(share, size):
+            return False
+        self.size += size
+        if goes_on:
+            budget.goes_on(share, self._upload, size)
+        while budget.displaced:
+            budget.displaced.pop().on_body_displaced()
+        return True
+
+    def is_in(self) -> None:
+        """Ends its time as an upload: no other upload displaces it any more."""
+        share = self._share
+        if share is not None and share.uploads:
+            self._budget.ended(share, self._upload)
+
+    def release(self) -> None:
+        """Gives all of it back; called once, on every exit."""
+        share = self._share
+        if share is not None:
+            self.is_in()
+            self._budget.give(share, self.size)
