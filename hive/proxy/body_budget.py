@@ -161,25 +161,24 @@ class BodyBudget:
 
 class HeldBody:
     """The bytes of the budget that one request holds for its body, until `release`. Nothing is counted before it is
-    known whose they are (`belongs_to`): such a request is refused.
+    known whose they are (`belongs_to`): such a request is refused. The request is passed in: kept here, it would be a
+    cycle for the garbage collector.
 
     >>> from unittest.mock import Mock
     >>> budget = BodyBudget(100, one_body=10)
-    >>> held = HeldBody(budget, Mock())
+    >>> held = HeldBody(budget)
     >>> held.belongs_to(BodyShare(TenantBodies()))
     >>> held.take(8), held.take(8), held, budget
     (True, False, <HeldBody 8 B>, <BodyBudget 8/100 B>)
-    >>> held.release(); budget
+    >>> held.release(Mock()); budget
     <BodyBudget 0/100 B>
     """
 
-    __slots__ = ("_budget", "_share", "_upload", "size")
+    __slots__ = ("_budget", "_share", "size")
 
-    def __init__(self, budget: BodyBudget, upload: Upload) -> None:
-        """`upload`: told if its room goes to another one while it comes in."""
+    def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
         self._share: BodyShare | None = None
-        self._upload = upload
         self.size = 0
 
     def __repr__(self) -> str:
@@ -188,30 +187,31 @@ class HeldBody:
     def belongs_to(self, share: BodyShare) -> None:
         self._share = share
 
-    def take(self, size: int, *, goes_on: bool = False) -> bool:
-        """Takes room for `size` bytes more; False where there is none. `goes_on`: the body has not ended. Uploads that
-        lose their room by it have ended when it returns."""
+    def take(self, size: int, *, upload: Upload | None = None) -> bool:
+        """Takes room for `size` bytes more; False where there is none. Uploads that lose their room by it have ended
+        when it returns. `upload`: the request, if its body has not ended; it is told if it loses its room."""
         share, budget = self._share, self._budget
         if share is None:
             return True
         if not budget.take(share, size):
             return False
         self.size += size
-        if goes_on:
-            budget.goes_on(share, self._upload, size)
+        if upload is not None:
+            budget.goes_on(share, upload, size)
         while budget.displaced:
             budget.displaced.pop().on_body_displaced()
         return True
 
-    def is_in(self) -> None:
+    def is_in(self, upload: Upload) -> None:
         """Ends its time as an upload: no other upload displaces it any more."""
         share = self._share
         if share is not None and share.uploads:
-            self._budget.ended(share, self._upload)
+            self._budget.ended(share, upload)
 
-    def release(self) -> None:
+    def release(self, upload: Upload) -> None:
         """Gives all of it back; called once, on every exit."""
         share = self._share
         if share is not None:
-            self.is_in()
+            if share.uploads:
+                self._budget.ended(share, upload)
             self._budget.give(share, self.size)

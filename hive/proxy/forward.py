@@ -120,7 +120,7 @@ class Exchange:
         self.entry: AgentEntry | None = None
         self._gate: Gate | None = None
         """Gate at which it counts as in flight."""
-        self._held = HeldBody(path.budget, self)
+        self._held = HeldBody(path.budget)
         self._request: Request | None = None
         self._refusal: HiveError | None = None
         self.prepared: Prepared | None = None
@@ -209,7 +209,7 @@ class Exchange:
         return Prepared(request, entry, decided)
 
     def on_request(self, request: Request) -> None:  # noqa: ARG002
-        self._held.is_in()
+        self._held.is_in(self)
         prepared = self.prepared
         if self._refusal is not None:
             self.refuse(self._refusal)
@@ -312,7 +312,8 @@ class Exchange:
         request = self._request
         if self._refusal is not None or request is None:
             return
-        if not self._held.take(size, goes_on=request.body_bytes != request.content_length):
+        upload = self if request.body_bytes != request.content_length else None
+        if not self._held.take(size, upload=upload):
             raise no_room_for_bodies()
 
     def on_body_displaced(self) -> None:
@@ -743,7 +744,7 @@ class Exchange:
         if self._upstream is not None:
             self._upstream.cancel()
             self._upstream = None
-        self._held.release()
+        self._held.release(self)
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None

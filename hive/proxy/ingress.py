@@ -188,7 +188,7 @@ class IngressExchange:
         self._entry: AgentEntry | None = None
         self._gate: Gate | None = None
         """Gate at which it counts as open."""
-        self._held = HeldBody(path.budget, self)
+        self._held = HeldBody(path.budget)
         self._request: Request | None = None
         self._refusal: HiveError | None = None
         self._upstream: UpstreamConnection | None = None
@@ -275,7 +275,8 @@ class IngressExchange:
         request = self._request
         if self._refusal is not None or request is None:
             return
-        if not self._held.take(size, goes_on=request.body_bytes != request.content_length):
+        upload = self if request.body_bytes != request.content_length else None
+        if not self._held.take(size, upload=upload):
             raise no_room_for_bodies()
 
     def on_body_displaced(self) -> None:
@@ -283,7 +284,7 @@ class IngressExchange:
         self.refuse(upload_displaced())
 
     def on_request(self, request: Request) -> None:
-        self._held.is_in()
+        self._held.is_in(self)
         self._ready = True
         if self._refusal is not None:
             self.refuse(self._refusal)
@@ -460,7 +461,7 @@ class IngressExchange:
         if self._upstream is not None:
             self._upstream.cancel()
             self._upstream = None
-        self._held.release()
+        self._held.release(self)
         self._close_pool()
         if self._reader is not None:
             self._reader.cancel()

@@ -53,23 +53,23 @@ def test_an_agent_and_its_callers_hold_an_eighth_and_its_callers_leave_it_its_ow
 
 def test_what_a_request_holds_is_given_back_and_a_whole_body_is_not_displaced() -> None:
     budget, here, there = BodyBudget(32, one_body=16), BodyShare(TenantBodies()), BodyShare(TenantBodies())
-    whole, going_on = HeldBody(budget, first := Fake()), HeldBody(budget, second := Fake())
+    whole, going_on, first, second = HeldBody(budget), HeldBody(budget), Fake(), Fake()
     assert whole.take(1000), "what is nobody's yet is refused anyway, and counts nowhere"
     assert budget.used == 0
-    for held in (whole, going_on):
+    for held, one in ((whole, first), (going_on, second)):
         held.belongs_to(here)
-        assert held.take(8, goes_on=True)
-    whole.is_in()
-    asking = HeldBody(budget, Fake())
+        assert held.take(8, upload=one)
+    whole.is_in(first)
+    asking = HeldBody(budget)
     asking.belongs_to(there)
     assert asking.take(16)
     assert (first.displaced, second.displaced) == (False, False)
-    asking.release()
+    asking.release(Fake())
     budget.use(24, one_body=16)
     assert asking.take(16), "it fits once the other upload has ended"
     assert (first.displaced, second.displaced) == (False, True)
-    for held in (whole, going_on):
-        held.release()
+    for held, one in ((whole, first), (going_on, second)):
+        held.release(one)
     assert (budget.used, here.used, here.uploads) == (16, 0, {})
 
 
