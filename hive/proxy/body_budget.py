@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
+
 AGENT_PART = 8
 """One agent and its callers hold at most the budget divided by this."""
 TENANT_PART = 2
@@ -159,38 +161,32 @@ class BodyBudget:
         return freed
 
 
-class HeldBody:
+class HeldBody(msgspec.Struct):
     """The bytes of the budget that one request holds for its body, until `release`. Nothing is counted before it is
-    known whose they are (`belongs_to`): such a request is refused. The request is passed in: kept here, it would be a
+    known whose they are (`share`): such a request is refused. The request is passed in: kept here, it would be a
     cycle for the garbage collector.
 
     >>> from unittest.mock import Mock
     >>> budget = BodyBudget(100, one_body=10)
     >>> held = HeldBody(budget)
-    >>> held.belongs_to(BodyShare(TenantBodies()))
+    >>> held.share = BodyShare(TenantBodies())
     >>> held.take(8), held.take(8), held, budget
     (True, False, <HeldBody 8 B>, <BodyBudget 8/100 B>)
     >>> held.release(Mock()); budget
     <BodyBudget 0/100 B>
     """
 
-    __slots__ = ("_budget", "_share", "size")
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget = budget
-        self._share: BodyShare | None = None
-        self.size = 0
+    budget: BodyBudget
+    share: BodyShare | None = None
+    size: int = 0
 
     def __repr__(self) -> str:
         return f"<HeldBody {self.size} B>"
 
-    def belongs_to(self, share: BodyShare) -> None:
-        self._share = share
-
     def take(self, size: int, *, upload: Upload | None = None) -> bool:
         """Takes room for `size` bytes more; False where there is none. Uploads that lose their room by it have ended
         when it returns. `upload`: the request, if its body has not ended; it is told if it loses its room."""
-        share, budget = self._share, self._budget
+        share, budget = self.share, self.budget
         if share is None:
             return True
         if not budget.take(share, size):
@@ -204,14 +200,14 @@ class HeldBody:
 
     def is_in(self, upload: Upload) -> None:
         """Ends its time as an upload: no other upload displaces it any more."""
-        share = self._share
+        share = self.share
         if share is not None and share.uploads:
-            self._budget.ended(share, upload)
+            self.budget.ended(share, upload)
 
     def release(self, upload: Upload) -> None:
         """Gives all of it back; called once, on every exit."""
-        share = self._share
+        share = self.share
         if share is not None:
             if share.uploads:
-                self._budget.ended(share, upload)
-            self._budget.give(share, self.size)
+                self.budget.ended(share, upload)
+            self.budget.give(share, self.size)

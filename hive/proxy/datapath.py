@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -68,7 +68,7 @@ class GivesWay(Protocol):
         ...
 
 
-class BodyPlan(NamedTuple):
+class BodyPlan(msgspec.Struct, frozen=True):
     """The rules by which the bodies of one caller are read for one endpoint, valid for this generation of the
     registry."""
 
@@ -77,7 +77,7 @@ class BodyPlan(NamedTuple):
     want: Want
 
 
-class Decided(NamedTuple):
+class Decided(msgspec.Struct, frozen=True):
     """The result of steps 1 to 4 for a head. Heads of one connection repeat: the next equal one is decided by this.
 
     It holds as long as the registry's generation does. `fields` is the very list of the head it was made from.
@@ -360,6 +360,8 @@ class DataPath:
 
     def differences(self, decided: Decided) -> tuple[list[tuple[str, str]], frozenset[str]]:
         """The models this caller sees besides the backend's list, and those of the list it does not see (`Answer`)."""
+        if decided.endpoint.takes_slot:  # it asks a model, not about models
+            return [], NOTHING_HIDDEN
         return self.added_to(decided), self.hidden_in(decided)
 
     def added_to(self, decided: Decided) -> list[tuple[str, str]]:

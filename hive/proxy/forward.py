@@ -239,7 +239,7 @@ class Exchange:
 
     def _belongs_to(self, entry: AgentEntry) -> None:
         self.entry = entry
-        self._held.belongs_to(entry.bodies)
+        self._held.share = entry.bodies
 
     def on_gate_open(self) -> None:
         self.parked = False

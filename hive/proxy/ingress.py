@@ -244,7 +244,7 @@ class IngressExchange:
         self._handshake = websocket.read_handshake(request) if asked else None
         self._check_room(entry)
         self._entry, self._gate = entry, entry.gate
-        self._held.belongs_to(entry.callers_bodies)
+        self._held.share = entry.callers_bodies
         self._retry_until = self._begun_at + self._path.settings.gate_wait_s
         if not entry.gate.begin(self, self._begun_at, ingress=True):
             self.parked = True

@@ -57,11 +57,11 @@ def test_what_a_request_holds_is_given_back_and_a_whole_body_is_not_displaced() 
     assert whole.take(1000), "what is nobody's yet is refused anyway, and counts nowhere"
     assert budget.used == 0
     for held, one in ((whole, first), (going_on, second)):
-        held.belongs_to(here)
+        held.share = here
         assert held.take(8, upload=one)
     whole.is_in(first)
     asking = HeldBody(budget)
-    asking.belongs_to(there)
+    asking.share = there
     assert asking.take(16)
     assert (first.displaced, second.displaced) == (False, False)
     asking.release(Fake())
