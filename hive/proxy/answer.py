@@ -156,7 +156,7 @@ class Answer:
             self._held = [] if self._late_error else None
             return
         fields.append(own_fields)
-        self._filtered = status == 200 and self._is_of_models
+        self._filtered = status == 200 and not self._endpoint.takes_slot and self._is_of_models
         if streams:
             self._frame(fields, stream=True)
         elif not self._may_be_long and head.content_length is not None and head.content_length > MAX_WHOLE:
@@ -195,6 +195,11 @@ class Answer:
         if self._stripper is not None:
             data = self._stripper.feed(data)
         return data if self._renamer is None else self._renamer.feed(data)
+
+    @property
+    def has_content(self) -> bool:
+        """Whether the first byte of the answer's content has come."""
+        return self.reading is not None and self.reading.begun
 
     def end(self) -> bytes:
         """The backend's bytes have ended, well or not: the reading is closed, what was held back is the client's."""

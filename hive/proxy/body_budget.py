@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
+
 AGENT_PART = 8
 """One agent and its callers hold at most the budget divided by this."""
 TENANT_PART = 2
@@ -157,3 +159,55 @@ class BodyBudget:
                     self.displaced.append(upload)
                     freed += held
         return freed
+
+
+class HeldBody(msgspec.Struct):
+    """The bytes of the budget that one request holds for its body, until `release`. Nothing is counted before it is
+    known whose they are (`share`): such a request is refused. The request is passed in: kept here, it would be a
+    cycle for the garbage collector.
+
+    >>> from unittest.mock import Mock
+    >>> budget = BodyBudget(100, one_body=10)
+    >>> held = HeldBody(budget)
+    >>> held.share = BodyShare(TenantBodies())
+    >>> held.take(8), held.take(8), held, budget
+    (True, False, <HeldBody 8 B>, <BodyBudget 8/100 B>)
+    >>> held.release(Mock()); budget
+    <BodyBudget 0/100 B>
+    """
+
+    budget: BodyBudget
+    share: BodyShare | None = None
+    size: int = 0
+
+    def __repr__(self) -> str:
+        return f"<HeldBody {self.size} B>"
+
+    def take(self, size: int, *, upload: Upload | None = None) -> bool:
+        """Takes room for `size` bytes more; False where there is none. Uploads that lose their room by it have ended
+        when it returns. `upload`: the request, if its body has not ended; it is told if it loses its room."""
+        share, budget = self.share, self.budget
+        if share is None:
+            return True
+        if not budget.take(share, size):
+            return False
+        self.size += size
+        if upload is not None:
+            budget.goes_on(share, upload, size)
+        while budget.displaced:
+            budget.displaced.pop().on_body_displaced()
+        return True
+
+    def is_in(self, upload: Upload) -> None:
+        """Ends its time as an upload: no other upload displaces it any more."""
+        share = self.share
+        if share is not None and share.uploads:
+            self.budget.ended(share, upload)
+
+    def release(self, upload: Upload) -> None:
+        """Gives all of it back; called once, on every exit."""
+        share = self.share
+        if share is not None:
+            if share.uploads:
+                self.budget.ended(share, upload)
+            self.budget.give(share, self.size)

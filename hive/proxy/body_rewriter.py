@@ -10,7 +10,6 @@ import msgspec
 from hive.errors import BadRequest, TooLarge
 from hive.proxy.json_object import read_list, read_object, read_text, shown
 from hive.proxy.media import check_media, check_tools, is_text
-from hive.proxy.refused_fields import REASONS
 from hive.settings.field_rules import SWITCHES, Fields, Number, Rule, Verb
 
 Raw = msgspec.Raw
@@ -23,6 +22,41 @@ _OF_A_NUMBER = b"-0123456789"
 _SWITCHES = frozenset({b"null", b"true", b"false", *(b'"%b"' % word.encode() for word in SWITCHES)})
 _encode = msgspec.json.Encoder().encode
 _number = msgspec.json.Decoder(int | float).decode
+_COMPILED = (
+    "the server would compile it unbounded, and a bad one could end it; `response_format` with a JSON schema holds an "
+    "answer to a form within bounds"
+)
+_BELIEVED = "the server sets it from the model's template, and believes what it is told"
+_TENSORS = "the server decodes it with what can run code, or takes memory as the client likes"
+_ELSEWHERE = "it names hosts and tensors inside the server"
+_RUNS = "a template of a client's runs in the server (CVE-2025-62426)"
+_ADAPTER = "which adapter answers is an operator's to say; name its model"
+_PROMPTS_OWN = "the probabilities of a whole prompt are computed past the prefix cache that all requests share"
+_REASONS: dict[str, str] = {
+    "lora": _ADAPTER,
+    "chat_template": _RUNS,
+    "template": _RUNS,
+    "chat_template_kwargs": "what it names can replace the template that the server runs (CVE-2025-62426); taken are "
+    "enable_thinking, thinking, clear_thinking and reasoning_effort, as a switch",
+    **dict.fromkeys(("mm_processor_kwargs", "media_io_kwargs", "prompt_embeds"), _TENSORS),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params", "vllm_xargs"), _ELSEWHERE),
+    "_debug_render_only": "it shows the rendered prompt instead of an answer",
+    "raw": "the prompt would go to the model as it is, outside its template",
+    "prompt_logprobs": f"{_PROMPTS_OWN}; `logprobs` tells those of the answer",
+    "echo": f"a server answers it with the prompt's own probabilities, and {_PROMPTS_OWN}",
+    "use_beam_search": "each beam is a request of its own in the server, past Hive's queue",
+    **dict.fromkeys(("structured_outputs", "structural_tag", "json_schema"), _COMPILED),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar"), _COMPILED),
+    **dict.fromkeys(("guided_decoding_backend", "guided_whitespace_pattern"), _COMPILED),
+    **dict.fromkeys(("grammar", "grammar_lazy", "grammar_triggers", "grammar_type", "preserved_tokens"), _COMPILED),
+    **dict.fromkeys(("chat_format", "chat_parser", "generation_prompt"), _BELIEVED),
+    **dict.fromkeys(("message_delimiters", "parse_tool_calls"), _BELIEVED),
+    "texts": "an answer in that form does not say what it cost; send the texts as `documents`",
+    "mcp_servers": "the model's server would call it; nothing is fetched from here",
+    "thread": "no conversation is kept here; send all of its messages",
+}
+"""Reasons why fields of the rows that refuse (`fields.py`) are refused, by the field without its inner fields. For a
+field that an operator permits in hive.conf none of this is told."""
 
 
 class Draft:
@@ -164,7 +198,7 @@ class Draft:
 
     def _refuse(self, name: str, what: str = "known") -> NoReturn:
         of_a_row = what == "taken" or self._prefix  # what is in no row may have the name of another endpoint's field
-        why = REASONS.get((self._prefix + name).partition(".")[0], "") if of_a_row else ""
+        why = _REASONS.get((self._prefix + name).partition(".")[0], "") if of_a_row else ""
         says = f": {why}" if why else ""
         raise BadRequest(f'the field "{self._shown(name)}" is not {"taken" if why else what} on {self._target}{says}')
 

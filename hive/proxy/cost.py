@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from hive.proxy.metering import AnswerReading
 
@@ -10,7 +10,7 @@ BYTES_PER_TOKEN = 4
 """Bytes of a prompt per token, if the backend has not counted (yet): OpenAI's rule of thumb."""
 
 
-class TokenCost(NamedTuple):
+class TokenCost(msgspec.Struct, frozen=True):
     """Tokens; None is unknown, which is not 0. `estimated`: `tokens_out` are events that were relayed."""
 
     tokens_in: int | None = None

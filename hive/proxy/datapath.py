@@ -7,25 +7,26 @@ import itertools
 import logging
 import os
 import sys
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import msgspec
 
 from hive.backends.kinds import spec_of, whereabouts
-from hive.domain import BackendInfo, CacheMode, Caller, ModelInfo, Tier, UsageEvent
+from hive.domain import BackendInfo, CacheMode, Caller, ModelInfo, Tier, UsageEvent, origin_of
 from hive.errors import DependencyDown, HiveError, NotFound, NotSupported, Refusal, Saturated
+from hive.host.access import access_of, context
 from hive.models.capabilities import Over, lacking, lacks_endpoint, why_lacking, without_text
 from hive.models.names import spelled
 from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of, undated
 from hive.models.whereabouts import NOWHERE, named
-from hive.proxy.backend_gate import BackendGate
 from hive.proxy.body import Want
 from hive.proxy.body_budget import BodyBudget
 from hive.proxy.body_workers import DeepReaders
 from hive.proxy.connection_shares import ConnectionHolder, ConnectionShares
 from hive.proxy.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, offering_kinds, translated
 from hive.proxy.fields import FieldTable
+from hive.proxy.gate import BackendGate
 from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.lists import FILTERED, RUNNING, TAGS
 from hive.proxy.metering import asks_usage
@@ -36,16 +37,17 @@ from hive.proxy.registry import OPERATOR, AgentEntry, Registry
 from hive.proxy.schemas import SchemaLimits
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.tenants import Tenant
-from hive.proxy.upstream_way import NO_WAY, way_to
 from hive.settings.field_rules import FieldRules
-from hive.settings.table import Settings
+from hive.settings.table import InferenceSection, Settings
 from hive.wire.connection import Connection
 from hive.wire.deadlines import Deadlines
+from hive.wire.dial import Tls
 from hive.wire.heads import Fields
-from hive.wire.upstream import Pool
+from hive.wire.upstream import Pool, UpstreamWay, forms
 
 log = logging.getLogger("hive.proxy")
 
+NO_WAY = UpstreamWay("")
 NOTHING_HIDDEN: frozenset[str] = frozenset()
 ROUTES_KEPT = 4096
 """Names asked for, by tier and permitted models; clients may ask for any."""
@@ -66,7 +68,7 @@ class GivesWay(Protocol):
         ...
 
 
-class BodyPlan(NamedTuple):
+class BodyPlan(msgspec.Struct, frozen=True):
     """The rules by which the bodies of one caller are read for one endpoint, valid for this generation of the
     registry."""
 
@@ -75,7 +77,7 @@ class BodyPlan(NamedTuple):
     want: Want
 
 
-class Decided(NamedTuple):
+class Decided(msgspec.Struct, frozen=True):
     """The result of steps 1 to 4 for a head. Heads of one connection repeat: the next equal one is decided by this.
 
     It holds as long as the registry's generation does. `fields` is the very list of the head it was made from.
@@ -358,6 +360,8 @@ class DataPath:
 
     def differences(self, decided: Decided) -> tuple[list[tuple[str, str]], frozenset[str]]:
         """The models this caller sees besides the backend's list, and those of the list it does not see (`Answer`)."""
+        if decided.endpoint.takes_slot:  # it asks a model, not about models
+            return [], NOTHING_HIDDEN
         return self.added_to(decided), self.hidden_in(decided)
 
     def added_to(self, decided: Decided) -> list[tuple[str, str]]:
@@ -460,6 +464,29 @@ def _passed_over(backend: BackendInfo | None, endpoint: Endpoint, *, is_translat
     if backend is None or (is_translated and endpoint.is_offered_by(backend.kind)):
         return ()
     return spec_of(backend.kind).requests.passed_over.get(endpoint.name, ())
+
+
+def way_to(backend: BackendInfo, inference: InferenceSection, env: Mapping[str, str]) -> UpstreamWay:
+    """The way to this backend; files of `inference` are read now.
+
+    Raises ConfigError, NotPermitted if the key or the authorities cannot be read.
+
+    >>> way_to(BackendInfo(kind="llama", address="/run/l.sock"), InferenceSection(), {})
+    <UpstreamWay /run/l.sock>
+    """
+    origin = origin_of(backend.address)
+    is_remote = spec_of(backend.kind).is_remote
+    if not origin.tls and not is_remote:
+        return UpstreamWay(origin.dialled)
+    access = access_of(inference, env).shown_to(backend.address, may_ask=is_remote)
+    # Local servers are asked as localhost, as Ollama refuses other names; this one may be anywhere.
+    is_plain = "://" not in backend.address and not origin.dialled.startswith("/")
+    fields = b"host: %b\r\n" % (origin.dialled if is_plain else origin.host).encode()
+    if access.key:
+        fields += b"authorization: Bearer %b\r\n" % access.key.encode()
+    tls = Tls(context(access), origin.name) if origin.tls else None
+    bare, full = forms(fields)
+    return UpstreamWay(origin.dialled, tls, origin.prefix.encode(), bare, full, bool(access.key))
 
 
 def _place_of(backend: BackendInfo) -> tuple[str, str]:

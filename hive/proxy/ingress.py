@@ -26,11 +26,10 @@ from hive.errors import (
     Unauthorized,
 )
 from hive.proxy import origins
-from hive.proxy.body_budget import BodyBudget
-from hive.proxy.gate import GateState
-from hive.proxy.refusals import too_many_wakes
+from hive.proxy.body_budget import BodyBudget, HeldBody
+from hive.proxy.gate import Gate, GateState
+from hive.proxy.refusals import answer_error, asleep, no_room_for_bodies, too_many_wakes, upload_displaced
 from hive.proxy.registry import AgentEntry, Registry
-from hive.proxy.waiting import WaitingRequest
 from hive.proxy.websocket import Clocks, WebSocket
 from hive.settings.table import Proxy as ProxySettings
 from hive.wire import websocket
@@ -145,17 +144,54 @@ class IngressPath:
             socket.leave()
 
 
-class IngressExchange(WaitingRequest):
-    """One request to an agent."""
+class IngressExchange:
+    """One request to an agent, made at its first byte.
+
+    `parked`: it waits for its agent to wake. `deadline`: when `on_deadline` is due, on the monotonic clock.
+    """
 
     __slots__ = (
-        *("_answered", "_chunked", "_handshake", "_head", "_own", "_path", "_pool", "_prefix", "_reader", "_rest"),
-        *("_retry_until", "_shared", "_socket"),
+        "_answered",
+        "_begun_at",
+        "_blocked",
+        "_chunked",
+        "_connection",
+        "_entry",
+        "_gate",
+        "_handshake",
+        "_head",
+        "_held",
+        "_left",
+        "_own",
+        "_path",
+        "_pool",
+        "_prefix",
+        "_reader",
+        "_ready",
+        "_refusal",
+        "_request",
+        "_rest",
+        "_retry_until",
+        "_shared",
+        "_socket",
+        "_upstream",
+        "deadline",
+        "parked",
     )
 
     def __init__(self, path: IngressPath, connection: Connection) -> None:
-        super().__init__(connection, path.deadlines, path.budget)
         self._path = path
+        self._connection = connection
+        self._begun_at = time.monotonic()
+        self.deadline = NEVER
+        self.parked = self._ready = self._left = self._blocked = False
+        self._entry: AgentEntry | None = None
+        self._gate: Gate | None = None
+        """Gate at which it counts as open."""
+        self._held = HeldBody(path.budget)
+        self._request: Request | None = None
+        self._refusal: HiveError | None = None
+        self._upstream: UpstreamConnection | None = None
         self._pool: Pool | None = None
         self._answered = self._chunked = False
         self._shared = True
@@ -167,6 +203,7 @@ class IngressExchange(WaitingRequest):
         self._handshake: websocket.Handshake | None = None
         self._reader: HeadReader | None = None
         self._socket: WebSocket | None = None
+        path.deadlines.add(self)
 
     def __repr__(self) -> str:
         return f"<IngressExchange {self._entry} {'parked' if self.parked else ''}>"
@@ -206,7 +243,8 @@ class IngressExchange(WaitingRequest):
             raise NotFound(f"agent {name} has no port; create it with --port to be called")
         self._handshake = websocket.read_handshake(request) if asked else None
         self._check_room(entry)
-        self._counts_for(entry, entry.callers_bodies)
+        self._entry, self._gate = entry, entry.gate
+        self._held.share = entry.callers_bodies
         self._retry_until = self._begun_at + self._path.settings.gate_wait_s
         if not entry.gate.begin(self, self._begun_at, ingress=True):
             self.parked = True
@@ -233,8 +271,20 @@ class IngressExchange(WaitingRequest):
             if wait_s is not None:
                 raise too_many_wakes(entry.tenant, wait_s)
 
+    def on_body(self, size: int) -> None:
+        request = self._request
+        if self._refusal is not None or request is None:
+            return
+        upload = self if request.body_bytes != request.content_length else None
+        if not self._held.take(size, upload=upload):
+            raise no_room_for_bodies()
+
+    def on_body_displaced(self) -> None:
+        """Ends with a refusal while its body is coming in, as its room went to another agent."""
+        self.refuse(upload_displaced())
+
     def on_request(self, request: Request) -> None:
-        self._body_is_in()
+        self._held.is_in(self)
         self._ready = True
         if self._refusal is not None:
             self.refuse(self._refusal)
@@ -369,7 +419,7 @@ class IngressExchange(WaitingRequest):
         self._reader = None
         self._close_pool()
         self._answered = True
-        self._entered = False  # the count at the gate is the WebSocket's from here on
+        self._gate = None  # the count at the gate is the WebSocket's from here on
         self.deadline = NEVER
         path, proxy = self._path, self._path.settings
         clocks = Clocks(proxy.websocket_idle_s, proxy.between_bytes_s, proxy.gate_wait_s)
@@ -396,7 +446,7 @@ class IngressExchange(WaitingRequest):
             self._leave()
             connection.cut()
             return
-        keep = self._answer_with(error, Dialect.OPENAI)
+        keep = answer_error(connection, self._request, error, Dialect.OPENAI)
         self._leave()
         connection.finished(keep=keep)
 
@@ -405,7 +455,13 @@ class IngressExchange(WaitingRequest):
             self._leave()
 
     def _leave(self) -> None:
-        self._release()
+        """Gives back all that was taken; once, on every exit."""
+        self._left = True
+        self._path.deadlines.discard(self)
+        if self._upstream is not None:
+            self._upstream.cancel()
+            self._upstream = None
+        self._held.release(self)
         self._close_pool()
         if self._reader is not None:
             self._reader.cancel()
@@ -414,9 +470,9 @@ class IngressExchange(WaitingRequest):
             self._path.sockets.discard(self._socket)
             self._socket.close()
             self._socket = None
-        if self._entered and self._entry is not None:
-            self._entry.gate.unpark(self)
-            self._entry.gate.end(time.monotonic(), ingress=True)
+        if self._gate is not None:
+            self._gate.unpark(self)
+            self._gate.end(time.monotonic(), ingress=True)
 
     def _close_pool(self) -> None:
         if self._pool is not None:
@@ -427,12 +483,34 @@ class IngressExchange(WaitingRequest):
 
     def on_gate_open(self) -> None:
         self._retry_until = max(self._retry_until, time.monotonic() + 1.0)
-        super().on_gate_open()
+        self.parked = False
+        self.deadline = NEVER
+        if self._left:
+            return
+        if self._ready:
+            self._proceed()
+        elif self._request is None or not self._request.complete:
+            self._connection.restart_clock()
+
+    def on_gate_refused(self, error: HiveError) -> None:
+        self.parked = False
+        self.refuse(error)
+
+    def on_blocked(self) -> None:
+        self._blocked = True
+        if self._upstream is not None:
+            self._upstream.pause()
+
+    def on_unblocked(self) -> None:
+        self._blocked = False
+        if self._upstream is not None:
+            self._upstream.resume()
 
     def on_deadline(self, now: float) -> None:  # noqa: ARG002
         self.deadline = NEVER
         if self.parked:
-            self._refuse_as_asleep(self._path.settings.gate_wait_s, self._path.registry.wakes)
+            self.parked = False
+            self.refuse(asleep(self._path.settings.gate_wait_s, self._path.registry.wakes))
         elif not self._answered and not self._blocked:
             self.refuse(AgentSilent("the agent did not answer in time"))
 

@@ -28,7 +28,7 @@ from hive.proxy.body import Asked
 from hive.proxy.cost import UNKNOWN, TokenCost, cost_of
 from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.endpoints import Endpoint
-from hive.proxy.forward import Exchange
+from hive.proxy.forward import Exchange, Prepared
 from hive.proxy.identity import Wishes
 from hive.proxy.registry import AgentEntry
 from hive.tasks import spawn
@@ -59,29 +59,39 @@ class PrewarmOutcome:
 class Ahead(Exchange):
     """A prompt on its way. `entry` stands for the agent (`Registry.stand_in`)."""
 
-    __slots__ = ("_outcome",)
+    __slots__ = ("_outcome", "_stand_in")
 
     def __init__(self, path: DataPath, entry: AgentEntry, outcome: PrewarmOutcome, connection: wire.Connection) -> None:
         super().__init__(path, connection)
-        self._entry = entry
-        self._bodies = entry.bodies
+        self._belongs_to(entry)
+        self._stand_in = entry
         self._outcome = outcome
         path.shares.enter(connection, entry.connections)
         path.ahead[self] = None
 
     def give_way(self) -> bool:
-        if not self._sent_at:
+        if not self.sent_at:
             return False
         self.refuse(Saturated("a request needs its slot", retry_after_s=1))
         return True
 
-    def _decide(self, request: Request) -> Decided:
-        assert self._entry is not None
-        entry, endpoint = self._entry, self._2_may_be_asked(request)
-        found = (request.fields, self._path.registry.generation, request.target, endpoint)
-        return Decided(*found, entry.caller, entry.tenant, entry.flow, LAST, 0.0, None)
+    def _decide(self, request: Request) -> Prepared:
+        entry = self._stand_in
+        decided = Decided(
+            fields=request.fields,
+            generation=self._path.registry.generation,
+            target=request.target,
+            endpoint=self._2_may_be_asked(request),
+            caller=entry.caller,
+            tenant=entry.tenant,
+            flow=entry.flow,
+            wishes=LAST,
+            heartbeat_s=0.0,
+            client_id=None,
+        )
+        return Prepared(request, entry, decided)
 
-    def _3_not_too_often(self, decided: Decided) -> None:
+    def _3_not_too_often(self, prepared: Prepared) -> None:
         """Charges no window: the request is Hive's own."""
 
     def _6_which_model(self, caller: Caller, asked: Asked) -> Asked:
@@ -94,8 +104,8 @@ class Ahead(Exchange):
 
     def _on_asked(self, asked: Asked | HiveError) -> None:
         super()._on_asked(asked)
-        if self._asked is not None:
-            self._outcome.model = self._asked.served or self._asked.model
+        if self.asked is not None:
+            self._outcome.model = self.asked.served or self.asked.model
 
     def _10_meter(self, now: float, *, cut: bool, status: int = 0, then: Callable[[], None] | None = None) -> bool:
         answer = self._answer
@@ -104,7 +114,7 @@ class Ahead(Exchange):
         return super()._10_meter(now, cut=cut, status=status, then=then)
 
     def refuse(self, error: HiveError) -> None:
-        if not self._left:
+        if not self.left:
             self._outcome.error = error
         super().refuse(error)
 

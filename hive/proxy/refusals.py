@@ -1,14 +1,28 @@
-"""The refusals with a `Retry-After`, and with the numbers of the original specification in them."""
+"""The refusals of the proxy, with their numbers and `Retry-After`; and a refusal as the whole answer to a request."""
 
 from __future__ import annotations
 
 import time
 
-from hive.errors import QueueFull, Saturated, TooManyRequests
+from hive.dialects.errors import error_fields, render
+from hive.domain import Dialect
+from hive.errors import (
+    AgentAsleep,
+    BackendTimeout,
+    HiveError,
+    QueueFull,
+    RequestTimeout,
+    Saturated,
+    TooManyRequests,
+)
 from hive.proxy.limits import SlidingWindow
 from hive.proxy.queue import Flow
 from hive.proxy.registry import Queue
 from hive.proxy.tenants import Tenant
+from hive.proxy.wakes import WakeTimes
+from hive.settings.table import Proxy as ProxySettings
+from hive.wire.connection import Connection
+from hive.wire.http1 import Request, answer_head
 
 
 def too_many(name: str, window: SlidingWindow, wait_s: float) -> TooManyRequests:
@@ -46,3 +60,48 @@ def no_slot(queue: Queue, flow: Flow, now: float, waited_s: float) -> Saturated:
 def no_backend() -> Saturated:
     """The refusal while no backend is active."""
     return Saturated("no inference server is active; see `hive backend status`", retry_after_s=5)
+
+
+def asleep(within_s: float, wakes: WakeTimes) -> AgentAsleep:
+    """503: its agent did not wake in time."""
+    wait_s = wakes.retry_after_s(within_s)
+    return AgentAsleep(f"the agent did not wake within {within_s:g} s", retry_after_s=wait_s)
+
+
+def no_room_for_bodies() -> Saturated:
+    return Saturated(
+        "the request bodies held at once exceed Hive's budget, or this agent's share of it", retry_after_s=2
+    )
+
+
+def upload_displaced() -> Saturated:
+    """503: the room of a body that was coming in went to another agent's."""
+    return Saturated("this upload gave way: the request bodies held at once exceed Hive's budget", retry_after_s=2)
+
+
+def timeout(settings: ProxySettings, *, is_over: bool, is_blocked: bool, has_begun: bool) -> HiveError:
+    """408 or 504: a request has its slot, and its time is over. `is_over`: all of it; `is_blocked`: its client does not
+    read, while others wait for the slot; `has_begun`: the answer."""
+    if is_over:
+        return BackendTimeout(f"the request took longer than {settings.request_s:g} s")
+    if is_blocked:
+        return RequestTimeout(f"the client read nothing for {settings.between_bytes_s:g} s")
+    if not has_begun:
+        return BackendTimeout(f"the backend sent nothing for {settings.first_byte_s:g} s")
+    return BackendTimeout(f"the backend stalled for {settings.between_bytes_s:g} s")
+
+
+def answer_error(
+    connection: Connection,
+    request: Request | None,
+    error: HiveError,
+    dialect: Dialect,
+    own_fields: bytes = b"",
+    request_id: str = "",
+) -> bool:
+    """Writes an error as the whole answer. Whether the connection can be kept."""
+    keep = request is not None and request.complete and request.keep_alive
+    content = render(error, dialect, request_id)
+    head = answer_head(error.status, len(content), own_fields + error_fields(error), keep=keep)
+    connection.write(head if connection.asks_head else head + content)
+    return keep

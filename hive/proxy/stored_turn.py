@@ -1,6 +1,7 @@
 """The storage of one request to `/v1/responses`: the response it continues, and the decision to keep its own.
 
-The backend never sees it: named items are put into the body before that is read. Pure.
+The backend never sees it: named items are put into the body before that is read. Other requests pass none of this, and
+none does while storage is off.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ from typing import NamedTuple
 import msgspec
 
 from hive.dialects.openai_responses import as_stored, asks_to_store, with_items
+from hive.dialects.openai_responses_answers import response_id
+from hive.proxy.answer import Answer
 from hive.proxy.body import Asked
+from hive.proxy.body_budget import HeldBody
+from hive.proxy.refusals import no_room_for_bodies
+from hive.proxy.stored_responses import StoredResponses
 from hive.store.response_items import ID_MAX, references_in, resolved
 
 
@@ -70,3 +76,49 @@ def with_turn(asked: Asked, turn: StoredTurn) -> Asked:
     if not turn.store and not turn.previous:
         return asked
     return msgspec.structs.replace(asked, kept=as_stored(asked.kept, previous=turn.previous, store=turn.store))
+
+
+class TurnStorage:
+    """The storage of one request. `held`: the room of its body; what is held beside the body counts there too."""
+
+    __slots__ = ("_agent", "_held", "_is_kept", "_stored", "_turn")
+
+    def __init__(self, stored: StoredResponses, agent: str, held: HeldBody, turn: StoredTurn) -> None:
+        if turn.store and turn.asked and not held.take(len(turn.asked)):  # it is held until the answer is there
+            turn = turn._replace(store=False)
+        self._stored = stored
+        self._agent = agent
+        self._held = held
+        self._turn = turn if turn.names_stored else turn.as_held()
+        self._is_kept = False
+
+    def __repr__(self) -> str:
+        return f"<TurnStorage after {self._turn.previous or 'nothing'}{', to be kept' * self._turn.store}>"
+
+    @property
+    def names_stored(self) -> bool:
+        """Whether the body is whole only with stored items."""
+        return self._turn.names_stored
+
+    async def whole_body(self, sent_bytes: int, *, most_bytes: int) -> list[bytes]:
+        """The body with the stored items it names. Raises NotFound, BadRequest, Saturated."""
+        turn, left_bytes = self._turn, most_bytes - sent_bytes
+        found = await self._stored.history(self._agent, turn.previous, turn.references, most_bytes=left_bytes)
+        whole = whole_body(turn, found.history, found.items, most_bytes=most_bytes)
+        more = sum(map(len, whole)) - sent_bytes
+        if more > 0 and not self._held.take(more):
+            raise no_room_for_bodies()
+        self._turn = turn.as_held()
+        return whole
+
+    def shown_in(self, asked: Asked) -> Asked:
+        return with_turn(asked, self._turn)
+
+    def keep(self, request_id: str, answer: Answer) -> None:
+        """Sends a complete response to the daemon before the client can know that it is complete, so that its next
+        request finds it."""
+        turn = self._turn
+        if turn.store and not self._is_kept and (response := answer.response):
+            self._is_kept = True
+            name = response_id(request_id)
+            self._stored.keep(self._agent, name, previous_id=turn.previous, asked=turn.asked, response=response)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hive.errors import Cancelled
-from hive.link.requests import QueueIs
+from hive.link.requests import QueueIs, UnderWay
 from hive.proxy.forward import Exchange
 from hive.proxy.registry import Registry
 
@@ -15,14 +15,32 @@ TOLD_MAX = 1000
 
 def queue_now(registry: Registry, now: float) -> QueueIs:
     """The waiting and running requests, `now` being monotonic seconds."""
-    found = [told for exchange in _exchanges(registry) if (told := exchange.told(now)) is not None]
+    found = [told for exchange in _exchanges(registry) if (told := told_of(exchange, now)) is not None]
     found.sort(key=lambda told: -told.age_ms)
     return QueueIs(queue=registry.queue.view(now), requests=found[:TOLD_MAX], left_out=max(0, len(found) - TOLD_MAX))
 
 
+def told_of(exchange: Exchange, now: float) -> UnderWay | None:
+    """The row of `hive queue` for a request; None if its agent is not known yet. Seconds become milliseconds."""
+    entry, prepared, asked, queued_at = exchange.entry, exchange.prepared, exchange.asked, exchange.queued_at
+    if entry is None:
+        return None
+    return UnderWay(
+        id=exchange.request_id,
+        agent=entry.row.id,
+        name=entry.row.name,
+        tenant=entry.tenant.name if prepared is None else prepared.decided.tenant.name,
+        model="" if asked is None else asked.model,
+        endpoint="" if prepared is None else prepared.decided.endpoint.name,
+        state=exchange.state,
+        age_ms=round((now - exchange.begun_at) * 1e3, 1),
+        queue_ms=round(((exchange.sent_at or now) - queued_at) * 1e3, 1) if queued_at else None,
+    )
+
+
 def models_in_use(registry: Registry) -> dict[str, str]:
     """Agent → the model its newest request is for, of those that have requests under way and named one."""
-    found = [told for exchange in _exchanges(registry) if (told := exchange.told(0.0)) is not None and told.model]
+    found = [told for exchange in _exchanges(registry) if (told := told_of(exchange, 0.0)) is not None and told.model]
     return {told.agent: told.model for told in found}
 
 
@@ -42,5 +60,5 @@ def not_there(request_id: str) -> str:
 def _exchanges(registry: Registry) -> Iterator[Exchange]:
     for entry in [*registry.by_id.values(), registry.operator, *registry.stand_ins]:
         for connection in list(entry.connections):
-            if isinstance(connection.exchange, Exchange):
+            if isinstance(connection.exchange, Exchange) and not connection.exchange.left:
                 yield connection.exchange

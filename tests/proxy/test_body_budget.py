@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hive.proxy.body_budget import AGENT_PART, TENANT_PART, BodyBudget, BodyShare, TenantBodies
+from hive.proxy.body_budget import AGENT_PART, TENANT_PART, BodyBudget, BodyShare, HeldBody, TenantBodies
 from tests.proxy.harness import CHAT, JSON_ANSWER, Client, answer, nothing_is_held, post, proxied, until
 
 MIB = 1 << 20
@@ -49,6 +49,28 @@ def test_an_agent_and_its_callers_hold_an_eighth_and_its_callers_leave_it_its_ow
     assert own.agents == 256 // AGENT_PART
     budget.give(callers, 16)
     assert [budget.take(own, 8) for _ in range(3)] == [True, True, False], "it may have all of it"
+
+
+def test_what_a_request_holds_is_given_back_and_a_whole_body_is_not_displaced() -> None:
+    budget, here, there = BodyBudget(32, one_body=16), BodyShare(TenantBodies()), BodyShare(TenantBodies())
+    whole, going_on, first, second = HeldBody(budget), HeldBody(budget), Fake(), Fake()
+    assert whole.take(1000), "what is nobody's yet is refused anyway, and counts nowhere"
+    assert budget.used == 0
+    for held, one in ((whole, first), (going_on, second)):
+        held.share = here
+        assert held.take(8, upload=one)
+    whole.is_in(first)
+    asking = HeldBody(budget)
+    asking.share = there
+    assert asking.take(16)
+    assert (first.displaced, second.displaced) == (False, False)
+    asking.release(Fake())
+    budget.use(24, one_body=16)
+    assert asking.take(16), "it fits once the other upload has ended"
+    assert (first.displaced, second.displaced) == (False, True)
+    for held, one in ((whole, first), (going_on, second)):
+        held.release(one)
+    assert (budget.used, here.used, here.uploads) == (16, 0, {})
 
 
 def test_a_tenant_holds_a_half_and_one_body_for_each_agent() -> None:

@@ -140,7 +140,7 @@ MAY_READ = {
     ("proxy/refusals.py", "too_many"): "the moment a client is told",
     ("wire/http1.py", "head_start"): "the moment a client is told",
     ("proxy/forward.py", "_10_meter"): "the record of a request",
-    ("proxy/forward.py", "_said"): "the moment a client is told",
+    ("proxy/own_answers.py", "said_here"): "the moment a client is told",
     ("proxy/server.py", "__init__"): "a part of the epoch's name",
     ("proxy/server.py", "_touch"): "the record of activity",
     ("agents/state.py", "replaced"): "the record of a change",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
 import json
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import msgspec
 import pytest
 
 from hive.domain import BackendKind, Tier
+from hive.proxy.forward import Exchange
 from tests.proxy.harness import (
     CHAT,
     JSON_ANSWER,
@@ -32,6 +35,15 @@ EVENTS = [
     b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}\n\n',
     b"data: [DONE]\n\n",
 ]
+
+
+def test_the_steps_of_the_design_are_methods_in_their_order() -> None:
+    (made,) = ast.parse(inspect.getsource(Exchange)).body
+    assert isinstance(made, ast.ClassDef)
+    names = [node.name for node in made.body if isinstance(node, ast.FunctionDef)]
+    steps = [int(name.split("_")[1]) for name in names if name[:1] == "_" and name[1:2].isdigit()]
+    assert steps == list(range(11)), "design.md §3, and nothing of it in a base class"
+    assert Exchange.__bases__ == (object,)
 
 
 async def test_a_chat_over_the_agents_own_socket_is_rebuilt_forwarded_and_metered(tmp_path: Path) -> None:

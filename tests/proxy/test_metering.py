@@ -10,7 +10,7 @@ from hive.dialects.errors import GaveUp
 from hive.dialects.sse import SseReader, UsageStripper
 from hive.domain import BackendKind, RequestUsage
 from hive.errors import BackendDown
-from hive.proxy.cost import cost_of
+from hive.proxy.cost import TokenCost, cost_of
 from hive.proxy.endpoints import Endpoint, find
 from hive.proxy.metering import (
     MAX_WHOLE,
@@ -123,7 +123,7 @@ def test_a_usage_of_zeros_in_each_chunk_is_none() -> None:
         reading.feed(chunk)
         assert stripper.feed(chunk) == chunk.replace(b"," + ZEROS, b"")
     reading.end()
-    assert (reading.usage, cost_of(reading, cut=True)) == (RequestUsage(), (None, 2, None, True))
+    assert (reading.usage, cost_of(reading, cut=True)) == (RequestUsage(), TokenCost(None, 2, None, True))
     told = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}\n\n'
     reading.feed(told)
     assert stripper.feed(told) == b""

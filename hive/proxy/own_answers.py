@@ -1,4 +1,5 @@
-"""Hive's answers to an agent that asks to load, unload or fetch a model: the server is not asked. Pure.
+"""Hive's own answers to requests to the model: lists, estimates, and what asks to load, unload or fetch a model. The
+server is not asked.
 
 No agent decides which models are loaded: one agent's unload would evict the model that all others use. So the answer
 says that a model that is there is loaded, or unloaded, and nothing happens; `X-Hive-Dropped` names `keep_alive`.
@@ -6,28 +7,42 @@ says that a model that is there is loaded, or unloaded, and nothing happens; `X-
 
 from __future__ import annotations
 
+import time
+
 from hive.dialects import ollama_loading
 from hive.domain import ModelInfo
 from hive.errors import HiveError, NotFound, Refusal
 from hive.proxy.body import Asked
-from hive.proxy.endpoints import PULL, Endpoint
-from hive.proxy.lists import OwnAnswer, found
+from hive.proxy.datapath import DataPath, Decided
+from hive.proxy.endpoints import COUNT, PULL, Endpoint
+from hive.proxy.lists import OwnAnswer, answer_any, estimated, found
+from hive.proxy.refusals import no_backend
 
 LINES = b"application/x-ndjson"
 JSON = b"application/json; charset=utf-8"
 
 
-def is_asked(endpoint: Endpoint, asked: Asked) -> bool:
-    """Whether it is about a model itself: there is no prompt."""
-    return bool(asked.loading) or endpoint is PULL
+def said_here(path: DataPath, decided: Decided, asked: Asked | None) -> OwnAnswer:
+    """The answer to a request that Hive answers itself (`DataPath.answers`), or that is about loading a model. Raises
+    NotFound, Refusal, Saturated."""
+    endpoint = decided.endpoint
+    if asked is not None and endpoint.name == COUNT:
+        return estimated(asked.kept, asked.upstream)
+    models = path.seen(decided)
+    if asked is None or not (asked.loading or endpoint is PULL):
+        named = (asked.served or asked.model) if asked is not None else ""
+        return answer_any(endpoint, decided.target, models, decided.caller, named)
+    if path.pool is None:
+        raise path.why_no_way or no_backend()
+    return loaded(endpoint, asked, path.routed(asked.model, decided.caller), models, time.time())
 
 
-def answer(endpoint: Endpoint, asked: Asked, served: str, models: list[ModelInfo], now: float) -> OwnAnswer:
+def loaded(endpoint: Endpoint, asked: Asked, served: str, models: list[ModelInfo], now: float) -> OwnAnswer:
     """The answer where `served`, the model that is meant, is one of `models`. Raises NotFound, and Refusal for one that
     is to be fetched.
 
     >>> tiny = Asked("tiny", True, [], loading="load")
-    >>> answer(PULL, tiny, "tiny", [ModelInfo(name="tiny:latest")], 0.0)
+    >>> loaded(PULL, tiny, "tiny", [ModelInfo(name="tiny:latest")], 0.0)
     OwnAnswer(content=b'{"status":"success"}\\n', content_type=b'application/x-ndjson', fields=b'')
     """
     try:
