@@ -109,7 +109,9 @@ class Effects(Protocol):
     gates: GateVerbs
 
     async def save(self, agent: Agent) -> None:
-        """Returns once it is committed; saves of one agent happen in the order of their calls. Raises StoreFull …"""
+        """Returns once it is committed; saves of one agent happen in the order of their calls. Raises StoreFull …
+
+        The caller is a transition or a step of one, which nobody cancels (transition_lock.py)."""
         ...
 
     async def forget(self, agent: Agent, actor: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 
 from hive.agents.effects import GateVerbs, HelperVerbs, HostMemory
@@ -16,7 +15,6 @@ from hive.control.counters import Counters
 from hive.control.environment import dialect_of, environment, has_own_network
 from hive.control.forgetting import Forgetting
 from hive.control.proxy_link import ProxyGates
-from hive.control.shielded import carried_through
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo, SleepDepth, WakeCause
 from hive.host import memory
 from hive.host.process import boot_id, is_same_boot, kernel_boot_id
@@ -24,8 +22,7 @@ from hive.link.messages import AgentRow
 from hive.link.specs import SandboxSpec
 from hive.models.prompts import hash_prompt
 from hive.settings.table import Paths, Settings
-from hive.store import agents, audit, runtime_settings
-from hive.store.chain import Head
+from hive.store import agents, runtime_settings
 from hive.store.database import Database
 from hive.store.live import Live
 
@@ -66,7 +63,7 @@ class DaemonEffects:
         self._counters = counters
         self._proxy = gates
         self._own_networks = own_networks
-        self._forgetting = Forgetting(database, journal)
+        self._forgetting = Forgetting(journal)
         self._is_new_boot: bool | None = None
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
@@ -79,23 +76,7 @@ class DaemonEffects:
     # agents/effects.py ----------------------------------------------------------------------------------------------
 
     async def save(self, agent: Agent) -> None:
-        """Carried through, as `AuditLog.flush`: the rows it takes along would else be written twice."""
-        await carried_through(self._save(agent))
-
-    async def _save(self, agent: Agent) -> None:
-        rows = self._journal.take()
-
-        def work(conn: sqlite3.Connection) -> Head | None:
-            agents.update(conn, agent)
-            return audit.append_all(conn, rows) if rows else None
-
-        try:
-            head = await self._database.write(work)
-        except BaseException:
-            self._journal.give_back(rows)
-            raise
-        if head is not None:
-            self._journal.wrote(head)
+        await self._journal.write_with(lambda conn: agents.update(conn, agent))
 
     async def forget(self, agent: Agent, actor: str) -> None:
         await self._forgetting.forget(agent, actor)

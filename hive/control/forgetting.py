@@ -8,10 +8,8 @@ import time
 
 from hive.control.audit_log import AuditLog, event_row
 from hive.domain import Agent
-from hive.store import agents, audit
+from hive.store import agents
 from hive.store.audit import AuditRecord
-from hive.store.chain import Head
-from hive.store.database import Database
 from hive.tasks import spawn
 
 AT_ONCE = 100
@@ -21,8 +19,7 @@ AT_ONCE = 100
 class Forgetting:
     """Removals of agents, gathered while a transaction is written and made together in the next one."""
 
-    def __init__(self, database: Database, journal: AuditLog) -> None:
-        self._database = database
+    def __init__(self, journal: AuditLog) -> None:
         self._journal = journal
         self._waiting: list[tuple[str, AuditRecord, asyncio.Future[None]]] = []
         self._is_writing = False
@@ -54,18 +51,10 @@ class Forgetting:
         self._is_writing = False
 
     async def _write(self, ids: list[str], removals: list[AuditRecord]) -> None:
-        rows = self._journal.take()
-
-        def work(conn: sqlite3.Connection) -> Head:
+        def work(conn: sqlite3.Connection) -> None:
             for agent in ids:
                 agents.remove(conn, agent, now=time.time())
-            return audit.append_all(conn, [*rows, *removals])
 
-        try:
-            head = await self._database.write(work)
-        except BaseException:
-            self._journal.give_back(rows)
-            raise
-        self._journal.wrote(head)
+        await self._journal.write_with(work, *removals)
         for row in removals:
             self._journal.tell(row)

@@ -166,7 +166,7 @@ async def test_a_hundred_are_forgotten_in_one_transaction(tmp_path: Path) -> Non
     for agent in some:
         await database.write(lambda conn, agent=agent: agents.insert(conn, agent))
     journal = AuditLog(database, Live(tmp_path / "no.sock"))
-    forgetting, before = Forgetting(database, journal), database.writes
+    forgetting, before = Forgetting(journal), database.writes
     journal.note("agent.stopped", target=some[0].id)
     with journal.subscribe() as events:
         await asyncio.gather(*(forgetting.forget(agent, ACTOR) for agent in some))
@@ -194,7 +194,7 @@ async def test_a_removal_that_cannot_be_written_is_none(tmp_path: Path) -> None:
     agent = Agent(id=f"{1:032x}", spec=external("ann"))
     await database.write(lambda conn: agents.insert(conn, agent))
     journal = AuditLog(database, Live(tmp_path / "no.sock"))
-    forgetting, database.is_full = Forgetting(database, journal), True
+    forgetting, database.is_full = Forgetting(journal), True
     journal.note("agent.stopped", target=agent.id)
     for _ in range(2):
         with pytest.raises(StoreFull):
