@@ -28,7 +28,7 @@ def written(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, ast.unparse(node)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             called = ast.unparse(node.func)
-            if called.endswith("world.save") or called.endswith(".waiting.append"):
+            if called.endswith(("world.save", ".waiting.append")):
                 yield node.lineno, called
 
 
