@@ -17,7 +17,7 @@ from hive.agents.spec import check
 from hive.client.client import Client
 from hive.control import frontdesk, uids
 from hive.control.audit_log import AuditLog
-from hive.control.forgetting import AT_ONCE, Forgetting
+from hive.control.effects import REMOVED_AT_ONCE, Forgetting
 from hive.control.uids import UidLook, uids_in_use
 from hive.domain import Agent, AgentSpec, RuntimeKind
 from hive.errors import BadRequest, StoreFull
@@ -162,7 +162,7 @@ async def test_a_hundred_are_forgotten_in_one_transaction(tmp_path: Path) -> Non
             return await super().write(work)
 
     database = Counting.open(tmp_path / "hive.db")
-    some = [Agent(id=f"{n:032x}", spec=external(f"e{n:03}")) for n in range(2 * AT_ONCE + 1)]
+    some = [Agent(id=f"{n:032x}", spec=external(f"e{n:03}")) for n in range(2 * REMOVED_AT_ONCE + 1)]
     for agent in some:
         await database.write(lambda conn, agent=agent: agents.insert(conn, agent))
     journal = AuditLog(database, Live(tmp_path / "no.sock"))
