@@ -173,7 +173,7 @@ class LifecycleState:
         self.gone, self.pid, self.started_spec = False, None, None
 
     def to_be_started(self) -> None:
-        """What lived of it is of no more use; `gone` stays until it is started."""
+        """The spec it ran by is of no more use; `gone` stays until it is started."""
         self.started_spec = None
 
     def note_awake(self) -> None:

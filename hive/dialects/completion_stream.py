@@ -105,7 +105,7 @@ class CompletionStream:
         raise NotImplementedError
 
     def _taken(self) -> bytes:
-        """What was written since the last time."""
+        """Gives out the bytes written since the last time."""
         raise NotImplementedError
 
     def _own_error(self, error: HiveError) -> bytes:
