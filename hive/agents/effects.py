@@ -104,9 +104,14 @@ class GateVerbs(Protocol):
 class Effects(Protocol):
     """One per daemon, shared by all lives."""
 
-    settings: Settings
-    helper: HelperVerbs
-    gates: GateVerbs
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def helper(self) -> HelperVerbs: ...
+
+    @property
+    def gates(self) -> GateVerbs: ...
 
     async def save(self, agent: Agent) -> None:
         """Returns once it is committed; saves of one agent happen in the order of their calls. Raises StoreFull …
