@@ -43,7 +43,7 @@ from hive.install.steps import Box, enabled
 from hive.install.steps_system import previous
 from hive.settings.file import load_text
 from tests import docker_engine
-from tests.appliance.installation import UNITS, box_of, make_root, make_version, tree
+from tests.install.installation import UNITS, box_of, make_root, make_version, tree
 
 REPOSITORY = Path(__file__).parents[2]
 FIRST, SECOND = "0.1.0-1", "0.2.0-1"
