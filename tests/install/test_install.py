@@ -516,7 +516,7 @@ def quick_directory(tmp_path: Path) -> Iterator[Path]:
 def test_killed_before_any_change_and_inside_any_write_the_same_command_ends_it(
     what: str, least: int, quick_directory: Path
 ) -> None:
-    program = ["-m", f"{__package__}.killed_install"]
+    program = ["-m", "tests.install.killed_install"]
     ran = subprocess.run(
         [sys.executable, *program, what, quick_directory],
         cwd=Path(__file__).parents[2],
