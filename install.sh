@@ -199,6 +199,9 @@ fill_version() {
     if [ -n "$prefix" ]; then
         grep -lIrZ -F "$prefix/opt/" "$1/bin" "$1/pyvenv.cfg" | xargs -0r sed -i "s|$prefix/opt/|/opt/|g"
     fi
+    # For `hive version`, which names the commit where this is no release (hive/build.py).
+    git -c safe.directory="$root" -C "$root" describe --tags '--match=v[0-9]*' --always --long --abbrev=7 --dirty \
+        >"$1/share/hive/commit" 2>/dev/null || rm -f -- "$1/share/hive/commit"
     sync -f -- "$1"
     printf '%s\n' "$2" >"$1/stamp"
     rm -f -- "$1/unfinished"

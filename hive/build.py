@@ -7,6 +7,7 @@ build would write.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +21,10 @@ SHARED = (
 )
 """Files that are no code and belong to Hive, as the package brings it (pyproject.toml)."""
 DIGITS = 8
+COMMIT = "commit"
+"""File beside those that belong to an installed Hive: git's description of the clone that install.sh made it of."""
+DESCRIBE = ("describe", "--tags", "--match=v[0-9]*", "--always", "--long", "--abbrev=7", "--dirty")
+"""The question to git about a clone; install.sh asks the same."""
 
 
 @lru_cache
@@ -40,6 +45,20 @@ def number_of(text: str) -> str:
     ('0.1.0', '0.1.0')
     """
     return text.partition("+")[0]
+
+
+def commit_of(described: str) -> str:
+    """The commit, by git's answer to DESCRIBE; empty for a release, and for what is no such answer.
+
+    >>> commit_of("1a2b3c4"), commit_of("1a2b3c4-dirty"), commit_of("v0.0.1-14-g1a2b3c4")
+    ('1a2b3c4', '1a2b3c4, modified', '1a2b3c4')
+    >>> commit_of(f"v{__version__}-0-g1a2b3c4"), commit_of("fatal: not a git repository")
+    ('', '')
+    """
+    found = re.fullmatch(r"(?:v(\S+)-(\d+)-g)?([0-9a-f]{7,40})(-dirty)?", described.strip())
+    if found is None or (found[1] == __version__ and found[2] == "0" and not found[4]):
+        return ""
+    return f"{found[3]}, modified" if found[4] else found[3]
 
 
 def home() -> Path:

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hive.domain import TRY_OUT
-
 MIB, GIB = 1024**2, 1024**3
 DISK_LEAST_BYTES = 100 * MIB
 """Less than this left of the state's disk: a spool, a write-ahead log and agents' logs take it within minutes."""
@@ -66,6 +64,14 @@ class Where(NamedTuple):
         'hive backend list --state-dir /srv/h'
         """
         return f"hive {words}{self.option}"
+
+    def typed(self, template: str) -> str:
+        """A command as this user types it there: root needs no sudo, and a small Debian has none.
+
+        >>> Where().typed("{sudo}hive doctor redis.acl"), Where(sudo="").typed("{sudo}hive doctor redis.acl")
+        ('sudo hive doctor redis.acl', 'hive doctor redis.acl')
+        """
+        return _template.vformat(template, (), self.named())
 
     def named(self) -> Mapping[str, Any]:
         """Values for the names in the templates of fixes."""
@@ -200,10 +206,11 @@ def _warning(text: str, fix: str = "", *, up_fix: str | None = None) -> Row:
     return Row(Severity.WARNING, text, fix, None, up_fix)
 
 
+_TRY_OUT = "{sudo}hive backend switch demo  # canned text; once a model is there: switch ollama|vllm|llama|URL"
 _DISK = "df -h {path:quote}; du -xh {path:quote} | sort -h | tail"
 _DAMAGED = "{restore}  # or restart: agents and tokens come from its second copy"
-_REPLACE = "sudo hive install; changes of yours: systemctl edit UNIT"
-_INSTALL = "sudo hive install"
+_REPLACE = "{sudo}hive install; changes of yours: systemctl edit UNIT"
+_INSTALL = "{sudo}hive install"
 _PORT = "ss -ltnp 'sport = :{port}'"
 _MEND = "{sudo}{hive:doctor {check} --fix}"
 _NO_BACKEND = "none answers at any of {count} usual places: agents get 503"
@@ -243,7 +250,7 @@ TABLE: dict[str, Row] = {
     "no_backend_installed": _error(
         "no inference server was started: none is installed where hive.conf says "
         "(ollama_program, vllm_program, llama_program)",
-        TRY_OUT,
+        _TRY_OUT,
     ),
     "backend_not_started": _error("no inference server was started: {why}", "{hive:backend list}"),
     "backend_down": _error("the backend at {at} does not answer: agents get 503", "{hive:backend list}"),
@@ -252,7 +259,7 @@ TABLE: dict[str, Row] = {
     ),
     "unnamed": _warning("{text}", "{hive:doctor}"),
     # Seen without a daemon: `hive status`, `hive doctor`.
-    "daemon_refuses": _warning("this user may not ask the daemon", "sudo {hive:status}"),
+    "daemon_refuses": _warning("this user may not ask the daemon", "{sudo}{hive:status}"),
     "no_hive": _error("no Hive runs here, and none is installed", "hive up --demo"),
     "no_state_directory": _error("there is no state directory {path}", "{start}"),
     "restore_cut_short": _error("a restore of {path} was cut short: no daemon opens it", "{finish_restore}"),
@@ -265,7 +272,7 @@ TABLE: dict[str, Row] = {
         "{holder} runs, and its daemon does not: it is started again within seconds", "{look:daemon}"
     ),
     "not_running": _error("this Hive does not run{why:?: *}", "{start}"),
-    "not_running_as_seen": _error("this Hive does not run, as far as this user may see", "sudo {hive:status}"),
+    "not_running_as_seen": _error("this Hive does not run, as far as this user may see", "{sudo}{hive:status}"),
     "unit_not_active": _error("{unit} is {state}{why:? (*)}", "systemctl status {name}"),
     "daemon_stopped": _error("{unit} is {state}{why:? (*)}", "{start}"),
     "part_down": _error("the {part} is down: {why}", "{look:{service}}"),
@@ -284,13 +291,13 @@ TABLE: dict[str, Row] = {
     "port_moved": _warning("{ours} is for {what}: {owner} has {port}", _PORT),
     "port_unseen": _warning(
         "{port} for {what} is in use, by Hive or by another program: only root sees which",
-        "sudo {hive:doctor hive.ports}",
+        "{sudo}{hive:doctor hive.ports}",
     ),
     "port_taken": _error("{port} for {what} is taken by {owner}: Hive cannot listen there", _PORT),
     "port_taken_here": _warning("{port} for {what} is taken by {owner}: hive up takes the next free one", _PORT),
     # Files, units.
     "secret_missing": _warning("{path} is missing{more:? (and * more)}", "{sudo}hive secrets generate"),
-    "file_missing": _warning("{path} is missing{more:? (and * more)}", "sudo systemd-tmpfiles --create hive.conf"),
+    "file_missing": _warning("{path} is missing{more:? (and * more)}", "{sudo}systemd-tmpfiles --create hive.conf"),
     "file_is_link": _error("{path} is a link{more:? (and * more)}", _MEND),
     "file_owner": _error("{path} belongs to {kind} {found}, expected {wanted}{more:? (and * more)}", _MEND),
     "file_mode_open": _error("{path} has mode {mode}, expected {wanted}{more:? (and * more)}", _MEND),
@@ -299,7 +306,7 @@ TABLE: dict[str, Row] = {
     "units_not_found": _warning("{why}", "{hint}"),
     "unit_missing": _error("{path} is missing{more:? (and * more)}", _REPLACE),
     "unit_changed": _error("{path} is not what this version brings{more:? (and * more)}", _REPLACE),
-    "unit_not_reloaded": _warning("systemd has not read {unit} since it was changed", "sudo systemctl daemon-reload"),
+    "unit_not_reloaded": _warning("systemd has not read {unit} since it was changed", "{sudo}systemctl daemon-reload"),
     "unit_restarted": _warning("{units} restarted by itself since it was started", "journalctl -u {unit}"),
     "unit_not_rated": _warning("systemd-analyze does not rate {unit}"),
     "unit_exposed": _error(
@@ -329,8 +336,8 @@ TABLE: dict[str, Row] = {
     "gpu_without_nvml": _warning("driver {driver}, but no libnvidia-ml: free memory cannot be read before a switch"),
     "gpu_silent": _warning("driver {driver}, but its library does not tell anything: {why}"),
     "gpu_fault": _warning("driver {driver}; {faults:; }"),
-    "backend_missing": _warning(_NO_BACKEND, TRY_OUT, up_fix="{hive:backend list}"),
-    "backend_required": _error(_NO_BACKEND, TRY_OUT, up_fix="{hive:backend list}"),
+    "backend_missing": _warning(_NO_BACKEND, _TRY_OUT, up_fix="{hive:backend list}"),
+    "backend_required": _error(_NO_BACKEND, _TRY_OUT, up_fix="{hive:backend list}"),
     "backend_demo_only": _warning(
         "only the demo backend: canned text, no model", "{hive:backend switch URL}", up_fix="hive up --backend URL"
     ),

@@ -134,8 +134,6 @@ class BackendKind(StrEnum):
 
 DEMO_SERVER = "hive-demo"
 """The `Server` field of the demo backend's answers, by which it is recognised."""
-TRY_OUT = "sudo hive backend switch demo  # canned text; once a model is there: switch ollama|vllm|llama|URL"
-"""The command that gives an installed Hive an inference server, whatever else is on the machine."""
 
 
 class Dialect(StrEnum):

@@ -93,6 +93,15 @@ class RedisServer:
 
 
 @pytest.fixture
+def passable() -> Iterator[Path]:
+    """A directory other users may pass through, with a short name: `tmp_path` lets nobody in and is long."""
+    directory = Path(tempfile.mkdtemp(prefix="hive-"))
+    directory.chmod(0o711)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
 def short_path() -> Iterator[Path]:
     """A directory with a short name: a socket's path has at most 107 bytes."""
     directory = Path(tempfile.mkdtemp(prefix="hive-"))

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from hive import __version__, build
+from hive.cli import version
+from hive.host import program
 
 REPOSITORY = Path(__file__).parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
@@ -76,4 +78,63 @@ def test_every_way_to_ask_the_command_is_answered_the_same() -> None:
     first = subprocess.run([*SAID, "--version"], capture_output=True, text=True, check=True).stdout
     second = subprocess.run([*SAID, "version"], capture_output=True, text=True, check=True).stdout
     third = subprocess.run([*SAID, "version", "--json"], capture_output=True, text=True, check=True).stdout
-    assert first == second == f"hive {json.loads(third)['hive']}\n"
+    told = json.loads(third)
+    commit = f" ({told['commit']})" if told["commit"] else ""
+    assert first == second == f"hive {told['hive']}{commit}\n"
+
+
+# --- the commit ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of git with one commit, in which this Hive seems to lie."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    (tmp_path / "hive").mkdir()
+    (tmp_path / "hive" / "x.py").write_text("")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one")
+    monkeypatch.setattr(build, "CODE", tmp_path / "hive")
+    return tmp_path
+
+
+def git(where: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(where), *words], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_clone_tells_its_commit_and_whether_it_was_modified(clone: Path) -> None:
+    head = git(clone, "rev-parse", "HEAD")
+    assert head.startswith(version.commit())
+    assert len(version.commit()) >= 7
+    (clone / "hive" / "x.py").write_text("another")
+    assert version.commit() == f"{git(clone, 'rev-parse', '--short=7', 'HEAD')}, modified"
+
+
+def test_a_release_tells_no_commit_and_what_follows_it_does(clone: Path) -> None:
+    git(clone, "tag", f"v{__version__}")
+    assert version.commit() == ""
+    (clone / "hive" / "x.py").write_text("another")
+    assert version.commit().endswith(", modified")
+    git(clone, "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "two")
+    assert git(clone, "rev-parse", "HEAD").startswith(version.commit())
+    assert version.commit()
+
+
+def test_without_git_no_commit_is_told(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "PLAIN", {"PATH": str(clone)})
+    assert version.commit() == ""
+
+
+def test_an_installed_hive_tells_what_install_sh_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "CODE", tmp_path / "lib" / "hive")
+    monkeypatch.setattr(build, "home", lambda: tmp_path)
+    assert version.commit() == ""
+    (tmp_path / build.COMMIT).write_text("1a2b3c4-dirty\n")
+    assert version.commit() == "1a2b3c4, modified"
+
+
+def test_install_sh_asks_git_as_the_command_does() -> None:
+    script = (REPOSITORY / "install.sh").read_text()
+    assert " ".join(build.DESCRIBE).replace("--match=v[0-9]*", "'--match=v[0-9]*'") in script

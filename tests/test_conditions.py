@@ -249,7 +249,7 @@ CASES: dict[str, Case] = {
 }
 ELSEWHERE = {
     "units_not_found": "an installation without its shared files",
-    "policy_wrong": "tests/appliance/test_doctor.py::test_the_policy_is_read_as_the_helper_reads_it",
+    "policy_wrong": "tests/doctor/test_doctor.py::test_the_policy_is_read_as_the_helper_reads_it",
     "policy_not_roots": "a policy of another user's on an installed Hive",
 }
 """Raised where a file or a host is looked at; what makes it so."""

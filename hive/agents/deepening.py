@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-import msgspec
-
 from hive.agents.depth import retry_after_s
 from hive.agents.state import LifecycleState, wrong_state
 from hive.agents.transition_lock import Interrupted
@@ -44,10 +42,10 @@ class Deepening:
         if state.agent.spec.deepest is not SleepDepth.DEEP:
             raise NotSupported(f"{state.agent.name} is not to sleep deep", hint="its spec says deepest = light")
         agent, generation = state.agent.id, state.agent.generation
-        self._become(SleepDepth.LIGHT, SleepDepth.DEEP, actor)
+        state.sleep_at(SleepDepth.LIGHT, SleepDepth.DEEP, actor)
         try:
             # 1. After a crash the next daemon knows that memory may be in swap.
-            await turns.unless_interrupted(world.save(state.agent))
+            await state.record_intent()
             turns.go_on()
             # 2. Page out; a wake does not wait for its answer.
             paged = await turns.unless_interrupted(world.helper.page_out(agent, generation))
@@ -57,13 +55,12 @@ class Deepening:
             raise  # still its goal: the next helper says how deep it is
         except HiveError as error:
             self._note(error)
-            self._become(SleepDepth.LIGHT, SleepDepth.LIGHT, actor)
+            state.sleep_at(SleepDepth.LIGHT, SleepDepth.LIGHT, actor)
             await self._record()
             raise
         # 3. It is so, therefore it is recorded.
         self.forget_failures()
-        state.swap_bytes = paged.swap_bytes
-        self._become(SleepDepth.DEEP, SleepDepth.DEEP, actor)
+        state.sleep_at(SleepDepth.DEEP, SleepDepth.DEEP, actor, swap_bytes=paged.swap_bytes)
         await self._record()
 
     async def found(self, depth: SleepDepth) -> None:
@@ -71,7 +68,7 @@ class Deepening:
         agent = self._state.agent
         if agent.depth is not depth:
             goal = depth if depth is SleepDepth.DEEP else agent.depth_goal
-            self._become(depth, goal, "hive")
+            self._state.sleep_at(depth, goal, "hive")
             await self._record()
 
     def _note(self, error: HiveError) -> None:
@@ -79,11 +76,6 @@ class Deepening:
         may_change = self._state.world.memory().swap_free_bytes == 0  # an operator turns swap on
         delay_s = retry_after_s(self._failures, hopeless=isinstance(error, NotSupported) and not may_change)
         self.failure, self.retry_at = error.message, self._state.loop.time() + delay_s
-
-    def _become(self, depth: SleepDepth, goal: SleepDepth, actor: str) -> None:
-        """The same sleep, of the same generation: the gate has nothing to do with it."""
-        agent = msgspec.structs.replace(self._state.agent, depth=depth, depth_goal=goal)
-        self._state.take(agent, actor)
 
     async def _record(self) -> None:
         with contextlib.suppress(Interrupted):  # a wake does not wait for this; what it records comes after it

@@ -104,12 +104,19 @@ class GateVerbs(Protocol):
 class Effects(Protocol):
     """One per daemon, shared by all lives."""
 
-    settings: Settings
-    helper: HelperVerbs
-    gates: GateVerbs
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def helper(self) -> HelperVerbs: ...
+
+    @property
+    def gates(self) -> GateVerbs: ...
 
     async def save(self, agent: Agent) -> None:
-        """Returns once it is committed; saves of one agent happen in the order of their calls. Raises StoreFull …"""
+        """Returns once it is committed; saves of one agent happen in the order of their calls. Raises StoreFull …
+
+        The caller is a transition or a step of one, which nobody cancels (transition_lock.py)."""
         ...
 
     async def forget(self, agent: Agent, actor: str) -> None:

@@ -1,4 +1,4 @@
-"""One agent's life. The only writer of agent state: memory decides, SQLite records, the sandbox is the truth.
+"""One agent's transitions: memory decides, SQLite records, the sandbox is the truth.
 
 Freezing writes its intent first (pausing.py), so does paging out (deepening.py); thawing acts first and records after
 (waking.py). One transition at a time, each in a task of its own: a client that leaves cancels nothing. Every failure
@@ -11,8 +11,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
-
-import msgspec
 
 from hive.agents.deepening import Deepening
 from hive.agents.depth import true_depth
@@ -191,11 +189,11 @@ class AgentLifecycle:
 
     def hold(self) -> None:
         """Keeps it awake, against an operator's pause too, until as many calls of `release`: a program runs inside."""
-        self._state.held += 1
+        self._state.hold()
 
     def release(self) -> None:
         """Ends one `hold`; a pause that waits for it tries again."""
-        self._state.held -= 1
+        self._state.release()
         self._try_pause_again.set()
 
     @property
@@ -291,7 +289,7 @@ class AgentLifecycle:
         state = self._state
         if state.gone or state.status not in ALIVE or (pid and state.pid and pid != state.pid):
             return
-        state.gone = True
+        state.note_end()
         self._turns.interrupt("it ended")
         self._turns.follow(lambda: self._starting.after_end(exit_code, why), "ended")
 
@@ -331,12 +329,12 @@ class AgentLifecycle:
 
     async def _leave(self, work: Callable[[], Coroutine[Any, Any, None]], verb: str) -> None:
         """Takes its turn; the present holder of the turn, if it waits, gives it up."""
-        self._state.leaving += 1
+        self._state.begin_leaving()
         self._turns.interrupt("it is being stopped")
         self._try_pause_again.set()
 
         async def last() -> None:
-            self._state.leaving -= 1
+            self._state.end_leaving()
             await work()
 
         await self._turns.take(last, verb)
@@ -357,10 +355,7 @@ class AgentLifecycle:
         if spec.cid != self.agent.spec.cid and self.status not in AT_REST:  # its guest would go on calling from there
             hint = f"hive agent stop {self.agent.name}, then change it"
             raise WrongState(f"the cid of an agent that is {self.status} cannot be changed", hint=hint)
-        changed = msgspec.structs.replace(self.agent, spec=spec)
-        await self._world.save(changed)
-        self._state.agent = changed
-        self._world.gates.tell(changed)
+        await self._state.change_spec(spec)
 
     async def _reconcile(self, stat: Stat, *, is_new_boot: bool) -> None:
         """Makes record and truth agree (reconcile.py says how)."""
@@ -379,7 +374,7 @@ class AgentLifecycle:
             case Action.ENDED if is_new_boot:
                 await self._starting.lost_in_boot()
             case Action.ENDED:
-                state.gone = True
+                state.note_end()
                 await self._starting.after_end(stat.exit_code, stat.why)
             case Action.FINISH:
                 by = self.agent.stopped_by

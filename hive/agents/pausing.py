@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from hive.agents.depth import FIRST_RETRY_S, retry_after_s
-from hive.agents.state import LifecycleState, replaced, wrong_state
+from hive.agents.state import LifecycleState, wrong_state
 from hive.agents.transition_lock import Interrupted, outcome_of
 from hive.agents.waking import Waking
 from hive.domain import AgentStatus
@@ -65,7 +65,7 @@ class Pausing:
         agent, generation = state.agent.id, state.agent.generation
         freezing: asyncio.Task[object] | None = None
         try:
-            await turns.unless_interrupted(world.save(state.agent))
+            await state.record_intent()
             # 2. The proxy closes the gate, or says that it is busy.
             _refuse_busy(await turns.unless_interrupted(world.gates.close(agent, generation)))
             # 3. Freeze.
@@ -77,9 +77,7 @@ class Pausing:
             if world.gates.session != session:
                 raise Interrupted(LINK_LOST)
             # 5. Commit.
-            asleep = replaced(state.agent, AgentStatus.PAUSED, reason)
-            await turns.unless_interrupted(world.save(asleep))
-            state.take(asleep, actor)
+            await state.commit_sleep(reason, actor)
             # 6. From here a lost link does not open the gate, and the helper does not thaw by itself.
             world.gates.asleep(state.agent)
             await turns.unless_interrupted(world.helper.confirm(agent, generation))

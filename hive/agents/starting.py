@@ -6,11 +6,9 @@ import contextlib
 import logging
 import time
 
-import msgspec
-
 from hive.agents.reconcile import FIRST_BACKOFF_S, Truth, after_end
 from hive.agents.restarts import Restarts
-from hive.agents.state import LifecycleState, replaced, wrong_state
+from hive.agents.state import LifecycleState, wrong_state
 from hive.agents.transition_lock import outcome_of
 from hive.agents.waking import Waking
 from hive.domain import ALIVE, AT_REST, AgentStatus
@@ -38,9 +36,7 @@ class Starting:
             if state.status is AgentStatus.STOPPING:
                 raise wrong_state(state.agent, state.status)
             return
-        starting = replaced(state.agent, AgentStatus.STARTING, reason, bump=True)
-        await state.world.save(starting)
-        state.take(starting, actor)
+        await state.become_once_recorded(AgentStatus.STARTING, reason, actor)
         self.restarts.forget()
         state.world.gates.tell(state.agent)
         try:
@@ -56,7 +52,7 @@ class Starting:
         agent = state.agent
         spec = await state.world.sandbox_spec(agent)
         await helper.define(agent.id, spec)
-        state.gone, state.pid = False, None
+        state.no_process()
         try:
             started = await helper.start(agent.id)
             state.lives(started.pid, started.address)
@@ -69,7 +65,7 @@ class Starting:
         except TimedOut:
             await outcome_of(helper.stop(agent.id, grace_s=0.0))
             raise
-        state.started_spec = agent.spec
+        state.started_with(agent.spec)
         if not state.gone:
             await self._waking.running(f"started, pid {state.pid}", actor)
 
@@ -83,9 +79,7 @@ class Starting:
         if state.status not in AT_REST:
             await self.end(actor, reason, by=by, is_last=is_last)
         elif by == OPERATOR and state.status is not AgentStatus.CREATED and state.agent.stopped_by != OPERATOR:
-            changed = msgspec.structs.replace(state.agent, stopped_by=by)
-            await state.world.save(changed)
-            state.agent = changed
+            await state.note_stopped_by(by)
 
     async def end(self, actor: str, reason: str, *, by: str = "", is_last: bool = False) -> None:
         """Asks all of its processes to end, and kills them after the grace."""
@@ -121,7 +115,7 @@ class Starting:
     async def _to_be_started(self, reason: str) -> None:
         """Sets `starting`: calls of it wait from now on."""
         state = self._state
-        state.started_spec = None
+        state.to_be_started()
         state.become(AgentStatus.STARTING, reason, "hive", bump=True)
         state.world.gates.tell(state.agent)
         await state.record()
@@ -183,7 +177,7 @@ class Starting:
     ) -> None:
         """It is at rest: no process of it lives, and no caller waits for it."""
         state = self._state
-        state.gone, state.pid, state.started_spec = False, None, None
+        state.no_process()
         self.restarts.tried()
         self._waking.nobody_waits()
         bump = state.status is not AgentStatus.STOPPING

@@ -1,4 +1,8 @@
-"""The state of one agent, in memory and on its way to SQLite. The one place where it changes."""
+"""The state of one agent, in memory and on its way to SQLite.
+
+From the record's creation to its removal nothing else in Hive changes it (tests/agents/test_state.py): the transitions
+beside this file call the methods here.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,9 @@ GONE = Stat(state=Truth.GONE)
 
 
 class LifecycleState:
-    """The state of one agent: memory decides, SQLite records. Shared by its acts; only the turn's holder changes it.
+    """The state of one agent: memory decides, SQLite records. Shared by its transitions.
+
+    Only the turn's holder changes `agent`. What others tell at any time is `leaving`, `held`, `gone` and `waiting`.
 
     `leaving`: stops, restarts, removals that wait for their turn. `held`: programs inside that keep it awake. `gone`:
     its main process ended and that is not acted on yet. `waiting`: callbacks for when it is awake, or certain not to
@@ -60,6 +66,8 @@ class LifecycleState:
     def sleeps_light(self) -> bool:
         return self.agent.status is AgentStatus.PAUSED and self.agent.depth is SleepDepth.LIGHT
 
+    # The record -------------------------------------------------------------------------------------------------
+
     def become(self, status: AgentStatus, reason: str, actor: str, *, bump: bool = False, stopped_by: str = "") -> None:
         """Changes the state in memory, whatever is recorded of it later."""
         self.take(replaced(self.agent, status, reason, bump=bump, stopped_by=stopped_by), actor)
@@ -71,12 +79,47 @@ class LifecycleState:
             self.asleep_since, self.swap_bytes = self.loop.time(), 0
         self.world.changed(before, agent, actor)
 
+    async def become_once_recorded(self, status: AgentStatus, reason: str, actor: str) -> None:
+        """The next generation, recorded first. Raises what `Effects.save` raises, and nothing has changed."""
+        following = replaced(self.agent, status, reason, bump=True)
+        await self.world.save(following)
+        self.take(following, actor)
+
+    async def record_intent(self) -> None:
+        """Writes the state in memory before it is acted on. Raises what `Effects.save` raises, `Interrupted`."""
+        await self.turns.unless_interrupted(self.world.save(self.agent))
+
+    async def commit_sleep(self, reason: str, actor: str) -> None:
+        """Asleep: recorded first, and not taken where the turn is interrupted meanwhile. Raises as `record_intent`."""
+        asleep = replaced(self.agent, AgentStatus.PAUSED, reason)
+        await self.turns.unless_interrupted(self.world.save(asleep))
+        self.take(asleep, actor)
+
+    def sleep_at(self, depth: SleepDepth, goal: SleepDepth, actor: str, *, swap_bytes: int | None = None) -> None:
+        """The same sleep, of the same generation: the gate has nothing to do with it."""
+        if swap_bytes is not None:
+            self.swap_bytes = swap_bytes
+        self.take(msgspec.structs.replace(self.agent, depth=depth, depth_goal=goal), actor)
+
+    async def change_spec(self, spec: AgentSpec) -> None:
+        """Recorded first; the gate is told. Raises what `Effects.save` raises."""
+        await self._change(msgspec.structs.replace(self.agent, spec=spec))
+        self.world.gates.tell(self.agent)
+
+    async def note_stopped_by(self, by: str) -> None:
+        """Of an agent at rest, recorded first (`Agent.stopped_by`). Raises what `Effects.save` raises."""
+        await self._change(msgspec.structs.replace(self.agent, stopped_by=by))
+
     async def keep_awake(self, until: float | None, actor: str) -> None:
         """Recorded first: it outlives this daemon. `until`: Unix seconds. Raises what `Effects.save` raises."""
-        changed = msgspec.structs.replace(self.agent, keep_awake_until=until)
-        await self.world.save(changed)
-        self.agent, self.kept_awake_by = changed, actor
+        await self._change(msgspec.structs.replace(self.agent, keep_awake_until=until))
+        self.kept_awake_by = actor
         self._keep_awake_until = self._loop_time_of(until)
+
+    async def _change(self, changed: Agent) -> None:
+        """Takes `changed` once it is recorded: no transition, nobody is told."""
+        await self.world.save(changed)
+        self.agent = changed
 
     def kept_awake_for_s(self) -> float:
         """Seconds for which it is still kept from sleeping when idle; 0 or less where nothing keeps it awake."""
@@ -105,6 +148,8 @@ class LifecycleState:
         self._record_later = None
         self.turns.follow(self.record, "record")
 
+    # Its process ------------------------------------------------------------------------------------------------
+
     def saw(self, stat: Stat) -> None:
         """Ground truth of its process."""
         self.swap_bytes = stat.swap_bytes
@@ -116,12 +161,50 @@ class LifecycleState:
         if moved:
             self.world.gates.tell(self.agent)
 
+    def started_with(self, spec: AgentSpec) -> None:
+        self.started_spec = spec
+
+    def note_end(self) -> None:
+        """Its main process ended; a transition acts on it later."""
+        self.gone = True
+
+    def no_process(self) -> None:
+        """Nothing of it lives: it is about to be started, or at rest."""
+        self.gone, self.pid, self.started_spec = False, None, None
+
+    def to_be_started(self) -> None:
+        """The spec it ran by is of no more use; `gone` stays until it is started."""
+        self.started_spec = None
+
+    def note_awake(self) -> None:
+        """It was started or woken just now."""
+        self.awake_since = self.loop.time()
+
     async def look(self) -> Stat:
         """Ground truth. Raises LinkLost, TimedOut."""
         agent = self.agent.id
         return (await self.world.helper.stat([agent])).get(agent, GONE)
 
-    # Callers that wait for it to be awake -----------------------------------------------------------------------------
+    # Those that want something of it ----------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """A program runs inside."""
+        self.held += 1
+
+    def release(self) -> None:
+        self.held -= 1
+
+    def begin_leaving(self) -> None:
+        """A stop, restart or removal waits for its turn."""
+        self.leaving += 1
+
+    def end_leaving(self) -> None:
+        """It has its turn."""
+        self.leaving -= 1
+
+    def wait(self, answer: Answer) -> None:
+        """A caller waits for it to be awake."""
+        self.waiting.append(answer)
 
     @property
     def opened(self) -> Open:

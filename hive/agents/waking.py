@@ -44,13 +44,13 @@ class Waking:
         state = self._state
         if state.status is AgentStatus.RUNNING:
             if cause in _HAVE_NO_REQUEST:
-                state.awake_since = state.loop.time()
+                state.note_awake()
             answer(state.opened)
             return
         if state.status not in _WAKEABLE:
             answer(state.refused)
             return
-        state.waiting.append(answer)
+        state.wait(answer)
         self._woken = self._woken or (cause, actor, time.perf_counter())
         state.turns.interrupt(f"woken by {cause}")
         if state.status is not AgentStatus.PAUSED:
@@ -115,7 +115,7 @@ class Waking:
         """Notes that it runs: the gate opens, those that waited are answered, and only then it is recorded."""
         state, depth = self._state, self._state.agent.depth
         if state.status is not AgentStatus.PAUSING:
-            state.awake_since = state.loop.time()
+            state.note_awake()
         self._line.runs(state.agent.id)
         state.become(AgentStatus.RUNNING, reason, actor, bump=bump)
         state.world.gates.open(state.agent)

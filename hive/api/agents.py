@@ -20,7 +20,7 @@ from hive.api.routes import TEXT, LeadsTo, RouteRow
 from hive.control import schedule_times, views
 from hive.control.auth import Person
 from hive.control.desk import Desk
-from hive.control.shielded import carried_through, waited_for
+from hive.control.shielded import waited_for
 from hive.control.tail import follow, tail
 from hive.domain import MESSAGE_MAX_BYTES, AgentSpec, Role
 from hive.errors import BadRequest, NotFound
@@ -117,7 +117,7 @@ def listed_to(person: Person, agents: list[AgentView]) -> list[AgentView]:
 
 
 class AgentApi:
-    """The handlers. Those that change something run in a task of their own, which a leaving client does not cancel."""
+    """The handlers. An order is carried through by the application, also where its client leaves (app.py)."""
 
     def __init__(self, desk: Desk, *, pause_timeout_s: float, stopping: asyncio.Event) -> None:
         self._desk = desk
@@ -301,7 +301,7 @@ class AgentApi:
         ordered."""
         order = body_of(request, RemovalOrder)
         note(request, agents=len(order.agents))
-        removals = await carried_through(self._desk.remove_many(order.agents, actor(request)))
+        removals = await self._desk.remove_many(order.agents, actor(request))
         note(request, removed=len(removals["removed"]), not_removed=[one["agent"] for one in removals["failed"]][:20])
         return as_json(removals)
 
@@ -391,4 +391,4 @@ class AgentApi:
         return as_json(await self._desk.agent_usage(named(request), period_s, period, LIMIT.of(request)))
 
     async def _done(self, work: Coroutine[Any, Any, object], *, status: int = 200) -> Response:
-        return as_json(await carried_through(work), status=status)
+        return as_json(await work, status=status)

@@ -268,9 +268,9 @@ def root() -> LazyGroup:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from hive.build import version
+        from hive.cli.version import line
 
-        out(f"hive {version()}")
+        out(line())
         raise typer.Exit
 
 

@@ -1,4 +1,4 @@
-"""The version of this Hive."""
+"""The version of this Hive, and the commit it was made from."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import platform
 
 from hive import build
 from hive.cli.call import CommandCall
+from hive.errors import HiveError
+
+GIT_S = 2.0
 
 
 def version(call: CommandCall) -> None:
-    """Prints the version of this command, and its build.
+    """Prints the version of this command, its build, and the commit it was made from where it is no release.
 
     What follows the + is another one for any other code, and the same in a clone, a wheel and an installed Hive.
 
@@ -17,6 +20,29 @@ def version(call: CommandCall) -> None:
       hive version
       hive version --json
     """
-    call.show(
-        "version", {"hive": build.version(), "python": platform.python_version()}, lambda: f"hive {build.version()}"
-    )
+    said = {"hive": build.version(), "commit": commit() or None, "python": platform.python_version()}
+    call.show("version", said, line)
+
+
+def line() -> str:
+    """The answer of `hive --version`, too."""
+    found = commit()
+    return f"hive {build.version()} ({found})" if found else f"hive {build.version()}"
+
+
+def commit() -> str:
+    """The commit as `1a2b3c4` or `1a2b3c4, modified`; empty for a release, and where it is not known."""
+    checkout = build.CODE.parent
+    if not (checkout / ".git").exists():
+        try:
+            return build.commit_of((build.home() / build.COMMIT).read_text(encoding="ascii"))
+        except (OSError, UnicodeDecodeError):
+            return ""
+    from hive.host import program  # no other start needs it
+
+    env = {**program.PLAIN, "GIT_OPTIONAL_LOCKS": "0"}
+    try:
+        ran = program.run(["git", "-C", str(checkout), *build.DESCRIBE], env=env, limit_s=GIT_S)
+    except HiveError:
+        return ""
+    return build.commit_of(ran.text) if ran.code == 0 else ""

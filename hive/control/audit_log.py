@@ -179,16 +179,21 @@ class AuditLog:
         A cancelled caller ends nothing: a write that has begun is not undone, and its rows would be given back and
         written again.
         """
-        return await carried_through(self._flush())
+        return await carried_through(self.write_with(audit.head))
 
-    async def _flush(self) -> Head:
+    async def write_with(self, work: Callable[[sqlite3.Connection], object], *more: AuditRecord) -> Head:
+        """Writes the rows that wait, and then `more`, in one transaction with `work`; returns the last row.
+
+        Raises as `Database.write`: then the rows that waited wait on. Not to be cancelled; `flush` says why.
+        """
         rows = self.take()
 
-        def work(conn: sqlite3.Connection) -> Head:
-            return audit.append_all(conn, rows)
+        def both(conn: sqlite3.Connection) -> Head:
+            work(conn)
+            return audit.append_all(conn, [*rows, *more])
 
         try:
-            head = await self._database.write(work)
+            head = await self._database.write(both)
         except BaseException:
             self.give_back(rows)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sqlite3
 import time
@@ -11,12 +12,10 @@ from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.reconcile import gate_of
 from hive.agents.tokens import TokenKind, derive, digest
 from hive.backends.kinds import whereabouts
-from hive.control.audit_log import AuditLog
+from hive.control.audit_log import AuditLog, event_row
 from hive.control.counters import Counters
 from hive.control.environment import dialect_of, environment, has_own_network
-from hive.control.forgetting import Forgetting
 from hive.control.proxy_link import ProxyGates
-from hive.control.shielded import carried_through
 from hive.domain import ALIVE, Agent, AgentSpec, AgentStatus, BackendInfo, ModelInfo, SleepDepth, WakeCause
 from hive.host import memory
 from hive.host.process import boot_id, is_same_boot, kernel_boot_id
@@ -24,17 +23,64 @@ from hive.link.messages import AgentRow
 from hive.link.specs import SandboxSpec
 from hive.models.prompts import hash_prompt
 from hive.settings.table import Paths, Settings
-from hive.store import agents, audit, runtime_settings
-from hive.store.chain import Head
+from hive.store import agents, runtime_settings
+from hive.store.audit import AuditRecord
 from hive.store.database import Database
 from hive.store.live import Live
+from hive.tasks import spawn
 
 log = logging.getLogger("hive.daemon")
 
 BOOT = "boot.id"
 """Runtime setting: the boot of this host after which all that was to be started has been."""
+REMOVED_AT_ONCE = 100
+"""Agents in one transaction: a commit, which is what a removal costs most, is shared; others wait some 20 ms for it."""
 PROXY_WITHIN_S = 10.0
 """A start waits so long for the proxy's port, which the agent needs in its environment."""
+
+
+class Forgetting:
+    """Removals of agents, gathered while a transaction is written and made together in the next one."""
+
+    def __init__(self, journal: AuditLog) -> None:
+        self._journal = journal
+        self._waiting: list[tuple[str, AuditRecord, asyncio.Future[None]]] = []
+        self._is_writing = False
+
+    def __repr__(self) -> str:
+        return f"<Forgetting {len(self._waiting)} waiting>"
+
+    async def forget(self, agent: Agent, actor: str) -> None:
+        """Returns once the record is gone and the removal is in the audit table. Raises as `Database.write`."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        row = event_row("agent.removed", target=agent.id, actor=actor, detail={"name": agent.name})
+        self._waiting.append((agent.id, row, done))
+        if not self._is_writing:
+            self._is_writing = True
+            spawn(self._write_all(), name="forget agents")
+        await asyncio.shield(done)
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            some, self._waiting = self._waiting[:REMOVED_AT_ONCE], self._waiting[REMOVED_AT_ONCE:]
+            try:
+                await self._write([agent for agent, _, _ in some], [row for _, row, _ in some])
+            except Exception as error:  # each waiting caller is told, and raises it
+                for _, _, done in some:
+                    done.set_exception(error)
+            else:
+                for _, _, done in some:
+                    done.set_result(None)
+        self._is_writing = False
+
+    async def _write(self, ids: list[str], removals: list[AuditRecord]) -> None:
+        def work(conn: sqlite3.Connection) -> None:
+            for agent in ids:
+                agents.remove(conn, agent, now=time.time())
+
+        await self._journal.write_with(work, *removals)
+        for row in removals:
+            self._journal.tell(row)
 
 
 class DaemonEffects:
@@ -66,7 +112,7 @@ class DaemonEffects:
         self._counters = counters
         self._proxy = gates
         self._own_networks = own_networks
-        self._forgetting = Forgetting(database, journal)
+        self._forgetting = Forgetting(journal)
         self._is_new_boot: bool | None = None
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
@@ -79,23 +125,7 @@ class DaemonEffects:
     # agents/effects.py ----------------------------------------------------------------------------------------------
 
     async def save(self, agent: Agent) -> None:
-        """Carried through, as `AuditLog.flush`: the rows it takes along would else be written twice."""
-        await carried_through(self._save(agent))
-
-    async def _save(self, agent: Agent) -> None:
-        rows = self._journal.take()
-
-        def work(conn: sqlite3.Connection) -> Head | None:
-            agents.update(conn, agent)
-            return audit.append_all(conn, rows) if rows else None
-
-        try:
-            head = await self._database.write(work)
-        except BaseException:
-            self._journal.give_back(rows)
-            raise
-        if head is not None:
-            self._journal.wrote(head)
+        await self._journal.write_with(lambda conn: agents.update(conn, agent))
 
     async def forget(self, agent: Agent, actor: str) -> None:
         await self._forgetting.forget(agent, actor)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from hive.agents.transition_lock import outcome_of
 from hive.errors import Cancelled, HiveError
 from hive.tasks import spawn
 
@@ -14,18 +15,10 @@ Result = TypeVar("Result")
 
 async def carried_through(work: Coroutine[Any, Any, Result]) -> Result:
     """Awaits `work` in a task of its own: the caller may leave, the work goes on."""
-    outcome = await asyncio.shield(spawn(_outcome(work), name="api transition"))
+    outcome = await asyncio.shield(spawn(outcome_of(work), name="api transition"))
     if isinstance(outcome, HiveError):
         raise outcome
     return outcome
-
-
-async def _outcome(work: Coroutine[Any, Any, Result]) -> Result | HiveError:
-    """A refusal is an outcome here: raised, it would be logged as the failure of a task."""
-    try:
-        return await work
-    except HiveError as error:
-        return error
 
 
 async def waited_for(
@@ -45,7 +38,7 @@ async def waited_for(
     async def until_left() -> None:
         await receive()
 
-    asking = spawn(_outcome(ask(wait_s)), name="api waiting")
+    asking = spawn(outcome_of(ask(wait_s)), name="api waiting")
     ends = [spawn(until_left(), name="api client"), spawn(stopping.wait(), name="api stopping")]
     try:
         await asyncio.wait([asking, *ends], return_when=asyncio.FIRST_COMPLETED)
@@ -69,7 +62,7 @@ async def unless_left(
     async def until_left() -> None:
         await receive()
 
-    working = spawn(_outcome(work), name="api asking")
+    working = spawn(outcome_of(work), name="api asking")
     left, stopped = spawn(until_left(), name="api client"), spawn(stopping.wait(), name="api stopping")
     try:
         await asyncio.wait([working, left, stopped], return_when=asyncio.FIRST_COMPLETED)

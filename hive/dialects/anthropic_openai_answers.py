@@ -15,13 +15,15 @@ from __future__ import annotations
 import msgspec
 
 from hive.dialects.anthropic_blocks import TEXT, THINKING, Blocks
-from hive.dialects.errors import GaveUp, as_event, gave_up_saying
+from hive.dialects.completion_stream import CompletionStream
+from hive.dialects.errors import as_event
 from hive.dialects.openai_answers import (
-    GIVEN_UP,
     MAX_WORDS,
     NONE,
     NOT_JSON,
     Cached,
+    Completion,
+    CompletionChoice,
     Delta,
     Number,
     TokenUsage,
@@ -29,12 +31,9 @@ from hive.dialects.openai_answers import (
     ToolCalls,
     count,
     is_object,
-    read,
     read_whole,
-    status_of,
     words_of,
 )
-from hive.dialects.sse import SseReader
 from hive.domain import Dialect
 from hive.errors import BackendDown, HiveError
 
@@ -139,7 +138,7 @@ def _event(name: str, fields: dict[str, object]) -> bytes:
 _END = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
-class AnthropicAnswer:
+class AnthropicAnswer(CompletionStream):
     """One answer on its way back.
 
     >>> answer = AnthropicAnswer(AnthropicKept(model="m"), stream=True)
@@ -158,29 +157,20 @@ class AnthropicAnswer:
     <BLANKLINE>
     """
 
-    __slots__ = (
-        *("_begun", "_blocks", "_ended", "_kept", "_over", "_reader", "_reason", "_refused"),
-        *("_request_id", "_stop", "_usage"),
-        *("content_type", "gave_up"),
-    )
+    __slots__ = ("_blocks", "_ended", "_kept", "_refused", "_request_id", "_said", "_stop", "content_type")
 
     def __init__(self, kept: AnthropicKept, *, stream: bool, request_id: str = "") -> None:
         """`request_id`: Hive's, which errors tell, and ids are made of that the backend does not give."""
+        super().__init__()
         self._request_id = request_id
         self.content_type = b"text/event-stream; charset=utf-8" if stream else b"application/json"
         self._kept = kept
-        self._reader = SseReader()
-        self._begun = False
-        self._over = False
-        """True once nothing more is written: after message_stop, or after an error."""
+        self._said: list[bytes] = []
         self._blocks = Blocks(hidden=kept.hidden, tag=self._tag, names=kept.names)
-        self._reason = ""
         self._stop = NONE
         self._refused = False
-        self._usage: TokenUsage | None = None
         self._ended = False
         """True once message_delta has been written."""
-        self.gave_up: GaveUp | None = None
 
     @property
     def _tag(self) -> str:
@@ -192,88 +182,43 @@ class AnthropicAnswer:
 
     # a stream ---------------------------------------------------------------------------------------------------------
 
-    def feed(self, data: bytes) -> bytes:
-        """Whole events of Anthropic's for the bytes of a stream of OpenAI's, split anywhere."""
-        return self._take(self._reader.feed(data))
-
-    def end(self) -> bytes:
-        """The events that the end of the bytes completes; no end marker."""
-        return self._take(self._reader.end())
-
-    def _take(self, payloads: list[bytes]) -> bytes:
-        said: list[bytes] = []
-        try:
-            for payload in payloads:
-                if self._over:
-                    break
-                if payload == b"[DONE]":
-                    self._finish(said)
-                else:
-                    self._read(payload, said)
-            if self._reader.lost and not self._over:
-                raise BackendDown("an event of the backend is longer than 1 MiB")
-        except HiveError as error:
-            self._fail(GaveUp(_error(_kind_of(500), error.message, self._request_id)))
-        return said[0] if len(said) == 1 else b"".join(said)
-
-    def _read(self, payload: bytes, said: list[bytes]) -> None:
-        try:
-            chunk = read(payload)
-        except NOT_JSON:
-            raise BackendDown("the backend sent an event that is none of OpenAI's dialect") from None
-        if chunk.is_error:
-            self._fail(self._told(payload))
-            return
-        if not self._begun:
-            self._begin(chunk.id, said)
-        if chunk.usage is not None:
-            self._usage = chunk.usage
-        if chunk.choices:
-            choice = chunk.choices[0]
-            if choice.delta is not None:
-                self._say(choice.delta, said)
-            if choice.finish_reason is not None:
-                self._reason, self._stop = choice.finish_reason, choice.stop_reason
-                if choice.finish_reason in GIVEN_UP:
-                    self._fail(GaveUp())
-        elif self._reason and chunk.usage is not None:
-            self._tell_end(said)
-
-    def _begin(self, given_id: str | int | None, said: list[bytes]) -> None:
-        self._begun = True
+    def _begin(self, first: Completion) -> None:
         usage: dict[str, object] = {"input_tokens": 0, "output_tokens": 0}
-        message = {**self._envelope(given_id, [], usage), "stop_reason": None, "stop_sequence": None}
-        said.append(_event("message_start", {"message": message}))
+        message = {**self._envelope(first.id, [], usage), "stop_reason": None, "stop_sequence": None}
+        self._said.append(_event("message_start", {"message": message}))
 
-    def _say(self, delta: Delta, said: list[bytes]) -> None:
-        self._refused = self._refused or bool(delta.refusal)
-        if self._ended and (delta.text or delta.thinking or delta.tool_calls):
-            raise BackendDown("the backend went on after the end of its answer")
-        self._blocks.take(delta, said)
+    def _say(self, choice: CompletionChoice) -> None:
+        if (delta := choice.delta) is not None:
+            self._refused = self._refused or bool(delta.refusal)
+            if self._ended and (delta.text or delta.thinking or delta.tool_calls):
+                raise BackendDown("the backend went on after the end of its answer")
+            self._blocks.take(delta, self._said)
+        if choice.finish_reason is not None:
+            self._stop = choice.stop_reason
 
-    def _tell_end(self, said: list[bytes]) -> None:
+    def _usage_told(self) -> None:
+        if self._reason:
+            self._tell_end()
+
+    def _tell_end(self) -> None:
         if self._ended:
             return
         self._ended = True
-        self._blocks.end(said, cut_off=self._reason == "length")
+        self._blocks.end(self._said, cut_off=self._reason == "length")
         reason, sequence = self._why(self._reason, self._stop, called=self._blocks.called, refused=self._refused)
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        said.append(_event("message_delta", {"delta": delta, "usage": _usage_of(self._usage), **self._edits()}))
+        self._said.append(_event("message_delta", {"delta": delta, "usage": _usage_of(self._usage), **self._edits()}))
 
-    def _finish(self, said: list[bytes]) -> None:
-        if self._begun:
-            self._tell_end(said)
-            said.append(_END)
-        self._over = True
+    def _finish(self) -> None:
+        self._tell_end()
+        self._said.append(_END)
 
-    def _told(self, error: bytes) -> GaveUp:
-        """An error of the backend's within an answer under 200."""
-        told = gave_up_saying(error)
-        return GaveUp(self.error(status_of(error) or 500, error), told.status) if told.body else told
+    def _taken(self) -> bytes:
+        said, self._said = self._said, []
+        return said[0] if len(said) == 1 else b"".join(said)
 
-    def _fail(self, why: GaveUp) -> None:
-        self._over = True
-        self.gave_up = why
+    def _own_error(self, error: HiveError) -> bytes:
+        return _error(_kind_of(500), error.message, self._request_id)
 
     # one piece --------------------------------------------------------------------------------------------------------
 

@@ -13,25 +13,23 @@ from typing import Any
 
 import msgspec
 
-from hive.dialects.errors import GaveUp, as_response_error, gave_up_saying, render
+from hive.dialects.completion_stream import CompletionStream
+from hive.dialects.errors import as_response_error, render
 from hive.dialects.openai_answers import (
-    GIVEN_UP,
     MAX_WORDS,
     NOT_JSON,
     Cached,
+    Completion,
     CompletionChoice,
     TokenUsage,
     count,
     kind_of,
-    read,
     read_whole,
-    status_of,
     words_of,
 )
 from hive.dialects.openai_responses_output import Called, ResponseEvents, ResponseOutput, likely_of
-from hive.dialects.sse import SseReader
 from hive.domain import Dialect
-from hive.errors import BackendDown, HiveError
+from hive.errors import HiveError
 
 Raw = msgspec.Raw
 _encode = msgspec.json.Encoder().encode
@@ -86,7 +84,7 @@ def usage_of(usage: TokenUsage | None) -> dict[str, Any] | None:
     }
 
 
-class ResponseBack:
+class ResponseBack(CompletionStream):
     """One answer on its way back.
 
     >>> back = ResponseBack(ResponsesKept(model="m"), stream=True, request_id="e-1", clock=lambda: 7.0)
@@ -99,29 +97,20 @@ class ResponseBack:
     (4, b'{"id":"resp_e-1","object":"response","created_at":')
     """
 
-    __slots__ = (
-        *("_begun", "_clock", "_created_at", "_events", "_kept", "_made", "_output", "_over", "_reader", "_reason"),
-        *("_request_id", "_usage", "content_type", "gave_up"),
-    )
+    __slots__ = ("_clock", "_created_at", "_events", "_kept", "_made", "_output", "_request_id", "content_type")
 
     def __init__(self, kept: ResponsesKept, *, stream: bool, request_id: str, clock: Callable[[], float]) -> None:
         """`request_id`: Hive's, of which ids are made."""
+        super().__init__()
         self.content_type = b"text/event-stream; charset=utf-8" if stream else b"application/json"
         self._kept = kept
         self._request_id = request_id
         self._clock = clock
         self._created_at = int(clock())
-        self._reader = SseReader()
         self._events = ResponseEvents()
         tag = request_id or "0"
         self._output = ResponseOutput(self._events, tag, names=kept.names, called=kept.calls, as_summary=kept.summary)
-        self._begun = False
-        self._over = False
-        """True once nothing more is written: after the last event, or after an error."""
-        self._reason = ""
-        self._usage: TokenUsage | None = None
         self._made = b""
-        self.gave_up: GaveUp | None = None
 
     def __repr__(self) -> str:
         return f"<ResponseBack {self._output!r}{', over' if self._over else ''}>"
@@ -132,75 +121,26 @@ class ResponseBack:
 
     # a stream ---------------------------------------------------------------------------------------------------------
 
-    def feed(self, data: bytes) -> bytes:
-        """Whole events of Responses for the bytes of a stream of chat completions, split anywhere."""
-        return self._take(self._reader.feed(data))
-
-    def end(self) -> bytes:
-        """Events that the end of the bytes completes; no end of its own."""
-        return self._take(self._reader.end())
-
-    def _take(self, payloads: list[bytes]) -> bytes:
-        try:
-            for payload in payloads:
-                if self._over:
-                    break
-                if payload == b"[DONE]":
-                    self._finish()
-                else:
-                    self._read(payload)
-            if self._reader.lost and not self._over:
-                raise BackendDown("an event of the backend is longer than 1 MiB")
-        except HiveError as error:
-            self._fail(GaveUp(render(error, Dialect.OPENAI)))
-        return self._events.take()
-
-    def _read(self, payload: bytes) -> None:
-        try:
-            chunk = read(payload)
-        except NOT_JSON:
-            raise BackendDown("the backend sent an event that is none of OpenAI's dialect") from None
-        if chunk.is_error:
-            self._fail(self._told(payload))
-            return
-        if not self._begun:
-            self._begin()
-        if chunk.usage is not None:
-            self._usage = chunk.usage
-        if chunk.choices:
-            self._say(chunk.choices[0])
-
-    def _begin(self) -> None:
-        self._begun = True
+    def _begin(self, first: Completion) -> None:  # noqa: ARG002 - nothing of it is told
         for name in ("response.created", "response.in_progress"):
             self._events.add(name, {"response": self._response("in_progress", [])})
 
     def _say(self, choice: CompletionChoice) -> None:
         if choice.delta is not None:
             self._output.take(choice.delta, likely_of(choice.logprobs) if self._kept.logprobs else [])
-        if choice.finish_reason is not None:
-            self._reason = choice.finish_reason
-            if choice.finish_reason in GIVEN_UP:
-                self._fail(GaveUp())
 
     def _finish(self) -> None:
-        self._over = True
-        if not self._begun:
-            return
         self._output.end(cut_off=self._reason == "length")
         status = self._status
         made = self._response(status, self._output.told())
         self._made = _encode(made)
         self._events.add(f"response.{status}", {"response": Raw(self._made)})
 
-    def _told(self, error: bytes) -> GaveUp:
-        """An error of the backend's within an answer under 200."""
-        told = gave_up_saying(error)
-        return GaveUp(self.error(status_of(error) or 500, error), told.status) if told.body else told
+    def _taken(self) -> bytes:
+        return self._events.take()
 
-    def _fail(self, why: GaveUp) -> None:
-        self._over = True
-        self.gave_up = why
+    def _own_error(self, error: HiveError) -> bytes:
+        return render(error, Dialect.OPENAI)
 
     def as_event(self, told: bytes) -> bytes:
         """An error's body as the last events of this stream; of one that has begun also that the answer failed."""

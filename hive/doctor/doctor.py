@@ -117,9 +117,9 @@ async def _look(subject: Subject, check: Check) -> Result:
     except TimeoutError:
         verdict = wrong("check_late", check=check.name, limit_s=subject.limit_s)
     except PermissionError as error:
-        verdict = skipped(f"this user may not look: {_of(error)}; needs root", f"sudo hive doctor {check.name}")
+        verdict = skipped(f"this user may not look: {_of(error)}; needs root", f"{{sudo}}hive doctor {check.name}")
     except NotPermitted as error:
-        verdict = skipped(f"{error.message}; needs root", f"sudo hive doctor {check.name}")
+        verdict = skipped(f"{error.message}; needs root", f"{{sudo}}hive doctor {check.name}")
     except HiveError as error:
         verdict = wrong("check_failed", why=error.message, hint=error.hint)
     except OSError as error:
@@ -130,7 +130,7 @@ async def _look(subject: Subject, check: Check) -> Result:
         verdict = wrong("check_broken", check=check.name, why=f"{type(error).__name__}: {error}")
     ms = round((time.monotonic() - began) * 1000, 1)
     found = None if verdict.found is None else verdict.found.at(subject.where)
-    fix = subject.as_typed(verdict.fix if found is None else found.fix)
+    fix = subject.where.typed(verdict.fix) if found is None else found.fix
     return Result(name=check.name, status=verdict.status, reason=verdict.reason, fix=fix, ms=ms, found=found)
 
 

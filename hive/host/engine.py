@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-import httptools
-
 from hive.errors import (
     BadRequest,
     DependencyDown,
@@ -26,12 +24,23 @@ from hive.errors import (
     TimedOut,
     WrongState,
 )
+from hive.host.http_call import (
+    READ_BYTES,
+    AnswerTooLarge,
+    CallFailed,
+    HttpAnswer,
+    HttpCall,
+    HungUp,
+    calling,
+    connected_unix,
+    encode_request,
+    streams_of,
+)
 
 WANTED = (1, 41)
 """The API this is written for: Docker 20.10 and all later ones that still speak it, Podman 4."""
 ANSWER_S = 5.0
 """For what an engine does at once."""
-READ_BYTES = 65536
 ANSWER_MAX_BYTES = 16 * 1024 * 1024
 FRAME_MAX_BYTES = 1024 * 1024
 """json-file cuts a line at 16 KiB; more than this is no frame."""
@@ -97,35 +106,6 @@ def filters(*labels: str, **others: str) -> dict[str, str]:
     return {"filters": json.dumps({"label": list(labels), **{name: [value] for name, value in others.items()}})}
 
 
-class _Answer:
-    """One response, as httptools tells of it."""
-
-    def __init__(self) -> None:
-        self.headed = False
-        self.complete = False
-        self._chunks: list[bytes] = []
-        self.parser = httptools.HttpResponseParser(self)
-
-    def on_headers_complete(self) -> None:
-        self.headed = True
-
-    def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
-
-    def on_message_complete(self) -> None:
-        self.complete = True
-
-    @property
-    def status(self) -> int:
-        return int(self.parser.get_status_code())
-
-    def take(self) -> bytes:
-        """Takes the part of the body that came since the last time."""
-        taken = b"".join(self._chunks)
-        self._chunks.clear()
-        return taken
-
-
 class Engine:
     """One engine. Holds no connection: it may come and go, and be another version when it comes back.
 
@@ -154,19 +134,17 @@ class Engine:
             return await self._ask(method, f"{await self._prefix()}{target}", body, query)
 
     async def _ask(self, method: str, target: str, body: object, query: Mapping[str, str] | None) -> Any:
-        async with self._connected() as (reader, writer):
-            writer.write(_request(method, target, body, query))
-            answer, content = _Answer(), bytearray()
-            while not answer.complete and await _feed(reader, answer):
-                content += answer.take()
-                if len(content) > ANSWER_MAX_BYTES:
-                    raise HiveError(f"the engine's answer to {method} {target} is larger than {ANSWER_MAX_BYTES} bytes")
-            content += answer.take()
-        if not answer.headed:
-            raise DependencyDown("the Docker engine hung up", hint=_hint(self.path))
-        if answer.status >= 400:
-            raise error_of(answer.status, bytes(content))
-        return _decode(bytes(content))
+        async with self._called(_request(method, target, body, query)) as call:
+            status = await call.status()
+            try:
+                content = await call.body(ANSWER_MAX_BYTES)
+            except AnswerTooLarge as error:
+                raise HiveError(
+                    f"the engine's answer to {method} {target} is larger than {ANSWER_MAX_BYTES} bytes"
+                ) from error
+        if status >= 400:
+            raise error_of(status, content)
+        return _decode(content)
 
     @contextlib.asynccontextmanager
     async def stream(
@@ -174,38 +152,28 @@ class Engine:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The body of an answer as it comes, for as long as it comes; only its head has a limit (`ANSWER_S`)."""
         async with contextlib.AsyncExitStack() as stack:
-            answer = _Answer()
             async with self._limited(method, target, ANSWER_S):
-                prefix = await self._prefix()
-                reader, writer = await stack.enter_async_context(self._connected())
-                writer.write(_request(method, f"{prefix}{target}", body, query))
-                while not answer.headed:
-                    if not await _feed(reader, answer):
-                        raise DependencyDown("the Docker engine hung up", hint=_hint(self.path))
-                if answer.status >= 400:
-                    raise error_of(answer.status, await _rest(reader, answer))
-            yield _chunks(reader, answer)
+                request = _request(method, f"{await self._prefix()}{target}", body, query)
+                call = await stack.enter_async_context(self._called(request))
+                if (status := await call.status()) >= 400:
+                    raise error_of(status, await call.body(ANSWER_MAX_BYTES))
+            yield _pieces(call)
 
     async def taken_over(self, target: str, body: object) -> socket.socket:
         """Takes over the connection of a POST as a stream of bytes both ways; the caller's, not blocking."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        try:
-            async with self._limited("POST", target, ANSWER_S):
-                prefix, loop = await self._prefix(), asyncio.get_running_loop()
-                await loop.sock_connect(sock, str(self.path))
+        async with self._limited("POST", target, ANSWER_S):
+            prefix, loop = await self._prefix(), asyncio.get_running_loop()
+            sock = await self._connected()
+            try:
                 await loop.sock_sendall(sock, _request("POST", f"{prefix}{target}", body, None, upgrade=True))
-                answer = _Answer()
-                with contextlib.suppress(httptools.HttpParserUpgrade):
-                    while not answer.headed:
-                        # one by one: what comes behind the head is not ours to read
-                        if not (data := await loop.sock_recv(sock, 1)):
-                            raise DependencyDown("the Docker engine hung up", hint=_hint(self.path))
-                        answer.parser.feed_data(data)
+                answer = HttpAnswer()
+                while not answer.headed:
+                    answer.feed(await loop.sock_recv(sock, 1))  # one by one: the bytes behind the head are the caller's
                 if answer.status >= 400:
                     raise error_of(answer.status, await loop.sock_recv(sock, READ_BYTES))
-        except BaseException:
-            sock.close()
-            raise
+            except BaseException:
+                sock.close()
+                raise
         return sock
 
     async def _prefix(self) -> str:
@@ -216,11 +184,9 @@ class Engine:
             self._speaks = choose_version(said.get("MinAPIVersion") or "1.12", said.get("ApiVersion") or "")
         return f"/v{_text(self._speaks)}"
 
-    @contextlib.asynccontextmanager
-    async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A connection of one call's own, closed however that ends."""
+    async def _connected(self) -> socket.socket:
         try:
-            reader, writer = await asyncio.open_unix_connection(self.path, limit=READ_BYTES)
+            return await connected_unix(self.path)
         except PermissionError:
             raise NotPermitted(
                 f"{self.path} may not be used", hint="the engine's socket belongs to root and the group docker"
@@ -229,10 +195,11 @@ class Engine:
             self._speaks = None
             why = error.strerror or str(error)
             raise DependencyDown(f"no Docker engine listens at {self.path}: {why}", hint=_hint(self.path)) from None
-        try:
-            yield reader, writer
-        finally:
-            writer.transport.abort()
+
+    @contextlib.asynccontextmanager
+    async def _called(self, request: bytes) -> AsyncIterator[HttpCall]:
+        async with calling(streams_of(await self._connected()), request) as call:
+            yield call
 
     @contextlib.asynccontextmanager
     async def _limited(self, method: str, target: str, limit_s: float) -> AsyncIterator[None]:
@@ -241,7 +208,9 @@ class Engine:
                 yield
         except TimeoutError:
             raise TimedOut(f"the Docker engine did not answer {method} {target} within {limit_s:g} s") from None
-        except (OSError, httptools.HttpParserError) as error:
+        except HungUp as error:
+            raise DependencyDown("the Docker engine hung up", hint=_hint(self.path)) from error
+        except (OSError, CallFailed) as error:
             self._speaks = None
             raise DependencyDown(f"the Docker engine broke off: {error}", hint=_hint(self.path)) from error
 
@@ -255,39 +224,16 @@ def _request(
 ) -> bytes:
     content = b"" if body is None else json.dumps(body).encode()
     whole = f"{quote(target)}?{urlencode(query)}" if query else quote(target)
-    kind = "Content-Type: application/json\r\n" if content else ""
-    goes_on = "Connection: Upgrade\r\nUpgrade: tcp" if upgrade else "Connection: close"
-    head = f"{method} {whole} HTTP/1.1\r\nHost: docker\r\n{goes_on}\r\n{kind}Content-Length: {len(content)}\r\n"
-    return f"{head}\r\n".encode() + content
+    goes_on = {"Connection": "Upgrade", "Upgrade": "tcp"} if upgrade else {"Connection": "close"}
+    kind = {"Content-Type": "application/json"} if content else {}
+    return encode_request(method, whole, {"Host": "docker", **goes_on, **kind}, content)
 
 
-async def _feed(reader: asyncio.StreamReader, answer: _Answer) -> bool:
-    """Reads once; False at the end. A body without a length ends there, and no callback says so."""
-    if data := await reader.read(READ_BYTES):
-        answer.parser.feed_data(data)
-    return bool(data)
-
-
-async def _rest(reader: asyncio.StreamReader, answer: _Answer) -> bytes:
-    content = answer.take()
-    while not answer.complete and len(content) < READ_BYTES and await _feed(reader, answer):
-        content += answer.take()
-    return content
-
-
-async def _chunks(reader: asyncio.StreamReader, answer: _Answer) -> AsyncIterator[bytes]:
-    """Ends with the body, and where the engine breaks off: what of it is missing is asked for again by the caller."""
-    while True:
-        if chunk := answer.take():
-            yield chunk
-        elif answer.complete:
-            return
-        else:
-            try:
-                if not await _feed(reader, answer):
-                    return
-            except (OSError, httptools.HttpParserError):
-                return
+async def _pieces(call: HttpCall) -> AsyncIterator[bytes]:
+    """Ends with the body, and where the engine breaks off: the caller asks again for the rest."""
+    with contextlib.suppress(OSError, CallFailed):
+        async for piece in call.pieces():
+            yield piece
 
 
 def _decode(content: bytes) -> Any:

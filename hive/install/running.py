@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -9,14 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hive.client.client import Client
-from hive.errors import DependencyDown, HiveError, TimedOut
+from hive.errors import ConfigError, DependencyDown, HiveError, NotFound, TimedOut
 from hive.files import layout, share
 from hive.host import program, systemd
-from hive.host.cgroup import Subtree, subtree_name
-from hive.install.remains import engine_socket, sweep
+from hive.host.cgroup import Subtree, state_label, subtree_name
+from hive.host.engine import Engine, filters
 from hive.install.steps import Box, QuietStep
 from hive.install.steps_system import call
-from hive.settings.table import Paths
+from hive.settings.file import load
+from hive.settings.table import Paths, Sandbox
 
 API = Paths(Path(layout.STATE), Path(layout.RUNTIMES[0]), apart=True).api_socket
 OWN = ("hive-redis.service", "hive-sandbox.service", "hive-daemon.service", "hive-proxy.service")
@@ -27,6 +30,7 @@ SLICES = ("hive-agents.slice", "hive.slice")
 START_S = 180.0
 ANSWER_S = 30.0
 LOG_LINES = 8
+REMOVE_S = 30.0
 KILL_S = 10.0
 
 
@@ -240,3 +244,50 @@ def remove_groups(state: Path) -> None:
                 raise DependencyDown(f"processes do not end: {leaves}", hint="end them, then try again")
             time.sleep(0.01)  # an uninstaller has nothing else to do
         subtree.remove()
+
+
+# Leavings of agents at the Docker engine: a container is no unit, and lives on when every service of Hive is gone ----
+
+
+def engine_socket(conf: Path) -> Path | None:
+    """Address of the engine of the Hive with this hive.conf; None where none is there."""
+    try:
+        found = load(conf, env={}).settings.sandbox.docker_socket if conf.exists() else Sandbox().docker_socket
+    except ConfigError:  # a broken file must not keep Hive from being removed
+        found = Sandbox().docker_socket
+    return Path(found) if Path(found).is_socket() else None
+
+
+def remove_containers(state: Path, socket: Path) -> list[str]:
+    """Removes the containers and networks of the agents of this state directory; names of what is gone.
+
+    Nothing of theirs is kept in a container: its root is read-only, and an agent's home is on the host. Raises
+    HiveError where the engine does not answer, or keeps one.
+    """
+    return asyncio.run(_remove(Engine(socket), filters(f"hive.state={state_label(state)}")))
+
+
+async def _remove(engine: Engine, ours: dict[str, str]) -> list[str]:
+    gone = []
+    for container in await engine.ask("GET", "/containers/json", query={"all": "1", **ours}):
+        with contextlib.suppress(NotFound):
+            query = {"force": "1", "v": "1"}
+            await engine.ask("DELETE", f"/containers/{container['Id']}", query=query, timeout_s=REMOVE_S)
+        gone.append(str((container.get("Names") or [container["Id"]])[0]).lstrip("/"))
+    for network in await engine.ask("GET", "/networks", query=ours):
+        with contextlib.suppress(NotFound):
+            await engine.ask("DELETE", f"/networks/{network['Id']}", timeout_s=REMOVE_S)
+        gone.append(str(network["Name"]))
+    return gone
+
+
+def sweep(state: Path, conf: Path) -> list[str]:
+    """The same in sentences, also of what could not be done. Raises nothing."""
+    socket = engine_socket(conf)
+    if socket is None:
+        return []
+    try:
+        gone = remove_containers(state, socket)
+    except HiveError as error:
+        return [f"containers of agents may be left: {error.message}"]
+    return [f"removed {name}, which an agent had left at the Docker engine" for name in gone]

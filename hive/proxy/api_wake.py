@@ -7,13 +7,14 @@ import logging
 import ssl
 from collections.abc import Mapping
 from typing import NamedTuple
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from hive.domain import AgentStatus
 from hive.errors import ConfigError, DependencyDown, NotFound, TimedOut, by_code
 from hive.host.credentials import credential
-from hive.http_client import httpx
+from hive.host.http_call import CallFailed, calling, encode_request
 
 log = logging.getLogger("hive.proxy")
 
@@ -48,19 +49,26 @@ class ApiWake:
     turn."""
 
     def __init__(self, url: str, token: str) -> None:
-        self._url = url.rstrip("/")
+        """Raises ValueError for a URL that is none."""
+        address = urlsplit(url.rstrip("/"))
+        is_https = address.scheme.lower() == "https"
+        if not is_https and address.scheme.lower() != "http":
+            raise ValueError(f"it begins with {address.scheme or 'no scheme'}, not with http:// or https://")
+        self._host = address.hostname or ""
+        self._port = address.port or (443 if is_https else 80)
+        self._path = quote(address.path, safe="/%")
         # It trusts the certificates that the host trusts (SSL_CERT_FILE too); no variable for HTTP proxies is read.
-        verify = ssl.create_default_context() if url.lower().startswith("https:") else False
-        self._client = httpx.AsyncClient(
-            headers={"authorization": f"Bearer {token}", "accept-encoding": "identity"},
-            limits=httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=0),
-            follow_redirects=False,
-            trust_env=False,
-            verify=verify,
-        )
+        self._tls = ssl.create_default_context() if is_https else None
+        self._fields = {
+            "Host": address.netloc.rpartition("@")[2],
+            "Authorization": f"Bearer {token}",
+            "Accept-Encoding": "identity",
+            "Connection": "close",
+        }
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
     def __repr__(self) -> str:
-        return f"<ApiWake {httpx.URL(self._url).host}>"
+        return f"<ApiWake {self._host}>"
 
     async def wake(self, agent: str, *, within_s: float) -> ToldAgent:
         """Resumes the agent and returns its state. If it cannot be woken, the state tells why.
@@ -68,27 +76,20 @@ class ApiWake:
         Raises TimedOut, DependencyDown, and the error the daemon answered with.
         """
         try:
-            async with asyncio.timeout(within_s):
-                status, body = await self._ask("POST", f"/api/agents/{agent}/resume", within_s)
+            async with asyncio.timeout(within_s), self._turns:
+                status, body = await self._ask("POST", f"/api/agents/{agent}/resume")
                 if status == 409:  # not as it is: then how?
-                    status, body = await self._ask("GET", f"/api/agents/{agent}", within_s)
-        except (TimeoutError, httpx.TimeoutException):
+                    status, body = await self._ask("GET", f"/api/agents/{agent}")
+        except TimeoutError:
             raise TimedOut(f"{self!r} did not answer within {within_s:g} s") from None
-        except (httpx.HTTPError, OSError, ValueError) as error:
+        except (CallFailed, OSError) as error:
             raise DependencyDown(f"{self!r} cannot be asked: {error or type(error).__name__}") from None
         return _told(agent, status, body)
 
-    async def close(self) -> None:
-        await self._client.aclose()
-
-    async def _ask(self, method: str, path: str, within_s: float) -> tuple[int, bytes]:
-        body = bytearray()
-        async with self._client.stream(method, self._url + path, timeout=within_s) as response:
-            async for piece in response.aiter_raw():
-                body += piece
-                if len(body) > ANSWER_MAX_BYTES:
-                    raise ValueError(f"the answer is larger than {ANSWER_MAX_BYTES} bytes")
-        return response.status_code, bytes(body)
+    async def _ask(self, method: str, target: str) -> tuple[int, bytes]:
+        request = encode_request(method, self._path + target, self._fields, b"" if method == "POST" else None)
+        async with calling(asyncio.open_connection(self._host, self._port, ssl=self._tls), request) as call:
+            return await call.status(), await call.body(ANSWER_MAX_BYTES)
 
 
 def _told(agent: str, status: int, body: bytes) -> ToldAgent:
@@ -124,9 +125,10 @@ def api_wake(env: Mapping[str, str]) -> ApiWake | None:
         return None
     if not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(f"{TOKEN} is no token: printable ASCII characters without spaces", hint="set another")
+    hint = f"{URL}=http://127.0.0.1:3000"
     try:
-        if not httpx.URL(url).host:
-            raise ConfigError(f"{URL} names no host", hint=f"{URL}=http://127.0.0.1:3000")
-    except httpx.InvalidURL as error:
-        raise ConfigError(f"{URL} is no address: {error}", hint=f"{URL}=http://127.0.0.1:3000") from None
-    return ApiWake(url, token)
+        if not urlsplit(url).hostname:
+            raise ConfigError(f"{URL} names no host", hint=hint)
+        return ApiWake(url, token)
+    except ValueError as error:
+        raise ConfigError(f"{URL} is no address: {error}", hint=hint) from None

@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Protocol
 
 from hive.domain import AgentStatus, WakeCause
 from hive.errors import DependencyDown, HiveError, NotFound
@@ -49,6 +48,7 @@ from hive.link.messages import (
 from hive.link.messages import Listener as ListenerIs
 from hive.link.prompts import Prewarm
 from hive.link.requests import AskModels, AskQueue, CancelRequest
+from hive.proxy.api_wake import ApiWake, ToldAgent
 from hive.proxy.connection_limits import Seldom
 from hive.proxy.datapath import DataPath
 from hive.proxy.ingress import IngressPath
@@ -73,22 +73,6 @@ SETTLE_S = 0.01
 """The time between two looks at an agent with an unread answer, or with one over TCP, while `Quiet` is owed."""
 
 
-class WakesByHttp(Protocol):
-    """api_wake.ApiWake, which is loaded only where it is wanted."""
-
-    async def wake(self, agent: str, *, within_s: float) -> ToldLinks: ...
-
-    async def close(self) -> None: ...
-
-
-class ToldLinks(Protocol):
-    @property
-    def status(self) -> str: ...
-
-    @property
-    def generation(self) -> int: ...
-
-
 class ProxyLinks:
     """The two links of one proxy. `start` dials, `close` hangs up.
 
@@ -103,7 +87,7 @@ class ProxyLinks:
         *,
         live: Live,
         usage: UsageSpool,
-        api: WakesByHttp | None = None,
+        api: ApiWake | None = None,
     ) -> None:
         """`api`: the way to ask for a wake while the link to the daemon is down."""
         self.registry = Registry(self, settings.proxy, settings.tenants)
@@ -297,7 +281,7 @@ class ProxyLinks:
             if (entry := self.registry.by_id.get(agent)) is not None:
                 entry.gate.wake_failed()
 
-    def _answered(self, agent: str, told: ToldLinks) -> None:
+    def _answered(self, agent: str, told: ToldAgent) -> None:
         """Takes the API's answer. If the link is back meanwhile, its messages are newer than a refusal."""
         if (entry := self.registry.by_id.get(agent)) is None:
             return

@@ -26,6 +26,7 @@ from hive.host.process import raise_descriptor_limit
 from hive.host.sockets import TCP, UNIX, VSOCK, is_listening, take_sockets
 from hive.link.server import bind_private
 from hive.proxy.admin import Admin, AdminSocket
+from hive.proxy.api_wake import api_wake
 from hive.proxy.body_workers import DeepReaders
 from hive.proxy.connection_limits import Seldom, connections_allowed, turn_away
 from hive.proxy.connection_shares import ConnectionHolder
@@ -33,7 +34,7 @@ from hive.proxy.datapath import DataPath
 from hive.proxy.forward import Exchange
 from hive.proxy.ingress import IngressExchange, IngressPath
 from hive.proxy.life import Load, live
-from hive.proxy.links import ProxyLinks, WakesByHttp
+from hive.proxy.links import ProxyLinks
 from hive.proxy.metrics import Metrics
 from hive.proxy.queue import QueueView
 from hive.proxy.registry import UNHEARD_S, AgentEntry
@@ -94,8 +95,9 @@ class ProxyServer:
         self._deadlines = Deadlines()
         self._live = Live(redis_at(paths.redis_socket, "proxy", os.environ, credential))
         self._usage = UsageSpool(paths.spool, self.epoch, self._live)
-        self._api = _api_wake()
-        self._links = ProxyLinks(paths, self.epoch, settings, live=self._live, usage=self._usage, api=self._api)
+        self._links = ProxyLinks(
+            paths, self.epoch, settings, live=self._live, usage=self._usage, api=api_wake(os.environ)
+        )
         self.registry = self._links.registry
         self._readers = DeepReaders()
         self.path = DataPath(
@@ -172,8 +174,6 @@ class ProxyServer:
         await self._cut()
         self._readers.close()
         self._links.close()
-        if self._api is not None:
-            await self._api.close()
         await self._usage.close()
         await self._live.close()
         self._close_admin()
@@ -427,15 +427,6 @@ class ProxyServer:
 
     def _touch(self, agent: str) -> None:
         self._live.touch(agent, time.time())
-
-
-def _api_wake() -> WakesByHttp | None:
-    """Raises ConfigError."""
-    if not os.environ.get("HIVE_API_URL"):
-        return None
-    from hive.proxy.api_wake import api_wake  # httpx: 0.1 s and 5.6 MiB that hardly any proxy needs
-
-    return api_wake(os.environ)
 
 
 def _agent_sleeps(connection: wire.Connection) -> bool:

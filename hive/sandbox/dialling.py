@@ -7,13 +7,13 @@ agent itself and no other. Nothing here waits for an agent but the task that doe
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import socket
 from pathlib import Path
 
 from hive.errors import BackendDown, BackendTimeout, NotSupported, Saturated, WrongState
 from hive.host import netns
+from hive.host.http_call import connect_unix
 from hive.link.server import peer_of
 from hive.sandbox.jail import found_in
 from hive.sandbox.runtime import Dialable, RunningAgent
@@ -22,8 +22,6 @@ CONNECT_S = 2.0
 """A connect to a program whose backlog is full is tried again by the caller's proxy, as long as the caller waits."""
 AT_ONCE = 64
 """Calls under way to one agent: as many as may be open to it (`ingress_open_max`)."""
-AGAIN_S = 0.005
-"""Between attempts at a unix socket whose backlog is full: the kernel does not report when that has room."""
 
 
 class Dialler:
@@ -78,23 +76,10 @@ async def to_vmm(top: Path, path: Path, *, pid: int) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         with found_in(top, path) as name:
-            await _connect_unix(sock, name)
+            await connect_unix(sock, name)
         if peer_of(sock)[0] != pid:
             raise WrongState(f"at {path} somebody else listens than its VMM")
     except BaseException:
         sock.close()
         raise
     return sock
-
-
-async def _connect_unix(sock: socket.socket, name: str) -> None:
-    """Not `sock_connect`: that takes a full backlog (EAGAIN) for a connection under way."""
-    while True:
-        try:
-            sock.connect(name)
-        except OSError as error:
-            if error.errno != errno.EAGAIN:
-                raise
-            await asyncio.sleep(AGAIN_S)
-        else:
-            return

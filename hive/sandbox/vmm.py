@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
 import socket
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -19,7 +16,17 @@ import msgspec
 
 from hive.domain import FirecrackerSpec
 from hive.errors import DependencyDown, HiveError, TimedOut
-from hive.link.server import PATH_MAX_BYTES, peer_of
+from hive.host.http_call import (
+    AGAIN_S,
+    CallFailed,
+    HungUp,
+    NotHttp,
+    calling,
+    connected_unix,
+    encode_request,
+    streams_of,
+)
+from hive.link.server import peer_of
 
 NOT_STARTED, RUNNING, PAUSED = "Not started", "Running", "Paused"
 """States of a machine in the answer of `GET /`."""
@@ -32,9 +39,6 @@ CALL_S = 1.0
 BOOT_S = 10.0
 """For `InstanceStart`, which loads the kernel."""
 ANSWER_MAX_BYTES = 1 << 20
-RETRY_S = 0.005
-"""Between two tries to get one of the ten connections a VMM takes."""
-
 
 Shape = TypeVar("Shape")
 
@@ -143,11 +147,6 @@ def boot(spec: FirecrackerSpec, *, kernel: str, rootfs: str, uds_path: str, init
 # --- HTTP --------------------------------------------------------------------------------------------------------
 
 
-class VmmAnswer(NamedTuple):
-    status: int
-    body: bytes
-
-
 class MachineConfig(msgspec.Struct, frozen=True):
     """The fields of the answer of `GET /machine-config` that are of use here."""
 
@@ -162,49 +161,24 @@ class VmmInstance(msgspec.Struct, frozen=True):
 
 
 def encode(call: VmmCall) -> bytes:
-    """The request's bytes. Always with a length: the VMM understands no chunks.
-
-    >>> encode(VmmCall("GET", "/"))
-    b'GET / HTTP/1.1\\r\\nHost: localhost\\r\\nAccept: application/json\\r\\n\\r\\n'
-    """
-    head = f"{call.method} {call.path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n"
+    """The request's bytes. A body has its length: the VMM understands no chunks."""
+    fields = {"Host": "localhost", "Accept": "application/json"}
     if call.body:
-        head += f"Content-Type: application/json\r\nContent-Length: {len(call.body)}\r\n"
-    return head.encode() + b"\r\n" + call.body
+        fields["Content-Type"] = "application/json"
+    return encode_request(call.method, call.path, fields, call.body or None)
 
 
-def parse_answer(received: bytes) -> VmmAnswer | None:
-    """The answer, None as long as it is not whole. Raises DependencyDown for what is none.
-
-    >>> parse_answer(b"HTTP/1.1 204 \\r\\nServer: Firecracker API\\r\\n\\r\\n")
-    VmmAnswer(status=204, body=b'')
-    >>> parse_answer(b"HTTP/1.1 400 \\r\\nContent-Length: 4\\r\\n\\r\\n{}") is None
-    True
-    """
-    head, end, rest = received.partition(b"\r\n\r\n")
-    if not end:
-        if len(received) > ANSWER_MAX_BYTES:
-            raise DependencyDown("the VMM answers with a head that does not end")
-        return None
-    status = re.match(rb"HTTP/1\.[01] (\d{3})(?: |\r|$)", head)
-    length = re.search(rb"\r\ncontent-length: *(\d{1,9}) *(?:\r|$)", head, re.IGNORECASE)
-    if status is None or int(length[1] if length else 0) > ANSWER_MAX_BYTES:
-        raise DependencyDown(f"the VMM answers with {received[:40]!r}")
-    wanted = int(length[1]) if length else 0
-    return VmmAnswer(int(status[1]), rest[:wanted]) if len(rest) >= wanted else None
-
-
-def fault(answer: VmmAnswer) -> str:
+def fault(status: int, body: bytes) -> str:
     """The fault named by an answer other than 2xx.
 
-    >>> fault(VmmAnswer(400, b'{"fault_message":"Device not found"}')), fault(VmmAnswer(503, b"busy"))
+    >>> fault(400, b'{"fault_message":"Device not found"}'), fault(503, b"busy")
     ('Device not found', 'status 503')
     """
     with contextlib.suppress(msgspec.MsgspecError):
-        said = msgspec.json.decode(answer.body, type=dict[str, object])
+        said = msgspec.json.decode(body, type=dict[str, object])
         if message := said.get("fault_message") or said.get("error"):
             return str(message)[:500]
-    return f"status {answer.status}"
+    return f"status {status}"
 
 
 class Vmm:
@@ -250,47 +224,39 @@ class Vmm:
     async def _call(self, call: VmmCall, limit_s: float) -> bytes:
         try:
             async with asyncio.timeout(limit_s):
-                while (answer := await self._exchange(call)) is None:  # noqa: ASYNC110 - as for a full backlog below
-                    await asyncio.sleep(RETRY_S)
+                while (answer := await self._exchange(call)) is None:  # noqa: ASYNC110 - no event says that it has room
+                    await asyncio.sleep(AGAIN_S)
         except TimeoutError:
             raise TimedOut(f"the VMM did not answer {call!r} within {limit_s:g} s") from None
         except OSError as error:
             raise DependencyDown(f"the VMM does not answer {call!r}: {error.strerror or error}") from error
-        if answer.status // 100 != 2:
-            raise HiveError(f"the VMM refused {call!r}: {fault(answer)}")
-        return answer.body
+        except HungUp as error:
+            raise DependencyDown(f"the VMM hung up on {call!r}") from error
+        except NotHttp as error:
+            raise DependencyDown(f"the VMM answers with {error.begin!r}") from error
+        except CallFailed as error:
+            raise DependencyDown(f"the VMM answers {call!r} with more than {ANSWER_MAX_BYTES} bytes") from error
+        status, body = answer
+        if status // 100 != 2:
+            raise HiveError(f"the VMM refused {call!r}: {fault(status, body)}")
+        return body
 
-    async def _exchange(self, call: VmmCall) -> VmmAnswer | None:
-        """None where it has no connection left (503, or hung up before the request was written)."""
-        async with self._connected() as (reader, writer):
-            writer.write(encode(call))
-            received = b""
-            while (answer := parse_answer(received)) is None:
-                try:
-                    chunk = await reader.read(65536)
-                except BrokenPipeError:
-                    return None
-                if not chunk:
-                    raise DependencyDown(f"the VMM hung up on {call!r}")
-                received += chunk
-            return None if answer.status == 503 else answer
+    async def _exchange(self, call: VmmCall) -> tuple[int, bytes] | None:
+        """Status and body; None where it has no connection left (503, or hung up before the request was written)."""
+        async with calling(streams_of(await self._connected()), encode(call)) as asking:
+            try:
+                status = await asking.status()
+                body = await asking.body(ANSWER_MAX_BYTES)
+            except BrokenPipeError:
+                return None
+        return None if status == 503 else (status, body)
 
-    @contextlib.asynccontextmanager
-    async def _connected(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        try:
-            while not _connects(sock, self._path):  # noqa: ASYNC110 - no event says that a backlog has room
-                await asyncio.sleep(RETRY_S)
-            if (pid := peer_of(sock)[0]) != self._pid:
-                raise DependencyDown(f"{self._path} is served by process {pid}, not by the VMM {self._pid}")
-            reader, writer = await asyncio.open_unix_connection(sock=sock)
-        except BaseException:
+    async def _connected(self) -> socket.socket:
+        sock = await connected_unix(self._path)
+        if (pid := peer_of(sock)[0]) != self._pid:
             sock.close()
-            raise
-        try:
-            yield reader, writer
-        finally:
-            writer.transport.abort()
+            raise DependencyDown(f"{self._path} is served by process {pid}, not by the VMM {self._pid}")
+        return sock
 
 
 def _decode(body: bytes, kind: type[Shape]) -> Shape:
@@ -298,19 +264,3 @@ def _decode(body: bytes, kind: type[Shape]) -> Shape:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as error:
         raise DependencyDown(f"the VMM says of itself {body[:100]!r}: {error}") from error
-
-
-def _connects(sock: socket.socket, path: Path) -> bool:
-    """Connects; False where the backlog is full. By its directory's descriptor where the path is too long."""
-    try:
-        if len(os.fsencode(path)) <= PATH_MAX_BYTES:
-            sock.connect(str(path))
-        else:
-            directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                sock.connect(f"/proc/self/fd/{directory}/{path.name}")
-            finally:
-                os.close(directory)
-    except BlockingIOError:
-        return False
-    return True

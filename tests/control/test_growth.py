@@ -17,7 +17,7 @@ from hive.agents.spec import check
 from hive.client.client import Client
 from hive.control import frontdesk, uids
 from hive.control.audit_log import AuditLog
-from hive.control.forgetting import AT_ONCE, Forgetting
+from hive.control.effects import REMOVED_AT_ONCE, Forgetting
 from hive.control.uids import UidLook, uids_in_use
 from hive.domain import Agent, AgentSpec, RuntimeKind
 from hive.errors import BadRequest, StoreFull
@@ -162,11 +162,11 @@ async def test_a_hundred_are_forgotten_in_one_transaction(tmp_path: Path) -> Non
             return await super().write(work)
 
     database = Counting.open(tmp_path / "hive.db")
-    some = [Agent(id=f"{n:032x}", spec=external(f"e{n:03}")) for n in range(2 * AT_ONCE + 1)]
+    some = [Agent(id=f"{n:032x}", spec=external(f"e{n:03}")) for n in range(2 * REMOVED_AT_ONCE + 1)]
     for agent in some:
         await database.write(lambda conn, agent=agent: agents.insert(conn, agent))
     journal = AuditLog(database, Live(tmp_path / "no.sock"))
-    forgetting, before = Forgetting(database, journal), database.writes
+    forgetting, before = Forgetting(journal), database.writes
     journal.note("agent.stopped", target=some[0].id)
     with journal.subscribe() as events:
         await asyncio.gather(*(forgetting.forget(agent, ACTOR) for agent in some))
@@ -194,7 +194,7 @@ async def test_a_removal_that_cannot_be_written_is_none(tmp_path: Path) -> None:
     agent = Agent(id=f"{1:032x}", spec=external("ann"))
     await database.write(lambda conn: agents.insert(conn, agent))
     journal = AuditLog(database, Live(tmp_path / "no.sock"))
-    forgetting, database.is_full = Forgetting(database, journal), True
+    forgetting, database.is_full = Forgetting(journal), True
     journal.note("agent.stopped", target=agent.id)
     for _ in range(2):
         with pytest.raises(StoreFull):

@@ -1,4 +1,4 @@
-"""Schedules, with a real daemon, helper and database; what is due when is decided in test_clock.py."""
+"""Schedules, with a real daemon, helper and database; what is due when is decided in test_schedule_times.py."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def run(arguments: list[str], *, version: str, faults: str) -> int:
     os.setgroups([])
     os.setgid(gid)
     os.setuid(uid)
-    return fake_firecracker.run(["--id", id_, *its], version=version, faults=faults_fd)
+    return int(fake_firecracker.run(["--id", id_, *its], version=version, faults=faults_fd))
 
 
 def real(path: str) -> str:

@@ -82,7 +82,8 @@ class Handler(BaseHTTPRequestHandler):
         size, digest = self.server.models[name], hashlib.sha256(name.encode()).hexdigest()
         details: dict[str, Any] = {"parameter_size": "3.2B", "quantization_level": "Q4_K_M"}
         if name not in self.server.stubs:
-            return ollama_words.tag(name, size, digest, ["completion", "tools"], **details)
+            row: dict[str, Any] = ollama_words.tag(name, size, digest, ["completion", "tools"], **details)
+            return row
         details |= {"format": "", "families": None, "quantization_level": "MXFP4"}
         row = ollama_words.tag(name, size, digest[::-1], ["completion", "tools"], **details)
         return row | {"remote_model": "gpt-oss:120b", "remote_host": "https://cloud.invalid:443"}

@@ -30,7 +30,13 @@ def tagged(name: str) -> str:
 
 def tag(name: str, size: int, digest: str, capabilities: list[str], **details: Any) -> Object:
     """A row of `/api/tags`. `details`: over the usual ones."""
-    known = {"parent_model": "", "format": "gguf", "family": "llama", "families": ["llama"], "parameter_size": "164K"}
+    known: Object = {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "llama",
+        "families": ["llama"],
+        "parameter_size": "164K",
+    }
     known |= {"quantization_level": "F32", "context_length": CONTEXT_LENGTH, "embedding_length": 64, **details}
     row = {"name": name, "model": name, "modified_at": MODIFIED_AT, "size": size, "digest": digest, "details": known}
     return {**row, "capabilities": capabilities}

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all. What a kill leaves is tested where they are used (tests/appliance)."""
+"""Files that are there whole or not at all. What a kill leaves is tested where they are used (install, files)."""
 
 from __future__ import annotations
 

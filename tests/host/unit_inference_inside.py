@@ -1,7 +1,7 @@
 """The helper's verbs for inference servers: run by test_unit.py in a machine with systemd as PID 1.
 
 The services have Hive's names and are stand-ins: one shell command each. What Hive's own unit files say is tested in
-tests/appliance/test_inference_units.py.
+tests/install/test_inference_units.py.
 """
 
 # ruff: noqa: ASYNC110, ASYNC240 - a test's loop may wait for its disk and for systemctl

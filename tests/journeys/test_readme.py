@@ -1,4 +1,4 @@
-"""The agents that the documents tell a newcomer to make, on a Hive of theirs; tests/appliance has the installed one."""
+"""The agents that the documents tell a newcomer to make, on a Hive of theirs; tests/install has the installed one."""
 
 from __future__ import annotations
 

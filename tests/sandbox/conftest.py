@@ -35,7 +35,7 @@ def paths() -> Iterator[Paths]:
 
 @pytest.fixture(params=[pytest.param("cgroup", marks=pytest.mark.cgroup), "signals"])
 def freezer(request: pytest.FixtureRequest) -> str:
-    return request.param
+    return str(request.param)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from hive.errors import (
     Saturated,
     WrongState,
 )
-from hive.host import netns
+from hive.host import http_call, netns
 from hive.host.process import spawn
 from hive.link.client import LinkClient
 from hive.link.messages import Dial, Dialled, Hello, dialled
@@ -356,7 +356,7 @@ async def test_a_vmm_whose_backlog_is_full_is_waited_for(paths: Paths) -> None:
         listening.listen(0)
         first = await dialling.to_vmm(top, top / "v.sock", pid=os.getpid())
         waiting = asyncio.ensure_future(dialling.to_vmm(top, top / "v.sock", pid=os.getpid()))
-        await asyncio.sleep(3 * dialling.AGAIN_S)
+        await asyncio.sleep(3 * http_call.AGAIN_S)
         assert not waiting.done()
         accepted, _ = listening.accept()
         second = await waiting

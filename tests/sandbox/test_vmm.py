@@ -14,14 +14,13 @@ from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hive.domain import FirecrackerSpec
 from hive.errors import DependencyDown, HiveError, TimedOut
 from hive.host.firecracker import why_not_pause
+from hive.host.http_call import HEAD_MAX_BYTES
 from hive.sandbox import vmm
-from hive.sandbox.vmm import Vmm, VmmAnswer, VmmCall
+from hive.sandbox.vmm import Vmm, VmmCall
 from tests.fakes import fake_vmm_api
 from tests.sandbox.harness import until
 
@@ -168,45 +167,6 @@ FULL = (
 
 
 @pytest.mark.parametrize(
-    ("raw", "answer"),
-    [
-        (OK, VmmAnswer(200, b'{"state":"Running"}\r\n')),
-        (NO_CONTENT, VmmAnswer(204, b"")),
-        (FULL, VmmAnswer(503, b'{ "error": "Too many open connections" }')),
-        (b"HTTP/1.1 400 \r\ncontent-length:2\r\n\r\n{}", VmmAnswer(400, b"{}")),
-    ],
-)
-def test_an_answer_is_whole_with_its_last_byte_and_no_sooner(raw: bytes, answer: VmmAnswer) -> None:
-    for length in range(len(raw)):
-        assert vmm.parse_answer(raw[:length]) is None
-    assert vmm.parse_answer(raw) == answer
-
-
-@given(st.binary(max_size=300))
-def test_any_bytes_are_an_answer_or_none_yet_or_refused(raw: bytes) -> None:
-    try:
-        answer = vmm.parse_answer(raw)
-    except DependencyDown:
-        return
-    assert answer is None or 0 <= answer.status <= 999
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"SSH-2.0-OpenSSH\r\n\r\n",
-        b"HTTP/2 200\r\n\r\n",
-        b"HTTP/1.1 2000\r\n\r\n",
-        b"HTTP/1.1 200 \r\nContent-Length: 99999999\r\n\r\n",
-        b"x" * (vmm.ANSWER_MAX_BYTES + 1),
-    ],
-)
-def test_what_is_no_answer_of_a_vmm_is_refused(raw: bytes) -> None:
-    with pytest.raises(DependencyDown):
-        vmm.parse_answer(raw)
-
-
-@pytest.mark.parametrize(
     ("body", "said"),
     [
         (b'{"fault_message":"Device not found"}', "Device not found"),
@@ -217,7 +177,7 @@ def test_what_is_no_answer_of_a_vmm_is_refused(raw: bytes) -> None:
     ],
 )
 def test_a_refusal_is_told_in_the_vmms_words(body: bytes, said: str) -> None:
-    assert vmm.fault(VmmAnswer(400, body)) == said
+    assert vmm.fault(400, body) == said
 
 
 # --- the client --------------------------------------------------------------------------------------------------
@@ -335,6 +295,15 @@ async def test_a_refusal_says_what_was_refused_and_why(top: Path) -> None:
 async def test_a_vmm_that_hangs_up_or_talks_nonsense_is_down(top: Path, raw: bytes) -> None:
     async with serving(top / "api", answering(raw)) as api:
         with pytest.raises(DependencyDown):
+            await api.call(vmm.ASK_INSTANCE)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"HTTP/1.1 200 \r\nContent-Length: 99999999\r\n\r\n", b"HTTP/1.1 200 \r\nx: " + b"x" * HEAD_MAX_BYTES]
+)
+async def test_an_answer_that_is_too_large_is_not_read(top: Path, raw: bytes) -> None:
+    async with serving(top / "api", answering(raw)) as api:
+        with pytest.raises(DependencyDown, match="with more than"):
             await api.call(vmm.ASK_INSTANCE)
 
 

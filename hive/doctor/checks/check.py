@@ -24,7 +24,8 @@ class Status(StrEnum):
 
 
 class CheckVerdict(NamedTuple):
-    """`reason`: one sentence, also where all is well. `fix`: the command that would change it, empty for none.
+    """`reason`: one sentence, also where all is well. `fix`: the command that would change it, empty for none; that of
+    a `skip` is a template over `Where.named`.
 
     `found`: what is wrong, None where nothing is that could be seen.
     """

@@ -84,7 +84,7 @@ def judge_docker(facts: SocketFacts, *, is_root: bool) -> CheckVerdict:
     if facts.mode & stat.S_IWOTH:
         return wrong("docker_open", path=facts.path)
     if facts.may_not and not is_root:
-        return skipped(f"{facts.error}; needs root or the group {facts.group}", "sudo hive doctor sandbox.docker")
+        return skipped(f"{facts.error}; needs root or the group {facts.group}", "{sudo}hive doctor sandbox.docker")
     if facts.error:
         return wrong("docker_down", why=facts.error)
     return _judge_engine(facts)

@@ -237,7 +237,7 @@ def judge(found: Iterable[FoundPath], what: str) -> CheckVerdict:
     there = [one for one in all_found if one.mode is not None]
     if unseen := [one for one in all_found if one.may_not]:
         said = f"{unseen[0].row.path}: this user cannot tell; needs root"
-        return skipped(said, f"sudo hive doctor {_CHECK[what]}")
+        return skipped(said, f"{{sudo}}hive doctor {_CHECK[what]}")
     if not there:
         return skipped(f"no {what} is there yet")
     return passed(f"{len(there)} {what}{'s' if len(there) > 1 else ''} with the right owner and mode")

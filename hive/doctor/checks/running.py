@@ -46,7 +46,7 @@ def judge_answers(subject: Subject) -> CheckVerdict:
 
 def _judge_silence(subject: Subject) -> CheckVerdict:
     if subject.may_not:
-        return skipped(f"{subject.silence}; needs root or the group hive", "sudo hive doctor")
+        return skipped(f"{subject.silence}; needs root or the group hive", "{sudo}hive doctor")
     if subject.kind is TargetKind.NONE:
         none = condition("no_hive")
         return skipped(none.text, none.fix)

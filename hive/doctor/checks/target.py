@@ -88,10 +88,6 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     def redis_socket(self) -> Path | None:
         return None if self.paths is None else self.paths.redis_socket
 
-    def as_typed(self, fix: str) -> str:
-        """A fix as this user types it: root needs no sudo, and a small Debian has none."""
-        return fix.replace("sudo ", "") if self.is_root else fix
-
 
 def find(
     *,

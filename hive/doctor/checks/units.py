@@ -91,7 +91,7 @@ def look_at_active(subject: Subject) -> CheckVerdict:
         return skipped("systemd is not PID 1 here")
     ran = program.run(["systemctl", "show", *NEEDED, *(f"--property={name}" for name in SHOWN)], limit_s=SHOW_S)
     if ran.code != 0:
-        return skipped(f"systemd cannot be asked: {ran.last_line[:80]}", "sudo hive doctor units.active")
+        return skipped(f"systemd cannot be asked: {ran.last_line[:80]}", "{sudo}hive doctor units.active")
     return judge_active([systemd.parse_show(block) for block in ran.text.split("\n\n")])
 
 

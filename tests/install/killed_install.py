@@ -19,7 +19,7 @@ from typing import Any
 from hive.files import secrets
 from hive.files.layout import Layout
 from hive.install import install as installer
-from tests.appliance.installation import box_of, make_root, make_version, tree
+from tests.install.installation import box_of, make_root, make_version, tree
 
 CHANGES = {
     *("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.chmod", "os.chown"),

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,15 +8,6 @@ import pytest
 from hive.doctor.checks.target import Subject, TargetKind
 from hive.files.layout import Layout
 from hive.settings.table import Paths
-
-
-@pytest.fixture
-def passable() -> Iterator[Path]:
-    """A directory other users may pass through, with a short name: `tmp_path` lets nobody in and is long."""
-    directory = Path(tempfile.mkdtemp(prefix="hive-"))
-    directory.chmod(0o711)
-    yield directory
-    shutil.rmtree(directory, ignore_errors=True)
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.appliance import test_up
-from tests.appliance.test_up import HIVE, SLEEPER, HiveUp, agent, until
 from tests.ports import free_port
+from tests.up import test_up
+from tests.up.test_up import HIVE, SLEEPER, HiveUp, agent, until
 
 pytestmark = [
     pytest.mark.redis,

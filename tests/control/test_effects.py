@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hive.agents.lifecycle import AgentLifecycle
+from hive.agents.wake_queue import WakeQueue
 from hive.control.counters import Counters
 from hive.control.effects import BOOT, DaemonEffects
 from hive.control.environment import environment, has_own_network
@@ -150,16 +152,17 @@ async def test_after_a_boot_what_ran_runs_again_and_what_was_stopped_does_not(bo
     await until(lambda: not world._is_new_boot)
 
 
-async def test_a_save_that_is_cancelled_does_not_write_its_rows_twice(box: Box) -> None:
+async def test_a_caller_that_leaves_while_an_agent_is_saved_has_no_row_written_twice(box: Box) -> None:
     """What had begun was committed, and its rows were given back to be written again."""
     world = await world_of(box)
     assert box.daemon is not None
     database, bob = box.daemon._database, agent_of(PROCESS, AgentStatus.RUNNING)
     await database.write(lambda conn: agents.insert(conn, bob))
+    life = AgentLifecycle(bob, world, WakeQueue(world))
     world.changed(bob, msgspec.structs.replace(bob, status=AgentStatus.STOPPED), "uid:0")
-    await cancelled_while_it_writes(database, world.save(msgspec.structs.replace(bob, reason="saved")))
+    await cancelled_while_it_writes(database, life.keep_awake(99.0, "uid:0"))
     assert [event["kind"] for event in await box.desk.past_events(10) if event["agent"] == "a1"] == ["agent.stopped"]
-    assert [found.reason for found in await database.read(agents.all)] == ["saved"]
+    assert [found.keep_awake_until for found in await database.read(agents.all)] == [99.0]
 
 
 # Memory and figures -----------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def test_on_a_bare_debian_both_commands_work_as_root_and_as_a_user(machine: Mach
     assert (found["isolation"], found["errors"]) == ("none", 0), as_user.stderr
 
     for user, cwd in (("root", "/srv/hive"), (USER, home)):
-        tested = machine.run("./install.sh test tests/agents tests/appliance/test_plan.py -q", user=user, cwd=cwd)
+        tested = machine.run("./install.sh test tests/agents tests/up/test_plan.py -q", user=user, cwd=cwd)
         assert tested.returncode == 0, tested.stdout + tested.stderr
         assert re.search(r"\d+ passed", tested.stdout)
 

@@ -145,7 +145,7 @@ def test_a_rotation_that_was_cut_short_is_finished_by_the_next_call(root: Layout
 
 @pytest.mark.parametrize(("what", "least"), [("generate", 30), ("rotate", 15)])
 def test_killed_anywhere_a_secret_is_whole_and_the_next_call_ends_it(what: str, least: int, tmp_path: Path) -> None:
-    program = ["-m", f"{__package__}.killed_install"]
+    program = ["-m", "tests.install.killed_install"]
     ran = subprocess.run(
         [sys.executable, *program, what, tmp_path],
         cwd=Path(__file__).parents[2],

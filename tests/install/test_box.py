@@ -36,7 +36,7 @@ exec /usr/bin/python3 -m vllm.entrypoints.openai.api_server --model "$model" "$@
 """
 OLLAMA = "#!/bin/sh\nexec /opt/hive/current/bin/hive demo-backend --port 11434\n"
 JOB = """for pair in $(tr '\\0' '\\n' </proc/1/environ | grep '^PIP_'); do export "$pair"; done
-python3 /srv/src/tests/appliance/box_inside.py {stage}
+python3 /srv/src/tests/install/box_inside.py {stage}
 code=$?
 [ "$code" = 0 ] || journalctl -b --no-pager -o cat -u 'hive*' | grep -v '"audit"' | tail -n 60
 """

@@ -13,7 +13,7 @@ from hive.host import systemd
 from hive.install.install import install, steps_of
 from hive.install.step_list import STEPS
 from hive.install.steps import Box
-from tests.appliance.installation import box_of, make_root, make_version, tree
+from tests.install.installation import box_of, make_root, make_version, tree
 
 SCRIPT = Path(__file__).parents[2] / "install.sh"
 

@@ -15,7 +15,7 @@ from tests.host import systemd_machine
 pytestmark = [pytest.mark.systemd, pytest.mark.root, pytest.mark.timeout(600)]
 
 PROGRAMS = {"ollama": "ollama", "vllm": "vllm", "llama": "llama-server"}
-INSIDE = f"{systemd_machine.HIVE_THERE}/tests/appliance/inference_units_inside.py"
+INSIDE = f"{systemd_machine.HIVE_THERE}/tests/install/inference_units_inside.py"
 JOB = f"PYTHONDONTWRITEBYTECODE=1 timeout 350 python3 {INSIDE} /out/seen"
 
 

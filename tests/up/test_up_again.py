@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.appliance.test_up import HIVE, SLEEPER, HiveUp, agent, until
-from tests.appliance.test_up import hive as hive
+from tests.up.test_up import HIVE, SLEEPER, HiveUp, agent, until
+from tests.up.test_up import hive as hive
 
 CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 """A machine of its own as far as processes go: they all end with its pid 1, and the kernel's boot id is the host's."""

@@ -73,7 +73,6 @@ async def test_without_the_right_token_it_is_asked_for_and_not_woken(
     wake = ApiWake(f"http://127.0.0.1:{box.desk.health()['api']['port']}", "hive_wrong")
     with pytest.raises(Exception, match="answers 401: this token is not known here"):
         await wake.wake(asleep["id"], within_s=10)
-    await wake.close()
     assert (await box.desk.view("bob"))["status"] == "paused"
 
 
@@ -131,20 +130,17 @@ async def test_what_is_no_plain_answer_wakes_nobody(
     wake = ApiWake(await answering(said), TOKEN)
     with pytest.raises(error, match=words):
         await wake.wake("a1", within_s=0.3 if said == b"" else 10)
-    await wake.close()
 
 
 async def test_an_agent_that_is_not_known_there_is_told_as_removed(answering: Callable[[bytes], Any]) -> None:
     wake = ApiWake(await answering(answer("404 Not Found", b'{"code":"not_found","detail":"x"}')), TOKEN)
     assert (await wake.wake("a1", within_s=10)).status == "removed"
-    await wake.close()
 
 
 async def test_nobody_there_is_said_at_once() -> None:
     wake = ApiWake("http://127.0.0.1:9", TOKEN)
     with pytest.raises(DependencyDown, match="cannot be asked"):
         await wake.wake("a1", within_s=10)
-    await wake.close()
 
 
 async def test_what_is_in_the_environment_decides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -158,8 +154,10 @@ async def test_what_is_in_the_environment_decides(tmp_path: Path, caplog: pytest
         wake = api_wake(url | env)
         assert wake is not None
         assert TOKEN not in repr(wake)
-        await wake.close()
     with pytest.raises(ConfigError, match="names no host"):
         api_wake({"HIVE_API_URL": "http:///x", "HIVE_INTERNAL_TOKEN": TOKEN})
+    for given in ("127.0.0.1:3000", "ftp://127.0.0.1", "http://[::1", "http://x:port"):
+        with pytest.raises(ConfigError, match=r"HIVE_API_URL (names no host|is no address)"):
+            api_wake({"HIVE_API_URL": given, "HIVE_INTERNAL_TOKEN": TOKEN})
     with pytest.raises(ConfigError, match="is no token"):
         api_wake(url | {"HIVE_INTERNAL_TOKEN": "tökén"})

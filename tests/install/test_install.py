@@ -24,7 +24,7 @@ from hive.files.layout import Layout
 from hive.files.share import Managed
 from hive.host import systemd
 from hive.host.cgroup import state_label
-from hive.install import conf_file, remains
+from hive.install import conf_file, running
 from hive.install.install import (
     check_host,
     current_version,
@@ -43,7 +43,7 @@ from hive.install.steps import Box, enabled
 from hive.install.steps_system import previous
 from hive.settings.file import load_text
 from tests import docker_engine
-from tests.appliance.installation import UNITS, box_of, make_root, make_version, tree
+from tests.install.installation import UNITS, box_of, make_root, make_version, tree
 
 REPOSITORY = Path(__file__).parents[2]
 FIRST, SECOND = "0.1.0-1", "0.2.0-1"
@@ -420,9 +420,9 @@ def test_containers_of_a_hive_that_cannot_be_asked_any_more_are_taken_away(tmp_p
             made[state] = told["Id"]
             assert engine.do(told["Id"], "start") == 204
             assert engine.do(told["Id"], "pause") == 204
-        said = remains.sweep(mine, conf)
+        said = running.sweep(mine, conf)
         assert [line for line in said if "had left at the Docker engine" in line], said
-        assert (engine.state(made[mine]), remains.sweep(mine, conf)) == (None, [])
+        assert (engine.state(made[mine]), running.sweep(mine, conf)) == (None, [])
         assert engine.state(made[others]) is not None
     finally:
         for state in (mine, others):
@@ -432,10 +432,10 @@ def test_containers_of_a_hive_that_cannot_be_asked_any_more_are_taken_away(tmp_p
 def test_without_an_engine_nothing_is_left_at_one(tmp_path: Path) -> None:
     conf = tmp_path / "hive.conf"
     conf.write_text(f"[sandbox]\ndocker_socket = {tmp_path}/docker.sock\n")
-    assert remains.sweep(tmp_path, conf) == []
+    assert running.sweep(tmp_path, conf) == []
     with socket.socket(socket.AF_UNIX) as nobody_listens:
         nobody_listens.bind(f"{tmp_path}/docker.sock")
-        assert "containers of agents may be left" in remains.sweep(tmp_path, conf)[0]
+        assert "containers of agents may be left" in running.sweep(tmp_path, conf)[0]
 
 
 # --- a real environment ------------------------------------------------------------------------------------------
@@ -516,7 +516,7 @@ def quick_directory(tmp_path: Path) -> Iterator[Path]:
 def test_killed_before_any_change_and_inside_any_write_the_same_command_ends_it(
     what: str, least: int, quick_directory: Path
 ) -> None:
-    program = ["-m", f"{__package__}.killed_install"]
+    program = ["-m", "tests.install.killed_install"]
     ran = subprocess.run(
         [sys.executable, *program, what, quick_directory],
         cwd=Path(__file__).parents[2],

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from hive.conditions import TABLE, condition
 from hive.doctor import doctor
 from hive.doctor.checks import backends, check, files, leftovers, memory, running, sandboxes, target, units
 from hive.doctor.checks.check import Check, Status
@@ -573,6 +574,13 @@ def test_files_of_this_host_are_told_by_the_names_of_their_owners(tmp_path: Path
 
 def test_a_fix_is_told_as_who_asks_has_to_type_it() -> None:
     """A user was told `modprobe kvm_intel`, which takes root; root of a box without sudo was told to sudo."""
-    fix = "sudo modprobe kvm_intel || sudo modprobe kvm_amd"
-    assert Subject(kind=TargetKind.NONE, uid=1000).as_typed(fix) == fix
-    assert Subject(kind=TargetKind.NONE, uid=0).as_typed(fix) == "modprobe kvm_intel || modprobe kvm_amd"
+    found = condition("kvm_missing", why="no /dev/kvm")
+    by_user, by_root = (found.at(Subject(kind=TargetKind.NONE, uid=uid).where).fix for uid in (1000, 0))
+    assert by_user == "sudo modprobe kvm_intel || sudo modprobe kvm_amd"
+    assert by_root == "modprobe kvm_intel || modprobe kvm_amd"
+
+
+@pytest.mark.parametrize("code", sorted(TABLE))
+def test_no_fix_names_sudo_by_itself(code: str) -> None:
+    """Root was told to type it by `hive status`, where only the doctor took it out again."""
+    assert "sudo" not in f"{TABLE[code].fix} {TABLE[code].up_fix}".replace("{sudo}", "")
