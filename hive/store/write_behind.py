@@ -130,7 +130,8 @@ class WriteBehind:
             batch.touched[agent] = at
 
     def set_totals(self, agent: str, tokens_in: int, tokens_out: int, requests: int) -> None:
-        self._batch.totals[agent] = (tokens_in, tokens_out, requests)
+        if not self._is_forgotten(agent):
+            self._batch.totals[agent] = (tokens_in, tokens_out, requests)
 
     def set_value(self, key: str, value: bytes, ttl_s: int | None) -> None:
         self._batch.values[key] = (value, ttl_s)
