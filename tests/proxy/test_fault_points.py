@@ -45,7 +45,7 @@ FEWEST = {
     "spool open": 1,
     "spool write": 8,
     "daemon connect": 1,
-    "daemon send": 4,
+    "daemon send": 5,
     "daemon receive": 8,
     "helper connect": 1,
     "helper send": 2,
