@@ -160,7 +160,7 @@ def condition(code: str, /, *, up: bool = False, **facts: Any) -> FoundCondition
     """The condition of this code. `up`: of a `hive up`. KeyError where a fact is missing that its text names.
 
     >>> condition("redis_down", at="redis:6379", why="Authentication required.").text
-    'Redis at redis:6379 is down (Authentication required.): requests are served and counted, its keys are not kept up'
+    'Redis at redis:6379 is down (Authentication required.): its keys get old, all else works'
     """
     row = TABLE[code]
     facts = {name: value if _is_plain(value) else str(value) for name, value in facts.items()}
@@ -204,7 +204,7 @@ _DISK = "df -h {path:quote}; du -xh {path:quote} | sort -h | tail"
 _DAMAGED = "{restore}  # or restart: agents and tokens come from its second copy"
 _REPLACE = "sudo hive install; changes of yours: systemctl edit UNIT"
 _INSTALL = "sudo hive install"
-_REDIS_DOWN = "Redis at {at} is down{why:? (*)}: requests are served and counted, its keys are not kept up"
+_REDIS_DOWN = "Redis at {at} is down{why:? (*)}: its keys get old, all else works"
 _PORT = "ss -ltnp 'sport = :{port}'"
 _MEND = "{sudo}{hive:doctor {check} --fix}"
 _NO_BACKEND = "none answers at any of {count} usual places: agents get 503"
