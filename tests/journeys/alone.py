@@ -40,7 +40,7 @@ from hive.link.messages import (
     Wake,
 )
 from hive.link.server import LinkServer
-from hive.link.usage import UsageBatch
+from hive.link.usage import AgentsActive, UsageBatch
 from hive.settings.table import Paths
 from hive.store.stream import read_lines
 
@@ -74,6 +74,8 @@ class Alone:
         self._told: set[str] = set()
         self.told_twice = 0
         """Events that came twice over one link."""
+        self.active: list[dict[str, float]] = []
+        """What the daemon was told of activity."""
         self.wakes = 0
         self.answers_wakes = True
         """Else the agent sleeps until `wake` is called."""
@@ -125,11 +127,18 @@ class Alone:
                     self.wake(reply)
             case UsageBatch():
                 self._batches.append(message)
+            case AgentsActive(agents=agents):
+                self.active.append(agents)
 
     def wake(self, reply: LinkReply | None = None) -> None:
         """The agent runs: told, or as the answer to the proxy's `Wake`."""
         assert self._daemon_link is not None
         (reply or self._daemon_link.tell)(Open(agent=AGENT, generation=self._generation))
+
+    def lose_link(self) -> None:
+        """The proxy connects again at once."""
+        assert self._daemon_link is not None
+        self._daemon_link.close()
 
     def use_backend(self, address: str) -> None:
         assert self._daemon_link is not None
