@@ -3,7 +3,7 @@
 In every state a request can be in the client leaves, by FIN and by RST, and two moments are noted: the backend's
 connection is closed (what it computes is given up), and the proxy tells the daemon that nothing is in flight (slot,
 place in line, everything is free). The peer is nginx, for those states in which nginx has asked the backend.
-A real proxy process with a real Redis; daemon, helper and backend are in this process. Needs nginx and redis-server.
+A real proxy process; daemon, helper and backend are in this process. Needs nginx.
 Loopback and unix sockets only; ends by itself.
 """
 
@@ -279,9 +279,6 @@ async def run(rounds: int) -> None:
         server = await loop.create_server(BackendConnection, "127.0.0.1", 0, backlog=1024)
         port = server.sockets[0].getsockname()[1]
         nginx = peers.nginx("proxy", backend=port)
-        redis_socket = peers.directory / "redis.sock"
-        peers.run("redis-server", "--port", "0", "--unixsocket", str(redis_socket), "--save", "")
-        await until(redis_socket.exists, what="Redis")
         backend = f"127.0.0.1:{port}"
 
         async def to_nginx() -> Caller:
@@ -290,7 +287,7 @@ async def run(rounds: int) -> None:
             await loop.sock_connect(sock, ("127.0.0.1", nginx.port))
             return Caller(sock, unix=False)
 
-        async with alone(redis_socket, backend=backend, config=CONFIG, tier=Tier.LOW) as hive:
+        async with alone(peers.directory, backend=backend, config=CONFIG, tier=Tier.LOW) as hive:
             print(f"ms after the client left: p50, p99, longest of {rounds} rounds; promised: at most {TARGET_MS:g} ms")
             for state in STATES:
                 for how in ("fin", "rst"):

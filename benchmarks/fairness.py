@@ -5,7 +5,7 @@ take as long as their tokens and say them as usage. What a request will cost the
 the share of tokens of two tenants that always have more to ask, with service times of 10:1; the wait of a tenant
 below its share beside a flood from many agents, and beside one tenant that takes no more than its share, in turn; and
 tokens per second beside first come first served (the same requests, all from one agent). A wait is from the first
-byte sent until the backend begins. Needs redis-server; loopback only; ends by itself after about a minute.
+byte sent until the backend begins. Loopback only; ends by itself after about a minute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 
-import redis
 from proxy import Daemon
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
@@ -107,7 +106,6 @@ class Table(Daemon):
     """The stand-in daemon: tells the proxy all agents of `TENANTS` and the backend with its slots."""
 
     def _here(self, link: Link) -> None:
-        self._link = link
         rows = [
             AgentRow(
                 id=agent,
@@ -297,16 +295,7 @@ async def run(requests: int) -> None:
         backend = await asyncio.start_server(slots.serve, "127.0.0.1", 0)
         started: list[subprocess.Popen[bytes]] = []
         try:
-            started.append(
-                subprocess.Popen(
-                    ["redis-server", "--port", "0", "--unixsocket", str(paths.redis_socket), "--save", ""],
-                    stdout=subprocess.DEVNULL,
-                )
-            )
-            while not paths.redis_socket.exists():
-                await asyncio.sleep(0.02)
-            live: redis.Redis[bytes] = redis.Redis(unix_socket_path=str(paths.redis_socket))
-            table = Table(paths, f"127.0.0.1:{backend.sockets[0].getsockname()[1]}", live)
+            table = Table(paths, f"127.0.0.1:{backend.sockets[0].getsockname()[1]}")
             started.append(
                 subprocess.Popen(
                     [

@@ -17,11 +17,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import psutil
-import redis
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier
 from hive.link.link import Link, LinkReply
@@ -34,6 +33,7 @@ from hive.link.messages import (
     ProxyTable,
 )
 from hive.link.server import LinkServer
+from hive.link.usage import UsageBatch
 from hive.settings.table import Paths
 
 HERE = Path(__file__).parent
@@ -85,13 +85,12 @@ class Peer(NamedTuple):
 
 
 class Daemon:
-    """Stands in for the daemon on the link: tells the proxy one agent and the backend, and passes on the marks."""
+    """Stands in for the daemon on the link: tells the proxy one agent and the backend, and acknowledges usage."""
 
     def __init__(
         self,
         paths: Paths,
         backend: str,
-        live: redis.Redis,
         *,
         kind: BackendKind = BackendKind.LLAMA,
         other_tenant: bool = False,
@@ -99,9 +98,6 @@ class Daemon:
         self._backend = backend
         self._kind = kind
         self._other_tenant = other_tenant
-        self._live = live
-        self._epoch = ""
-        self._link: Link | None = None
         self.port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         LinkServer(
             paths.link_socket,
@@ -113,7 +109,6 @@ class Daemon:
         )
 
     def _here(self, link: Link) -> None:
-        self._link = link
         digest = hashlib.sha256(TOKEN.encode()).hexdigest()
         row = AgentRow(
             id="bench", name="bench", generation=1, gate="open", status="running", tier=Tier.HIGH, model_digest=digest
@@ -125,24 +120,11 @@ class Daemon:
         link.tell(Hello(role="daemon", epoch="bench"))
         link.tell(DaemonTable(agents=agents, backend=backend, models=[ModelInfo(name="m")], marks={}))
 
-    def _heard(self, _link: Link, message: LinkMessage, _reply: LinkReply | None) -> None:
-        if isinstance(message, Hello):
-            self._epoch = message.epoch
+    def _heard(self, link: Link, message: LinkMessage, _reply: LinkReply | None) -> None:
         if isinstance(message, ProxyTable) and not self.port.done():
             self.port.set_result(message.port)
-
-    def commit(self) -> None:
-        """All that is in the stream counts as committed (what the real daemon does with SQLite)."""
-        last: Any = self._live.xrevrange("hive:usage", count=1)
-        if last and self._link is not None:
-            fields = last[0][1]
-            self._live.xtrim("hive:usage", maxlen=0)
-            self._link.tell(Marks(marks={self._epoch: int(fields.get(b"to", fields[b"n"]))}))
-
-    async def commit_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(0.2)
-            await asyncio.to_thread(self.commit)
+        if isinstance(message, UsageBatch):  # what the real daemon does after its transaction
+            link.tell(Marks(marks={message.epoch: message.items[-1].last}))
 
 
 class Peers:
@@ -155,7 +137,6 @@ class Peers:
         self._directory = tempfile.TemporaryDirectory(prefix="hive-bench-")
         self.directory = Path(self._directory.name)
         self._started: list[subprocess.Popen[bytes]] = []
-        self._ticker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Peers:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -163,8 +144,6 @@ class Peers:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._ticker is not None:
-            self._ticker.cancel()
         for process in reversed(self._started):
             process.terminate()
         for process in self._started:
@@ -199,7 +178,7 @@ class Peers:
         return Peer("nginx", process.pid, port)
 
     async def hive(self, backend: int, *, kind: BackendKind = BackendKind.LLAMA, other_tenant: bool = False) -> Peer:
-        """Hive's proxy, whole: Redis, spool, link, and an agent of the highest tier with TOKEN.
+        """Hive's proxy, whole: spool, link, and an agent of the highest tier with TOKEN.
 
         `other_tenant`: there is another one, from whom its prompts are kept apart.
         """
@@ -208,14 +187,7 @@ class Peers:
         paths.runtime.mkdir()
         conf = self.directory / "hive.conf"
         conf.write_text(CONF)
-        self.run("redis-server", "--port", "0", "--unixsocket", str(paths.redis_socket), "--save", "")
-        deadline = time.monotonic() + START_S
-        while not paths.redis_socket.exists():
-            if time.monotonic() > deadline:
-                raise SystemExit("redis-server did not start")
-            await asyncio.sleep(0.02)
-        live: redis.Redis = redis.Redis(unix_socket_path=str(paths.redis_socket))
-        daemon = Daemon(paths, f"127.0.0.1:{backend}", live, kind=kind, other_tenant=other_tenant)
+        daemon = Daemon(paths, f"127.0.0.1:{backend}", kind=kind, other_tenant=other_tenant)
         process = self.run(
             *(sys.executable, "-m", "hive", "proxy"),
             *("--state-dir", str(paths.state), "--runtime-dir", str(paths.runtime)),
@@ -226,7 +198,6 @@ class Peers:
             port = await asyncio.wait_for(daemon.port, START_S)
         except TimeoutError:
             raise SystemExit(f"hive proxy did not start:\n{(self.directory / 'hive.log').read_text()}") from None
-        self._ticker = asyncio.get_running_loop().create_task(daemon.commit_for_ever())
         wait_for_port(port)
         return Peer("hive", process.pid, port)
 

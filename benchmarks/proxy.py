@@ -1,6 +1,6 @@
 """Hive's proxy beside nginx's, in one run: `python benchmarks/proxy.py [--seconds 3] [--rounds 5]`.
 
-The full path (token, allowlist, windows, size, body decoded and rebuilt, queue, pooled backend, metering, spool, Redis)
+The full path (token, allowlist, windows, size, body decoded and rebuilt, queue, pooled backend, metering, spool, link)
 against nginx with keep-alive upstreams and no buffering (benchmarks/nginx.conf). Both stand between wrk and the same
 nginx that returns a fixed answer. Interleaved: every round measures each once. Three questions:
 
@@ -9,7 +9,7 @@ nginx that returns a fixed answer. Interleaved: every round measures each once. 
 - what it adds: one connection, the three ways (direct, nginx, Hive) request by request in turn.
 
 `--litellm VENV` adds LiteLLM from a virtual environment (`pip install 'litellm[proxy]'`), in the first and the last.
-Needs nginx, wrk and redis-server. Loopback only; ends by itself.
+Needs nginx and wrk. Loopback only; ends by itself.
 """
 
 from __future__ import annotations

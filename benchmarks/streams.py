@@ -7,7 +7,7 @@ through Hive in turn, everything on: the usage is asked for by Hive and taken ou
 - CPU time of the proxy per chunk, transit of a chunk (p50, p99), chunks lost, memory, with `--streams` at `--rate`;
 - memory per open stream, with `--open` streams that stand still.
 
-Needs nginx and redis-server. Loopback only; ends by itself; `--rounds 2 --seconds 2` in under a minute.
+Needs nginx. Loopback only; ends by itself; `--rounds 2 --seconds 2` in under a minute.
 """
 
 from __future__ import annotations

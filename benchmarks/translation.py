@@ -8,7 +8,7 @@ relayed, Ollama's, Anthropic's and Responses are translated. All see the same st
 
 LiteLLM's proxy beside it in the same run, relaying OpenAI's and translating Anthropic's (it takes no client of
 Ollama's): from `--litellm VENV`, else what tests/tools/setup_litellm.sh left; without, it is left out and that is said.
-Needs redis-server. Loopback only; ends by itself.
+Loopback only; ends by itself.
 """
 
 from __future__ import annotations

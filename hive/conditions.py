@@ -166,7 +166,7 @@ def condition(code: str, /, *, up: bool = False, **facts: Any) -> FoundCondition
     """The condition of this code. `up`: of a `hive up`. KeyError where a fact is missing that its text names.
 
     >>> condition("redis_down", at="redis:6379", why="Authentication required.").text
-    'Redis at redis:6379 is down (Authentication required.): requests are served, their usage waits'
+    'Redis at redis:6379 is down (Authentication required.): its keys get old, all else works'
     """
     row = TABLE[code]
     facts = {name: value if _is_plain(value) else str(value) for name, value in facts.items()}
@@ -211,6 +211,7 @@ _DISK = "df -h {path:quote}; du -xh {path:quote} | sort -h | tail"
 _DAMAGED = "{restore}  # or restart: agents and tokens come from its second copy"
 _REPLACE = "{sudo}hive install; changes of yours: systemctl edit UNIT"
 _INSTALL = "{sudo}hive install"
+_REDIS_DOWN = "Redis at {at} is down{why:? (*)}: its keys get old, all else works"
 _PORT = "ss -ltnp 'sport = :{port}'"
 _MEND = "{sudo}{hive:doctor {check} --fix}"
 _NO_BACKEND = "none answers at any of {count} usual places: agents get 503"
@@ -239,10 +240,8 @@ TABLE: dict[str, Row] = {
     "helper_disconnected": _error(
         "the helper is not connected: no agent can be started, paused or woken", "{look:sandbox}"
     ),
-    "redis_down": _error("Redis at {at} is down{why:? (*)}: requests are served, their usage waits", "{look:redis}"),
-    "redis_of_url_down": _error(
-        "Redis at {at} is down{why:? (*)}: requests are served, their usage waits", "{hive:doctor redis}"
-    ),
+    "redis_down": _error(_REDIS_DOWN, "{look:redis}"),
+    "redis_of_url_down": _error(_REDIS_DOWN, "{hive:doctor redis}"),
     "disk_nearly_full": _error("the disk of {path} has {free_bytes:MiB} left: writes fail soon", _DISK),
     "usage_waits_for_disk": _error("usage waits, it cannot be written: {why}", _DISK),
     "usage_waits": _error("usage waits, it cannot be written: {why}", "{hive:doctor sqlite disk}"),

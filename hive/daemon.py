@@ -74,6 +74,7 @@ from hive.host.process import identify
 from hive.link.link import LinkReply
 from hive.link.messages import AgentRow, DaemonTable, Done, Ended, Marks, Open, ProxyTable, Refused
 from hive.link.responses import FromProxy
+from hive.link.usage import UsageBatch
 from hive.sandbox.client import SandboxClient
 from hive.settings.file import SettingOrigin
 from hive.settings.table import Paths, Settings
@@ -324,6 +325,7 @@ class Daemon:
             await asyncio.wait_for(self._known(), RECONCILED_WITHIN_S)
         await self._listen()
         spawn(self._usage.run(), name="usage")
+        spawn(self._usage.take_over(), name="old usage")
         self._spawn(self.sleeper.run(), "idle")
         self._spawn(self._journal.run(), "audit")
         self._spawn(UsageHistory(self._database, self._settings.daemon).run(), "usage history")
@@ -485,6 +487,7 @@ class Daemon:
         return self.world.row(agent, self.roster.get(agent.id))
 
     def proxy_here(self, table: ProxyTable) -> None:
+        self._usage.proxy_here()
         self.roster.proxy_table(table.agents)
         self._courier.proxy_here()
         self._prewarmer.proxy_here()
@@ -500,9 +503,20 @@ class Daemon:
     def wake(self, agent: str, cause: str, answer: Callable[[Open | Refused], None]) -> None:
         self.roster.wake(agent, cause, answer)
 
+    def usage(self, batch: UsageBatch) -> None:
+        self._usage.take(batch)
+
+    def active(self, agents: dict[str, float]) -> None:
+        for agent, at in agents.items():
+            if self.roster.get(agent) is not None:  # one that was just removed has no keys any more
+                self._live.touch(agent, at)
+
     def _used(self, events: list[UsageEvent]) -> None:
         self._counters.add(events)
         self._prewarmer.used(events)
+        for agent in {event.agent_id for event in events}:
+            if self.roster.get(agent) is not None:
+                self._show_totals(agent)
 
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None:
         self._responses.hear(message, reply)
@@ -544,13 +558,14 @@ class Daemon:
         """All that only the daemon can rebuild."""
         for life in self.roster:
             self.world.put(life.agent)
-            used = self._counters.used(life.agent.id)
-            self._live.set_totals(
-                life.agent.id, tokens_in=used.tokens_in, tokens_out=used.tokens_out, requests=used.requests
-            )
+            self._show_totals(life.agent.id)
         self._live.set_backend(self.world.backend)
         self._live.set_models(self.world.models)
         self._config.say_to_redis()
+
+    def _show_totals(self, agent: str) -> None:
+        used = self._counters.used(agent)
+        self._live.set_totals(agent, tokens_in=used.tokens_in, tokens_out=used.tokens_out, requests=used.requests)
 
 
 # The program ----------------------------------------------------------------------------------------------------------

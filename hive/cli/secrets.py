@@ -81,7 +81,7 @@ def rotate(
     It asks first: what reads the secret answers nobody while it is restarted, and agents' requests wait.
 
     Examples:
-      hive secrets rotate redis-proxy
+      hive secrets rotate redis-daemon
       hive secrets rotate box-key --yes
     """
     from hive.files.layout import Layout

@@ -214,7 +214,7 @@ def _redis(redis: Answer) -> str:
     if redis["up"]:
         return f"{redis['at']}, up"
     why = harmless(redis["why"]) or "not asked yet"
-    return f"{redis['at']}, DOWN: {why} (requests flow, their usage waits)"
+    return f"{redis['at']}, DOWN: {why} (requests flow and are counted)"
 
 
 def _backend_line(backend: Answer, version: str, *, up: bool) -> str:

@@ -7,7 +7,6 @@ and the GPUs' driver at that moment. A figure that cannot be asked is left out, 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -73,8 +72,8 @@ TABLE = (
         "up", MetricKind.GAUGE, ("part",), "Whether a part does its work: `proxy`, `helper`, `redis`, `database`."
     ),
     MetricRow("problem", MetricKind.GAUGE, ("code", "severity"), "1 for each thing that is wrong now (conditions.md)."),
-    MetricRow("usage_waiting", MetricKind.GAUGE, (), "Entries of the usage stream that are not in SQLite yet."),
-    MetricRow("usage_lag_seconds", MetricKind.GAUGE, (), "Age of the oldest of them, 0 without any."),
+    MetricRow("usage_waiting", MetricKind.GAUGE, (), "Usage events from the proxy that are not in SQLite yet."),
+    MetricRow("usage_lag_seconds", MetricKind.GAUGE, (), "How long the oldest of them has waited, 0 without any."),
     MetricRow("usage_lost", MetricKind.COUNTER, (), "Usage events that are known to be lost."),
     MetricRow("responses_kept", MetricKind.GAUGE, (), "Responses that are kept for agents."),
     MetricRow("responses_kept_bytes", MetricKind.GAUGE, (), "What they are counted as."),
@@ -115,16 +114,11 @@ class Scraper:
     async def scrape(self) -> bytes:
         """The exposition: tens of milliseconds, seconds where a part hangs."""
         paused = [life.agent.id for life in self.roster if life.status is AgentStatus.PAUSED]
-        (gpus, stats, queue, activity), (waiting, oldest_at, is_sound, kept) = await asyncio.gather(
+        (gpus, stats, queue, activity), (is_sound, kept) = await asyncio.gather(
             asyncio.gather(
                 self.gpus.seen(), _told(self.helper.stat([])), _told(self.gates.queue()), _told(self.gates.activity())
             ),
-            asyncio.gather(
-                _told(self.live.usage_length()),
-                _told(self.live.oldest_usage_at()),
-                self._is_database_sound(),
-                _told(self.responses.total()),
-            ),
+            asyncio.gather(self._is_database_sound(), _told(self.responses.total())),
         )
         swapped = None if stats is None else sum(stats[agent].swap_bytes for agent in paused if agent in stats)
         values: dict[str, Values | None] = {
@@ -147,8 +141,8 @@ class Scraper:
             "queue_running": _just(None if queue is None else queue.queue.running),
             "responses_kept": _just(None if kept is None else kept.responses),
             "responses_kept_bytes": _just(None if kept is None else kept.bytes),
-            "usage_waiting": _just(waiting),
-            "usage_lag_seconds": _just(None if waiting is None else max(0.0, time.time() - (oldest_at or time.time()))),
+            "usage_waiting": _just(self.consumer.waiting),
+            "usage_lag_seconds": _just(self.consumer.lag_s),
         }
         return exposition(values)
 

@@ -42,6 +42,7 @@ from hive.link.prompts import Prewarm, Prewarmed
 from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
 from hive.link.responses import AskHistory, AskInputItems, AskResponse, DropResponse, FromProxy, KeepResponse
 from hive.link.server import LinkServer
+from hive.link.usage import AgentsActive, UsageBatch
 
 log = logging.getLogger("hive.daemon")
 
@@ -71,6 +72,12 @@ class ProxyEvents(Protocol):
     def look_for_models(self, answer: Callable[[Done], None]) -> None: ...
 
     def about_responses(self, message: FromProxy, reply: LinkReply | None) -> None: ...
+
+    def usage(self, batch: UsageBatch) -> None: ...
+
+    def active(self, agents: dict[str, float]) -> None:
+        """These agents were active, each at that time (Unix seconds)."""
+        ...
 
 
 class ProxyGates:
@@ -215,6 +222,10 @@ class ProxyGates:
                 self._events.look_for_models(reply)
             case KeepResponse() | AskHistory() | AskResponse() | AskInputItems() | DropResponse():
                 self._events.about_responses(message, reply)
+            case UsageBatch():
+                self._events.usage(message)
+            case AgentsActive(agents=agents):
+                self._events.active(agents)
             case _ if reply is not None:
                 reply(failed(HiveError(f"{type(message).__name__} is not for the daemon")))
             case _:

@@ -1,7 +1,7 @@
-"""Usage events from the stream into SQLite, each exactly once (design.md §5).
+"""Usage events from the proxy's spool into SQLite, each exactly once (design.md §5).
 
-An entry is acknowledged only after the transaction that holds its row, so a crash in between means reading it again,
-and the row's key makes the second time harmless. The mark of a proxy epoch tells that proxy how far it may forget.
+A batch is acknowledged, by the mark of its epoch, only after the transaction that holds its rows, so a crash in between
+means getting it again, and the row's key makes the second time harmless. Redis gets a copy of what was committed.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection
 
 import msgspec
 
 from hive.domain import UsageEvent
 from hive.errors import DependencyDown, HiveError, StoreFull
+from hive.link.usage import UsageBatch
 from hive.store import rollups, usage
 from hive.store.database import Database
-from hive.store.live import BLOCK_MS, Live, StreamEntry
-from hive.store.stream import ToldRange, read_all
+from hive.store.live import Live
+from hive.store.stream import ToldRange, entries_of, read_entry, read_lines
 from hive.store.usage import UsageMark
 
 log = logging.getLogger("hive.usage")
 
-BATCH = 1000
-GATHER_S = 0.1
-"""Events that come within this share a transaction; it is also how late `hive usage` may be."""
+OLD_BATCH = 1000
 RETRY_S = (0.1, 5.0)
 
 
@@ -77,11 +77,11 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class UsageConsumer:
-    """The one reader of `hive:usage`; the owner spawns `run` once, after `load`.
+    """The one writer of usage rows; the owner spawns `run` and `take_over` once each, after `load`.
 
     `on_marks(changed)`: proxy epoch → highest number below which all is settled, after each commit that moved
     one. `on_usage(events)`: the events whose rows that commit really added. `degraded`: why nothing can be
-    committed now, empty where all is well; nothing is lost meanwhile, the stream keeps it.
+    committed now, empty where all is well; nothing is lost meanwhile, the proxy's spool keeps it.
     """
 
     def __init__(
@@ -91,24 +91,26 @@ class UsageConsumer:
         *,
         on_marks: Callable[[dict[str, int]], None],
         on_usage: Callable[[list[UsageEvent]], None],
-        gather_s: float = GATHER_S,
     ) -> None:
         self._live = live
         self._database = database
         self._on_marks = on_marks
         self._on_usage = on_usage
-        self._gather_s = gather_s
         self._marks: dict[str, UsageMark] = {}
         self._settled: dict[str, Settled] = {}
         self._added: list[UsageEvent] = []
         self._moved: dict[str, int] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._caught_up = asyncio.Event()
+        self._batches: deque[tuple[float, UsageBatch]] = deque()
+        """Not in SQLite yet, each with the time (monotonic) at which it came; the first may be on its way there."""
+        self._something = asyncio.Event()
+        self._one_commit = asyncio.Lock()
+        self._taken_over = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
         self.degraded = ""
         self.is_disk_full = False
         """True if a full disk is the reason."""
         self.foreign = 0
-        """Entries that were none of Hive's."""
+        """Batches and entries that were none of Hive's."""
 
     def __repr__(self) -> str:
         return f"<UsageConsumer {len(self._marks)} epochs, {self.lost} lost{', ' * bool(self.degraded)}{self.degraded}>"
@@ -123,82 +125,124 @@ class UsageConsumer:
         """Events known to be lost, of all epochs remembered."""
         return sum(mark.lost for mark in self._marks.values())
 
+    @property
+    def waiting(self) -> int:
+        """Events that came from the proxy and are not in SQLite."""
+        return sum(item.events for _, batch in self._batches for item in batch.items)
+
+    @property
+    def lag_s(self) -> float:
+        """Time for which the oldest of them has waited; 0 without any."""
+        return time.monotonic() - self._batches[0][0] if self._batches else 0.0
+
     async def load(self) -> None:
         """Reads the marks. Raises as `Database.read`."""
         self._marks = await self._database.read(usage.marks)
         self._settled = {epoch: Settled.of(mark) for epoch, mark in self._marks.items()}
 
+    def take(self, batch: UsageBatch) -> None:
+        """A batch came. The proxy bounds how much it sends before it is acknowledged."""
+        self._batches.append((time.monotonic(), batch))
+        self._something.set()
+
+    def proxy_here(self) -> None:
+        """A proxy has connected anew: it sends again all that is not acknowledged."""
+        while len(self._batches) > 1:  # the first may be on its way into SQLite
+            self._batches.pop()
+
     async def run(self) -> None:
-        """Reads and commits for ever; what this daemon was given in an earlier life comes first."""
-        self._task = asyncio.current_task()
-        pending, delay = True, RETRY_S[0]
+        """Commits what comes, for ever."""
+        self._note_task()
         while True:
-            was_pending = pending
+            await self._something.wait()
+            self._something.clear()
+            while self._batches:
+                await self._commit_batch(self._batches[0][1])
+                self._batches.popleft()
+
+    async def take_over(self) -> None:
+        """Commits what a Hive before 0.2 left in the stream; from then on the stream holds copies of what is in SQLite.
+
+        Returns once that is done, as soon as there is a Redis.
+        """
+        self._note_task()
+        delay = RETRY_S[0]
+        while True:
             try:
-                block_ms = BLOCK_MS if self._caught_up.is_set() else 1
-                entries = await self._live.read_usage(pending=pending, count=BATCH, block_ms=block_ms)
-                if entries:
-                    await self._commit(entries)
-                    await self._live.settle_usage([entry.id for entry in entries])
-                pending = pending and bool(entries)
-                delay = RETRY_S[0]
+                while entries := await self._live.old_usage(OLD_BATCH):
+                    told = [one for entry in entries for one in self._known(read_entry(entry.fields), entry.id)]
+                    await self._commit(told)
+                    await self._live.settle_old_usage([entry.id for entry in entries])
             except DependencyDown:
-                # Some entries may have been given to this reader without reaching it.
-                pending = True
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, RETRY_S[1])
-                continue
-            if len(entries) < BATCH:
-                if not was_pending:
-                    self._caught_up.set()
-                await asyncio.sleep(self._gather_s)
+            else:
+                break
+        self._taken_over.set()
+
+    def _note_task(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.append(task)
 
     async def close(self) -> None:
-        """Ends `run`. A commit that is under way may still happen; its entries will be read again."""
-        if self._task is not None:
+        """Ends `run` and `take_over`. A commit that is under way may still happen; its events will come again."""
+        for task in self._tasks:
             # Again and again: on Python 3.11 wait_for, which redis-py uses, may swallow a cancellation (gh-86296).
-            while not self._task.done():
-                self._task.cancel()
-                await asyncio.wait([self._task], timeout=1)
+            while not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=1)
 
     async def prune(self, spooled: Collection[str]) -> None:
         """Forgets marks that are needed no more; `spooled`: epochs with a spool at the proxy.
 
-        Waits until all that was in the stream is read: it may hold again what is settled, and its row pruned.
+        Waits until the old stream is read: it may hold again what is settled, and its row pruned.
         """
-        await self._caught_up.wait()
+        await self._taken_over.wait()
         now = time.time()
         for epoch in await self._database.write(lambda conn: usage.prune_marks(conn, spooled=spooled, now=now)):
             self._marks.pop(epoch, None)
             self._settled.pop(epoch, None)
 
-    async def _commit(self, entries: Sequence[StreamEntry]) -> None:
-        """Brings the entries into SQLite, however long that takes."""
+    async def _commit_batch(self, batch: UsageBatch) -> None:
         told: list[ToldRange] = []
-        for entry in entries:
-            found = read_all(entry.fields)
-            if not found:
-                self.foreign += 1
-                log.error("usage_entry_foreign entry=%s fields=%.200r", entry.id.decode(), entry.fields)
-            for one in found:
-                if one.event is None:
-                    log.warning("usage_lost epoch=%s first=%d last=%d why=%s", one.epoch, one.first, one.last, one.why)
-            told += found
+        settled_to = self._settled.get(batch.epoch, Settled()).mark
+        if batch.committed_to > settled_to:
+            why = "committed to a database that was replaced"
+            told.append(ToldRange(epoch=batch.epoch, first=settled_to + 1, last=batch.committed_to, why=why))
+        for item in batch.items:
+            told += self._known(read_lines(batch.epoch, *item), batch.epoch)
+        await self._commit(told)
+        if self._taken_over.is_set():
+            self._live.add_usage(entries_of(batch.epoch, batch.items))
+
+    def _known(self, found: list[ToldRange], where: object) -> list[ToldRange]:
+        if not found:
+            self.foreign += 1
+            log.error("usage_foreign at=%r", where)
+        for one in found:
+            if one.event is None:
+                log.warning("usage_lost epoch=%s first=%d last=%d why=%s", one.epoch, one.first, one.last, one.why)
+        return found
+
+    async def _commit(self, told: list[ToldRange]) -> None:
+        """Brings them into SQLite, however long that takes."""
         delay = RETRY_S[0]
-        while told:
-            try:
-                await self._store(told)
-                break
-            except HiveError as error:
-                if not self.degraded:
-                    log.error("usage_not_committed events=%d error=%s", len(told), error)
-                self.degraded, self.is_disk_full = error.message, isinstance(error, StoreFull)
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, RETRY_S[1])
-        if self.degraded:
-            log.info("usage_committed_again")
-            self.degraded, self.is_disk_full = "", False
-        self._tell()
+        async with self._one_commit:
+            while told:
+                try:
+                    await self._store(told)
+                    break
+                except HiveError as error:
+                    if not self.degraded:
+                        log.error("usage_not_committed events=%d error=%s", len(told), error)
+                    self.degraded, self.is_disk_full = error.message, isinstance(error, StoreFull)
+                    await asyncio.sleep(delay)
+                    delay = min(2 * delay, RETRY_S[1])
+            if self.degraded:
+                log.info("usage_committed_again")
+                self.degraded, self.is_disk_full = "", False
+            self._tell()
 
     def _tell(self) -> None:
         added, self._added = self._added, []

@@ -24,7 +24,7 @@ STORES = frozenset({DATABASE, RESPONSES})
 """SQLite's files, which are more than one file while they are open."""
 PORTS = "ports.json"
 BOX_KEY_BYTES = 32
-SECRET_NAMES = ("box-key", "internal-token", "redis-daemon", "redis-proxy", "api-token")
+SECRET_NAMES = ("box-key", "internal-token", "redis-daemon", "api-token")
 
 
 class BackupPart(NamedTuple):

@@ -1,4 +1,4 @@
-"""The rights at the appliance's own Redis: one user for each of Hive's services, one for people, no other. Pure.
+"""The rights at the appliance's own Redis: one user for Hive's daemon, one for people, no other. Pure.
 
 The rules are selectors (Redis 7.0): a command is let through where one of them allows the command *and* all its keys.
 A test holds them against everything store/live.py does.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from hive.store import keys
 from hive.store.channels import CHANNELS
 
-SERVICES = ("daemon", "proxy")
+SERVICES = ("daemon",)
 """Each has a password, a secret of the appliance."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NOTHING = "resetkeys resetchannels clearselectors -@all"
@@ -52,12 +52,6 @@ def _may(commands: str, *patterns: str) -> str:
     return f"({' '.join([*(f'+{command}' for command in commands.split()), *patterns])})"
 
 
-_ANY_AGENTS = (
-    _may("del", "%W~hive:agent:*", f"%W~{keys.VM_INSTANCES}", f"%W~{keys.VM_CIDS}"),
-    _may("mget", f"%R~{keys.VM_INSTANCES}", f"%R~{keys.VM_CIDS}"),
-)
-"""Rights for forgetting an agent: its keys are found by SCAN."""
-
 _RULES: dict[str, tuple[str, ...]] = {
     "daemon": (
         *(f"&{channel}" for channel in CHANNELS.values()),
@@ -67,6 +61,7 @@ _RULES: dict[str, tuple[str, ...]] = {
             f"%W~{keys.agent_paused('*')}",
             f"%W~{keys.agent_tier('*')}",
             f"%W~{keys.agent_prompt('*')}",
+            f"%W~{keys.agent_activity('*')}",
             f"%W~{keys.PROMPTS}",
             f"%W~{keys.VM_INSTANCES}",
             f"%W~{keys.VM_CIDS}",
@@ -76,18 +71,12 @@ _RULES: dict[str, tuple[str, ...]] = {
         ),
         _may("del", f"%W~{keys.PROMPTS}"),
         _may("sadd expire", f"%W~{keys.prompt_agents('*')}"),
-        *_ANY_AGENTS,
+        # An agent that is forgotten: what leads to it is found by SCAN.
+        _may("del", "%W~hive:agent:*", f"%W~{keys.VM_INSTANCES}", f"%W~{keys.VM_CIDS}"),
+        _may("mget", f"%R~{keys.VM_INSTANCES}", f"%R~{keys.VM_CIDS}"),
         _may("hset", f"%W~{keys.agent_tokens('*')}"),
-        _may("zrange zrem", f"~{keys.AGENTS_ACTIVITY}"),
-        _may("xreadgroup xack xdel xlen xrange xgroup|create", f"~{keys.USAGE_STREAM}"),
-    ),
-    "proxy": (
-        "+ping +info +scan",
-        _may("set", f"%W~{keys.agent_activity('*')}"),
-        *_ANY_AGENTS,
-        _may("hincrby", f"~{keys.agent_tokens('*')}"),
-        _may("zadd zrem zremrangebyscore expire", f"~{keys.AGENTS_ACTIVITY}"),
-        _may("xadd xlen", f"~{keys.USAGE_STREAM}"),
+        _may("zadd zrange zrem zremrangebyscore expire", f"~{keys.AGENTS_ACTIVITY}"),
+        _may("xadd xreadgroup xack xdel xgroup|destroy", f"~{keys.USAGE_STREAM}"),
     ),
 }
 _SHOWN = ("agent", "agents", "vm", "models", "inference", "config")

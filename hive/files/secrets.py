@@ -80,13 +80,6 @@ SECRETS: dict[str, Secret] = {
             redis_user="daemon",
         ),
         Secret(
-            "redis-proxy",
-            "The proxy's password at Redis.",
-            _password,
-            ("hive-redis.service", "hive-proxy.service"),
-            redis_user="proxy",
-        ),
-        Secret(
             "api-token",
             "The first administrator's token at the API on TCP.",
             _token,
@@ -94,6 +87,10 @@ SECRETS: dict[str, Secret] = {
         ),
     )
 }
+
+
+RETIRED = ("redis-proxy",)
+"""Secrets of earlier versions, which nothing reads any more."""
 
 
 class FoundSecret(NamedTuple):
@@ -128,6 +125,17 @@ def _look(path: Path, secret: Secret) -> FoundSecret:
         return FoundSecret(secret, found.st_mtime, "not a file")
     exposed = found.st_mode & 0o077 or found.st_uid != os.geteuid()
     return FoundSecret(secret, found.st_mtime, "others can get at it" if exposed else "")
+
+
+def retired(layout: Layout) -> list[str]:
+    """Names of those of RETIRED that are there."""
+    return [name for name in RETIRED if os.path.lexists(directory(layout) / name)]
+
+
+def remove_retired(layout: Layout) -> None:
+    """Takes away the secrets of earlier versions. Raises NotPermitted."""
+    for name in retired(layout):
+        remove(directory(layout) / name)
 
 
 def generate(layout: Layout) -> list[str]:
@@ -287,5 +295,5 @@ def _finish(layout: Layout, secret: Secret, *, wait: bool) -> list[str]:
 
 def remove_all(layout: Layout) -> None:
     """Takes away every secret and what an interrupted call left of one. Raises NotPermitted, StoreFull."""
-    for name in (*SECRETS, ROTATING):
+    for name in (*SECRETS, *RETIRED, ROTATING):
         remove(directory(layout) / name)

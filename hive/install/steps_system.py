@@ -250,10 +250,12 @@ class Leftovers(QuietStep):
         self._wanted = wanted
 
     def plan(self) -> list[str]:
-        return [f"remove {path}" for path in self._outdated()]
+        unread = [f"{layout.SECRETS}/{name}" for name in secrets.retired(self._box.layout)]
+        return [f"remove {path}" for path in (*self._outdated(), *unread)]
 
     def do(self) -> None:
         self._box.take_away(self._outdated())
+        secrets.remove_retired(self._box.layout)
 
     def plan_undo(self, *, purge: bool) -> list[str]:  # noqa: ARG002
         return [f"remove {path}" for path in self._left()]

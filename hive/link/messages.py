@@ -23,6 +23,7 @@ from hive.link.responses import (
     ResponseIs,
 )
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
+from hive.link.usage import AgentsActive, UsageBatch
 
 PROTOCOL = 1
 
@@ -251,7 +252,8 @@ class RuntimeSettings(LinkMessage, tag=True, frozen=True, kw_only=True):
 
 
 class Marks(LinkMessage, tag=True, frozen=True, kw_only=True):
-    """proxy epoch → highest event_no below which every usage event is committed to SQLite."""
+    """proxy epoch → highest event_no below which every usage event is committed to SQLite. It acknowledges a
+    `UsageBatch`."""
 
     marks: dict[str, int]
 
@@ -572,6 +574,8 @@ AnyMessage = (
     | AskInputItems
     | ResponseIs
     | DropResponse
+    | UsageBatch
+    | AgentsActive
     | RuntimeSettings
     | Marks
     | Leaving

@@ -11,7 +11,7 @@ from hive.errors import Saturated
 from hive.wire.http1 import answer_head
 
 RESERVE = 128
-"""Descriptors that are no caller's: listeners, links, Redis, the spool, the admin socket, those just turned away."""
+"""Descriptors that are no caller's: listeners, links, the spool, the admin socket, those just turned away."""
 TURNED_AWAY_MAX = 64
 """Connections turned away that may wait at once for their client to read why."""
 LINGER_S = 1.0

@@ -48,6 +48,7 @@ from hive.link.messages import (
 from hive.link.messages import Listener as ListenerIs
 from hive.link.prompts import Prewarm
 from hive.link.requests import AskModels, AskQueue, CancelRequest
+from hive.link.usage import AgentsActive
 from hive.proxy.api_wake import ApiWake, ToldAgent
 from hive.proxy.connection_limits import Seldom
 from hive.proxy.datapath import DataPath
@@ -60,7 +61,6 @@ from hive.proxy.switching import SwitchingGate
 from hive.proxy.under_way import end_request, not_there, queue_now
 from hive.proxy.usage_spool import UsageSpool
 from hive.settings.table import Paths, Settings
-from hive.store.live import Live
 from hive.tasks import spawn
 from hive.wire.connection import Connection
 from hive.wire.listeners import SocketListener
@@ -69,6 +69,8 @@ log = logging.getLogger("hive.proxy")
 
 DIALLED_S = 5.0
 """The helper itself gives up sooner."""
+ACTIVE_S = 1.0
+"""The agents that were active are told to the daemon this often."""
 SETTLE_S = 0.01
 """The time between two looks at an agent with an unread answer, or with one over TCP, while `Quiet` is owed."""
 
@@ -85,7 +87,6 @@ class ProxyLinks:
         epoch: str,
         settings: Settings,
         *,
-        live: Live,
         usage: UsageSpool,
         api: ApiWake | None = None,
     ) -> None:
@@ -93,8 +94,10 @@ class ProxyLinks:
         self.registry = Registry(self, settings.proxy, settings.tenants)
         self._paths = paths
         self._epoch = epoch
-        self._live = live
         self._usage = usage
+        self._active: dict[str, float] = {}
+        """Agent → its last activity (Unix seconds), where the daemon has not been told."""
+        self._active_due = False
         self._api = api
         self._loop = asyncio.get_running_loop()
         self._settling: set[str] = set()
@@ -165,6 +168,7 @@ class ProxyLinks:
 
     def _daemon_lost(self, link: Link) -> None:  # noqa: ARG002
         log.warning("daemon_lost")
+        self._usage.detach()
         self._switching.daemon_lost()
         for entry in list(self.registry.by_id.values()):
             entry.gate.link_lost()
@@ -187,7 +191,7 @@ class ProxyLinks:
                 self.registry.learn(row)
             case AgentGone(agent=agent):
                 self.registry.forget(agent)
-                self._live.forget_agent(agent)
+                self._active.pop(agent, None)
             case DaemonTable():
                 self._learn_all(message)
             case BackendChanged(backend=backend, models=models):
@@ -213,8 +217,10 @@ class ProxyLinks:
         self._on_settings(table.runtime_settings)
         self._switching.heard(table)  # before the gates open for the requests that wait at them
         for entry in self.registry.replace_all(table.agents, table.internal_digest):
-            self._live.forget_agent(entry.row.id)
+            self._active.pop(entry.row.id, None)
         self._usage.marks(table.marks)
+        self._usage.attach(self._daemon.link.tell)
+        self._tell_active()
         for entry in self.registry.by_id.values():
             entry.gate.wake_again()
         self._on_heard()
@@ -289,6 +295,19 @@ class ProxyLinks:
             entry.gate.open(told.generation)
         elif not self._daemon.connected:
             entry.gate.not_woken(told.status)
+
+    def touch(self, agent: str, at: float) -> None:
+        """The agent was active at `at` (Unix seconds). Tells the daemon within ACTIVE_S, or when it is back."""
+        self._active[agent] = at
+        if not self._active_due:
+            self._active_due = True
+            self._loop.call_later(ACTIVE_S, self._tell_active)
+
+    def _tell_active(self) -> None:
+        self._active_due = False
+        if self._active and self._daemon.connected:
+            self._daemon.link.tell(AgentsActive(agents=self._active))
+            self._active = {}
 
     def tell_quiet(self, agent: str) -> None:
         with contextlib.suppress(HiveError):

@@ -90,7 +90,6 @@ TABLE: tuple[MetricRow, ...] = (
     MetricRow("request_body_bytes", MetricKind.GAUGE, (), "Request bodies held now."),
     MetricRow("request_body_bytes_limit", MetricKind.GAUGE, (), "How much of them may be held."),
     MetricRow("usage_backlog", MetricKind.GAUGE, (), "Usage events the daemon has not committed."),
-    MetricRow("redis_up", MetricKind.GAUGE, (), "Whether Redis answers."),
     MetricRow("daemon_up", MetricKind.GAUGE, (), "Whether the daemon is connected."),
     MetricRow("draining", MetricKind.GAUGE, (), "Whether the proxy is on its way out."),
 )

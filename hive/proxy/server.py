@@ -20,7 +20,6 @@ import msgspec
 import uvloop
 
 from hive.errors import DependencyDown, HiveError, Saturated
-from hive.host.credentials import credential
 from hive.host.notify import Notifier
 from hive.host.process import raise_descriptor_limit
 from hive.host.sockets import TCP, UNIX, VSOCK, is_listening, take_sockets
@@ -42,8 +41,6 @@ from hive.proxy.under_way import models_in_use
 from hive.proxy.usage_spool import UsageSpool
 from hive.settings.runtime import with_runtime
 from hive.settings.table import Paths, Settings
-from hive.store.live import Live
-from hive.store.redis_at import redis_at
 from hive.tasks import spawn
 from hive.wire import connection as wire
 from hive.wire.budget import HalfOpen
@@ -93,11 +90,8 @@ class ProxyServer:
         self._loop = asyncio.get_running_loop()
         self.epoch = f"{int(time.time()):x}{secrets.token_hex(3)}"
         self._deadlines = Deadlines()
-        self._live = Live(redis_at(paths.redis_socket, "proxy", os.environ, credential))
-        self._usage = UsageSpool(paths.spool, self.epoch, self._live)
-        self._links = ProxyLinks(
-            paths, self.epoch, settings, live=self._live, usage=self._usage, api=api_wake(os.environ)
-        )
+        self._usage = UsageSpool(paths.spool, self.epoch)
+        self._links = ProxyLinks(paths, self.epoch, settings, usage=self._usage, api=api_wake(os.environ))
         self.registry = self._links.registry
         self._readers = DeepReaders()
         self.path = DataPath(
@@ -150,7 +144,6 @@ class ProxyServer:
         self._listen_vsock()
         self._readers.start()
         spawn(self._usage.run(), name="usage log")
-        spawn(self._live.run(), name="redis")
         self._links.start(
             self.path,
             self.ingress,
@@ -173,9 +166,8 @@ class ProxyServer:
         log.info("proxy_drained cut=%d s=%.1f", self._in_flight(), time.monotonic() - begun_at)
         await self._cut()
         self._readers.close()
+        await self._usage.close()  # which tells the daemon, if it is there
         self._links.close()
-        await self._usage.close()
-        await self._live.close()
         self._close_admin()
         self._deadlines.close()
 
@@ -298,7 +290,6 @@ class ProxyServer:
         read("usage_backlog", lambda: self._usage.waiting)
         read("usage_lost", lambda: self._usage.lost)
         read("responses_not_kept", lambda: 0 if path.stored is None else path.stored.dropped)
-        read("redis_up", lambda: self._live.up)
         read("daemon_up", lambda: self._links.daemon_up)
         read("draining", lambda: path.draining)
 
@@ -426,7 +417,7 @@ class ProxyServer:
             connection.owner.gate.settle(time.monotonic())
 
     def _touch(self, agent: str) -> None:
-        self._live.touch(agent, time.time())
+        self._links.touch(agent, time.time())
 
 
 def _agent_sleeps(connection: wire.Connection) -> bool:

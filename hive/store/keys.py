@@ -9,6 +9,7 @@ MODELS_S = 300
 
 USAGE_STREAM = "hive:usage"
 USAGE_GROUP = "daemon"
+"""Made by a Hive before 0.2, whose proxy sent usage through the stream."""
 AGENTS_ACTIVITY = "hive:agents:activity"
 MODELS_AVAILABLE = "hive:models:available"
 INFERENCE_BACKEND = "hive:inference:backend"

@@ -3,7 +3,7 @@ connect.
 
 Two ways to use it. *Say* (`put_agent`, `touch`, `publish` …): never waits and never fails; `run`, a task of the
 owner, writes what was said in one pipeline, keeps trying while Redis is away, and says everything about agents again
-to a Redis that came back empty. *Ask* (the `usage` verbs, `activity`): awaits a bounded round trip, raises
+to a Redis that came back empty. *Ask* (`activity`, the verbs for old usage): awaits a bounded round trip, raises
 DependencyDown.
 """
 
@@ -13,12 +13,11 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import redis.asyncio as aioredis
 import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -28,14 +27,13 @@ from hive.errors import DependencyDown
 from hive.store import keys
 from hive.store.channels import CHANNELS
 from hive.store.redis_at import RedisAt
-from hive.store.write_behind import AgentKeys, Batch, WriteBehind
+from hive.store.stream import StreamFields
+from hive.store.write_behind import ENTRIES, AgentKeys, Batch, WriteBehind
 
 log = logging.getLogger("hive.store")
 
 OP_TIMEOUT_S = 1.0
 """Nothing in the data path waits for Redis, so this only bounds how late a dead one is noticed."""
-BLOCK_MS = 5000
-"""An idle daemon asks for usage this seldom; twice a second cost it and Redis 0.1 % of a core."""
 GATHER_S = 0.05
 """Time over which writes are gathered; they go out in one pipeline."""
 AGENTS_AT_ONCE = 250
@@ -81,22 +79,16 @@ class Live:
         self._sweep_at = float("-inf")
         self._something = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._op_timeout_s = op_timeout_s
-        self._redis = self._client(op_timeout_s)
-        self._reader = self._client(op_timeout_s + BLOCK_MS / 1000)
-        """For what waits in Redis for something new; it connects when it is first used."""
-
-    def __repr__(self) -> str:
-        return f"<Live {'up' if self.up else 'down'} {self._waiting!r}>"
-
-    def _client(self, answer_s: float) -> aioredis.Redis:
-        return self.at.client(
-            socket_timeout=answer_s,
-            socket_connect_timeout=self._op_timeout_s,
+        self._redis = self.at.client(
+            socket_timeout=op_timeout_s,
+            socket_connect_timeout=op_timeout_s,
             retry=Retry(NoBackoff(), 0),
             redis_connect_func=self._connected,
             protocol=2,
         )
+
+    def __repr__(self) -> str:
+        return f"<Live {'up' if self.up else 'down'} {self._waiting!r}>"
 
     @property
     def messages_dropped(self) -> int:
@@ -113,9 +105,8 @@ class Live:
             if self.up:
                 with contextlib.suppress(DependencyDown):
                     await self._flush()
-        for client in (self._redis, self._reader):
-            with contextlib.suppress(redis.exceptions.RedisError, OSError):
-                await client.aclose()
+        with contextlib.suppress(redis.exceptions.RedisError, OSError):
+            await self._redis.aclose()
 
     # --- say -----------------------------------------------------------------------------------------------------
 
@@ -129,7 +120,7 @@ class Live:
         cid: int | None = None,
         prompt: tuple[str, str] | None = None,
     ) -> None:
-        """Daemon: the keys `paused`, `tier`, `vm:instance`, `vm:cid` of this agent, refreshed until `forget_agent`.
+        """The keys `paused`, `tier`, `vm:instance`, `vm:cid` of this agent, refreshed until `forget_agent`.
 
         `prompt`: hash and text of its system prompt. All agents with the prompt share its keys.
         """
@@ -137,44 +128,44 @@ class Live:
         self._something.set()
 
     def forget_agent(self, agent: str) -> None:
-        """Deletes every key of this agent. The proxy calls it too, so that nothing it buffered comes back."""
+        """Deletes every key of this agent."""
         self._waiting.forget_agent(agent)
         self._something.set()
 
     def touch(self, agent: str, at: float) -> None:
-        """Proxy: the agent was active at `at` (Unix seconds)."""
+        """The agent was active at `at` (Unix seconds)."""
         self._waiting.touch(agent, at)
         self._something.set()
 
-    def count(self, agent: str, tokens_in: int, tokens_out: int) -> None:
-        """Proxy: one more request, for display (exact counts are the stream's business)."""
-        self._waiting.count(agent, tokens_in, tokens_out)
-        self._something.set()
-
     def set_totals(self, agent: str, *, tokens_in: int, tokens_out: int, requests: int) -> None:
-        """Daemon, at start and after `on_new_run`: the displayed counts are these, from SQLite."""
+        """The counts for display: from SQLite at the start and after `on_new_run`, and whenever rows are added."""
         self._waiting.set_totals(agent, tokens_in, tokens_out, requests)
         self._something.set()
 
     def set_models(self, models: Sequence[ModelInfo]) -> None:
-        """Daemon: `hive:models:available`, a JSON list of ModelInfo, gone after 300 s."""
+        """`hive:models:available`, a JSON list of ModelInfo, gone after 300 s."""
         self._waiting.set_value(keys.MODELS_AVAILABLE, msgspec.json.encode(models), keys.MODELS_S)
         self._something.set()
 
     def set_backend(self, backend: BackendInfo | None) -> None:
-        """Daemon: `hive:inference:backend`, its kind, or an empty string where there is none."""
+        """`hive:inference:backend`, the kind of the backend, or an empty string where there is none."""
         kind = "" if backend is None else str(backend.kind)
         self._waiting.set_value(keys.INFERENCE_BACKEND, kind.encode(), None)
         self._something.set()
 
     def set_config(self, values: Mapping[str, str]) -> None:
-        """Daemon: `hive:config:runtime`, a JSON object: what was set at runtime, by `section.key`."""
+        """`hive:config:runtime`, a JSON object: what was set at runtime, by `section.key`."""
         self._waiting.set_value(keys.CONFIG_RUNTIME, msgspec.json.encode(values), None)
         self._something.set()
 
     def publish(self, event: msgspec.Struct) -> None:
         """Publishes one of the structs of `store/channels.py` on its channel. While Redis is away it is dropped."""
         self._waiting.publish(CHANNELS[type(event)], msgspec.json.encode(event))
+        self._something.set()
+
+    def add_usage(self, entries: Iterable[StreamFields]) -> None:
+        """`hive:usage`, a stream of the last events that are in SQLite, some KB of them."""
+        self._waiting.add_usage(entries)
         self._something.set()
 
     # --- ask -----------------------------------------------------------------------------------------------------
@@ -184,57 +175,30 @@ class Live:
         found = await self._do(self._redis.zrange(keys.AGENTS_ACTIVITY, 0, -1, withscores=True))
         return {agent.decode(): at for agent, at in found}
 
-    async def add_usage(self, entries: Sequence[Mapping[Any, Any]]) -> None:
-        """Adds entries to the stream in this order. Raises DependencyDown; then any part of them may be there.
+    # Before 0.2 the proxy sent usage through the stream, and the group `daemon` took it out.
 
-        `run_id` is that of the Redis that took them once this returns.
-        """
-        pipeline = self._redis.pipeline(transaction=False)
-        for entry in entries:
-            pipeline.xadd(keys.USAGE_STREAM, dict(entry))
-        await self._do(pipeline.execute())
-
-    async def usage_length(self) -> int:
-        """Entries the daemon has not settled yet. Raises DependencyDown."""
-        return int(await self._do(self._redis.xlen(keys.USAGE_STREAM)))
-
-    async def oldest_usage_at(self) -> float | None:
-        """Time at which the oldest was added (Unix seconds, Redis's clock); None without any. Raises DependencyDown."""
-        found = await self._do(self._redis.xrange(keys.USAGE_STREAM, count=1))
-        return int(found[0][0].partition(b"-")[0]) / 1000 if found else None
-
-    async def read_usage(self, *, pending: bool, count: int, block_ms: int = BLOCK_MS) -> list[StreamEntry]:
-        """The next entries for the daemon; `pending`: those it was given before and has not settled.
-
-        Waits up to `block_ms`, at most BLOCK_MS, for a new one. Makes stream and group where they are missing. Raises
-        DependencyDown; after that some entries may have been given, so the caller asks for `pending` next.
-        """
-        streams: Any = {keys.USAGE_STREAM: "0" if pending else ">"}
-        block = None if pending else block_ms
-        try:
-            found = await self._do(
-                self._reader.xreadgroup(keys.USAGE_GROUP, "daemon", streams, count=count, block=block)
-            )
-        except DependencyDown as error:
-            if not str(error.__cause__).startswith("NOGROUP"):
+    async def old_usage(self, count: int) -> list[StreamEntry]:
+        """Entries that such a proxy left for the daemon. Where there are none (any more) the group is removed, which
+        says that there may be some. Raises DependencyDown."""
+        for begin in ("0", ">"):  # those a daemon was given and has not settled, then the others
+            try:
+                streams: Any = {keys.USAGE_STREAM: begin}
+                found = await self._do(self._redis.xreadgroup(keys.USAGE_GROUP, keys.USAGE_GROUP, streams, count=count))
+            except DependencyDown as error:
+                if str(error.__cause__).startswith("NOGROUP"):
+                    return []
                 raise
-            await self._make_group()
-            return []
-        return [StreamEntry(id, fields or {}) for _, entries in found or () for id, fields in entries]
+            if entries := [StreamEntry(id, fields or {}) for _, entries in found or () for id, fields in entries]:
+                return entries
+        await self._do(self._redis.xgroup_destroy(keys.USAGE_STREAM, keys.USAGE_GROUP))
+        return []
 
-    async def settle_usage(self, ids: Sequence[bytes]) -> None:
+    async def settle_old_usage(self, ids: Sequence[bytes]) -> None:
         """Acknowledges and deletes entries, both or neither. Raises DependencyDown."""
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.xack(keys.USAGE_STREAM, keys.USAGE_GROUP, *ids)
         pipeline.xdel(keys.USAGE_STREAM, *ids)
         await self._do(pipeline.execute())
-
-    async def _make_group(self) -> None:
-        try:
-            await self._do(self._redis.xgroup_create(keys.USAGE_STREAM, keys.USAGE_GROUP, id="0", mkstream=True))
-        except DependencyDown as error:
-            if not str(error.__cause__).startswith("BUSYGROUP"):
-                raise
 
     # --- the connection ------------------------------------------------------------------------------------------
 
@@ -402,11 +366,10 @@ def _fill(pipeline: Any, batch: Batch) -> None:
     for agent, (tokens_in, tokens_out, requests) in batch.totals.items():
         totals = {"input": tokens_in, "output": tokens_out, "requests": requests}
         pipeline.hset(keys.agent_tokens(agent), mapping=totals)
-    for agent, counts in batch.counted.items():
-        for field, count in zip(("input", "output", "requests"), counts, strict=True):
-            pipeline.hincrby(keys.agent_tokens(agent), field, count)
     for key, (value, ttl_s) in batch.values.items():
         pipeline.set(key, value, ex=ttl_s)
+    for entry in batch.usage:
+        pipeline.xadd(keys.USAGE_STREAM, dict(entry), maxlen=ENTRIES, approximate=True)
     for channel, message in batch.messages:
         pipeline.publish(channel, message)
 

@@ -59,10 +59,10 @@ def redis_at(socket: Path, service: str, env: Mapping[str, str], credential: Cre
 
     Raises ConfigError for a URL that is none; it repeats nothing of it, any part may be the password.
 
-    >>> given = {"redis-password": b"secret", "redis-proxy": b"own"}
-    >>> redis_at(Path("/r.sock"), "proxy", {"REDIS_URL": "redis://redis:6379"}, lambda name, env: given[name])
+    >>> given = {"redis-password": b"secret", "redis-daemon": b"own"}
+    >>> redis_at(Path("/r.sock"), "daemon", {"REDIS_URL": "redis://redis:6379"}, lambda name, env: given[name])
     <RedisAt redis:6379>
-    >>> redis_at(Path("/r.sock"), "proxy", {}, lambda name, env: given[name])
+    >>> redis_at(Path("/r.sock"), "daemon", {}, lambda name, env: given[name])
     <RedisAt /r.sock>
     """
     url = env.get(URL, "")

@@ -23,7 +23,7 @@ _FIELDS = ("input", "output", "requests")
 
 
 class AgentCounts(NamedTuple):
-    """The usage of an agent in all, as the proxy counts it for display: the truth is in SQLite."""
+    """The usage of an agent in all, as Redis shows it: the truth is in SQLite."""
 
     tokens_in: int
     tokens_out: int

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
 from hive.domain import Tier
+from hive.store.stream import StreamFields
 
 MESSAGES = 1000
 """Published messages that may wait; beyond it the oldest is dropped and counted."""
+ENTRIES = 100
+"""Entries of the usage stream that may wait; beyond it the oldest is dropped, as the stream itself does."""
 
 
 class AgentKeys(msgspec.Struct, frozen=True):
@@ -27,7 +31,7 @@ class AgentKeys(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct):
-    """One pipeline, `forgotten` first. Counts are `(in, out, requests)`; values `(bytes, TTL in s)`.
+    """One pipeline, `forgotten` first. Totals are `(in, out, requests)`; values `(bytes, TTL in s)`.
 
     `prompts`: hash → text, and all the agents that have it; nobody has one without agents any more. `gone_prompts`:
     agents that have none any more.
@@ -40,10 +44,10 @@ class Batch(msgspec.Struct):
     gone_prompts: set[str] = set()
     prompts: dict[str, tuple[str, tuple[str, ...]]] = {}
     touched: dict[str, float] = {}
-    counted: dict[str, tuple[int, int, int]] = {}
     totals: dict[str, tuple[int, int, int]] = {}
     values: dict[str, tuple[bytes, int | None]] = {}
     messages: list[tuple[str, bytes]] = []
+    usage: list[StreamFields] = []
 
     def __bool__(self) -> bool:
         return any(getattr(self, name) for name in self.__struct_fields__)
@@ -53,15 +57,16 @@ class WriteBehind:
     """Collects until `take`; `give_back` undoes a `take` that could not be written, newer entries win.
 
     >>> waiting = WriteBehind()
-    >>> waiting.touch("a1", 5.0); waiting.count("a1", 3, 4); waiting.count("a1", 1, 1)
+    >>> waiting.touch("a1", 5.0); waiting.touch("a1", 6.0); waiting.touch("a1", 4.0)
     >>> batch = waiting.take()
-    >>> batch.counted, bool(waiting.take())
-    ({'a1': (4, 5, 2)}, False)
+    >>> batch.touched, bool(waiting.take())
+    ({'a1': 6.0}, False)
     """
 
     def __init__(self) -> None:
         self._batch = Batch()
         self._messages: deque[tuple[str, bytes]] = deque(maxlen=MESSAGES)
+        self._usage: deque[StreamFields] = deque(maxlen=ENTRIES)
         self.known: dict[str, AgentKeys] = {}
         self._sharers: dict[str, dict[str, None]] = {}
         """Hash of a prompt → the agents that have it."""
@@ -89,7 +94,7 @@ class WriteBehind:
             self._batch.gone_instances.add(before.instance)
         if before is not None and before.cid is not None and not self._is_taken(before.cid):
             self._batch.gone_cids.add(before.cid)
-        for part in (self._batch.agents, self._batch.touched, self._batch.counted, self._batch.totals):
+        for part in (self._batch.agents, self._batch.touched, self._batch.totals):
             part.pop(agent, None)
         self._batch.forgotten.add(agent)
 
@@ -124,14 +129,9 @@ class WriteBehind:
         if at > batch.touched.get(agent, 0.0):
             batch.touched[agent] = at
 
-    def count(self, agent: str, tokens_in: int, tokens_out: int, requests: int = 1) -> None:
-        if self._is_forgotten(agent):
-            return
-        before = self._batch.counted.get(agent, (0, 0, 0))
-        self._batch.counted[agent] = (before[0] + tokens_in, before[1] + tokens_out, before[2] + requests)
-
     def set_totals(self, agent: str, tokens_in: int, tokens_out: int, requests: int) -> None:
-        self._batch.totals[agent] = (tokens_in, tokens_out, requests)
+        if not self._is_forgotten(agent):
+            self._batch.totals[agent] = (tokens_in, tokens_out, requests)
 
     def set_value(self, key: str, value: bytes, ttl_s: int | None) -> None:
         self._batch.values[key] = (value, ttl_s)
@@ -139,6 +139,9 @@ class WriteBehind:
     def publish(self, channel: str, message: bytes) -> None:
         self.messages_dropped += len(self._messages) == MESSAGES
         self._messages.append((channel, message))
+
+    def add_usage(self, entries: Iterable[StreamFields]) -> None:
+        self._usage.extend(entries)
 
     def say_agents_again(self) -> None:
         """Every known agent is to be written once more: its keys age, or Redis began empty."""
@@ -156,6 +159,8 @@ class WriteBehind:
         batch, self._batch = self._batch, Batch()
         batch.messages = list(self._messages)
         self._messages.clear()
+        batch.usage = list(self._usage)
+        self._usage.clear()
         return batch
 
     def give_back(self, batch: Batch) -> None:
@@ -173,7 +178,6 @@ class WriteBehind:
         now.totals = {**{agent: said for agent, said in batch.totals.items() if agent not in later}, **now.totals}
         for agent in batch.touched.keys() - later:
             self.touch(agent, batch.touched[agent])
-        for agent in batch.counted.keys() - later:
-            self.count(agent, *batch.counted[agent])
         now.values = {**batch.values, **now.values}
         self.messages_dropped += len(batch.messages)
+        self._usage = deque([*batch.usage, *self._usage], maxlen=ENTRIES)

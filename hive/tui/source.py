@@ -116,7 +116,7 @@ class Source:
 
 
 class Stored:
-    """SQLite, read again only once it was written to, and what Redis has seen since."""
+    """SQLite, read again only once it was written to, and what Redis has besides."""
 
     def __init__(self) -> None:
         self._as_of: Hashable = None
@@ -152,7 +152,7 @@ class Stored:
 
 
 def with_seen(agent: Agent, seen: SeenLive) -> Agent:
-    """The agent as the proxy, which serves on without the daemon, has seen it since.
+    """The agent with its last activity, of which SQLite knows only what ended, and its counts.
 
     A count in Redis is for display, and a Redis that began anew begins at 0: the higher one is nearer to the truth.
     """

@@ -33,7 +33,7 @@ TABLE_SHARE = 4.0
 """A list of agents that took long is asked for again after so many times that long."""
 LAST_TURN_S = 10.0
 SETTLE_S = 3.0
-"""Longest time for the last usage to get from the proxy over Redis into SQLite before the sums are read."""
+"""Longest time for the last usage to get from the proxy into SQLite before the sums are read."""
 
 
 class Supervisor:

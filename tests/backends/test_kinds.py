@@ -52,6 +52,13 @@ def test_the_proxy_loads_the_kinds_and_nothing_that_asks() -> None:
     assert not packages & {"httpx", "httpcore"}
 
 
+def test_the_proxy_loads_no_client_of_redis() -> None:
+    _, hives, packages = loaded()
+    assert not packages & {"redis", "hiredis"}
+    assert "hive.proxy.usage_spool" in hives
+    assert not hives & {"hive.store.live", "hive.store.redis_at", "hive.store.viewer"}
+
+
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_kinds_file_does_nothing_itself(kind: str) -> None:
     """Functions without await, and no import of what does something."""

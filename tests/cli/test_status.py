@@ -18,9 +18,9 @@ def test_status_names_the_hive_and_what_is_down(hive: Hive) -> None:
     said = hive("status")
     todo = f"hive doctor redis --socket {hive.socket}\n"
     assert f"Socket: {hive.socket}" in said.out
-    assert "Redis: redis:6379, DOWN: WRONGPASS (requests flow, their usage waits)\n" in said.out
+    assert "Redis: redis:6379, DOWN: WRONGPASS (requests flow and are counted)\n" in said.out
     assert "   Status: degraded\n" in said.out
-    problem = "Redis at redis:6379 is down (WRONGPASS): requests are served, their usage waits"
+    problem = "Redis at redis:6379 is down (WRONGPASS): its keys get old, all else works"
     assert said.out.endswith(f"\n\n{problem}\n    {todo}")
     assert "Agents: 2 running" in said.out
     assert "not enforced" in said.out

@@ -68,7 +68,7 @@ def test_json_has_the_whole_of_it_in_this_shape(hive: Hive) -> None:
         "place": str(hive.socket),
         "hive_version": "0.1.0",
         "isolation": "none",
-        "problems": ["Redis at redis:6379 is down (WRONGPASS): requests are served, their usage waits"],
+        "problems": ["Redis at redis:6379 is down (WRONGPASS): its keys get old, all else works"],
         "backend": BACKEND,
         "queue": None,
         "gpus": [],
@@ -87,7 +87,7 @@ def test_once_is_the_screen_as_text(hive: Hive, monkeypatch: pytest.MonkeyPatch)
     assert lines == [
         "Hive 0.1.0 | backend up: demo backend (canned text), 4 at once | 2 running",
         "RAM 4.0G/8.0G | swap 81M/1.0G | saved 0 | isolation none",
-        "Redis at redis:6379 is down (WRONGPASS): requests are served, their usage waits; fix: "
+        "Redis at redis:6379 is down (WRONGPASS): its keys get old, all else works; fix: "
         f"hive doctor redis --socket {hive.socket}",
         "the backend queues 3 requests itself",
         "queue: unknown",

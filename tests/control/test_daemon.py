@@ -11,16 +11,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from hive.agents.tokens import TokenKind, digest
 from hive.domain import AgentSpec, BackendKind, Isolation, Limits, RestartPolicy
 from hive.errors import AgentBusy, HiveError, LinkLost, NotFound, NotSupported, Saturated, TimedOut, WrongState
 from hive.link.messages import Activity, Leaving, Open, Refused
+from hive.link.usage import UsageBatch, UsageItem
 from hive.settings.table import Agents, InferenceSection, Settings
 from hive.store.database import Database
 from tests.control.box import AWAKE, SLEEPER, SLEEPY, Box, Caller, daemon_process, is_alive, until
 from tests.fakes.proxy_peer import ProxyPeer
+from tests.fakes.usage_events import usage_event
 from tests.swapspace import without_swap, zram_swap
 
 HEAVY = ["/usr/bin/python3", "-u", "-c", "import time; x = bytes(range(256)) * 120_000; print('up'); time.sleep(1000)"]
@@ -505,7 +508,7 @@ async def test_health_names_what_is_missing(box: Box, redis_server: Any) -> None
     await until(lambda: box.desk.health()["status"] == "ok")
 
 
-async def test_redis_shows_who_sleeps_and_forgets_who_is_removed(box: Box, redis_server: Any) -> None:
+async def test_redis_shows_who_sleeps_and_what_it_used_and_forgets_who_is_removed(box: Box, redis_server: Any) -> None:
     import redis.asyncio as aioredis
 
     os.symlink(redis_server.socket, box.paths.redis_socket)
@@ -525,8 +528,21 @@ async def test_redis_shows_who_sleeps_and_forgets_who_is_removed(box: Box, redis
         assert await client.get(f"hive:agent:tier:{agent}") == "medium"
         await box.desk.resume("bob", "uid:0")
         await until_key(f"hive:agent:paused:{agent}", None)
+        assert box.daemon is not None
+        box.daemon.active({agent: 1000.0, "gone": 1000.0})
+        await until_key(f"hive:agent:activity:{agent}", "1000.000")
+        line = msgspec.json.encode(usage_event(1, agent_id=agent, tokens_in=7, tokens_out=3))
+        box.daemon.usage(UsageBatch(epoch="p1", committed_to=0, items=[UsageItem(1, 1, line)]))
+        for _ in range(2000):
+            if await client.exists("hive:usage"):
+                break
+            await asyncio.sleep(0.01)
+        used = await client.hgetall(f"hive:agent:tokens:{agent}")
+        assert (await client.xlen("hive:usage"), used) == (1, {"input": "7", "output": "3", "requests": "1"})
         await box.desk.remove("bob", "uid:0")
         await until_key(f"hive:agent:tier:{agent}", None)
+        await until_key(f"hive:agent:activity:{agent}", None)
+        assert await client.exists("hive:agent:activity:gone", f"hive:agent:tokens:{agent}") == 0
 
 
 async def test_usage_says_whether_tokens_are_tracked(box: Box) -> None:

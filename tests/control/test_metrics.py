@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -15,9 +16,11 @@ from hive.control import metrics
 from hive.control.metrics import ROWS, exposition, gpu_values
 from hive.domain import AgentStatus
 from hive.host.nvml import Nvml
+from hive.link.usage import UsageBatch, UsageItem
 from tests.control.box import AWAKE, Box, until
 from tests.fakes import fake_nvml
 from tests.fakes.fake_nvml import GIB, Gpu, Library, in_place_of, with_mig
+from tests.fakes.usage_events import usage_event
 
 Found = dict[tuple[str, ...], float]
 
@@ -156,15 +159,23 @@ async def test_a_part_that_hangs_is_down_and_takes_nothing_else_away(box: Box, m
     assert "agents_memory_bytes" not in found
 
 
-async def test_of_a_redis_that_was_killed_usage_is_unknown_and_not_none(box: Box, redis_server: Any) -> None:
-    box.paths.redis_socket.symlink_to(redis_server.socket)
+async def test_usage_that_sqlite_does_not_take_is_told_with_its_age_also_without_redis(box: Box) -> None:
     await box.start_daemon(AWAKE)
-    await until(lambda: box.desk.health()["redis"]["up"])
+    assert box.daemon is not None
     assert (await scraped(box))["usage_waiting"] == {(): 0}
-    redis_server.kill()
+    database = box.daemon._database
+    pages = await database.read(lambda conn: conn.execute("PRAGMA page_count").fetchone()[0])
+    await database.write(lambda conn: conn.execute(f"PRAGMA max_page_count = {pages}").fetchall())
+    lines = b"\n".join(msgspec.json.encode(usage_event(no, model="m" * 5000)) for no in range(1, 51))
+    box.daemon.usage(UsageBatch(epoch="p1", committed_to=0, items=[UsageItem(1, 50, lines)]))
+    await until(lambda: box.desk.health()["usage"]["degraded"])
     found = await scraped(box)
-    assert found["up"]["redis",] == 0
-    assert not {"usage_waiting", "usage_lag_seconds"} & found.keys()
+    assert (found["up"]["redis",], found["usage_waiting"]) == (0, {(): 50})
+    assert found["usage_lag_seconds"][()] > 0
+    await database.write(lambda conn: conn.execute("PRAGMA max_page_count = 100000").fetchall())
+    await until(lambda: not box.desk.health()["usage"]["degraded"])
+    found = await scraped(box)
+    assert (found["usage_waiting"], found["usage_lag_seconds"]) == ({(): 0}, {(): 0})
 
 
 async def test_each_series_of_agents_is_there_before_the_first_agent(box: Box) -> None:

@@ -255,7 +255,7 @@ async def test_a_scrape_of_a_daemon_that_is_alone_leaves_out_what_nobody_knows(b
     text = await box.desk.metrics()
     assert values(text, "hive_up") == {("proxy",): 0, ("helper",): 0, ("redis",): 0, ("database",): 1}
     told = scrape(text).keys()
-    absent = {"agents_memory_bytes", "agents_swapped_bytes", "sleep_saved_bytes", "usage_waiting", "usage_lag_seconds"}
+    absent = {"agents_memory_bytes", "agents_swapped_bytes", "sleep_saved_bytes"}
     assert not {f"hive_{name}" for name in absent} & told
 
 

@@ -168,7 +168,7 @@ class AclRedis:
 @pytest.mark.parametrize(
     ("acl", "status", "word"),
     [
-        (acl_file({"daemon": "ab" * 32, "proxy": "cd" * 32}), PASS, "viewer may read and not write"),
+        (acl_file({"daemon": "ab" * 32}), PASS, "viewer may read and not write"),
         ("user default on nopass ~* &* +@all\n", FAIL, "default user is on"),
         ("user default off\nuser viewer on nopass ~* &* +@all\n", FAIL, "viewer may write"),
         ("user default off\n", WARN, "no viewer"),

@@ -139,7 +139,7 @@ def test_where_there_is_no_hive_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_the_next_daemon_has_it_in_its_chain_and_people_can_ask_for_it(box: Layout, tmp_path: Path) -> None:
-    assert main(["secrets", "rotate", "redis-proxy", "--prefix", str(box.root), "--json"]) == 0
+    assert main(["secrets", "rotate", "redis-daemon", "--prefix", str(box.root), "--json"]) == 0
     assert main(["config", "set", "proxy.port", "7", "--config", str(box.at(CONF_FILE)), "--json"]) == 0
 
     async def daemon() -> list[tuple[str, str, str]]:
@@ -154,7 +154,7 @@ def test_the_next_daemon_has_it_in_its_chain_and_people_can_ask_for_it(box: Layo
         return [(entry.row.origin, entry.row.act, entry.row.target) for entry in reversed(found)]
 
     assert asyncio.run(daemon()) == [
-        ("cli", "order.rotate_secret", "redis-proxy"),
+        ("cli", "order.rotate_secret", "redis-daemon"),
         ("cli", "order.set_config", "proxy.port"),
     ]
     assert acts_in(box) == []

@@ -35,7 +35,7 @@ from hive.tui.source import Source
 pytestmark = pytest.mark.redis
 
 CONF = Path(__file__).parents[2] / "conf" / "redis.conf"
-PASSWORDS = {"daemon": "daemon's password", "proxy": "proxy's password"}
+PASSWORDS = {"daemon": "daemon's password"}
 HASHES = {user: hashlib.sha256(password.encode()).hexdigest() for user, password in PASSWORDS.items()}
 AGENT = "0197a1b2-c3d4"
 
@@ -54,11 +54,14 @@ def appliance(short_path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def serving(short_path: Path) -> Iterator[Path]:
-    """Redis as hive-redis.service runs it, but for its paths and the receiver of its readiness; its socket."""
+def serving(short_path: Path, *, others: str = "") -> Iterator[Path]:
+    """Redis as hive-redis.service runs it, but for its paths and the receiver of its readiness; its socket.
+
+    `others`: more lines of its ACL.
+    """
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed")
-    (short_path / "users.acl").write_text(acl_file(HASHES))
+    (short_path / "users.acl").write_text(acl_file(HASHES) + others)
     socket = short_path / "redis.sock"
     places = ["--unixsocket", str(socket), "--aclfile", str(short_path / "users.acl")]
     with (
@@ -118,17 +121,13 @@ async def test_everything_the_daemon_says_and_asks_is_let_through(appliance: Pat
         store.set_config({"proxy.queue_depth": "3"})
         store.publish(SystemEvent(at=1.0, kind="backend.up"))
         await store._flush()
-        assert await store.activity() == {}
-        assert await store.read_usage(pending=False, count=10, block_ms=1) == []
-        async with living(appliance, "proxy") as proxy:
-            await proxy.add_usage([{"e": "p1", "n": 1, "d": b"{}"}])
-        entries = await store.read_usage(pending=False, count=10, block_ms=1)
-        assert len(entries) == await store.usage_length() == 1
-        assert await store.oldest_usage_at() is not None
-        assert await store.read_usage(pending=True, count=10) == entries
-        await store.settle_usage([entry.id for entry in entries])
+        store.touch(AGENT, 1000.0)
+        store.add_usage([{"e": "p1", "n": 1, "d": b"{}"}])
+        await store._flush()
+        assert await store.activity() == {AGENT: 1000.0}
         with viewing(appliance) as viewer:
-            assert viewer.xlen(keys.USAGE_STREAM) == 0
+            assert viewer.xlen(keys.USAGE_STREAM) == 1
+            assert viewer.hgetall(keys.agent_tokens(AGENT)) == {"input": "1", "output": "2", "requests": "3"}
             assert viewer.get(keys.vm_cid(7)) == AGENT
             assert viewer.get(keys.CONFIG_RUNTIME) == '{"proxy.queue_depth":"3"}'
             assert viewer.get(keys.INFERENCE_BACKEND) == "llama"
@@ -141,24 +140,23 @@ async def test_everything_the_daemon_says_and_asks_is_let_through(appliance: Pat
             await store._flush()
             left = viewer.scan_iter()
             assert [key for key in left if AGENT in key or key.startswith(("hive:vm:", "hive:prompt:"))] == []
+            assert viewer.zscore(keys.AGENTS_ACTIVITY, AGENT) is None
 
 
-async def test_everything_the_proxy_says_and_asks_is_let_through(appliance: Path) -> None:
-    async with living(appliance, "daemon") as daemon:
-        daemon.put_agent(AGENT, paused=True, tier=Tier.HIGH, instance="machine-1", cid=7)
-        await daemon._flush()
-    async with living(appliance, "proxy") as store:
-        store.touch(AGENT, 1000.0)
-        store.count(AGENT, 3, 4)
-        await store._flush()
-        await store.add_usage([{"e": "p1", "n": 1, "d": b"{}"}])
-        assert await store.usage_length() == 1
-        with viewing(appliance) as viewer:
-            assert viewer.zscore(keys.AGENTS_ACTIVITY, AGENT) == 1000.0
-            assert viewer.hgetall(keys.agent_tokens(AGENT)) == {"input": "3", "output": "4", "requests": "1"}
-            store.forget_agent(AGENT)
-            await store._flush()
-            assert list(viewer.scan_iter()) == [keys.USAGE_STREAM]
+async def test_what_a_proxy_of_an_earlier_version_left_is_taken_out_of_the_stream(short_path: Path) -> None:
+    """Redis comes up with the rights of this version, and with what that one wrote."""
+    with (
+        serving(short_path, others="user root on nopass ~* &* +@all\n") as socket,
+        viewing(socket, "root") as root,
+    ):
+        root.xgroup_create(keys.USAGE_STREAM, keys.USAGE_GROUP, id="0", mkstream=True)
+        root.xadd(keys.USAGE_STREAM, {"e": "p1", "n": 1})
+        async with living(socket, "daemon") as store:
+            entries = await store.old_usage(10)
+            assert len(entries) == 1
+            await store.settle_old_usage([entry.id for entry in entries])
+            assert await store.old_usage(10) == []
+        assert root.xinfo_groups(keys.USAGE_STREAM) == []
 
 
 def test_a_viewer_looks_at_everything(appliance: Path) -> None:
@@ -173,10 +171,10 @@ def test_a_viewer_looks_at_everything(appliance: Path) -> None:
             assert listening.get_message(timeout=5)["type"] == "subscribe"
 
 
-async def test_hive_top_reads_as_the_viewer_what_the_proxy_has_seen(
+async def test_hive_top_reads_as_the_viewer_what_the_daemon_wrote_last(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The daemon of an installed Hive is down, and its proxy serves on."""
+    """The daemon of an installed Hive is down; what had not ended was in Redis only."""
     monkeypatch.setattr(source, "APPLIANCE_RUNTIME", short_path)
     monkeypatch.setattr(source, "APPLIANCE_STATE", short_path)
     (paths := Paths(short_path, short_path, apart=True)).redis_socket.parent.mkdir()
@@ -187,16 +185,16 @@ async def test_hive_top_reads_as_the_viewer_what_the_proxy_has_seen(
     top = Source([short_path / "hive.sock"], None, uid=0, env={})
     with serving(paths.redis_socket.parent) as socket:
         assert socket == paths.redis_socket
-        async with living(socket, "proxy") as proxy:
-            proxy.touch(AGENT, time.time() - 60)
-            proxy.count(AGENT, 3, 4)
-            await proxy._flush()
+        async with living(socket, "daemon") as daemon:
+            daemon.touch(AGENT, time.time() - 60)
+            daemon.set_totals(AGENT, tokens_in=3, tokens_out=4, requests=1)
+            await daemon._flush()
             row = (await asyncio.to_thread(top.look)).agents[0]
             assert (row.tokens_in, row.tokens_out, row.requests) == (3, 4, 1)
             assert 55 < (row.idle_s or 0) < 120
-            proxy.touch(AGENT, time.time())
-            proxy.count(AGENT, 10, 10)
-            await proxy._flush()
+            daemon.touch(AGENT, time.time())
+            daemon.set_totals(AGENT, tokens_in=13, tokens_out=14, requests=2)
+            await daemon._flush()
             assert (await asyncio.to_thread(top.look)).agents[0].tokens_out == 14
         with contextlib.closing(Viewer(str(socket), user="")) as nameless, pytest.raises(DependencyDown):
             nameless.look()
@@ -236,25 +234,17 @@ NOBODY_MAY = (
     "SORT hive:usage BY other:*",
 )
 EACH_MAY_NOT = {
-    "daemon": ("GET hive:agent:tier:x", "XADD hive:usage * a b", "SET hive:agent:activity:x 1", "SUBSCRIBE hive:x"),
-    "proxy": (
-        "SET hive:agent:tier:x high",
-        "SET hive:agent:paused:x 1",
-        "SET hive:models:available []",
-        "PUBLISH hive:agent:status x",
-        "XREADGROUP GROUP daemon daemon STREAMS hive:usage >",
-        "XDEL hive:usage 1-1",
+    "daemon": (
+        "GET hive:agent:tier:x",
         "XRANGE hive:usage - +",
         "DEL hive:usage",
         "DEL hive:agents:activity",
         "DEL hive:models:available",
         "DEL hive:agent:tier:x other:key",
         "MGET hive:agent:tier:x",
-        "HINCRBY hive:other a 1",
-        "MULTI",
+        "HINCRBY hive:agent:tokens:x a 1",
         "GET hive:prompt:0123456789abcdef",
-        "SET hive:prompt:0123456789abcdef x",
-        "DEL hive:prompt:0123456789abcdef",
+        "SUBSCRIBE hive:x",
     ),
     "viewer": (
         "GET hive:prompt:0123456789abcdef",
@@ -315,8 +305,8 @@ def test_the_file_holds_no_password() -> None:
 
 
 def test_a_service_without_a_password_is_off() -> None:
-    found = re.findall(r"^user (\w+) (on|off)", acl_file({"proxy": "ab" * 32}), re.MULTILINE)
-    assert found == [("default", "off"), ("daemon", "off"), ("proxy", "on"), ("viewer", "on")]
+    found = re.findall(r"^user (\w+) (on|off)", acl_file({}), re.MULTILINE)
+    assert found == [("default", "off"), ("daemon", "off"), ("viewer", "on")]
 
 
 @given(st.text().filter(lambda text: not re.fullmatch(r"[0-9a-f]{64}", text)))

@@ -24,6 +24,8 @@ from hive.files.secrets import (
     generate,
     listed,
     missing,
+    remove_retired,
+    retired,
     rotate,
     what_it_takes,
 )
@@ -75,6 +77,18 @@ def test_only_what_is_missing_is_made(root: Layout) -> None:
     assert again == made
 
 
+def test_a_secret_of_an_earlier_version_stays_until_nothing_reads_it_any_more(root: Layout) -> None:
+    """The services that read it run on until the new version is started."""
+    generate(root)
+    made, old = values(root), directory(root) / "redis-proxy"
+    old.write_text("x" * 43)
+    assert generate(root) == []
+    assert retired(root) == ["redis-proxy"]
+    assert "user proxy" not in root.at(REDIS_ACL).read_text()
+    remove_retired(root)
+    assert (retired(root), old.exists(), values(root)) == ([], False, made)
+
+
 def test_a_link_in_the_place_of_a_secret_is_not_followed(root: Layout, tmp_path: Path) -> None:
     generate(root)
     victim = tmp_path / "victim"
@@ -97,10 +111,9 @@ def test_a_directory_of_somebody_elses_is_not_taken(root: Layout, tmp_path: Path
 def test_the_acl_has_digests_and_no_password(root: Layout) -> None:
     generate(root)
     acl = root.at(REDIS_ACL).read_text()
-    for name in ("redis-daemon", "redis-proxy"):
-        password = (directory(root) / name).read_bytes()
-        assert password.decode() not in acl
-        assert f"user {SECRETS[name].redis_user} on #{hashlib.sha256(password).hexdigest()}" in acl
+    password = (directory(root) / "redis-daemon").read_bytes()
+    assert password.decode() not in acl
+    assert f"user daemon on #{hashlib.sha256(password).hexdigest()}" in acl
 
 
 def test_an_acl_that_does_not_fit_is_written_anew(root: Layout) -> None:
@@ -115,9 +128,9 @@ def test_an_acl_that_does_not_fit_is_written_anew(root: Layout) -> None:
 def test_a_rotation_changes_one_secret_and_the_acl_with_it(root: Layout) -> None:
     generate(root)
     before, acl = values(root), root.at(REDIS_ACL).read_text()
-    rotate(root, "redis-proxy")
+    rotate(root, "redis-daemon")
     after = values(root)
-    assert {name for name in SECRETS if before[name] != after[name]} == {"redis-proxy"}
+    assert {name for name in SECRETS if before[name] != after[name]} == {"redis-daemon"}
     assert acl_is_right(root)
     assert root.at(REDIS_ACL).read_text() != acl
     rotate(root, "box-key")
@@ -134,9 +147,9 @@ def test_what_does_not_exist_is_not_rotated(root: Layout) -> None:
 
 def test_a_rotation_that_was_cut_short_is_finished_by_the_next_call(root: Layout) -> None:
     generate(root)
-    (directory(root) / ROTATING).write_text("redis-proxy")
-    (directory(root) / "redis-proxy").write_text("x" * 43)
-    beside(directory(root) / "redis-proxy").write_text("half")
+    (directory(root) / ROTATING).write_text("redis-daemon")
+    (directory(root) / "redis-daemon").write_text("x" * 43)
+    beside(directory(root) / "redis-daemon").write_text("half")
     assert not acl_is_right(root)
     generate(root)
     assert acl_is_right(root)
@@ -160,7 +173,7 @@ def test_killed_anywhere_a_secret_is_whole_and_the_next_call_ends_it(what: str, 
 
 
 def test_what_reads_a_secret_is_what_its_units_say() -> None:
-    """A rotation restarts exactly these; Redis reads the ACL that is made from two of them."""
+    """A rotation restarts exactly these; Redis reads the ACL that is made from one of them."""
     loaded: dict[str, set[str]] = {name: set() for name in SECRETS}
     for unit in UNITS.glob("*.service"):
         for name, path in re.findall(r"^LoadCredential=([\w-]+):(\S+)$", unit.read_text(), re.MULTILINE):
@@ -185,7 +198,7 @@ def test_no_command_ever_prints_a_value(root: Layout, capsys: pytest.CaptureFixt
         ["list"],
         ["list", "--json"],
         ["rotate", "api-token"],
-        ["rotate", "redis-proxy", "--json"],
+        ["rotate", "redis-daemon", "--json"],
     ):
         before = values(root) if directory(root).is_dir() else {}
         code, out, err = typed(capsys, root, *words)
@@ -225,14 +238,14 @@ def test_another_box_key_is_asked_about(root: Layout, capsys: pytest.CaptureFixt
 def test_whoever_rotates_a_secret_on_a_living_box_is_asked_first(
     root: Layout, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`hive secrets rotate redis-proxy` restarted Redis and the proxy at once, amid everybody's requests."""
+    """`hive secrets rotate redis-daemon` restarted Redis and the daemon at once, amid everybody's orders."""
     generate(root)
     before = values(root)
     # As a living box has it; nothing is restarted, because nothing is rotated.
     monkeypatch.setattr("hive.files.secrets._restarts", lambda layout: True)
-    code, _, err = typed(capsys, root, "rotate", "redis-proxy")
+    code, _, err = typed(capsys, root, "rotate", "redis-daemon")
     assert code == 2
-    assert "This restarts hive-redis, hive-proxy. Change redis-proxy?" in err
+    assert "This restarts hive-redis, hive-daemon. Change redis-daemon?" in err
     assert "say --yes" in err
     assert values(root) == before
     for name in SECRETS:

@@ -422,7 +422,7 @@ def switches() -> dict[str, Any]:
 
 def rotate(token: str) -> dict[str, Any]:
     listed = run("hive", "secrets", "list").stdout
-    ran = {name: run("hive", "secrets", "rotate", name, "--yes").returncode for name in ("redis-daemon", "redis-proxy")}
+    ran = {"redis-daemon": run("hive", "secrets", "rotate", "redis-daemon", "--yes").returncode}
     until("Redis is up for the daemon", lambda: hive("status")["redis"]["up"])
     return {"ran": ran, "listed": listed, "chat": chat(token)}
 

@@ -26,7 +26,7 @@ CHANGES = {
     *("shutil.rmtree", "open"),
 }
 FIRST, SECOND = "0.1.0-1", "0.2.0-1"
-ROTATED = "redis-proxy"
+ROTATED = "redis-daemon"
 Tree = dict[str, tuple[str, int, bytes | str]]
 
 

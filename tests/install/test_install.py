@@ -295,6 +295,22 @@ def test_a_new_version_replaces_its_files_and_takes_the_rest_away(root: Path) ->
     assert [path.name for path in (root / "opt/hive/versions").iterdir()] == [SECOND]
 
 
+def test_a_secret_that_no_version_reads_any_more_is_taken_away_after_the_new_version_is_started(root: Path) -> None:
+    make_version(root, FIRST)
+    set_up(root)
+    secret = root / "etc/hive/secrets/redis-proxy"
+    secret.parent.mkdir()
+    secret.write_text("x" * 43)
+    make_version(root, SECOND)
+    assert "remove /etc/hive/secrets/redis-proxy" in outstanding(root, SECOND)
+    box = box_of(root, SECOND)
+    install(box, steps=[step for step in steps_of(box) if step.name in ("units", "secrets", "version", "start")])
+    assert secret.exists()
+    set_up(root, SECOND)
+    assert not secret.exists()
+    assert outstanding(root, SECOND) == []
+
+
 def test_a_file_that_was_changed_by_hand_is_kept_beside_the_new_one(root: Path) -> None:
     said: list[str] = []
     make_version(root, FIRST)

@@ -1,4 +1,4 @@
-"""One real proxy process with a real Redis, between stand-ins of daemon and helper: what it holds can be asked."""
+"""One real proxy process between stand-ins of daemon and helper: what it holds can be asked."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from typing import Any
 import httpx
 import msgspec
 import psutil
-import redis.asyncio as aioredis
-import redis.exceptions
 
 from hive.domain import BackendInfo, BackendKind, ModelInfo, Tier, UsageEvent
 from hive.link.link import Link, LinkReply
@@ -42,8 +40,9 @@ from hive.link.messages import (
     Wake,
 )
 from hive.link.server import LinkServer
+from hive.link.usage import AgentsActive, UsageBatch
 from hive.settings.table import Paths
-from hive.store.stream import read_all
+from hive.store.stream import read_lines
 
 TOKEN = "hm_alone"
 AGENT = "alone"
@@ -69,9 +68,14 @@ class Alone:
         self._listening.listen(1024)
         self._daemon_link: Link | None = None
         self._marks: dict[str, int] = {}
+        self._batches: list[UsageBatch] = []
         self.events: dict[str, UsageEvent] = {}
         """What the daemon has been told of, by request id."""
+        self._told: set[str] = set()
         self.told_twice = 0
+        """Events that came twice over one link."""
+        self.active: list[dict[str, float]] = []
+        """What the daemon was told of activity."""
         self.wakes = 0
         self.answers_wakes = True
         """Else the agent sleeps until `wake` is called."""
@@ -98,6 +102,8 @@ class Alone:
 
     def _greet(self, link: Link) -> None:
         self._daemon_link = link
+        self._batches.clear()
+        self._told.clear()
         row = AgentRow(
             id=AGENT,
             name=AGENT,
@@ -119,11 +125,20 @@ class Alone:
                 self.wakes += 1
                 if self.answers_wakes:
                     self.wake(reply)
+            case UsageBatch():
+                self._batches.append(message)
+            case AgentsActive(agents=agents):
+                self.active.append(agents)
 
     def wake(self, reply: LinkReply | None = None) -> None:
         """The agent runs: told, or as the answer to the proxy's `Wake`."""
         assert self._daemon_link is not None
         (reply or self._daemon_link.tell)(Open(agent=AGENT, generation=self._generation))
+
+    def lose_link(self) -> None:
+        """The proxy connects again at once."""
+        assert self._daemon_link is not None
+        self._daemon_link.close()
 
     def use_backend(self, address: str) -> None:
         assert self._daemon_link is not None
@@ -145,29 +160,22 @@ class Alone:
             reply(Done())
 
     async def commits(self) -> None:
-        """What the real daemon does with SQLite: takes events in, tells how far, takes them off the stream."""
-        other = self.paths.runtime / "daemon.redis"  # its own name for it: a test may look at who connects where
-        other.unlink(missing_ok=True)
-        other.symlink_to(self.paths.redis_socket)
-        live = aioredis.Redis(unix_socket_path=str(other))
-        async with live:
-            while True:
-                await asyncio.sleep(COMMIT_S)
-                with contextlib.suppress(redis.exceptions.RedisError, OSError):
-                    await self._commit(live)
+        """What the real daemon does with SQLite: takes events in and tells how far."""
+        while True:
+            await asyncio.sleep(COMMIT_S)
+            batches, self._batches = self._batches, []
+            for batch in batches:
+                self._commit(batch)
+            if batches and self._daemon_link is not None:
+                self._daemon_link.tell(Marks(marks=self._marks))
 
-    async def _commit(self, live: aioredis.Redis) -> None:
-        found = await live.xrange("hive:usage")
-        for _, fields in found:
-            for told in read_all(fields):
-                self._marks[told.epoch] = max(told.last, self._marks.get(told.epoch, 0))
-                if told.event is not None:
-                    self.told_twice += told.event.id in self.events
-                    self.events[told.event.id] = told.event
-        if found:
-            await live.xdel("hive:usage", *[entry for entry, _ in found])
-        if found and self._daemon_link is not None:
-            self._daemon_link.tell(Marks(marks=self._marks))
+    def _commit(self, batch: UsageBatch) -> None:
+        for told in (one for item in batch.items for one in read_lines(batch.epoch, *item)):
+            self._marks[told.epoch] = max(told.last, self._marks.get(told.epoch, 0))
+            if told.event is not None:
+                self.told_twice += told.event.id in self._told
+                self._told.add(told.event.id)
+                self.events[told.event.id] = told.event
 
     # the proxy ----------------------------------------------------------------------------------------------------
 
@@ -255,7 +263,7 @@ class Alone:
 
 @contextlib.asynccontextmanager
 async def alone(
-    redis_socket: Path,
+    base: Path,
     *,
     backend: str,
     kind: BackendKind = BackendKind.LLAMA,
@@ -264,8 +272,8 @@ async def alone(
     limits: dict[int, int] | None = None,
     env: dict[str, str] | None = None,
 ) -> AsyncIterator[Alone]:
-    """A running proxy beside the Redis at `redis_socket` (named redis.sock). On a failed test its log is printed."""
-    async with around(redis_socket, backend=backend, kind=kind, config=config, tier=tier) as hive:
+    """A running proxy in the directory `base`, which has a short name. On a failed test its log is printed."""
+    async with around(base, backend=backend, kind=kind, config=config, tier=tier) as hive:
         try:
             await hive.start(limits or {}, env)
             yield hive
@@ -279,7 +287,7 @@ async def alone(
 
 @contextlib.asynccontextmanager
 async def around(
-    redis_socket: Path,
+    base: Path,
     *,
     backend: str,
     kind: BackendKind = BackendKind.LLAMA,
@@ -287,14 +295,12 @@ async def around(
     tier: Tier = Tier.HIGH,
 ) -> AsyncIterator[Alone]:
     """Daemon and helper, and no proxy between them yet."""
-    hive = Alone(redis_socket.parent, backend=backend, kind=kind, config=config, tier=tier)
+    hive = Alone(base, backend=backend, kind=kind, config=config, tier=tier)
     commits = asyncio.ensure_future(hive.commits())
     try:
         yield hive
     finally:
-        while not commits.done():  # on Python 3.11 wait_for, which redis-py uses, may swallow a cancellation (gh-86296)
-            commits.cancel()
-            await asyncio.wait([commits], timeout=1)
+        commits.cancel()
         hive.close()
 
 

@@ -10,15 +10,11 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import uvloop
 
 from tests.journeys.alone import TOKEN, Alone, alone, until
-
-if TYPE_CHECKING:
-    from tests.conftest import RedisServer
 
 ABORTS = int(os.environ.get("HIVE_ABORTS", "10000"))
 AT_ONCE = 50
@@ -29,7 +25,7 @@ WARM_UP = 500
 MORE_MIB = 16
 """What the process may hold more after 10,000 than after WARM_UP: a leak of 2 KiB a request would show."""
 FILES_MORE = 4
-"""Redis' client opens a connection more when it is hurried."""
+"""A file of the spool may have been opened since."""
 CONFIG = """
 queue_depth = 32
 tier_high_concurrency = 16
@@ -207,9 +203,9 @@ async def serving(backend: Backend) -> AsyncIterator[str]:
         server.close()
 
 
-async def _ten_thousand(redis_socket: Path) -> None:
+async def _ten_thousand(base: Path) -> None:
     chance, backend = random.Random(20261120), Backend()
-    async with serving(backend) as address, alone(redis_socket, backend=address, config=CONFIG) as hive:
+    async with serving(backend) as address, alone(base, backend=address, config=CONFIG) as hive:
         await many(hive, WARM_UP, chance)
         before, files, rss = await at_rest(hive, backend), hive.descriptors(), hive.seen.memory_info().rss
         answered = await many(hive, ABORTS, chance)
@@ -228,8 +224,7 @@ async def _ten_thousand(redis_socket: Path) -> None:
         assert await hive.end() == 0
 
 
-@pytest.mark.redis
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
-def test_of_ten_thousand_requests_given_up_nothing_stays(redis_server: RedisServer) -> None:
-    uvloop.run(_ten_thousand(redis_server.socket))
+def test_of_ten_thousand_requests_given_up_nothing_stays(short_path: Path) -> None:
+    uvloop.run(_ten_thousand(short_path))

@@ -118,7 +118,7 @@ def test_an_agent_elsewhere_reaches_the_proxy_and_nothing_else(hive: Site, token
     ]
     daemon = [[address, port] for address in hive.addresses("daemon") for port in (3000, 11435)]
     question = f"WHERE = {[*proxy, *redis, *backend, *daemon, ['192.0.2.1', 80]]}{REACHED}"
-    assert json.loads(hive.compose("exec", "-T", "proxy", "python3", "-c", question)) == [*proxy, *redis, *backend]
+    assert json.loads(hive.compose("exec", "-T", "proxy", "python3", "-c", question)) == [*proxy, *backend]
     assert hive.visit(question, token) == proxy
 
 
@@ -184,14 +184,12 @@ def test_a_wrong_password_of_redis_is_said_and_requests_flow(hive: Site, token: 
     assert any("invalid username-password pair" in problem for problem in status["problems"])
     said = hive.compose("exec", "-T", "daemon", "hive", "status")
     assert "Redis: redis:6379, DOWN: invalid username-password pair" in said
-    for service in ("daemon", "proxy"):
-        assert said_of(hive, service, "redis_down")["error"].startswith("invalid username-password pair")
-        assert said_of(hive, service, "secret_in_environment")["name"] == "REDIS_URL"
-        assert WRONG not in hive.log(service) + said + json.dumps(status)
+    assert said_of(hive, "daemon", "redis_down")["error"].startswith("invalid username-password pair")
+    assert said_of(hive, "daemon", "secret_in_environment")["name"] == "REDIS_URL"
+    assert WRONG not in hive.log("daemon") + hive.log("proxy") + said + json.dumps(status)
     assert "[hive-demo]" in hive.visit(CHAT, token)["text"]
-    assert requests(hive) == before, "its usage waits"
-    hive.up()
     counted(hive, before + 1)
+    hive.up()
 
 
 def test_it_ends_in_order_and_what_survives_is_there_again(hive: Site, token: str) -> None:

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -41,13 +41,11 @@ from hive.link.messages import (
 )
 from hive.link.server import LinkServer, bind_private
 from hive.link.specs import SandboxSpec
+from hive.link.usage import UsageBatch
 from hive.settings.table import Paths
 from tests.fakes.fuse import BEGIN
 from tests.fakes.mortal import STEPS_MAX, Bystanders, Mortal, mortal, until
 from tests.proxy.harness import CHAT, Backend, Client, digest, post, read_request
-
-if TYPE_CHECKING:
-    from tests.conftest import RedisServer
 
 A = "a1a1a1a1a1a1"
 RUNNING, PAUSED, STOPPED = AgentStatus.RUNNING, AgentStatus.PAUSED, AgentStatus.STOPPED
@@ -170,6 +168,11 @@ class Stage:
     def quiet(self, agent: str) -> None:
         self.daemon.roster.quiet(agent)
 
+    def usage(self, batch: UsageBatch) -> None:
+        """Nothing is committed here."""
+
+    def active(self, agents: dict[str, float]) -> None: ...
+
     def wake(self, agent: str, cause: str, answer: Any) -> None:
         self.daemon.roster.wake(agent, cause, answer)
 
@@ -224,8 +227,8 @@ class Stage:
 
 
 @contextlib.asynccontextmanager
-async def on_stage(redis_socket: Path) -> AsyncIterator[Stage]:
-    top = redis_socket.parent
+async def on_stage(base: Path) -> AsyncIterator[Stage]:
+    top = base
     paths = Paths(top / "s", top)
     for directory in (paths.state, paths.agent_socket(A).parent):
         directory.mkdir()
@@ -385,13 +388,10 @@ async def _whoever_asks_is_answered(stage: Stage, why: str) -> None:
         await stage.agrees(f"{why}; woken")
 
 
-@pytest.mark.redis
 @pytest.mark.chaos
 @pytest.mark.parametrize("name", MOVES)
-async def test_a_proxy_killed_at_any_step_of_a_gates_move_leaves_true_states(
-    redis_server: RedisServer, name: str
-) -> None:
-    async with on_stage(redis_server.socket) as stage:
+async def test_a_proxy_killed_at_any_step_of_a_gates_move_leaves_true_states(short_path: Path, name: str) -> None:
+    async with on_stage(short_path) as stage:
         for step in count(1):
             assert step < STEPS_MAX
             if not await _one_death(stage, name, step):
@@ -400,14 +400,13 @@ async def test_a_proxy_killed_at_any_step_of_a_gates_move_leaves_true_states(
         assert step > MOVES[name].steps, "fewer steps than when this was written: some are not seen any more"
 
 
-@pytest.mark.redis
 @pytest.mark.chaos
 @pytest.mark.parametrize("status", [RUNNING, PAUSED])
 async def test_a_proxy_killed_at_any_step_of_its_beginning_is_followed_by_one_that_serves(
-    redis_server: RedisServer, status: AgentStatus
+    short_path: Path, status: AgentStatus
 ) -> None:
     """A caller waits in the backlog all the while."""
-    async with on_stage(redis_server.socket) as stage:
+    async with on_stage(short_path) as stage:
         await _bring_to(stage, status)
         for step in count(1):
             await stage.proxy.kill()

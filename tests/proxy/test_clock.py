@@ -12,7 +12,6 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -33,9 +32,6 @@ from tests.proxy.harness import (
     read_request,
     until,
 )
-
-if TYPE_CHECKING:
-    from tests.conftest import RedisServer
 
 HOUR_S, YEARS_S = 3600.0, 10 * 365 * 86400.0
 JUMPS = [HOUR_S, -HOUR_S, YEARS_S, -YEARS_S]
@@ -171,8 +167,7 @@ def test_only_records_are_stamped_with_the_wall_clock() -> None:
 # --- a real process ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.redis
-async def test_a_real_proxy_serves_on_while_the_clock_is_set(redis_server: RedisServer, tmp_path: Path) -> None:
+async def test_a_real_proxy_serves_on_while_the_clock_is_set(short_path: Path, tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler to make the clock that can be set")
     library, offset = tmp_path / "wall_clock.so", tmp_path / "offset"
@@ -193,7 +188,7 @@ async def test_a_real_proxy_serves_on_while_the_clock_is_set(redis_server: Redis
 
     with contextlib.ExitStack() as after:
         after.callback(lambda: [client.close() for client in Client.opened] and Client.opened.clear())
-        async with alone(redis_server.socket, backend=backend.address, env=env) as hive_:
+        async with alone(short_path, backend=backend.address, env=env) as hive_:
             clients = [await Client.tcp(hive_.port) for _ in range(4)]
             tasks = [asyncio.ensure_future(asks(client)) for client in clients]
             for at_s in (0, *itertools.accumulate(JUMPS), 0):

@@ -1,7 +1,7 @@
 """Fail the N-th call: every call of one scenario to the outside fails once, and each time Hive stays what it was.
 
 The scenario is run once to count its calls, as SQLite does it; then once for each of them. The composition is the
-proxy's own, on asyncio's loop; daemon and helper are stand-ins, Redis is real.
+proxy's own, on asyncio's loop; daemon and helper are stand-ins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -27,9 +27,6 @@ from tests.journeys.alone import until as until_told
 from tests.proxy.at_rest import complaints, held_by
 from tests.proxy.fault_points import FaultPoints
 from tests.proxy.harness import JSON_ANSWER, Backend, Client, answer, chunked, post, read_request, until
-
-if TYPE_CHECKING:
-    from tests.conftest import RedisServer
 
 FEWEST = {
     "tcp accept": 4,
@@ -47,18 +44,14 @@ FEWEST = {
     "reader receive": 3,
     "spool open": 1,
     "spool write": 8,
-    "redis connect": 1,
-    "redis send": 7,
-    "redis receive": 5,
     "daemon connect": 1,
-    "daemon send": 4,
+    "daemon send": 5,
     "daemon receive": 8,
     "helper connect": 1,
     "helper send": 2,
     "helper receive": 1,
 }
-"""Calls of each kind the scenario makes at least: a kind that is made less often is no longer tested. Redis' answers
-merge on a loaded host (7 on an idle one)."""
+"""Calls of each kind the scenario makes at least: a kind that is made less often is no longer tested."""
 MAY_COMPLAIN = ("usage_spool_refuses", "deep_reader_not_started")
 EVENTS = [
     b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n',
@@ -197,20 +190,19 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 @contextlib.asynccontextmanager
-async def stage(redis_socket: Path) -> AsyncIterator[tuple[Stage, FaultPoints]]:
+async def stage(base: Path) -> AsyncIterator[tuple[Stage, FaultPoints]]:
     """A proxy that has not started yet, and the count of what it will call."""
     backend = Backend()
     backend.script = serve
     await backend.start()
     host, _, port = backend.address.rpartition(":")
-    async with around(redis_socket, backend=backend.address) as hive:
+    async with around(base, backend=backend.address) as hive:
         paths = hive.paths
         shutil.rmtree(paths.spool, ignore_errors=True)
         server = ProxyServer(paths, SETTINGS, handed={}, ports=(0, 0), move=False, descriptors=1000)
         points = FaultPoints(
             addresses={
                 (host, int(port)): "upstream",
-                str(paths.redis_socket): "redis",
                 str(paths.link_socket): "daemon",
                 str(paths.sandbox_socket): "helper",
             },
@@ -228,9 +220,9 @@ async def stage(redis_socket: Path) -> AsyncIterator[tuple[Stage, FaultPoints]]:
             await asyncio.sleep(0.02)
 
 
-async def run(redis_socket: Path, kind: str = "", number: int = 0) -> dict[str, int]:
+async def run(base: Path, kind: str = "", number: int = 0) -> dict[str, int]:
     """One run with one failing call (or none), and all that must hold after it. Returns the calls of a clean run."""
-    async with stage(redis_socket) as (scene, points):
+    async with stage(base) as (scene, points):
         with complaints() as found, points.installed():
             if number:
                 points.fail(kind, number)
@@ -268,12 +260,11 @@ def is_metered(outcome: Outcome) -> bool:
     return outcome.status == 200 and (b"choices" in outcome.content)
 
 
-@pytest.mark.redis
-async def test_the_scenario_makes_the_calls_it_is_known_to_make(redis_server: RedisServer) -> None:
+async def test_the_scenario_makes_the_calls_it_is_known_to_make(short_path: Path) -> None:
     """On a loaded host two answers may come in one read: what one run of three makes is made."""
     counts: Counter[str] = Counter()
     for _ in range(3):
-        counts |= Counter(await run(redis_server.socket))
+        counts |= Counter(await run(short_path))
         if not (fewer := {kind: count for kind, count in FEWEST.items() if counts[kind] < count}):
             break
     print(dict(sorted(counts.items())))
@@ -281,9 +272,8 @@ async def test_the_scenario_makes_the_calls_it_is_known_to_make(redis_server: Re
     assert counts.keys() <= FEWEST.keys(), "calls of a new kind, which nobody makes fail yet"
 
 
-@pytest.mark.redis
 @pytest.mark.chaos
 @pytest.mark.parametrize("kind", FEWEST)
-async def test_whatever_call_fails_hive_stays_what_it_was(redis_server: RedisServer, kind: str) -> None:
+async def test_whatever_call_fails_hive_stays_what_it_was(short_path: Path, kind: str) -> None:
     for number in range(1, FEWEST[kind] + 1):
-        await run(redis_server.socket, kind, number)
+        await run(short_path, kind, number)

@@ -8,21 +8,15 @@ import os
 import resource
 import signal
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
-
-import pytest
+from pathlib import Path
 
 from tests.journeys.alone import TOKEN, Alone, alone, until
 from tests.proxy.harness import CHAT, JSON_ANSWER, Backend, Client, answer, post, read_request
-
-if TYPE_CHECKING:
-    from tests.conftest import RedisServer
 
 MIB = 1 << 20
 ASK = post(b"/v1/chat/completions", CHAT, token=TOKEN.encode())
 FEW = {resource.RLIMIT_NOFILE: 300}
 """Of these the proxy keeps 128 for itself."""
-pytestmark = pytest.mark.redis
 
 
 @contextlib.asynccontextmanager
@@ -59,9 +53,9 @@ async def is_served(hive: Alone) -> bool:
 
 
 async def test_connections_beyond_the_descriptors_are_refused_or_wait_and_nothing_else_happens(
-    redis_server: RedisServer,
+    short_path: Path,
 ) -> None:
-    async with behind(Backend()) as backend, alone(redis_server.socket, backend=backend, limits=FEW) as hive:
+    async with behind(Backend()) as backend, alone(short_path, backend=backend, limits=FEW) as hive:
         assert await is_served(hive)
         before = hive.descriptors()
         clients = []
@@ -83,7 +77,7 @@ async def test_connections_beyond_the_descriptors_are_refused_or_wait_and_nothin
 
 
 async def test_descriptors_that_end_in_the_middle_of_requests_are_an_answer_and_come_back(
-    redis_server: RedisServer,
+    short_path: Path,
 ) -> None:
     """`connections_max` beyond what there is: connecting to the backend fails with EMFILE, and so does accept."""
     go = asyncio.Event()
@@ -98,7 +92,7 @@ async def test_descriptors_that_end_in_the_middle_of_requests_are_an_answer_and_
     config = "connections_max = 100000\nagent_connections_max = 100000\ntier_high_concurrency = 1000\n"
     async with (
         behind(backend) as address,
-        alone(redis_server.socket, backend=address, limits=FEW, config=config) as hive,
+        alone(short_path, backend=address, limits=FEW, config=config) as hive,
     ):
         clients = [await Client.tcp(hive.port) for _ in range(400)]
         for client in clients:
@@ -116,13 +110,13 @@ async def test_descriptors_that_end_in_the_middle_of_requests_are_an_answer_and_
         assert "Traceback" not in hive.log
 
 
-async def test_more_bodies_than_the_budget_are_503_and_memory_stays_bounded(redis_server: RedisServer) -> None:
+async def test_more_bodies_than_the_budget_are_503_and_memory_stays_bounded(short_path: Path) -> None:
     held, callers = 64 * MIB, 60
     body = 15 * MIB
     head = post(b"/v1/chat/completions", b"", token=TOKEN.encode()).replace(b"length: 0", b"length: %d" % (body + 9))
     begins = head + b'{"model":"'
     config = f"body_budget_bytes = {held}\nagent_connections_max = 1000\n"
-    async with behind(Backend()) as backend, alone(redis_server.socket, backend=backend, config=config) as hive:
+    async with behind(Backend()) as backend, alone(short_path, backend=backend, config=config) as hive:
         assert await is_served(hive)
         before, most = hive.seen.memory_info().rss, 0
         piece = b"x" * MIB
@@ -164,10 +158,10 @@ async def no_bodies(hive: Alone) -> bool:
     return (await hive.gauges())["request_body_bytes"] == 0
 
 
-async def test_a_process_that_stood_still_serves_everybody_who_waited_meanwhile(redis_server: RedisServer) -> None:
+async def test_a_process_that_stood_still_serves_everybody_who_waited_meanwhile(short_path: Path) -> None:
     async with (
         behind(Backend()) as backend,
-        alone(redis_server.socket, backend=backend, config="tier_high_concurrency = 100\n") as hive,
+        alone(short_path, backend=backend, config="tier_high_concurrency = 100\n") as hive,
     ):
         clients = [await Client.tcp(hive.port) for _ in range(20)]
         assert [(await client.ask(ASK))[0] for client in clients] == [200] * 20
@@ -181,10 +175,10 @@ async def test_a_process_that_stood_still_serves_everybody_who_waited_meanwhile(
         await until(lambda: len(hive.events) == 60, what="each is metered")
 
 
-async def test_a_disk_without_room_costs_no_request_and_no_event(redis_server: RedisServer) -> None:
-    """The spool's file may have 8 KiB: what it does not take waits in memory and reaches the stream from there."""
+async def test_a_disk_without_room_costs_no_request_and_no_event(short_path: Path) -> None:
+    """The spool's file may have 8 KiB: what it does not take waits in memory and reaches the daemon from there."""
     small = {resource.RLIMIT_FSIZE: 8192}
-    async with behind(Backend()) as backend, alone(redis_server.socket, backend=backend, limits=small) as hive:
+    async with behind(Backend()) as backend, alone(short_path, backend=backend, limits=small) as hive:
         client = await Client.tcp(hive.port)
         answers = [await client.ask(ASK) for _ in range(200)]
         assert [status for status, _, _ in answers] == [200] * 200

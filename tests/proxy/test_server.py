@@ -124,7 +124,6 @@ async def test_a_scrape_of_a_running_proxy_shows_every_metric_there_is(short_pat
         assert shown == {row.full_name.removesuffix("_total") for row in TABLE}
         assert await proxy.metric("hive_proxy_connections") == 1
         assert await proxy.metric("hive_proxy_daemon_up") == 1
-        assert await proxy.metric("hive_proxy_redis_up") == 0
         assert await proxy.metric("hive_proxy_usage_backlog") == 1
         requests = await proxy.metric("hive_proxy_requests_total", endpoint="/v1/chat/completions", status="200")
         assert requests == 1

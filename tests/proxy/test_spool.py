@@ -1,4 +1,4 @@
-"""Usage events on their way out of the proxy: pure backlog, real files, a real Redis, real kills."""
+"""Usage events on their way out of the proxy: pure backlog, real files, a real link, real kills."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,17 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.domain import UsageEvent
-from hive.errors import ConfigError, DependencyDown, WrongState
+from hive.errors import ConfigError, WrongState
+from hive.link.link import Link, LinkReply
+from hive.link.message import LinkMessage
+from hive.link.messages import Marks
+from hive.link.server import LinkServer
+from hive.link.usage import UsageBatch
 from hive.proxy import usage_spool
 from hive.proxy.usage_spool import Backlog, UsageSpool
-from hive.store import live, spoolfile
-from hive.store.live import Live, StreamEntry
+from hive.store import spoolfile
 from hive.store.spoolfile import SpoolFile
-from hive.store.stream import ToldRange, read_all
+from hive.store.stream import ToldRange, read_lines
 from hive.tasks import spawn
-
-if TYPE_CHECKING:
-    from tests.conftest import RedisServer
 
 EVENT = UsageEvent(
     id="p1-1",
@@ -62,73 +63,68 @@ async def until(condition: Callable[[], Any]) -> None:
 
 # --- the backlog -------------------------------------------------------------------------------------------------
 
+MANY = 10**9
+
+
+def firsts(backlog: Backlog, limit: int = 10, limit_bytes: int = MANY) -> list[int]:
+    return [item.first for item in backlog.take(limit, limit_bytes)]
+
 
 def test_what_does_not_fit_into_memory_comes_from_the_spool_in_order() -> None:
     backlog = Backlog("p1", bound=2)
     assert [backlog.add(no, b"%d" % no) for no in range(1, 6)] == [True, True, False, False, False]
-    assert [item.first for item in backlog.take(10, now=0.0)] == [1, 2]
-    assert not backlog.wants_more  # full: what flies is held until it is committed
-    backlog.commit(2, now=0.0)
+    assert firsts(backlog) == [1, 2]
+    assert not backlog.wants_more  # full: what is in flight is held until it is committed
+    backlog.commit(2)
     assert backlog.wants_more
     assert not backlog.add(6, b"6")  # behind the others, which are only in the spool
     backlog.refill([(1, b"1"), (2, b"2"), (3, b"3"), (4, b"4")], at_end=False)
-    assert [item.lines for item in backlog.take(10, now=0.0)] == [b"3", b"4"]
-    backlog.commit(4, now=0.0)
+    assert firsts(backlog) == [3, 4]
+    backlog.commit(4)
     backlog.refill([(5, b"5"), (6, b"6")], at_end=True)
-    assert [item.lines for item in backlog.take(10, now=0.0)] == [b"5", b"6"]
-    backlog.commit(5, now=0.0)
+    assert firsts(backlog) == [5, 6]
+    backlog.commit(5)
     assert backlog.add(7, b"7")  # all is in memory again
-    assert [item.lines for item in backlog.take(10, now=0.0)] == [b"7"]
+    assert firsts(backlog) == [7]
 
 
 def test_numbers_the_spool_lacks_are_told_as_a_range() -> None:
     backlog = Backlog("old", last=9)
-    backlog.commit(1, now=0.0)
+    backlog.commit(1)
     backlog.refill([(1, b"1"), (4, b"4"), (5, b"5")], at_end=True)
-    told = [(item.first, item.last, item.lines) for item in backlog.take(10, now=0.0)]
-    assert told == [(2, 3, None), (4, 4, b"4"), (5, 5, b"5"), (6, 9, None)]
-    backlog.commit(9, now=0.0)
+    assert backlog.take(10, MANY) == [(2, 3, None), (4, 4, b"4"), (5, 5, b"5"), (6, 9, None)]
+    backlog.commit(9)
     assert backlog.done
 
 
-def test_a_mark_that_stands_still_is_a_stall_and_patience_doubles() -> None:
+def test_a_batch_ends_with_the_item_that_makes_it_full() -> None:
     backlog = Backlog("p1")
-    backlog.add(1, b"1")
-    assert not backlog.is_stalled(now=1e9)  # nothing flies
-    backlog.take(10, now=100.0)
-    assert [backlog.is_stalled(now) for now in (109.9, 110.0)] == [False, True]
-    backlog.send_again(now=110.0)
-    backlog.lose_patience()
-    backlog.take(10, now=110.0)
-    assert [backlog.is_stalled(now) for now in (129.9, 130.0)] == [False, True]
-    backlog.add(2, b"2")
-    backlog.take(10, now=130.0)
-    backlog.commit(1, now=130.0)
-    assert [backlog.is_stalled(now) for now in (139.9, 140.0)] == [False, True]
+    for no in (2, 4, 6, 7):
+        backlog.add(no, b"x" * 10, events=2 if no < 7 else 1)
+    assert firsts(backlog, limit=3) == [1, 3]
+    assert firsts(backlog, limit_bytes=9) == [5]
+    assert (backlog.in_flight, firsts(backlog), backlog.in_flight) == (6, [7], 7)
 
 
-def test_sending_again_also_says_that_the_committed_is_settled_once() -> None:
+def test_what_was_in_flight_when_the_link_was_lost_goes_first_and_in_order() -> None:
     backlog = Backlog("p1")
-    for no in (1, 2, 3):
+    for no in (1, 2, 3, 4):
         backlog.add(no, b"%d" % no)
-    backlog.take(10, now=0.0)
-    backlog.commit(2, now=0.0)
-    for _ in range(3):
-        backlog.send_again(now=1.0)
-        assert [(item.first, item.last, item.lines) for item in backlog.take(10, now=1.0)] == [
-            (1, 2, None),
-            (3, 3, b"3"),
-        ]
-    backlog.commit(3, now=2.0)
-    assert (backlog.held, backlog.done) == (0, True)
+    assert firsts(backlog, limit=3) == [1, 2, 3]
+    backlog.commit(1)
+    backlog.put_back()
+    assert (backlog.in_flight, backlog.held) == (0, 3)
+    assert firsts(backlog) == [2, 3, 4]
+    backlog.commit(3)
+    backlog.commit(2)  # an older mark
+    assert (backlog.in_flight, backlog.held, backlog.mark) == (1, 1, 3)
 
 
 STEP = st.one_of(
     st.tuples(st.just("add"), st.booleans()),
     st.tuples(st.just("send"), st.integers(1, 5)),
-    st.tuples(st.just("fail"), st.integers(1, 5)),
+    st.tuples(st.just("link lost"), st.booleans()),
     st.tuples(st.just("commit"), st.integers(0, 10)),
-    st.tuples(st.just("again"), st.just(0)),
 )
 
 
@@ -136,6 +132,7 @@ STEP = st.one_of(
 def test_every_number_is_sent_or_told_lost_whatever_happens(steps: list[tuple[str, Any]], bound: int) -> None:
     backlog = Backlog("p1", bound=bound)
     spooled: list[tuple[int, bytes]] = []
+    sent: list[tuple[int, int, bytes | None]] = []
     told: dict[int, bytes | None] = {}
     lost: set[int] = set()
     last = 0
@@ -143,10 +140,12 @@ def test_every_number_is_sent_or_told_lost_whatever_happens(steps: list[tuple[st
     def send(limit: int) -> None:
         if backlog.wants_more:
             backlog.refill(spooled, at_end=True)
-        for item in backlog.take(limit, now=0.0):
-            for no in range(item.first, item.last + 1):
-                if told.get(no) is None:
-                    told[no] = item.lines
+        sent.extend(backlog.take(limit, MANY))
+
+    def arrive() -> None:
+        for first, end, lines in sent:
+            told.update((no, lines) for no in range(first, end + 1) if told.get(no) is None)
+        sent.clear()
 
     for step, value in steps:
         if step == "add":
@@ -158,20 +157,23 @@ def test_every_number_is_sent_or_told_lost_whatever_happens(steps: list[tuple[st
                 lost.add(last)
         elif step == "send":
             send(value)
-        elif step == "fail":
-            batch = backlog.take(value, now=0.0)
-            if batch:
-                backlog.put_back(batch[0].first)
-        elif step == "again":
-            backlog.send_again(now=0.0)
+        elif step == "link lost":
+            if value:
+                arrive()
+            sent.clear()
+            backlog.put_back()
         else:
+            arrive()
             settled = next((no for no in range(1, last + 2) if no not in told), 1) - 1
-            backlog.commit(min(settled, backlog.mark + value), now=0.0)
+            backlog.commit(min(settled, backlog.mark + value))
         assert backlog.held <= bound + 2 * len(spooled) + 2
+        assert 0 <= backlog.in_flight <= backlog.held
+    backlog.put_back()
     for _ in range(2 * last + 2):
         send(100)
-        backlog.commit(next(no for no in range(1, last + 2) if no not in told) - 1, now=0.0)
-    assert backlog.done
+        arrive()
+        backlog.commit(next(no for no in range(1, last + 2) if no not in told) - 1)
+    assert (backlog.done, backlog.held, backlog.in_flight) == (True, 0, 0)
     assert {no for no, line in told.items() if line is None} == lost
     assert all(line == b"%d" % no for no, line in told.items() if line is not None)
 
@@ -278,61 +280,51 @@ def numbers_on_disk(path: Path) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "PING_S", 0.05)
-    monkeypatch.setattr(live, "GATHER_S", 0.005)
-    monkeypatch.setattr(live, "RETRY_S", (0.01, 0.05))
-    monkeypatch.setattr(usage_spool, "RETRY_S", (0.01, 0.05))
     monkeypatch.setattr(usage_spool, "TICK_S", 0.05)
     monkeypatch.setattr(usage_spool, "GATHER_S", 0.002)
+    monkeypatch.setattr(usage_spool, "LAST_TRY_S", 0.05)
+
+
+class Reader:
+    """Takes batches like the daemon, and remembers; it acknowledges nothing by itself."""
+
+    def __init__(self) -> None:
+        self.batches: list[UsageBatch] = []
+        self.told: list[ToldRange] = []
+
+    def take(self, batch: UsageBatch) -> None:
+        self.batches.append(batch)
+        self.told += [one for item in batch.items for one in read_lines(batch.epoch, *item)]
+
+    def has(self, epoch: str, *numbers: int) -> bool:
+        """Whether exactly these numbers of an epoch were told (again and again does not matter)."""
+        return {one.first for one in self.told if one.epoch == epoch and one.event} == set(numbers)
+
+    @property
+    def lost(self) -> list[tuple[int, int]]:
+        return [(one.first, one.last) for one in self.told if one.event is None]
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader()
 
 
 @contextlib.asynccontextmanager
-async def opened(directory: Path, epoch: str, socket: Path, **options: Any) -> AsyncIterator[UsageSpool]:
-    store = Live(socket)
-    log = UsageSpool(directory, epoch, store, **options)
-    spawn(store.run(), name="live")
+async def opened(directory: Path, epoch: str, reader: Reader | None, **options: Any) -> AsyncIterator[UsageSpool]:
+    """`reader`: None where the daemon is not connected."""
+    log = UsageSpool(directory, epoch, **options)
     spawn(log.run(), name="usage")
+    if reader is not None:
+        log.attach(reader.take)
     try:
         yield log
     finally:
         await log.close()
-        await store.close()
 
 
-class Reader:
-    """Reads the stream like the daemon, and remembers."""
-
-    def __init__(self, socket: Path) -> None:
-        self.live = Live(socket)
-        self.told: list[ToldRange] = []
-
-    async def read(self) -> list[StreamEntry]:
-        try:
-            entries = await self.live.read_usage(pending=False, count=1000, block_ms=5)
-        except DependencyDown:
-            return []
-        self.told += [told for entry in entries for told in read_all(entry.fields)]
-        if entries:
-            await self.live.settle_usage([entry.id for entry in entries])
-        return entries
-
-    async def has(self, epoch: str, *numbers: int) -> bool:
-        """Whether exactly these numbers of an epoch were told (again and again does not matter)."""
-        await self.read()
-        return {one.first for one in self.told if one.epoch == epoch and one.event} == set(numbers)
-
-
-@pytest.fixture
-async def reader(redis_server: RedisServer) -> AsyncIterator[Reader]:
-    reader = Reader(redis_server.socket)
-    yield reader
-    await reader.live.close()
-
-
-async def test_an_event_is_on_disk_when_record_returns_and_in_the_stream_soon_after(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader
-) -> None:
-    async with opened(tmp_path / "spool", "p1", redis_server.socket) as log:
+async def test_an_event_is_on_disk_when_record_returns_and_sent_soon_after(tmp_path: Path, reader: Reader) -> None:
+    async with opened(tmp_path / "spool", "p1", reader) as log:
         log.record(event(7))
         (spooled,) = (tmp_path / "spool" / "p1.jsonl").read_bytes().splitlines()
         expected = event(7, epoch="p1", event_no=1)
@@ -344,9 +336,9 @@ async def test_an_event_is_on_disk_when_record_returns_and_in_the_stream_soon_af
 
 
 async def test_events_of_one_turn_are_on_disk_together_before_any_last_byte_goes(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader
+    tmp_path: Path, reader: Reader
 ) -> None:
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+    async with opened(tmp_path, "p1", reader) as log:
         path = tmp_path / "p1.jsonl"
         seen: list[list[int]] = []
         for seq in (1, 2, 3):
@@ -357,10 +349,8 @@ async def test_events_of_one_turn_are_on_disk_together_before_any_last_byte_goes
         await until(lambda: reader.has("p1", 1, 2, 3))
 
 
-async def test_who_does_not_wait_for_the_turns_end_takes_those_before_it_along(
-    tmp_path: Path, redis_server: RedisServer
-) -> None:
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+async def test_who_does_not_wait_for_the_turns_end_takes_those_before_it_along(tmp_path: Path) -> None:
+    async with opened(tmp_path, "p1", None) as log:
         gone: list[int] = []
         log.record(event(1), lambda: gone.append(1))
         log.record(event(2))
@@ -369,8 +359,8 @@ async def test_who_does_not_wait_for_the_turns_end_takes_those_before_it_along(
         assert gone == [1]
 
 
-async def test_a_last_byte_that_cannot_go_holds_up_no_other(tmp_path: Path, redis_server: RedisServer) -> None:
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+async def test_a_last_byte_that_cannot_go_holds_up_no_other(tmp_path: Path) -> None:
+    async with opened(tmp_path, "p1", None) as log:
         raised: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
         gone: list[int] = []
@@ -380,31 +370,29 @@ async def test_a_last_byte_that_cannot_go_holds_up_no_other(tmp_path: Path, redi
         assert [type(error) for error in raised] == [ZeroDivisionError]
 
 
-async def test_close_lets_the_last_bytes_go(tmp_path: Path, redis_server: RedisServer) -> None:
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+async def test_close_lets_the_last_bytes_go(tmp_path: Path) -> None:
+    async with opened(tmp_path, "p1", None) as log:
         gone: list[list[int]] = []
         log.record(event(1), lambda: gone.append(numbers_on_disk(tmp_path / "p1.jsonl")))
     assert gone == [[1]]
 
 
-async def test_more_events_in_one_turn_than_an_entry_holds_share_several(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader
-) -> None:
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
-        count = 2 * usage_spool.ENTRY_EVENTS + 5
+async def test_more_events_in_one_turn_than_a_block_holds_share_several(tmp_path: Path, reader: Reader) -> None:
+    async with opened(tmp_path, "p1", reader) as log:
+        count = 2 * usage_spool.BLOCK_EVENTS + 5
         gone: list[int] = []
         for seq in range(1, count + 1):
             log.record(event(seq), lambda seq=seq: gone.append(seq))  # type: ignore[misc]
-        await until(lambda: log.sent == count)
-        assert gone == list(range(1, count + 1))
-        assert await reader.live.usage_length() == 3
         await until(lambda: reader.has("p1", *range(1, count + 1)))
+        assert gone == list(range(1, count + 1))
+        assert [item.events for batch in reader.batches for item in batch.items] == [100, 100, 5]
 
 
 async def test_a_disk_that_takes_a_part_of_a_turn_loses_and_doubles_nothing(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+    monkeypatch.setattr(usage_spool, "HELD_S", 0.1)
+    async with opened(tmp_path, "p1", reader) as log:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # in the middle of the third line
         try:
@@ -413,8 +401,7 @@ async def test_a_disk_that_takes_a_part_of_a_turn_loses_and_doubles_nothing(
                 log.record(event(seq), lambda seq=seq: gone.append(seq))  # type: ignore[misc]
             await asyncio.sleep(0)
             assert (gone, "cannot be written" in log.degraded) == ([], True)
-            await until(lambda: gone)
-            assert (gone, log.sent) == ([1, 2, 3, 4, 5], 5)
+            await until(lambda: gone == [1, 2, 3, 4, 5])
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         await until(lambda: reader.has("p1", 1, 2, 3, 4, 5))
@@ -425,74 +412,113 @@ async def test_a_disk_that_takes_a_part_of_a_turn_loses_and_doubles_nothing(
     left.close(delete=False)
 
 
-async def test_all_committed_leaves_nothing_behind(tmp_path: Path, redis_server: RedisServer, reader: Reader) -> None:
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+async def test_on_a_full_disk_the_last_byte_goes_once_the_daemon_has_committed(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_spool, "HELD_S", 1000.0)
+    async with opened(tmp_path, "p1", reader) as log:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+        try:
+            gone: list[int] = []
+            for seq in (1, 2):
+                log.record(event(seq), lambda seq=seq: gone.append(seq))  # type: ignore[misc]
+                await until(lambda seq=seq: reader.told and reader.told[-1].first == seq)  # type: ignore[misc]
+            assert gone == []
+            log.marks({"p1": 1})
+            assert gone == [1]
+            log.marks({"p1": 2})
+            assert gone == [1, 2]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_all_committed_leaves_nothing_behind(tmp_path: Path, reader: Reader) -> None:
+    async with opened(tmp_path, "p1", reader) as log:
         log.record(event(1))
         log.marks({"p1": 1})
         assert log.waiting == 0
     assert os.listdir(tmp_path) == ["lock"]
 
 
-async def test_while_redis_is_down_events_wait_and_lose_nothing(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader
+async def test_a_proxy_that_leaves_waits_for_the_daemons_last_mark(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    redis_server.kill()
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+    monkeypatch.setattr(usage_spool, "LAST_TRY_S", 1000.0)
+    log = UsageSpool(tmp_path, "p1")
+    spawn(log.run(), name="usage")
+    log.attach(reader.take)
+    log.record(event(1))
+    closing = spawn(log.close(), name="close")
+    await until(lambda: reader.has("p1", 1))
+    assert not closing.done()
+    log.marks({"p1": 1})
+    await closing
+    assert os.listdir(tmp_path) == ["lock"]
+
+
+async def test_a_proxy_that_leaves_without_a_daemon_waits_for_nothing(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage_spool, "LAST_TRY_S", 1000.0)
+    log = UsageSpool(tmp_path, "p1")
+    log.attach(reader.take)
+    log.record(event(1))
+    closing = spawn(log.close(), name="close")
+    await until(lambda: reader.batches)
+    log.detach()
+    await closing
+    assert numbers_on_disk(tmp_path / "p1.jsonl") == [1]
+
+
+async def test_while_the_daemon_is_away_events_wait_and_lose_nothing(tmp_path: Path, reader: Reader) -> None:
+    async with opened(tmp_path, "p1", None) as log:
         for seq in range(1, 4):
             log.record(event(seq))
         await asyncio.sleep(0.05)
-        assert log.waiting == 3
-        redis_server.start()
+        assert (log.waiting, log.spooled()) == (3, {"p1": 3})
+        log.attach(reader.take)
         await until(lambda: reader.has("p1", 1, 2, 3))
 
 
-async def test_a_redis_that_came_back_empty_gets_again_what_is_not_committed(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(usage_spool, "PATIENCE_S", (1000.0, 1000.0))  # by its run id, not by a mark that stands still
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+async def test_after_a_lost_link_what_is_not_committed_is_sent_again(tmp_path: Path, reader: Reader) -> None:
+    async with opened(tmp_path, "p1", reader) as log:
         for seq in range(1, 5):
             log.record(event(seq))
-        await until(lambda: log.sent == 4)
+        await until(lambda: reader.has("p1", 1, 2, 3, 4))
         log.marks({"p1": 2})
-        redis_server.kill()
-        redis_server.start()
-        await until(lambda: reader.has("p1", 3, 4))
-        assert [(one.first, one.last) for one in reader.told if one.event is None] == [(1, 2)]
+        log.detach()
+        again = Reader()
+        log.attach(again.take)
+        await until(lambda: again.has("p1", 3, 4))
+        assert [batch.committed_to for batch in again.batches] == [2]
 
 
-async def test_a_mark_that_stands_still_makes_it_send_again_what_vanished_from_the_stream(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
+async def test_what_is_in_flight_is_not_sent_twice_and_has_a_bound(
+    tmp_path: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(usage_spool, "PATIENCE_S", (0.2, 0.4))
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
-        log.record(event(1))
-        await until(lambda: reader.has("p1", 1))  # read, deleted, and no mark is told
-        reader.told.clear()
-        await until(lambda: reader.has("p1", 1))
+    """A daemon that commits nothing would else be given everything again and again, or more than it can hold."""
+    monkeypatch.setattr(usage_spool, "IN_FLIGHT", 20)
+    monkeypatch.setattr(usage_spool, "BATCH", 7)
+    async with opened(tmp_path, "p1", reader) as log:
+        for seq in range(1, 51):
+            log.record(event(seq))
+        await until(lambda: len(reader.told) >= 20)
+        await asyncio.sleep(0.1)
+        assert [one.first for one in reader.told] == list(range(1, 22))  # the third batch passes the bound by one
+        for mark in (7, 14, 21, 28, 35, 42, 49, 50):
+            log.marks({"p1": mark})
+            await until(lambda mark=mark: len(reader.told) == min(50, mark + 21))  # type: ignore[misc]
+        assert [one.first for one in reader.told] == list(range(1, 51))
 
 
-async def test_while_the_daemon_is_away_nothing_is_added_twice(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a stream without a reader would grow by everything again each ten seconds."""
-    monkeypatch.setattr(usage_spool, "PATIENCE_S", (0.05, 0.1))
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
-        log.record(event(1))
-        await asyncio.sleep(0.5)
-        assert await reader.live.usage_length() == 1
-
-
-async def test_more_than_memory_holds_is_read_back_from_the_spool(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader
-) -> None:
-    async with opened(tmp_path, "p1", redis_server.socket, bound=10) as log:
+async def test_more_than_memory_holds_is_read_back_from_the_spool(tmp_path: Path, reader: Reader) -> None:
+    async with opened(tmp_path, "p1", reader, bound=10) as log:
         for seq in range(1, 101):
             log.record(event(seq))
         assert "10 waiting" in repr(log)
 
-        async def told_in_turn() -> bool:
-            await reader.read()
+        def told_in_turn() -> bool:
             log.marks({"p1": max((one.last for one in reader.told), default=0)})
             return log.waiting == 0
 
@@ -504,9 +530,9 @@ async def test_more_than_memory_holds_is_read_back_from_the_spool(
 
 
 async def test_a_disk_that_is_full_from_the_start_degrades_and_loses_nothing_while_memory_has_room(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader
+    tmp_path: Path, reader: Reader
 ) -> None:
-    async with opened(tmp_path, "p1", redis_server.socket, bound=10) as log:
+    async with opened(tmp_path, "p1", reader, bound=10) as log:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
         try:
@@ -522,9 +548,9 @@ async def test_a_disk_that_is_full_from_the_start_degrades_and_loses_nothing_whi
 
 
 async def test_what_neither_disk_nor_memory_takes_is_counted_and_told_as_a_range(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader
+    tmp_path: Path, reader: Reader
 ) -> None:
-    async with opened(tmp_path, "p1", redis_server.socket, bound=3) as log:
+    async with opened(tmp_path, "p1", reader, bound=3) as log:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
         try:
@@ -538,78 +564,67 @@ async def test_what_neither_disk_nor_memory_takes_is_counted_and_told_as_a_range
         await until(lambda: not log.degraded)
         log.record(event(9))
         await until(lambda: reader.has("p1", 1, 2, 3, 9))
-        assert (4, 8) in [(one.first, one.last) for one in reader.told if one.event is None]
+        assert (4, 8) in reader.lost
 
 
-async def test_an_event_that_cannot_be_written_as_json_is_lost_alone(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader
-) -> None:
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+async def test_an_event_that_cannot_be_written_as_json_is_lost_alone(tmp_path: Path, reader: Reader) -> None:
+    async with opened(tmp_path, "p1", reader) as log:
         log.record(event(1))
         log.record(event(2, model="\ud800"))
         log.record(event(3, model="m" * 1_000_000))
         await until(lambda: reader.has("p1", 1, 3))
-        assert [(one.first, one.last) for one in reader.told if one.event is None] == [(2, 2)]
+        assert reader.lost == [(2, 2)]
         assert [one.event.model for one in reader.told if one.event] == ["small", "m" * usage_spool.MAX_TEXT]
         assert log.lost == 1
 
 
-async def test_the_spool_of_a_killed_proxy_is_replayed_only_once_the_daemon_told_its_marks(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader
-) -> None:
+async def test_the_spool_of_a_killed_proxy_is_replayed_from_the_daemons_mark_on(tmp_path: Path, reader: Reader) -> None:
     lines = [msgspec.json.encode(event(no, id=f"dead-{no}", epoch="dead", event_no=no)) + b"\n" for no in (1, 2, 3, 5)]
     (tmp_path / "dead.jsonl").write_bytes(b"".join(lines) + lines[0][:40])
     (tmp_path / "empty.jsonl").write_bytes(b"")
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+    async with opened(tmp_path, "p1", None) as log:
         assert log.spooled() == {"dead": 5, "p1": 0}
-        log.record(event(1))
-        await until(lambda: reader.has("p1", 1))
-        assert await reader.has("dead")
         log.marks({"dead": 1})
+        log.attach(reader.take)
         await until(lambda: reader.has("dead", 2, 3, 5))
-        assert [(one.first, one.last) for one in reader.told if one.event is None] == [(4, 4)]
-        log.marks({"dead": 5, "p1": 1})
-        assert log.spooled() == {"p1": 1}
+        assert reader.lost == [(4, 4)]
+        log.marks({"dead": 5})
+        assert log.spooled() == {"p1": 0}
     assert os.listdir(tmp_path) == ["lock"]
 
 
-async def test_a_spool_the_daemon_has_whole_is_deleted_without_replay(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader
-) -> None:
+async def test_a_spool_the_daemon_has_whole_is_deleted_without_replay(tmp_path: Path, reader: Reader) -> None:
     (tmp_path / "dead.jsonl").write_bytes(line(1) + line(2))
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+    async with opened(tmp_path, "p1", None) as log:
         log.marks({"dead": 2})
         assert not (tmp_path / "dead.jsonl").exists()
+        log.attach(reader.take)
         log.record(event(1))
         await until(lambda: reader.has("p1", 1))
-        assert await reader.has("dead")
+        assert reader.has("dead")
 
 
-async def test_a_second_proxy_on_the_same_spool_is_told_who_has_it(tmp_path: Path, redis_server: RedisServer) -> None:
-    async with opened(tmp_path, "p1", redis_server.socket):
+async def test_a_second_proxy_on_the_same_spool_is_told_who_has_it(tmp_path: Path) -> None:
+    async with opened(tmp_path, "p1", None):
         with pytest.raises(WrongState, match=f"in use by process {os.getpid()}"):
-            UsageSpool(tmp_path, "p2", Live(redis_server.socket))
-    async with opened(tmp_path, "p2", redis_server.socket):
+            UsageSpool(tmp_path, "p2")
+    async with opened(tmp_path, "p2", None):
         pass
 
 
 async def test_a_missing_state_directory_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
-        UsageSpool(tmp_path / "no" / "spool", "p1", Live(tmp_path / "no.sock"))
+        UsageSpool(tmp_path / "no" / "spool", "p1")
 
 
 WRITER = """
 import asyncio, os, sys, msgspec
 from pathlib import Path
 from hive.domain import UsageEvent
-from hive.tasks import spawn
 from hive.proxy.usage_spool import UsageSpool
-from hive.store.live import Live
 
-async def main(directory, epoch, socket, event):
-    live = Live(Path(socket))
-    log = UsageSpool(Path(directory), epoch, live)
-    spawn(live.run(), name="live"); spawn(log.run(), name="usage")
+async def main(directory, epoch, event):
+    log = UsageSpool(Path(directory), epoch)
     event = msgspec.json.decode(event, type=UsageEvent)
     while True:
         for _ in range(20):
@@ -622,21 +637,18 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.parametrize("acknowledged", [1, 37, 400])
-async def test_kill_9_loses_no_event_whose_record_returned(
-    tmp_path: Path, redis_server: RedisServer, reader: Reader, acknowledged: int
-) -> None:
+async def test_kill_9_loses_no_event_whose_record_returned(tmp_path: Path, reader: Reader, acknowledged: int) -> None:
     """The writer is a process of its own that says `.` after each event, and is killed at some moment."""
-    arguments = [str(tmp_path), "dead", str(redis_server.socket), msgspec.json.encode(EVENT).decode()]
+    arguments = [str(tmp_path), "dead", msgspec.json.encode(EVENT).decode()]
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, *arguments, stdout=subprocess.PIPE)
     assert process.stdout is not None
     said = len(await process.stdout.readexactly(acknowledged))
     process.kill()
     said += len(await process.stdout.read())
     await process.wait()
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+    async with opened(tmp_path, "p1", reader) as log:
         last = log.spooled()["dead"]
         assert last in (said, said + 1)  # killed between the write and the word
-        log.marks({})
         await until(lambda: reader.has("dead", *range(1, last + 1)))
 
 
@@ -644,14 +656,19 @@ ANSWERER = """
 import asyncio, os, sys, msgspec
 from pathlib import Path
 from hive.domain import UsageEvent
-from hive.tasks import spawn
+from hive.link.client import LinkClient
 from hive.proxy.usage_spool import UsageSpool
-from hive.store.live import Live
+from hive.tasks import spawn
 
-async def main(directory, epoch, socket, event):
-    live = Live(Path(socket))
-    log = UsageSpool(Path(directory), epoch, live)
-    spawn(live.run(), name="live"); spawn(log.run(), name="usage")
+async def main(directory, epoch, event, socket):
+    log = UsageSpool(Path(directory), epoch)
+    spawn(log.run(), name="usage")
+    LinkClient(
+        Path(socket),
+        name="daemon",
+        on_link=lambda link: log.attach(link.tell),
+        on_message=lambda link, message, reply: log.marks(message.marks),
+    )
     event = msgspec.json.decode(event, type=UsageEvent)
     while True:
         for _ in range(20):
@@ -685,34 +702,45 @@ def fill(path: Path) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("answers", [1, 100, 201, 350, 900])
 async def test_kill_9_on_a_full_disk_loses_no_event_of_an_answer_that_ended(
-    tmp_path: Path, disk: Path, redis_server: RedisServer, reader: Reader, answers: int
+    tmp_path: Path, disk: Path, reader: Reader, answers: int
 ) -> None:
-    """A full disk took half of a line, the answer ended, and the proxy was killed before the stream had the event: of
+    """A full disk took half of a line, the answer ended, and the proxy was killed before anything else had it: of
     5,021 whole answers one had no row.
 
-    The program says `.` with each last byte; the disk has room for some 200 lines.
+    The program says `.` with each last byte; the disk has room for some 200 lines, and the daemon another disk.
     """
-    arguments = [str(disk / "spool"), "dead", str(redis_server.socket), msgspec.json.encode(EVENT).decode()]
+
+    def committed(link: Link, message: LinkMessage, _: LinkReply | None) -> None:
+        assert isinstance(message, UsageBatch)
+        reader.take(message)
+        link.tell(Marks(marks={"dead": message.items[-1].last}))
+
+    daemon = LinkServer(
+        tmp_path / "link",
+        name="proxy",
+        uids=frozenset(),
+        on_link=lambda link: link.tell(Marks(marks={})),
+        on_message=committed,
+        on_lost=lambda _: None,
+    )
+    arguments = [str(disk / "spool"), "dead", msgspec.json.encode(EVENT).decode(), str(tmp_path / "link")]
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", ANSWERER, *arguments, stdout=subprocess.PIPE)
     assert process.stdout is not None
     said = len(await process.stdout.readexactly(answers))
     process.kill()
     said += len(await process.stdout.read())
     await process.wait()
+    daemon.close()
     assert answers < 300 or not (disk / "spool" / "dead.jsonl").read_bytes().endswith(b"\n")
-    async with opened(disk / "spool", "p1", redis_server.socket) as log:
+    async with opened(disk / "spool", "p1", reader) as log:
         log.marks({})
-
-        async def all_are_told() -> bool:
-            await reader.read()
-            return {one.first for one in reader.told if one.epoch == "dead" and one.event} >= set(range(1, said + 1))
-
-        await until(all_are_told)
+        everything = set(range(1, said + 1))
+        await until(lambda: {one.first for one in reader.told if one.epoch == "dead" and one.event} >= everything)
 
 
 @pytest.mark.root
 def test_a_disk_that_others_fill_takes_what_the_spool_has_reserved(disk: Path) -> None:
-    """Redis keeps its file on the same disk. Where that is full, neither took an event, and kill -9 lost it."""
+    """The database is on the same disk. Where that was full, neither took an event, and kill -9 lost it."""
     subprocess.run(["mount", "-o", "remount,size=1m", str(disk)], check=True)
     file = SpoolFile(disk / "p1.jsonl")
     assert file.append(1, line(1), in_memory=True)
@@ -739,13 +767,12 @@ def test_what_is_reserved_is_given_back_with_what_is_committed(disk: Path) -> No
 
 
 @pytest.mark.root
-async def test_where_neither_disk_nor_redis_takes_it_the_answer_ends_all_the_same(
-    disk: Path, redis_server: RedisServer, reader: Reader, monkeypatch: pytest.MonkeyPatch
+async def test_where_neither_disk_nor_daemon_takes_it_the_answer_ends_all_the_same(
+    disk: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then a second later; the event is kept in memory, and written once there is room."""
     monkeypatch.setattr(usage_spool, "HELD_S", 0.2)
-    redis_server.kill()
-    async with opened(disk / "spool", "p1", redis_server.socket) as log:
+    async with opened(disk / "spool", "p1", None) as log:
         fill(disk / "filler")
         gone: list[int] = []
         log.record(event(1), lambda: gone.append(1))
@@ -756,17 +783,18 @@ async def test_where_neither_disk_nor_redis_takes_it_the_answer_ends_all_the_sam
         (disk / "filler").unlink()
         await until(lambda: gone == [1, 2])
         assert numbers_on_disk(disk / "spool" / "p1.jsonl") == [1, 2]
-        redis_server.start()
+        log.attach(reader.take)
         await until(lambda: reader.has("p1", 1, 2))
 
 
 @pytest.mark.root
-async def test_a_proxy_that_leaves_writes_what_a_full_disk_did_not_take(disk: Path, redis_server: RedisServer) -> None:
-    """With Redis down it left events behind in memory, though there was room again."""
-    redis_server.kill()
+async def test_a_proxy_that_leaves_writes_what_a_full_disk_did_not_take(
+    disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a daemon it left events behind in memory, though there was room again."""
+    monkeypatch.setattr(usage_spool, "GATHER_S", 1000.0)
     gone: list[int] = []
-    async with opened(disk / "spool", "p1", redis_server.socket) as log:
-        await asyncio.sleep(0.1)  # it looks for news once a second at least; nothing is told here after that
+    async with opened(disk / "spool", "p1", None) as log:
         fill(disk / "filler")
         log.record(event(1), lambda: gone.append(1))
         await asyncio.sleep(0)
@@ -775,13 +803,11 @@ async def test_a_proxy_that_leaves_writes_what_a_full_disk_did_not_take(disk: Pa
     assert numbers_on_disk(disk / "spool" / "p1.jsonl") == [1]
 
 
-async def test_what_is_no_spool_is_put_aside_and_said(
-    tmp_path: Path, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_is_no_spool_is_put_aside_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A spool of random bytes vanished without a word, and a directory of such a name kept the proxy from starting."""
     (tmp_path / "noise.jsonl").write_bytes(b"\x00\xffnoise\n" * 50)
     (tmp_path / "folder.jsonl").mkdir()
-    async with opened(tmp_path, "p1", redis_server.socket) as log:
+    async with opened(tmp_path, "p1", None) as log:
         assert log.spooled() == {"p1": 0}
     assert (tmp_path / "noise.damaged").stat().st_size == 400
     assert "spool_damaged" in caplog.text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from hive.errors import DependencyDown
 from hive.store import keys, live
 from hive.store.channels import AgentChanged, SystemEvent
 from hive.store.live import Live, in_parts
-from hive.store.write_behind import MESSAGES, AgentKeys, Batch, WriteBehind
+from hive.store.write_behind import ENTRIES, MESSAGES, AgentKeys, Batch, WriteBehind
 from hive.tasks import spawn
 
 if TYPE_CHECKING:
@@ -131,13 +130,13 @@ async def test_a_redis_that_comes_back_empty_is_told_the_prompts_again(
     assert not await client.exists(keys.prompt(ANOTHER[0]), keys.prompt_agents(ANOTHER[0]))
 
 
-async def test_activity_and_counts_are_written_behind(store: Live, client: Any) -> None:
+async def test_activity_and_totals_are_written_behind(store: Live, client: Any) -> None:
     for second in range(5):
         store.touch("a1", 1000.0 + second)
-        store.count("a1", 10, 2)
+        store.set_totals("a1", tokens_in=10 * second, tokens_out=2 * second, requests=1 + second)
     store.touch("b2", 1002.5)
     await until(lambda: client.hget(keys.agent_tokens("a1"), "requests"))
-    assert await client.hgetall("hive:agent:tokens:a1") == {"input": "50", "output": "10", "requests": "5"}
+    assert await client.hgetall("hive:agent:tokens:a1") == {"input": "40", "output": "8", "requests": "5"}
     assert await client.get("hive:agent:activity:a1") == "1004.000"
     assert await store.activity() == {"a1": 1004.0, "b2": 1002.5}
 
@@ -159,11 +158,11 @@ async def test_forgetting_an_agent_deletes_every_key_of_it_and_no_other(store: L
     store.put_agent("a1", paused=True, tier=Tier.LOW, instance="vm-7")
     store.put_agent("a11", paused=True, tier=Tier.LOW)
     store.touch("a1", 1000.0)
-    store.count("a1", 1, 1)
+    store.set_totals("a1", tokens_in=1, tokens_out=1, requests=1)
     await until(lambda: client.get("hive:agent:activity:a1"))
     store.touch("a1", 1001.0)
     store.forget_agent("a1")
-    store.count("a1", 1, 1)
+    store.set_totals("a1", tokens_in=1, tokens_out=1, requests=2)
     store.set_backend(None)
     await until(lambda: client.exists(keys.INFERENCE_BACKEND))
     assert await names(client) == {"hive:agent:paused:a11", "hive:agent:tier:a11", "hive:inference:backend"}
@@ -262,12 +261,12 @@ async def test_very_many_agents_are_all_written_and_told_of_last(
 async def test_a_silent_restart_between_two_commands_is_noticed(redis_server: RedisServer) -> None:
     """The pool of redis-py replaces a dead idle connection without an error."""
     store = Live(redis_server.socket)
-    await store.usage_length()
+    await store.activity()
     before = store.run_id
     redis_server.kill()
     redis_server.start()
     await asyncio.sleep(0.05)  # the loop sees the end of the idle connection
-    await store.usage_length()
+    await store.activity()
     assert store.run_id not in ("", before)
     await store.close()
 
@@ -276,13 +275,13 @@ async def test_a_redis_that_hangs_is_down_after_the_timeout_and_says_nothing_els
     redis_server: RedisServer,
 ) -> None:
     store = Live(redis_server.socket, op_timeout_s=0.1)
-    await store.usage_length()
+    await store.activity()
     redis_server.stop()
     with pytest.raises(DependencyDown) as caught:
-        await store.usage_length()
+        await store.activity()
     assert (store.up, caught.value.exit_code) == (False, 5)
     redis_server.go_on()
-    await store.usage_length()
+    await store.activity()
     assert store.up
     await store.close()
 
@@ -304,28 +303,44 @@ async def test_without_a_redis_saying_never_fails_and_asking_is_a_dependency_dow
 async def test_a_redis_that_refuses_to_write_is_a_dependency_down(redis_server: RedisServer, client: Any) -> None:
     await client.config_set("maxmemory", "1")
     store = Live(redis_server.socket)
+    store.touch("a1", 1000.0)
     with pytest.raises(DependencyDown, match=r"OOM|maxmemory"):
-        await store.add_usage([{"e": "p1", "n": 1, "d": b"{}"}])
+        await store._flush()
     await store.close()
 
 
-async def test_a_stream_entry_is_given_again_until_it_is_settled(redis_server: RedisServer) -> None:
-    store = Live(redis_server.socket)
-    assert await store.read_usage(pending=False, count=10, block_ms=10) == []  # makes the group
-    await store.add_usage([{"e": "p1", "n": n} for n in range(3)])
-    given = await store.read_usage(pending=False, count=2)
+async def test_old_usage_is_given_again_until_it_is_settled_and_its_group_ends_with_it(
+    store: Live, client: Any
+) -> None:
+    assert await store.old_usage(10) == []
+    assert not await client.exists(keys.USAGE_STREAM)
+    await client.xgroup_create(keys.USAGE_STREAM, keys.USAGE_GROUP, id="0", mkstream=True)
+    for n in range(3):
+        await client.xadd(keys.USAGE_STREAM, {"e": "p1", "n": n})
+    given = await store.old_usage(2)
     assert [entry.fields for entry in given] == [{b"e": b"p1", b"n": b"0"}, {b"e": b"p1", b"n": b"1"}]
-    assert await store.read_usage(pending=True, count=10) == given
-    await store.settle_usage([entry.id for entry in given])
-    assert await store.read_usage(pending=True, count=10) == []
-    assert await store.usage_length() == 1
-    added_at = await store.oldest_usage_at()
-    assert added_at is not None
-    assert abs(time.time() - added_at) < 3600
-    (last,) = await store.read_usage(pending=False, count=2)
-    await store.settle_usage([last.id])
-    assert await store.oldest_usage_at() is None
-    await store.close()
+    assert await store.old_usage(10) == given
+    await store.settle_old_usage([entry.id for entry in given])
+    (last,) = await store.old_usage(10)
+    await store.settle_old_usage([last.id])
+    assert await store.old_usage(10) == []
+    assert (await client.xlen(keys.USAGE_STREAM), await client.xinfo_groups(keys.USAGE_STREAM)) == (0, [])
+    assert await store.old_usage(10) == []
+
+
+async def test_usage_that_comes_while_redis_is_away_is_bounded(
+    store: Live, client: Any, redis_server: RedisServer
+) -> None:
+    store.set_backend(None)
+    await until(lambda: client.exists(keys.INFERENCE_BACKEND))
+    redis_server.kill()
+    await until(lambda: not store.up)
+    for n in range(1, 3 * ENTRIES + 1):
+        store.add_usage([{"e": "p1", "n": n}])
+    redis_server.start()
+    await until(lambda: client.exists(keys.USAGE_STREAM))
+    found = [int(fields["n"]) for _, fields in await client.xrange(keys.USAGE_STREAM)]
+    assert found == list(range(2 * ENTRIES + 1, 3 * ENTRIES + 1))
 
 
 SAID = st.one_of(
@@ -359,8 +374,8 @@ def test_whatever_fails_on_the_way_the_last_word_on_each_agent_is_written(steps:
                     prompt_of[agent] = keys_of.prompt[0]
             prompts.update({hashed: set(agents) for hashed, (_, agents) in batch.prompts.items()})
             redis.update(batch.agents)
-            for agent, counts in batch.counted.items():
-                tokens[agent] += counts[2]
+            for agent, totals in batch.totals.items():
+                tokens[agent] = totals[2]
 
     for step in steps:
         match step:
@@ -373,7 +388,7 @@ def test_whatever_fails_on_the_way_the_last_word_on_each_agent_is_written(steps:
             case ("count", agent):
                 if said.get(agent, waiting) is not None:
                     counted[agent] += 1
-                    waiting.count(agent, 1, 1)
+                    waiting.set_totals(agent, 0, 0, counted[agent])
             case ("lose", written):
                 parts = in_parts(waiting.take(), 1)
                 write(parts[:written])
