@@ -294,7 +294,7 @@ FAULTS = [
     Fault(read_only, is_down=False),
     Fault(out_of_memory, is_down=False),
     Fault(emptied, is_down=False),
-    Fault(loading),
+    Fault(loading, is_down=False),  # a replica refuses to write first, and what refuses is asked again seldom
 ]
 
 
