@@ -1,7 +1,7 @@
 """The daemon: opens everything, ties it together, and hears what helper, proxy, backend and Redis say.
 
 Composition root. What it is made of decides nothing here: lives decide about agents (agents/lifecycle.py), the
-front desk answers the API.
+handlers of hive/api call its services.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from hive.backends.models_dir import ModelsDir, place_of
 from hive.backends.switch import Target
 from hive.control import secret_files
 from hive.control.active_backend import Active
+from hive.control.agent_views import AgentViews
 from hive.control.api_tokens import LiveTokens
 from hive.control.audit_log import AuditLog
 from hive.control.backend_candidates import Choices, RunningCandidates, ServiceCandidates, service
@@ -41,17 +42,19 @@ from hive.control.counters import Counters
 from hive.control.effects import DaemonEffects
 from hive.control.executing import Executor
 from hive.control.external_agents import WithElsewhere
-from hive.control.frontdesk import FrontDesk
+from hive.control.health import HealthReport
 from hive.control.hosts import hosts_of
 from hive.control.jobs import Jobs
 from hive.control.kept_responses import KeptResponses
 from hive.control.listening import ListenPlace, WantedAddress, listen
 from hive.control.message_delivery import MessageDelivery
+from hive.control.metrics import Scraper
 from hive.control.models import Models
 from hive.control.models import ModelServices as ModelParts
 from hive.control.prewarming import Prewarmer
 from hive.control.proxy_link import ProxyGates
 from hive.control.recorded import PROXY_PORT, RecordedState, read_recorded
+from hive.control.registration import AgentRegistry
 from hive.control.runtime_config import RuntimeConfig
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
@@ -61,6 +64,7 @@ from hive.control.switching import Switcher, is_carried_on
 from hive.control.switching import SwitchServices as SwitcherParts
 from hive.control.usage import UsageConsumer
 from hive.control.usage_history import UsageHistory
+from hive.control.usage_report import UsageReport
 from hive.domain import ALIVE, Agent, Isolation, UsageEvent
 from hive.errors import ConfigError, HiveError
 from hive.host import accounts, parent
@@ -124,11 +128,12 @@ class Daemon:
         self._accounts = accounts.appliance() if paths.apart else accounts.own()
         self._redis_at = redis_at(paths.redis_socket, "daemon", os.environ, credential)
         self.epoch = f"{int(time.time()):x}{secrets.token_hex(3)}"
+        self._started_at = time.time()
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconciled = asyncio.Event()
         self._api: ApiServer | None = None
         self._api_wanted = api
-        self._api_at = ListenPlace(settings.api.listen, None)
+        self._api_at = ListenPlace(settings.api.listen)
 
     def __repr__(self) -> str:
         return f"<Daemon {self.epoch} of {self._paths.state}>"
@@ -273,6 +278,101 @@ class Daemon:
         if switches:
             self._switcher.adopt(switches[0])
         self._given_up = [job for job in recorded.jobs if job not in switches[:1]]
+        self._compose_answers()
+
+    def _compose_answers(self) -> None:
+        """The services that answer the API from the other ones."""
+        agent_views = AgentViews(
+            roster=self.roster,
+            sleeper=self.sleeper,
+            counters=self._counters,
+            helper=self._sandboxes,
+            runtimes=self._runtimes,
+            courier=self._courier,
+            scheduler=self._scheduler,
+            prewarmer=self._prewarmer,
+            freezer=self._freezer,
+        )
+        registry = AgentRegistry(
+            roster=self.roster,
+            world=self.world,
+            views=agent_views,
+            database=self._database,
+            journal=self._journal,
+            gates=self._gates,
+            courier=self._courier,
+            scheduler=self._scheduler,
+            responses=self._responses,
+            settings=self._settings,
+            isolation=self._isolation,
+            api=self._api_at,
+        )
+        health = HealthReport(
+            epoch=self.epoch,
+            started_at=self._started_at,
+            paths=self._paths,
+            settings=self._settings,
+            isolation=self._isolation,
+            database=self._database,
+            live=self._live,
+            consumer=self._usage,
+            gates=self._gates,
+            helper=self._sandboxes,
+            world=self.world,
+            agent_views=agent_views,
+            switcher=self._switcher,
+            api=self._api_at,
+        )
+        self.services = Services(
+            paths=self._paths,
+            settings=self._settings,
+            internal_token=self._internal_token,
+            roster=self.roster,
+            agents=registry,
+            agent_views=agent_views,
+            world=self.world,
+            gates=self._gates,
+            runtimes=self._runtimes,
+            executor=self._executor,
+            courier=self._courier,
+            scheduler=self._scheduler,
+            prewarmer=self._prewarmer,
+            responses=self._responses,
+            active=self._active,
+            switcher=self._switcher,
+            jobs=self._jobs,
+            models=self._models,
+            gpus=self._gpus,
+            config=self._config,
+            keyring=self._keyring,
+            journal=self._journal,
+            counters=self._counters,
+            usage=UsageReport(
+                database=self._database,
+                roster=self.roster,
+                sleeper=self.sleeper,
+                counters=self._counters,
+                gates=self._gates,
+                gpus=self._gpus,
+                world=self.world,
+            ),
+            state_queries=self._state_queries,
+            health=health,
+            scraper=Scraper(
+                started_at=self._started_at,
+                roster=self.roster,
+                counters=self._counters,
+                helper=self._sandboxes,
+                gates=self._gates,
+                world=self.world,
+                live=self._live,
+                database=self._database,
+                consumer=self._usage,
+                responses=self._responses,
+                gpus=self._gpus,
+                conditions=health.conditions,
+            ),
+        )
 
     def _choose(self, chosen: Target | None, given: Target | None, known: str) -> None:
         """Chooses the server switched to, else that of the command line, else that of hive.conf."""
@@ -338,7 +438,7 @@ class Daemon:
         try:
             self._gates.listen(self._paths.link_socket, self._accounts)
             self._api = await serve(
-                self.desk(),
+                self.services,
                 self._paths.api_socket,
                 self._accounts,
                 pause_timeout_s=self._settings.sleep.pause_timeout_s,
@@ -351,7 +451,7 @@ class Daemon:
 
     def _tcp(self, wanted: WantedAddress) -> Tcp:
         sock = listen(wanted)
-        self._api_at = ListenPlace(wanted.address, sock.getsockname()[1])
+        self._api_at.port = sock.getsockname()[1]
         if self._api_at.port != wanted.port:
             log.warning("api_port_taken wanted=%d got=%d", wanted.port, self._api_at.port)
         hosts = hosts_of(self._settings.api.hosts)
@@ -361,44 +461,6 @@ class Daemon:
         """Returns when agents and backend have been looked at: answers from then on are true."""
         await self._reconciled.wait()
         await self._active.known()
-
-    def desk(self) -> FrontDesk:
-        return FrontDesk(
-            Services(
-                epoch=self.epoch,
-                started_at=time.time(),
-                paths=self._paths,
-                settings=self._settings,
-                isolation=self._isolation,
-                freezer=self._freezer,
-                internal_token=self._internal_token,
-                database=self._database,
-                live=self._live,
-                journal=self._journal,
-                counters=self._counters,
-                consumer=self._usage,
-                gates=self._gates,
-                helper=self._sandboxes,
-                runtimes=self._runtimes,
-                world=self.world,
-                roster=self.roster,
-                sleeper=self.sleeper,
-                executor=self._executor,
-                courier=self._courier,
-                scheduler=self._scheduler,
-                prewarmer=self._prewarmer,
-                responses=self._responses,
-                state_queries=self._state_queries,
-                active=self._active,
-                switcher=self._switcher,
-                jobs=self._jobs,
-                models=self._models,
-                gpus=self._gpus,
-                config=self._config,
-                keyring=self._keyring,
-                api=self._api_at,
-            )
-        )
 
     async def close(self) -> None:
         """Ends what is under way towards awake, writes what is unwritten, closes. Sleeping agents sleep on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
 
@@ -90,6 +91,15 @@ class Roster:
         if life is None:
             raise NotFound(f"there is no agent {ref[:64]!r}", hint="hive agent list shows all")
         return life
+
+    def identified(self, ref: str) -> tuple[str, str]:
+        """Id and name of the agent that is meant; `ref` itself and nothing where there is none."""
+        life = self._lives.get(ref) or self._by_name.get(ref)
+        return (ref, "") if life is None else (life.agent.id, life.agent.name)
+
+    def once_known(self, ref: str) -> str:
+        """An agent's id; one that was removed has no name any more. Raises NotFound."""
+        return ref if re.fullmatch("[0-9a-f]{32}", ref) else self.find(ref).agent.id
 
     # The helper ---------------------------------------------------------------------------------------------------
 

@@ -23,13 +23,14 @@ from hive.control.audit_log import AuditLog
 from hive.control.effects import DaemonEffects
 from hive.control.jobs import Jobs
 from hive.control.pull_order import PullOrder
-from hive.domain import ALIVE, JobState, ModelInfo
+from hive.domain import ALIVE, Caller, CallerKind, JobState, ModelInfo, Tier
 from hive.errors import BadRequest, Cancelled, DependencyDown, HiveError, NotFound, NotSupported, WrongState
 from hive.models.catalog import Catalog
-from hive.models.routing import preferences_of
+from hive.models.routing import Explained, models_of, preferences_of
+from hive.policy import Act, may
 from hive.settings.table import TenantRow
 from hive.shapes.models import ListedModel, ModelList, ModelUser, ModelView
-from hive.shapes.system import kind_of
+from hive.shapes.system import Route, kind_of
 from hive.store.jobs import StoredJob
 from hive.tasks import spawn
 
@@ -192,6 +193,25 @@ class Models:
                     }
                 )
         return found
+
+    def route(self, model: str, tier: Tier, tenant: str = "") -> Route:
+        """The model that an agent of this tier is given; with a tenant, within its limits.
+
+        A tenant that has no section has no limits, as at the proxy.
+        """
+        limits = self._parts.world.settings.tenants.get(tenant, TenantRow()).models
+        found = self.catalog.given(model, tier, limits)
+        caller = Caller(CallerKind.AGENT, "", tenant, tier, models_of(limits))
+        if (reason := may(caller, Act.USE, model)) is not None:  # the proxy asks that first
+            found = Explained("", reason, (*found.steps[:1], reason), f"it may use {limits}: [tenant {tenant}] models")
+        return {
+            "asked": model,
+            "tier": tier,
+            "model": found.model,
+            "why": found.why,
+            "hint": found.hint,
+            "steps": list(found.steps),
+        }
 
     # what comes ---------------------------------------------------------------------------------------------------
 

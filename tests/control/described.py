@@ -13,7 +13,7 @@ from hive.api.routes import RouteRow
 
 
 class Nobody:
-    """A desk that is not asked."""
+    """Services that are not asked."""
 
 
 def table() -> list[RouteRow]:

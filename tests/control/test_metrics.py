@@ -82,7 +82,7 @@ def test_of_a_lost_gpu_only_that_is_told_and_the_others_stand_for_themselves() -
 
 
 async def scraped(box: Box) -> dict[str, Found]:
-    return told(await box.desk.metrics())
+    return told(await box.services.scraper.scrape())
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ async def test_a_part_that_hangs_is_down_and_takes_nothing_else_away(box: Box, m
     async def never(*_: object) -> object:
         return await hangs.wait()
 
-    monkeypatch.setattr(type(box.desk._parts.helper), "stat", never)
+    monkeypatch.setattr(type(box.services.world.helper), "stat", never)
     assert box._proxy_process is not None
     box._proxy_process.send_signal(signal.SIGSTOP)
     try:
@@ -159,7 +159,7 @@ async def test_a_part_that_hangs_is_down_and_takes_nothing_else_away(box: Box, m
 async def test_of_a_redis_that_was_killed_usage_is_unknown_and_not_none(box: Box, redis_server: Any) -> None:
     box.paths.redis_socket.symlink_to(redis_server.socket)
     await box.start_daemon(AWAKE)
-    await until(lambda: box.desk.health()["redis"]["up"])
+    await until(lambda: box.services.health.view()["redis"]["up"])
     assert (await scraped(box))["usage_waiting"] == {(): 0}
     redis_server.kill()
     found = await scraped(box)
