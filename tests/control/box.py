@@ -44,6 +44,8 @@ AWAKE = Settings(
 SLEEPY = Settings(
     inference=InferenceSection(auto_sleep_idle_seconds=0.2, enabled="false"), sleep=AWAKE.sleep, agents=AWAKE.agents
 )
+OWN_READERS = 2
+"""The daemon's own readers of events: deliveries and prewarming."""
 PAUSE_TIMEOUT_S = 12.0
 """Of the daemon behind the tests of the API."""
 SLEEPER = ["/bin/sh", "-c", "env > environment; echo up; exec sleep 1000"]
@@ -235,6 +237,11 @@ class Box:
     def feed(self) -> Events:
         """The events as they go to the API's readers."""
         return self.services.journal._events
+
+    @property
+    def followers(self) -> int:
+        """The API's readers of events."""
+        return len(self.feed._readers) - OWN_READERS
 
     async def orders(self) -> list[AuditRecord]:
         """Orders in the audit table, the oldest first."""

@@ -11,7 +11,8 @@ import pytest
 import uvloop
 
 from hive.client.client import Client
-from tests.control.box import AWAKE, PAUSE_TIMEOUT_S, Box, HeldStops
+from hive.link.requests import QueueIs, QueueView
+from tests.control.box import AWAKE, PAUSE_TIMEOUT_S, Box, HeldStops, until
 
 ON_UVLOOP = ("test_api_tcp.py",)
 """As in the daemon: connections end, stall and are cut in ways of their own there."""
@@ -39,6 +40,8 @@ async def live(box: Box) -> Box:
     await box.everything(
         msgspec.structs.replace(AWAKE, sleep=msgspec.structs.replace(AWAKE.sleep, pause_timeout_s=PAUSE_TIMEOUT_S))
     )
+    box.proxy.queue = QueueIs(queue=QueueView(0, 0, None, None, []), requests=[])
+    await until(lambda: box.followers == 0)
     return box
 
 

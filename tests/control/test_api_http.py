@@ -72,7 +72,7 @@ async def test_head_of_a_stream_ends(ask: Asking, live: Box, target: str) -> Non
     live.output("alice").path.write_text("one\n")
     answer = await ask("HEAD", target)
     assert (answer.status, answer.body) == (200, b"")
-    assert repr(live.feed) == "<Events 0 readers>"
+    assert not live.followers
 
 
 async def test_head_of_what_is_not_there_is_404_without_a_body(ask: Asking) -> None:
