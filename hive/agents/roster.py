@@ -33,10 +33,11 @@ FOUND_AT_ONCE = 200
 class Roster:
     """The lives by id and by name, which never changes. `line`: where those woken from deep sleep wait for memory."""
 
-    def __init__(self, world: Effects) -> None:
+    def __init__(self, world: Effects, lives: dict[str, AgentLifecycle] | None = None) -> None:
+        """`lives`: by id, an empty one to be filled, for those that look into it too and are made before."""
         self._world = world
         self.line = WakeQueue(world)
-        self._lives: dict[str, AgentLifecycle] = {}
+        self._lives: dict[str, AgentLifecycle] = {} if lives is None else lives
         self._by_name: dict[str, AgentLifecycle] = {}
         self._names: list[str] = []
         """In their order."""

@@ -46,7 +46,7 @@ async def test_a_sleeper_is_woken_at_its_time_and_once_is_once(box: Box) -> None
     await box.create()
     await put_to_sleep(box)
     added = await box.schedule("bob", "+1s", None, "see to it", "uid:7")
-    assert (added["every_s"], added["note"], added["name"]) == (None, "see to it", "bob")
+    assert (added["every_s"], added["note"]) == (None, "see to it")
     assert (await box.view("bob"))["next_wake_at"] == added["at"]
     assert box.schedules("bob")[0]["spoken"] == added["spoken"]
     view = await box.until("bob", "running")

@@ -497,7 +497,7 @@ class MemoryServices:
         if any(job["state"] == "running" for job in self._jobs.values()):
             raise WrongState("a switch is under way", hint="`hive backend status` shows how far it is")
         job_id, now = f"j{len(self._jobs)}", time.time()
-        job = {"id": job_id, "kind": "backend.switch", "state": "running", "step": "close", "eta_s": 20.0}
+        job = {"id": job_id, "kind": "backend.switch", "state": "running", "step": "close", "eta_s": 20.9}
         job |= {"progress": "closing the gate", "result": None, "error": None, "actor": actor}
         self._jobs[job_id] = job = {**job, "created_at": now, "updated_at": now, "to": backend, "looks": 0}
         if backend == "demo":
