@@ -45,7 +45,7 @@ from hive.store.messages import StoredMessage
 from hive.store.migrations import migrate
 from hive.store.responses import KeptSum
 from hive.store.schedules import StoredSchedule
-from hive.store.usage import EndedRequest, UsageFilter
+from hive.store.usage import EndedRequest, SpentSums, UsageFilter
 
 REDIS_DOWN = condition("redis_of_url_down", at="redis:6379", why="WRONGPASS")
 
@@ -275,7 +275,8 @@ class MemoryServices:
             "api": {"listen": "127.0.0.1", "port": 3000},
             "helper": {"connected": True, "enabled": True},
             "redis": {"up": False, "at": "redis:6379", "why": "WRONGPASS"},
-            "backend": {"kind": "demo", "label": "demo backend", "address": "/r/demo.sock", "version": "1", "up": True},
+            "usage": {"degraded": "", "lost": 0},
+            "backend": msgspec.to_builtins(DEMO),
         }
 
     async def _views(self) -> list[Answer]:
@@ -291,7 +292,15 @@ class MemoryServices:
         names = sorted(name for name in self._specs if name > after)
         following = names[limit - 1] if len(names) > limit else None
         short = [
-            {"id": f"id-{name}", "name": name, "status": self.status[name], "tenant": self._specs[name].tenant}
+            {
+                "id": f"id-{name}",
+                "name": name,
+                "tenant": self._specs[name].tenant,
+                "runtime": self._specs[name].runtime,
+                "status": self.status[name],
+                "depth": self.depth.get(name, "awake"),
+                "since": 1.7e9,
+            }
             for name in names[:limit]
         ]
         return {"agents": short, "next": following, "total": len(self._specs)}
@@ -542,7 +551,8 @@ class MemoryServices:
         return stored(job)
 
     async def _inference_stats(self) -> Answer:
-        return {"backend": "demo", "concurrentRequests": 2}
+        spent = SpentSums()
+        return dict(views.inference_stats_view(DEMO, spent, spent, [], SeenGpus(), in_flight=2))
 
     async def _gpus(self) -> SeenGpus:
         return SeenGpus(why_not="no NVIDIA driver is loaded")
@@ -582,8 +592,8 @@ class MemoryServices:
             raise NotFound(f"there is no model {model!r}", hint="did you mean `llama3.2:q4_0`?")
         user = {"id": "id-alice", "name": "alice", "status": "running", "tier": "low", "tenant": "acme", "asks": "fast"}
         more = {"backend": "demo", "up": False, "seen_at": 1.7e9, "stale": listed["stale"], "base": "llama-3.2"}
-        more |= {"variants": ["llama3.2:q8_0"], "adapters": [], "agents": [user], "file": "", "asked": model}
-        return {**listed["models"][0], **more}
+        more |= {"variants": ["llama3.2:q8_0"], "adapters": [], "agents": [user], "file": ""}
+        return {**listed["models"][0], **more} | ({"name": model} if "/" in model else {})
 
     async def _refresh_models(self) -> Answer:
         raise DependencyDown("demo is silent", hint="`hive backend status` says more")
