@@ -146,8 +146,12 @@ async def test_a_daemon_that_fails_inside_is_said_and_answers_again(box: Box, mo
         await until(lambda: "this is how it was at" not in problems(app))
 
 
-async def test_without_a_database_either_the_last_look_stays_and_says_why(box: Box, short_path: Path) -> None:
+async def test_without_a_database_either_the_last_look_stays_and_says_why(
+    box: Box, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await box.create("ann")
+    view = box.services.health.view
+    monkeypatch.setattr(box.services.health, "view", lambda: {**view(), "state_dir": str(short_path / "nowhere")})
     server = await serve(box.services, short_path / "hive.sock")
     async with top(short_path / "hive.sock", None) as (app, _):
         await server.close()
