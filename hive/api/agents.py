@@ -22,7 +22,7 @@ from hive.api.responses import as_json, as_text
 from hive.api.routes import TEXT, LeadsTo, RouteRow
 from hive.control import schedule_times, views
 from hive.control.auth import Person
-from hive.control.shielded import carried_through, waited_for
+from hive.control.shielded import waited_for
 from hive.control.tail import follow, tail
 from hive.domain import MESSAGE_MAX_BYTES, AgentSpec, Role
 from hive.errors import BadRequest, NotFound
@@ -123,7 +123,7 @@ def listed_to(person: Person, agents: list[AgentView]) -> list[AgentView]:
 
 
 class AgentApi:
-    """The handlers. Those that change something run in a task of their own, which a leaving client does not cancel."""
+    """The handlers. An order is carried through by the application, also where its client leaves (app.py)."""
 
     def __init__(self, services: Services, *, pause_timeout_s: float, stopping: asyncio.Event) -> None:
         self._services = services
@@ -366,7 +366,7 @@ class AgentApi:
         ordered."""
         order = body_of(request, RemovalOrder)
         note(request, agents=len(order.agents))
-        removals = await carried_through(self._services.agents.remove_many(order.agents, actor(request)))
+        removals = await self._services.agents.remove_many(order.agents, actor(request))
         note(request, removed=len(removals["removed"]), not_removed=[one["agent"] for one in removals["failed"]][:20])
         return as_json(removals)
 
@@ -407,7 +407,7 @@ class AgentApi:
 
     async def send(self, request: Request) -> Response:
         order, life = body_of(request, MessageOrder), self._life(request)
-        message = await carried_through(self._services.courier.send(life, order.text, actor(request)))
+        message = await self._services.courier.send(life, order.text, actor(request))
         return as_json({**views.of_agent(life), **views.message_view(message)}, status=202)
 
     async def messages(self, request: Request) -> Response:
@@ -436,7 +436,7 @@ class AgentApi:
 
     async def drop_message(self, request: Request) -> Response:
         life = self._life(request)
-        dropped = await carried_through(self._services.courier.drop(life, named(request, "id"), actor(request)))
+        dropped = await self._services.courier.drop(life, named(request, "id"), actor(request))
         return as_json({"dropped": dropped.id, "name": life.agent.name})
 
     async def schedules(self, request: Request) -> Response:
@@ -448,7 +448,7 @@ class AgentApi:
     async def schedule(self, request: Request) -> Response:
         order, life, scheduler = body_of(request, ScheduleOrder), self._life(request), self._services.scheduler
         zone = scheduler.zone()
-        added = await carried_through(scheduler.add(life, order.when, order.every, order.note, actor(request)))
+        added = await scheduler.add(life, order.when, order.every, order.note, actor(request))
         return as_json({**views.of_agent(life), **views.schedule_view(added, zone)}, status=201)
 
     async def cancel_schedule(self, request: Request) -> Response:
@@ -456,7 +456,7 @@ class AgentApi:
         if not re.fullmatch("[0-9]{1,15}", text):
             raise NotFound(f"there is no schedule {text[:20]!r}: it has a number")
         life = self._life(request)
-        cancelled = await carried_through(self._services.scheduler.cancel(life, int(text), actor(request)))
+        cancelled = await self._services.scheduler.cancel(life, int(text), actor(request))
         return as_json({"cancelled": cancelled.id, "name": life.agent.name})
 
     async def logs(self, request: Request) -> Response:
@@ -489,13 +489,9 @@ class AgentApi:
         return self._services.roster.find(named(request))
 
     async def _moved(self, life: AgentLifecycle, transition: Coroutine[Any, Any, object]) -> Response:
-        """Carries the transition through, and answers with the agent's view."""
-
-        async def moved() -> AgentView:
-            await transition
-            return await self._services.agent_views.of(life)
-
-        return await self._done(moved())
+        """Answers with the agent's view once it has moved."""
+        await transition
+        return as_json(await self._services.agent_views.of(life))
 
     async def _done(self, work: Coroutine[Any, Any, object], *, status: int = 200) -> Response:
-        return as_json(await carried_through(work), status=status)
+        return as_json(await work, status=status)

@@ -183,7 +183,8 @@ class Box:
         return await self.view(ref)
 
     async def send(self, ref: str, text: str, actor: str) -> dict[str, Any]:
-        return dict(views.message_view(await self.services.courier.send(self.life(ref), text, actor)))
+        message = await self.services.courier.send(self.life(ref), text, actor)
+        return {**views.of_agent(self.life(ref)), **views.message_view(message)}
 
     async def messages(self, ref: str) -> dict[str, Any]:
         found, why = await self.services.courier.undelivered(self.life(ref))

@@ -62,4 +62,4 @@ def events_of(text: str) -> list[dict[str, str]]:
     """The events of a stream, each its fields by name."""
     blocks = [block for block in text.split("\n\n") if block]
     assert blocks
-    return [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]  # type: ignore[misc]
+    return [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]

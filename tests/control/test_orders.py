@@ -7,6 +7,19 @@ from typing import Any
 
 from hive.api.order_audit import CUT_SHORT, AuditedOrder, carried_out
 from hive.store.audit import AuditRecord
+from tests.control.described import ROWS
+
+ACTS = (
+    "access apply cancel_job cancel_request cancel_schedule change_config create create_token "
+    "delete_responses drop_message exec keep_awake pause pull_model query_database refresh_models "
+    "remove remove_many remove_model restart resume revoke_token schedule send "
+    "shutdown start stop switch tokens"
+)
+"""Of the orders, as the audit table has them since its beginning: filters and reports go by them."""
+
+
+def test_an_act_keeps_its_name() -> None:
+    assert sorted(row.name for row in ROWS if row.is_order) == ACTS.split()
 
 
 class Told:

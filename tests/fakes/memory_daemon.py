@@ -39,6 +39,7 @@ from hive.models.routing import explain, offers_of, preferences
 from hive.settings import runtime
 from hive.settings.file import parse
 from hive.settings.table import Proxy, Settings
+from hive.shapes.system import RequestView
 from hive.store.audit import AuditEntry, AuditRecord, Filter
 from hive.store.jobs import StoredJob
 from hive.store.messages import StoredMessage
@@ -612,7 +613,7 @@ class MemoryServices:
 
     def _model_job(self, kind: str, about: str, actor: str, then: Answer) -> StoredJob:
         job_id, now = f"j{len(self._jobs)}", time.time()
-        job = {"id": job_id, "kind": kind, "state": "running", "step": kind.partition(".")[2], "eta_s": None}
+        job: Answer = {"id": job_id, "kind": kind, "state": "running", "step": kind.partition(".")[2], "eta_s": None}
         job |= {"progress": f"pulling {about}\x1b[2J", "completed_bytes": None, "total_bytes": None, "about": about}
         job |= {"result": None, "error": None, "actor": actor, "created_at": now, "updated_at": now}
         self._jobs[job_id] = job = {**job, "to": "", "looks": 0, "then": then}
@@ -623,7 +624,7 @@ class MemoryServices:
         queue = QueueView(running=1, waiting=1, slots=4, drain_per_s=0.25, tenants=tenants)
         return QueueIs(queue=queue, requests=self._requests, left_out=3)
 
-    async def _request(self, request_id: str) -> Answer:
+    async def _request(self, request_id: str) -> RequestView:
         if request_id == ENDED.id:
             return request_views.ended_request_view(ENDED, None)
         for told in self._requests:
