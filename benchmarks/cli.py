@@ -1,7 +1,7 @@
 """What the command line costs before it does anything (design.md §8, SPECIFICATION.md).
 
 CPU time of `hive --help` and `hive agent list` beside an empty Typer application with as many commands, in pairs that
-alternate, so that a busy machine slows both. `agent list` talks to the real API over a desk in memory; the empty
+alternate, so that a busy machine slows both. `agent list` talks to the real API over services in memory; the empty
 application's command does nothing. Both are run without Rich, which Typer would load to draw its help; with it the
 empty one is slower still.
 

@@ -280,7 +280,7 @@ async def daemon_with(agents: int) -> None:
         await timed("daemon start, reconciled", box.start_daemon(settings), STARTED_IN_S, stall)
         daemon = box.daemon
         assert daemon is not None
-        told = until(lambda: box.desk.health()["proxy"]["connected"])
+        told = until(lambda: box.services.health.view()["proxy"]["connected"])
         await timed("  and the proxy told of everybody", told, STARTED_IN_S, stall)
         await asyncio.sleep(2)
         socket = box.paths.api_socket

@@ -1,7 +1,7 @@
 """The daemon: opens everything, ties it together, and hears what helper, proxy, backend and Redis say.
 
 Composition root. What it is made of decides nothing here: lives decide about agents (agents/lifecycle.py), the
-front desk answers the API.
+handlers of hive/api call its services.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from hive.backends.models_dir import ModelsDir, place_of
 from hive.backends.switch import Target
 from hive.control import secret_files
 from hive.control.active_backend import Active
+from hive.control.agent_views import AgentViews
 from hive.control.api_tokens import LiveTokens
 from hive.control.audit_log import AuditLog
 from hive.control.backend_candidates import Choices, RunningCandidates, ServiceCandidates, service
@@ -41,26 +42,27 @@ from hive.control.counters import Counters
 from hive.control.effects import DaemonEffects
 from hive.control.executing import Executor
 from hive.control.external_agents import WithElsewhere
-from hive.control.frontdesk import FrontDesk
+from hive.control.health import HealthReport
 from hive.control.hosts import hosts_of
 from hive.control.jobs import Jobs
 from hive.control.kept_responses import KeptResponses
 from hive.control.listening import ListenPlace, WantedAddress, listen
 from hive.control.message_delivery import MessageDelivery
+from hive.control.metrics import Scraper
 from hive.control.models import Models
-from hive.control.models import ModelServices as ModelParts
 from hive.control.prewarming import Prewarmer
 from hive.control.proxy_link import ProxyGates
-from hive.control.recorded import PROXY_PORT, RecordedState, read_recorded
+from hive.control.recorded import PROXY_PORT, read_recorded
+from hive.control.registration import AgentRegistry
 from hive.control.runtime_config import RuntimeConfig
 from hive.control.runtimes import RuntimeWatch
 from hive.control.scheduler import Scheduler
 from hive.control.services import Services
 from hive.control.state_queries import StateQueries
 from hive.control.switching import Switcher, is_carried_on
-from hive.control.switching import SwitchServices as SwitcherParts
 from hive.control.usage import UsageConsumer
 from hive.control.usage_history import UsageHistory
+from hive.control.usage_report import UsageReport
 from hive.domain import ALIVE, Agent, Isolation, UsageEvent
 from hive.errors import ConfigError, HiveError
 from hive.host import accounts, parent
@@ -109,7 +111,11 @@ class Daemon:
         origins: Mapping[str, SettingOrigin] | None = None,
         api: WantedAddress | None = None,
     ) -> None:
-        """`origins`: where each of the settings comes from, by `section.key`. `api`: where the API is on TCP too.
+        """Opens the database and makes every service, in their order; nothing is begun. Blocks, on a running loop.
+
+        Raises WrongState where another daemon has the state directory, ConfigError, NotPermitted, StoreFull.
+
+        `origins`: where each of the settings comes from, by `section.key`. `api`: where the API is on TCP too.
 
         `freezer`: how agents are frozen on this host, as far as the daemon can tell before it has seen one.
 
@@ -117,19 +123,225 @@ class Daemon:
         """
         self._paths = paths
         self._settings = settings
-        self._backend = backend
-        self._isolation = isolation
-        self._freezer = freezer
-        self._run = run
-        self._origins = origins or {}
         self._accounts = accounts.appliance() if paths.apart else accounts.own()
-        self._redis_at = redis_at(paths.redis_socket, "daemon", os.environ, credential)
-        self.epoch = f"{int(time.time()):x}{secrets.token_hex(3)}"
+        self._api_wanted = api
+        self._api_at = ListenPlace(settings.api.listen)
+        self._api: ApiServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconciled = asyncio.Event()
-        self._api: ApiServer | None = None
-        self._api_wanted = api
-        self._api_at = ListenPlace(settings.api.listen, None)
+        self.epoch = f"{int(time.time()):x}{secrets.token_hex(3)}"
+        started_at = time.time()
+
+        # What is on the disk.
+        key = secret_files.box_key(paths.box_key, os.environ)
+        self._internal_token = secret_files.internal_token(paths.internal_token, os.environ)
+        api_token = secret_files.api_token(os.environ)
+        redis = redis_at(paths.redis_socket, "daemon", os.environ, credential)
+        self._database = Database.open(paths.database)
+        try:
+            recorded = self._database.read_now(lambda conn: read_recorded(conn, run))
+        except BaseException:
+            self._database.close()
+            raise
+
+        # What the daemon counts and writes, and its links with proxy and helper.
+        self._counters = Counters(recorded.agents, recorded.used)
+        self._live = Live(redis, on_new_run=self._say_to_redis)
+        self._journal = AuditLog(self._database, self._live)
+        self._keyring = LiveTokens(self._database, internal=self._internal_token, api_token=api_token)
+        self._gates = ProxyGates(epoch=self.epoch, events=self)
+        self._usage = UsageConsumer(
+            self._live,
+            self._database,
+            on_marks=lambda marks: self._gates.say(Marks(marks=marks)),
+            on_usage=self._used,
+        )
+        self._helper = SandboxClient(
+            paths.sandbox_socket,
+            role="daemon",
+            epoch=self.epoch,
+            on_ended=self._ended,
+            on_thawed_alone=self._thawed_alone,
+            on_connected=self._helper_here,
+        )
+        self._runtimes = RuntimeWatch(self._helper)
+
+        # The agents.
+        has_helper, lives = settings.sandbox.enabled, dict[str, AgentLifecycle]()
+        sandboxes = WithElsewhere(self._helper, lives, enabled=has_helper)
+        self.world = DaemonEffects(
+            paths,
+            settings,
+            key=key,
+            database=self._database,
+            live=self._live,
+            journal=self._journal,
+            counters=self._counters,
+            helper=sandboxes,
+            gates=self._gates,
+            own_networks=isolation is Isolation.FULL,
+        )
+        self.roster = Roster(self.world, lives)
+        self._responses = KeptResponses(
+            ResponsesFile(paths.responses),
+            is_there=lives.__contains__,
+            settings=lambda: self.world.settings.proxy,
+        )
+        self._config = RuntimeConfig(
+            settings,
+            origins or {},
+            recorded.runtime_settings,
+            database=self._database,
+            world=self.world,
+            gates=self._gates,
+            live=self._live,
+            on_change=self._responses.settings_changed,
+        )
+        for agent in recorded.agents:
+            self.roster.add(agent)
+            has_port = agent.status in ALIVE and not self.world.has_own_network(agent.spec)
+            if recorded.proxy_port is not None and has_port:
+                self.world.started_with_port[agent.id] = recorded.proxy_port
+        self.sleeper = Sleeper(self.roster, self.world)
+        executor = Executor(self._helper, self.roster, self._runtimes, self._journal, enabled=has_helper)
+        self._courier = MessageDelivery(
+            self.roster,
+            self._database,
+            self._journal,
+            self._gates,
+            recorded.with_messages,
+            token=lambda agent: self.world.token(agent, TokenKind.INGRESS),
+            answer_s=settings.proxy.first_byte_s,
+        )
+        self._scheduler = Scheduler(self.roster, self._database, self._journal, recorded.schedules)
+        self._prewarmer = Prewarmer(self.roster, self.world, self._gates, self._journal)
+
+        # The inference server.
+        inference = settings.inference
+        self._active = Active(world=self.world, live=self._live, gates=self._gates, journal=self._journal)
+        self._jobs = Jobs(self._database, self._journal)
+        self._models = Models(
+            world=self.world,
+            active=self._active,
+            jobs=self._jobs,
+            journal=self._journal,
+            roster=self.roster,
+            directory=ModelsDir(place_of(inference.models_dir, is_installed=paths.apart, state=paths.state)),
+        )
+        gpus = GpuMemoryReader()
+        self._named = [parse_address(inference.backend_url)] if inference.backend_url else []
+        known = self._named[0] if self._named else f"{inference.host}:{inference.port}"
+        given = None if backend is None else Target(*backend)
+        if given is not None and spec_of(given.kind).is_remote:
+            self._named.append(given.address)
+        self._choose(recorded.chosen, given, known)
+        self._switcher = Switcher(
+            settings=lambda: self.world.settings.inference,
+            jobs=self._jobs,
+            journal=self._journal,
+            active=self._active,
+            choices=self._choices([known] if given is None else [given.address, known]),
+            access=self._access,
+            gates=self._gates,
+            gpu=gpus,
+            run=run,
+        )
+        switches = [job for job in recorded.jobs if is_carried_on(job, run)][:1]
+        for job in switches:
+            self._switcher.adopt(job)
+        self._given_up = [job for job in recorded.jobs if job not in switches]
+
+        # What answers the API.
+        agent_views = AgentViews(
+            roster=self.roster,
+            sleeper=self.sleeper,
+            counters=self._counters,
+            helper=sandboxes,
+            runtimes=self._runtimes,
+            courier=self._courier,
+            scheduler=self._scheduler,
+            prewarmer=self._prewarmer,
+            freezer=freezer,
+        )
+        health = HealthReport(
+            epoch=self.epoch,
+            started_at=started_at,
+            paths=paths,
+            settings=settings,
+            isolation=isolation,
+            database=self._database,
+            live=self._live,
+            consumer=self._usage,
+            gates=self._gates,
+            helper=sandboxes,
+            world=self.world,
+            agent_views=agent_views,
+            switcher=self._switcher,
+            api=self._api_at,
+        )
+        self.services = Services(
+            paths=paths,
+            settings=settings,
+            internal_token=self._internal_token,
+            roster=self.roster,
+            agents=AgentRegistry(
+                roster=self.roster,
+                world=self.world,
+                views=agent_views,
+                database=self._database,
+                journal=self._journal,
+                gates=self._gates,
+                courier=self._courier,
+                scheduler=self._scheduler,
+                responses=self._responses,
+                settings=settings,
+                isolation=isolation,
+                api=self._api_at,
+            ),
+            agent_views=agent_views,
+            world=self.world,
+            gates=self._gates,
+            runtimes=self._runtimes,
+            executor=executor,
+            courier=self._courier,
+            scheduler=self._scheduler,
+            prewarmer=self._prewarmer,
+            responses=self._responses,
+            active=self._active,
+            switcher=self._switcher,
+            jobs=self._jobs,
+            models=self._models,
+            gpus=gpus,
+            config=self._config,
+            keyring=self._keyring,
+            journal=self._journal,
+            counters=self._counters,
+            usage=UsageReport(
+                database=self._database,
+                roster=self.roster,
+                sleeper=self.sleeper,
+                counters=self._counters,
+                gates=self._gates,
+                gpus=gpus,
+                world=self.world,
+            ),
+            state_queries=StateQueries(paths.database, self._responses.readable),
+            health=health,
+            scraper=Scraper(
+                started_at=started_at,
+                roster=self.roster,
+                counters=self._counters,
+                helper=sandboxes,
+                gates=self._gates,
+                world=self.world,
+                live=self._live,
+                database=self._database,
+                consumer=self._usage,
+                responses=self._responses,
+                gpus=gpus,
+                conditions=health.conditions,
+            ),
+        )
 
     def __repr__(self) -> str:
         return f"<Daemon {self.epoch} of {self._paths.state}>"
@@ -139,18 +351,8 @@ class Daemon:
     async def open(self) -> None:
         """Returns when the API answers. Redis, helper, proxy and backend may come later.
 
-        Raises WrongState where another daemon has the state directory, ConfigError, NotPermitted, StoreFull.
+        Raises ConfigError, NotPermitted, StoreFull; then the daemon is closed.
         """
-        key = secret_files.box_key(self._paths.box_key, os.environ)
-        self._internal_token = secret_files.internal_token(self._paths.internal_token, os.environ)
-        self._api_token = secret_files.api_token(os.environ)
-        self._database = Database.open(self._paths.database)
-        try:
-            recorded: RecordedState = await self._database.read(lambda conn: read_recorded(conn, self._run))
-        except BaseException:
-            self._database.close()
-            raise
-        self._compose(recorded, key)
         try:
             await self._keyring.load()
             await self._journal.begin()
@@ -159,121 +361,6 @@ class Daemon:
         except BaseException:
             await self.close()
             raise
-
-    def _compose(self, recorded: RecordedState, key: bytes) -> None:
-        self._counters = Counters(recorded.agents, recorded.used)
-        self._live = Live(self._redis_at, on_new_run=self._say_to_redis)
-        self._journal = AuditLog(self._database, self._live)
-        self._keyring = LiveTokens(self._database, internal=self._internal_token, api_token=self._api_token)
-        self._usage = UsageConsumer(
-            self._live,
-            self._database,
-            on_marks=lambda marks: self._gates.say(Marks(marks=marks)),
-            on_usage=self._used,
-        )
-        self._gates = ProxyGates(epoch=self.epoch, events=self)
-        self._helper = SandboxClient(
-            self._paths.sandbox_socket,
-            role="daemon",
-            epoch=self.epoch,
-            on_ended=self._ended,
-            on_thawed_alone=lambda agent, reason: self.roster.thawed_alone(agent, reason),
-            on_connected=self._helper_here,
-        )
-        self._runtimes = RuntimeWatch(self._helper)
-        self._sandboxes = WithElsewhere(self._helper, lambda: self.roster, enabled=self._settings.sandbox.enabled)
-        self.world = DaemonEffects(
-            self._paths,
-            self._settings,
-            key=key,
-            database=self._database,
-            live=self._live,
-            journal=self._journal,
-            counters=self._counters,
-            helper=self._sandboxes,
-            gates=self._gates,
-            own_networks=self._isolation is Isolation.FULL,
-        )
-        self._config = RuntimeConfig(
-            self._settings,
-            self._origins,
-            recorded.runtime_settings,
-            database=self._database,
-            world=self.world,
-            gates=self._gates,
-            live=self._live,
-            on_change=lambda: self._responses.settings_changed(),
-        )
-        self.roster = Roster(self.world)
-        for agent in recorded.agents:
-            self.roster.add(agent)
-            has_port = agent.status in ALIVE and not self.world.has_own_network(agent.spec)
-            if recorded.proxy_port is not None and has_port:
-                self.world.started_with_port[agent.id] = recorded.proxy_port
-        self.sleeper = Sleeper(self.roster, self.world)
-        has_helper = self._settings.sandbox.enabled
-        self._executor = Executor(self._helper, self.roster, self._runtimes, self._journal, enabled=has_helper)
-        self._courier = MessageDelivery(
-            self.roster,
-            self._database,
-            self._journal,
-            self._gates,
-            recorded.with_messages,
-            token=lambda agent: self.world.token(agent, TokenKind.INGRESS),
-            answer_s=self._settings.proxy.first_byte_s,
-        )
-        self._scheduler = Scheduler(self.roster, self._database, self._journal, recorded.schedules)
-        self._prewarmer = Prewarmer(self.roster, self.world, self._gates, self._journal)
-        self._responses = KeptResponses(
-            ResponsesFile(self._paths.responses),
-            is_there=lambda agent: self.roster.get(agent) is not None,
-            settings=lambda: self.world.settings.proxy,
-        )
-        self._state_queries = StateQueries(self._paths.database, self._responses.readable)
-        self._compose_inference(recorded)
-
-    def _compose_inference(self, recorded: RecordedState) -> None:
-        inference = self._settings.inference
-        self._active = Active(world=self.world, live=self._live, gates=self._gates, journal=self._journal)
-        named = [parse_address(inference.backend_url)] if inference.backend_url else []
-        known = named[0] if named else f"{inference.host}:{inference.port}"
-        given = None if self._backend is None else Target(*self._backend)
-        if given is not None and spec_of(given.kind).is_remote:
-            named.append(given.address)
-        self._named = named
-        self._choose(recorded.chosen, given, known)
-        here = [given.address, known] if given is not None else [known]
-        self._jobs = Jobs(self._database, self._journal)
-        self._models = Models(
-            ModelParts(
-                world=self.world,
-                active=self._active,
-                jobs=self._jobs,
-                journal=self._journal,
-                roster=self.roster,
-                directory=ModelsDir(
-                    place_of(inference.models_dir, is_installed=self._paths.apart, state=self._paths.state)
-                ),
-            )
-        )
-        self._gpus = GpuMemoryReader()
-        self._switcher = Switcher(
-            SwitcherParts(
-                settings=lambda: self.world.settings.inference,
-                jobs=self._jobs,
-                journal=self._journal,
-                active=self._active,
-                choices=self._choices(here),
-                access=self._access,
-                gates=self._gates,
-                gpu=self._gpus,
-                run=self._run,
-            )
-        )
-        switches = [job for job in recorded.jobs if is_carried_on(job, self._run)]
-        if switches:
-            self._switcher.adopt(switches[0])
-        self._given_up = [job for job in recorded.jobs if job not in switches[:1]]
 
     def _choose(self, chosen: Target | None, given: Target | None, known: str) -> None:
         """Chooses the server switched to, else that of the command line, else that of hive.conf."""
@@ -340,7 +427,7 @@ class Daemon:
         try:
             self._gates.listen(self._paths.link_socket, self._accounts)
             self._api = await serve(
-                self.desk(),
+                self.services,
                 self._paths.api_socket,
                 self._accounts,
                 pause_timeout_s=self._settings.sleep.pause_timeout_s,
@@ -353,7 +440,7 @@ class Daemon:
 
     def _tcp(self, wanted: WantedAddress) -> Tcp:
         sock = listen(wanted)
-        self._api_at = ListenPlace(wanted.address, sock.getsockname()[1])
+        self._api_at.port = sock.getsockname()[1]
         if self._api_at.port != wanted.port:
             log.warning("api_port_taken wanted=%d got=%d", wanted.port, self._api_at.port)
         hosts = hosts_of(self._settings.api.hosts)
@@ -363,44 +450,6 @@ class Daemon:
         """Returns when agents and backend have been looked at: answers from then on are true."""
         await self._reconciled.wait()
         await self._active.known()
-
-    def desk(self) -> FrontDesk:
-        return FrontDesk(
-            Services(
-                epoch=self.epoch,
-                started_at=time.time(),
-                paths=self._paths,
-                settings=self._settings,
-                isolation=self._isolation,
-                freezer=self._freezer,
-                internal_token=self._internal_token,
-                database=self._database,
-                live=self._live,
-                journal=self._journal,
-                counters=self._counters,
-                consumer=self._usage,
-                gates=self._gates,
-                helper=self._sandboxes,
-                runtimes=self._runtimes,
-                world=self.world,
-                roster=self.roster,
-                sleeper=self.sleeper,
-                executor=self._executor,
-                courier=self._courier,
-                scheduler=self._scheduler,
-                prewarmer=self._prewarmer,
-                responses=self._responses,
-                state_queries=self._state_queries,
-                active=self._active,
-                switcher=self._switcher,
-                jobs=self._jobs,
-                models=self._models,
-                gpus=self._gpus,
-                config=self._config,
-                keyring=self._keyring,
-                api=self._api_at,
-            )
-        )
 
     async def close(self) -> None:
         """Ends what is under way towards awake, writes what is unwritten, closes. Sleeping agents sleep on."""
@@ -465,6 +514,9 @@ class Daemon:
     async def _start_after_boot(self) -> None:
         if isinstance(error := await outcome_of(self.roster.start_after_boot()), HiveError):
             log.error("not_started_after_boot error=%s", error.message)
+
+    def _thawed_alone(self, agent: str, reason: str) -> None:
+        self.roster.thawed_alone(agent, reason)
 
     def _ended(self, ended: Ended) -> None:
         self.roster.ended(ended.agent, ended.exit_code, ended.pid, ended.why)
@@ -577,7 +629,7 @@ def run_of(parent_pid: int) -> str:
     return "gone" if found is None else f"{found.boot} {found.pid} {found.start_ticks}"
 
 
-async def _run(daemon: Daemon, notifier: Notifier, watch_fd: int | None) -> None:
+async def _run(make: Callable[[], Daemon], notifier: Notifier, watch_fd: int | None) -> None:
     leave = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -585,6 +637,7 @@ async def _run(daemon: Daemon, notifier: Notifier, watch_fd: int | None) -> None
     if watch_fd is not None:
         parent.watch(watch_fd, leave.set)
         parent.die_with_parent(signal.SIGTERM)
+    daemon = make()
     with watched(notifier, daemon.what_is_wrong):
         await daemon.open()
         notifier.ready("serving")
@@ -610,17 +663,16 @@ def main(
     wanted = settings.api
     api = WantedAddress(wanted.listen, wanted.port, move_api) if wanted.port else None
 
-    async def run() -> None:
+    def make() -> Daemon:
         freezer = "cgroup" if paths.apart or Subtree.find(paths.state) is not None else "signal"
         run = "" if watch_fd is None else run_of(os.getppid())
-        daemon = Daemon(
+        return Daemon(
             paths, settings, backend=backend, isolation=isolation, freezer=freezer, run=run, origins=origins, api=api
         )
-        await _run(daemon, notifier, watch_fd)
 
     notifier = Notifier(os.environ, pid=os.getpid())
     try:
-        uvloop.run(run())
+        uvloop.run(_run(make, notifier, watch_fd))
     except HiveError as error:
         print(f"hive: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)  # noqa: T201
         return error.exit_code

@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from hive.conditions import TABLE, FoundCondition, Severity, Where, condition, conditions_in, fix_of
-from hive.control.overview import Facts
-from hive.control.overview import conditions_of as seen_by_the_daemon
+from hive.control.health import Facts
+from hive.control.health import conditions_of as seen_by_the_daemon
 from hive.doctor.checks import backends, docker, files, host, leftovers, memory, running, sandboxes, stores, units
 from hive.doctor.checks.check import Check, CheckVerdict, Status
 from hive.doctor.checks.target import Subject, TargetKind

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Mapping
 
@@ -32,10 +33,11 @@ FOUND_AT_ONCE = 200
 class Roster:
     """The lives by id and by name, which never changes. `line`: where those woken from deep sleep wait for memory."""
 
-    def __init__(self, world: Effects) -> None:
+    def __init__(self, world: Effects, lives: dict[str, AgentLifecycle] | None = None) -> None:
+        """`lives`: by id, an empty one to be filled, for those that look into it too and are made before."""
         self._world = world
         self.line = WakeQueue(world)
-        self._lives: dict[str, AgentLifecycle] = {}
+        self._lives: dict[str, AgentLifecycle] = {} if lives is None else lives
         self._by_name: dict[str, AgentLifecycle] = {}
         self._names: list[str] = []
         """In their order."""
@@ -90,6 +92,15 @@ class Roster:
         if life is None:
             raise NotFound(f"there is no agent {ref[:64]!r}", hint="hive agent list shows all")
         return life
+
+    def identified(self, ref: str) -> tuple[str, str]:
+        """Id and name of the agent that is meant; `ref` itself and nothing where there is none."""
+        life = self._lives.get(ref) or self._by_name.get(ref)
+        return (ref, "") if life is None else (life.agent.id, life.agent.name)
+
+    def once_known(self, ref: str) -> str:
+        """An agent's id; one that was removed has no name any more. Raises NotFound."""
+        return ref if re.fullmatch("[0-9a-f]{32}", ref) else self.find(ref).agent.id
 
     # The helper ---------------------------------------------------------------------------------------------------
 

@@ -1,25 +1,27 @@
-"""The part of the API that is about agents: each handler a few lines around a call of the desk."""
+"""The part of the API that is about agents: each handler a few lines around a call of a service."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Coroutine
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from hive.agents.lifecycle import AgentLifecycle
 from hive.agents.spec import check
+from hive.agents.tokens import TokenKind
 from hive.api.caller import actor, note, person
 from hive.api.params import FOLLOW, LENGTH, WAIT, Flag, Number, Span, Text, body_of, named
 from hive.api.responses import as_json, as_text
 from hive.api.routes import TEXT, LeadsTo, RouteRow
 from hive.control import schedule_times, views
 from hive.control.auth import Person
-from hive.control.desk import Desk
 from hive.control.shielded import waited_for
 from hive.control.tail import follow, tail
 from hive.domain import MESSAGE_MAX_BYTES, AgentSpec, Role
@@ -44,7 +46,11 @@ from hive.shapes.agents import (
     ShortPage,
     Tokens,
 )
+from hive.store.messages import StoredMessage
 from hive.store.schedules import NOTE_MAX_BYTES
+
+if TYPE_CHECKING:
+    from hive.control.services import Services
 
 KEEP_AWAKE_MAX_S = 30 * 86400.0
 PAUSE_MAX_S = 86400
@@ -119,8 +125,8 @@ def listed_to(person: Person, agents: list[AgentView]) -> list[AgentView]:
 class AgentApi:
     """The handlers. An order is carried through by the application, also where its client leaves (app.py)."""
 
-    def __init__(self, desk: Desk, *, pause_timeout_s: float, stopping: asyncio.Event) -> None:
-        self._desk = desk
+    def __init__(self, services: Services, *, pause_timeout_s: float, stopping: asyncio.Event) -> None:
+        self._services = services
         self._pause_timeout_s = pause_timeout_s
         self._stopping = stopping
 
@@ -132,6 +138,7 @@ class AgentApi:
                 "GET",
                 "/api/agents",
                 VIEWER,
+                "list_agents",
                 self.list_agents,
                 "Every agent, by name.",
                 AgentList | AgentPage | ShortPage | AgentChanges,
@@ -141,6 +148,7 @@ class AgentApi:
                 "POST",
                 "/api/agents",
                 OPERATOR,
+                "create",
                 self.create,
                 "Make an agent and start it.",
                 AgentView,
@@ -149,43 +157,51 @@ class AgentApi:
                 errors=(501,),
                 leads_to=LeadsTo(one, {"ref": "/name"}),
             ),
-            RouteRow("GET", one, VIEWER, self.show, "One agent.", AgentView, leads_to=LeadsTo(one, {"ref": "/name"})),
+            RouteRow(
+                "GET", one, VIEWER, "show", self.show, "One agent.", AgentView, leads_to=LeadsTo(one, {"ref": "/name"})
+            ),
             RouteRow(
                 "PUT",
                 one,
                 OPERATOR,
+                "apply",
                 self.apply,
                 "Make an agent, or change it.",
                 Applied,
                 body=AgentSpec,
                 query=(DRY_RUN,),
             ),
-            RouteRow("DELETE", one, OPERATOR, self.remove, "Stop an agent and forget it.", Removed),
+            RouteRow("DELETE", one, OPERATOR, "remove", self.remove, "Stop an agent and forget it.", Removed),
             RouteRow(
                 "POST",
                 "/api/removals",
                 OPERATOR,
+                "remove_many",
                 self.remove_many,
                 "Stop agents and forget them.",
                 Removals,
                 body=RemovalOrder,
             ),
-            RouteRow("POST", f"{one}/start", OPERATOR, self.start, "Start an agent.", AgentView, errors=(501,)),
-            RouteRow("POST", f"{one}/stop", OPERATOR, self.stop, "Stop an agent.", AgentView),
+            RouteRow(
+                "POST", f"{one}/start", OPERATOR, "start", self.start, "Start an agent.", AgentView, errors=(501,)
+            ),
+            RouteRow("POST", f"{one}/stop", OPERATOR, "stop", self.stop, "Stop an agent.", AgentView),
             RouteRow(
                 "POST",
                 f"{one}/restart",
                 OPERATOR,
+                "restart",
                 self.restart,
                 "Stop an agent and start it.",
                 AgentView,
                 errors=(501,),
             ),
-            RouteRow("POST", f"{one}/resume", OPERATOR, self.resume, "Wake an agent.", AgentView),
+            RouteRow("POST", f"{one}/resume", OPERATOR, "resume", self.resume, "Wake an agent.", AgentView),
             RouteRow(
                 "POST",
                 f"{one}/pause",
                 OPERATOR,
+                "pause",
                 self.pause,
                 "Put an agent to sleep.",
                 AgentView,
@@ -197,16 +213,26 @@ class AgentApi:
                 "POST",
                 f"{one}/keep-awake",
                 OPERATOR,
+                "keep_awake",
                 self.keep_awake,
                 "Keep an agent awake.",
                 AgentView,
                 body=KeepAwakeOrder,
             ),
-            RouteRow("GET", f"{one}/messages", VIEWER, self.messages, "Messages it has not accepted.", MessageList),
+            RouteRow(
+                "GET",
+                f"{one}/messages",
+                VIEWER,
+                "messages",
+                self.messages,
+                "Messages it has not accepted.",
+                MessageList,
+            ),
             RouteRow(
                 "POST",
                 f"{one}/messages",
                 OPERATOR,
+                "send",
                 self.send,
                 "Send it a message, which wakes it.",
                 MessageOf,
@@ -214,22 +240,36 @@ class AgentApi:
                 statuses=(202,),
                 leads_to=LeadsTo(message, {"ref": "/name", "id": "/id"}),
             ),
-            RouteRow("GET", message, VIEWER, self.message, "One message.", MessageOf, query=(WAIT,)),
-            RouteRow("DELETE", message, OPERATOR, self.drop_message, "Take a message back.", MessageDropped),
-            RouteRow("GET", f"{one}/responses", VIEWER, self.responses, "What is kept of its responses.", KeptOfAgent),
+            RouteRow("GET", message, VIEWER, "message", self.message, "One message.", MessageOf, query=(WAIT,)),
+            RouteRow(
+                "DELETE", message, OPERATOR, "drop_message", self.drop_message, "Take a message back.", MessageDropped
+            ),
+            RouteRow(
+                "GET",
+                f"{one}/responses",
+                VIEWER,
+                "responses",
+                self.responses,
+                "What is kept of its responses.",
+                KeptOfAgent,
+            ),
             RouteRow(
                 "DELETE",
                 f"{one}/responses",
                 OPERATOR,
+                "delete_responses",
                 self.delete_responses,
                 "Delete all that is kept of its responses.",
                 KeptDeleted,
             ),
-            RouteRow("GET", f"{one}/schedules", VIEWER, self.schedules, "When it will be woken.", ScheduleList),
+            RouteRow(
+                "GET", f"{one}/schedules", VIEWER, "schedules", self.schedules, "When it will be woken.", ScheduleList
+            ),
             RouteRow(
                 "POST",
                 f"{one}/schedules",
                 OPERATOR,
+                "schedule",
                 self.schedule,
                 "Wake it at a time.",
                 ScheduleOf,
@@ -237,17 +277,41 @@ class AgentApi:
                 statuses=(201,),
                 leads_to=LeadsTo(schedule, {"ref": "/name", "id": "/id"}),
             ),
-            RouteRow("DELETE", schedule, OPERATOR, self.cancel_schedule, "Not wake it then.", ScheduleCancelled),
             RouteRow(
-                "GET", f"{one}/logs", VIEWER, self.logs, "What it wrote.", TEXT, query=(TAIL, FOLLOW), errors=(504,)
+                "DELETE",
+                schedule,
+                OPERATOR,
+                "cancel_schedule",
+                self.cancel_schedule,
+                "Not wake it then.",
+                ScheduleCancelled,
             ),
             RouteRow(
-                "GET", f"{one}/tokens", OPERATOR, self.tokens, "Its tokens and addresses.", Tokens, is_secret=True
+                "GET",
+                f"{one}/logs",
+                VIEWER,
+                "logs",
+                self.logs,
+                "What it wrote.",
+                TEXT,
+                query=(TAIL, FOLLOW),
+                errors=(504,),
+            ),
+            RouteRow(
+                "GET",
+                f"{one}/tokens",
+                OPERATOR,
+                "tokens",
+                self.tokens,
+                "Its tokens and addresses.",
+                Tokens,
+                is_secret=True,
             ),
             RouteRow(
                 "GET",
                 f"{one}/usage",
                 VIEWER,
+                "agent_usage",
                 self.agent_usage,
                 "What it used.",
                 AgentUsage,
@@ -268,64 +332,68 @@ class AgentApi:
         if since is not None and (limit or after is not None or short):
             raise BadRequest(f"{SINCE.name}: what changed is not told in pages")
         if short:
-            return as_json(self._desk.shorts(after or "", limit or PAGE_MAX))
+            return as_json(self._services.agent_views.shorts(after or "", limit or PAGE_MAX))
         if limit or after is not None:
-            page = await self._desk.page(after or "", limit or PAGE_MAX)
+            page = await self._services.agent_views.page(after or "", limit or PAGE_MAX)
             return as_json({**page, "agents": listed_to(person(request), page["agents"])})
         if since is None:
-            return as_json({"agents": listed_to(person(request), await self._desk.views())})
-        found = await self._desk.changes(since, fresh)
+            return as_json({"agents": listed_to(person(request), await self._services.agent_views.all())})
+        found = await self._services.agent_views.changes(since, fresh)
         return as_json({**found, "agents": listed_to(person(request), found["agents"])})
 
     async def show(self, request: Request) -> Response:
         """The values of `env`, and its system prompt, are masked for a viewer."""
-        return as_json(shown_to(person(request), [await self._desk.view(named(request))])[0])
+        view = await self._services.agent_views.of(self._life(request))
+        return as_json(shown_to(person(request), [view])[0])
 
     async def create(self, request: Request) -> Response:
         spec = check(body_of(request, AgentSpec))
         note(request, name=spec.name)
-        return await self._done(self._desk.create(spec, actor(request)), status=201)
+        return await self._done(self._services.agents.create(spec, actor(request)), status=201)
 
     async def apply(self, request: Request) -> Response:
         spec, dry_run = check(body_of(request, AgentSpec)), DRY_RUN.of(request)
         if spec.name != named(request):
             raise BadRequest(f"name: the path says {named(request)!r}, the body {spec.name!r}")
         note(request, name=spec.name, dry_run=dry_run)
-        return await self._done(self._desk.apply(spec, actor(request), dry_run=dry_run))
+        return await self._done(self._services.agents.apply(spec, actor(request), dry_run=dry_run))
 
     async def remove(self, request: Request) -> Response:
-        return await self._done(self._desk.remove(named(request), actor(request)))
+        return await self._done(self._services.agents.remove(named(request), actor(request)))
 
     async def remove_many(self, request: Request) -> Response:
         """`failed` has those that could not be removed; each removal is in the audit table, as where it alone is
         ordered."""
         order = body_of(request, RemovalOrder)
         note(request, agents=len(order.agents))
-        removals = await self._desk.remove_many(order.agents, actor(request))
+        removals = await self._services.agents.remove_many(order.agents, actor(request))
         note(request, removed=len(removals["removed"]), not_removed=[one["agent"] for one in removals["failed"]][:20])
         return as_json(removals)
 
     async def start(self, request: Request) -> Response:
-        return await self._done(self._desk.start(named(request), actor(request)))
+        life = self._life(request)
+        return await self._moved(life, life.start(actor(request)))
 
     async def stop(self, request: Request) -> Response:
-        return await self._done(self._desk.stop(named(request), actor(request)))
+        life = self._life(request)
+        return await self._moved(life, life.stop(actor(request)))
 
     async def restart(self, request: Request) -> Response:
-        return await self._done(self._desk.restart(named(request), actor(request)))
+        life = self._life(request)
+        return await self._moved(life, life.restart(actor(request)))
 
     async def resume(self, request: Request) -> Response:
-        return await self._done(self._desk.resume(named(request), actor(request)))
+        life = self._life(request)
+        return await self._moved(life, life.resume(actor(request)))
 
     async def pause(self, request: Request) -> Response:
         order = body_of(request, PauseOrder, empty=PauseOrder())
         timeout_s = self._pause_timeout_s if order.timeout_s is None else order.timeout_s
         if not 0 <= timeout_s <= PAUSE_MAX_S:
             raise BadRequest(f"timeout_s: {timeout_s:g} is not from 0 to {PAUSE_MAX_S} seconds")
-        pausing = self._desk.pause(
-            named(request), timeout_s=timeout_s, now=order.now, deep=order.deep, actor=actor(request)
-        )
-        return await self._done(pausing)
+        life = self._life(request)
+        pausing = life.pause(timeout_s=timeout_s, now=order.now, deep=order.deep, actor=actor(request))
+        return await self._moved(life, pausing)
 
     async def keep_awake(self, request: Request) -> Response:
         order = body_of(request, KeepAwakeOrder)
@@ -334,61 +402,96 @@ class AgentApi:
             raise BadRequest(
                 f"for: {for_s:.0f} is not from 0 seconds to {KEEP_AWAKE_MAX_S / schedule_times.DAY_S:.0f} days"
             )
-        return await self._done(self._desk.keep_awake(named(request), for_s, actor(request)))
+        life, until = self._life(request), time.time() + for_s if for_s else None
+        return await self._moved(life, life.keep_awake(until, actor(request)))
 
     async def send(self, request: Request) -> Response:
-        order = body_of(request, MessageOrder)
-        return await self._done(self._desk.send(named(request), order.text, actor(request)), status=202)
+        order, life = body_of(request, MessageOrder), self._life(request)
+        message = await self._services.courier.send(life, order.text, actor(request))
+        return as_json({**views.of_agent(life), **views.message_view(message)}, status=202)
 
     async def messages(self, request: Request) -> Response:
-        return as_json(await self._desk.messages(named(request)))
+        life = self._life(request)
+        found, why = await self._services.courier.undelivered(life)
+        messages = [views.message_view(message) for message in found]
+        return as_json({**views.of_agent(life), "why": why, "messages": messages})
 
     async def message(self, request: Request) -> Response:
-        ref, message_id = named(request), named(request, "id")
+        life, message_id = self._life(request), named(request, "id")
 
-        async def ask(wait_s: float) -> MessageOf:
-            return await self._desk.message(ref, message_id, wait_s=wait_s)
+        async def ask(wait_s: float) -> StoredMessage:
+            return await self._services.courier.get(life, message_id, within_s=wait_s)
 
-        return as_json(await waited_for(ask, WAIT.of(request), request.receive, self._stopping))
+        message = await waited_for(ask, WAIT.of(request), request.receive, self._stopping)
+        return as_json({**views.of_agent(life), **views.message_view(message)})
 
     async def responses(self, request: Request) -> Response:
         """Number and size; never what is in them."""
-        return as_json(await self._desk.responses(named(request)))
+        life = self._life(request)
+        kept = await self._services.responses.summed(life.agent.id)
+        return as_json(views.kept_view(life, kept, self._services.world.settings.proxy))
 
     async def delete_responses(self, request: Request) -> Response:
-        return await self._done(self._desk.delete_responses(named(request), actor(request)))
+        return await self._done(self._services.agents.delete_responses(self._life(request), actor(request)))
 
     async def drop_message(self, request: Request) -> Response:
-        return await self._done(self._desk.drop_message(named(request), named(request, "id"), actor(request)))
+        life = self._life(request)
+        dropped = await self._services.courier.drop(life, named(request, "id"), actor(request))
+        return as_json({"dropped": dropped.id, "name": life.agent.name})
 
     async def schedules(self, request: Request) -> Response:
-        return as_json(self._desk.schedules(named(request)))
+        life, scheduler = self._life(request), self._services.scheduler
+        zone, found = scheduler.zone(), scheduler.of(life.agent.id)
+        schedules = [views.schedule_view(schedule, zone) for schedule in found]
+        return as_json({**views.of_agent(life), "schedules": schedules})
 
     async def schedule(self, request: Request) -> Response:
-        order = body_of(request, ScheduleOrder)
-        adding = self._desk.schedule(named(request), order.when, order.every, order.note, actor(request))
-        return await self._done(adding, status=201)
+        order, life, scheduler = body_of(request, ScheduleOrder), self._life(request), self._services.scheduler
+        zone = scheduler.zone()
+        added = await scheduler.add(life, order.when, order.every, order.note, actor(request))
+        return as_json({**views.of_agent(life), **views.schedule_view(added, zone)}, status=201)
 
     async def cancel_schedule(self, request: Request) -> Response:
         text = named(request, "id")
         if not re.fullmatch("[0-9]{1,15}", text):
             raise NotFound(f"there is no schedule {text[:20]!r}: it has a number")
-        return await self._done(self._desk.cancel_schedule(named(request), int(text), actor(request)))
+        life = self._life(request)
+        cancelled = await self._services.scheduler.cancel(life, int(text), actor(request))
+        return as_json({"cancelled": cancelled.id, "name": life.agent.name})
 
     async def logs(self, request: Request) -> Response:
-        output, count = self._desk.output(named(request)), TAIL.of(request)
+        agent, count = self._life(request).agent, TAIL.of(request)
+        output = self._services.runtimes.output_of(agent, self._services.paths)
         if not FOLLOW.of(request):
             return as_text(await tail(output, count))
         await tail(output, 0)  # what is wrong with it is told before the answer has begun
         return StreamingResponse(follow(output, count, self._stopping), media_type="text/plain; charset=utf-8")
 
     async def tokens(self, request: Request) -> Response:
-        return as_json(self._desk.tokens(named(request)))
+        agent, services = self._life(request).agent, self._services
+        tokens = views.tokens_view(
+            agent.name,
+            {kind: services.world.token(agent, kind) for kind in TokenKind},
+            port=services.gates.known_port,
+            ingress_port=services.gates.ingress_port,
+            socket=str(services.paths.agent_socket(agent.id)),
+        )
+        return as_json(tokens)
 
     async def agent_usage(self, request: Request) -> Response:
         period_s, period = PERIOD.of(request), request.query_params.get(PERIOD.name, PERIOD.default)
         assert period_s is not None and period is not None  # noqa: PT018
-        return as_json(await self._desk.agent_usage(named(request), period_s, period, LIMIT.of(request)))
+        agent = self._life(request).agent.id
+        return as_json(await self._services.usage.of_agent(agent, period_s, period, LIMIT.of(request)))
+
+    def _life(self, request: Request) -> AgentLifecycle:
+        """The agent that the path names. Raises NotFound."""
+        return self._services.roster.find(named(request))
+
+    async def _moved(self, life: AgentLifecycle, transition: Coroutine[Any, Any, object]) -> Response:
+        """Answers with the agent's view once it has moved."""
+        await transition
+        return as_json(await self._services.agent_views.of(life))
 
     async def _done(self, work: Coroutine[Any, Any, object], *, status: int = 200) -> Response:
         return as_json(await work, status=status)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,10 +34,12 @@ from hive.api.routes import RouteRow
 from hive.api.system import BoxApi
 from hive.api.tokens import TokenApi
 from hive.control.auth import need
-from hive.control.desk import Desk
 from hive.control.shielded import carried_through
 from hive.errors import HiveError, MethodNotAllowed, NotFound, RequestTimeout
 from hive.host.accounts import NAMES, Accounts
+
+if TYPE_CHECKING:
+    from hive.control.services import Services
 
 log = logging.getLogger("hive.api")
 
@@ -47,24 +49,24 @@ BODY_S = 30.0
 """A request's body, which is 1 MiB at most, has to be here within this."""
 
 
-def rows(desk: Desk, *, pause_timeout_s: float, stopping: asyncio.Event) -> list[RouteRow]:
+def rows(services: Services, *, pause_timeout_s: float, stopping: asyncio.Event) -> list[RouteRow]:
     """Everything the API answers."""
     table = [
-        *BoxApi(desk, stopping=stopping).rows(),
-        *ModelApi(desk).rows(),
-        *EventApi(desk, stopping=stopping).rows(),
-        *SteeringApi(desk).rows(),
-        *AgentApi(desk, pause_timeout_s=pause_timeout_s, stopping=stopping).rows(),
-        *ExecApi(desk).rows(),
-        *TokenApi(desk).rows(),
-        *DbApi(desk, stopping=stopping).rows(),
+        *BoxApi(services, stopping=stopping).rows(),
+        *ModelApi(services).rows(),
+        *EventApi(services, stopping=stopping).rows(),
+        *SteeringApi(services).rows(),
+        *AgentApi(services, pause_timeout_s=pause_timeout_s, stopping=stopping).rows(),
+        *ExecApi(services).rows(),
+        *TokenApi(services).rows(),
+        *DbApi(services, stopping=stopping).rows(),
     ]
     table += DescriptionApi(table).rows()
     return table
 
 
 def build(
-    desk: Desk,
+    services: Services,
     people: Accounts,
     door: TcpEntry | None = None,
     *,
@@ -73,9 +75,9 @@ def build(
 ) -> Starlette:
     """The application. Setting `stopping` ends the streams that follow something; `door`: rules for callers on TCP."""
     handlers: dict[str, dict[str, RouteRow]] = {}
-    for row in rows(desk, pause_timeout_s=pause_timeout_s, stopping=stopping or asyncio.Event()):
+    for row in rows(services, pause_timeout_s=pause_timeout_s, stopping=stopping or asyncio.Event()):
         handlers.setdefault(row.path, {})[row.method] = row
-    routes = [Route(path, _Endpoint(_answering(desk, by_method))) for path, by_method in handlers.items()]
+    routes = [Route(path, _Endpoint(_answering(services, by_method))) for path, by_method in handlers.items()]
     app = Starlette(
         routes=routes,
         exception_handlers={HTTPException: _not_routed},
@@ -105,7 +107,7 @@ def allowed(methods: Collection[str]) -> str:
     return ", ".join(sorted({*methods, "HEAD"} if "GET" in methods else methods))
 
 
-def _answering(desk: Desk, by_method: dict[str, RouteRow]) -> Answering:
+def _answering(services: Services, by_method: dict[str, RouteRow]) -> Answering:
     async def answer(request: Request) -> Response:
         try:
             row = by_method.get("GET" if request.method == "HEAD" else request.method)
@@ -115,7 +117,7 @@ def _answering(desk: Desk, by_method: dict[str, RouteRow]) -> Answering:
             request.scope[BODY] = await _body(request)
             request.scope[ABOUT] = {}
             doing = _permitted(request, row)
-            response = await (carried_through(_ordered(desk, request, row, doing)) if row.is_order else doing)
+            response = await (carried_through(_ordered(services, request, row, doing)) if row.is_order else doing)
             return head_of(response) if request.method == "HEAD" else response
         except HiveError as error:
             return problem(error)
@@ -145,10 +147,12 @@ async def _permitted(request: Request, row: RouteRow) -> Response:
     return await row.handler(request)
 
 
-async def _ordered(desk: Desk, request: Request, row: RouteRow, doing: Coroutine[Any, Any, Response]) -> Response:
+async def _ordered(
+    services: Services, request: Request, row: RouteRow, doing: Coroutine[Any, Any, Response]
+) -> Response:
     path = {name: named(request, name) for name in request.path_params}
-    order = AuditedOrder(row.handler.__name__, person(request).name, path, request.scope[ABOUT], origin(request))
-    return await carried_out(desk, order, doing)
+    order = AuditedOrder(row.name, person(request).name, path, request.scope[ABOUT], origin(request))
+    return await carried_out(services.roster, services.journal, order, doing)
 
 
 async def _not_routed(request: Request, _: Exception) -> Response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -14,11 +14,13 @@ from starlette.responses import Response
 from hive.api.caller import note
 from hive.api.params import JSON, Words, body_of
 from hive.api.routes import RouteRow
-from hive.control.desk import Desk
 from hive.control.shielded import unless_left
 from hive.control.state_queries import Answered
 from hive.domain import Role
 from hive.shapes.database import DbResult, DbSchema, DbTables
+
+if TYPE_CHECKING:
+    from hive.control.services import Services
 
 SQL_MAX = 65536
 """Characters of a statement."""
@@ -44,8 +46,8 @@ class DbQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DbApi:
     """The handlers."""
 
-    def __init__(self, desk: Desk, *, stopping: asyncio.Event) -> None:
-        self._desk = desk
+    def __init__(self, services: Services, *, stopping: asyncio.Event) -> None:
+        self._services = services
         self._stopping = stopping
 
     def rows(self) -> list[RouteRow]:
@@ -54,6 +56,7 @@ class DbApi:
                 method="GET",
                 path="/api/db/tables",
                 role=Role.ADMIN,
+                name="list_tables",
                 handler=self.list_tables,
                 says="The tables of Hive's database.",
                 answer=DbTables,
@@ -63,6 +66,7 @@ class DbApi:
                 method="GET",
                 path="/api/db/schema",
                 role=Role.ADMIN,
+                name="show_schema",
                 handler=self.show_schema,
                 says="The statements that make its tables.",
                 answer=DbSchema,
@@ -73,6 +77,7 @@ class DbApi:
                 method="POST",
                 path="/api/db/query",
                 role=Role.ADMIN,
+                name="query_database",
                 handler=self.query_database,
                 says="Read it with SQL.",
                 answer=DbResult,
@@ -82,11 +87,11 @@ class DbApi:
 
     async def list_tables(self, request: Request) -> Response:
         """`hidden` columns are NULL in a query without `secrets`."""
-        return _as_json(await self._while_wanted(request, self._desk.state_queries.tables()))
+        return _as_json(await self._while_wanted(request, self._services.state_queries.tables()))
 
     async def show_schema(self, request: Request) -> Response:
         tables = TABLE.of(request) if TABLE.name in request.query_params else []
-        return _as_json(await self._while_wanted(request, self._desk.state_queries.schema(tables)))
+        return _as_json(await self._while_wanted(request, self._services.state_queries.schema(tables)))
 
     async def query_database(self, request: Request) -> Response:
         """One statement that only reads, and what it finds: at most `limit` rows and 8 MiB, within `timeout_s`.
@@ -99,7 +104,7 @@ class DbApi:
         note(request, sql=shortened(order.sql), secrets=order.secrets)
         found = await self._while_wanted(
             request,
-            self._desk.state_queries.query(
+            self._services.state_queries.query(
                 order.sql, order.params, limit=order.limit, timeout_s=order.timeout_s, secrets=order.secrets
             ),
         )

@@ -22,7 +22,11 @@ class DescriptionApi:
         self._table = table
 
     def rows(self) -> list[RouteRow]:
-        return [RouteRow("GET", "/api/openapi.json", Role.VIEWER, self.openapi, "This description.", dict[str, Any])]
+        return [
+            RouteRow(
+                "GET", "/api/openapi.json", Role.VIEWER, "openapi", self.openapi, "This description.", dict[str, Any]
+            )
+        ]
 
     @cached_property
     def _document(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -12,10 +13,12 @@ from starlette.responses import Response, StreamingResponse
 from hive.api.params import FOLLOW, Number, named
 from hive.api.responses import as_event
 from hive.api.routes import EVENTS, RouteRow
-from hive.control.desk import Desk
 from hive.control.feed import DROPPED, FEED_MAX, Event
 from hive.control.shielded import unless
 from hive.domain import Role
+
+if TYPE_CHECKING:
+    from hive.control.services import Services
 
 HEARTBEAT_S = 15.0
 """A comment this often keeps proxies and clients from taking a silent event stream for a dead one."""
@@ -32,8 +35,8 @@ class EventApi:
     """The handlers. The `event` of each is its kind, its `data` an `Event` as JSON. With `follow` a comment comes every
     15 s where nothing happens, and `events.dropped` where a reader was too slow for all of them."""
 
-    def __init__(self, desk: Desk, *, stopping: asyncio.Event) -> None:
-        self._desk = desk
+    def __init__(self, services: Services, *, stopping: asyncio.Event) -> None:
+        self._services = services
         self._stopping = stopping
 
     def rows(self) -> list[RouteRow]:
@@ -43,6 +46,7 @@ class EventApi:
                 "GET",
                 "/api/events",
                 Role.VIEWER,
+                "events",
                 self.events,
                 "What happened, and what happens.",
                 EVENTS,
@@ -52,6 +56,7 @@ class EventApi:
                 "GET",
                 one,
                 Role.VIEWER,
+                "agent_events",
                 self.agent_events,
                 "What happened, and happens, to one agent.",
                 EVENTS,
@@ -65,7 +70,7 @@ class EventApi:
 
     async def agent_events(self, request: Request) -> Response:
         """Events of one agent: also of a removed one, by its id."""
-        return self._streamed(request, self._desk.once_known(named(request)))
+        return self._streamed(request, self._services.roster.once_known(named(request)))
 
     def _streamed(self, request: Request, agent: str) -> Response:
         return StreamingResponse(
@@ -76,8 +81,8 @@ class EventApi:
 
     async def _event_stream(self, tail: int, agent: str, *, live: bool) -> AsyncIterator[bytes]:
         """Past events, then live ones: listening begins before the past is read, so that none falls between."""
-        with self._desk.subscribe() as feed:
-            past, both, seen = deque(await self._desk.past_events(tail, agent)), set[bytes](), 0
+        with self._services.journal.subscribe() as feed:
+            past, both, seen = deque(await self._services.journal.past(tail, agent)), set[bytes](), 0
             while past:
                 told = as_event(past.popleft())
                 if len(past) < FEED_MAX:

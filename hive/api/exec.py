@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,12 +11,14 @@ from hive.api.caller import actor, note
 from hive.api.exec_stream import Upgraded
 from hive.api.params import Flag, Number, Text, Words, named
 from hive.api.routes import STREAM, RouteRow
-from hive.control.desk import Desk
 from hive.control.executing import ExecOrder, about
 from hive.domain import Role
 from hive.errors import BadRequest
 from hive.link.execution import TerminalSize
 from hive.shapes.exec_frames import PROTOCOL
+
+if TYPE_CHECKING:
+    from hive.control.services import Services
 
 WORDS_MAX = 1000
 SIDE_MAX = 10_000
@@ -29,8 +33,8 @@ KIND = Text("term", "What that terminal is (`TERM`).")
 class ExecApi:
     """The one handler."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def rows(self) -> list[RouteRow]:
         return [
@@ -38,6 +42,7 @@ class ExecApi:
                 "POST",
                 "/api/agents/{ref}/exec",
                 Role.OPERATOR,
+                "exec",
                 self.exec,
                 "Run a program inside an agent.",
                 STREAM,
@@ -67,4 +72,4 @@ class ExecApi:
             terminal = TerminalSize(rows=ROWS.of(request), columns=COLUMNS.of(request), kind=kind[:64])
         order = ExecOrder(command, has_input=INPUT.of(request), terminal=terminal)
         note(request, **about(order))
-        return Upgraded(await self._desk.execute(named(request), order, actor(request)))
+        return Upgraded(await self._services.executor.begin(named(request), order, actor(request)))

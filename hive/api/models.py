@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from hive.api.caller import actor, note
 from hive.api.order_audit import NAME_MAX
 from hive.api.params import Flag, Text, WordParam, body_of, named
-from hive.api.responses import as_json
+from hive.api.responses import as_json, job_begun
 from hive.api.routes import LeadsTo, RouteRow
-from hive.control.desk import Desk
 from hive.control.pull_order import PullOrder
-from hive.control.shielded import carried_through
 from hive.domain import Role, Tier
 from hive.shapes.models import ModelList, ModelView
 from hive.shapes.system import Job, Route
+
+if TYPE_CHECKING:
+    from hive.control.services import Services
 
 VIEWER, OPERATOR, ADMIN = Role.VIEWER, Role.OPERATOR, Role.ADMIN
 
@@ -29,17 +32,18 @@ JOB = LeadsTo("/api/jobs/{id}", {"id": "/id"})
 class ModelApi:
     """The handlers. What has a `/` in its name is quoted twice in a path, as `/api/models/meta%252Fx`."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def rows(self) -> list[RouteRow]:
         models, one = "/api/models", "/api/models/{model}"
         return [
-            RouteRow("GET", models, VIEWER, self.models, "What the inference server offers.", ModelList),
+            RouteRow("GET", models, VIEWER, "models", self.models, "What the inference server offers.", ModelList),
             RouteRow(
                 "POST",
                 models,
                 ADMIN,
+                "pull_model",
                 self.pull_model,
                 "Bring a model.",
                 Job,
@@ -52,17 +56,27 @@ class ModelApi:
                 "GET",
                 f"{models}/route",
                 VIEWER,
+                "route",
                 self.route,
                 "Which model a request is given, and why.",
                 Route,
                 query=(ASKED_MODEL, TIER, TENANT),
             ),
-            RouteRow("POST", f"{models}/refresh", OPERATOR, self.refresh_models, "Ask what there is now.", ModelList),
-            RouteRow("GET", one, VIEWER, self.model, "Everything known of one model.", ModelView),
+            RouteRow(
+                "POST",
+                f"{models}/refresh",
+                OPERATOR,
+                "refresh_models",
+                self.refresh_models,
+                "Ask what there is now.",
+                ModelList,
+            ),
+            RouteRow("GET", one, VIEWER, "model", self.model, "Everything known of one model.", ModelView),
             RouteRow(
                 "DELETE",
                 one,
                 ADMIN,
+                "remove_model",
                 self.remove_model,
                 "Remove a model.",
                 Job,
@@ -74,32 +88,28 @@ class ModelApi:
 
     async def models(self, _: Request) -> Response:
         """Lists the last answer of the server, at most `models_refresh_s` old while it answers; else see `stale`."""
-        return as_json(await self._desk.models())
+        return as_json(await self._services.models.listed())
 
     async def model(self, request: Request) -> Response:
-        return as_json(await self._desk.model(named(request, "model")))
+        return as_json(await self._services.models.view(named(request, "model")))
 
     async def route(self, request: Request) -> Response:
         tier, tenant = Tier(TIER.of(request)), TENANT.of(request) or ""
-        return as_json(self._desk.route(ASKED_MODEL.of(request) or "", tier, tenant))
+        return as_json(self._services.models.route(ASKED_MODEL.of(request) or "", tier, tenant))
 
     async def refresh_models(self, _: Request) -> Response:
         """Asks the server once, for any number of requests at the same time."""
-        return as_json(await carried_through(self._desk.refresh_models()))
+        return as_json(await self._services.models.refresh())
 
     async def pull_model(self, request: Request) -> Response:
         """A job, 202 while it runs. `model` is a name for Ollama to fetch, or the absolute path of a GGUF file or a
         directory as Hugging Face lays it out on this box, which is checked and copied to Hive's directory."""
         order = body_of(request, PullOrder)
         note(request, model=order.model[:NAME_MAX])
-        return _of(await carried_through(self._desk.pull_model(order, actor(request))))
+        return job_begun(await self._services.models.pull(order, actor(request)))
 
     async def remove_model(self, request: Request) -> Response:
         """A job, 202 while it runs: Ollama's own model, or what lies in Hive's directory. One that is in memory, or
         that a living agent names, only with `force`."""
         model, force = named(request, "model"), FORCE.of(request)
-        return _of(await carried_through(self._desk.remove_model(model, force=force, actor=actor(request))))
-
-
-def _of(job: Job) -> Response:
-    return as_json(job, status=202 if job["state"] == "running" else 200)
+        return job_begun(await self._services.models.remove(model, force=force, actor=actor(request)))

@@ -139,7 +139,7 @@ def errors_of(row: RouteRow) -> list[int]:
 
 def _operation(row: RouteRow, rows: Sequence[RouteRow], schemas: dict[Any, Schema]) -> Schema:
     found: Schema = {
-        "operationId": row.handler.__name__,
+        "operationId": row.name,
         "summary": row.says,
         "tags": [tag_of(row.path)],
         "x-hive-role": str(row.role),
@@ -159,7 +159,7 @@ def _operation(row: RouteRow, rows: Sequence[RouteRow], schemas: dict[Any, Schem
 
 
 def _body(row: RouteRow, schemas: dict[Any, Schema]) -> Schema:
-    says_more = BODIES.get(row.handler.__name__)
+    says_more = BODIES.get(row.name)
     return schemas[row.body] if says_more is None else says_more()
 
 
@@ -208,7 +208,7 @@ def _success(row: RouteRow, status: int, rows: Sequence[RouteRow], schemas: dict
         kind, schema = JSON, schemas[row.answer]
     found: Schema = {"description": HTTPStatus(status).phrase, "content": {kind: {"schema": schema}}}
     if row.leads_to is not None:
-        found["links"] = {target.handler.__name__: _link(target, row.leads_to) for target in _next(row.leads_to, rows)}
+        found["links"] = {target.name: _link(target, row.leads_to) for target in _next(row.leads_to, rows)}
     return found
 
 
@@ -221,7 +221,7 @@ def _next(leads_to: LeadsTo, rows: Sequence[RouteRow]) -> list[RouteRow]:
 
 def _link(target: RouteRow, leads_to: LeadsTo) -> Schema:
     parameters = {f"path.{name}": f"$response.body#{pointer}" for name, pointer in leads_to.by.items()}
-    return {"operationId": target.handler.__name__, "parameters": parameters}
+    return {"operationId": target.name, "parameters": parameters}
 
 
 def _error_response(status: int) -> Schema:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Coroutine, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from hive.agents.roster import Roster
 from hive.control.actors import user_of
-from hive.control.desk import Desk
 from hive.errors import HiveError
 from hive.host.accounts import NAMES
 from hive.store.audit import ORDER, AuditRecord
+
+if TYPE_CHECKING:
+    from hive.control.audit_log import AuditLog
 
 Result = TypeVar("Result")
 
@@ -33,10 +36,10 @@ class AuditedOrder(NamedTuple):
     origin: str = "socket"
 
 
-async def carried_out(desk: Desk, order: AuditedOrder, work: Awaitable[Result]) -> Result:
+async def carried_out(roster: Roster, journal: AuditLog, order: AuditedOrder, work: Awaitable[Result]) -> Result:
     """Awaits `work` and returns its result, or raises; the row is written first."""
     named = {name: text[:NAME_MAX] for name, text in order.path.items()}
-    target, name = desk.meant(named.pop("ref")) if "ref" in named else ("hive", "")
+    target, name = roster.identified(named.pop("ref")) if "ref" in named else ("hive", "")
     detail: dict[str, Any] = {"name": name, **named} if name else {**named}
     outcome = CUT_SHORT
     try:
@@ -58,7 +61,7 @@ async def carried_out(desk: Desk, order: AuditedOrder, work: Awaitable[Result]) 
             outcome=outcome,
             detail=detail | dict(order.about) | user_of(order.actor),
         )
-        await desk.ordered(row)
+        await journal.record(row)
 
 
 async def _learn(actor: str, work: Awaitable[object]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,10 +12,12 @@ from hive.api.order_audit import NAME_MAX
 from hive.api.params import body_of, named
 from hive.api.responses import as_json
 from hive.api.routes import RouteRow
-from hive.control.desk import Desk
-from hive.control.shielded import carried_through
+from hive.control import request_views
 from hive.domain import Role
 from hive.shapes.system import CancelledRequest, Config, Queue, RequestView
+
+if TYPE_CHECKING:
+    from hive.control.services import Services
 
 Changes = dict[str, bool | int | float | str | None]
 """`section.key` → its new value, None to take it back."""
@@ -24,8 +26,8 @@ Changes = dict[str, bool | int | float | str | None]
 class SteeringApi:
     """The handlers."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def rows(self) -> list[RouteRow]:
         return [
@@ -33,25 +35,38 @@ class SteeringApi:
                 "GET",
                 "/api/queue",
                 Role.VIEWER,
+                "queue",
                 self.queue,
                 "Who waits for the model, and who runs.",
                 Queue,
                 errors=(504,),
             ),
-            RouteRow("GET", "/api/requests/{id}", Role.VIEWER, self.request, "One request, ended or not.", RequestView),
+            RouteRow(
+                "GET",
+                "/api/requests/{id}",
+                Role.VIEWER,
+                "request",
+                self.request,
+                "One request, ended or not.",
+                RequestView,
+            ),
             RouteRow(
                 "DELETE",
                 "/api/requests/{id}",
                 Role.OPERATOR,
+                "cancel_request",
                 self.cancel_request,
                 "End a request that is under way.",
                 CancelledRequest,
             ),
-            RouteRow("GET", "/api/config", Role.VIEWER, self.config, "Every setting, as it is in force.", Config),
+            RouteRow(
+                "GET", "/api/config", Role.VIEWER, "config", self.config, "Every setting, as it is in force.", Config
+            ),
             RouteRow(
                 "PUT",
                 "/api/config",
                 Role.ADMIN,
+                "change_config",
                 self.change_config,
                 "Change settings while Hive runs; null takes one back.",
                 Config,
@@ -60,18 +75,21 @@ class SteeringApi:
         ]
 
     async def queue(self, _: Request) -> Response:
-        return as_json(await self._desk.queue())
+        return as_json(request_views.queue_view(await self._services.gates.queue()))
 
     async def request(self, request: Request) -> Response:
-        return as_json(await self._desk.request(named(request, "id")))
+        return as_json(await self._services.usage.request(named(request, "id")))
 
     async def cancel_request(self, request: Request) -> Response:
-        return as_json(await carried_through(self._desk.cancel_request(named(request, "id"))))
+        request_id = named(request, "id")
+        await self._services.gates.cancel(request_id)
+        return as_json({"cancelled": request_id})
 
     async def config(self, _: Request) -> Response:
-        return as_json(self._desk.config())
+        return as_json({"settings": self._services.config.view()})
 
     async def change_config(self, request: Request) -> Response:
         changes: dict[str, Any] = body_of(request, Changes)
         note(request, settings=[f"{name}={value}"[:NAME_MAX] for name, value in changes.items()][:20])
-        return as_json(await carried_through(self._desk.change_config(changes, actor(request))))
+        await self._services.config.change(changes, actor(request))
+        return as_json({"settings": self._services.config.view()})

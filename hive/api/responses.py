@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import time
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
+from hive.control import views
+from hive.domain import JobState
 from hive.errors import HiveError, MethodNotAllowed
+from hive.store.jobs import StoredJob
 
 PROBLEM = "application/problem+json"
 
 
 def as_json(answer: Any, *, status: int = 200) -> Response:
     return Response(msgspec.json.encode(answer), status, media_type="application/json")
+
+
+def job_begun(job: StoredJob) -> Response:
+    """The job, with 202 while it runs."""
+    return as_json(views.job_view(job, time.time()), status=202 if job.state is JobState.RUNNING else 200)
 
 
 def as_text(text: str | bytes) -> Response:

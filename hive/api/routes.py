@@ -32,6 +32,7 @@ class LeadsTo(NamedTuple):
 class RouteRow(NamedTuple):
     """`answer`: the type of what is answered as JSON, or a media type. `statuses`: those of success.
 
+    `name`: of the operation in the description, and of the act in the audit table (`order.NAME`).
     `says`: one sentence; what more there is to say is the docstring of the handler, which belongs to this row alone.
     `body`: the type of the body, None where none is read; `may_be_empty`: it has defaults for everything.
     `errors`: statuses beyond those that follow from what kind of row it is (openapi.py).
@@ -41,6 +42,7 @@ class RouteRow(NamedTuple):
     method: str
     path: str
     role: Role
+    name: str
     handler: Handler
     says: str
     answer: Any

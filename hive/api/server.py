@@ -10,18 +10,20 @@ import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import uvicorn
 
 from hive.api.app import build
 from hive.api.connections import ApiConnection, Crowd
 from hive.api.middleware import TcpEntry
-from hive.control.desk import Desk
 from hive.host import accounts
 from hive.host.accounts import Accounts
 from hive.link.server import bind_private
 from hive.tasks import spawn
+
+if TYPE_CHECKING:
+    from hive.control.services import Services
 
 STOP_S = 2.0
 """Longest time for open answers to end when the server stops."""
@@ -37,7 +39,9 @@ class Tcp(NamedTuple):
 class ApiServer:
     """`close` ends it: streams end, answers under way get `STOP_S`."""
 
-    def __init__(self, desk: Desk, path: Path, people: Accounts, *, pause_timeout_s: float, tcp: Tcp | None) -> None:
+    def __init__(
+        self, services: Services, path: Path, people: Accounts, *, pause_timeout_s: float, tcp: Tcp | None
+    ) -> None:
         self._stopping = asyncio.Event()
         self._path = path
         socks = [bind_private(path, group=people.operators)]
@@ -45,7 +49,7 @@ class ApiServer:
         if tcp is not None:
             socks.append(tcp.sock)
         door = None if tcp is None else tcp.door
-        app = build(desk, people, door, pause_timeout_s=pause_timeout_s, stopping=self._stopping)
+        app = build(services, people, door, pause_timeout_s=pause_timeout_s, stopping=self._stopping)
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
                 app,
@@ -81,7 +85,7 @@ class ApiServer:
 
 
 async def serve(
-    desk: Desk,
+    services: Services,
     path: Path,
     people: Accounts | None = None,
     *,
@@ -93,7 +97,7 @@ async def serve(
     Without `people` only root and this process's own user are answered (mode 0600), with it their groups too (0660);
     everyone else gets 403. Raises OSError where it cannot bind.
     """
-    server = ApiServer(desk, path, people or accounts.own(), pause_timeout_s=pause_timeout_s, tcp=tcp)
+    server = ApiServer(services, path, people or accounts.own(), pause_timeout_s=pause_timeout_s, tcp=tcp)
     await server.ready()
     return server
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 from starlette.requests import Request
@@ -12,13 +13,15 @@ from starlette.responses import Response
 from hive.api.caller import SOCKET, actor, note, origin
 from hive.api.order_audit import NAME_MAX
 from hive.api.params import WAIT, Number, Span, Text, WordParam, body_of, named
-from hive.api.responses import as_json, as_text
+from hive.api.responses import as_json, as_text, job_begun
 from hive.api.routes import METRICS, TEXT, LeadsTo, RouteRow
 from hive.backends.ask import without_secrets
-from hive.control.desk import Desk
-from hive.control.shielded import carried_through, waited_for
+from hive.control import views
+from hive.control.shielded import waited_for
 from hive.domain import By, Role
 from hive.errors import NotPermitted
+from hive.host import memory
+from hive.host.process import program_of
 from hive.shapes.prompts import Prompts
 from hive.shapes.system import (
     Access,
@@ -36,7 +39,11 @@ from hive.shapes.system import (
     Usage,
 )
 from hive.store.audit import Filter
+from hive.store.jobs import StoredJob
 from hive.store.usage import UsageFilter
+
+if TYPE_CHECKING:
+    from hive.control.services import Services
 
 MOST_ID = 999_999_999_999_999
 VIEWER, OPERATOR, ADMIN = Role.VIEWER, Role.OPERATOR, Role.ADMIN
@@ -65,40 +72,51 @@ class SwitchOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BoxApi:
     """The handlers."""
 
-    def __init__(self, desk: Desk, *, stopping: asyncio.Event) -> None:
-        self._desk = desk
+    def __init__(self, services: Services, *, stopping: asyncio.Event) -> None:
+        self._services = services
         self._stopping = stopping
 
     def rows(self) -> list[RouteRow]:
         system = "/api/system"
         return [
-            RouteRow("GET", "/api/health", VIEWER, self.health, "How Hive is, and what is wrong.", Health),
+            RouteRow("GET", "/api/health", VIEWER, "health", self.health, "How Hive is, and what is wrong.", Health),
             RouteRow(
                 "GET",
                 "/api/usage",
                 VIEWER,
+                "usage",
                 self.usage,
                 "What was used, added up.",
                 Usage,
                 query=(SINCE, BY, AGENT, TENANT, MODEL),
                 errors=(404,),
             ),
-            RouteRow("GET", "/api/stats", VIEWER, self.stats, "Counts since the daemon started.", Stats),
-            RouteRow("GET", "/metrics", VIEWER, self.metrics, "For Prometheus.", METRICS),
+            RouteRow("GET", "/api/stats", VIEWER, "stats", self.stats, "Counts since the daemon started.", Stats),
+            RouteRow("GET", "/metrics", VIEWER, "metrics", self.metrics, "For Prometheus.", METRICS),
             RouteRow(
                 "GET",
                 "/api/audit",
                 OPERATOR,
+                "audit",
                 self.audit,
                 "Who did what.",
                 AuditPage,
                 query=(AGENT, ACTOR, ACT, AUDIT_SINCE, BEFORE, AUDIT_LIMIT),
             ),
-            RouteRow("GET", f"{system}/inference", VIEWER, self.inference, "The inference server in use.", Inference),
+            RouteRow(
+                "GET",
+                f"{system}/inference",
+                VIEWER,
+                "inference",
+                self.inference,
+                "The inference server in use.",
+                Inference,
+            ),
             RouteRow(
                 "POST",
                 f"{system}/inference",
                 ADMIN,
+                "switch",
                 self.switch,
                 "Change to another inference server.",
                 Job,
@@ -107,12 +125,21 @@ class BoxApi:
                 errors=(501,),
                 leads_to=LeadsTo("/api/jobs/{id}", {"id": "/id"}),
             ),
-            RouteRow("GET", f"{system}/inference/stats", VIEWER, self.inference_stats, "What it does.", InferenceStats),
-            RouteRow("GET", "/api/prompts", VIEWER, self.prompts, "System prompts: who has them.", Prompts),
+            RouteRow(
+                "GET",
+                f"{system}/inference/stats",
+                VIEWER,
+                "inference_stats",
+                self.inference_stats,
+                "What it does.",
+                InferenceStats,
+            ),
+            RouteRow("GET", "/api/prompts", VIEWER, "prompts", self.prompts, "System prompts: who has them.", Prompts),
             RouteRow(
                 "GET",
                 f"{system}/backends",
                 VIEWER,
+                "backends",
                 self.backends,
                 "Inference servers there are.",
                 Backends,
@@ -122,6 +149,7 @@ class BoxApi:
                 "GET",
                 f"{system}/backends/logs",
                 OPERATOR,
+                "backend_log",
                 self.backend_log,
                 "What one wrote.",
                 TEXT,
@@ -132,77 +160,85 @@ class BoxApi:
                 "GET",
                 "/api/jobs",
                 VIEWER,
+                "jobs",
                 self.jobs,
                 "What takes long, the newest first.",
                 JobList,
                 query=(JOBS,),
             ),
-            RouteRow("GET", "/api/jobs/{id}", VIEWER, self.job, "One job.", Job, query=(WAIT,)),
-            RouteRow("DELETE", "/api/jobs/{id}", ADMIN, self.cancel_job, "End a job.", Job),
+            RouteRow("GET", "/api/jobs/{id}", VIEWER, "job", self.job, "One job.", Job, query=(WAIT,)),
+            RouteRow("DELETE", "/api/jobs/{id}", ADMIN, "cancel_job", self.cancel_job, "End a job.", Job),
             RouteRow(
                 "GET",
                 f"{system}/access",
                 OPERATOR,
+                "access",
                 self.access,
                 "How an operator reaches the model.",
                 Access,
                 is_secret=True,
             ),
-            RouteRow("GET", f"{system}/memory", VIEWER, self.memory, "The host's memory.", Memory),
-            RouteRow("GET", f"{system}/gpus", VIEWER, self.gpus, "The host's GPUs.", Gpus),
-            RouteRow("POST", f"{system}/shutdown", ADMIN, self.shutdown, "Stop every agent.", Shutdown),
+            RouteRow("GET", f"{system}/memory", VIEWER, "memory", self.memory, "The host's memory.", Memory),
+            RouteRow("GET", f"{system}/gpus", VIEWER, "gpus", self.gpus, "The host's GPUs.", Gpus),
+            RouteRow("POST", f"{system}/shutdown", ADMIN, "shutdown", self.shutdown, "Stop every agent.", Shutdown),
         ]
 
     async def health(self, _: Request) -> Response:
-        return as_json(self._desk.health())
+        return as_json(self._services.health.view())
 
     async def usage(self, request: Request) -> Response:
         of = UsageFilter(agent=AGENT.of(request), tenant=TENANT.of(request), model=MODEL.of(request))
-        return as_json(await self._desk.usage(SINCE.of(request) or 0.0, By(BY.of(request)), of))
+        return as_json(await self._services.usage.spent(SINCE.of(request) or 0.0, By(BY.of(request)), of))
 
     async def stats(self, _: Request) -> Response:
-        return as_json(self._desk.stats())
+        return as_json(self._services.counters.answer(len(self._services.roster)))
 
     async def metrics(self, _: Request) -> Response:
         """docs/metrics.md says what they are."""
-        return Response(await self._desk.metrics(), media_type=METRICS)
+        return Response(await self._services.scraper.scrape(), media_type=METRICS)
 
     async def inference(self, _: Request) -> Response:
-        return as_json(self._desk.inference())
+        services, job = self._services, self._services.switcher.job
+        switch = None if job is None else views.job_view(job, time.time())
+        return as_json(views.inference_view(services.world.backend, services.world.models, services.settings, switch))
 
     async def inference_stats(self, _: Request) -> Response:
-        return as_json(await self._desk.inference_stats())
+        return as_json(await self._services.usage.inference())
 
     async def switch(self, request: Request) -> Response:
         """A job, 202 while it runs. Requests for the model wait meanwhile; where the new server does not come up, the
         old one is back in force when the job has failed."""
         order = body_of(request, SwitchOrder)
         note(request, backend=without_secrets(order.backend)[:NAME_MAX])
-        job = await carried_through(self._desk.switch(order.backend, actor(request)))
-        return as_json(job, status=202 if job["state"] == "running" else 200)
+        return job_begun(await self._services.switcher.begin(order.backend, actor(request)))
 
     async def prompts(self, _: Request) -> Response:
-        return as_json(self._desk.prompts())
+        return as_json(self._services.prewarmer.view())
 
     async def backends(self, _: Request) -> Response:
-        return as_json(await self._desk.backends())
+        active, found = self._services.active.target, await self._services.switcher.listed()
+        return as_json({"backends": [views.choice_view(choice, in_use=choice.target == active) for choice in found]})
 
     async def backend_log(self, request: Request) -> Response:
-        return as_text(await self._desk.backend_log(BACKEND.of(request) or "", LOG_LINES.of(request)))
+        return as_text(await self._services.switcher.log(BACKEND.of(request) or "", LOG_LINES.of(request)))
 
     async def jobs(self, request: Request) -> Response:
-        return as_json({"jobs": await self._desk.jobs(JOBS.of(request))})
+        found, now = await self._services.jobs.recent(JOBS.of(request)), time.time()
+        return as_json({"jobs": [views.job_view(job, now) for job in found]})
 
     async def job(self, request: Request) -> Response:
         job_id = named(request, "id")
 
-        async def ask(wait_s: float) -> Job:
-            return await self._desk.job(job_id, wait_s=wait_s)
+        async def ask(wait_s: float) -> StoredJob:
+            return await self._services.jobs.get(job_id, wait_s=wait_s)
 
-        return as_json(await waited_for(ask, WAIT.of(request), request.receive, self._stopping))
+        job = await waited_for(ask, WAIT.of(request), request.receive, self._stopping)
+        return as_json(views.job_view(job, time.time()))
 
     async def cancel_job(self, request: Request) -> Response:
-        return as_json(await carried_through(self._desk.cancel_job(named(request, "id"))))
+        job_id, models = named(request, "id"), self._services.models
+        cancelling = models.cancel(job_id) if models.has(job_id) else self._services.switcher.cancel(job_id)
+        return as_json(views.job_view(await cancelling, time.time()))
 
     async def access(self, request: Request) -> Response:
         """On the unix socket alone: the token in it is nobody's own, and stays good for a user that has lost access.
@@ -212,25 +248,32 @@ class BoxApi:
                 "Hive's own token is handed out on the unix socket alone: nobody can take it back from who has it",
                 hint="on the box: hive run MODEL; from elsewhere an agent's token: GET /api/agents/{ref}/tokens",
             )
-        return as_json(self._desk.access())
+        return as_json(views.access_view(self._services.gates.known_port, self._services.internal_token))
 
     async def memory(self, _: Request) -> Response:
-        return as_json(self._desk.memory())
+        return as_json(views.memory_view(memory.read_memory(), memory.read_pressure(), memory.read_zrams()))
 
     async def gpus(self, _: Request) -> Response:
-        return as_json(await self._desk.gpus())
+        return as_json(views.gpus_view(await self._services.gpus.seen(), program_of))
 
     async def shutdown(self, request: Request) -> Response:
         """Ends the agents as `hive up` and the service do before they end: callers are refused from now on."""
-        return as_json(await carried_through(self._desk.shutdown(actor(request))))
+        return as_json(await self._services.agents.shutdown(actor(request)))
 
     async def audit(self, request: Request) -> Response:
         since_s, agent = AUDIT_SINCE.of(request), (AGENT.of(request) or "")[:NAME_MAX]
         asked = Filter(
-            agent=(agent,) if agent else (),
+            agent=tuple({word for word in (agent, *self._services.roster.identified(agent)) if word}),
             actor=(ACTOR.of(request) or "")[:NAME_MAX],
             act=(ACT.of(request) or "")[:NAME_MAX],
             since=None if since_s is None else time.time() - since_s,
             before=BEFORE.of(request) or None,
         )
-        return as_json(await self._desk.audit(asked, AUDIT_LIMIT.of(request)))
+        limit = AUDIT_LIMIT.of(request)
+        found = await self._services.journal.page(asked, limit)
+        return as_json(
+            {
+                "rows": [views.audit_view(entry) for entry in found],
+                "next": found[-1].id if len(found) == limit else None,
+            }
+        )

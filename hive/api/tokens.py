@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
@@ -14,12 +15,13 @@ from hive.api.order_audit import NAME_MAX
 from hive.api.params import LENGTH, Flag, body_of, named
 from hive.api.responses import as_json
 from hive.api.routes import RouteRow
-from hive.control import schedule_times
-from hive.control.desk import Desk
-from hive.control.shielded import carried_through
-from hive.domain import NAME, Role, is_name
+from hive.control import schedule_times, views
+from hive.domain import NAME, Role, TokenState, is_name
 from hive.errors import BadRequest
 from hive.shapes.tokens import ApiToken, ApiTokens, NewApiToken
+
+if TYPE_CHECKING:
+    from hive.control.services import Services
 
 ALL = Flag("all", "1: also those that are good no longer.")
 EXPIRES_MAX_S = 10 * 365 * schedule_times.DAY_S
@@ -40,8 +42,8 @@ class TokenOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TokenApi:
     """The handlers."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, services: Services) -> None:
+        self._services = services
 
     def rows(self) -> list[RouteRow]:
         return [
@@ -49,6 +51,7 @@ class TokenApi:
                 "GET",
                 "/api/tokens",
                 Role.ADMIN,
+                "list_tokens",
                 self.list_tokens,
                 "The tokens of this API.",
                 ApiTokens,
@@ -58,6 +61,7 @@ class TokenApi:
                 "POST",
                 "/api/tokens",
                 Role.ADMIN,
+                "create_token",
                 self.create_token,
                 "Make a token.",
                 NewApiToken,
@@ -65,12 +69,20 @@ class TokenApi:
                 statuses=(201,),
             ),
             RouteRow(
-                "DELETE", "/api/tokens/{id}", Role.ADMIN, self.revoke_token, "Make a token good no longer.", ApiToken
+                "DELETE",
+                "/api/tokens/{id}",
+                Role.ADMIN,
+                "revoke_token",
+                self.revoke_token,
+                "Make a token good no longer.",
+                ApiToken,
             ),
         ]
 
     async def list_tokens(self, request: Request) -> Response:
-        return as_json(await self._desk.api_tokens(also_dead=ALL.of(request)))
+        now, also_dead = time.time(), ALL.of(request)
+        found = [views.token_view(token, now) for token in await self._services.keyring.tokens()]
+        return as_json({"tokens": [token for token in found if also_dead or token["state"] is TokenState.LIVE]})
 
     async def create_token(self, request: Request) -> Response:
         """It may do what its role may. The token itself is in this answer and is shown never again."""
@@ -79,14 +91,19 @@ class TokenApi:
         if not is_name(order.name):
             hint = "a letter a-z, then up to 39 of a-z, 0-9 and -"
             raise BadRequest(f"name: {order.name[:60]!r} is no name", hint=hint)
-        made = self._desk.create_api_token(order.name, order.role, _seconds(order.expires_in), actor(request))
-        return as_json(await carried_through(made), status=201)
+        now, expires_in_s = time.time(), _seconds(order.expires_in)
+        expires_at = None if expires_in_s is None else now + expires_in_s
+        token, secret = await self._services.keyring.create(
+            order.name, order.role, expires_at=expires_at, actor=actor(request), now=now
+        )
+        return as_json({**views.token_view(token, now), "token": secret}, status=201)
 
     async def revoke_token(self, request: Request) -> Response:
         """Revokes by id or name. The token is refused from now on, and streams that are open to it end."""
-        revoked = await carried_through(self._desk.revoke_api_token(named(request, "id"), actor(request)))
-        note(request, name=revoked["name"], role=revoked["role"])
-        return as_json(revoked)
+        now = time.time()
+        revoked = await self._services.keyring.revoke(named(request, "id"), now=now)
+        note(request, name=revoked.name, role=revoked.role)
+        return as_json(views.token_view(revoked, now))
 
 
 def _seconds(expires_in: float | str | None) -> float | None:

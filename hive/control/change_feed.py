@@ -7,8 +7,10 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection, Hashable
 
 from hive.agents.lifecycle import AgentLifecycle
+from hive.agents.roster import Roster
+from hive.agents.sleeper import Sleeper
 from hive.control.changed import Changed, ChangeLog, Ration
-from hive.control.services import Services
+from hive.control.counters import Counters
 from hive.domain import ALIVE
 from hive.link.messages import Stat
 
@@ -22,13 +24,15 @@ FAILED_S = 0.05
 
 
 class ChangeFeed:
-    """One per desk. A look at all agents takes one two-hundredth of the time at most, for any number of readers.
+    """One per daemon. A look at all agents takes one two-hundredth of the time at most, for any number of readers.
 
-    `stat` asks the helper, as `FrontDesk` does: of those named, of all where none is; None where it cannot be asked.
+    `stat` asks the helper: of those named, of all where none is; None where it cannot be asked.
     """
 
-    def __init__(self, parts: Services, stat: AskStats) -> None:
-        self._parts = parts
+    def __init__(self, roster: Roster, sleeper: Sleeper, counters: Counters, stat: AskStats) -> None:
+        self._roster = roster
+        self._sleeper = sleeper
+        self._counters = counters
         self._stat = stat
         self._log = ChangeLog(secrets.token_hex(4))
         self._stats: Stats | None = {}
@@ -58,9 +62,9 @@ class ChangeFeed:
         if self._truth_of_all.is_due(self._now()):
             await self._ask_of_everybody()
         if self._everybody.is_due(began := self._now()):
-            await self._parts.sleeper.look()
+            await self._sleeper.look()
             facts = {}
-            for count, life in enumerate(self._parts.roster, 1):
+            for count, life in enumerate(self._roster, 1):
                 facts[life.agent.id] = self._facts(life)
                 if count % LOOKED_AT_ONCE == 0:
                     await asyncio.sleep(0)
@@ -68,14 +72,14 @@ class ChangeFeed:
             self._everybody.took(self._now() - began, now=self._now())
 
     async def _ask_of_everybody(self) -> None:
-        began, agents = self._now(), [life.agent.id for life in self._parts.roster]
+        began, agents = self._now(), [life.agent.id for life in self._roster]
         self._stats = _whole(agents, await self._stat([]))
         self._figures = {agent: _figures(stat) for agent, stat in (self._stats or {}).items()}
         self._took(self._truth_of_all, began, self._stats)
 
     async def _ask_of(self, named: Collection[str]) -> None:
         """Asks anew about these, where it is their turn; about an agent of unknown state at once."""
-        agents = [agent for agent in named if self._parts.roster.get(agent) is not None]
+        agents = [agent for agent in named if self._roster.get(agent) is not None]
         if not agents or not (self._doubtful(agents) or self._truth_of_some.is_due(self._now())):
             return
         began = self._now()
@@ -94,7 +98,7 @@ class ChangeFeed:
             return []
         found = []
         for agent in agents:
-            life, stat = self._parts.roster.get(agent), self._stats.get(agent)
+            life, stat = self._roster.get(agent), self._stats.get(agent)
             if life is not None and (stat is None or (stat.state == "gone") is (life.status in ALIVE)):
                 found.append(agent)
         return found
@@ -107,7 +111,7 @@ class ChangeFeed:
     def _facts(self, life: AgentLifecycle) -> Hashable:
         """All of its view that changes otherwise than with time alone."""
         agent = life.agent
-        seen, used = self._parts.sleeper.activity(agent.id), self._parts.counters.used(agent.id)
+        seen, used = self._sleeper.activity(agent.id), self._counters.used(agent.id)
         return (
             agent,
             *(life.pid, life.wakes, life.pauses, life.last_wake, life.deep_failure),

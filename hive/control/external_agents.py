@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 from hive.agents.effects import HelperVerbs
-from hive.agents.roster import Roster
+from hive.agents.lifecycle import AgentLifecycle
 from hive.domain import ALIVE, RuntimeKind
 from hive.errors import NotSupported
 from hive.link.messages import PagedOut, Started, Stat
@@ -15,12 +15,13 @@ from hive.link.specs import SandboxSpec
 class WithElsewhere:
     """The helper's verbs, answered here for agents of runtime `external`.
 
-    `roster()`: all agents. `enabled` False: there is no helper, and whatever needs one raises NotSupported.
+    `lives`: all agents by id, as the roster keeps them. `enabled` False: there is no helper, and whatever needs one
+    raises NotSupported.
     """
 
-    def __init__(self, helper: HelperVerbs, roster: Callable[[], Roster], *, enabled: bool) -> None:
+    def __init__(self, helper: HelperVerbs, lives: Mapping[str, AgentLifecycle], *, enabled: bool) -> None:
         self._helper = helper
-        self._roster = roster
+        self._lives = lives
         self._enabled = enabled
 
     def __repr__(self) -> str:
@@ -70,13 +71,12 @@ class WithElsewhere:
 
     def _elsewhere(self, agents: list[str]) -> dict[str, Stat]:
         """Stats of the agents named, of all where none is, that live elsewhere: by the state each was last given."""
-        roster = self._roster()
-        named = (life for agent in agents if (life := roster.get(agent)) is not None) if agents else roster
-        lives = [life.agent for life in named if life.agent.spec.runtime is RuntimeKind.EXTERNAL]
-        return {agent.id: Stat(state="running" if agent.status in ALIVE else "gone") for agent in lives}
+        named = [self._lives[agent] for agent in agents if agent in self._lives] if agents else self._lives.values()
+        found = [life.agent for life in named if life.agent.spec.runtime is RuntimeKind.EXTERNAL]
+        return {agent.id: Stat(state="running" if agent.status in ALIVE else "gone") for agent in found}
 
     def _is_elsewhere(self, agent: str) -> bool:
-        life = self._roster().get(agent)
+        life = self._lives.get(agent)
         return life is not None and life.agent.spec.runtime is RuntimeKind.EXTERNAL
 
     def _nothing_is_known(self, agent: str) -> bool:

@@ -8,13 +8,12 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from hive.control.audit_log import AuditLog
 from hive.domain import JobState
-from hive.shapes import system
 from hive.store import jobs
 from hive.store.database import Database
 from hive.store.jobs import StoredJob
@@ -127,28 +126,3 @@ class Jobs:
         detail = {"name": job.kind, "state": str(job.state)}
         detail["reason"] = job.progress if job.error is None else str(job.error["message"])
         self._journal.note(act, target=job.id, actor=job.actor, detail=detail)
-
-
-def view(job: StoredJob, now: float) -> system.Job:
-    """A job as the API shows it. `eta_s`: seconds until it will probably end; `step`: what is being done, in a word.
-
-    >>> job = StoredJob(id="j", kind="k", plan={"step": "stop"}, eta_s=30.0, actor="a", created_at=100, updated_at=101)
-    >>> [view(job, 110.0)[key] for key in ("id", "step", "eta_s", "error")]
-    ['j', 'stop', 20.0, None]
-    """
-    return {
-        "id": job.id,
-        "kind": job.kind,
-        "state": job.state,
-        "step": job.plan.get("step", ""),
-        "about": job.plan.get("model", ""),
-        "progress": job.progress,
-        "completed_bytes": job.plan.get("completed_bytes"),
-        "total_bytes": job.plan.get("total_bytes"),
-        "eta_s": None if job.eta_s is None or job.ended else max(0.0, job.created_at + job.eta_s - now),
-        "result": job.result,
-        "error": cast(system.JobError | None, job.error),
-        "actor": job.actor,
-        "created_at": job.created_at,
-        "updated_at": job.updated_at,
-    }

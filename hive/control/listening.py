@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hive.errors import ConfigError
@@ -19,11 +20,12 @@ class WantedAddress(NamedTuple):
     move: bool
 
 
-class ListenPlace(NamedTuple):
-    """The address of the listener. `port` None: nowhere."""
+@dataclass
+class ListenPlace:
+    """The address of the listener. `port` None: nowhere, or not yet."""
 
     address: str
-    port: int | None
+    port: int | None = None
 
 
 def listen(wanted: WantedAddress) -> socket.socket:

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,14 @@ from hive.control.audit_log import AuditLog
 from hive.control.effects import DaemonEffects
 from hive.control.jobs import Jobs
 from hive.control.pull_order import PullOrder
-from hive.domain import ALIVE, JobState, ModelInfo
+from hive.domain import ALIVE, Caller, CallerKind, JobState, ModelInfo, Tier
 from hive.errors import BadRequest, Cancelled, DependencyDown, HiveError, NotFound, NotSupported, WrongState
 from hive.models.catalog import Catalog
-from hive.models.routing import preferences_of
+from hive.models.routing import Explained, models_of, preferences_of
+from hive.policy import Act, may
 from hive.settings.table import TenantRow
 from hive.shapes.models import ListedModel, ModelList, ModelUser, ModelView
-from hive.shapes.system import kind_of
+from hive.shapes.system import Route, kind_of
 from hive.store.jobs import StoredJob
 from hive.tasks import spawn
 
@@ -43,18 +43,6 @@ SEEN_AGAIN_S = 2.0
 """Least time between two questions for the server's models, for any number of requests naming unknown models."""
 
 Work = Callable[[], Coroutine[Any, Any, dict[str, Any]]]
-
-
-@dataclass(frozen=True)
-class ModelServices:
-    """The parts of the daemon needed here. `directory`: for pulled files."""
-
-    world: DaemonEffects
-    active: Active
-    jobs: Jobs
-    journal: AuditLog
-    roster: Roster
-    directory: ModelsDir
 
 
 class _Going:
@@ -90,8 +78,23 @@ class _Going:
 class Models:
     """One for the daemon. Every method raises a HiveError that says what is wrong."""
 
-    def __init__(self, parts: ModelServices) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        *,
+        world: DaemonEffects,
+        active: Active,
+        jobs: Jobs,
+        journal: AuditLog,
+        roster: Roster,
+        directory: ModelsDir,
+    ) -> None:
+        """`directory`: for pulled files."""
+        self._world = world
+        self._active = active
+        self._jobs = jobs
+        self._journal = journal
+        self._roster = roster
+        self._directory = directory
         self._going: dict[str, _Going] = {}
         self._is_leaving = False
 
@@ -100,45 +103,43 @@ class Models:
 
     async def tidy(self) -> None:
         """At the daemon's start: takes away what a job left that ended with its daemon."""
-        await asyncio.to_thread(self._parts.directory.tidy)
+        await asyncio.to_thread(self._directory.tidy)
 
     # what is there ------------------------------------------------------------------------------------------------
 
     @property
     def catalog(self) -> Catalog:
-        world = self._parts.world
+        world = self._world
         where = whereabouts(None if world.backend is None else world.backend.kind, world.models)
         return Catalog(world.models, preferences_of(world.settings.inference), where)
 
     async def listed(self) -> ModelList:
         """The list by the server's last answer; it is asked now for the models in memory."""
-        world, catalog = self._parts.world, self.catalog
-        in_memory, files = await asyncio.gather(
-            self._parts.active.loaded(), asyncio.to_thread(self._parts.directory.listed)
-        )
+        world, catalog = self._world, self.catalog
+        in_memory, files = await asyncio.gather(self._active.loaded(), asyncio.to_thread(self._directory.listed))
         return {
             "backend": kind_of(world.backend),
             "label": "" if world.backend is None else world.backend.label,
-            "up": self._parts.active.up,
-            "seen_at": self._parts.active.models_seen_at,
+            "up": self._active.up,
+            "seen_at": self._active.models_seen_at,
             "stale": self._stale(),
             "routing": world.settings.inference.quantization_routing,
             "aliases": catalog.targets(),
-            "directory": str(self._parts.directory.root),
+            "directory": str(self._directory.root),
             "files": files,
             "models": [_listed(catalog, model, in_memory) for model in catalog.models],
         }
 
     async def view(self, asked: str) -> ModelView:
         """Raises NotFound with the nearest name."""
-        catalog, world = self.catalog, self._parts.world
+        catalog, world = self.catalog, self._world
         model = catalog.find(asked)
-        in_memory, file = await asyncio.gather(self._parts.active.loaded(), self._file_of(model.name))
+        in_memory, file = await asyncio.gather(self._active.loaded(), self._file_of(model.name))
         return {
             **_listed(catalog, model, in_memory),
             "backend": kind_of(world.backend),
-            "up": self._parts.active.up,
-            "seen_at": self._parts.active.models_seen_at,
+            "up": self._active.up,
+            "seen_at": self._active.models_seen_at,
             "stale": self._stale(),
             "base": catalog.base(model.name),
             "variants": catalog.variants(model.name),
@@ -149,7 +150,7 @@ class Models:
 
     async def refresh(self) -> ModelList:
         """Asks now. Raises DependencyDown where it does not answer, WrongState in the middle of a switch."""
-        world, active = self._parts.world, self._parts.active
+        world, active = self._world, self._active
         if not await active.refresh():
             if active.up:
                 raise WrongState("the inference server is being switched", hint="`hive backend status` shows how far")
@@ -159,10 +160,10 @@ class Models:
 
     async def look_again(self) -> None:
         """Looks again for a request naming a model that is not known. Never raises."""
-        await self._parts.active.refresh(at_most_every_s=SEEN_AGAIN_S)
+        await self._active.refresh(at_most_every_s=SEEN_AGAIN_S)
 
     def _stale(self) -> str:
-        world, active = self._parts.world, self._parts.active
+        world, active = self._world, self._active
         if world.backend is None:
             return "no inference server is in use"
         if active.models_seen_at is None:
@@ -170,13 +171,13 @@ class Models:
         return "" if active.up else f"{world.backend.label} does not answer: this is what it offered last"
 
     async def _file_of(self, name: str) -> Path | None:
-        return await asyncio.to_thread(self._parts.directory.holds, name)
+        return await asyncio.to_thread(self._directory.holds, name)
 
     def _users(self, catalog: Catalog, name: str, *, by_name: bool = False) -> list[ModelUser]:
         """Agents that use the model; `by_name`: of their own choice, not because it is the default one."""
-        settings, found = self._parts.world.settings, list[ModelUser]()
+        settings, found = self._world.settings, list[ModelUser]()
         default = "" if by_name else settings.inference.default_model
-        for life in sorted(self._parts.roster, key=lambda life: life.agent.name):
+        for life in sorted(self._roster, key=lambda life: life.agent.name):
             spec = life.agent.spec
             asks = spec.model or default
             limits = settings.tenants.get(spec.tenant, TenantRow()).models
@@ -193,6 +194,25 @@ class Models:
                 )
         return found
 
+    def route(self, model: str, tier: Tier, tenant: str = "") -> Route:
+        """The model that an agent of this tier is given; with a tenant, within its limits.
+
+        A tenant that has no section has no limits, as at the proxy.
+        """
+        limits = self._world.settings.tenants.get(tenant, TenantRow()).models
+        found = self.catalog.given(model, tier, limits)
+        caller = Caller(CallerKind.AGENT, "", tenant, tier, models_of(limits))
+        if (reason := may(caller, Act.USE, model)) is not None:  # the proxy asks that first
+            found = Explained("", reason, (*found.steps[:1], reason), f"it may use {limits}: [tenant {tenant}] models")
+        return {
+            "asked": model,
+            "tier": tier,
+            "model": found.model,
+            "why": found.why,
+            "hint": found.hint,
+            "steps": list(found.steps),
+        }
+
     # what comes ---------------------------------------------------------------------------------------------------
 
     async def pull(self, order: PullOrder, actor: str) -> StoredJob:
@@ -203,7 +223,7 @@ class Models:
         """
         if order.model.startswith("/"):
             return await self._place(order, actor)
-        backend = self._parts.world.backend
+        backend = self._world.backend
         if order.name or order.link or order.force:
             raise BadRequest(
                 "a name, a link and force are about files of this box", hint="hive model pull /path/to/model"
@@ -229,7 +249,7 @@ class Models:
         return self._carry(going, work, in_thread=False)
 
     async def _place(self, order: PullOrder, actor: str) -> StoredJob:
-        path, directory = Path(order.model), self._parts.directory
+        path, directory = Path(order.model), self._directory
         found = await asyncio.to_thread(model_files.find, path)
         name = name_for(found, order.name, path)
         await asyncio.to_thread(directory.check_free, name, force=order.force)
@@ -254,7 +274,7 @@ class Models:
 
     def _next(self, format: model_files.Format, at: Path) -> str:
         """The steps left before it answers, a sentence; empty where none is, as far as can be told."""
-        backend = self._parts.world.backend
+        backend = self._world.backend
         spec = next(spec for spec in specs() if spec.model_format == format)
         key = spec.model_key
         if backend is not None and backend.kind == spec.kind and spec.asking.look_for_files_at:
@@ -270,7 +290,7 @@ class Models:
 
         Raises WrongState where it is in use (unless `force`), NotFound where Hive cannot remove it.
         """
-        backend, file = self._parts.world.backend, await self._file_of(name)
+        backend, file = self._world.backend, await self._file_of(name)
         is_ollamas = backend is not None and spec_of(backend.kind).fetches and self._known(name) is not None
         if file is None and not is_ollamas:
             raise self._not_removable(name)
@@ -283,7 +303,7 @@ class Models:
                 await pulling.delete(backend.address, name)
                 return {"model": name, "file": "", "freed_bytes": None}
             assert file is not None
-            freed = await asyncio.to_thread(self._parts.directory.remove, file)
+            freed = await asyncio.to_thread(self._directory.remove, file)
             return {"model": name, "file": str(file), "freed_bytes": freed}
 
         return self._carry(going, work, in_thread=True)
@@ -295,7 +315,7 @@ class Models:
             return None
 
     def _not_removable(self, name: str) -> HiveError:
-        root = self._parts.directory.root
+        root = self._directory.root
         if (known := self._known(name)) is not None and known.name != name:
             return NotFound(f"{name[:80]!r} is another name of {known.name}", hint=f"hive model remove {known.name}")
         if known is not None:
@@ -310,9 +330,9 @@ class Models:
         known = self._known(name)
         names = {name, name.removesuffix(model_files.GGUF), "" if known is None else known.name}
         hint = "--force removes it all the same: requests for it fail then"
-        if names & (await self._parts.active.loaded() or frozenset()):
+        if names & (await self._active.loaded() or frozenset()):
             raise WrongState(f"{name} is in the inference server's memory", hint=hint)
-        inference = self._parts.world.settings.inference
+        inference = self._world.settings.inference
         for key in ("llama_model", "vllm_model", "vllm_speculative_model"):
             if file is not None and getattr(inference, key) == str(file):
                 raise WrongState(f"hive.conf names {file}: inference.{key}", hint=hint)
@@ -332,7 +352,7 @@ class Models:
         self._going[model] = holder  # the same pull does not begin while it is written down
         try:
             plan = {"model": model, "step": kind.rpartition(".")[2]}
-            job = await self._parts.jobs.begin(kind, plan=plan, progress=progress, actor=actor)
+            job = await self._jobs.begin(kind, plan=plan, progress=progress, actor=actor)
         finally:
             del self._going[model]
         going = self._going[job.id] = _Going(job)
@@ -361,7 +381,7 @@ class Models:
 
     async def _tell(self, going: _Going) -> None:
         if (going.says, going.plan) != (going.job.progress, going.job.plan):
-            told = await outcome_of(self._parts.jobs.tell(going.job, going.says, plan=going.plan))
+            told = await outcome_of(self._jobs.tell(going.job, going.says, plan=going.plan))
             going.job = going.job if isinstance(told, HiveError) else told
 
     async def _end(self, going: _Going, came: dict[str, Any] | HiveError) -> None:
@@ -369,13 +389,13 @@ class Models:
         if isinstance(came, HiveError):
             state = JobState.CANCELLED if isinstance(came, Cancelled) else JobState.FAILED
             said = {"code": came.code, "message": came.message, "hint": came.hint, "log": []}
-            ended = await outcome_of(self._parts.jobs.end(job, state, error=said))
+            ended = await outcome_of(self._jobs.end(job, state, error=said))
         else:
             act = "model.pulled" if job.kind == PULL else "model.removed"
-            self._parts.journal.note(act, actor=job.actor, detail={"name": came["model"], "file": came["file"]})
-            await self._parts.active.refresh()  # before it is said to be done: a list asked for then has it
+            self._journal.note(act, actor=job.actor, detail={"name": came["model"], "file": came["file"]})
+            await self._active.refresh()  # before it is said to be done: a list asked for then has it
             took = {**came, "took_s": round(time.time() - job.created_at, 3)}
-            ended = await outcome_of(self._parts.jobs.end(job, JobState.DONE, result=took))
+            ended = await outcome_of(self._jobs.end(job, JobState.DONE, result=took))
         if isinstance(ended, HiveError):
             log.error("model_job_not_written job=%s error=%s", job.id, ended.message)
 
@@ -387,12 +407,12 @@ class Models:
         """The job, when it has ended. Raises NotFound, WrongState where it cannot be cancelled."""
         going = self._going.get(job_id)
         if going is None:
-            found = await self._parts.jobs.get(job_id)
+            found = await self._jobs.get(job_id)
             raise WrongState(f"job {found.id} is {found.state}")
         if going.job.kind == REMOVE:
             raise WrongState(f"job {job_id} cannot be cancelled: what is removed is gone")
         going.cancel()
-        return await self._parts.jobs.get(job_id, wait_s=CANCELLED_WITHIN_S)
+        return await self._jobs.get(job_id, wait_s=CANCELLED_WITHIN_S)
 
     def close(self) -> None:
         """The daemon leaves: what is under way ends, and leaves nothing half."""

@@ -153,6 +153,13 @@ class ProxyGates:
         if self._link is not None:
             self._link.tell(message)
 
+    @property
+    def known_port(self) -> int:
+        """The proxy's port. Raises LinkLost before one has told it."""
+        if self.port is None:
+            raise LinkLost("the proxy has not connected yet, so its port is not known")
+        return self.port
+
     async def ports(self, within_s: float) -> int:
         """The proxy's port, as soon as one has told it. Raises LinkLost."""
         try:

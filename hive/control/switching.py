@@ -12,7 +12,6 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -94,26 +93,32 @@ def read_chosen(conn: sqlite3.Connection, run: str) -> Target | None:
     return None
 
 
-@dataclass(frozen=True)
-class SwitchServices:
-    """The parts of the daemon for a switch. `settings`: asked each time, some of them change while Hive runs."""
-
-    settings: Callable[[], InferenceSection]
-    jobs: Jobs
-    journal: AuditLog
-    active: Active
-    choices: Choices
-    gates: ProxyGates
-    gpu: GpuMemory
-    run: str
-    access: AccessOf = lambda: NO_ACCESS
-
-
 class Switcher:
     """One switch at a time. `towards`: what is switched to while the gate is closed, in words; else empty."""
 
-    def __init__(self, parts: SwitchServices) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        *,
+        settings: Callable[[], InferenceSection],
+        jobs: Jobs,
+        journal: AuditLog,
+        active: Active,
+        choices: Choices,
+        gates: ProxyGates,
+        gpu: GpuMemory,
+        run: str,
+        access: AccessOf = lambda: NO_ACCESS,
+    ) -> None:
+        """`settings`: asked each time, some of them change while Hive runs. `run`: as of `ChosenBackend`."""
+        self._settings = settings
+        self._jobs = jobs
+        self._journal = journal
+        self._active = active
+        self._choices = choices
+        self._gates = gates
+        self._gpu = gpu
+        self._run = run
+        self._access = access
         self._job: StoredJob | None = None
         self._switch: Switch | None = None
         self._beginning = False
@@ -131,7 +136,7 @@ class Switcher:
     @property
     def wait_s(self) -> float:
         """Longest wait of a request for one step of a switch."""
-        return longest_s(self._parts.settings())
+        return longest_s(self._settings())
 
     @property
     def job(self) -> StoredJob | None:
@@ -144,14 +149,14 @@ class Switcher:
         self._switch = resumed(msgspec.convert(job.plan, Switch))
         if self._switch.step is not SwitchStep.HEALTH:  # a server that runs is looked at before the gate is closed
             self.towards = str(self._switch.new)
-        self._parts.jobs.adopt(job)
+        self._jobs.adopt(job)
 
     async def begin(self, asked: str, actor: str) -> StoredJob:
         """The job, running; or done already, where that is the one in use and it answers.
 
         Raises WrongState where one is under way, NotSupported, UsageError, DependencyDown.
         """
-        if not self._parts.active.enabled:
+        if not self._active.enabled:
             raise NotSupported("this Hive has no inference server: [inference] enabled = false")
         if self._beginning or self._switch is not None:
             towards = f" to {self._switch.new}" if self._switch is not None else ""
@@ -163,10 +168,10 @@ class Switcher:
             self._beginning = False
 
     async def _begin(self, asked: str, actor: str) -> StoredJob:
-        active, jobs = self._parts.active, self._parts.jobs
+        active, jobs = self._active, self._jobs
         old, up = active.target, active.up
         in_use = old is not None and up and asked in (old.kind, old.address)
-        new = old if in_use and old is not None else await self._parts.choices.find(asked)
+        new = old if in_use and old is not None else await self._choices.find(asked)
         switch = begun(new, old, old_answered=up)
         if new == old and up:
             job = await jobs.begin(KIND, plan=self._plan(switch), progress=f"{new} is in use already", actor=actor)
@@ -181,26 +186,26 @@ class Switcher:
         """The job, once it is back. Raises NotFound, WrongState where it is too late."""
         job, switch = self._job, self._switch
         if job is None or switch is None or job.id != job_id:
-            found = await self._parts.jobs.get(job_id)
+            found = await self._jobs.get(job_id)
             raise WrongState(f"job {found.id} is {found.state}")
         if not switch.can_be_cancelled:
             raise WrongState(f"job {job_id} cannot be cancelled any more: {sentence(switch)}")
         self._cancel.set()
-        return await self._parts.jobs.get(job_id, wait_s=self.wait_s)
+        return await self._jobs.get(job_id, wait_s=self.wait_s)
 
     async def listed(self) -> list[BackendCandidate]:
-        return await self._parts.choices.listed(self._parts.active.target)
+        return await self._choices.listed(self._active.target)
 
     async def log(self, asked: str, lines: int) -> str:
         """The log of the server of this kind; empty `asked`: the one in use. Raises NotFound, NotSupported, …"""
         if not asked:
-            target = self._parts.active.target
+            target = self._active.target
             if target is None:
                 raise NotFound("no inference server is in use", hint="hive backend list")
-            return await self._parts.choices.log(target.kind, lines)
+            return await self._choices.log(target.kind, lines)
         if asked not in SPECS:
             raise NotFound(f"there is no inference server {asked[:40]!r}", hint=f"there are {', '.join(SPECS)}")
-        return await self._parts.choices.log(asked, lines)
+        return await self._choices.log(asked, lines)
 
     # at the daemon's start and end --------------------------------------------------------------------------------
 
@@ -208,16 +213,16 @@ class Switcher:
         """Carries on what was left; else sees that the chosen service runs. Returns when that is so, or cannot be."""
         if self._switch is not None:
             await self._carry()
-        elif isinstance(self._parts.choices, ServiceCandidates) and self._parts.active.enabled:
-            await self._start_chosen(self._parts.choices)
+        elif isinstance(self._choices, ServiceCandidates) and self._active.enabled:
+            await self._start_chosen(self._choices)
 
     async def _start_chosen(self, services: ServiceCandidates) -> None:
         while True:
             try:
-                target = self._parts.active.target
-                if target is None and self._parts.settings().backend_url:
+                target = self._active.target
+                if target is None and self._settings().backend_url:
                     return  # it is looked at until something answers there
-                target = target or await services.first(self._parts.settings())
+                target = target or await services.first(self._settings())
                 if target is None:
                     self.not_started = condition("no_backend_installed")
                     return
@@ -229,10 +234,10 @@ class Switcher:
             except HiveError as error:
                 self.not_started = condition("backend_not_started", why=error.message)
                 log.error("backend_not_started error=%s", error.message)
-                self._parts.journal.note("backend.not_started", detail={"reason": error.message})
+                self._journal.note("backend.not_started", detail={"reason": error.message})
                 return
-            if self._parts.active.target is None and self._switch is None:
-                await self._parts.active.follow(target)
+            if self._active.target is None and self._switch is None:
+                await self._active.follow(target)
             return
 
     def close(self) -> None:
@@ -255,7 +260,7 @@ class Switcher:
                 after = cancelled(switch, Failure("cancelled", "it was cancelled"))
             record = switch.step is SwitchStep.RECORD and failure is None
             try:
-                job = await self._parts.jobs.move(
+                job = await self._jobs.move(
                     job,
                     plan=self._plan(after),
                     progress=sentence(after),
@@ -276,17 +281,17 @@ class Switcher:
         if error is None:
             self.not_started = None
             result = self._result(job, switch.new, switch.old, changed=True)
-            self._parts.journal.note("backend.switched", actor=job.actor, detail={**result, "name": str(switch.new)})
-            ended = await outcome_of(self._parts.jobs.end(job, JobState.DONE, result=result))
+            self._journal.note("backend.switched", actor=job.actor, detail={**result, "name": str(switch.new)})
+            ended = await outcome_of(self._jobs.end(job, JobState.DONE, result=result))
         else:
             log.error("switch_failed job=%s to=%s error=%s", job.id, switch.new, error.message)
             state = JobState.CANCELLED if switch.why is not None and switch.why.code == "cancelled" else JobState.FAILED
-            ended = await outcome_of(self._parts.jobs.end(job, state, error=msgspec.to_builtins(error)))
+            ended = await outcome_of(self._jobs.end(job, state, error=msgspec.to_builtins(error)))
         if isinstance(ended, HiveError):
             log.error("switch_not_written job=%s error=%s", job.id, ended.message)  # the next daemon ends it
 
     def _result(self, job: StoredJob, new: Target, old: Target | None, *, changed: bool) -> dict[str, Any]:
-        info, _ = self._parts.active.seen
+        info, _ = self._active.seen
         return {
             "backend": new.kind,
             "address": new.address,
@@ -300,15 +305,15 @@ class Switcher:
 
     async def _write(self, job: StoredJob, switch: Switch) -> StoredJob:
         """Writes the step down before it begins, for a resumption; a full disk does not keep a switch from ending."""
-        written = await outcome_of(self._parts.jobs.move(job, plan=self._plan(switch), progress=sentence(switch)))
+        written = await outcome_of(self._jobs.move(job, plan=self._plan(switch), progress=sentence(switch)))
         return job if isinstance(written, HiveError) else written
 
     def _plan(self, switch: Switch) -> dict[str, Any]:
-        return {**msgspec.to_builtins(switch), "run": self._parts.run}
+        return {**msgspec.to_builtins(switch), "run": self._run}
 
     def _choice(self, switch: Switch, job: StoredJob) -> Also:
         new = switch.new
-        text = msgspec.json.encode(ChosenBackend(new.kind, new.address, new.unit, self._parts.run)).decode()
+        text = msgspec.json.encode(ChosenBackend(new.kind, new.address, new.unit, self._run)).decode()
         return lambda conn: runtime_settings.put(conn, CHOSEN, text, actor=job.actor, now=time.time())
 
     async def _outcome(self, switch: Switch) -> Failure | None:
@@ -329,7 +334,7 @@ class Switcher:
         except HiveError as error:
             comes = switch.comes
             wrote = comes is not None and bool(comes.unit) and switch.step in (SwitchStep.START, SwitchStep.HEALTH)
-            lines = await last_lines(self._parts.choices, comes, LOG_LINES) if wrote and comes is not None else []
+            lines = await last_lines(self._choices, comes, LOG_LINES) if wrote and comes is not None else []
             return _failure(error, lines)
         except Exception as error:
             log.exception("switch_step_failed step=%s", switch.step)
@@ -346,11 +351,11 @@ class Switcher:
             case SwitchStep.STOP if goes is not None:
                 if switch.back:  # requests that wait, wait for the way back as well
                     await outcome_of(self._ask_to_close(switch, drain_s=0))
-                await self._parts.choices.stop(goes)
+                await self._choices.stop(goes)
             case SwitchStep.FREE:
                 await self._until_memory_is_free()
             case SwitchStep.START if comes is not None:
-                await self._parts.choices.start(comes)
+                await self._choices.start(comes)
             case SwitchStep.HEALTH if comes is not None:
                 await self._until_healthy(comes)
             case SwitchStep.OPEN:
@@ -358,31 +363,31 @@ class Switcher:
 
     async def _close_gate(self, switch: Switch) -> None:
         self.towards = str(switch.new)
-        self._parts.active.hold()
+        self._active.hold()
         until = asyncio.get_running_loop().time() + PROXY_WITHIN_S
         while True:
             try:
-                self._cut += await self._ask_to_close(switch, drain_s=self._parts.settings().switch_drain_s)
+                self._cut += await self._ask_to_close(switch, drain_s=self._settings().switch_drain_s)
                 return
             except LinkLost:
                 left_s = until - asyncio.get_running_loop().time()
                 if left_s <= 0:
                     raise
-            await outcome_of(self._parts.gates.ports(left_s))
+            await outcome_of(self._gates.ports(left_s))
 
     async def _ask_to_close(self, switch: Switch, *, drain_s: float) -> int:
-        return await self._parts.gates.close_backend(str(switch.new), drain_s=drain_s, wait_s=self.wait_s)
+        return await self._gates.close_backend(str(switch.new), drain_s=drain_s, wait_s=self.wait_s)
 
     async def _open_gate(self, target: Target | None) -> None:
         """The daemon's own table first: a proxy that comes just now learns from it."""
-        await self._parts.active.follow(target)
+        await self._active.follow(target)
         self.towards = ""
-        info, models = self._parts.active.seen
-        self._parts.gates.say(OpenBackend(backend=info, models=models))
+        info, models = self._active.seen
+        self._gates.say(OpenBackend(backend=info, models=models))
 
     async def _until_memory_is_free(self) -> None:
-        gpu, begun_at = self._parts.gpu, time.monotonic()
-        limit_s = self._parts.settings().switch_free_s
+        gpu, begun_at = self._gpu, time.monotonic()
+        limit_s = self._settings().switch_free_s
         while True:
             waited_s = time.monotonic() - begun_at
             is_free = await gpu.is_free()
@@ -392,7 +397,7 @@ class Switcher:
 
     async def _until_healthy(self, target: Target) -> None:
         """Raises BackendDown where it is no use to wait, BackendTimeout where it was looked at often enough."""
-        settings, backend = self._parts.settings(), self._open(target)
+        settings, backend = self._settings(), self._open(target)
         tries, every_s = settings.switch_health_tries, settings.switch_health_every_s
         until = time.monotonic() + tries * every_s
         said = ""
@@ -400,7 +405,7 @@ class Switcher:
             said = await self._why_not_healthy(backend, until)
             if not said:
                 return
-            if why := await self._parts.choices.why_dead(target):
+            if why := await self._choices.why_dead(target):
                 raise BackendDown(why)
             await self._say(f"{target}: {said}; looked at {number} of {tries} times")
             await asyncio.sleep(every_s)
@@ -408,12 +413,12 @@ class Switcher:
 
     def _open(self, target: Target) -> BackendControl:
         is_local = not spec_of(target.kind).is_remote and "://" not in target.address
-        return open_backend(target.kind, target.address, NO_ACCESS if is_local else self._parts.access())
+        return open_backend(target.kind, target.address, NO_ACCESS if is_local else self._access())
 
     async def _say(self, progress: str) -> None:
         """Notes the progress of the step."""
         if self._job is not None and self._switch is not None:
-            moved = await outcome_of(self._parts.jobs.tell(self._job, progress))
+            moved = await outcome_of(self._jobs.tell(self._job, progress))
             if not isinstance(moved, HiveError):
                 self._job = moved
 
@@ -427,7 +432,7 @@ class Switcher:
             return error.message
         if not models:
             raise BackendDown("it offers no model", hint="give it one first")
-        said, probed = "", models_to_probe(models, self._parts.settings().default_model, backend.kind)
+        said, probed = "", models_to_probe(models, self._settings().default_model, backend.kind)
         if not probed and spec_of(backend.kind).why_far is not None:
             self._note = "none of its models runs on this box, so none was asked for a token"
             log.warning("switch_asked_no_token address=%s models=%d", backend.address, len(models))
@@ -435,7 +440,7 @@ class Switcher:
             try:
                 within_s = max(TOKEN_MIN_S, until - time.monotonic())
                 asks = (backend.kind, backend.address, model)
-                limit = self._parts.settings().backend_limit_name
+                limit = self._settings().backend_limit_name
                 await one_token.generate(*asks, within_s=within_s, access=backend.access, limit=limit)
             except (BackendDown, BackendTimeout) as error:
                 said = f"{error.message}; {error.hint}" if error.hint else error.message

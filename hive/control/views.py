@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import tzinfo
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -34,15 +34,19 @@ from hive.host.nvml import MIB, GpuState, MigDevice, ProcessOnGpu, SeenGpus
 from hive.link.messages import Activity, Stat
 from hive.link.specs import RuntimeCapabilities
 from hive.models.prompts import hash_prompt
-from hive.settings.table import Settings
+from hive.settings.table import Proxy, Settings
 from hive.shapes import system
-from hive.shapes.agents import AgentShort, AgentView, Change, NotRemoved, Spec, Tokens
+from hive.shapes.agents import AgentShort, AgentView, Change, KeptOfAgent, NotRemoved, OfAgent, Spec, Tokens
 from hive.shapes.agents import Capabilities as CapabilitiesView
 from hive.shapes.agents import Message as MessageView
 from hive.shapes.agents import Schedule as ScheduleView
+from hive.shapes.tokens import ApiToken
 from hive.store.audit import USER, AuditEntry
+from hive.store.jobs import StoredJob
 from hive.store.messages import StoredMessage
+from hive.store.responses import KeptSum
 from hive.store.schedules import StoredSchedule
+from hive.store.tokens import StoredToken
 from hive.store.usage import CostSums, GroupCost, SpentSums, UsageSince, total
 from hive.terminal_text import MASK
 
@@ -133,6 +137,43 @@ def _pid(life: AgentLifecycle, stat: Stat | None) -> int | None:
     if stat is None or (stat.pid is None and life.status in ALIVE):
         return life.pid or None  # of one that runs elsewhere it is 0
     return stat.pid
+
+
+def of_agent(life: AgentLifecycle) -> OfAgent:
+    """The agent that an answer is about."""
+    return {"agent": life.agent.id, "name": life.agent.name, "status": life.status}
+
+
+def kept_view(life: AgentLifecycle, kept: KeptSum, proxy: Proxy) -> KeptOfAgent:
+    """Number and size of an agent's kept responses, and their bounds."""
+    return {
+        **of_agent(life),
+        "responses": kept.responses,
+        "bytes": kept.bytes,
+        "oldest_at": kept.oldest_at,
+        "most_bytes": proxy.responses_kept_mb * MIB,
+        "most_days": proxy.responses_kept_days,
+    }
+
+
+def token_view(token: StoredToken, now: float) -> ApiToken:
+    """
+    >>> from hive.domain import Role
+    >>> token_view(StoredToken(id="t_1", name="ci", digest="d", role=Role.VIEWER, created_by="uid:0", created_at=1), 2)
+    {'id': 't_1', 'name': 'ci', 'role': <Role.VIEWER: 'viewer'>, 'state': <TokenState.LIVE: 'live'>, \
+'created_by': 'uid:0', 'created_at': 1, 'expires_at': None, 'revoked_at': None, 'last_used_at': None}
+    """
+    return {
+        "id": token.id,
+        "name": token.name,
+        "role": token.role,
+        "state": token.state(now),
+        "created_by": token.created_by,
+        "created_at": token.created_at,
+        "expires_at": token.expires_at,
+        "revoked_at": token.revoked_at,
+        "last_used_at": token.last_used_at,
+    }
 
 
 def short_view(agent: Agent) -> AgentShort:
@@ -252,6 +293,31 @@ def schedule_view(schedule: StoredSchedule, zone: tzinfo) -> ScheduleView:
     }
 
 
+def job_view(job: StoredJob, now: float) -> system.Job:
+    """A job as the API shows it. `eta_s`: seconds until it will probably end; `step`: what is being done, in a word.
+
+    >>> job = StoredJob(id="j", kind="k", plan={"step": "stop"}, eta_s=30.0, actor="a", created_at=100, updated_at=101)
+    >>> [job_view(job, 110.0)[key] for key in ("id", "step", "eta_s", "error")]
+    ['j', 'stop', 20.0, None]
+    """
+    return {
+        "id": job.id,
+        "kind": job.kind,
+        "state": job.state,
+        "step": job.plan.get("step", ""),
+        "about": job.plan.get("model", ""),
+        "progress": job.progress,
+        "completed_bytes": job.plan.get("completed_bytes"),
+        "total_bytes": job.plan.get("total_bytes"),
+        "eta_s": None if job.eta_s is None or job.ended else max(0.0, job.created_at + job.eta_s - now),
+        "result": job.result,
+        "error": cast(system.JobError | None, job.error),
+        "actor": job.actor,
+        "created_at": job.created_at,
+        "updated_at": job.updated_at,
+    }
+
+
 def memory_view(memory: MemInfo, pressure: Pressure, zrams: list[ZramDevice]) -> system.Memory:
     return {
         "total_bytes": memory.total_bytes,
@@ -282,6 +348,15 @@ def tokens_view(name: str, tokens: dict[TokenKind, str], *, port: int, ingress_p
         "ollama_host": f"http://127.0.0.1:{port}/a/{model}",
         "ingress_url": f"http://127.0.0.1:{ingress_port}/agents/{name}/t/{ingress}/",
         "socket": socket,
+    }
+
+
+def access_view(port: int, token: str) -> system.Access:
+    """The way of an operator to the model, past every agent."""
+    return {
+        "openai_base_url": f"http://127.0.0.1:{port}/v1",
+        "ollama_host": f"http://127.0.0.1:{port}/a/{token}",
+        "token": token,
     }
 
 
@@ -362,8 +437,13 @@ def _capabilities(told: FoundCapabilities) -> system.BackendCapabilities:
     }
 
 
-def inference_view(backend: BackendInfo | None, models: list[ModelInfo], settings: Settings) -> system.InferenceServer:
-    """`slots`: requests it works on at once, None for no limit; `slots_from` and `prefix_cache` say things in words."""
+def inference_view(
+    backend: BackendInfo | None, models: list[ModelInfo], settings: Settings, switch: system.Job | None
+) -> system.Inference:
+    """`slots`: requests it works on at once, None for no limit; `slots_from` and `prefix_cache` say things in words.
+
+    `switch`: the job that changes to another server, None without one.
+    """
     return {
         "backend": system.kind_of(backend),
         "label": "" if backend is None else backend.label,
@@ -377,6 +457,7 @@ def inference_view(backend: BackendInfo | None, models: list[ModelInfo], setting
         "warning": "" if backend is None else backend.warning,
         "capabilities": _capabilities(FoundCapabilities() if backend is None else backend.capabilities),
         "models": [msgspec.to_builtins(model) for model in models],
+        "switch": switch,
     }
 
 

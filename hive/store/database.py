@@ -130,6 +130,10 @@ class Database:
             raise DependencyDown("the database is closed")
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._look, work)
 
+    def read_now(self, work: Work[Result]) -> Result:
+        """The same for a program whose loop has nothing else to do yet: blocks."""
+        return self._readers.submit(self._look, work).result()
+
     def close(self) -> None:
         """Finishes what is queued, closes, gives the lock back. A second call does nothing."""
         if self._closed:

@@ -1,4 +1,4 @@
-"""`hive agent …` against the real API over a desk in memory."""
+"""`hive agent …` against the real API over services in memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_show_is_one_screen_and_keeps_secrets_unless_asked(hive: Hive) -> None:
     assert said.out.startswith("alice (id-alice)\n")
     assert len(said.out.splitlines()) < 24
     assert "hm_x" not in said.out
-    assert "http://127.0.0.1:11435/a/hm_x" in hive("agent", "show", "alice", "--tokens").out
+    assert "http://127.0.0.1:1/a/hm_x" in hive("agent", "show", "alice", "--tokens").out
 
 
 def test_an_unknown_agent_is_exit_3_with_the_nearest_name(hive: Hive) -> None:

@@ -1,4 +1,4 @@
-"""`hive agent responses` against the real API over a desk in memory."""
+"""`hive agent responses` against the real API over services in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hive agent wake-at` and `hive agent keep-awake` against the real API over a desk in memory."""
+"""`hive agent wake-at` and `hive agent keep-awake` against the real API over services in memory."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_one_model_is_shown_with_who_is_given_it(shared_hive: Hive) -> None:
 
 
 def test_a_name_with_a_slash_is_one_name(shared_hive: Hive) -> None:
-    assert shared_hive("model", "show", "meta/x", "--json").json["asked"] == "meta/x"
+    assert shared_hive("model", "show", "meta/x", "--json").json["name"] == "meta/x"
 
 
 def test_a_refresh_of_a_silent_server_is_exit_5(shared_hive: Hive) -> None:

@@ -9,14 +9,22 @@ import asyncio
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hive.agents.lifecycle import AgentLifecycle
-from hive.control.frontdesk import FrontDesk
+from hive.agents.tokens import TokenKind
+from hive.control import views
+from hive.control.feed import Events
+from hive.control.pull_order import PullOrder
+from hive.control.services import Services
+from hive.control.tail import Output
 from hive.daemon import Daemon
-from hive.domain import AgentSpec, RuntimeKind
+from hive.domain import AgentSpec, Role, RuntimeKind
 from hive.errors import HiveError
 from hive.host.process import read_stat
 from hive.link.messages import Activity
@@ -24,6 +32,7 @@ from hive.sandbox.process import ProcessRuntime
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Agents, InferenceSection, Paths, Settings, Sleep
 from hive.settings.table import DaemonSection as DaemonSettings
+from hive.store.audit import AuditRecord, Filter
 from tests.fakes.proxy_peer import ProxyPeer
 
 AWAKE = Settings(
@@ -35,6 +44,10 @@ AWAKE = Settings(
 SLEEPY = Settings(
     inference=InferenceSection(auto_sleep_idle_seconds=0.2, enabled="false"), sleep=AWAKE.sleep, agents=AWAKE.agents
 )
+OWN_READERS = 2
+"""The daemon's own readers of events: deliveries and prewarming."""
+PAUSE_TIMEOUT_S = 12.0
+"""Of the daemon behind the tests of the API."""
 SLEEPER = ["/bin/sh", "-c", "env > environment; echo up; exec sleep 1000"]
 
 
@@ -64,9 +77,9 @@ class Box:
         self._proxy_process: subprocess.Popen[bytes] | None = None
 
     @property
-    def desk(self) -> FrontDesk:
+    def services(self) -> Services:
         assert self.daemon is not None
-        return self.daemon.desk()
+        return self.daemon.services
 
     @property
     def proxy(self) -> ProxyPeer:
@@ -89,7 +102,7 @@ class Box:
         for proxy in self.proxies:
             if not proxy.closed:
                 await proxy.until_table()
-                await until(lambda: self.desk.health()["proxy"]["connected"])
+                await until(lambda: self.services.health.view()["proxy"]["connected"])
 
     async def stop_daemon(self) -> None:
         assert self.daemon is not None
@@ -103,13 +116,15 @@ class Box:
         proxy.seen = seen or {}
         self.proxies.append(proxy)
         await proxy.until_table()
-        await until(lambda: self.desk.health()["proxy"] == {"connected": True, "port": port, "ingress_port": 8480})
+        await until(
+            lambda: self.services.health.view()["proxy"] == {"connected": True, "port": port, "ingress_port": 8480}
+        )
         return proxy
 
     async def start_real_proxy(self) -> None:
         """A proxy process, on free ports; what it says is in `proxy.log`. Returns when the daemon knows its ports."""
         self.spawn_real_proxy()
-        await until(lambda: self.desk.health()["proxy"]["connected"])
+        await until(lambda: self.services.health.view()["proxy"]["connected"])
 
     def spawn_real_proxy(self) -> None:
         command = [sys.executable, "-m", "hive", "proxy", "--port", "0", "--ingress-port", "0"]
@@ -124,7 +139,7 @@ class Box:
         await asyncio.to_thread(self._proxy_process.wait)
         self._proxy_process = None
         if self.daemon is not None:
-            await until(lambda: not self.desk.health()["proxy"]["connected"])
+            await until(lambda: not self.services.health.view()["proxy"]["connected"])
 
     async def everything(self, settings: Settings = AWAKE, **options: Any) -> None:
         await self.start_helper()
@@ -132,11 +147,117 @@ class Box:
         await self.start_proxy()
 
     async def create(self, name: str = "bob", command: list[str] = SLEEPER, **fields: Any) -> dict[str, Any]:
-        return await self.desk.create(AgentSpec(name=name, command=command, **fields), "uid:0")
+        return await self.services.agents.create(AgentSpec(name=name, command=command, **fields), "uid:0")
 
     def life(self, agent: str) -> AgentLifecycle:
         assert self.daemon is not None
         return self.daemon.roster.find(agent)
+
+    # Asked of the services, as the handlers of hive/api do --------------------------------------------------------
+
+    async def view(self, ref: str) -> dict[str, Any]:
+        return dict(await self.services.agent_views.of(self.life(ref)))
+
+    async def start(self, ref: str, actor: str) -> dict[str, Any]:
+        await self.life(ref).start(actor)
+        return await self.view(ref)
+
+    async def stop(self, ref: str, actor: str) -> dict[str, Any]:
+        await self.life(ref).stop(actor)
+        return await self.view(ref)
+
+    async def restart(self, ref: str, actor: str) -> dict[str, Any]:
+        await self.life(ref).restart(actor)
+        return await self.view(ref)
+
+    async def resume(self, ref: str, actor: str) -> dict[str, Any]:
+        await self.life(ref).resume(actor)
+        return await self.view(ref)
+
+    async def pause(self, ref: str, *, timeout_s: float, now: bool, deep: bool = False, actor: str) -> dict[str, Any]:
+        await self.life(ref).pause(timeout_s=timeout_s, now=now, deep=deep, actor=actor)
+        return await self.view(ref)
+
+    async def keep_awake(self, ref: str, for_s: float, actor: str) -> dict[str, Any]:
+        await self.life(ref).keep_awake(time.time() + for_s if for_s else None, actor)
+        return await self.view(ref)
+
+    async def send(self, ref: str, text: str, actor: str) -> dict[str, Any]:
+        message = await self.services.courier.send(self.life(ref), text, actor)
+        return {**views.of_agent(self.life(ref)), **views.message_view(message)}
+
+    async def messages(self, ref: str) -> dict[str, Any]:
+        found, why = await self.services.courier.undelivered(self.life(ref))
+        return {"why": why, "messages": [views.message_view(message) for message in found]}
+
+    async def message(self, ref: str, message_id: str, *, wait_s: float) -> dict[str, Any]:
+        found = await self.services.courier.get(self.life(ref), message_id, within_s=wait_s)
+        return dict(views.message_view(found))
+
+    async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> dict[str, Any]:
+        added = await self.services.scheduler.add(self.life(ref), when, every, note, actor)
+        return dict(views.schedule_view(added, self.services.scheduler.zone()))
+
+    def schedules(self, ref: str) -> list[dict[str, Any]]:
+        scheduler = self.services.scheduler
+        return [dict(views.schedule_view(one, scheduler.zone())) for one in scheduler.of(self.life(ref).agent.id)]
+
+    def tokens(self, ref: str) -> dict[str, Any]:
+        agent, services = self.life(ref).agent, self.services
+        tokens = {kind: services.world.token(agent, kind) for kind in TokenKind}
+        port, ingress_port = services.gates.known_port, services.gates.ingress_port
+        socket = str(self.paths.agent_socket(agent.id))
+        return dict(views.tokens_view(agent.name, tokens, port=port, ingress_port=ingress_port, socket=socket))
+
+    def output(self, ref: str) -> Output:
+        return self.services.runtimes.output_of(self.life(ref).agent, self.paths)
+
+    def inference(self) -> dict[str, Any]:
+        services, job = self.services, self.services.switcher.job
+        switch = None if job is None else views.job_view(job, time.time())
+        return dict(views.inference_view(services.world.backend, services.world.models, services.settings, switch))
+
+    async def job(self, job_id: str, *, wait_s: float) -> dict[str, Any]:
+        return dict(views.job_view(await self.services.jobs.get(job_id, wait_s=wait_s), time.time()))
+
+    async def switch(self, to: str, actor: str) -> dict[str, Any]:
+        return dict(views.job_view(await self.services.switcher.begin(to, actor), time.time()))
+
+    async def pull_model(self, order: PullOrder, actor: str) -> dict[str, Any]:
+        return dict(views.job_view(await self.services.models.pull(order, actor), time.time()))
+
+    async def remove_model(self, model: str, *, force: bool, actor: str) -> dict[str, Any]:
+        return dict(views.job_view(await self.services.models.remove(model, force=force, actor=actor), time.time()))
+
+    async def cancel_job(self, job_id: str) -> dict[str, Any]:
+        models = self.services.models
+        cancelling = models.cancel(job_id) if models.has(job_id) else self.services.switcher.cancel(job_id)
+        return dict(views.job_view(await cancelling, time.time()))
+
+    @property
+    def feed(self) -> Events:
+        """The events as they go to the API's readers."""
+        return self.services.journal._events
+
+    @property
+    def followers(self) -> int:
+        """The API's readers of events."""
+        return len(self.feed._readers) - OWN_READERS
+
+    async def orders(self) -> list[AuditRecord]:
+        """Orders in the audit table, the oldest first."""
+        found = await self.services.journal.page(Filter(act="order.*"), 1000)
+        return [entry.row for entry in reversed(found)]
+
+    async def audit(self, asked: Filter) -> list[dict[str, Any]]:
+        return [dict(views.audit_view(entry)) for entry in await self.services.journal.page(asked, 1000)]
+
+    async def api_token(self, name: str, role: Role, expires_in_s: float | None, actor: str) -> str:
+        """A new token itself."""
+        now = time.time()
+        expires_at = None if expires_in_s is None else now + expires_in_s
+        _, secret = await self.services.keyring.create(name, role, expires_at=expires_at, actor=actor, now=now)
+        return secret
 
     async def truth(self, agent: str) -> str:
         assert self.daemon is not None
@@ -145,7 +266,7 @@ class Box:
 
     async def until(self, agent: str, status: str) -> dict[str, Any]:
         for _ in range(2000):
-            view = await self.desk.view(agent)
+            view = await self.view(agent)
             if view["status"] == status:
                 return view
             await asyncio.sleep(0.01)
@@ -160,15 +281,31 @@ class Box:
         for proxy in self.proxies:
             proxy.close()
         if self.daemon is not None:
-            for view in await self.desk.views():
+            for view in await self.services.agent_views.all():
                 with contextlib.suppress(HiveError):
-                    await self.desk.remove(view["id"], "uid:0")
+                    await self.services.agents.remove(view["id"], "uid:0")
             await self.stop_daemon()
         if self._proxy_process is not None:
             await self.kill_real_proxy()
         if self.helper is not None:
             await self.stop_helper()
         await asyncio.sleep(0.02)  # both sides of each link have seen its end
+
+
+class HeldStops:
+    """Holds the stops of agents up until `go` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = 0
+        self.go = asyncio.Event()
+        stop = AgentLifecycle.stop
+
+        async def held(life: AgentLifecycle, actor: str, *, by: str = "operator") -> None:
+            self.begun += 1
+            await self.go.wait()
+            await stop(life, actor, by=by)
+
+        monkeypatch.setattr(AgentLifecycle, "stop", held)
 
 
 def daemon_process(box: Box, **options: Any) -> subprocess.Popen[str]:

@@ -1,19 +1,18 @@
-"""A desk in memory with the real API on top of it, and a box for a real daemon."""
+"""A box for a real daemon, and one with everything in it: daemon, helper, the proxy's end of the link."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import pytest
 import uvloop
 
-from hive.api.server import ApiServer, serve
 from hive.client.client import Client
-from tests.control.box import Box
+from hive.link.requests import QueueIs, QueueView
+from tests.control.box import AWAKE, PAUSE_TIMEOUT_S, Box, HeldStops, until
 
 ON_UVLOOP = ("test_api_tcp.py",)
 """As in the daemon: connections end, stall and are cut in ways of their own there."""
@@ -26,32 +25,6 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, OwnLoop]:
     return {"asyncio": asyncio.new_event_loop}
 
 
-FAKE = Path(__file__).parents[1] / "fakes" / "memory_daemon.py"
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("memory_daemon", FAKE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.MemoryDesk(tmp_path)
-
-
-@pytest.fixture
-async def api(desk: Any, tmp_path: Path) -> AsyncIterator[ApiServer]:
-    server = await serve(desk, tmp_path / "hive.sock", pause_timeout_s=12.0)
-    yield server
-    await server.close()
-
-
-@pytest.fixture
-def client(api: ApiServer, tmp_path: Path) -> Client:
-    """Blocking: to be called in a thread, beside the loop the API runs in."""
-    return Client(tmp_path / "hive.sock", timeout_s=20)
-
-
 @pytest.fixture
 async def box(short_path: Path) -> AsyncIterator[Box]:
     box = Box(short_path)
@@ -59,3 +32,25 @@ async def box(short_path: Path) -> AsyncIterator[Box]:
     box.paths.runtime.mkdir()
     yield box
     await box.end()
+
+
+@pytest.fixture
+async def live(box: Box) -> Box:
+    """The box with everything in it, and no agent."""
+    await box.everything(
+        msgspec.structs.replace(AWAKE, sleep=msgspec.structs.replace(AWAKE.sleep, pause_timeout_s=PAUSE_TIMEOUT_S))
+    )
+    box.proxy.queue = QueueIs(queue=QueueView(0, 0, None, None, []), requests=[])
+    await until(lambda: box.followers == 0)
+    return box
+
+
+@pytest.fixture
+def client(live: Box) -> Client:
+    """Blocking: to be called in a thread, beside the loop the API runs in."""
+    return Client(live.paths.api_socket, timeout_s=20)
+
+
+@pytest.fixture
+async def held_stops(live: Box, monkeypatch: pytest.MonkeyPatch) -> HeldStops:
+    return HeldStops(monkeypatch)

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 from typing import Any
+
+import httpx
+import jsonschema_rs
 
 from hive.api.app import rows
 from hive.api.openapi import document
-from hive.api.routes import RouteRow
+from hive.api.routes import EVENTS, RouteRow
 
 
 class Nobody:
-    """A desk that is not asked."""
+    """Services that are not asked."""
 
 
 def table() -> list[RouteRow]:
@@ -31,3 +35,31 @@ def strict(whole: dict[str, Any]) -> dict[str, Any]:
 
 ROWS = table()
 WHOLE = document(ROWS, version="1.2.3")
+STRICT = strict(WHOLE)
+
+
+def check(schema: Any, answer: Any) -> None:
+    """Raises where the answer is not as the schema, or has a field that is not described."""
+    jsonschema_rs.validate({**schema, "components": STRICT["components"]}, answer)
+
+
+def check_answer(row: RouteRow, answer: httpx.Response) -> None:
+    """The same for a whole answer of this row, an error included."""
+    described = STRICT["paths"][row.path][row.method.lower()]["responses"][str(answer.status_code)]
+    if "$ref" in described:
+        described = STRICT["components"]["responses"][str(answer.status_code)]
+    ((kind, content),) = described["content"].items()
+    assert answer.headers["content-type"].partition(";")[0] == kind.partition(";")[0]
+    if kind == EVENTS:
+        for event in events_of(answer.text):
+            check(content["schema"], event)
+            check({"$ref": "#/components/schemas/Event"}, json.loads(event["data"]))
+    elif kind.endswith("json"):
+        check(content["schema"], answer.json())
+
+
+def events_of(text: str) -> list[dict[str, str]]:
+    """The events of a stream, each its fields by name."""
+    blocks = [block for block in text.split("\n\n") if block]
+    assert blocks
+    return [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]

@@ -1,4 +1,4 @@
-"""The API of a desk in memory, on TCP, and its callers."""
+"""The API on TCP, and its callers."""
 
 from __future__ import annotations
 

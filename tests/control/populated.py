@@ -198,7 +198,6 @@ async def inbox(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 async def populate(box: Box) -> None:
     """Agents in every state that lasts, messages, schedules, jobs, tokens and a changed setting."""
-    desk = box.desk
     for name in ("awake", "asleep", "stopped", "kept", "gone"):
         await box.create(name, SLEEP, port=9000, tenant="acme" if name == "kept" else "default")
     await box.create(
@@ -206,20 +205,20 @@ async def populate(box: Box) -> None:
     )
     await box.create("dying", ["/usr/bin/sleep", "0.01"])
     await box.create("elsewhere", [], runtime=RuntimeKind.EXTERNAL)
-    await desk.apply(AgentSpec(name="made", command=SLEEP), ACTOR)
+    await box.services.agents.apply(AgentSpec(name="made", command=SLEEP), ACTOR)
     for name in ("awake", "refusing", "stopped"):
-        await desk.schedule(name, "+1d", "1d", f"wake {name}", ACTOR)
-        await desk.schedule(name, "+2h", None, "", ACTOR)
-    await desk.stop("stopped", ACTOR)
+        await box.schedule(name, "+1d", "1d", f"wake {name}", ACTOR)
+        await box.schedule(name, "+2h", None, "", ACTOR)
+    await box.stop("stopped", ACTOR)
     for name in ("awake", "refusing", "stopped"):
-        await desk.send(name, f"to {name}", ACTOR)
-    await desk.keep_awake("kept", 3600.0, ACTOR)
-    await desk.pause("asleep", timeout_s=5, now=False, actor=ACTOR)
-    await desk.switch("demo", ACTOR)
-    await desk.create_api_token("reader", Role.VIEWER, 3600.0, ACTOR)
-    await desk.change_config({"sleep.minimum_awake_s": 1}, ACTOR)
-    gone = (await desk.view("gone"))["id"]
-    await desk.remove("gone", ACTOR)
+        await box.send(name, f"to {name}", ACTOR)
+    await box.keep_awake("kept", 3600.0, ACTOR)
+    await box.pause("asleep", timeout_s=5, now=False, actor=ACTOR)
+    await box.switch("demo", ACTOR)
+    await box.api_token("reader", Role.VIEWER, 3600.0, ACTOR)
+    await box.services.config.change({"sleep.minimum_awake_s": 1}, ACTOR)
+    gone = (await box.view("gone"))["id"]
+    await box.services.agents.remove("gone", ACTOR)
     await box.stop_daemon()
     database = Database.open(box.paths.database)
     ids = await database.read(lambda conn: [row[0] for row in conn.execute("SELECT id FROM agents")])

@@ -9,11 +9,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import httpx
-import jsonschema_rs
 import pytest
 
-from hive.api.routes import EVENTS, RouteRow
-from tests.control.described import ROWS, WHOLE, strict
+from tests.control.described import ROWS, check, check_answer
 from tests.control.populated import running
 
 AGENTS = ("awake", "asleep", "stopped", "kept", "refusing", "dying", "elsewhere", "made")
@@ -121,35 +119,7 @@ IN_ORDER = [
 
 
 def test_every_row_is_asked() -> None:
-    assert {asked.handler for asked in IN_ORDER} == {row.handler.__name__ for row in ROWS}
-
-
-STRICT = strict(WHOLE)
-
-
-def check(schema: Any, answer: Any) -> None:
-    jsonschema_rs.validate({**schema, "components": STRICT["components"]}, answer)
-
-
-def check_answer(row: RouteRow, answer: httpx.Response) -> None:
-    described = STRICT["paths"][row.path][row.method.lower()]["responses"][str(answer.status_code)]
-    if "$ref" in described:
-        described = STRICT["components"]["responses"][str(answer.status_code)]
-    ((kind, content),) = described["content"].items()
-    assert answer.headers["content-type"].partition(";")[0] == kind.partition(";")[0]
-    if kind == EVENTS:
-        for event in events_of(answer.text):
-            check(content["schema"], event)
-            check({"$ref": "#/components/schemas/Event"}, json.loads(event["data"]))
-    elif kind.endswith("json"):
-        check(content["schema"], answer.json())
-
-
-def events_of(text: str) -> list[dict[str, str]]:
-    """The events of a stream, each its fields by name."""
-    blocks = [block for block in text.split("\n\n") if block]
-    assert blocks
-    return [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]  # type: ignore[misc]
+    assert {asked.handler for asked in IN_ORDER} == {row.name for row in ROWS}
 
 
 class Live:
@@ -158,7 +128,7 @@ class Live:
     def __init__(self, socket: str) -> None:
         transport = httpx.HTTPTransport(uds=socket, verify=False, trust_env=False)
         self._client = httpx.Client(transport=transport, base_url="http://hive", trust_env=False, timeout=60)
-        self._rows = {row.handler.__name__: row for row in ROWS}
+        self._rows = {row.name: row for row in ROWS}
 
     def close(self) -> None:
         self._client.close()

@@ -1,4 +1,4 @@
-"""The REST API: the real application on a real unix socket, over a desk in memory."""
+"""The REST API: the real application on a real unix socket, over the services of a real daemon."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from typing import Any
 import pytest
 import uvloop
 
-from hive.api.server import ApiServer, serve
+from hive.agents.lifecycle import AgentLifecycle
+from hive.api.server import serve
 from hive.client.client import Client, path_of
+from hive.control.counters import Counters
 from hive.errors import BadRequest, HiveError, MethodNotAllowed, NotFound, TimedOut, TooLarge, WrongState
 from hive.host.accounts import Accounts
+from tests.control.box import PAUSE_TIMEOUT_S, Box, HeldStops
 
 SPEC: dict[str, Any] = {"name": "alice", "command": ["/bin/sleep", "9"]}
 
@@ -37,24 +40,25 @@ def raw(path: Path, request: bytes) -> bytes:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Returns when it holds; pytest's own timeout says when it never does."""
-    while not holds():  # noqa: ASYNC110 - the desk in memory has no event for this
+    while not holds():  # noqa: ASYNC110 - what is waited for has no event
         await asyncio.sleep(0.01)
 
 
-async def test_an_agent_is_created_shown_and_removed(client: Client, desk: Any) -> None:
+async def test_an_agent_is_created_shown_and_removed(client: Client, live: Box) -> None:
     view = await to_thread(client.post, "/api/agents", SPEC)
     assert (view["name"], view["status"], view["command"]) == ("alice", "running", ["/bin/sleep", "9"])
-    assert (await to_thread(client.get, path_of(view["id"]))) == view
-    assert await to_thread(client.get, "/api/agents") == {"agents": [view]}
+    shown = await to_thread(client.get, path_of(view["id"]))
+    listed = (await to_thread(client.get, "/api/agents"))["agents"]
+    assert [(one["id"], one["pid"]) for one in (shown, *listed)] == [(view["id"], view["pid"])] * 2
     assert await to_thread(client.delete, path_of("alice")) == {"removed": view["id"], "name": "alice"}
     assert await to_thread(client.get, "/api/agents") == {"agents": []}
-    assert desk.actors == [f"uid:{os.geteuid()}"]
+    assert {row.actor for row in await live.orders()} == {f"uid:{os.geteuid()}"}
 
 
-async def test_a_created_agent_is_answered_with_201(api: ApiServer, tmp_path: Path) -> None:
+async def test_a_created_agent_is_answered_with_201(live: Box) -> None:
     body = json.dumps(SPEC).encode()
     head = b"POST /api/agents HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-    answer = await to_thread(raw, tmp_path / "hive.sock", head + body)
+    answer = await to_thread(raw, live.paths.api_socket, head + body)
     assert answer.startswith(b"HTTP/1.1 201 Created\r\n")
     assert b"content-type: application/json\r\n" in answer
 
@@ -72,19 +76,28 @@ async def test_a_shutdown_stops_the_agents_and_names_them(client: Client) -> Non
     assert (await to_thread(client.get, path_of("alice")))["status"] == "stopped"
 
 
-async def test_pause_takes_its_time_from_the_body_or_from_the_setting(client: Client, desk: Any) -> None:
+async def test_pause_takes_its_time_from_the_body_or_from_the_setting(
+    client: Client, live: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await to_thread(client.post, "/api/agents", SPEC)
+    pause, asked = AgentLifecycle.pause, []
+
+    async def noted(life: AgentLifecycle, **given: Any) -> None:
+        asked.append((given["timeout_s"], given["now"]))
+        await pause(life, **given)
+
+    monkeypatch.setattr(AgentLifecycle, "pause", noted)
     assert (await to_thread(client.post, path_of("alice", "pause")))["status"] == "paused"
     await to_thread(client.post, path_of("alice", "pause"), {"timeout_s": 1.5})
     await to_thread(client.post, path_of("alice", "pause"), {"now": True})
-    assert desk.pauses == [(12.0, False), (1.5, False), (12.0, True)]
+    assert asked == [(PAUSE_TIMEOUT_S, False), (1.5, False), (PAUSE_TIMEOUT_S, True)]
 
 
-async def test_a_message_is_taken_with_202_read_and_dropped(client: Client, api: ApiServer, tmp_path: Path) -> None:
+async def test_a_message_is_taken_with_202_read_and_dropped(client: Client, live: Box) -> None:
     await to_thread(client.post, "/api/agents", {**SPEC, "port": 9000})
     body = b'{"text": "later"}'
     head = b"POST /api/agents/alice/messages HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-    answer = await to_thread(raw, tmp_path / "hive.sock", head % len(body) + body)
+    answer = await to_thread(raw, live.paths.api_socket, head % len(body) + body)
     assert answer.startswith(b"HTTP/1.1 202 Accepted\r\n")
     sent = json.loads(answer.partition(b"\r\n\r\n")[2])
     listed = await to_thread(client.get, path_of("alice", "messages"))
@@ -159,15 +172,15 @@ async def test_a_dry_run_changes_nothing(client: Client) -> None:
     assert (await to_thread(client.get, path_of("alice")))["port"] is None
 
 
-async def test_refusals_come_back_as_the_errors_they_were(client: Client, desk: Any) -> None:
-    await to_thread(client.post, "/api/agents", SPEC)
+async def test_refusals_come_back_as_the_errors_they_were(client: Client, live: Box) -> None:
+    agent = (await to_thread(client.post, "/api/agents", SPEC))["id"]
     with pytest.raises(NotFound, match="there is no agent 'bob'"):
         await to_thread(client.post, path_of("bob", "start"))
     with pytest.raises(WrongState) as taken:
         await to_thread(client.post, "/api/agents", SPEC)
     assert taken.value.hint == "hive agent apply changes it"
-    desk.busy.add("alice")
-    with pytest.raises(TimedOut, match=r"alice stayed busy for 0\.1 s"):
+    live.proxy.busy[agent] = "1 requests are in flight"
+    with pytest.raises(TimedOut, match="it is awake"):
         await to_thread(client.post, path_of("alice", "pause"), {"timeout_s": 0.1})
     with pytest.raises(HiveError) as busy:
         await to_thread(client.post, path_of("alice", "pause"), {"now": True})
@@ -177,6 +190,7 @@ async def test_refusals_come_back_as_the_errors_they_were(client: Client, desk: 
 async def test_apply_takes_the_name_from_the_path(client: Client) -> None:
     first = await to_thread(client.put, path_of("alice"), SPEC)
     assert first["created"] is True
+    await to_thread(client.post, path_of("alice", "start"))
     second = await to_thread(client.put, path_of("alice"), {**SPEC, "port": 9000})
     assert (second["created"], second["changed"], second["restart_needed"]) == (False, ["port"], True)
     with pytest.raises(BadRequest, match="the path says 'bob', the body 'alice'"):
@@ -197,9 +211,9 @@ async def test_apply_takes_the_name_from_the_path(client: Client) -> None:
         (b'{"name": "a", "command": ["/no/such/program"]}', "no such program"),
     ],
 )
-async def test_a_bad_body_is_400_and_says_where(api: ApiServer, tmp_path: Path, body: bytes, said: str) -> None:
+async def test_a_bad_body_is_400_and_says_where(live: Box, body: bytes, said: str) -> None:
     head = b"POST /api/agents HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-    answer = await to_thread(raw, tmp_path / "hive.sock", head + body)
+    answer = await to_thread(raw, live.paths.api_socket, head + body)
     problem = json.loads(answer.partition(b"\r\n\r\n")[2])
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert b"content-type: application/problem+json\r\n" in answer
@@ -213,13 +227,13 @@ async def test_a_body_beyond_the_limit_is_413(client: Client) -> None:
         await to_thread(client.post, "/api/agents", {**SPEC, "env": {"A": "x" * 1_048_576}})
 
 
-async def test_unknown_paths_and_methods_say_so(client: Client, api: ApiServer, tmp_path: Path) -> None:
+async def test_unknown_paths_and_methods_say_so(client: Client, live: Box) -> None:
     with pytest.raises(NotFound, match="there is no /api/nonsense"):
         await to_thread(client.get, "/api/nonsense")
     with pytest.raises(MethodNotAllowed):
         await to_thread(client.post, "/api/health")
     answer = await to_thread(
-        raw, tmp_path / "hive.sock", b"PUT /api/agents HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        raw, live.paths.api_socket, b"PUT /api/agents HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     )
     assert answer.startswith(b"HTTP/1.1 405 ")
     assert b"allow: GET, HEAD, POST\r\n" in answer
@@ -264,7 +278,7 @@ async def test_a_pause_that_would_wait_for_ever_is_refused(client: Client, timeo
         ("/api/usage", "totals"),
         ("/api/agents/alice/usage", "byModel"),
         ("/api/agents/alice/tokens", "ollama_host"),
-        ("/api/agents/id-alice", "why"),
+        ("/api/agents/alice", "why"),
     ],
 )
 async def test_each_reading_path_answers(client: Client, path: str, key: str) -> None:
@@ -272,69 +286,84 @@ async def test_each_reading_path_answers(client: Client, path: str, key: str) ->
     assert key in await to_thread(client.get, path)
 
 
-async def test_metrics_are_text_as_prometheus_wants_it(api: ApiServer, tmp_path: Path) -> None:
+async def test_metrics_are_text_as_prometheus_wants_it(live: Box) -> None:
     request = b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    head, _, body = (await to_thread(raw, tmp_path / "hive.sock", request)).partition(b"\r\n\r\n")
+    head, _, body = (await to_thread(raw, live.paths.api_socket, request)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
     assert b"content-type: text/plain; version=0.0.4; charset=utf-8" in head
-    assert body == b"hive_agents 1\n"
+    assert b"\nhive_agents{" in body
 
 
-async def test_a_fault_of_hive_is_500_without_its_inside(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_of_hive_is_500_without_its_inside(
+    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Counters, "answer", lambda _, agents: 1 / agents)
     with pytest.raises(HiveError, match="its log says where") as caught:
-        await to_thread(client.get, "/api/stats")  # the desk in memory divides by its number of agents
+        await to_thread(client.get, "/api/stats")
     assert caught.value.code == "internal"
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_a_client_that_leaves_does_not_stop_what_it_began(client: Client, desk: Any, tmp_path: Path) -> None:
+async def test_a_client_that_leaves_does_not_stop_what_it_began(
+    client: Client, live: Box, held_stops: HeldStops
+) -> None:
     await to_thread(client.post, "/api/agents", SPEC)
-    desk.gate.clear()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.connect(str(tmp_path / "hive.sock"))
+        sock.connect(str(live.paths.api_socket))
         sock.sendall(b"POST /api/agents/alice/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
-        await asyncio.sleep(0.1)
+        await until(lambda: held_stops.begun == 1)
     await asyncio.sleep(0.1)
-    assert desk.finished == ["alice running"]
-    desk.gate.set()
-    await until(lambda: desk.finished == ["alice running", "alice stopped"])
+    assert live.life("alice").status == "running"
+    held_stops.go.set()
+    await until(lambda: live.life("alice").status == "stopped")
 
 
-async def test_a_server_that_ends_finishes_the_transition_under_way(desk: Any, tmp_path: Path) -> None:
-    server = await serve(desk, tmp_path / "hive.sock")
-    client = Client(tmp_path / "hive.sock")
+async def test_a_server_that_ends_finishes_the_transition_under_way(live: Box, held_stops: HeldStops) -> None:
+    server = await serve(live.services, live.paths.runtime / "again.sock")
+    client = Client(live.paths.runtime / "again.sock")
     await to_thread(client.post, "/api/agents", SPEC)
-    desk.gate.clear()
     stopping = asyncio.ensure_future(to_thread(client.post, path_of("alice", "stop")))
-    await asyncio.sleep(0.1)
+    await until(lambda: held_stops.begun == 1)
     await server.close()
-    desk.gate.set()
+    held_stops.go.set()
     with pytest.raises(HiveError):
         await stopping
-    await until(lambda: desk.finished == ["alice running", "alice stopped"])
+    await until(lambda: live.life("alice").status == "stopped")
+
+
+def remember(live: Box, monkeypatch: pytest.MonkeyPatch, *past: dict[str, Any]) -> None:
+    """As if these were in the audit table, and nothing else."""
+
+    async def told(limit: int, agent: str = "") -> list[dict[str, Any]]:
+        return [*past][-limit:] if limit else []
+
+    monkeypatch.setattr(live.services.journal, "past", told)
 
 
 def event(number: int) -> dict[str, Any]:
     return {"at": float(number), "kind": "agent.paused", "agent": "a", "name": "alice", "reason": str(number)}
 
 
-async def test_past_events_come_then_those_to_come_each_once(client: Client, desk: Any) -> None:
-    desk.past = [event(1), event(2)]
+async def test_past_events_come_then_those_to_come_each_once(
+    client: Client, live: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember(live, monkeypatch, event(1), event(2))
     assert await to_thread(lambda: list(client.events(tail=1))) == [event(2)]
     stream = client.events(tail=5, follow=True)
     assert [await to_thread(next, stream), await to_thread(next, stream)] == [event(1), event(2)]
-    desk.feed.publish(event(2))  # reached the live readers too, while the past was read
-    desk.feed.publish(event(3))
+    live.feed.publish(event(2))  # reached the live readers too, while the past was read
+    live.feed.publish(event(3))
     assert await to_thread(next, stream) == event(3)
     await to_thread(stream.close)
 
 
-async def test_streams_end_when_the_server_does(desk: Any, tmp_path: Path) -> None:
-    server = await serve(desk, tmp_path / "hive.sock")
-    client = Client(tmp_path / "hive.sock")
+async def test_streams_end_when_the_server_does(live: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = live.paths.runtime / "again.sock"
+    server = await serve(live.services, path)
+    client = Client(path)
     await to_thread(client.post, "/api/agents", SPEC)
-    desk.output("alice").path.write_text("one\n")
-    desk.past = [event(1)]
+    live.output("alice").path.write_text("one\n")
+    remember(live, monkeypatch, event(1))
     events = client.events(follow=True)
     logs = client.lines(path_of("alice", "logs"), follow=1)
     assert await to_thread(next, events) == event(1)
@@ -342,22 +371,22 @@ async def test_streams_end_when_the_server_does(desk: Any, tmp_path: Path) -> No
     await server.close()
     assert await to_thread(list, events) == []
     assert await to_thread(list, logs) == []
-    assert not (tmp_path / "hive.sock").exists()
+    assert not path.exists()
 
 
-async def test_a_follower_that_left_is_forgotten(client: Client, desk: Any) -> None:
-    desk.past = [event(1)]
+async def test_a_follower_that_left_is_forgotten(client: Client, live: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    remember(live, monkeypatch, event(1))
     stream = client.events(follow=True)
     await to_thread(next, stream)
-    assert repr(desk.feed) == "<Events 1 readers>"
+    assert live.followers == 1
     await to_thread(stream.close)
-    desk.feed.publish(event(2))
-    await until(lambda: repr(desk.feed) == "<Events 0 readers>")
+    live.feed.publish(event(2))
+    await until(lambda: not live.followers)
 
 
-async def test_logs_show_the_end_and_follow_a_file_that_is_cut_back(client: Client, desk: Any) -> None:
+async def test_logs_show_the_end_and_follow_a_file_that_is_cut_back(client: Client, live: Box) -> None:
     await to_thread(client.post, "/api/agents", SPEC)
-    log = desk.output("alice").path
+    log = live.output("alice").path
     assert await to_thread(lambda: list(client.lines(path_of("alice", "logs")))) == []
     log.write_bytes(b"".join(b"line %d\n" % number for number in range(50_000)))
     tail = await to_thread(lambda: list(client.lines(path_of("alice", "logs"), tail=2)))
@@ -377,30 +406,36 @@ async def test_logs_show_the_end_and_follow_a_file_that_is_cut_back(client: Clie
     await to_thread(stream.close)
 
 
-async def test_a_log_that_is_a_link_is_not_followed(client: Client, desk: Any, tmp_path: Path) -> None:
+async def test_a_log_that_is_a_link_is_not_followed(client: Client, live: Box, tmp_path: Path) -> None:
     await to_thread(client.post, "/api/agents", SPEC)
     (tmp_path / "secret").write_text("secret\n")
-    desk.output("alice").path.symlink_to(tmp_path / "secret")
+    live.output("alice").path.unlink(missing_ok=True)
+    live.output("alice").path.symlink_to(tmp_path / "secret")
     with pytest.raises(HiveError):
         await to_thread(lambda: list(client.lines(path_of("alice", "logs"))))
 
 
-def test_it_serves_on_uvloop_as_in_the_daemon(desk: Any, tmp_path: Path) -> None:
+def test_it_serves_on_uvloop_as_in_the_daemon(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers and streams go through uvloop's own transports there."""
 
     async def story() -> None:
-        server = await serve(desk, tmp_path / "hive.sock")
-        client = Client(tmp_path / "hive.sock")
+        box, path = Box(short_path), short_path / "again.sock"
+        box.paths.state.mkdir()
+        box.paths.runtime.mkdir()
+        await box.everything()
+        server = await serve(box.services, path)
+        client = Client(path)
         view = await to_thread(client.post, "/api/agents", SPEC)
-        desk.past = [event(1)]
+        remember(box, monkeypatch, event(1))
         events = client.events(follow=True)
         assert await to_thread(next, events) == event(1)
         await server.close()
         assert await to_thread(list, events) == []
         assert view["name"] == "alice"
+        assert {row.actor for row in await box.orders()} == {f"uid:{os.geteuid()}"}
+        await box.end()
 
     uvloop.run(story())
-    assert desk.actors == [f"uid:{os.geteuid()}"]
 
 
 @pytest.fixture
@@ -428,8 +463,8 @@ def ask_as(path: Path, request: str, *, user: int, groups: list[int]) -> subproc
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-async def test_another_user_is_refused_even_where_the_socket_is_open(desk: Any, public_dir: Path) -> None:
-    server = await serve(desk, public_dir / "hive.sock")
+async def test_another_user_is_refused_even_where_the_socket_is_open(live: Box, public_dir: Path) -> None:
+    server = await serve(live.services, public_dir / "hive.sock")
 
     async def asked() -> subprocess.CompletedProcess[str]:
         return await to_thread(ask_as, public_dir / "hive.sock", "GET /api/health", user=65534, groups=[])
@@ -459,9 +494,9 @@ INSTALLED = Accounts(daemon=61001, proxy=61002, services=61002, operators=61001,
     ids=["operator", "admin", "the proxy", "admin who is no operator", "nobody"],
 )
 async def test_people_may_what_their_groups_may(
-    desk: Any, public_dir: Path, user: int, groups: list[int], look: int | None, act: int | None
+    live: Box, public_dir: Path, user: int, groups: list[int], look: int | None, act: int | None
 ) -> None:
-    server = await serve(desk, public_dir / "hive.sock", INSTALLED)
+    server = await serve(live.services, public_dir / "hive.sock", INSTALLED)
     requests = {
         "GET /api/health": look,
         "POST /api/system/shutdown": act,
@@ -476,7 +511,7 @@ async def test_people_may_what_their_groups_may(
             assert ran.stdout.startswith(f"HTTP/1.1 {status} ")
         if (look, status) == (200, 403):  # it named a path of the API to whoever had typed a command
             assert f"uid:{user} is operator, and this is for admins" in ran.stdout
-    told = [(row.actor, row.act, row.outcome) for row in desk.orders]
+    told = [(row.actor, row.act, row.outcome) for row in await live.orders()]
     acts = ("shutdown", "switch", "cancel_job")
     if (look, act) == (200, 403):
         assert told == [(f"uid:{user}", f"order.{name}", "not_permitted") for name in acts]

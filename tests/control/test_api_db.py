@@ -26,12 +26,12 @@ async def asked(box: Box) -> Client:
 
 
 def running(box: Box) -> str:
-    return repr(box.desk.state_queries)
+    return repr(box.services.state_queries)
 
 
 async def orders(box: Box) -> list[dict[str, Any]]:
     """Rows of the audit table about queries, the oldest first."""
-    rows = (await box.desk.audit(Filter(act="order.query_database"), 100))["rows"]
+    rows = await box.audit(Filter(act="order.query_database"))
     return [dict(row) for row in reversed(rows)]
 
 

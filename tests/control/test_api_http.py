@@ -6,12 +6,12 @@ import json
 import socket
 from asyncio import to_thread
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
-from hive.api.server import ApiServer
 from hive.client.client import Client
+from tests.control.box import Box
 
 SPEC = b'{"name": "alice", "command": ["/bin/sleep", "9"]}'
 
@@ -52,8 +52,8 @@ class Asking:
 
 
 @pytest.fixture
-def ask(api: ApiServer, tmp_path: Path) -> Asking:
-    return Asking(tmp_path / "hive.sock")
+def ask(live: Box) -> Asking:
+    return Asking(live.paths.api_socket)
 
 
 # methods --------------------------------------------------------------------------------------------------------------
@@ -67,12 +67,12 @@ async def test_head_is_get_without_a_body(ask: Asking, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["/api/events?follow=1", "/api/agents/alice/logs?follow=1"])
-async def test_head_of_a_stream_ends(ask: Asking, desk: Any, target: str) -> None:
+async def test_head_of_a_stream_ends(ask: Asking, live: Box, target: str) -> None:
     await ask("POST", "/api/agents", SPEC)
-    desk.output("alice").path.write_text("one\n")
+    live.output("alice").path.write_text("one\n")
     answer = await ask("HEAD", target)
     assert (answer.status, answer.body) == (200, b"")
-    assert repr(desk.feed) == "<Events 0 readers>"
+    assert not live.followers
 
 
 async def test_head_of_what_is_not_there_is_404_without_a_body(ask: Asking) -> None:

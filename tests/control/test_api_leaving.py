@@ -1,4 +1,4 @@
-"""Clients that leave before they are answered, over a desk in memory."""
+"""Clients that leave before they are answered, over the services of a real daemon."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ from typing import Any
 
 import pytest
 
-from hive.api.server import ApiServer, serve
+from hive.agents.lifecycle import AgentLifecycle
+from hive.api.server import serve
 from hive.client.client import Client, path_of
+from hive.domain import JobState
+from hive.store.jobs import StoredJob
+from hive.store.messages import StoredMessage
+from tests.control.box import Box
 
 AGENT: dict[str, Any] = {"name": "alice", "command": ["/bin/sleep", "9"], "port": 9000}
 WAITS = ["/api/jobs/j1?wait_s=600", "/api/agents/alice/messages/m1?wait_s=600"]
@@ -26,21 +31,39 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 class Waiting:
-    """In the place of what is waited for. `now`: how many wait."""
+    """In the place of what is waited for: a job, and a message of a new agent `alice`. `now`: how many wait."""
 
-    def __init__(self, desk: Any) -> None:
+    def __init__(self, live: Box, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0
         self.over = asyncio.Event()
-        desk.job = desk.message = self._ask
+        monkeypatch.setattr(live.services.jobs, "get", self._job)
+        monkeypatch.setattr(live.services.courier, "get", self._message)
 
-    async def _ask(self, *ref: str, wait_s: float) -> dict[str, Any]:
+    async def _job(self, job_id: str, *, wait_s: float) -> StoredJob:
+        await self._wait(wait_s)
+        state = JobState.DONE if self.over.is_set() else JobState.RUNNING
+        return StoredJob(id=job_id, kind="k", state=state, actor="a", created_at=1.0, updated_at=1.0)
+
+    async def _message(self, life: AgentLifecycle, message_id: str, *, within_s: float) -> StoredMessage:
+        await self._wait(within_s)
+        delivered_at = 1.0 if self.over.is_set() else None
+        return StoredMessage(
+            id=message_id, agent_id=life.agent.id, text="", sender="a", sent_at=1.0, delivered_at=delivered_at
+        )
+
+    async def _wait(self, wait_s: float) -> None:
         if wait_s:
             self.now += 1
             try:
                 await asyncio.wait_for(self.over.wait(), wait_s)
             finally:
                 self.now -= 1
-        return {"id": ref[-1], "is_over": self.over.is_set()}
+
+
+@pytest.fixture
+async def waiting(live: Box, client: Client, monkeypatch: pytest.MonkeyPatch) -> Waiting:
+    await to_thread(client.post, "/api/agents", AGENT)
+    return Waiting(live, monkeypatch)
 
 
 def send(path: Path, request: bytes) -> socket.socket:
@@ -60,10 +83,9 @@ def body_of(sock: socket.socket) -> Any:
 
 
 @pytest.mark.parametrize("target", WAITS)
-async def test_nobody_waits_for_a_client_that_left(api: ApiServer, desk: Any, tmp_path: Path, target: str) -> None:
+async def test_nobody_waits_for_a_client_that_left(live: Box, waiting: Waiting, target: str) -> None:
     """uvicorn cancels nothing: a client that asked and hung up, again and again, left a task for ten minutes each."""
-    waiting = Waiting(desk)
-    socks = [await to_thread(send, tmp_path / "hive.sock", get(target)) for _ in range(5)]
+    socks = [await to_thread(send, live.paths.api_socket, get(target)) for _ in range(5)]
     await until(lambda: waiting.now == 5)
     for sock in socks:
         sock.close()
@@ -71,34 +93,36 @@ async def test_nobody_waits_for_a_client_that_left(api: ApiServer, desk: Any, tm
 
 
 @pytest.mark.parametrize("target", WAITS)
-async def test_who_stays_is_answered_once_it_is_over(api: ApiServer, desk: Any, tmp_path: Path, target: str) -> None:
-    waiting = Waiting(desk)
-    with await to_thread(send, tmp_path / "hive.sock", get(target)) as sock:
+async def test_who_stays_is_answered_once_it_is_over(live: Box, waiting: Waiting, target: str) -> None:
+    with await to_thread(send, live.paths.api_socket, get(target)) as sock:
         await until(lambda: waiting.now == 1)
         waiting.over.set()
-        assert (await to_thread(body_of, sock))["is_over"]
+        assert (await to_thread(body_of, sock))["state"] in ("done", "delivered")
 
 
-async def test_who_waits_when_the_server_ends_is_told_how_it_is_by_then(desk: Any, tmp_path: Path) -> None:
+async def test_who_waits_when_the_server_ends_is_told_how_it_is_by_then(live: Box, waiting: Waiting) -> None:
     """A wait kept the daemon from leaving until uvicorn cut it, without an answer."""
-    server = await serve(desk, tmp_path / "hive.sock")
-    waiting = Waiting(desk)
-    with await to_thread(send, tmp_path / "hive.sock", get(WAITS[0])) as sock:
+    path = live.paths.runtime / "again.sock"
+    server = await serve(live.services, path)
+    with await to_thread(send, path, get(WAITS[0])) as sock:
         await until(lambda: waiting.now == 1)
         await server.close()
-        assert await to_thread(body_of, sock) == {"id": "j1", "is_over": False}
+        assert (await to_thread(body_of, sock))["state"] == "running"
 
 
 async def test_a_client_that_leaves_inside_its_body_is_no_failure_of_hive(
-    client: Client, desk: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    client: Client, live: Box, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`api_failed` with a traceback was in the log for each of them."""
     await to_thread(client.post, "/api/agents", AGENT)
+    path = live.paths.runtime / "again.sock"
+    server = await serve(live.services, path)
+    answering = server._uvicorn.server_state.tasks
     head = b"POST /api/agents/alice/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
-    before = asyncio.all_tasks()
-    sock = await to_thread(send, tmp_path / "hive.sock", head)
-    await until(lambda: asyncio.all_tasks() > before)
+    sock = await to_thread(send, path, head)
+    await until(lambda: len(answering) == 1)
     sock.close()
-    await until(lambda: asyncio.all_tasks() <= before)
+    await until(lambda: not answering)
+    await server.close()
     assert "api_failed" not in caplog.text
     assert (await to_thread(client.get, path_of("alice", "messages")))["messages"] == []

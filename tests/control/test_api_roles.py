@@ -9,7 +9,7 @@ import time
 from asyncio import to_thread
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -19,6 +19,7 @@ from hive.api.server import serve
 from hive.client.client import Client
 from hive.domain import Role
 from hive.errors import HiveError
+from tests.control.box import Box
 from tests.control.over_tcp import TcpApi
 
 ROWS: list[RouteRow] = rows(None, pause_timeout_s=1.0, stopping=asyncio.Event())  # type: ignore[arg-type]
@@ -28,7 +29,9 @@ AT_THE_SOCKET = ("/api/system/access",)
 """Answered there alone, whatever the role."""
 
 
-class Box(NamedTuple):
+class Entry(NamedTuple):
+    """The API of a live daemon, and tokens for it."""
+
     api: TcpApi
     tokens: dict[str, str | None]
     """What no token is any good as, by why."""
@@ -37,9 +40,9 @@ class Box(NamedTuple):
 
 
 @pytest.fixture
-async def box(desk: Any, tmp_path: Path) -> AsyncIterator[Box]:
-    api = TcpApi(desk.keyring)
-    server = await serve(desk, tmp_path / "hive.sock", tcp=api.tcp)
+async def entry(live: Box) -> AsyncIterator[Entry]:
+    api, path = TcpApi(live.services.keyring), live.paths.runtime / "again.sock"
+    server = await serve(live.services, path, tcp=api.tcp)
     revoked = await api.token("revoked", Role.ADMIN)
     await api.keyring.revoke("revoked", now=time.time())
     bad = {
@@ -49,7 +52,7 @@ async def box(desk: Any, tmp_path: Path) -> AsyncIterator[Box]:
         "expired": await api.token("expired", Role.ADMIN, expires_in_s=-0.5),
     }
     good = {role: await api.token(role, role) for role in Role}
-    yield Box(api, bad, good, tmp_path / "hive.sock")
+    yield Entry(api, bad, good, path)
     await server.close()
 
 
@@ -69,19 +72,19 @@ async def ask(api: TcpApi, row: RouteRow, token: str | None) -> int:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.method} {row.path}")
-async def test_a_row_is_for_its_role_and_those_above(box: Box, desk: Any, row: RouteRow) -> None:
-    for why, token in box.tokens.items():
-        assert await ask(box.api, row, token) == 401, why
-    assert (desk.actors, desk.orders) == ([], [])
-    for role, token in box.good.items():
-        status = await ask(box.api, row, token)
+async def test_a_row_is_for_its_role_and_those_above(entry: Entry, live: Box, row: RouteRow) -> None:
+    for why, token in entry.tokens.items():
+        assert await ask(entry.api, row, token) == 401, why
+    assert await live.orders() == []
+    for role, token in entry.good.items():
+        status = await ask(entry.api, row, token)
         is_refused = role.rank < row.role.rank or row.path in AT_THE_SOCKET
         assert (status == 403) is is_refused, (role, status)
         assert status != 401, role
 
 
-async def test_whoever_hive_runs_as_may_everything_at_the_socket(box: Box) -> None:
-    client = Client(box.socket, timeout_s=20)
+async def test_whoever_hive_runs_as_may_everything_at_the_socket(entry: Entry) -> None:
+    client = Client(entry.socket, timeout_s=20)
     for row in ROWS:
         assert await to_thread(_status, client, row) not in (401, 403), row.path
 
@@ -97,53 +100,56 @@ def _status(client: Client, row: RouteRow) -> int:
     return 200
 
 
-async def test_refused_orders_are_in_the_audit_table_with_the_token_and_where_it_came_from(box: Box, desk: Any) -> None:
+async def test_refused_orders_are_in_the_audit_table_with_the_token_and_where_it_came_from(
+    entry: Entry, live: Box
+) -> None:
     ordered = [row for row in ROWS if row.is_order and row.role is not Role.VIEWER]
     for row in ordered:
-        await ask(box.api, row, box.good[Role.VIEWER])
-    told = {(row.actor, row.origin, row.outcome) for row in desk.orders}
+        await ask(entry.api, row, entry.good[Role.VIEWER])
+    orders = await live.orders()
+    told = {(row.actor, row.origin, row.outcome) for row in orders}
     assert told == {("token:viewer", "tcp:127.0.0.1", "not_permitted")}
-    assert len(desk.orders) == len(ordered)
+    assert len(orders) == len(ordered)
 
 
-async def test_who_is_nobody_learns_not_even_which_paths_there_are(box: Box) -> None:
+async def test_who_is_nobody_learns_not_even_which_paths_there_are(entry: Entry) -> None:
     for token in (None, "hive_wrong"):
-        assert (await box.api.ask("GET", "/api/nonsense", token=token)).status == 401
-        assert (await box.api.ask("PATCH", "/api/agents", token=token)).status == 401
-    assert (await box.api.ask("GET", "/api/nonsense", token=box.good[Role.VIEWER])).status == 404
+        assert (await entry.api.ask("GET", "/api/nonsense", token=token)).status == 401
+        assert (await entry.api.ask("PATCH", "/api/agents", token=token)).status == 401
+    assert (await entry.api.ask("GET", "/api/nonsense", token=entry.good[Role.VIEWER])).status == 404
 
 
-async def test_at_the_socket_a_token_changes_nothing(box: Box, desk: Any) -> None:
+async def test_at_the_socket_a_token_changes_nothing(entry: Entry, live: Box) -> None:
     """Neither for the better nor for the worse: the kernel names the user."""
-    for token in (box.good[Role.VIEWER], "wrong"):
+    for token in (entry.good[Role.VIEWER], "wrong"):
         request = f"POST /api/system/shutdown HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
-        reader, writer = await asyncio.open_unix_connection(str(box.socket))
+        reader, writer = await asyncio.open_unix_connection(str(entry.socket))
         writer.write(f"{request}Connection: close\r\nContent-Length: 0\r\n\r\n".encode())
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
         writer.close()
-    assert {row.actor for row in desk.orders} == {f"uid:{os.geteuid()}"}
+    assert {row.actor for row in await live.orders()} == {f"uid:{os.geteuid()}"}
 
 
-async def test_a_viewer_sees_the_names_of_an_agents_environment_and_no_value(box: Box) -> None:
+async def test_a_viewer_sees_the_names_of_an_agents_environment_and_no_value(entry: Entry) -> None:
     """A token for a dashboard read every agent's keys."""
     spec = {"name": "alice", "command": ["/bin/sleep", "9"], "env": {"KEY": "sesame", "EMPTY": ""}}
-    made = await box.api.ask("POST", "/api/agents", token=box.good[Role.OPERATOR], body=spec)
+    made = await entry.api.ask("POST", "/api/agents", token=entry.good[Role.OPERATOR], body=spec)
     assert made.json["env"] == spec["env"]
     for role, expected in ((Role.VIEWER, {"KEY": "****", "EMPTY": ""}), (Role.OPERATOR, spec["env"])):
         for path in ("/api/agents", "/api/agents?since=", "/api/agents/alice"):
-            answered = await box.api.ask("GET", path, token=box.good[role])
+            answered = await entry.api.ask("GET", path, token=entry.good[role])
             found = answered.json["agents"][0] if "agents" in answered.json else answered.json
             assert found["env"] == expected, (role, path)
             assert (b"sesame" in answered.body) is (role is Role.OPERATOR)
 
 
-async def test_a_prompt_is_shown_to_who_may_steer_its_agent_and_in_no_list(box: Box) -> None:
+async def test_a_prompt_is_shown_to_who_may_steer_its_agent_and_in_no_list(entry: Entry) -> None:
     spec = {"name": "alice", "command": ["/bin/sleep", "9"], "system_prompt": "Open wide.", "prewarm_on_start": True}
-    made = await box.api.ask("POST", "/api/agents", token=box.good[Role.OPERATOR], body=spec)
+    made = await entry.api.ask("POST", "/api/agents", token=entry.good[Role.OPERATOR], body=spec)
     assert made.json["system_prompt"] == "Open wide."
     for role in (Role.VIEWER, Role.OPERATOR):
         for path in ("/api/agents", "/api/agents?since=", "/api/agents/alice", "/api/prompts"):
-            answered = await box.api.ask("GET", path, token=box.good[role])
+            answered = await entry.api.ask("GET", path, token=entry.good[role])
             is_shown = role is Role.OPERATOR and path == "/api/agents/alice"
             assert (b"Open wide." in answered.body) is is_shown, (role, path)
             assert b"prewarm" in answered.body

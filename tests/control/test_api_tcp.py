@@ -9,7 +9,6 @@ import socket
 import time
 from asyncio import to_thread
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,15 +20,16 @@ from hive.api.server import serve
 from hive.control.listening import WantedAddress, listen
 from hive.domain import Role
 from hive.errors import ConfigError
+from tests.control.box import Box
 from tests.control.over_tcp import TcpApi, until_closed
 
 HEALTH = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
-async def api(desk: Any, tmp_path: Path) -> AsyncIterator[TcpApi]:
-    found = TcpApi(desk.keyring, hosts="hive.lan")
-    server = await serve(desk, tmp_path / "hive.sock", tcp=found.tcp)
+async def api(live: Box) -> AsyncIterator[TcpApi]:
+    found = TcpApi(live.services.keyring, hosts="hive.lan")
+    server = await serve(live.services, live.paths.runtime / "again.sock", tcp=found.tcp)
     yield found
     await server.close()
 
@@ -144,14 +144,15 @@ async def test_the_scheme_is_in_any_case(api: TcpApi) -> None:
     assert (await api.ask("GET", "/api/health", Authorization=f"bEARER  {token}")).status == 200
 
 
-async def test_the_internal_token_is_an_operator(api: TcpApi, desk: Any) -> None:
-    internal = "secret-token-of-this-fake"
+async def test_the_internal_token_is_an_operator(api: TcpApi, live: Box) -> None:
+    internal = live.services.internal_token
     assert (await api.ask("POST", "/api/agents/none/stop", token=internal)).status == 404
     assert (await api.ask("GET", "/api/tokens", token=internal)).status == 403
-    assert [(row.actor, row.origin, row.outcome) for row in desk.orders] == [("internal", "tcp:127.0.0.1", "not_found")]
+    told = [(row.actor, row.origin, row.outcome) for row in await live.orders()]
+    assert told == [("internal", "tcp:127.0.0.1", "not_found")]
 
 
-async def test_a_token_is_made_shown_once_used_listed_and_revoked(api: TcpApi, desk: Any) -> None:
+async def test_a_token_is_made_shown_once_used_listed_and_revoked(api: TcpApi, live: Box) -> None:
     admin = await api.token("root", Role.ADMIN)
     made = await api.ask("POST", "/api/tokens", token=admin, body={"name": "ci", "role": "viewer", "expires_in": "30d"})
     assert made.status == 201
@@ -171,8 +172,9 @@ async def test_a_token_is_made_shown_once_used_listed_and_revoked(api: TcpApi, d
     assert (await api.ask("GET", "/api/health", token=token)).status == 401
     assert b"ci" not in (await api.ask("GET", "/api/tokens", token=admin)).body
     assert b"revoked" in (await api.ask("GET", "/api/tokens?all=1", token=admin)).body
-    assert token not in repr(desk.orders)
-    assert [(row.act, row.detail.get("name"), row.detail.get("role")) for row in desk.orders] == [
+    orders = await live.orders()
+    assert token not in repr(orders)
+    assert [(row.act, row.detail.get("name"), row.detail.get("role")) for row in orders] == [
         ("order.create_token", "ci", "viewer"),
         ("order.revoke_token", "ci", "viewer"),
     ]
@@ -210,26 +212,26 @@ async def test_a_name_is_free_again_once_its_token_is_dead(api: TcpApi) -> None:
     assert sorted(states) == ["expired", "live", "live", "revoked"]
 
 
-async def test_revoking_ends_the_streams_of_that_token_and_no_other(api: TcpApi, desk: Any) -> None:
+async def test_revoking_ends_the_streams_of_that_token_and_no_other(api: TcpApi, live: Box) -> None:
     admin = await api.token("root", Role.ADMIN)
     stream = b"GET /api/events?follow=1 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n"
     with api.connect() as one, api.connect() as other:
         for name, sock in (("one", one), ("other", other)):
             await to_thread(sock.sendall, stream % (await api.token(name, Role.VIEWER)).encode())
             assert (await to_thread(sock.recv, 65536)).startswith(b"HTTP/1.1 200 ")
-        await until(lambda: repr(desk.feed) == "<Events 2 readers>")
+        await until(lambda: live.followers == 2)
         assert (await api.ask("DELETE", "/api/tokens/one", token=admin)).status == 200
         await to_thread(until_closed, one)
-        await until(lambda: repr(desk.feed) == "<Events 1 readers>")
+        await until(lambda: live.followers == 1)
 
 
-async def test_a_stream_ends_when_its_token_expires(api: TcpApi, desk: Any) -> None:
+async def test_a_stream_ends_when_its_token_expires(api: TcpApi, live: Box) -> None:
     token = await api.token("short", Role.VIEWER, expires_in_s=0.5)
     with api.connect() as sock:
         more = b"GET /api/events?follow=1 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n"
         await to_thread(sock.sendall, more % token.encode())
         assert (await to_thread(until_closed, sock)).startswith(b"HTTP/1.1 200 ")
-    await until(lambda: repr(desk.feed) == "<Events 0 readers>")
+    await until(lambda: live.followers == 0)
     assert (await api.ask("GET", "/api/health", token=token)).status == 401
 
 
@@ -243,10 +245,10 @@ async def test_whoever_ends_its_own_token_is_told_so(api: TcpApi) -> None:
 
 
 async def test_after_too_many_failures_they_are_429_a_good_token_is_not_and_the_log_has_one_line(
-    desk: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    live: Box, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api = TcpApi(desk.keyring, failures=Failures(limit=3, span_s=60))
-    server = await serve(desk, tmp_path / "hive.sock", tcp=api.tcp)
+    api = TcpApi(live.services.keyring, failures=Failures(limit=3, span_s=60))
+    server = await serve(live.services, live.paths.runtime / "again.sock", tcp=api.tcp)
     token = await api.token("a", Role.VIEWER)
     asked = [
         await api.ask("GET", "/api/health", token=given) for given in ("hive_no", None, "hive_no", "hive_no", None)
@@ -431,16 +433,16 @@ async def test_a_refused_request_takes_its_connection_with_it(api: TcpApi) -> No
     assert b"\r\nconnection: close\r\n" in refused
 
 
-async def test_a_peer_that_reads_nothing_is_let_go(api: TcpApi, desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_reads_nothing_is_let_go(api: TcpApi, live: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "STALLED_S", 0.3)
     token = await api.token("a", Role.VIEWER)
     stream = b"GET /api/events?follow=1 HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n"
     with api.connect() as sock:
         await to_thread(sock.sendall, stream % token.encode())
-        await until(lambda: repr(desk.feed) == "<Events 1 readers>")
+        await until(lambda: live.followers == 1)
         big = {"at": 1.0, "kind": "agent.paused", "agent": "a", "name": "alice", "reason": "x" * 100_000}
-        while repr(desk.feed) != "<Events 0 readers>":
-            desk.feed.publish(big)
+        while live.followers != 0:
+            live.feed.publish(big)
             await asyncio.sleep(0.01)
 
 

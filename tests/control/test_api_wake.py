@@ -36,44 +36,44 @@ async def asleep(box: Box, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setenv("HIVE_INTERNAL_TOKEN", TOKEN)
     await box.start_helper()
     await box.start_daemon(AWAKE, api=WantedAddress("127.0.0.1", 0, move=False))
-    port = box.desk.health()["api"]["port"]
+    port = box.services.health.view()["api"]["port"]
     monkeypatch.setenv("HIVE_API_URL", f"http://127.0.0.1:{port}/")
     await box.start_real_proxy()
     agent = await box.create()
-    await box.desk.pause(agent["id"], timeout_s=20, now=False, deep=False, actor="uid:0")
+    await box.pause(agent["id"], timeout_s=20, now=False, deep=False, actor="uid:0")
     assert box.daemon is not None
     box.daemon._gates.stop()
     box.daemon._gates.stop = lambda: None  # type: ignore[method-assign]  # it would, once more, at its end
-    await until(lambda: not box.desk.health()["proxy"]["connected"])
+    await until(lambda: not box.services.health.view()["proxy"]["connected"])
     return agent
 
 
 async def test_a_request_of_a_sleeper_wakes_it_over_http(box: Box, asleep: dict[str, Any]) -> None:
     status, _ = await asked(box.paths.agent_socket(asleep["id"]))
     assert status == 200
-    assert (await box.desk.view("bob"))["status"] == "running"
-    [row] = (await box.desk.audit(Filter(act="order.resume"), 10))["rows"]
+    assert (await box.view("bob"))["status"] == "running"
+    [row] = await box.audit(Filter(act="order.resume"))
     assert (row["actor"], row["origin"], row["target"]) == ("internal", "tcp:127.0.0.1", asleep["id"])
 
 
 async def test_one_that_is_not_to_be_woken_is_503_by_what_it_is_and_asked_for_again(
     box: Box, asleep: dict[str, Any]
 ) -> None:
-    await box.desk.stop("bob", "uid:0")
+    await box.stop("bob", "uid:0")
     for _ in range(2):
         status, body = await asked(box.paths.agent_socket(asleep["id"]))
         assert (status, "the agent is stopped" in json.dumps(body)) == (503, True)
-    rows = (await box.desk.audit(Filter(act="order.resume"), 10))["rows"]
+    rows = await box.audit(Filter(act="order.resume"))
     assert [row["outcome"] for row in rows] == ["wrong_state"] * 2, "by then it might have been started"
 
 
 async def test_without_the_right_token_it_is_asked_for_and_not_woken(
     box: Box, asleep: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wake = ApiWake(f"http://127.0.0.1:{box.desk.health()['api']['port']}", "hive_wrong")
+    wake = ApiWake(f"http://127.0.0.1:{box.services.health.view()['api']['port']}", "hive_wrong")
     with pytest.raises(Exception, match="answers 401: this token is not known here"):
         await wake.wake(asleep["id"], within_s=10)
-    assert (await box.desk.view("bob"))["status"] == "paused"
+    assert (await box.view("bob"))["status"] == "paused"
 
 
 # --- strictly ------------------------------------------------------------------------------------------------------

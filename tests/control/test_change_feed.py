@@ -10,7 +10,6 @@ import pytest
 
 from hive.client.client import Client
 from hive.control.change_feed import ChangeFeed
-from hive.control.frontdesk import FrontDesk
 from hive.domain import UsageEvent
 from hive.errors import BadRequest
 from hive.link.messages import Activity
@@ -86,9 +85,9 @@ async def test_who_follows_knows_what_who_asks_for_everything_knows(box: Box) ->
         assert found == {*names}
         assert lasting(follower.known) == lasting(await follower.everything())
 
-    await box.desk.pause(bob, timeout_s=10, now=False, deep=False, actor="uid:0")
+    await box.pause(bob, timeout_s=10, now=False, deep=False, actor="uid:0")
     await is_told("bob")
-    await box.desk.resume(bob, "uid:0")
+    await box.resume(bob, "uid:0")
     await is_told("bob")
     box.proxy.seen[ann] = Activity(in_flight=2, quiet_s=0.1)
     await is_told("ann")
@@ -99,13 +98,13 @@ async def test_who_follows_knows_what_who_asks_for_everything_knows(box: Box) ->
     box.daemon._counters.add([usage(ann)])
     await is_told("ann")
     assert follower.known[ann]["tokens_out"] == 7
-    await box.desk.keep_awake("cid", 60.0, "uid:0")
+    await box.keep_awake("cid", 60.0, "uid:0")
     await is_told("cid")
-    await box.desk.stop("cid", "uid:0")
+    await box.stop("cid", "uid:0")
     await is_told("cid")
     await box.create("dan")
     await is_told("dan")
-    await box.desk.remove(bob, "uid:0")
+    await box.services.agents.remove(bob, "uid:0")
     await is_told()
     assert bob not in follower.known
 
@@ -135,11 +134,11 @@ async def test_without_the_helper_its_figures_are_unknown_until_it_is_back(box: 
     follower = Follower(box)
     await follower.ask()
     await box.stop_helper()
-    await until(lambda: not box.desk.health()["helper"]["connected"])
+    await until(lambda: not box.services.health.view()["helper"]["connected"])
     await follower.ask()
     assert (follower.told, follower.known[ann]["rss_bytes"]) == (["ann"], None)
     await box.start_helper()
-    await until(lambda: box.desk.health()["helper"]["connected"])
+    await until(lambda: box.services.health.view()["helper"]["connected"])
     await follower.ask()
     assert follower.known[ann]["rss_bytes"] > 0
 
@@ -161,10 +160,10 @@ async def test_the_query_names_no_more_agents_than_a_screen_has(box: Box) -> Non
         await Follower(box).ask([f"a{number}" for number in range(251)])
 
 
-def nothing_is_due(desk: FrontDesk, monkeypatch: pytest.MonkeyPatch, *but: str) -> None:
+def nothing_is_due(box: Box, monkeypatch: pytest.MonkeyPatch, *but: str) -> None:
     """As between two looks on a busy box: what is asked of the helper is asked for another reason."""
     for name in {"_truth_of_all", "_truth_of_some"} - {*but}:
-        monkeypatch.setattr(getattr(desk._lookout, name), "is_due", lambda _: False)
+        monkeypatch.setattr(getattr(box.services.agent_views._changes, name), "is_due", lambda _: False)
 
 
 async def test_who_lives_is_never_told_to_be_gone_because_it_was_not_asked_about(
@@ -173,22 +172,21 @@ async def test_who_lives_is_never_told_to_be_gone_because_it_was_not_asked_about
     """Two follow, an agent is made: for two minutes it had no process and no memory."""
     await box.everything()
     await box.create("ann")
-    desk = box.desk
-    first = await desk.changes("", [])
-    nothing_is_due(desk, monkeypatch)
+    first = await box.services.agent_views.changes("", [])
+    nothing_is_due(box, monkeypatch)
     bob = (await box.create("bob"))["id"]
-    [view] = (await desk.changes(first["cursor"], []))["agents"]
+    [view] = (await box.services.agent_views.changes(first["cursor"], []))["agents"]
     assert (view["name"], view["pid"]) == ("bob", box.life(bob).pid)
     assert view["rss_bytes"] > 0
     await box.create("cid")
-    whole = await desk.changes("", [])
+    whole = await box.services.agent_views.changes("", [])
     assert whole["is_whole"]
     assert [view["name"] for view in whole["agents"] if view["rss_bytes"]] == ["ann", "bob", "cid"]
-    await box.desk.stop("cid", "uid:0")
-    [stopped] = (await desk.changes(whole["cursor"], []))["agents"]
+    await box.stop("cid", "uid:0")
+    [stopped] = (await box.services.agent_views.changes(whole["cursor"], []))["agents"]
     assert (stopped["status"], stopped["pid"], stopped["rss_bytes"]) == ("stopped", None, 0)
-    await box.desk.start("cid", "uid:0")
-    [started] = (await desk.changes(whole["cursor"], []))["agents"]
+    await box.start("cid", "uid:0")
+    [started] = (await box.services.agent_views.changes(whole["cursor"], []))["agents"]
     assert started["pid"] == box.life("cid").pid
     assert started["rss_bytes"] > 0
 
@@ -200,14 +198,13 @@ async def test_a_helper_that_is_back_does_not_make_all_but_those_asked_for_gone(
     await box.everything()
     ann = (await box.create("ann"))["id"]
     await box.create("bob")
-    desk = box.desk
     await box.stop_helper()
-    await until(lambda: not box.desk.health()["helper"]["connected"])
-    first = await desk.changes("", [])
+    await until(lambda: not box.services.health.view()["helper"]["connected"])
+    first = await box.services.agent_views.changes("", [])
     assert [view["rss_bytes"] for view in first["agents"]] == [None, None]
-    nothing_is_due(desk, monkeypatch, "_truth_of_some")
+    nothing_is_due(box, monkeypatch, "_truth_of_some")
     await box.start_helper()
-    await until(lambda: box.desk.health()["helper"]["connected"])
-    await desk.changes(first["cursor"], [ann])
-    told = (await desk.changes("", []))["agents"]
+    await until(lambda: box.services.health.view()["helper"]["connected"])
+    await box.services.agent_views.changes(first["cursor"], [ann])
+    told = (await box.services.agent_views.changes("", []))["agents"]
     assert [view["name"] for view in told if view["rss_bytes"]] == ["ann", "bob"]

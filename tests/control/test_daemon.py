@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from hive.agents.tokens import TokenKind, digest
+from hive.control import uids, views
 from hive.domain import AgentSpec, BackendKind, Isolation, Limits, RestartPolicy
 from hive.errors import AgentBusy, HiveError, LinkLost, NotFound, NotSupported, Saturated, TimedOut, WrongState
 from hive.link.messages import Activity, Leaving, Open, Refused
@@ -39,7 +40,7 @@ async def test_an_agent_runs_with_its_way_to_the_model_in_its_environment(box: B
     assert (view["status"], view["depth"], view["uid"]) == ("running", "awake", None)
     assert view["processes"] >= 1
     environment = await box.environment(view["id"])
-    tokens = box.desk.tokens("bob")
+    tokens = box.tokens("bob")
     assert environment["OPENAI_BASE_URL"] == "http://127.0.0.1:11435/v1" == tokens["openai_base_url"]
     assert environment["OPENAI_API_KEY"] == tokens["model"]
     assert environment["OLLAMA_HOST"] == tokens["ollama_host"] == f"http://127.0.0.1:11435/a/{tokens['model']}"
@@ -47,13 +48,13 @@ async def test_an_agent_runs_with_its_way_to_the_model_in_its_environment(box: B
     assert stat.S_ISSOCK(os.stat(tokens["socket"]).st_mode)
     assert (environment["HIVE_AGENT"], environment["HIVE_AGENT_PORT"]) == ("bob", "9000")
     assert (environment["HIVE_MODEL"], environment["HIVE_DIALECT"], environment["MINE"]) == ("llama3.2", "openai", "1")
-    await until(lambda: box.desk.output("bob").path.read_text() == "up\n")
+    await until(lambda: box.output("bob").path.read_text() == "up\n")
 
 
 async def test_the_proxy_knows_an_agent_by_digests_only(box: Box) -> None:
     await box.everything()
     view = await box.create(port=9000)
-    tokens = box.desk.tokens(view["id"])
+    tokens = box.tokens(view["id"])
     row = box.proxy.rows[view["id"]]
     assert (row.model_digest, row.ingress_digest) == (digest(tokens["model"]), digest(tokens["ingress"]))
     assert (row.name, row.address, row.gate) == ("bob", "127.0.0.1:9000", "closed")
@@ -66,33 +67,33 @@ async def test_the_proxy_knows_an_agent_by_digests_only(box: Box) -> None:
 async def test_pause_and_resume_reach_processes_record_and_gate(box: Box) -> None:
     await box.everything()
     agent = (await box.create())["id"]
-    view = await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    view = await box.pause("bob", timeout_s=5, now=False, actor="uid:0")
     assert (view["status"], view["depth"], view["pauses"]) == ("paused", "light", 1)
     assert view["why"].startswith("asleep since ")
     assert (await box.truth(agent), box.proxy.gates[agent]) == ("frozen", "asleep")
-    assert await box.desk.pause("bob", timeout_s=5, now=True, actor="uid:0") == view
-    view = await box.desk.resume("bob", "uid:0")
+    assert await box.pause("bob", timeout_s=5, now=True, actor="uid:0") == view
+    view = await box.resume("bob", "uid:0")
     assert (view["status"], view["wakes"], view["last_wake_cause"]) == ("running", 1, "operator")
     assert (await box.truth(agent), box.proxy.gates[agent]) == ("running", "open")
-    assert box.desk.stats()["wake_ms"]["p50"] == view["last_wake_ms"]
+    assert box.services.counters.answer(len(box.services.roster))["wake_ms"]["p50"] == view["last_wake_ms"]
 
 
 async def test_keep_awake_outlives_the_daemon_and_holds_off_idle_sleep_only(box: Box) -> None:
     await box.everything(SLEEPY)
     agent = (await box.create())["id"]
     until_s = time.time() + 3600
-    view = await box.desk.keep_awake("bob", 3600, "uid:0")
+    view = await box.keep_awake("bob", 3600, "uid:0")
     assert until_s <= view["kept_awake_until"] < until_s + 60
-    await box.desk.resume("bob", "uid:0")  # it may have been idle for long enough before it was told
+    await box.resume("bob", "uid:0")  # it may have been idle for long enough before it was told
     await asyncio.sleep(5 * SLEEPY.inference.auto_sleep_idle_seconds)
     await box.stop_daemon()
     await box.start_daemon(SLEEPY)
-    found = await box.desk.view("bob")
+    found = await box.view("bob")
     assert (found["status"], found["kept_awake_until"]) == ("running", view["kept_awake_until"])
     assert "kept awake" in found["why"]
-    assert (await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0"))["status"] == "paused"
-    await box.desk.resume("bob", "uid:0")
-    assert (await box.desk.keep_awake("bob", 0, "uid:0"))["kept_awake_until"] is None
+    assert (await box.pause("bob", timeout_s=5, now=False, actor="uid:0"))["status"] == "paused"
+    await box.resume("bob", "uid:0")
+    assert (await box.keep_awake("bob", 0, "uid:0"))["kept_awake_until"] is None
     await box.proxy.until_gate(agent, "asleep")
 
 
@@ -101,14 +102,14 @@ async def test_a_deep_pause_ends_with_the_memory_in_swap(box: Box) -> None:
     with zram_swap(64):
         await box.everything()
         agent = (await box.create(command=HEAVY))["id"]
-        await until(lambda: "up" in box.desk.output("bob").path.read_text())
-        awake = await box.desk.view("bob")
-        view = await box.desk.pause("bob", timeout_s=20, now=False, deep=True, actor="uid:0")
+        await until(lambda: "up" in box.output("bob").path.read_text())
+        awake = await box.view("bob")
+        view = await box.pause("bob", timeout_s=20, now=False, deep=True, actor="uid:0")
         assert (view["status"], view["depth"], view["deep_note"]) == ("paused", "deep", "")
         assert view["swap_bytes"] > 20_000_000
         assert view["rss_bytes"] < awake["rss_bytes"] - 20_000_000
         assert await box.truth(agent) == "frozen"
-        assert (await box.desk.resume("bob", "uid:0"))["depth"] == "awake"
+        assert (await box.resume("bob", "uid:0"))["depth"] == "awake"
 
 
 @pytest.mark.root
@@ -117,8 +118,8 @@ async def test_a_deep_pause_without_swap_leaves_it_asleep_and_says_why(box: Box)
         await box.everything()
         await box.create()
         with pytest.raises((NotSupported, Saturated)) as caught:
-            await box.desk.pause("bob", timeout_s=20, now=False, deep=True, actor="uid:0")
-        view = await box.desk.view("bob")
+            await box.pause("bob", timeout_s=20, now=False, deep=True, actor="uid:0")
+        view = await box.view("bob")
         assert (view["status"], view["depth"], view["swap_bytes"]) == ("paused", "light", 0)
         assert caught.value.message == f"bob sleeps light; {view['deep_note']}"
 
@@ -126,21 +127,21 @@ async def test_a_deep_pause_without_swap_leaves_it_asleep_and_says_why(box: Box)
 async def test_a_dry_run_of_apply_says_what_would_change_and_changes_nothing(box: Box) -> None:
     await box.everything()
     spec = AgentSpec(name="bob", command=SLEEPER, env={"KEY": "secret"})
-    plan = await box.desk.apply(spec, "uid:0", dry_run=True)
+    plan = await box.services.agents.apply(spec, "uid:0", dry_run=True)
     assert (plan["created"], plan["agent"], plan["restart_needed"]) == (True, None, False)
     assert [change["field"] for change in plan["changes"]] == ["name", "command", "env"]
     assert "secret" not in repr(plan)
-    assert await box.desk.views() == []
+    assert await box.services.agent_views.all() == []
     await box.create(env={"KEY": "secret"})
     changed = AgentSpec(name="bob", command=SLEEPER, env={"KEY": "secret"}, idle_s=9.0, port=9000)
-    plan = await box.desk.apply(changed, "uid:0", dry_run=True)
+    plan = await box.services.agents.apply(changed, "uid:0", dry_run=True)
     assert plan["restart_needed"] is True
     assert plan["changes"] == [
         {"field": "port", "from": None, "to": 9000, "at_restart": True},
         {"field": "idle_s", "from": None, "to": 9.0, "at_restart": False},
     ]
-    assert (await box.desk.view("bob"))["port"] is None
-    done = await box.desk.apply(changed, "uid:0")
+    assert (await box.view("bob"))["port"] is None
+    done = await box.services.agents.apply(changed, "uid:0")
     assert (done["changes"], done["dry_run"]) == (plan["changes"], False)
 
 
@@ -163,9 +164,9 @@ async def test_work_in_flight_keeps_an_agent_awake_and_why_says_so(box: Box) -> 
     agent = (await box.create())["id"]
     box.proxy.seen = {agent: Activity(in_flight=2, quiet_s=100.0)}
     with contextlib.suppress(HiveError):  # on a slow machine it was idle before that was seen
-        await box.desk.resume(agent, "uid:0")
+        await box.resume(agent, "uid:0")
     await box.until(agent, "running")
-    view = await box.desk.view(agent)
+    view = await box.view(agent)
     assert view["why"] == "awake: 2 requests in flight"
     assert view["in_flight"] == 2
 
@@ -175,10 +176,10 @@ async def test_a_busy_agent_is_refused_at_once_or_waited_for(box: Box) -> None:
     agent = (await box.create())["id"]
     box.proxy.busy[agent] = "1 requests are in flight"
     with pytest.raises(AgentBusy, match="1 requests are in flight"):
-        await box.desk.pause(agent, timeout_s=5, now=True, actor="uid:0")
+        await box.pause(agent, timeout_s=5, now=True, actor="uid:0")
     with pytest.raises(TimedOut, match="it is awake"):
-        await box.desk.pause(agent, timeout_s=0.1, now=False, actor="uid:0")
-    waiting = asyncio.ensure_future(box.desk.pause(agent, timeout_s=20, now=False, actor="uid:0"))
+        await box.pause(agent, timeout_s=0.1, now=False, actor="uid:0")
+    waiting = asyncio.ensure_future(box.pause(agent, timeout_s=20, now=False, actor="uid:0"))
     await asyncio.sleep(0.1)
     assert not waiting.done()
     box.proxy.become_quiet(agent)
@@ -189,7 +190,7 @@ async def test_a_command_that_does_not_exist_leaves_nothing_behind(box: Box) -> 
     await box.everything()
     with pytest.raises(NotFound, match="no such command: /nonexistent/agent"):
         await box.create(command=["/nonexistent/agent"])
-    assert await box.desk.views() == []
+    assert await box.services.agent_views.all() == []
     assert list((box.paths.state / "agents").iterdir()) == []
     assert list((box.paths.runtime / "a").iterdir()) == []
     assert (await box.create())["status"] == "running"
@@ -200,52 +201,57 @@ async def test_a_taken_name_is_refused_and_the_first_agent_untouched(box: Box) -
     view = await box.create()
     with pytest.raises(WrongState, match="there is an agent named bob already"):
         await box.create(command=["/bin/true"])
-    assert (await box.desk.view("bob"))["pid"] == view["pid"]
+    assert (await box.view("bob"))["pid"] == view["pid"]
 
 
 async def test_apply_changes_what_can_be_changed_at_once_and_says_what_needs_a_restart(box: Box) -> None:
     await box.everything()
     spec = AgentSpec(name="bob", command=SLEEPER, port=9000)
-    answer = await box.desk.apply(spec, "uid:0")
+    answer = await box.services.agents.apply(spec, "uid:0")
     assert (answer["created"], answer["agent"]["status"], answer["restart_needed"]) == (True, "created", False)
-    await box.desk.start("bob", "uid:0")
+    await box.start("bob", "uid:0")
     idle = AgentSpec(name="bob", command=SLEEPER, port=9000, idle_s=7.0)
-    answer = await box.desk.apply(idle, "uid:0")
+    answer = await box.services.agents.apply(idle, "uid:0")
     assert (answer["changed"], answer["restart_needed"], answer["agent"]["idle_s"]) == (["idle_s"], False, 7.0)
     other_port = AgentSpec(name="bob", command=SLEEPER, port=9001, idle_s=7.0)
-    answer = await box.desk.apply(other_port, "uid:0")
+    answer = await box.services.agents.apply(other_port, "uid:0")
     assert (answer["changed"], answer["restart_needed"]) == (["port"], True)
     agent = answer["agent"]["id"]
     assert box.proxy.rows[agent].address == "127.0.0.1:9000"
-    assert (await box.desk.apply(other_port, "uid:0"))["restart_needed"] is True
-    await box.desk.restart("bob", "uid:0")
+    assert (await box.services.agents.apply(other_port, "uid:0"))["restart_needed"] is True
+    await box.restart("bob", "uid:0")
     assert box.proxy.rows[agent].address == "127.0.0.1:9001"
-    assert (await box.desk.apply(other_port, "uid:0"))["restart_needed"] is False
+    assert (await box.services.agents.apply(other_port, "uid:0"))["restart_needed"] is False
 
 
 async def test_a_cid_is_one_agents_and_changes_only_while_nothing_of_it_lives(box: Box) -> None:
     await box.everything()
     bob = await box.create(cid=5)
     assert box.proxy.rows[bob["id"]].cid == 5
-    for refused in (box.create("eve", cid=5), box.desk.apply(AgentSpec(name="mal", command=SLEEPER, cid=5), "uid:0")):
+    for refused in (
+        box.create("eve", cid=5),
+        box.services.agents.apply(AgentSpec(name="mal", command=SLEEPER, cid=5), "uid:0"),
+    ):
         with pytest.raises(WrongState, match="cid 5 is that of bob already"):
             await refused
-    assert [view["name"] for view in await box.desk.views()] == ["bob"]
+    assert [view["name"] for view in await box.services.agent_views.all()] == ["bob"]
     moved = AgentSpec(name="bob", command=SLEEPER, cid=6)
     with pytest.raises(WrongState, match="the cid of an agent that is running cannot be changed") as caught:
-        await box.desk.apply(moved, "uid:0")
+        await box.services.agents.apply(moved, "uid:0")
     assert caught.value.hint == "hive agent stop bob, then change it"
     assert box.proxy.rows[bob["id"]].cid == 5
-    await box.desk.stop("bob", "uid:0")
-    assert (await box.desk.apply(moved, "uid:0"))["changed"] == ["cid"]
+    await box.stop("bob", "uid:0")
+    assert (await box.services.agents.apply(moved, "uid:0"))["changed"] == ["cid"]
     assert box.proxy.rows[bob["id"]].cid == 6
     eve = await box.create("eve", cid=5)
     with pytest.raises(WrongState, match="cid 5 is that of eve already"):
-        await box.desk.apply(AgentSpec(name="bob", command=SLEEPER, cid=5), "uid:0")
-    assert (await box.desk.view("bob"))["cid"] == 6
-    await box.desk.remove("eve", "uid:0")
+        await box.services.agents.apply(AgentSpec(name="bob", command=SLEEPER, cid=5), "uid:0")
+    assert (await box.view("bob"))["cid"] == 6
+    await box.services.agents.remove("eve", "uid:0")
     assert eve["id"] not in box.proxy.rows
-    assert (await box.desk.apply(AgentSpec(name="bob", command=SLEEPER, cid=5), "uid:0"))["changed"] == ["cid"]
+    assert (await box.services.agents.apply(AgentSpec(name="bob", command=SLEEPER, cid=5), "uid:0"))["changed"] == [
+        "cid"
+    ]
 
 
 async def test_an_agent_that_fails_is_started_again_and_one_that_ends_well_is_stopped(box: Box) -> None:
@@ -258,28 +264,29 @@ async def test_an_agent_that_fails_is_started_again_and_one_that_ends_well_is_st
     assert (await box.until(unlucky, "error"))["reason"] == "exited with 3"
     await until(lambda: (box.paths.home(failing) / "again").exists())
     await until(lambda: (box.life(failing).status, box.life(failing).agent.generation) == ("running", 2))
-    assert box.desk.stats()["errors"] == 2
+    assert box.services.counters.answer(len(box.services.roster))["errors"] == 2
     assert isinstance(await box.proxy.wake(ending), Refused)
 
 
 async def test_a_removed_agent_leaves_no_process_file_or_row(box: Box) -> None:
     await box.everything()
     view = await box.create()
-    await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
-    assert await box.desk.remove("bob", "uid:0") == {"removed": view["id"], "name": "bob"}
+    await box.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    assert await box.services.agents.remove("bob", "uid:0") == {"removed": view["id"], "name": "bob"}
     assert not is_alive(view["pid"])
     assert not box.paths.home(view["id"]).exists()
     assert not box.paths.agent_socket(view["id"]).exists()
     with pytest.raises(NotFound):
-        await box.desk.view("bob")
+        await box.view("bob")
     await asyncio.sleep(0.05)
     assert view["id"] not in box.proxy.rows
 
 
 @pytest.mark.root
-async def test_each_agent_has_a_uid_of_its_own(box: Box) -> None:
+async def test_each_agent_has_a_uid_of_its_own(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can run agents as other users")
+    monkeypatch.setattr(uids, "LOOK_AGAIN_S", 0.0)
     box.paths.state.parent.chmod(0o711)
     first = 1_000_000 + 1000 * os.getpid() % 1_000_000_000  # other tests run agents of their own
     settings = Settings(inference=AWAKE.inference, agents=Agents(first_uid=first, stop_grace_s=1))
@@ -287,7 +294,7 @@ async def test_each_agent_has_a_uid_of_its_own(box: Box) -> None:
     one, two = await box.create("one"), await box.create("two")
     assert (one["uid"], two["uid"]) == (first, first + 1)
     assert os.stat(f"/proc/{one['pid']}").st_uid == first
-    await box.desk.remove("one", "uid:0")
+    await box.services.agents.remove("one", "uid:0")
     three = await box.create("three")
     assert three["uid"] == first
 
@@ -295,8 +302,8 @@ async def test_each_agent_has_a_uid_of_its_own(box: Box) -> None:
 async def test_shutdown_makes_ingress_refuse_and_stops_everyone(box: Box) -> None:
     await box.everything()
     one, two = await box.create("one"), await box.create("two")
-    await box.desk.pause("two", timeout_s=5, now=False, actor="uid:0")
-    answer = await box.desk.shutdown("uid:0")
+    await box.pause("two", timeout_s=5, now=False, actor="uid:0")
+    answer = await box.services.agents.shutdown("uid:0")
     assert answer == {"stopped": ["one", "two"], "failed": []}
     assert any(isinstance(message, Leaving) for message in box.proxy.told)
     assert not is_alive(one["pid"])
@@ -307,13 +314,13 @@ async def test_who_went_down_with_hive_comes_back_with_it_and_who_was_stopped_do
     await box.everything()
     for name, restart in zip(("one", "two", "three"), RestartPolicy, strict=False):
         await box.create(name, restart=restart)
-    await box.desk.stop("two", "uid:0")
-    await box.desk.shutdown("uid:0")
+    await box.stop("two", "uid:0")
+    await box.services.agents.shutdown("uid:0")
     await box.stop_daemon()
     await box.start_daemon()
     for name in ("one", "three"):
         assert (await box.until(name, "running"))["pid"]
-    assert (await box.desk.view("two"))["status"] == "stopped"
+    assert (await box.view("two"))["status"] == "stopped"
 
 
 async def test_an_agent_that_started_while_it_was_looked_at_is_shown_with_its_pid(
@@ -322,8 +329,8 @@ async def test_an_agent_that_started_while_it_was_looked_at_is_shown_with_its_pi
     """The helper was asked before the start: the view said `running` and had no pid."""
     await box.everything()
     await box.create("one")
-    await box.desk.stop("one", "uid:0")
-    helper, seen, started = type(box.desk._parts.helper), asyncio.Event(), asyncio.Event()
+    await box.stop("one", "uid:0")
+    helper, seen, started = type(box.services.world.helper), asyncio.Event(), asyncio.Event()
     ask = helper.stat
 
     async def late(*arguments: Any) -> Any:
@@ -333,10 +340,10 @@ async def test_an_agent_that_started_while_it_was_looked_at_is_shown_with_its_pi
         return stats
 
     monkeypatch.setattr(helper, "stat", late)
-    shown = asyncio.create_task(box.desk.view("one"))
+    shown = asyncio.create_task(box.view("one"))
     await seen.wait()
     monkeypatch.setattr(helper, "stat", ask)
-    now = await box.desk.start("one", "uid:0")
+    now = await box.start("one", "uid:0")
     started.set()
     view = await shown
     assert (view["status"], view["pid"]) == ("running", now["pid"])
@@ -349,12 +356,12 @@ async def test_an_agent_that_started_while_it_was_looked_at_is_shown_with_its_pi
 async def test_a_restarted_daemon_finds_sleepers_asleep_and_runners_running(box: Box) -> None:
     await box.everything()
     asleep, awake = (await box.create("asleep"))["id"], await box.create("awake")
-    await box.desk.pause("asleep", timeout_s=5, now=False, actor="uid:0")
+    await box.pause("asleep", timeout_s=5, now=False, actor="uid:0")
     await box.stop_daemon()
     await box.start_daemon()
-    assert (await box.desk.view("asleep"))["status"] == "paused"
+    assert (await box.view("asleep"))["status"] == "paused"
     assert await box.truth(asleep) == "frozen"
-    assert (await box.desk.view("awake"))["pid"] == awake["pid"]
+    assert (await box.view("awake"))["pid"] == awake["pid"]
     await box.proxy.until_gate(asleep, "asleep")
     assert isinstance(await box.proxy.wake(asleep), Open)
     assert await box.truth(asleep) == "running"
@@ -376,7 +383,7 @@ async def test_a_daemon_that_died_while_pausing_is_followed_by_one_that_ends_it_
 async def test_a_sleeper_the_database_holds_to_be_awake_is_thawed(box: Box) -> None:
     await box.everything()
     agent = (await box.create())["id"]
-    await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    await box.pause("bob", timeout_s=5, now=False, actor="uid:0")
     await box.stop_daemon()
     database = Database.open(box.paths.database)
     await database.write(lambda conn: conn.execute("UPDATE agents SET status = 'running'"))
@@ -390,14 +397,14 @@ async def test_a_leaving_helper_wakes_everyone_and_the_next_one_finds_them(box: 
     await box.everything()
     view = await box.create()
     agent = view["id"]
-    await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    await box.pause("bob", timeout_s=5, now=False, actor="uid:0")
     await box.stop_helper()
     found = await box.until(agent, "running")
     assert "helper" in found["reason"]
     await box.proxy.until_gate(agent, "open")
-    assert (found["rss_bytes"], box.desk.health()["helper"]["connected"]) == (None, False)
+    assert (found["rss_bytes"], box.services.health.view()["helper"]["connected"]) == (None, False)
     with pytest.raises(LinkLost):
-        await box.desk.stop("bob", "uid:0")
+        await box.stop("bob", "uid:0")
     await box.start_helper()
     stopped = await box.until(agent, "stopped")
     assert stopped["pid"] is None
@@ -410,13 +417,13 @@ async def test_without_a_proxy_nobody_sleeps_and_starting_waits_for_one(box: Box
     creating = asyncio.ensure_future(box.create())
     await asyncio.sleep(0.2)
     assert not creating.done()
-    assert (await box.desk.view("bob"))["status"] == "starting"
+    assert (await box.view("bob"))["status"] == "starting"
     await box.start_proxy()
     agent = (await creating)["id"]
     box.proxy.close()
-    await until(lambda: not box.desk.health()["proxy"]["connected"])
+    await until(lambda: not box.services.health.view()["proxy"]["connected"])
     await asyncio.sleep(0.5)
-    view = await box.desk.view(agent)
+    view = await box.view(agent)
     assert view["status"] == "running"
     assert view["why"] == "awake: the proxy is not connected, and nobody is put to sleep without it"
 
@@ -424,7 +431,7 @@ async def test_without_a_proxy_nobody_sleeps_and_starting_waits_for_one(box: Box
 async def test_a_newer_proxy_replaces_the_older_and_wakes_who_has_work_waiting(box: Box) -> None:
     await box.everything()
     agent = (await box.create())["id"]
-    await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    await box.pause("bob", timeout_s=5, now=False, actor="uid:0")
     old = box.proxy
     old.client._closed = True  # it does not dial again
     new = await box.start_proxy(seen={agent: Activity(parked=1)})
@@ -447,7 +454,7 @@ async def test_a_proxy_on_another_port_makes_adopted_agents_start_anew(box: Box)
     assert environment["OPENAI_BASE_URL"] == "http://127.0.0.1:11436/v1"
     after = await box.until(agent, "running")
     assert after["pid"] != view["pid"]
-    said = [event for event in await box.desk.past_events(100) if event["kind"] == "agent.port_moved"]
+    said = [event for event in await box.services.journal.past(100) if event["kind"] == "agent.port_moved"]
     assert [(event["name"], event["was"], event["now"]) for event in said] == [("bob", 11435, 11436)]
 
 
@@ -458,7 +465,7 @@ async def test_a_stranger_on_the_link_is_hung_up_on(box: Box) -> None:
     stranger.role = "up"
     await asyncio.sleep(0.3)
     assert stranger.table is None
-    assert not box.desk.health()["proxy"]["connected"]
+    assert not box.services.health.view()["proxy"]["connected"]
     stranger.close()
 
 
@@ -468,8 +475,8 @@ async def test_a_stranger_on_the_link_is_hung_up_on(box: Box) -> None:
 async def test_every_transition_is_told_at_once_and_found_again_in_the_past(box: Box) -> None:
     await box.everything()
     agent = (await box.create())["id"]
-    with box.desk.subscribe() as feed:
-        await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:7")
+    with box.services.journal.subscribe() as feed:
+        await box.pause("bob", timeout_s=5, now=False, actor="uid:7")
         await box.proxy.wake(agent, "ingress")
         live = [await asyncio.wait_for(anext(feed), 5) for _ in range(4)]
     steps = [(event["kind"], event["from"], event["to"], event["actor"]) for event in live]
@@ -480,7 +487,7 @@ async def test_every_transition_is_told_at_once_and_found_again_in_the_past(box:
         ("agent.running", "resuming", "running", "proxy"),
     ]
     assert live[3]["reason"] == "woken by ingress"
-    assert (await box.desk.past_events(100))[-4:] == live
+    assert (await box.services.journal.past(100))[-4:] == live
 
 
 async def test_a_pause_that_was_refused_is_told_as_that(box: Box) -> None:
@@ -488,15 +495,15 @@ async def test_a_pause_that_was_refused_is_told_as_that(box: Box) -> None:
     agent = (await box.create())["id"]
     box.proxy.busy[agent] = "an answer is not read yet"
     with pytest.raises(AgentBusy):
-        await box.desk.pause("bob", timeout_s=5, now=True, actor="uid:0")
-    event = (await box.desk.past_events(1))[0]
+        await box.pause("bob", timeout_s=5, now=True, actor="uid:0")
+    event = (await box.services.journal.past(1))[0]
     assert (event["kind"], event["reason"]) == ("agent.stayed_awake", "an answer is not read yet")
 
 
 async def test_health_names_what_is_missing(box: Box, redis_server: Any) -> None:
     await box.start_helper()
     await box.start_daemon()
-    health = box.desk.health()
+    health = box.services.health.view()
     assert (health["status"], health["isolation"]) == ("degraded", "none")
     assert health["limits"] == "as far as this host enforces them; hive agent show says what is not"
     assert (health["proxy"]["connected"], health["proxy"]["port"], health["helper"]["connected"]) == (False, None, True)
@@ -505,7 +512,7 @@ async def test_health_names_what_is_missing(box: Box, redis_server: Any) -> None
     assert any(health["redis"]["why"] in problem for problem in health["problems"])
     os.symlink(redis_server.socket, box.paths.redis_socket)
     await box.start_proxy()
-    await until(lambda: box.desk.health()["status"] == "ok")
+    await until(lambda: box.services.health.view()["status"] == "ok")
 
 
 async def test_redis_shows_who_sleeps_and_what_it_used_and_forgets_who_is_removed(box: Box, redis_server: Any) -> None:
@@ -514,7 +521,7 @@ async def test_redis_shows_who_sleeps_and_what_it_used_and_forgets_who_is_remove
     os.symlink(redis_server.socket, box.paths.redis_socket)
     await box.everything()
     agent = (await box.create())["id"]
-    await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    await box.pause("bob", timeout_s=5, now=False, actor="uid:0")
     async with aioredis.Redis(unix_socket_path=str(redis_server.socket), decode_responses=True) as client:
 
         async def until_key(key: str, value: str | None) -> None:
@@ -526,7 +533,7 @@ async def test_redis_shows_who_sleeps_and_what_it_used_and_forgets_who_is_remove
 
         await until_key(f"hive:agent:paused:{agent}", "1")
         assert await client.get(f"hive:agent:tier:{agent}") == "medium"
-        await box.desk.resume("bob", "uid:0")
+        await box.resume("bob", "uid:0")
         await until_key(f"hive:agent:paused:{agent}", None)
         assert box.daemon is not None
         box.daemon.active({agent: 1000.0, "gone": 1000.0})
@@ -539,7 +546,7 @@ async def test_redis_shows_who_sleeps_and_what_it_used_and_forgets_who_is_remove
             await asyncio.sleep(0.01)
         used = await client.hgetall(f"hive:agent:tokens:{agent}")
         assert (await client.xlen("hive:usage"), used) == (1, {"input": "7", "output": "3", "requests": "1"})
-        await box.desk.remove("bob", "uid:0")
+        await box.services.agents.remove("bob", "uid:0")
         await until_key(f"hive:agent:tier:{agent}", None)
         await until_key(f"hive:agent:activity:{agent}", None)
         assert await client.exists("hive:agent:activity:gone", f"hive:agent:tokens:{agent}") == 0
@@ -548,14 +555,14 @@ async def test_redis_shows_who_sleeps_and_what_it_used_and_forgets_who_is_remove
 async def test_usage_says_whether_tokens_are_tracked(box: Box) -> None:
     await box.start_helper()
     await box.start_daemon(Settings(inference=InferenceSection(token_tracking=False, enabled="false")))
-    answer = await box.desk.usage(3600)
+    answer = await box.services.usage.spent(3600)
     assert answer == {
         "token_tracking": False,
         "by": "agent",
         "agents": [],
         "totals": {"requests": 0, "tokens_in": 0, "tokens_out": 0, "cached_tokens": 0, "unknown": 0, "cut": 0},
     }
-    assert box.desk.health()["token_tracking"] is False
+    assert box.services.health.view()["token_tracking"] is False
 
 
 async def test_the_backend_and_its_models_reach_proxy_and_agents(box: Box) -> None:
@@ -571,23 +578,23 @@ async def test_the_backend_and_its_models_reach_proxy_and_agents(box: Box) -> No
     address = box.paths.runtime / "b.sock"
     await box.start_daemon(backend=(BackendKind.OLLAMA, str(address)))
     await box.start_proxy()
-    assert box.desk.inference()["running"] is False
+    assert box.inference()["running"] is False
     async with await asyncio.start_unix_server(answer, address):
-        await until(lambda: box.desk.inference()["running"])
-        found = box.desk.inference()
+        await until(lambda: box.inference()["running"])
+        found = box.inference()
         assert (found["backend"], found["version"], found["models"][0]["name"]) == ("ollama", "0.9", "tiny:1b")
         agent = (await box.create())["id"]
         environment = await box.environment(agent)
         assert (environment["HIVE_DIALECT"], environment["HIVE_MODEL"]) == ("ollama", "tiny:1b")
-    await until(lambda: not box.desk.inference()["running"])
-    kinds = [event["kind"] for event in await box.desk.past_events(100)]
+    await until(lambda: not box.inference()["running"])
+    kinds = [event["kind"] for event in await box.services.journal.past(100)]
     assert [kind for kind in kinds if kind.startswith("backend.")] == ["backend.up", "backend.down"]
 
 
 async def test_access_names_the_operators_token(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIVE_INTERNAL_TOKEN", "an-operators-own-token")
     await box.everything()
-    assert box.desk.access() == {
+    assert views.access_view(box.services.gates.known_port, box.services.internal_token) == {
         "openai_base_url": "http://127.0.0.1:11435/v1",
         "ollama_host": "http://127.0.0.1:11435/a/an-operators-own-token",
         "token": "an-operators-own-token",
@@ -598,11 +605,11 @@ async def test_access_names_the_operators_token(box: Box, monkeypatch: pytest.Mo
 async def test_tokens_stay_the_same_over_restarts_and_differ_between_kinds(box: Box) -> None:
     await box.everything()
     await box.create()
-    before = box.desk.tokens("bob")
+    before = box.tokens("bob")
     await box.stop_daemon()
     await box.start_daemon()
     await box.start_proxy()
-    assert box.desk.tokens("bob") == before
+    assert box.tokens("bob") == before
     assert before["model"].startswith("hm_")
     assert before["ingress"].startswith("hi_")
     assert set(TokenKind) == {"model", "ingress"}

@@ -135,9 +135,9 @@ async def test_after_a_boot_what_ran_runs_again_and_what_was_stopped_does_not(bo
     await box.everything()
     for name, restart in (("ran", RestartPolicy.NO), ("stopped", RestartPolicy.UNLESS_STOPPED)):
         await box.create(name=name, restart=restart)
-    await box.desk.stop("stopped", "uid:0")
+    await box.stop("stopped", "uid:0")
     await noted(box, "another-boot")
-    ran = (await box.desk.view("ran"))["id"]
+    ran = (await box.view("ran"))["id"]
     await box.stop_daemon()
     assert box.helper is not None
     await box.helper._held[ran].stop(grace_s=0)
@@ -145,10 +145,10 @@ async def test_after_a_boot_what_ran_runs_again_and_what_was_stopped_does_not(bo
     assert await world.is_new_boot()
     await box.start_proxy()  # whose port an agent needs in its environment
     await box.until(ran, "running")
-    views = {view["name"]: view["status"] for view in await box.desk.views()}
+    views = {view["name"]: view["status"] for view in await box.services.agent_views.all()}
     assert views == {"ran": "running", "stopped": "stopped"}
-    assert (await box.desk.view("ran"))["reason"].startswith("started, pid ")
-    assert box.desk.stats()["errors"] == 0
+    assert (await box.view("ran"))["reason"].startswith("started, pid ")
+    assert box.services.counters.answer(len(box.services.roster))["errors"] == 0
     await until(lambda: not world._is_new_boot)
 
 
@@ -161,7 +161,9 @@ async def test_a_caller_that_leaves_while_an_agent_is_saved_has_no_row_written_t
     life = AgentLifecycle(bob, world, WakeQueue(world))
     world.changed(bob, msgspec.structs.replace(bob, status=AgentStatus.STOPPED), "uid:0")
     await cancelled_while_it_writes(database, life.keep_awake(99.0, "uid:0"))
-    assert [event["kind"] for event in await box.desk.past_events(10) if event["agent"] == "a1"] == ["agent.stopped"]
+    assert [event["kind"] for event in await box.services.journal.past(10) if event["agent"] == "a1"] == [
+        "agent.stopped"
+    ]
     assert [found.keep_awake_until for found in await database.read(agents.all)] == [99.0]
 
 
@@ -185,12 +187,12 @@ async def test_a_deeper_sleep_is_an_event_and_wanting_one_is_none(box: Box) -> N
     world.changed(light, wanted, "idle")
     world.changed(wanted, deep, "idle")
     world.changed(deep, light, "hive")
-    events = [event for event in await box.desk.past_events(10) if event["agent"] == "a1"]
+    events = [event for event in await box.services.journal.past(10) if event["agent"] == "a1"]
     assert [(event["kind"], event["from"], event["to"], event["actor"]) for event in events] == [
         ("agent.sleeps_deep", "light", "deep", "idle"),
         ("agent.sleeps_light", "deep", "light", "hive"),
     ]
-    assert box.desk.stats()["deep_sleeps"] == 1
+    assert box.services.counters.answer(len(box.services.roster))["deep_sleeps"] == 1
 
 
 def test_wake_times_are_kept_by_the_depth_an_agent_slept_at() -> None:

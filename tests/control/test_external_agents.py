@@ -21,7 +21,7 @@ async def start(box: Box, settings: Settings) -> str:
     """A daemon and a proxy, and the visitor's id; where there is a helper it was started before."""
     await box.start_daemon(settings)
     await box.start_proxy()
-    view = await box.desk.create(VISITOR, "uid:0")
+    view = await box.services.agents.create(VISITOR, "uid:0")
     assert (view["status"], view["pid"], view["tier"]) == ("running", None, "high")
     return str(view["id"])
 
@@ -37,13 +37,13 @@ async def test_it_may_ask_from_start_to_stop_and_again(box: Box, settings: Setti
     agent = await start(box, settings)
     await until(lambda: gate(box, agent) == "open")
     assert box.proxy.rows[agent].model_digest
-    view = await box.desk.view("visitor")
+    view = await box.view("visitor")
     assert view["why"] == "awake: this agent is never put to sleep (idle_s = 0)"
-    await box.desk.stop("visitor", "uid:0")
+    await box.stop("visitor", "uid:0")
     await until(lambda: gate(box, agent) == "refused")
-    await box.desk.start("visitor", "uid:0")
+    await box.start("visitor", "uid:0")
     await until(lambda: gate(box, agent) == "open")
-    await box.desk.remove("visitor", "uid:0")
+    await box.services.agents.remove("visitor", "uid:0")
     await until(lambda: agent not in box.proxy.rows)
 
 
@@ -51,10 +51,10 @@ async def test_a_helper_that_comes_and_finds_nothing_of_it_changes_nothing(box: 
     agent = await start(box, AWAKE)
     await box.start_helper()
     await until(lambda: box.daemon is not None and box.daemon._reconciled.is_set())
-    assert (await box.desk.view(agent))["status"] == "running"
+    assert (await box.view(agent))["status"] == "running"
     await box.stop_helper()
-    await box.desk.stop(agent, "uid:0")
-    assert (await box.desk.view(agent))["status"] == "stopped"
+    await box.stop(agent, "uid:0")
+    assert (await box.view(agent))["status"] == "stopped"
 
 
 @pytest.mark.parametrize("settings", [AWAKE, NO_HELPER], ids=["beside a helper", "without a helper"])
@@ -65,15 +65,15 @@ async def test_it_may_still_ask_after_the_daemon_began_anew(box: Box, settings: 
     await box.stop_daemon()
     await box.start_daemon(settings)
     await until(lambda: gate(box, agent) == "open")
-    assert (await box.desk.view(agent))["status"] == "running"
+    assert (await box.view(agent))["status"] == "running"
 
 
 async def test_it_comes_back_after_hive_went_down_but_not_where_an_operator_stopped_it(box: Box) -> None:
     await box.start_helper()
     agent = await start(box, AWAKE)
     for act, status in (
-        (lambda: box.desk.shutdown("hive"), "running"),
-        (lambda: box.desk.stop(agent, "uid:0"), "stopped"),
+        (lambda: box.services.agents.shutdown("hive"), "running"),
+        (lambda: box.stop(agent, "uid:0"), "stopped"),
     ):
         await act()
         await box.stop_daemon()
@@ -86,30 +86,30 @@ async def test_it_cannot_be_put_to_sleep_and_is_told_so_at_once(box: Box, settin
     if settings.sandbox.enabled:
         await box.start_helper()
     agent = await start(box, settings)
-    await until(lambda: box.desk.health()["helper"]["connected"])
+    await until(lambda: box.services.health.view()["helper"]["connected"])
     with pytest.raises(NotSupported, match="lives elsewhere"):
-        await box.desk.pause(agent, timeout_s=30, now=False, actor="uid:0")
-    assert (await box.desk.view(agent))["status"] == "running"
+        await box.pause(agent, timeout_s=30, now=False, actor="uid:0")
+    assert (await box.view(agent))["status"] == "running"
     await until(lambda: gate(box, agent) == "open")
 
 
 async def test_a_process_that_became_an_agent_elsewhere_does_not_outlive_its_stop(box: Box) -> None:
     await box.everything()
     view = await box.create("visitor")
-    await box.desk.apply(VISITOR, "uid:0")
-    await box.desk.stop("visitor", "uid:0")
+    await box.services.agents.apply(VISITOR, "uid:0")
+    await box.stop("visitor", "uid:0")
     await until(lambda: not is_alive(view["pid"]))
 
 
 async def test_without_a_helper_nothing_is_missing_and_other_agents_are_refused(box: Box) -> None:
     await start(box, NO_HELPER)
-    health = box.desk.health()
+    health = box.services.health.view()
     assert health["helper"] == {"connected": True, "enabled": False}
     assert not [problem for problem in health["problems"] if "helper" in problem]
     with pytest.raises(NotSupported, match=r"runs no agents itself: \[sandbox\] enabled = false"):
         await box.create("bob")
     with pytest.raises(NotFound):
-        await box.desk.view("bob")
+        await box.view("bob")
 
 
 @pytest.mark.parametrize(

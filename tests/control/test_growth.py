@@ -15,7 +15,7 @@ import pytest
 
 from hive.agents.spec import check
 from hive.client.client import Client
-from hive.control import frontdesk, uids
+from hive.control import registration, uids
 from hive.control.audit_log import AuditLog
 from hive.control.effects import REMOVED_AT_ONCE, Forgetting
 from hive.control.uids import UidLook, uids_in_use
@@ -36,7 +36,7 @@ def external(name: str) -> AgentSpec:
 
 async def with_agents(box: Box, count: int) -> Box:
     await box.everything()
-    await asyncio.gather(*(box.desk.create(external(f"e{number:03}"), ACTOR) for number in range(count)))
+    await asyncio.gather(*(box.services.agents.create(external(f"e{number:03}"), ACTOR) for number in range(count)))
     return box
 
 
@@ -48,16 +48,16 @@ async def test_what_is_shown_of_one_agent_is_asked_of_that_one_alone(box: Box) -
     the kernel about each of them."""
     await with_agents(box, 5)
     box.proxy.told.clear()
-    view = await box.desk.view("e003")
-    await box.desk.create(external("new"), ACTOR)
-    await box.desk.resume("e003", ACTOR)
-    await box.desk.page("e001", 2)
+    view = await box.view("e003")
+    await box.services.agents.create(external("new"), ACTOR)
+    await box.resume("e003", ACTOR)
+    await box.services.agent_views.page("e001", 2)
     # (the idle check asks about everybody now and then)
     asked = [message.agents for message in box.proxy.told if isinstance(message, AskActivity) and message.agents]
     assert [len(named) for named in asked] == [1, 1, 1, 2]
     assert asked[0] == asked[2] == [view["id"]]
     box.proxy.told.clear()
-    await box.desk.views()
+    await box.services.agent_views.all()
     assert AskActivity() in box.proxy.told
 
 
@@ -84,7 +84,7 @@ def _seen(in_flight: int) -> Activity:
 
 async def test_what_is_told_in_short(box: Box) -> None:
     await with_agents(box, 3)
-    told = box.desk.shorts("", 2)
+    told = box.services.agent_views.shorts("", 2)
     assert [agent["name"] for agent in told["agents"]] == ["e000", "e001"]
     assert (told["next"], told["total"]) == ("e001", 3)
     assert {"id", "name", "tenant", "runtime", "status", "depth", "since"} == told["agents"][0].keys()
@@ -108,7 +108,7 @@ async def test_the_pages_are_all_agents_by_name(box: Box, short: int) -> None:
         "e001",
         5,
     )
-    await box.desk.remove("e001", ACTOR)
+    await box.services.agents.remove("e001", ACTOR)
     second = await to_thread(page, first["next"])
     assert ([agent["name"] for agent in second["agents"]], second["next"]) == (["e002", "e003"], "e003")
     last = await to_thread(page, second["next"])
@@ -138,10 +138,10 @@ async def test_many_are_removed_by_one_order_and_each_is_audited(box: Box) -> No
     assert removed == {"real", *(f"e{number:03}" for number in range(1, 120))}
     failed = {one["agent"]: (one["status"], one["code"]) for one in answer["failed"]}
     assert failed == {"nobody": (404, "not_found"), view["id"]: (404, "not_found")}
-    assert [agent["name"] for agent in await box.desk.views()] == ["e000"]
+    assert [agent["name"] for agent in await box.services.agent_views.all()] == ["e000"]
     assert not is_alive(view["pid"])
     assert not box.paths.home(view["id"]).exists()
-    rows = (await box.desk.audit(audit.Filter(), 1000))["rows"]
+    rows = await box.audit(audit.Filter())
     told = [row for row in rows if row["act"] == "agent.removed"]
     assert {row["detail"]["name"] for row in told} == removed
     assert {row["actor"] for row in told} == {f"uid:{os.geteuid()}"}
@@ -257,9 +257,9 @@ async def test_all_processes_are_looked_at_once_for_many_new_agents(monkeypatch:
 async def test_no_two_agents_have_sockets_of_one_name(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first 8 digits of an id name its socket; they are free again once the agent is removed."""
     await box.everything()
-    first = (await box.desk.create(external("ann"), ACTOR))["id"]
+    first = (await box.services.agents.create(external("ann"), ACTOR))["id"]
     offered = iter([first[:8] + "0" * 24, "ab" * 16, first])
-    monkeypatch.setattr(frontdesk, "secrets", SimpleNamespace(token_hex=lambda _: next(offered)))
-    assert (await box.desk.create(external("bob"), ACTOR))["id"] == "ab" * 16
-    await box.desk.remove("ann", ACTOR)
-    assert (await box.desk.create(external("eve"), ACTOR))["id"] == first
+    monkeypatch.setattr(registration, "secrets", SimpleNamespace(token_hex=lambda _: next(offered)))
+    assert (await box.services.agents.create(external("bob"), ACTOR))["id"] == "ab" * 16
+    await box.services.agents.remove("ann", ACTOR)
+    assert (await box.services.agents.create(external("eve"), ACTOR))["id"] == first

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hive.control import kept_responses
+from hive.control import kept_responses, views
 from hive.errors import BadRequest, NotFound
 from hive.link.message import LinkMessage
 from hive.link.messages import Done
@@ -106,7 +106,7 @@ async def test_it_is_off_by_default_and_another_agents_is_not_found(box: Box) ->
         with pytest.raises(NotFound, match="with id 'r1' not found"):
             await ask(box.proxy, question)
     assert not box.paths.responses.exists()
-    await box.desk.change_config({"proxy.responses_kept_mb": 1}, "uid:0")
+    await box.services.config.change({"proxy.responses_kept_mb": 1}, "uid:0")
     other = await created(box, "carl")
     box.proxy.client.link.tell(told(agent, "r1"))
     assert await history(box.proxy, agent, "r1") == ["question r1", "answer r1"]
@@ -123,7 +123,7 @@ async def test_a_removed_agents_are_gone_and_stay_so(box: Box) -> None:
     for whose in (agent, other):
         box.proxy.client.link.tell(told(whose, "r1", text="a secret"))
     await history(box.proxy, other, "r1")
-    await box.desk.remove("bob", "uid:0")
+    await box.services.agents.remove("bob", "uid:0")
     files = [box.paths.responses, box.paths.responses.with_name("responses.db-wal")]
     assert b"".join(file.read_bytes() for file in files).count(b"a secret") == 1
     box.proxy.client.link.tell(told(agent, "late"))
@@ -159,14 +159,15 @@ async def until_async(kept: kept_responses.KeptResponses, agent: str, count: int
 async def test_an_operator_sees_how_much_is_kept_and_deletes_it(box: Box) -> None:
     await box.everything(keeping())
     agent = await created(box)
-    nothing = await box.desk.responses("bob")
+    proxy = box.services.world.settings.proxy
+    nothing = views.kept_view(box.life(agent), await box.services.responses.summed(agent), proxy)
     assert (nothing["responses"], nothing["oldest_at"], nothing["most_bytes"]) == (0, None, 1024 * 1024)
-    assert await box.desk.delete_responses("bob", "uid:0") == {"deleted": 0, "name": "bob"}
+    assert await box.services.agents.delete_responses(box.life("bob"), "uid:0") == {"deleted": 0, "name": "bob"}
     box.proxy.client.link.tell(told(agent, "r1"))
     await history(box.proxy, agent, "r1")  # the daemon has read what it was told
-    seen = await box.desk.responses("bob")
+    seen = views.kept_view(box.life(agent), await box.services.responses.summed(agent), proxy)
     assert (seen["responses"], seen["bytes"] > 500, seen["oldest_at"] is not None) == (1, True, True)
-    assert await box.desk.delete_responses("bob", "uid:0") == {"deleted": 1, "name": "bob"}
+    assert await box.services.agents.delete_responses(box.life("bob"), "uid:0") == {"deleted": 1, "name": "bob"}
     with pytest.raises(NotFound):
         await history(box.proxy, agent, "r1")
 
@@ -180,10 +181,10 @@ async def test_turning_it_off_deletes_and_a_lower_bound_trims(box: Box) -> None:
     assert box.daemon is not None
     kept = box.daemon._responses
     assert (await kept.summed(agent)).responses == 4
-    await box.desk.change_config({"proxy.responses_kept_mb": 1}, "uid:0")
+    await box.services.config.change({"proxy.responses_kept_mb": 1}, "uid:0")
     await until_async(kept, agent, 1)
     assert len(await history(box.proxy, agent, "r4")) == 2
-    await box.desk.change_config({"proxy.responses_kept_mb": 0}, "uid:0")
+    await box.services.config.change({"proxy.responses_kept_mb": 0}, "uid:0")
     await until_async(kept, agent, 0)
 
 

@@ -49,7 +49,7 @@ async def everything(box: Box, settings: Settings = AWAKE) -> Reader:
 
 
 async def state_of(box: Box, message: str) -> str:
-    return str((await box.desk.message("bob", message, wait_s=20))["state"])
+    return str((await box.message("bob", message, wait_s=20))["state"])
 
 
 @pytest.fixture
@@ -60,39 +60,39 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_a_message_wakes_a_sleeper_and_is_posted_to_its_inbox(box: Box) -> None:
     bob = await everything(box)
-    assert await state_of(box, (await box.desk.send("bob", "first", "uid:0"))["id"]) == "delivered"
-    await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
-    sent = await box.desk.send("bob", "ünd jetzt\n", "uid:7")
+    assert await state_of(box, (await box.send("bob", "first", "uid:0"))["id"]) == "delivered"
+    await box.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    sent = await box.send("bob", "ünd jetzt\n", "uid:7")
     assert (sent["state"], sent["text"], sent["from"]) == ("waiting", "ünd jetzt\n", "uid:7")
-    found = await box.desk.message("bob", sent["id"], wait_s=20)
+    found = await box.message("bob", sent["id"], wait_s=20)
     assert (found["state"], found["attempts"], found["text"]) == ("delivered", 1, "")
     _, line = bob.lines()
     assert line["message"] == {key: sent[key] for key in ("id", "text", "from", "sent_at")}
     assert (line["path"], line["key"], line["type"]) == ("/inbox", sent["id"], "application/json")
     assert line["token"] is None, "its own key is no business of the agent's"
-    view = await box.desk.view("bob")
+    view = await box.view("bob")
     assert (view["last_wake_cause"], view["messages_waiting"]) == ("message", 0)
-    assert (await box.desk.messages("bob"))["messages"] == []
+    assert (await box.messages("bob"))["messages"] == []
 
 
 async def test_the_path_is_the_one_of_the_spec_and_can_be_changed(box: Box) -> None:
     bob = await everything(box)
-    port = (await box.desk.view("bob"))["port"]
-    await box.desk.apply(AgentSpec(name="bob", command=AGENT, port=port, inbox="/x/y?z=%20"), "uid:0")
-    assert await state_of(box, (await box.desk.send("bob", "hi", "uid:0"))["id"]) == "delivered"
+    port = (await box.view("bob"))["port"]
+    await box.services.agents.apply(AgentSpec(name="bob", command=AGENT, port=port, inbox="/x/y?z=%20"), "uid:0")
+    assert await state_of(box, (await box.send("bob", "hi", "uid:0"))["id"]) == "delivered"
     assert bob.lines()[0]["path"] == "/x/y?z=%20"
 
 
 async def test_messages_arrive_in_order_also_when_the_first_has_to_wait(box: Box, soon: None) -> None:
     bob = await everything(box)
     bob.answers(503)
-    sent = [(await box.desk.send("bob", f"{number}", "uid:0"))["id"] for number in range(5)]
+    sent = [(await box.send("bob", f"{number}", "uid:0"))["id"] for number in range(5)]
     await until(lambda: len(bob.lines()) >= 3)
-    waiting = await box.desk.messages("bob")
+    waiting = await box.messages("bob")
     assert [message["id"] for message in waiting["messages"]] == sent
     assert waiting["messages"][0]["last_error"] == "its inbox answered 503: not this one"
     assert waiting["why"] == "its inbox answered 503: not this one"
-    assert (await box.desk.view("bob"))["messages_waiting"] == 5
+    assert (await box.view("bob"))["messages_waiting"] == 5
     bob.answers(200)
     assert await state_of(box, sent[-1]) == "delivered"
     accepted = [line["message"]["text"] for line in bob.lines() if line["status"] == 200]
@@ -104,26 +104,26 @@ async def test_messages_arrive_in_order_also_when_the_first_has_to_wait(box: Box
 async def test_what_the_agent_refuses_is_shown_and_holds_up_nothing(box: Box, soon: None, status: int) -> None:
     bob = await everything(box)
     bob.answers(status)
-    first = (await box.desk.send("bob", "spam", "uid:0"))["id"]
+    first = (await box.send("bob", "spam", "uid:0"))["id"]
     assert await state_of(box, first) == "refused"
     assert bob.texts() == ["spam"] * message_delivery.REFUSALS_MAX
     bob.answers(204)
-    second = (await box.desk.send("bob", "ham", "uid:0"))["id"]
+    second = (await box.send("bob", "ham", "uid:0"))["id"]
     assert await state_of(box, second) == "delivered"
-    (kept,) = (await box.desk.messages("bob"))["messages"]
+    (kept,) = (await box.messages("bob"))["messages"]
     assert (kept["id"], kept["text"], kept["state"]) == (first, "spam", "refused")
     assert kept["last_error"] == f"its inbox answered {status}: not this one"
-    assert (await box.desk.view("bob"))["messages_waiting"] == 0
-    kinds = [event["kind"] for event in await box.desk.past_events(100) if event["kind"].startswith("message.")]
+    assert (await box.view("bob"))["messages_waiting"] == 0
+    kinds = [event["kind"] for event in await box.services.journal.past(100) if event["kind"].startswith("message.")]
     assert kinds == ["message.sent", "message.refused", "message.sent", "message.delivered"]
-    assert "spam" not in repr(await box.desk.past_events(100)), "what it says is no event"
+    assert "spam" not in repr(await box.services.journal.past(100)), "what it says is no event"
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500])
 async def test_later_is_no_refusal(box: Box, soon: None, status: int) -> None:
     bob = await everything(box)
     bob.answers(status)
-    sent = (await box.desk.send("bob", "hi", "uid:0"))["id"]
+    sent = (await box.send("bob", "hi", "uid:0"))["id"]
     await until(lambda: len(bob.lines()) > message_delivery.REFUSALS_MAX)
     bob.answers(204)
     assert await state_of(box, sent) == "delivered"
@@ -131,15 +131,15 @@ async def test_later_is_no_refusal(box: Box, soon: None, status: int) -> None:
 
 async def test_a_stopped_agent_is_not_started_and_gets_it_when_it_is(box: Box) -> None:
     bob = await everything(box)
-    await box.desk.stop("bob", "uid:0")
-    sent = await box.desk.send("bob", "hi", "uid:0")
+    await box.stop("bob", "uid:0")
+    sent = await box.send("bob", "hi", "uid:0")
     assert sent["status"] == "stopped"
-    assert (await box.desk.message("bob", sent["id"], wait_s=0))["state"] == "waiting"
+    assert (await box.message("bob", sent["id"], wait_s=0))["state"] == "waiting"
     for _ in range(50):
         await asyncio.sleep(0.01)
-        assert (await box.desk.view("bob"))["status"] == "stopped"
-    assert (await box.desk.messages("bob"))["why"] == "bob is stopped"
-    await box.desk.start("bob", "uid:0")
+        assert (await box.view("bob"))["status"] == "stopped"
+    assert (await box.messages("bob"))["why"] == "bob is stopped"
+    await box.start("bob", "uid:0")
     assert await state_of(box, sent["id"]) == "delivered"
     assert bob.texts() == ["hi"]
 
@@ -150,12 +150,12 @@ async def test_a_program_that_was_started_anew_is_tried_at_once_however_long_the
     monkeypatch.setattr(message_delivery, "FIRST_RETRY_S", 3600.0)
     bob = await everything(box)
     bob.answers(500)
-    sent = (await box.desk.send("bob", "hi", "uid:0"))["id"]
+    sent = (await box.send("bob", "hi", "uid:0"))["id"]
     await until(lambda: len(bob.lines()) == 1)
     bob.answers(204)
     await asyncio.sleep(0.1)
-    assert (await box.desk.message("bob", sent, wait_s=0))["state"] == "waiting"
-    await box.desk.restart("bob", "uid:0")
+    assert (await box.message("bob", sent, wait_s=0))["state"] == "waiting"
+    await box.restart("bob", "uid:0")
     assert await state_of(box, sent) == "delivered"
 
 
@@ -165,25 +165,25 @@ async def test_an_agent_without_a_port_and_a_text_that_is_none_are_refused_at_on
     await box.start_proxy()
     await box.create()
     with pytest.raises(BadRequest, match="bob has no port; messages are posted to the inbox"):
-        await box.desk.send("bob", "hi", "uid:0")
+        await box.send("bob", "hi", "uid:0")
     await box.create("eve", command=SLEEPER, port=free_port())
     with pytest.raises(BadRequest, match="text: empty"):
-        await box.desk.send("eve", "", "uid:0")
+        await box.send("eve", "", "uid:0")
     with pytest.raises(NotFound, match="no agent 'mallory'"):
-        await box.desk.send("mallory", "hi", "uid:0")
+        await box.send("mallory", "hi", "uid:0")
 
 
 async def test_there_is_an_end_to_what_is_kept(box: Box) -> None:
     bob = await everything(box)
-    await box.desk.stop("bob", "uid:0")
+    await box.stop("bob", "uid:0")
     for number in range(messages.UNDELIVERED_MAX):
-        await box.desk.send("bob", f"{number}", "uid:0")
+        await box.send("bob", f"{number}", "uid:0")
     with pytest.raises(Saturated, match="100 messages for bob are not delivered yet"):
-        await box.desk.send("bob", "one more", "uid:0")
-    first = (await box.desk.messages("bob"))["messages"][0]["id"]
-    assert await box.desk.drop_message("bob", first, "uid:0") == {"dropped": first, "name": "bob"}
-    last = (await box.desk.send("bob", "one more", "uid:0"))["id"]
-    await box.desk.start("bob", "uid:0")
+        await box.send("bob", "one more", "uid:0")
+    first = (await box.messages("bob"))["messages"][0]["id"]
+    assert (await box.services.courier.drop(box.life("bob"), first, "uid:0")).id == first
+    last = (await box.send("bob", "one more", "uid:0"))["id"]
+    await box.start("bob", "uid:0")
     assert await state_of(box, last) == "delivered"
     assert bob.texts() == [*(f"{number}" for number in range(1, messages.UNDELIVERED_MAX)), "one more"]
 
@@ -191,24 +191,24 @@ async def test_there_is_an_end_to_what_is_kept(box: Box) -> None:
 async def test_a_dropped_message_is_gone_and_the_next_one_goes_on(box: Box, soon: None) -> None:
     bob = await everything(box)
     bob.answers(500)
-    first, second = [(await box.desk.send("bob", text, "uid:0"))["id"] for text in ("a", "b")]
+    first, second = [(await box.send("bob", text, "uid:0"))["id"] for text in ("a", "b")]
     await until(lambda: bob.texts())
-    await box.desk.drop_message("bob", first, "uid:0")
+    await box.services.courier.drop(box.life("bob"), first, "uid:0")
     bob.answers(204)
     assert await state_of(box, second) == "delivered"
     with pytest.raises(NotFound, match="there is no message"):
-        await box.desk.message("bob", first, wait_s=0)
+        await box.message("bob", first, wait_s=0)
     with pytest.raises(NotFound, match="was delivered already"):
-        await box.desk.drop_message("bob", second, "uid:0")
+        await box.services.courier.drop(box.life("bob"), second, "uid:0")
 
 
 async def test_who_waits_for_a_message_learns_that_its_agent_was_removed(box: Box) -> None:
     bob = await everything(box)
     (bob.home / "hold").touch()
-    sent = (await box.desk.send("bob", "hi", "uid:0"))["id"]
-    waiting = asyncio.ensure_future(box.desk.message("bob", sent, wait_s=60))
+    sent = (await box.send("bob", "hi", "uid:0"))["id"]
+    waiting = asyncio.ensure_future(box.message("bob", sent, wait_s=60))
     await until(lambda: bob.lines())
-    await box.desk.remove("bob", "uid:0")
+    await box.services.agents.remove("bob", "uid:0")
     with pytest.raises(NotFound):
         await waiting
     assert box.daemon is not None
@@ -218,8 +218,8 @@ async def test_who_waits_for_a_message_learns_that_its_agent_was_removed(box: Bo
 async def test_waiting_ends_in_time(box: Box) -> None:
     bob = await everything(box)
     (bob.home / "hold").touch()
-    sent = (await box.desk.send("bob", "hi", "uid:0"))["id"]
-    assert (await box.desk.message("bob", sent, wait_s=0.2))["state"] == "waiting"
+    sent = (await box.send("bob", "hi", "uid:0"))["id"]
+    assert (await box.message("bob", sent, wait_s=0.2))["state"] == "waiting"
     (bob.home / "hold").unlink()
     assert await state_of(box, sent) == "delivered"
 
@@ -227,10 +227,10 @@ async def test_waiting_ends_in_time(box: Box) -> None:
 async def test_an_agent_that_reads_its_message_is_not_put_to_sleep(box: Box) -> None:
     bob = await everything(box, SLEEPY)
     (bob.home / "hold").touch()
-    sent = (await box.desk.send("bob", "hi", "uid:0"))["id"]
+    sent = (await box.send("bob", "hi", "uid:0"))["id"]
     await until(lambda: bob.lines())
     await asyncio.sleep(5 * SLEEPY.inference.auto_sleep_idle_seconds)
-    view = await box.desk.view("bob")
+    view = await box.view("bob")
     assert (view["ingress_open"], view["why"]) == (1, "awake: 1 ingress request open")
     (bob.home / "hold").unlink()
     assert await state_of(box, sent) == "delivered"
@@ -245,12 +245,12 @@ async def test_what_was_accepted_while_nothing_can_be_recorded_is_not_posted_aga
     assert box.daemon is not None
     writer = box.daemon._database._writer
     (bob.home / "hold").touch()
-    sent = [(await box.desk.send("bob", text, "uid:0"))["id"] for text in ("a", "b")]
+    sent = [(await box.send("bob", text, "uid:0"))["id"] for text in ("a", "b")]
     await until(lambda: bob.lines())
     writer.execute("PRAGMA query_only = ON")
     (bob.home / "hold").unlink()
     await asyncio.sleep(0.2)
-    assert (await box.desk.message("bob", sent[0], wait_s=0))["state"] == "waiting"
+    assert (await box.message("bob", sent[0], wait_s=0))["state"] == "waiting"
     writer.execute("PRAGMA query_only = OFF")
     assert await state_of(box, sent[1]) == "delivered"
     assert bob.texts() == ["a", "b"]
@@ -262,12 +262,12 @@ async def test_what_was_accepted_while_nothing_can_be_recorded_is_not_posted_aga
 async def test_a_message_outlives_the_daemon_and_the_proxy(box: Box, soon: None) -> None:
     bob = await everything(box)
     await box.kill_real_proxy()
-    sent = (await box.desk.send("bob", "hi", "uid:0"))["id"]
+    sent = (await box.send("bob", "hi", "uid:0"))["id"]
     await asyncio.sleep(0.1)
-    assert (await box.desk.messages("bob"))["why"] == "the proxy is not connected"
+    assert (await box.messages("bob"))["why"] == "the proxy is not connected"
     await box.stop_daemon()
     await box.start_daemon(AWAKE)
-    assert (await box.desk.messages("bob"))["messages"][0]["id"] == sent
+    assert (await box.messages("bob"))["messages"][0]["id"] == sent
     await box.start_real_proxy()
     assert await state_of(box, sent) == "delivered"
     assert [line["key"] for line in bob.lines()] == [sent]

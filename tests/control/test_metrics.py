@@ -85,7 +85,7 @@ def test_of_a_lost_gpu_only_that_is_told_and_the_others_stand_for_themselves() -
 
 
 async def scraped(box: Box) -> dict[str, Found]:
-    return told(await box.desk.metrics())
+    return told(await box.services.scraper.scrape())
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ async def test_a_part_that_hangs_is_down_and_takes_nothing_else_away(box: Box, m
     async def never(*_: object) -> object:
         return await hangs.wait()
 
-    monkeypatch.setattr(type(box.desk._parts.helper), "stat", never)
+    monkeypatch.setattr(type(box.services.world.helper), "stat", never)
     assert box._proxy_process is not None
     box._proxy_process.send_signal(signal.SIGSTOP)
     try:
@@ -168,12 +168,12 @@ async def test_usage_that_sqlite_does_not_take_is_told_with_its_age_also_without
     await database.write(lambda conn: conn.execute(f"PRAGMA max_page_count = {pages}").fetchall())
     lines = b"\n".join(msgspec.json.encode(usage_event(no, model="m" * 5000)) for no in range(1, 51))
     box.daemon.usage(UsageBatch(epoch="p1", committed_to=0, items=[UsageItem(1, 50, lines)]))
-    await until(lambda: box.desk.health()["usage"]["degraded"])
+    await until(lambda: box.services.health.view()["usage"]["degraded"])
     found = await scraped(box)
     assert (found["up"]["redis",], found["usage_waiting"]) == (0, {(): 50})
     assert found["usage_lag_seconds"][()] > 0
     await database.write(lambda conn: conn.execute("PRAGMA max_page_count = 100000").fetchall())
-    await until(lambda: not box.desk.health()["usage"]["degraded"])
+    await until(lambda: not box.services.health.view()["usage"]["degraded"])
     found = await scraped(box)
     assert (found["usage_waiting"], found["usage_lag_seconds"]) == ({(): 0}, {(): 0})
 

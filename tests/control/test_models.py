@@ -64,12 +64,12 @@ async def ollama_box(
         daemon = msgspec.structs.replace(wanted.daemon, backend_check_s=check_s)
         wanted = msgspec.structs.replace(wanted, daemon=daemon)
         await box.everything(wanted, backend=(BackendKind.OLLAMA, ollama.address))
-        await until(lambda: box.desk.inference()["running"])
+        await until(lambda: box.inference()["running"])
         yield ollama
 
 
 async def ended(box: Box, job: Any) -> Any:
-    return await box.desk.job(job["id"], wait_s=20)
+    return await box.job(job["id"], wait_s=20)
 
 
 async def test_the_list_says_who_is_given_what_and_is_stale_but_there_when_the_server_is_not(box: Box) -> None:
@@ -77,32 +77,32 @@ async def test_the_list_says_who_is_given_what_and_is_stale_but_there_when_the_s
     async with ollama_box(box, *flags, aliases="fast = llama3.2:3b-q4_K_M", default_model="qwen3:8b") as ollama:
         for name, model in (("by-alias", "fast"), ("by-default", None), ("other", "none")):
             spec = AgentSpec(name=name, command=SLEEPER, model=model, tier=Tier.LOW, tenant="acme")
-            await box.desk.apply(spec, "uid:0")
-        listed = await box.desk.models()
+            await box.services.agents.apply(spec, "uid:0")
+        listed = await box.services.models.listed()
         assert [(model["name"], model["aliases"], model["loaded"]) for model in listed["models"]] == [
             ("llama3.2:3b-q4_K_M", ["fast"], False),
             ("qwen3:8b", [], False),
         ]
         assert (listed["stale"], listed["up"], listed["backend"]) == ("", True, BackendKind.OLLAMA)
-        shown = await box.desk.model("fast")
+        shown = await box.services.models.view("fast")
         assert (shown["name"], [one["name"] for one in shown["agents"]]) == ("llama3.2:3b-q4_K_M", ["by-alias"])
-        assert [one["name"] for one in (await box.desk.model("qwen3:8b"))["agents"]] == []  # acme may not
-        assert box.desk.route("qwen3:8b", Tier.LOW, "acme")["model"] == ""
-        assert box.desk.route("fast", Tier.LOW, "acme")["model"] == "llama3.2:3b-q4_K_M"
+        assert [one["name"] for one in (await box.services.models.view("qwen3:8b"))["agents"]] == []  # acme may not
+        assert box.services.models.route("qwen3:8b", Tier.LOW, "acme")["model"] == ""
+        assert box.services.models.route("fast", Tier.LOW, "acme")["model"] == "llama3.2:3b-q4_K_M"
         ollama.process.kill()
         with pytest.raises(DependencyDown):
-            await box.desk.refresh_models()
-        stale = await box.desk.models()
+            await box.services.models.refresh()
+        stale = await box.services.models.listed()
         assert (len(stale["models"]), stale["seen_at"], stale["up"]) == (2, listed["seen_at"], False)
         assert "does not answer" in stale["stale"]
         with pytest.raises(NotFound, match="qwen"):
-            await box.desk.model("qwen")
+            await box.services.models.view("qwen")
 
 
 async def test_however_many_ask_the_server_is_asked_once(box: Box) -> None:
     async with ollama_box(box, check_s=600) as ollama:
         before = ollama.seen["listed"]
-        await asyncio.gather(*(box.desk.refresh_models() for _ in range(20)))
+        await asyncio.gather(*(box.services.models.refresh() for _ in range(20)))
         assert ollama.seen["listed"] == before + 1
 
 
@@ -123,42 +123,42 @@ async def test_a_proxy_that_meets_an_unknown_model_has_it_looked_for_but_not_aga
 
 async def test_ollama_pulls_and_removes_as_jobs(box: Box) -> None:
     async with ollama_box(box, "--layer-bytes", "1000") as ollama:
-        job = await ended(box, await box.desk.pull_model(PullOrder("llama3.2"), "uid:0"))
+        job = await ended(box, await box.pull_model(PullOrder("llama3.2"), "uid:0"))
         assert (job["state"], job["about"], job["completed_bytes"], job["total_bytes"]) == (
             "done",
             "llama3.2",
             2000,
             2000,
         )
-        assert [model["name"] for model in (await box.desk.models())["models"]] == ["llama3.2:latest"]
-        failed = await ended(box, await box.desk.pull_model(PullOrder("nonexistent"), "uid:0"))
+        assert [model["name"] for model in (await box.services.models.listed())["models"]] == ["llama3.2:latest"]
+        failed = await ended(box, await box.pull_model(PullOrder("nonexistent"), "uid:0"))
         assert (failed["state"], failed["error"]["code"]) == ("failed", "not_found")
         with pytest.raises(BadRequest):
-            await box.desk.pull_model(PullOrder("llama3.2", force=True), "uid:0")
+            await box.pull_model(PullOrder("llama3.2", force=True), "uid:0")
         async with httpx.AsyncClient(trust_env=False) as client:
             await client.post(f"http://{ollama.address}/api/generate", json={"model": "llama3.2"})
         with pytest.raises(WrongState, match="memory"):
-            await box.desk.remove_model("llama3.2", force=False, actor="uid:0")
-        await ended(box, await box.desk.remove_model("llama3.2", force=True, actor="uid:0"))
-        assert (await box.desk.models())["models"] == []
-        kinds = [event["kind"] for event in await box.desk.past_events(50)]
+            await box.remove_model("llama3.2", force=False, actor="uid:0")
+        await ended(box, await box.remove_model("llama3.2", force=True, actor="uid:0"))
+        assert (await box.services.models.listed())["models"] == []
+        kinds = [event["kind"] for event in await box.services.journal.past(50)]
         assert {"model.pulled", "model.removed"} <= set(kinds)
 
 
 async def test_a_pull_is_joined_cancelled_and_ends_with_its_daemon(box: Box) -> None:
     async with ollama_box(box, "--delay", "0.05", "--pieces", "10000") as ollama:
-        job = await box.desk.pull_model(PullOrder("big"), "uid:0")
-        assert (await box.desk.pull_model(PullOrder("big"), "uid:0"))["id"] == job["id"]
+        job = await box.pull_model(PullOrder("big"), "uid:0")
+        assert (await box.pull_model(PullOrder("big"), "uid:0"))["id"] == job["id"]
         await until(lambda: [pull["state"] for pull in ollama.seen["pulls"]] == ["running"])
-        assert (await box.desk.cancel_job(job["id"]))["state"] == "cancelled"
+        assert (await box.cancel_job(job["id"]))["state"] == "cancelled"
         with pytest.raises(WrongState):
-            await box.desk.cancel_job(job["id"])
-        again = await box.desk.pull_model(PullOrder("big"), "uid:0")
+            await box.cancel_job(job["id"])
+        again = await box.pull_model(PullOrder("big"), "uid:0")
         await until(lambda: len(ollama.seen["pulls"]) == 2)
         await box.stop_daemon()
         await until(lambda: [pull["state"] for pull in ollama.seen["pulls"]] == ["gone", "gone"])
         await box.start_daemon(settings(), backend=(BackendKind.OLLAMA, ollama.address))
-        left = await box.desk.job(again["id"], wait_s=0)
+        left = await box.job(again["id"], wait_s=0)
         assert (left["state"], left["error"]["message"]) == ("failed", "Hive ended before it did")
 
 
@@ -173,24 +173,24 @@ async def test_files_are_brought_and_removed_where_the_servers_read_them(box: Bo
         (PullOrder(str(source), name="../out"), BadRequest),
     ):
         with pytest.raises(error):
-            await box.desk.pull_model(order, "uid:0")
+            await box.pull_model(order, "uid:0")
     for name in ("", "main"):
-        job = await ended(box, await box.desk.pull_model(PullOrder(str(source), name=name), "uid:0"))
+        job = await ended(box, await box.pull_model(PullOrder(str(source), name=name), "uid:0"))
         assert job["state"] == "done", job["error"]
     assert f"inference.llama_model = {models}/main.gguf" in job["result"]["next"]
     with pytest.raises(WrongState, match="already"):
-        await box.desk.pull_model(PullOrder(str(source)), "uid:0")
+        await box.pull_model(PullOrder(str(source)), "uid:0")
     with pytest.raises(WrongState, match="llama_model"):
-        await box.desk.remove_model("main", force=False, actor="uid:0")
+        await box.remove_model("main", force=False, actor="uid:0")
     with pytest.raises(NotFound):
-        await box.desk.remove_model("../models/main", force=True, actor="uid:0")
-    listed = await box.desk.models()
+        await box.remove_model("../models/main", force=True, actor="uid:0")
+    listed = await box.services.models.listed()
     assert (listed["files"], listed["directory"]) == (
         dict.fromkeys(("main", "tiny"), source.stat().st_size),
         str(models),
     )
     for name in ("main", "tiny.gguf"):
-        job = await ended(box, await box.desk.remove_model(name, force=name == "main", actor="uid:0"))
+        job = await ended(box, await box.remove_model(name, force=name == "main", actor="uid:0"))
         assert (job["state"], job["result"]["freed_bytes"]) == ("done", source.stat().st_size)
     assert list(models.iterdir()) == []
 
@@ -198,16 +198,16 @@ async def test_files_are_brought_and_removed_where_the_servers_read_them(box: Bo
 async def test_a_model_that_becomes_a_stub_is_known_at_the_next_look(box: Box) -> None:
     """The list was read every 300 s: for so long a name that was given to a stub of the cloud counted as near."""
     async with ollama_box(box, "work-helper", "tiny", "--stub", "first") as ollama:
-        listed = {model["name"]: model for model in (await box.desk.models())["models"]}
+        listed = {model["name"]: model for model in (await box.services.models.listed())["models"]}
         assert listed["work-helper:latest"]["leaves"] == ""
         assert listed["first:latest"]["leaves"] == "Ollama sends it to https://cloud.invalid:443, as gpt-oss:120b"
         assert listed["first:latest"]["tiers"] == []
-        found = box.desk.route("first", Tier.LOW)
+        found = box.services.models.route("first", Tier.LOW)
         assert (found["model"], "would leave this box" in found["why"]) == ("", True)
         async with httpx.AsyncClient(trust_env=False) as client:
             await client.post(f"http://{ollama.address}/fake/stub", json={"model": "work-helper"})
         await until(lambda: any(m.name == "work-helper:latest" and m.remote_host for m in _told(box)))
-        assert box.desk.route("work-helper", Tier.LOW)["model"] == ""
+        assert box.services.models.route("work-helper", Tier.LOW)["model"] == ""
 
 
 def _told(box: Box) -> list[Any]:
@@ -219,7 +219,7 @@ def _told(box: Box) -> list[Any]:
 async def test_an_agent_is_given_a_model_that_runs_here(box: Box) -> None:
     """Without a model of its own it was given the first of the list: Ollama's newest, a stub or not."""
     async with ollama_box(box, "tiny", "--stub", "first"):
-        await box.desk.apply(AgentSpec(name="alice", command=SLEEPER), "uid:0")
+        await box.services.agents.apply(AgentSpec(name="alice", command=SLEEPER), "uid:0")
         assert box.daemon is not None
         [life] = list(box.daemon.roster)
         assert [model.name for model in box.daemon.world.models] == ["first:latest", "tiny:latest"]
@@ -238,5 +238,5 @@ async def test_an_ollama_that_is_replaced_between_two_looks_is_known_at_the_next
         old.process.wait()
         with serving("--port", port, "--version", "0.32.15", "other"):
             await watch.check()
-            shown = box.desk.inference()
+            shown = box.inference()
             assert (shown["version"], [model["name"] for model in shown["models"]]) == ("0.32.15", ["other:latest"])

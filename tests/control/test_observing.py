@@ -135,11 +135,11 @@ async def test_the_daemon_counts_running_and_paused_agents_requests_in_flight_an
     proxy = await box.start_proxy()
     alice, bob, _, _ = [await box.create(name) for name in ("alice", "bob", "carol", "dave")]
     proxy.seen = {alice["id"]: Activity(in_flight=2), bob["id"]: Activity(in_flight=1)}
-    await box.desk.pause("carol", timeout_s=20, now=False, actor="uid:0")
-    await box.desk.stop("dave", "uid:0")
+    await box.pause("carol", timeout_s=20, now=False, actor="uid:0")
+    await box.stop("dave", "uid:0")
     rows = [event(1, created_at=time.time()), event(2, created_at=time.time() - 7200)]
     await box.daemon._database.write(lambda conn: usage.insert(conn, rows))
-    found = await box.desk.inference_stats()
+    found = await box.services.usage.inference()
     assert (found["activeAgents"], found["concurrentRequests"]) == (3, 3)
     assert found["tokensLastHour"] == {"totalIn": 10, "totalOut": 1, "requests": 1}
     assert found["tokensLastDay"] == {"totalIn": 20, "totalOut": 2, "requests": 2}
@@ -230,9 +230,9 @@ async def test_a_scrape_tells_what_the_daemon_sees(box: Box, redis_server: Any) 
     bob = await box.create("bob")
     proxy.seen = {bob["id"]: Activity(in_flight=1, parked=2)}
     await box.create("carol")
-    await box.desk.pause("carol", timeout_s=20, now=False, actor="uid:0")
-    await until(lambda: box.desk.health()["redis"]["up"])
-    text = await box.desk.metrics()
+    await box.pause("carol", timeout_s=20, now=False, actor="uid:0")
+    await until(lambda: box.services.health.view()["redis"]["up"])
+    text = await box.services.scraper.scrape()
     agents = values(text, "hive_agents")
     assert {labels: count for labels, count in agents.items() if count} == {
         ("running", "awake"): 1,
@@ -246,13 +246,13 @@ async def test_a_scrape_tells_what_the_daemon_sees(box: Box, redis_server: Any) 
     assert values(text, "hive_up") == {(part,): 1 for part in ("proxy", "helper", "redis", "database")}
     assert values(text, "hive_backend_up") == {("",): 0}
     assert (values(text, "hive_usage_waiting"), values(text, "hive_usage_lag_seconds")) == ({(): 0}, {(): 0})
-    await box.desk.resume("carol", "uid:0")
-    assert values(await box.desk.metrics(), "hive_wakes")["operator", "light"] == 1
+    await box.resume("carol", "uid:0")
+    assert values(await box.services.scraper.scrape(), "hive_wakes")["operator", "light"] == 1
 
 
 async def test_a_scrape_of_a_daemon_that_is_alone_leaves_out_what_nobody_knows(box: Box) -> None:
     await box.start_daemon(AWAKE)
-    text = await box.desk.metrics()
+    text = await box.services.scraper.scrape()
     assert values(text, "hive_up") == {("proxy",): 0, ("helper",): 0, ("redis",): 0, ("database",): 1}
     told = scrape(text).keys()
     absent = {"agents_memory_bytes", "agents_swapped_bytes", "sleep_saved_bytes"}
@@ -265,13 +265,13 @@ async def test_usage_is_asked_by_an_agents_name_and_after_its_removal_by_its_id(
     bob = await box.create("bob")
     rows = [event(1, agent_id=bob["id"], created_at=time.time()), event(2, created_at=time.time())]
     await box.daemon._database.write(lambda conn: usage.insert(conn, rows))
-    by_model = await box.desk.usage(60, By.MODEL, UsageFilter(agent="bob"))
+    by_model = await box.services.usage.spent(60, By.MODEL, UsageFilter(agent="bob"))
     assert (by_model["models"][0]["requests"], by_model["totals"]["requests"]) == (1, 1)
     assert "key" not in by_model["models"][0]
-    by_agent = await box.desk.usage(60, By.AGENT, UsageFilter(agent="bob"))
+    by_agent = await box.services.usage.spent(60, By.AGENT, UsageFilter(agent="bob"))
     assert [agent["name"] for agent in by_agent["agents"]] == ["bob"]
-    await box.desk.remove("bob", "uid:0")
+    await box.services.agents.remove("bob", "uid:0")
     with pytest.raises(NotFound):
-        await box.desk.usage(60, By.AGENT, UsageFilter(agent="bob"))
-    gone = await box.desk.usage(60, By.AGENT, UsageFilter(agent=bob["id"]))
+        await box.services.usage.spent(60, By.AGENT, UsageFilter(agent="bob"))
+    gone = await box.services.usage.spent(60, By.AGENT, UsageFilter(agent=bob["id"]))
     assert [(agent["name"], agent["requests"]) for agent in gone["agents"]] == [(None, 1)]

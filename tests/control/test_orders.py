@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any
 
 from hive.api.order_audit import CUT_SHORT, AuditedOrder, carried_out
-from hive.control.desk import Desk
 from hive.store.audit import AuditRecord
+from tests.control.described import ROWS
+
+ACTS = (
+    "access apply cancel_job cancel_request cancel_schedule change_config create create_token "
+    "delete_responses drop_message exec keep_awake pause pull_model query_database refresh_models "
+    "remove remove_many remove_model restart resume revoke_token schedule send "
+    "shutdown start stop switch tokens"
+)
+"""Of the orders, as the audit table has them since its beginning: filters and reports go by them."""
+
+
+def test_an_act_keeps_its_name() -> None:
+    assert sorted(row.name for row in ROWS if row.is_order) == ACTS.split()
 
 
 class Told:
-    """A desk as far as an order needs one."""
+    """Roster and audit log, as far as an order needs them."""
 
     def __init__(self) -> None:
         self.rows: list[AuditRecord] = []
 
-    def meant(self, ref: str) -> tuple[str, str]:
+    def identified(self, ref: str) -> tuple[str, str]:
         return ref, ""
 
-    async def ordered(self, row: AuditRecord) -> None:
+    async def record(self, row: AuditRecord) -> None:
         self.rows.append(row)
 
 
 async def test_an_order_that_was_cut_short_did_not_end_well() -> None:
     """A daemon that left in the middle of it wrote `ok`."""
-    desk: Any = Told()
+    told: Any = Told()
     order = AuditedOrder("stop", "uid:7", {"ref": "a1"}, {})
-    doing = asyncio.ensure_future(carried_out(cast(Desk, desk), order, asyncio.Event().wait()))
+    doing = asyncio.ensure_future(carried_out(told, told, order, asyncio.Event().wait()))
     await asyncio.sleep(0)
     doing.cancel()
     await asyncio.wait([doing])
-    assert [(row.act, row.target, row.outcome) for row in desk.rows] == [("order.stop", "a1", CUT_SHORT)]
+    assert [(row.act, row.target, row.outcome) for row in told.rows] == [("order.stop", "a1", CUT_SHORT)]

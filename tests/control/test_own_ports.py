@@ -33,12 +33,12 @@ async def test_a_port_of_hives_own_is_refused_with_the_reason(box: Box) -> None:
         with pytest.raises(BadRequest, match=f"port: {port} is where {what}"):
             await box.create("bob", port=port)
         with pytest.raises(BadRequest, match=what):
-            await box.desk.apply(AgentSpec(name="bob", command=SLEEPER, port=port), "uid:0", dry_run=True)
-    assert box.desk.shorts("", 10)["total"] == 0
+            await box.services.agents.apply(AgentSpec(name="bob", command=SLEEPER, port=port), "uid:0", dry_run=True)
+    assert box.services.agent_views.shorts("", 10)["total"] == 0
     assert (await box.create("bob", port=9000))["port"] == 9000
     with pytest.raises(BadRequest, match="callers reach agents"):
-        await box.desk.apply(AgentSpec(name="bob", command=SLEEPER, port=8480), "uid:0")
-    assert (await box.desk.view("bob"))["port"] == 9000
+        await box.services.agents.apply(AgentSpec(name="bob", command=SLEEPER, port=8480), "uid:0")
+    assert (await box.view("bob"))["port"] == 9000
 
 
 async def test_before_the_proxy_is_there_its_settings_say_it(box: Box) -> None:
@@ -52,4 +52,4 @@ async def test_a_network_of_its_own_has_ports_of_its_own(box: Box) -> None:
     await box.everything()
     spec = AgentSpec(name="bob", command=SLEEPER, port=11435, egress=[])
     assert spec.runtime is RuntimeKind.PROCESS
-    assert (await box.desk.apply(spec, "uid:0"))["created"]
+    assert (await box.services.agents.apply(spec, "uid:0"))["created"]

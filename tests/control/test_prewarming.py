@@ -51,7 +51,7 @@ async def read(box: Box, number: int = 0) -> None:
 
 
 def rows(box: Box) -> list[Any]:
-    return box.desk.prompts()["prompts"]
+    return box.services.prewarmer.view()["prompts"]
 
 
 async def test_siblings_that_start_at_once_have_it_read_once_and_none_of_them_waits(box: Box) -> None:
@@ -62,10 +62,10 @@ async def test_siblings_that_start_at_once_have_it_read_once_and_none_of_them_wa
     [(wanted, _)] = box.proxy.prewarms
     assert (wanted.model, wanted.system_prompt) == ("m", PROMPT)
     assert rows(box)[0]["why"] == "being read"
-    await box.desk.pause("s0", timeout_s=5, now=False, actor="uid:0")
-    assert (await box.desk.resume("s0", "uid:0"))["status"] == "running"
+    await box.pause("s0", timeout_s=5, now=False, actor="uid:0")
+    assert (await box.resume("s0", "uid:0"))["status"] == "running"
     await read(box)
-    await box.desk.restart("s1", "uid:0")
+    await box.restart("s1", "uid:0")
     await settled()
     assert len(box.proxy.prewarms) == 1
     [row] = rows(box)
@@ -82,9 +82,9 @@ async def test_siblings_that_start_at_once_have_it_read_once_and_none_of_them_wa
         "tokens_reused": 0,
         "why": "kept by the backend",
     }
-    await box.desk.stop("s2", "uid:0")
-    await box.desk.remove("s3", "uid:0")
-    await box.desk.apply(AgentSpec(name="s4", **{**WANTED, "system_prompt": "Another."}), "uid:0")
+    await box.stop("s2", "uid:0")
+    await box.services.agents.remove("s3", "uid:0")
+    await box.services.agents.apply(AgentSpec(name="s4", **{**WANTED, "system_prompt": "Another."}), "uid:0")
     assert [row["agents"] for row in rows(box)] == [["s0", "s1"], ["s4"]]
 
 
@@ -99,7 +99,7 @@ async def test_another_run_of_the_backend_reads_it_again_and_nothing_else_does(b
     began(box)
     await until(lambda: len(box.proxy.prewarms) == 3)
     box.proxy.prewarms[2][1](READ)
-    await box.desk.restart("bob", "uid:0")
+    await box.restart("bob", "uid:0")
     await settled()
     assert len(box.proxy.prewarms) == 3
     assert {wanted.system_prompt for wanted, _ in box.proxy.prewarms} == {PROMPT}
@@ -125,7 +125,7 @@ async def test_what_goes_wrong_is_logged_shown_and_tried_again_when_something_ch
     await until(lambda: len(box.proxy.prewarms) == 1)
     box.proxy.prewarms[0][1](Failed(code="backend_unavailable", message="nobody answers"))
     await until(lambda: rows(box)[0]["why"] == "nobody answers")
-    assert (await box.desk.view("bob"))["status"] == "running"
+    assert (await box.view("bob"))["status"] == "running"
     await box.create("ann", **WANTED)
     await settled()
     assert len(box.proxy.prewarms) == 1, "not again at once"
@@ -183,8 +183,8 @@ async def test_without_a_model_or_a_backend_nothing_is_asked(box: Box) -> None:
     await until(lambda: len(box.proxy.prewarms) == 1)
     await settled()
     assert [wanted.system_prompt for wanted, _ in box.proxy.prewarms] == [PROMPT]
-    assert (await box.desk.view("lost"))["prewarm_note"].startswith("elsewhere is none of the models")
-    assert (await box.desk.view("early"))["prewarm_note"] == ""
+    assert (await box.view("lost"))["prewarm_note"].startswith("elsewhere is none of the models")
+    assert (await box.view("early"))["prewarm_note"] == ""
 
 
 async def test_where_no_model_is_named_it_is_said(box: Box) -> None:
@@ -199,7 +199,7 @@ async def test_where_no_model_is_named_it_is_said(box: Box) -> None:
     world = box.daemon.world
     inference = msgspec.structs.replace(world.settings.inference, default_model="m")
     world.settings = msgspec.structs.replace(world.settings, inference=inference)
-    assert (await box.desk.view("bob"))["prewarm_note"] == ""
-    await box.desk.restart("bob", "uid:0")
+    assert (await box.view("bob"))["prewarm_note"] == ""
+    await box.restart("bob", "uid:0")
     await until(lambda: len(box.proxy.prewarms) == 1)
     assert box.proxy.prewarms[0][0].model == "m"

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hive.conditions import Where, condition, conditions_in
-from hive.control.overview import Facts, conditions_of
+from hive.control.health import Facts, conditions_of
 from hive.domain import BackendInfo, BackendKind
 from hive.store.anew import Loss
 from tests.control.box import AWAKE, Box
@@ -46,7 +46,7 @@ def test_what_the_daemon_sees_has_codes(facts: dict[str, object], codes: list[st
 
 async def test_each_part_that_is_missing_is_told_the_same_everywhere(box: Box) -> None:
     await box.start_daemon(AWAKE)
-    health = box.desk.health()
+    health = box.services.health.view()
     told = conditions_in(health)
     assert [one.code for one in told] == ["proxy_disconnected", "helper_disconnected", "redis_down"]
     assert [one.at(Where()).fix for one in told] == ["hive logs proxy", "hive logs sandbox", "hive logs redis"]
@@ -57,7 +57,7 @@ async def test_each_part_that_is_missing_is_told_the_same_everywhere(box: Box) -
 
 
 async def of_metrics(box: Box) -> set[tuple[str, str]]:
-    text = (await box.desk.metrics()).decode()
+    text = (await box.services.scraper.scrape()).decode()
     samples = [
         sample
         for family in text_string_to_metric_families(text)

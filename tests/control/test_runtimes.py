@@ -21,14 +21,14 @@ from tests.control.box import Box, until
 
 
 async def capabilities(box: Box) -> dict[str, str] | None:
-    found: dict[str, str] | None = (await box.desk.view("bob"))["capabilities"]
+    found: dict[str, str] | None = (await box.view("bob"))["capabilities"]
     return found
 
 
 async def test_an_agent_says_what_its_runtime_is_good_for_here(box: Box) -> None:
     await box.everything()
     await box.create()
-    await until(lambda: box.desk._parts.runtimes.found)
+    await until(lambda: box.services.runtimes.found)
     found = await capabilities(box)
     assert found is not None
     assert (found["start"], found["pause"], found["exec"]) == ("", "", "")
@@ -43,7 +43,7 @@ async def test_nothing_is_said_of_it_before_a_helper_has_been_there(box: Box) ->
     await box.start_daemon()
     assert await capabilities(box) is None
     await box.start_helper()
-    await until(lambda: box.desk._parts.runtimes.found)
+    await until(lambda: box.services.runtimes.found)
     assert await capabilities(box) is not None
 
 
@@ -54,7 +54,7 @@ async def test_a_runtime_whose_engine_is_down_can_do_nothing_and_says_why(box: B
     box.helper = HelperServer(box.paths, {RuntimeKind.PROCESS: process, RuntimeKind.DOCKER: docker})
     await box.helper.open()
     await box.start_daemon()
-    watch = box.desk._parts.runtimes
+    watch = box.services.runtimes
     await until(lambda: watch.found)
     assert repr(watch) == "<RuntimeWatch process, docker>"
     assert "no Docker engine" in watch.found[RuntimeKind.DOCKER].why_not
@@ -71,7 +71,7 @@ async def test_an_engine_that_comes_is_seen_at_the_next_look(box: Box, monkeypat
         return can
 
     monkeypatch.setattr(runtime, "capabilities", changed)
-    await until(lambda: box.desk._parts.runtimes.found == {RuntimeKind.PROCESS: can})
+    await until(lambda: box.services.runtimes.found == {RuntimeKind.PROCESS: can})
     monkeypatch.setattr(runtimes, "LOOK_S", 1000.0)
 
 
@@ -98,11 +98,11 @@ class JournalRuntime(ProcessRuntime):
 async def test_an_agents_output_is_where_its_runtime_says(box: Box) -> None:
     await box.everything()
     agent = (await box.create())["id"]
-    await until(lambda: box.desk._parts.runtimes.found)
-    assert box.desk.output("bob") == (box.paths.log(agent), "")
+    await until(lambda: box.services.runtimes.found)
+    assert box.output("bob") == (box.paths.log(agent), "")
     await box.stop_helper()
     box.helper = HelperServer(
         box.paths, {RuntimeKind.PROCESS: JournalRuntime(box.paths, subtree=None, log_max_bytes=1_000_000)}
     )
     await box.helper.open()
-    await until(lambda: box.desk.output("bob").unit == f"agent-{agent}.service")
+    await until(lambda: box.output("bob").unit == f"agent-{agent}.service")

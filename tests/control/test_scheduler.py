@@ -16,7 +16,7 @@ from tests.control.box import Box, until
 
 
 async def put_to_sleep(box: Box) -> None:
-    await box.desk.pause("bob", timeout_s=5, now=False, actor="uid:0")
+    await box.pause("bob", timeout_s=5, now=False, actor="uid:0")
 
 
 async def record(box: Box, agent: str, **fields: Any) -> int:
@@ -30,7 +30,7 @@ async def record(box: Box, agent: str, **fields: Any) -> int:
 
 async def fired(box: Box) -> list[str]:
     """Outcomes, oldest first."""
-    return [event["outcome"] for event in await box.desk.past_events(1000) if event["kind"] == "schedule.fired"]
+    return [event["outcome"] for event in await box.services.journal.past(1000) if event["kind"] == "schedule.fired"]
 
 
 async def until_fired(box: Box) -> str:
@@ -45,15 +45,15 @@ async def test_a_sleeper_is_woken_at_its_time_and_once_is_once(box: Box) -> None
     await box.everything()
     await box.create()
     await put_to_sleep(box)
-    added = await box.desk.schedule("bob", "+1s", None, "see to it", "uid:7")
-    assert (added["every_s"], added["note"], added["name"]) == (None, "see to it", "bob")
-    assert (await box.desk.view("bob"))["next_wake_at"] == added["at"]
-    assert box.desk.schedules("bob")["schedules"][0]["spoken"] == added["spoken"]
+    added = await box.schedule("bob", "+1s", None, "see to it", "uid:7")
+    assert (added["every_s"], added["note"]) == (None, "see to it")
+    assert (await box.view("bob"))["next_wake_at"] == added["at"]
+    assert box.schedules("bob")[0]["spoken"] == added["spoken"]
     view = await box.until("bob", "running")
     assert time.time() >= added["at"]
     assert view["last_wake_cause"] == "schedule"
     assert await until_fired(box) == "woken"
-    assert (box.desk.schedules("bob")["schedules"], (await box.desk.view("bob"))["next_wake_at"]) == ([], None)
+    assert (box.schedules("bob"), (await box.view("bob"))["next_wake_at"]) == ([], None)
     assert box.daemon is not None
     for _ in range(100):
         if not await box.daemon._database.read(schedules.all):
@@ -69,13 +69,13 @@ async def test_who_is_awake_stays_so_and_who_is_stopped_is_not_started(box: Box)
     first = await record(box, agent, at=time.time() + 0.5, every_s=3600.0)
     await box.start_daemon()
     assert await until_fired(box) == "was awake"
-    (found,) = box.desk.schedules("bob")["schedules"]
+    (found,) = box.schedules("bob")
     assert (found["id"], found["last_outcome"]) == (first, "was awake")
-    await box.desk.stop("bob", "uid:0")
-    await box.desk.schedule("bob", "+1s", None, "", "uid:0")
-    await until(lambda: len(box.desk.schedules("bob")["schedules"]) == 1)
+    await box.stop("bob", "uid:0")
+    await box.schedule("bob", "+1s", None, "", "uid:0")
+    await until(lambda: len(box.schedules("bob")) == 1)
     assert (await fired(box))[1] == "refused: it is stopped"
-    assert (await box.desk.view("bob"))["status"] == "stopped"
+    assert (await box.view("bob"))["status"] == "stopped"
 
 
 async def test_what_passed_while_hive_was_down_is_made_up_for_once_and_said_to_be_late(box: Box) -> None:
@@ -87,8 +87,8 @@ async def test_what_passed_while_hive_was_down_is_made_up_for_once_and_said_to_b
     await record(box, agent, at=time.time() - 100)
     await box.start_daemon()
     await box.until("bob", "running")
-    await until(lambda: len(box.desk.schedules("bob")["schedules"]) == 1)
-    (found,) = box.desk.schedules("bob")["schedules"]
+    await until(lambda: len(box.schedules("bob")) == 1)
+    (found,) = box.schedules("bob")
     assert time.time() < found["at"] <= time.time() + 3600
     outcomes = await fired(box)
     assert len(outcomes) == 2
@@ -99,7 +99,7 @@ async def test_what_passed_while_hive_was_down_is_made_up_for_once_and_said_to_b
     await box.stop_daemon()
     await box.start_daemon()
     await asyncio.sleep(0.2)
-    (found,) = box.desk.schedules("bob")["schedules"]
+    (found,) = box.schedules("bob")
     assert ((found["at"], found["last_outcome"]), len(await fired(box))) == (before, 2)
 
 
@@ -112,9 +112,9 @@ async def test_a_schedule_whose_record_fails_is_not_done_twice_and_is_recorded_l
     await box.create()
     assert box.daemon is not None
     database = box.daemon._database
-    await box.desk.schedule("bob", "+1s", None, "", "uid:0")
+    await box.schedule("bob", "+1s", None, "", "uid:0")
     database._writer.execute("PRAGMA query_only = ON")
-    await until(lambda: not box.desk.schedules("bob")["schedules"])
+    await until(lambda: not box.schedules("bob"))
     await asyncio.sleep(0.1)
     assert len(await database.read(schedules.all)) == 1
     database._writer.execute("PRAGMA query_only = OFF")
@@ -128,14 +128,14 @@ async def test_a_schedule_whose_record_fails_is_not_done_twice_and_is_recorded_l
 async def test_a_cancelled_schedule_and_those_of_a_removed_agent_are_gone(box: Box) -> None:
     await box.everything()
     await box.create()
-    added = await box.desk.schedule("bob", "07:30", "1d", "", "uid:0")
+    added = await box.schedule("bob", "07:30", "1d", "", "uid:0")
     assert added["clock"] == "07:30:00"
-    assert (await box.desk.schedule("bob", "07:30", "1h", "", "uid:0"))["clock"] == ""
+    assert (await box.schedule("bob", "07:30", "1h", "", "uid:0"))["clock"] == ""
     await box.create("eve")
     with pytest.raises(NotFound, match=f"eve has no schedule {added['id']}"):
-        await box.desk.cancel_schedule("eve", added["id"], "uid:0")
-    assert await box.desk.cancel_schedule("bob", added["id"], "uid:0") == {"cancelled": added["id"], "name": "bob"}
-    await box.desk.remove("bob", "uid:0")
+        await box.services.scheduler.cancel(box.life("eve"), added["id"], "uid:0")
+    assert (await box.services.scheduler.cancel(box.life("bob"), added["id"], "uid:0")).id == added["id"]
+    await box.services.agents.remove("bob", "uid:0")
     assert box.daemon is not None
     assert repr(box.daemon._scheduler) == "<Scheduler 0 schedules, 0 being acted on>"
     assert await box.daemon._database.read(schedules.all) == []
@@ -155,5 +155,5 @@ async def test_what_makes_no_sense_is_refused_and_not_kept(
     await box.everything()
     await box.create()
     with pytest.raises(BadRequest, match=said):
-        await box.desk.schedule("bob", when, every, note, "uid:0")
-    assert box.desk.schedules("bob")["schedules"] == []
+        await box.schedule("bob", when, every, note, "uid:0")
+    assert box.schedules("bob") == []

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from hive.backends.switch import Switch, SwitchStep, Target
-from hive.control import backend_candidates, switching
+from hive.control import backend_candidates, switching, views
 from hive.control.backend_candidates import BackendCandidate, ServiceCandidates
 from hive.control.switching import CHOSEN, ChosenBackend, Switcher
 from hive.daemon import Daemon
@@ -167,20 +167,20 @@ class ServicesBox(Box):
         self.daemon = ServicesDaemon(self.paths, settings, **options)
         await self.daemon.open()
         if self._proxy_process is not None:
-            await until(lambda: self.desk.health()["proxy"]["connected"])
+            await until(lambda: self.services.health.view()["proxy"]["connected"])
 
     async def begin(self, to: BackendKind) -> str:
-        job: str = (await self.desk.switch(to, "uid:0"))["id"]
+        job: str = (await self.switch(to, "uid:0"))["id"]
         return job
 
     async def ended(self, job: str) -> dict[str, Any]:
         """The job, however often it takes."""
         await until(lambda: self.daemon is not None)
-        return await self.desk.job(job, wait_s=20)
+        return await self.job(job, wait_s=20)
 
     async def ask(self) -> httpx.Response:
         """A request of the operator's, through the proxy."""
-        access = self.desk.access()
+        access = views.access_view(self.services.gates.known_port, self.services.internal_token)
         head = {"authorization": f"Bearer {access['token']}"}
         async with httpx.AsyncClient(base_url=access["openai_base_url"], headers=head, trust_env=False) as client:
             return await client.post("/chat/completions", json={"model": "m", "messages": []}, timeout=30)
@@ -201,7 +201,7 @@ async def hive(short_path: Path) -> AsyncIterator[ServicesBox]:
     await box.start_helper()
     await box.start_daemon()
     await box.start_real_proxy()
-    await until(lambda: box.desk.inference()["running"])
+    await until(lambda: box.inference()["running"])
     yield box
     await box.end()
     for server in box.units.running.values():
@@ -227,7 +227,7 @@ async def test_a_default_model_that_was_changed_meanwhile_is_the_one_that_has_to
 ) -> None:
     """The new server was asked for the one of the daemon's start."""
     monkeypatch.setitem(GETS, "/v1/models", {"data": [{"id": "m"}, {"id": "other"}]})
-    await hive.desk.change_config({"inference.default_model": "other"}, "uid:0")
+    await hive.services.config.change({"inference.default_model": "other"}, "uid:0")
     assert (await hive.ended(await hive.begin(VLLM)))["state"] == "done"
     assert hive.units.running[VLLM].asked[0] == "other"
 
@@ -245,7 +245,7 @@ async def test_an_ollamas_cloud_is_not_asked_for_the_token(
     monkeypatch.setitem(GETS, "/api/version", {"version": "0.32.15"})
     monkeypatch.setitem(GETS, "/api/tags", {"models": [*STUBS, {"name": "tiny:latest", "size": 656640}]})
     if default:
-        await hive.desk.change_config({"inference.default_model": default}, "uid:0")
+        await hive.services.config.change({"inference.default_model": default}, "uid:0")
     job = await hive.ended(await hive.begin(OLLAMA))
     assert (job["state"], job["result"]["note"]) == ("done", "")
     assert hive.units.running[OLLAMA].asked == ["tiny:latest"]
@@ -263,14 +263,14 @@ async def test_an_ollama_with_nothing_but_stubs_is_switched_to_and_asked_for_not
 
 
 async def test_what_is_in_use_and_answers_is_done_at_once(hive: ServicesBox) -> None:
-    job = await hive.desk.switch("llama", "uid:0")
+    job = await hive.switch("llama", "uid:0")
     assert (job["state"], job["result"]["changed"]) == ("done", False)
     assert hive.units.calls == ["start llama"]
 
 
 async def test_what_is_in_use_and_does_not_answer_is_started_again(hive: ServicesBox) -> None:
     hive.units.running.pop(LLAMA).stop()
-    await until(lambda: not hive.desk.inference()["running"])
+    await until(lambda: not hive.inference()["running"])
     job = await hive.ended(await hive.begin(LLAMA))
     assert (job["state"], job["result"]["changed"]) == ("done", True)
     assert await hive.who_answers() == "llama"
@@ -293,7 +293,9 @@ async def test_one_that_fails_is_rolled_back_with_its_last_lines(hive: ServicesB
     assert job["error"]["log"] == ["the last line of vllm"]
     assert set(hive.units.running) == {LLAMA}
     assert await hive.who_answers() == "llama"
-    assert hive.desk.health()["problems"] == [p for p in hive.desk.health()["problems"] if "Redis" in p]
+    assert hive.services.health.view()["problems"] == [
+        p for p in hive.services.health.view()["problems"] if "Redis" in p
+    ]
 
 
 async def test_an_old_one_that_will_not_stop_is_kept(hive: ServicesBox) -> None:
@@ -304,7 +306,7 @@ async def test_an_old_one_that_will_not_stop_is_kept(hive: ServicesBox) -> None:
 
 
 def codes(hive: ServicesBox) -> list[str]:
-    return [one["code"] for one in hive.desk.health()["conditions"]]
+    return [one["code"] for one in hive.services.health.view()["conditions"]]
 
 
 async def test_where_neither_comes_up_it_is_degraded_and_says_so(hive: ServicesBox) -> None:
@@ -325,9 +327,9 @@ async def test_a_second_switch_is_refused_while_one_is_under_way(hive: ServicesB
     job = await hive.begin(VLLM)
     with pytest.raises(WrongState, match="a switch to vllm is under way"):
         await hive.begin(OLLAMA)
-    assert hive.desk.inference()["switch"]["id"] == job
+    assert hive.inference()["switch"]["id"] == job
     assert (await hive.ended(job))["state"] == "done"
-    assert hive.desk.inference()["switch"] is None
+    assert hive.inference()["switch"] is None
 
 
 def held_at(monkeypatch: pytest.MonkeyPatch, step: SwitchStep, *, back: bool, after: bool) -> asyncio.Event:
@@ -378,7 +380,7 @@ async def test_a_daemon_that_ends_at_any_step_leaves_it_to_the_next_one(
     assert answer.status_code == 200, answer.text
     assert answer.json()["choices"][0]["message"]["content"] in {str(chosen), "llama"}
     assert await hive.who_answers() == chosen
-    assert not any("switching" in problem for problem in hive.desk.health()["problems"])
+    assert not any("switching" in problem for problem in hive.services.health.view()["problems"])
     await hive.stop_daemon()
     assert await hive.recorded() == chosen
 
@@ -389,7 +391,7 @@ async def test_requests_wait_while_no_server_is_up(hive: ServicesBox, monkeypatc
         await hive.begin(VLLM)
         await asyncio.wait_for(reached.wait(), 20)
     assert hive.units.running == {}
-    assert any("switching to vllm" in problem for problem in hive.desk.health()["problems"])
+    assert any("switching to vllm" in problem for problem in hive.services.health.view()["problems"])
     waiting = [asyncio.ensure_future(hive.ask()) for _ in range(5)]
     await asyncio.sleep(0.1)
     assert not any(future.done() for future in waiting)
@@ -404,14 +406,14 @@ async def test_it_can_be_cancelled_and_the_old_one_is_back(hive: ServicesBox, mo
         reached = held_at(patch, SwitchStep.START, back=False, after=False)
         job = await hive.begin(VLLM)
         await asyncio.wait_for(reached.wait(), 20)
-        found = await hive.desk.cancel_job(job)
+        found = await hive.cancel_job(job)
     assert (found["state"], found["error"]["code"]) == ("cancelled", "rolled_back")
     assert found["error"]["message"] == "vllm: it was cancelled; llama is active again"
     assert await hive.who_answers() == "llama"
     with pytest.raises(WrongState, match="is cancelled"):
-        await hive.desk.cancel_job(job)
+        await hive.cancel_job(job)
     with pytest.raises(NotFound):
-        await hive.desk.cancel_job("nonsense")
+        await hive.cancel_job("nonsense")
 
 
 async def test_a_proxy_that_comes_in_mid_switch_keeps_the_gate_closed(
@@ -451,7 +453,7 @@ async def test_a_service_that_does_not_start_with_the_daemon_is_said(hive: Servi
     hive.units.broken[LLAMA] = "start"
     await hive.start_daemon()
     await until(lambda: "backend_not_started" in codes(hive))
-    assert any(event["kind"] == "backend.not_started" for event in await hive.desk.past_events(50))
+    assert any(event["kind"] == "backend.not_started" for event in await hive.services.journal.past(50))
 
 
 async def test_where_nothing_was_ever_chosen_the_first_one_is(
@@ -476,7 +478,7 @@ async def test_a_running_job_that_nobody_knows_has_failed(hive: ServicesBox) -> 
     await database.write(lambda conn: conn.execute("UPDATE jobs SET state = 'running', kind = 'model.pull'"))
     database.close()
     await hive.start_daemon()
-    found = await hive.desk.job(job, wait_s=0)
+    found = await hive.job(job, wait_s=0)
     assert (found["state"], found["error"]["message"]) == ("failed", "Hive ended before it did")
 
 
@@ -487,9 +489,9 @@ async def test_the_next_hive_up_carries_nothing_on(hive: ServicesBox, monkeypatc
         await asyncio.wait_for(reached.wait(), 20)
         await hive.stop_daemon()
     await hive.start_daemon(run="another")
-    assert (await hive.desk.job(job, wait_s=0))["error"]["message"] == "Hive ended before it did"
+    assert (await hive.job(job, wait_s=0))["error"]["message"] == "Hive ended before it did"
     assert hive.units.calls == ["start llama"]
-    assert not any("switching" in problem for problem in hive.desk.health()["problems"])
+    assert not any("switching" in problem for problem in hive.services.health.view()["problems"])
 
 
 async def test_a_full_disk_ends_it_as_it_was(hive: ServicesBox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -505,5 +507,5 @@ async def test_a_full_disk_ends_it_as_it_was(hive: ServicesBox, monkeypatch: pyt
 
     monkeypatch.setattr(Database, "write", write)
     await hive.begin(VLLM)
-    await until(lambda: hive.desk.inference()["switch"] is None)
+    await until(lambda: hive.inference()["switch"] is None)
     assert await hive.who_answers() == "llama"

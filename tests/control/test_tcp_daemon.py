@@ -34,12 +34,12 @@ async def status_of(port: int | None, token: str, path: str = "/api/health") -> 
 
 
 def port_of(box: Box) -> int | None:
-    return box.desk.health()["api"]["port"]
+    return box.services.health.view()["api"]["port"]
 
 
 async def test_without_a_port_it_is_on_its_socket_only(box: Box) -> None:
     await box.start_daemon()
-    assert box.desk.health()["api"] == {"listen": "127.0.0.1", "port": None}
+    assert box.services.health.view()["api"] == {"listen": "127.0.0.1", "port": None}
 
 
 async def test_a_taken_port_ends_a_daemon_that_may_not_move_and_the_next_one_comes_up(box: Box) -> None:
@@ -54,17 +54,17 @@ async def test_a_taken_port_ends_a_daemon_that_may_not_move_and_the_next_one_com
 
 async def test_tokens_outlive_the_daemon_and_so_does_their_end(box: Box) -> None:
     await box.start_daemon(api=ANYWHERE)
-    kept = await box.desk.create_api_token("kept", Role.VIEWER, None, "uid:0")
-    gone = await box.desk.create_api_token("gone", Role.VIEWER, None, "uid:0")
-    assert await status_of(port_of(box), kept["token"]) == 200
-    await box.desk.revoke_api_token("gone", "uid:0")
-    [before] = (await box.desk.api_tokens(also_dead=False))["tokens"]
+    kept = await box.api_token("kept", Role.VIEWER, None, "uid:0")
+    gone = await box.api_token("gone", Role.VIEWER, None, "uid:0")
+    assert await status_of(port_of(box), kept) == 200
+    await box.services.keyring.revoke("gone", now=time.time())
+    [before] = [token for token in await box.services.keyring.tokens() if token.revoked_at is None]
     await box.stop_daemon()
     await box.start_daemon(api=ANYWHERE)
-    [after] = (await box.desk.api_tokens(also_dead=False))["tokens"]
+    [after] = [token for token in await box.services.keyring.tokens() if token.revoked_at is None]
     assert after == before
-    assert after["last_used_at"] is not None, "it is written when the daemon leaves"
-    assert [await status_of(port_of(box), made["token"]) for made in (kept, gone)] == [200, 401]
+    assert after.last_used_at is not None, "it is written when the daemon leaves"
+    assert [await status_of(port_of(box), made) for made in (kept, gone)] == [200, 401]
 
 
 async def test_when_a_token_was_used_is_written_now_and_then_and_not_for_each_request(
@@ -72,7 +72,7 @@ async def test_when_a_token_was_used_is_written_now_and_then_and_not_for_each_re
 ) -> None:
     monkeypatch.setattr(api_tokens, "WRITTEN_EVERY_S", 0.2)
     await box.start_daemon(api=ANYWHERE)
-    made = await box.desk.create_api_token("a", Role.VIEWER, None, "uid:0")
+    made = await box.api_token("a", Role.VIEWER, None, "uid:0")
     assert box.daemon is not None
     database = box.daemon._database
 
@@ -81,7 +81,7 @@ async def test_when_a_token_was_used_is_written_now_and_then_and_not_for_each_re
         return rows[0]
 
     assert await read_back() is None
-    await status_of(port_of(box), made["token"])
+    await status_of(port_of(box), made)
     while (at := await read_back()) is None:  # noqa: ASYNC110 - a row of a table has no event
         await asyncio.sleep(0.02)
     assert abs(at - time.time()) < 60
@@ -102,18 +102,18 @@ async def test_nobody_is_handed_hives_own_token_over_tcp(box: Box) -> None:
     """An operator's token that was revoked or had expired left its holder another one, which does neither."""
     await box.start_daemon(api=ANYWHERE)
     await box.start_proxy()
-    made = await box.desk.create_api_token("ci", Role.OPERATOR, None, "uid:0")
+    made = await box.api_token("ci", Role.OPERATOR, None, "uid:0")
     async with httpx.AsyncClient(trust_env=False, verify=False) as client:
-        head = {"authorization": f"Bearer {made['token']}"}
+        head = {"authorization": f"Bearer {made}"}
         answer = await client.get(f"http://127.0.0.1:{port_of(box)}/api/system/access", headers=head)
     assert (answer.status_code, answer.json()["code"]) == (403, "not_permitted")
-    assert box.desk.access()["token"] not in answer.text
-    orders = (await box.desk.audit(Filter(act="order.access"), 10))["rows"]
+    assert box.services.internal_token not in answer.text
+    orders = await box.audit(Filter(act="order.access"))
     assert [(row["actor"], row["origin"], row["outcome"]) for row in orders] == [
         ("token:ci", "tcp:127.0.0.1", "not_permitted")
     ]
     there = Client(box.paths.api_socket, timeout_s=20)
-    assert (await asyncio.to_thread(there.get, "/api/system/access"))["token"] == box.desk.access()["token"]
+    assert (await asyncio.to_thread(there.get, "/api/system/access"))["token"] == box.services.internal_token
 
 
 async def test_tokens_that_died_long_ago_are_forgotten_while_the_daemon_runs(

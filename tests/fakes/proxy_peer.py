@@ -18,8 +18,10 @@ from hive.link.messages import (
     Asleep,
     Busy,
     Close,
+    CloseBackend,
     Closed,
     DaemonTable,
+    Drained,
     Hello,
     Open,
     ProxyTable,
@@ -29,6 +31,8 @@ from hive.link.messages import (
     Wake,
 )
 from hive.link.prompts import Prewarm
+from hive.link.requests import AskQueue, QueueIs
+from hive.tasks import spawn
 
 
 class ProxyPeer:
@@ -42,6 +46,10 @@ class ProxyPeer:
         self.told: list[LinkMessage] = []
         self.prewarms: list[tuple[Prewarm, LinkReply]] = []
         """What the daemon asked for; to be answered by the test."""
+        self.queue: QueueIs | None = None
+        """What is said of the queue; None: nothing is answered."""
+        self.holds_backend: asyncio.Event | None = None
+        """The backend is drained once this is set; None: at once."""
         self.table: DaemonTable | None = None
         self.role = "proxy"
         self.closed = False
@@ -79,6 +87,11 @@ class ProxyPeer:
                 else:
                     self.gates[agent] = "closed"
                     reply(Closed(agent=agent, generation=generation))
+            case CloseBackend():
+                assert reply is not None
+                spawn(self._drain(reply), name="drain")
+            case AskQueue() if reply is not None and self.queue is not None:
+                reply(self.queue)
             case Prewarm():
                 assert reply is not None
                 self.prewarms.append((message, reply))
@@ -90,6 +103,11 @@ class ProxyPeer:
             case _:
                 pass
         self._changed.set()
+
+    async def _drain(self, reply: LinkReply) -> None:
+        if self.holds_backend is not None:
+            await self.holds_backend.wait()
+        reply(Drained(cut=0))
 
     def _learn(self, row: AgentRow) -> None:
         self.rows[row.id] = row

@@ -10,6 +10,7 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from hive.errors import NotPermitted
 from hive.host import systemd
 from hive.sandbox.unit import UnitRuntime
 from hive.sandbox.unit_plan import unit_of
+from hive.settings.table import Paths
 from tests.host.unit_agents import PATHS, new_id, started
 from tests.sandbox.harness import Daemon, until
 
@@ -32,18 +34,26 @@ SAYS_A_LINE = [
 COUNTS = ["sh", "-c", "n=0; while :; do n=$((n + 1)); echo $n; sleep 0.01; done"]
 
 
-class Desk:
-    """Of the daemon what `logs` asks for."""
+class LogServices:
+    """Of the daemon's services what `logs` asks for."""
 
-    def output(self, ref: str) -> Output:
-        return Output(PATHS.log(ref), unit_of(ref))
+    paths = PATHS
+
+    def __init__(self) -> None:
+        self.roster = self.runtimes = self
+
+    def find(self, ref: str) -> Any:
+        return SimpleNamespace(agent=ref)
+
+    def output_of(self, agent: str, paths: Paths) -> Output:
+        return Output(paths.log(agent), unit_of(agent))
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[Client]:
-    desk: Any = Desk()
+    services: Any = LogServices()
     path = Path("/run/hive-logs.sock")
-    server = await serve(desk, path)
+    server = await serve(services, path)
     yield Client(path)
     await server.close()
 
@@ -117,8 +127,8 @@ async def test_a_client_that_reads_nothing_and_leaves_ends_it_too(daemon: Daemon
 async def test_following_ends_with_the_server(daemon: Daemon, client: Client) -> None:
     agent = new_id()
     await started(daemon, agent, COUNTS)
-    desk: Any = Desk()
-    server = await serve(desk, Path("/run/hive-logs-2.sock"))
+    services: Any = LogServices()
+    server = await serve(services, Path("/run/hive-logs-2.sock"))
     stream = Client(Path("/run/hive-logs-2.sock")).lines(path_of(agent, "logs"), tail=5, follow=1)
     await asyncio.to_thread(next, stream)
     await server.close()

@@ -12,17 +12,14 @@ import httpx
 import pytest
 from textual.widgets import Button, OptionList, RichLog
 
-from hive.api.server import serve
-from hive.control.views import gpus_view
 from hive.demo import server
-from hive.domain import AgentSpec, BackendKind, Tier
-from hive.host.nvml import Nvml
+from hive.domain import BackendKind, Tier
+from hive.host.nvml import Nvml, SeenGpus
 from hive.settings.table import InferenceSection, Settings
 from hive.tui.screens.agent import AgentScreen
 from hive.tui.widgets.bars import WholeCells
 from tests.control.box import AWAKE, Box, until
 from tests.fakes.fake_nvml import GIB, Gpu, Library, in_place_of
-from tests.fakes.memory_daemon import MemoryDesk
 from tests.tui.driving import buttons, each_size, is_in_front, is_main, over, pane, recorded, screen_text, table_of, top
 from tests.tui.frozen import PROGRAMS
 
@@ -64,7 +61,7 @@ async def test_the_page_of_an_agent_that_goes_says_so(box: Box) -> None:
     async with over(box) as (app, pilot):
         await pilot.press("enter")
         await is_in_front(app, AgentScreen)
-        await box.desk.remove("ann", "uid:0")
+        await box.services.agents.remove("ann", "uid:0")
         await until(lambda: pane(app, "title", app.screen).text.strip() == "ann (removed)")
         assert buttons(app) == []
         await pilot.press("p")
@@ -81,7 +78,7 @@ async def test_states_have_the_seeds_colours_and_are_told_without_any(
         monkeypatch.setenv("NO_COLOR", "1")
     await box.create("ann")
     await box.create("bob")
-    await box.desk.pause("bob", timeout_s=10, now=False, deep=False, actor="uid:0")
+    await box.pause("bob", timeout_s=10, now=False, deep=False, actor="uid:0")
     async with over(box, size=(120, 40)) as (app, pilot):
         await pilot.pause()
         badge = list(table_of(app).render_line(2))[1]
@@ -135,7 +132,7 @@ async def test_whoever_does_not_run_is_not_awake(box: Box) -> None:
     """Stopped agents, and such as were never started, had `awake` in the column DEPTH, also with the daemon down."""
     await box.create("ann")
     await box.create("bob")
-    await box.desk.stop("bob", "uid:0")
+    await box.stop("bob", "uid:0")
     async with over(box) as (app, _pilot):
         for is_live in (True, False):
             await until(lambda is_live=is_live: app.snapshot.is_live is is_live)
@@ -169,7 +166,7 @@ async def test_the_queue_of_each_tenant_and_tokens_come_from_what_is_asked_throu
     await box.start_real_proxy()
     try:
         agent = await box.create("ann", tenant="acme", tier=Tier.LOW)
-        url = box.desk.tokens("ann")["ollama_host"]
+        url = box.tokens("ann")["ollama_host"]
         async with over(box, (120, 40)) as (app, pilot), httpx.AsyncClient(trust_env=False, timeout=30) as client:
             body = {"model": "hive-demo", "stream": False, "messages": [{"role": "user", "content": "tell a story"}]}
             asking = [asyncio.ensure_future(client.post(f"{url}/api/chat", json=body)) for _ in range(3)]
@@ -188,7 +185,7 @@ async def test_the_queue_of_each_tenant_and_tokens_come_from_what_is_asked_throu
             await is_in_front(app, AgentScreen)
             await until(lambda: "hive-demo" in pane(app, "models", app.screen).text)
             assert "3 requests, tokens" in pane(app, "models", app.screen).text
-            view = await box.desk.view("ann")
+            view = await box.view("ann")
             used = f"3 requests, tokens {view['tokens_in']} in, {view['tokens_out']} out"
             await until(lambda: used in pane(app, "facts", app.screen).text)
     finally:
@@ -198,26 +195,22 @@ async def test_the_queue_of_each_tenant_and_tokens_come_from_what_is_asked_throu
             await serving
 
 
-async def test_gpus_come_and_go_with_what_the_driver_says(short_path: Path) -> None:
+async def test_gpus_come_and_go_with_what_the_driver_says(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through NVIDIA's wrapper, the API and the client: a GPU that is lost while somebody looks."""
     library = Library(Gpu(used=93 * GIB, busy=87, processes=[(4711, 92 * GIB)]))
-    desk = MemoryDesk(short_path)
-    await desk.create(AgentSpec(name="ann", command=["/bin/true"]), "uid:0")
 
-    async def gpus() -> dict[str, object]:
+    async def seen() -> SeenGpus:
         with in_place_of(library):
-            seen = Nvml(load=lambda: __import__("pynvml")).look()
-        return gpus_view(seen, lambda pid: PROGRAMS.get(pid, ""))
+            return Nvml(load=lambda: __import__("pynvml")).look()
 
-    desk.gpus = gpus  # type: ignore[method-assign]
-    server = await serve(desk, short_path / "hive.sock")
-    async with top(short_path / "hive.sock", None, (120, 40)) as (app, pilot):
+    monkeypatch.setattr(box.services.gpus, "seen", seen)
+    monkeypatch.setattr("hive.api.system.program_of", lambda pid: PROGRAMS.get(pid, ""))
+    async with top(box.paths.api_socket, None, (120, 40)) as (app, pilot):
         await until(lambda: "93G/140G  87%" in pane(app, "gpus").text)
-        assert "VLLM::EngineCor 4711 92G" in pane(app, "gpus").text, "the backend of this desk is the demo"
+        assert "VLLM::EngineCor 4711 92G" in pane(app, "gpus").text
         library.gpus[0].is_lost = True
         await until(lambda: pane(app, "gpus").text == "GPU 0 ! GPU is lost")
         library.gpus.clear()
         await until(lambda: pane(app, "gpus").text == "")
         await pilot.pause()
         assert not pane(app, "gpus").display
-    await server.close()

@@ -16,7 +16,6 @@ import pytest
 from textual.command import CommandPalette
 from textual.widgets import Input, OptionList, Static
 
-from hive.api.server import serve
 from hive.control import switching
 from hive.demo import server
 from hive.domain import AgentSpec, BackendKind, RuntimeKind
@@ -28,7 +27,6 @@ from hive.tui.screens.confirm import ConfirmScreen
 from hive.tui.screens.keys import Keys
 from hive.tui.snapshot import AgentLine
 from tests.control.box import AWAKE, Box, until
-from tests.fakes.memory_daemon import MemoryDesk
 from tests.ports import free_port
 from tests.tui.driving import (
     JOURNEYS,
@@ -45,7 +43,6 @@ from tests.tui.driving import (
     rows_of,
     screen_text,
     table_of,
-    top,
 )
 
 MAN = Path(__file__).parents[2] / "man" / "hive-top.1.scd"
@@ -181,7 +178,7 @@ async def test_b_switches_to_the_server_that_is_chosen_once_it_was_confirmed(sho
         try:
             async with over(box, (120, 40)) as (app, pilot):
                 for to, answer in ((f"127.0.0.1:{port}", "n"), (f"127.0.0.1:{port}", "y"), (socket, "y")):
-                    before = box.desk.inference()["address"]
+                    before = box.inference()["address"]
                     await pilot.press("b")
                     await is_in_front(app, BackendScreen)
                     which = app.screen.query_one("#which", OptionList)
@@ -197,7 +194,7 @@ async def test_b_switches_to_the_server_that_is_chosen_once_it_was_confirmed(sho
                     await pilot.press("escape")
                     await is_main(app)
                     now = before if answer == "n" else to
-                    assert box.desk.inference()["address"] == now
+                    assert box.inference()["address"] == now
                     assert chosen(box) == ("" if answer == "n" else to)
         finally:
             await box.end()
@@ -205,31 +202,36 @@ async def test_b_switches_to_the_server_that_is_chosen_once_it_was_confirmed(sho
 
 @journey("BackendScreen: c")
 async def test_c_ends_a_switch_that_is_under_way(short_path: Path) -> None:
-    """To a server that never answers for the whole of it: the API's own desk, without a backend behind it."""
-    desk = MemoryDesk(short_path)
-    await desk.create(AgentSpec(name="ann", command=["/bin/true"]), "uid:0")
-
-    async def backends() -> dict[str, Any]:
-        row = {"backend": "vllm", "address": "http://elsewhere", "unit": "", "in_use": False}
-        return {"backends": [{**row, "state": "running", "answers": True, "version": "1"}]}
-
-    desk.backends = backends  # type: ignore[method-assign]
-    server = await serve(desk, short_path / "hive.sock")
-    async with top(short_path / "hive.sock", None) as (app, pilot):
-        await pilot.press("b")
-        await is_in_front(app, BackendScreen)
-        await until(lambda: app.screen.query_one("#which", OptionList).option_count == 1)
-        await pilot.pause()
-        await pilot.press("enter")
-        await answered(app, pilot, "y")
-        said = app.screen.query_one("#said", Static)
-        await until(lambda: "closing the gate (about 20s left)" in str(said.content))
-        await pilot.press("c")
-        await until(lambda: "cancelled: vllm: it was cancelled; demo is active again" in str(said.content))
-        assert [job["state"] for job in await desk.jobs(10)] == ["cancelled"]
-        await pilot.press("escape")
-        await is_main(app)
-    await server.close()
+    """While the proxy waits for requests that the old server works on."""
+    box, held = Box(short_path), asyncio.Event()
+    box.paths.state.mkdir()
+    box.paths.runtime.mkdir()
+    async with two_demos(short_path) as (socket, port):
+        settings = msgspec.structs.replace(AWAKE, inference=InferenceSection(port=port, switch_health_every_s=0.05))
+        await box.start_helper()
+        await box.start_daemon(settings, backend=(BackendKind.DEMO, socket))
+        (await box.start_proxy()).holds_backend = held
+        try:
+            async with over(box, (120, 40)) as (app, pilot):
+                await pilot.press("b")
+                await is_in_front(app, BackendScreen)
+                which = app.screen.query_one("#which", OptionList)
+                await until(lambda: which.option_count == 2)
+                await pilot.pause()
+                to = f"demo at 127.0.0.1:{port} ("
+                which.highlighted = next(n for n, option in enumerate(which.options) if to in str(option.prompt))
+                await pilot.press("enter")
+                await answered(app, pilot, "y")
+                said = app.screen.query_one("#said", Static)
+                await until(lambda: "closing the gate" in str(said.content))
+                await pilot.press("c")
+                await until(lambda: "it was cancelled" in str(said.content))
+                held.set()
+                assert [job.state for job in await box.services.jobs.recent(10)] == ["cancelled"]
+                await pilot.press("escape")
+                await is_main(app)
+        finally:
+            await box.end()
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ async def test_c_ends_a_switch_that_is_under_way(short_path: Path) -> None:
 async def test_keys_select(box: Box) -> None:
     """The verbs go to the agent that is selected: what these keys do is which one that is."""
     for number in range(30):
-        await box.desk.create(AgentSpec(name=f"a{number:02}", runtime=RuntimeKind.EXTERNAL), "uid:0")
+        await box.services.agents.create(AgentSpec(name=f"a{number:02}", runtime=RuntimeKind.EXTERNAL), "uid:0")
     async with over(box) as (app, pilot):
         await until(lambda: len(rows_of(app)) == 30)
         room = len(table_of(app).in_sight)
@@ -264,7 +266,7 @@ def _selected(app: Any) -> AgentLine:
 async def test_the_table_is_sorted_by_each_column_either_way(box: Box) -> None:
     await box.create("ann", tenant="zoo")
     await box.create("bob", tenant="abc")
-    await box.desk.stop("bob", "uid:0")
+    await box.stop("bob", "uid:0")
     async with over(box, (120, 40)) as (app, pilot):
         table = table_of(app)
         await until(lambda: "stopped" in screen_text(app))

@@ -22,7 +22,6 @@ from hive.tui.app import Top
 from hive.tui.screens.agent import AgentScreen
 from hive.tui.snapshot import Snapshot
 from tests.control.box import Box, Caller, daemon_process, until
-from tests.fakes.memory_daemon import MemoryDesk
 from tests.tui import frozen
 from tests.tui.driving import (
     SIZES,
@@ -126,34 +125,34 @@ async def test_a_daemon_that_is_killed_and_begins_anew_is_found_again(short_path
         await box.end()
 
 
-async def test_a_daemon_that_fails_inside_is_said_and_answers_again(short_path: Path) -> None:
+async def test_a_daemon_that_fails_inside_is_said_and_answers_again(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers 500; one that hangs is in test_source.py."""
-    desk = MemoryDesk(short_path)
-    await desk.create(AgentSpec(name="ann", command=["/bin/true"]), "uid:0")
+    await box.create("ann")
     held = asyncio.Event()
     held.set()
-    views = desk.health
+    view = box.services.health.view
 
-    def health() -> dict[str, Any]:
+    def health() -> Any:
         if not held.is_set():
             raise TimeoutError
-        return views()
+        return view()
 
-    desk.health = health  # type: ignore[method-assign]
-    server = await serve(desk, short_path / "hive.sock")
-    async with top(short_path / "hive.sock", None) as (app, _):
+    monkeypatch.setattr(box.services.health, "view", health)
+    async with top(box.paths.api_socket, None) as (app, _):
         held.clear()
         await is_told(app, "this is how it was at")
         assert rows_of(app) == ["ann"]
         held.set()
         await until(lambda: "this is how it was at" not in problems(app))
-    await server.close()
 
 
-async def test_without_a_database_either_the_last_look_stays_and_says_why(short_path: Path) -> None:
-    desk = MemoryDesk(short_path)
-    await desk.create(AgentSpec(name="ann", command=["/bin/true"]), "uid:0")
-    server = await serve(desk, short_path / "hive.sock")
+async def test_without_a_database_either_the_last_look_stays_and_says_why(
+    box: Box, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await box.create("ann")
+    view = box.services.health.view
+    monkeypatch.setattr(box.services.health, "view", lambda: {**view(), "state_dir": str(short_path / "nowhere")})
+    server = await serve(box.services, short_path / "hive.sock")
     async with top(short_path / "hive.sock", None) as (app, _):
         await server.close()
         await is_told(app, "no Hive answers")
@@ -261,26 +260,13 @@ async def test_a_database_that_is_locked_beside_a_daemon_that_is_down_is_said_an
 # --- much, odd times and small screens -------------------------------------------------------------------------------
 
 
-class ManyDesk(MemoryDesk):
-    """Of ten thousand agents of which nothing changes: looked up by name, and told as they were told first."""
-
-    told: list[dict[str, Any]] | None = None
-
-    def _known(self, ref: str) -> AgentSpec:
-        return self._specs.get(ref.removeprefix("id-")) or super()._known(ref)
-
-    async def views(self) -> list[dict[str, Any]]:
-        if self.told is None:
-            self.told = await super().views()
-        return self.told
-
-
 async def test_ten_thousand_agents_are_looked_at_sorted_and_filtered(short_path: Path) -> None:
-    desk = ManyDesk(short_path)
-    for number in range(10_000):
-        await desk.create(AgentSpec(name=f"agent-{number:05}", command=["/bin/true"]), "uid:0")
-    server = await serve(desk, short_path / "hive.sock")
-    async with top(short_path / "hive.sock", None, interval_s=1.0) as (app, pilot):
+    box = Box(short_path)
+    for path in (box.paths.state, box.paths.runtime):
+        path.mkdir()
+    await asyncio.to_thread(kept_by, box, *(f"agent-{number:05}" for number in range(10_000)))
+    await box.start_daemon()
+    async with top(box.paths.api_socket, None, interval_s=1.0) as (app, pilot):
         await until(lambda: len(rows_of(app)) == 10_000)
         await pilot.press("end")
         assert table_of(app).selected is not None
@@ -290,7 +276,7 @@ async def test_ten_thousand_agents_are_looked_at_sorted_and_filtered(short_path:
         assert "agent-09999" in screen_text(app)
         await pilot.press("/", *"0777")
         await until(lambda: len(rows_of(app)) == sum("0777" in f"{number:05}" for number in range(10_000)))
-    await server.close()
+    await box.stop_daemon()
 
 
 async def test_ten_thousand_agents_are_read_from_the_database_where_the_daemon_is_down(short_path: Path) -> None:

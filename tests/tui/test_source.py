@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from hive.api.server import serve
 from hive.client.client import Client
+from hive.control import views
 from hive.domain import Agent, AgentSpec, AgentStatus
 from hive.errors import DependencyDown, WrongState
 from hive.settings.table import Paths
@@ -36,7 +36,7 @@ from hive.tui.snapshot import Snapshot
 from hive.tui.source import Source
 from hive.tui.stored import read
 from hive.tui.watch import Watch
-from tests.fakes.memory_daemon import MemoryDesk
+from tests.control.box import Box
 from tests.nobody import run_as_nobody
 
 ANN = Agent(id="id-ann", spec=AgentSpec(name="ann", command=["/bin/true"]), status=AgentStatus.PAUSED, reason="idle")
@@ -408,29 +408,30 @@ def test_a_daemon_that_hangs_is_shown_by_its_database(directory: Path, monkeypat
     assert not snapshot.is_live
 
 
-async def test_a_daemon_of_another_version_is_called_that(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = MemoryDesk(directory)
-    await desk.create(AgentSpec(name="ann", command=["/bin/true"]), "uid:0")
-    server = await serve(desk, directory / "hive.sock")
-    source = source_of(directory)
+async def test_a_daemon_of_another_version_is_called_that(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    await box.create("ann")
+    source, services = source_of(box.paths.runtime), box.services
+
+    def nothing(*_: Any) -> dict[str, Any]:
+        return {}
+
     assert (await asyncio.to_thread(source.look)).is_live
-    for verb in ("health", "inference", "memory", "stats"):
+    with monkeypatch.context() as patch:
+        patch.setattr(services.counters, "answer", nothing)
+        assert (await asyncio.to_thread(source_of(box.paths.runtime).look)).requests is None
+    for place, name in ((services.health, "view"), (views, "inference_view"), (views, "memory_view")):
         with monkeypatch.context() as patch:
-            patch.setattr(desk, verb, dict)
-            if verb == "stats":
-                assert (await asyncio.to_thread(source_of(directory).look)).requests is None
-                continue
+            patch.setattr(place, name, nothing)
             with pytest.raises(WrongState, match="is no Hive of this version") as raised:
-                await asyncio.to_thread(source_of(directory).look)
+                await asyncio.to_thread(source_of(box.paths.runtime).look)
             assert "hive version" in raised.value.hint
 
     async def changes(since: str, fresh: object) -> dict[str, Any]:
         return {"agents": [{"id": 7}], "gone": [], "cursor": "", "is_whole": True}
 
-    monkeypatch.setattr(desk, "changes", changes)
+    monkeypatch.setattr(services.agent_views, "changes", changes)
     with pytest.raises(WrongState, match="is no Hive of this version"):
         await asyncio.to_thread(source.look)
-    await server.close()
 
 
 # --- Redis -------------------------------------------------------------------------------------------------------

@@ -14,9 +14,7 @@ import pytest
 from textual.command import CommandPalette
 from textual.widgets import OptionList, RichLog, Static
 
-from hive.api.server import serve
 from hive.client.client import Client
-from hive.domain import AgentSpec
 from hive.errors import TimedOut
 from hive.tui import panes
 from hive.tui.app import Top
@@ -30,7 +28,6 @@ from hive.tui.snapshot import EventLine, MemoryLine, Snapshot
 from hive.tui.source import Source
 from hive.tui.usage import use_of
 from tests.control.box import Box, until
-from tests.fakes.memory_daemon import MemoryDesk
 from tests.tui import frozen
 from tests.tui.driving import is_in_front, is_main, over, pane, problems, recorded, shown
 from tests.tui.frozen import Frozen, FrozenClient
@@ -126,20 +123,17 @@ async def test_verbs_that_wait_for_busy_agents_keep_no_look_from_being_taken() -
             source.let_go.set()
 
 
-async def test_q_does_not_wait_for_a_verb_that_is_under_way(short_path: Path) -> None:
+async def test_q_does_not_wait_for_a_verb_that_is_under_way(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of the loop waited for its threads: a pause of a busy agent held the shell up for half a minute."""
-    desk = MemoryDesk(short_path)
-    await desk.create(AgentSpec(name="ann", command=["/bin/true"]), "uid:0")
+    await box.create("ann")
     is_asked, let_go = asyncio.Event(), asyncio.Event()
 
-    async def pause(*_: Any, **__: Any) -> dict[str, Any]:
+    async def pause(*_: Any, **__: Any) -> None:
         is_asked.set()
         await let_go.wait()
-        return {"status": "paused"}
 
-    desk.pause = pause  # type: ignore[method-assign, assignment]
-    server = await serve(desk, short_path / "hive.sock")
-    with terminal(short_path / "hive.sock") as top:
+    monkeypatch.setattr(box.life("ann"), "pause", pause)
+    with terminal(box.paths.api_socket) as top:
         await asyncio.to_thread(top.until, b"Quit")
         top.press(b"p")
         await asyncio.wait_for(is_asked.wait(), 20)
@@ -149,7 +143,6 @@ async def test_q_does_not_wait_for_a_verb_that_is_under_way(short_path: Path) ->
         let_go.set()
         assert await ending == 0
         assert done, "it ended only once the pause had"
-    await server.close()
 
 
 # --- a daemon of another version, a kernel that says little --------------------------------------------------------

@@ -77,7 +77,7 @@ async def test_what_has_no_reason_to_have_changed_is_not_asked_for(box: Box, mon
         raise AssertionError("nothing was asked for")
 
     monkeypatch.setattr(watch_module, "SELDOM_S", 1000.0)
-    await box.desk.pause(ann, timeout_s=10, now=False, deep=False, actor="uid:0")
+    await box.pause(ann, timeout_s=10, now=False, deep=False, actor="uid:0")
     answers = await seen_within_s({"stats", "events"})
     assert answers.events[-1]["kind"] == "agent.paused"
     await look.until_quiet()
@@ -121,14 +121,14 @@ async def test_who_asks_for_little_sees_what_who_asks_for_all_sees(box: Box) -> 
         raise AssertionError(f"{lasting(seen)} is not {lasting(whole)}")
 
     assert [view.name for view in await is_the_same()] == sorted(names)
-    await box.desk.pause(ids["ann"], timeout_s=10, now=False, deep=False, actor="uid:0")
+    await box.pause(ids["ann"], timeout_s=10, now=False, deep=False, actor="uid:0")
     assert [view.status for view in await is_the_same()] == ["paused", "running", "running"]
-    await box.desk.remove(ids["ann"], "uid:0")
+    await box.services.agents.remove(ids["ann"], "uid:0")
     await box.create("aaa")
     assert [view.name for view in await is_the_same()] == ["aaa", "bob", "cid"]
     await box.stop_daemon()
     await box.start_daemon()
-    await until(lambda: box.desk.health()["helper"]["connected"])
+    await until(lambda: box.services.health.view()["helper"]["connected"])
     assert [view.name for view in await is_the_same()] == ["aaa", "bob", "cid"]
 
 

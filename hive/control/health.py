@@ -1,0 +1,182 @@
+"""The health of Hive: the conditions that the daemon finds, and the answer to `hive status`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from hive.build import version
+from hive.conditions import DISK_LEAST_BYTES, FoundCondition, condition, where_is
+from hive.control import views
+from hive.control.agent_views import AgentViews
+from hive.control.effects import DaemonEffects
+from hive.control.external_agents import WithElsewhere
+from hive.control.listening import ListenPlace
+from hive.control.proxy_link import ProxyGates
+from hive.control.switching import Switcher
+from hive.control.usage import UsageConsumer
+from hive.domain import BackendInfo, BackendKind, Isolation
+from hive.host.files import free_bytes
+from hive.paths import default_state_dir
+from hive.settings.table import Paths, Settings
+from hive.shapes import system
+from hive.store.anew import Loss
+from hive.store.database import Database
+from hive.store.live import Live
+
+
+class HealthReport:
+    """`settings`: those at the daemon's start. `api`: where the API listens on TCP."""
+
+    def __init__(
+        self,
+        *,
+        epoch: str,
+        started_at: float,
+        paths: Paths,
+        settings: Settings,
+        isolation: Isolation,
+        database: Database,
+        live: Live,
+        consumer: UsageConsumer,
+        gates: ProxyGates,
+        helper: WithElsewhere,
+        world: DaemonEffects,
+        agent_views: AgentViews,
+        switcher: Switcher,
+        api: ListenPlace,
+    ) -> None:
+        self._epoch = epoch
+        self._started_at = started_at
+        self._paths = paths
+        self._settings = settings
+        self._isolation = isolation
+        self._database = database
+        self._live = live
+        self._consumer = consumer
+        self._gates = gates
+        self._helper = helper
+        self._world = world
+        self._agent_views = agent_views
+        self._switcher = switcher
+        self._api = api
+        self._version = version()  # read here, and not where somebody waits for it
+        is_default = paths.state == default_state_dir(os.geteuid(), os.environ)
+        self._where = where_is(apart=paths.apart, state_dir=None if paths.apart or is_default else paths.state)
+
+    def __repr__(self) -> str:
+        return f"<HealthReport of {self._epoch}>"
+
+    def view(self) -> system.Health:
+        """The state of Hive, and its problems."""
+        found, backend = self.conditions(), self._world.backend
+        return {
+            "status": "degraded" if found else "ok",
+            "problems": [one.text for one in found],
+            "conditions": [views.condition_view(one) for one in found],
+            "version": self._version,
+            "pid": os.getpid(),
+            "epoch": self._epoch,
+            "started_at": self._started_at,
+            "state_dir": str(self._paths.state),
+            "runtime_dir": str(self._paths.runtime),
+            "isolation": self._isolation,
+            "freezer": self._agent_views.freezer,
+            "limits": self._agent_views.limits,
+            "token_tracking": self._world.settings.inference.token_tracking,
+            "proxy": {
+                "connected": self._gates.session is not None,
+                "port": self._gates.port,
+                "ingress_port": self._gates.ingress_port,
+            },
+            "api": {"listen": self._api.address, "port": self._api.port},
+            "helper": {"connected": self._helper.connected, "enabled": self._settings.sandbox.enabled},
+            "redis": {"up": self._live.up, "at": str(self._live.at), "why": self._live.why_down},
+            "usage": {"degraded": self._consumer.degraded, "lost": self._consumer.lost},
+            "backend": None if backend is None else msgspec.to_builtins(backend),
+        }
+
+    def conditions(self) -> list[FoundCondition]:
+        """Conditions now, with commands as they are typed beside this daemon."""
+        loss = self._database.loss
+        found = conditions_of(
+            Facts(
+                state=str(self._paths.state),
+                free_bytes=free_bytes(self._paths.state),
+                is_suspect=self._database.is_suspect,
+                loss=loss if loss is not None and loss.is_told(time.time()) else None,
+                proxy=self._gates.session is not None,
+                helper=self._helper.connected,
+                redis=self._live.up,
+                redis_at=str(self._live.at),
+                redis_why=self._live.why_down,
+                usage_waits=self._consumer.degraded,
+                is_disk_full=self._consumer.is_disk_full,
+                switching_to=self._switcher.towards,
+                not_started=self._switcher.not_started,
+                backend=self._world.backend,
+            )
+        )
+        return [one.at(self._where) for one in found]
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """Facts that the daemon sees of itself. `free_bytes`: of the state's disk, None if unknown. `loss`: one that
+    is still to be told. `proxy`, `helper`: connected; `redis`: up. `usage_waits`: why usage cannot be written, else
+    empty. `switching_to`: empty if no switch is under way. `not_started`: why no inference server was started."""
+
+    state: str
+    free_bytes: int | None = None
+    is_suspect: bool = False
+    loss: Loss | None = None
+    proxy: bool = True
+    helper: bool = True
+    redis: bool = True
+    redis_at: str = ""
+    redis_why: str = ""
+    usage_waits: str = ""
+    is_disk_full: bool = False
+    switching_to: str = ""
+    not_started: FoundCondition | None = None
+    backend: BackendInfo | None = None
+
+
+def conditions_of(seen: Facts) -> list[FoundCondition]:
+    """Conditions by these facts, the worst first.
+
+    >>> [one.code for one in conditions_of(Facts(state="/s", proxy=False, switching_to="vllm"))]
+    ['proxy_disconnected', 'backend_switching']
+    """
+    return list(_conditions_of(seen))
+
+
+def _conditions_of(seen: Facts) -> Iterator[FoundCondition]:
+    if seen.is_suspect:
+        yield condition("database_suspect")
+    if seen.loss is not None:
+        code = "database_rolled_back" if seen.loss.is_rollback else "database_begun_anew"
+        yield condition(code, why=seen.loss.why, kept=seen.loss.kept, aside=seen.loss.aside)
+    if not seen.proxy:
+        yield condition("proxy_disconnected")
+    if not seen.helper:
+        yield condition("helper_disconnected")
+    if not seen.redis:
+        # Of that of REDIS_URL Hive knows nothing but that it does not answer.
+        code = "redis_down" if seen.redis_at.startswith("/") else "redis_of_url_down"
+        yield condition(code, at=seen.redis_at, why=seen.redis_why)
+    if seen.free_bytes is not None and seen.free_bytes < DISK_LEAST_BYTES:
+        yield condition("disk_nearly_full", path=seen.state, free_bytes=seen.free_bytes)
+    if seen.usage_waits:
+        code = "usage_waits_for_disk" if seen.is_disk_full else "usage_waits"
+        yield condition(code, path=seen.state, why=seen.usage_waits)
+    if seen.switching_to:
+        yield condition("backend_switching", to=seen.switching_to)
+    is_down = seen.backend is None or not seen.backend.up
+    if seen.not_started is not None and is_down:
+        yield seen.not_started
+    if seen.backend is not None and is_down and not seen.switching_to:
+        code = "demo_backend_down" if seen.backend.kind is BackendKind.DEMO else "backend_down"
+        yield condition(code, at=seen.backend.address)

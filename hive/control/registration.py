@@ -1,0 +1,211 @@
+"""Making, changing and removing agents: their records, ids, uids and ports, and all that goes with an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sqlite3
+import time
+from collections.abc import Collection
+
+from hive.agents.lifecycle import AgentLifecycle
+from hive.agents.roster import Roster
+from hive.agents.spec import changed_fields
+from hive.agents.starting import HIVE
+from hive.agents.transition_lock import outcome_of
+from hive.control import views
+from hive.control.agent_views import AgentViews
+from hive.control.audit_log import AuditLog
+from hive.control.effects import DaemonEffects
+from hive.control.kept_responses import KeptResponses
+from hive.control.listening import ListenPlace
+from hive.control.message_delivery import MessageDelivery
+from hive.control.own_ports import own_ports, refuse_own
+from hive.control.proxy_link import ProxyGates
+from hive.control.scheduler import Scheduler
+from hive.control.uids import UidLook, UidsSeen
+from hive.domain import ALIVE, Agent, AgentSpec, Isolation
+from hive.errors import HiveError, WrongState
+from hive.link.messages import Leaving
+from hive.settings.table import Settings
+from hive.shapes.agents import AgentView, Applied, KeptDeleted, Removals, Removed
+from hive.shapes.system import Shutdown
+from hive.store import agents as agents_store
+from hive.store.database import Database
+
+REMOVED_AT_ONCE = 100
+"""Agents that are stopped and removed together: as many as go in one transaction (forgetting.py)."""
+OF_ITS_PORT = frozenset({"port", "egress", "runtime"})
+"""Fields by which an agent comes to listen at another port of this host."""
+
+
+class AgentRegistry:
+    """A transition of an agent that exists is asked of its lifecycle; what makes or removes agents is here."""
+
+    def __init__(
+        self,
+        *,
+        roster: Roster,
+        world: DaemonEffects,
+        views: AgentViews,
+        database: Database,
+        journal: AuditLog,
+        gates: ProxyGates,
+        courier: MessageDelivery,
+        scheduler: Scheduler,
+        responses: KeptResponses,
+        settings: Settings,
+        isolation: Isolation,
+        api: ListenPlace,
+    ) -> None:
+        """`settings`: those at the daemon's start. `api`: where the API listens on TCP."""
+        self._roster = roster
+        self._world = world
+        self._views = views
+        self._database = database
+        self._journal = journal
+        self._gates = gates
+        self._courier = courier
+        self._scheduler = scheduler
+        self._responses = responses
+        self._settings = settings
+        self._has_uids = isolation is not Isolation.NONE
+        self._api = api
+        self._uids = UidLook()
+
+    def __repr__(self) -> str:
+        return f"<AgentRegistry {len(self._roster)} agents>"
+
+    async def create(self, spec: AgentSpec, actor: str) -> AgentView:
+        """Recorded and started. What cannot be started is not left behind.
+
+        Raises BadRequest for a port of Hive's, WrongState where the name is taken.
+        """
+        self._refuse_own_port(spec)
+        life = await self._register(spec, actor)
+        try:
+            await life.start(actor)
+        except HiveError:
+            await outcome_of(self._remove(life, actor))
+            raise
+        return await self._views.of(life)
+
+    async def apply(self, spec: AgentSpec, actor: str, *, dry_run: bool = False) -> Applied:
+        """Recorded; a new agent is not started, one that lives goes on as it was started.
+
+        With `dry_run` only the changes that would be made. Raises WrongState for another's cid.
+        """
+        life = self._roster.named(spec.name)
+        before = None if life is None else life.agent.spec
+        answer: Applied = {
+            "agent": None,
+            "created": life is None,
+            "changed": [] if before is None else changed_fields(before, spec),
+            "changes": views.changes(before, spec),
+            "restart_needed": False,
+            "dry_run": dry_run,
+        }
+        if life is None or OF_ITS_PORT.intersection(answer["changed"]):
+            self._refuse_own_port(spec)
+        if life is None and not dry_run:
+            life = await self._register(spec, actor)
+        elif life is not None and before is not None:
+            answer["restart_needed"] = life.status in ALIVE and views.restart_needed(life, before, spec)
+            if answer["changed"] and not dry_run:
+                await self._change(life, spec, answer["changed"], actor)
+        if life is not None:
+            answer["agent"] = await self._views.of(life)
+        return answer
+
+    async def remove(self, ref: str, actor: str) -> Removed:
+        """Stopped and forgotten, with its messages, schedules and responses; its usage stays."""
+        life = self._roster.find(ref)
+        await self._remove(life, actor)
+        return {"removed": life.agent.id, "name": life.agent.name}
+
+    async def remove_many(self, refs: Collection[str], actor: str) -> Removals:
+        """Removes each; one that fails keeps no other one, and one named twice is removed once."""
+        slots = asyncio.Semaphore(REMOVED_AT_ONCE)
+
+        async def remove(ref: str) -> Removed:
+            async with slots:
+                return await self.remove(ref, actor)
+
+        outcomes = await asyncio.gather(*(outcome_of(remove(ref)) for ref in dict.fromkeys(refs)))
+        told: Removals = {"removed": [], "failed": []}
+        for ref, outcome in zip(dict.fromkeys(refs), outcomes, strict=True):
+            if isinstance(outcome, HiveError):
+                told["failed"].append(views.not_removed_view(ref, outcome))
+            else:
+                told["removed"].append(outcome)
+        return told
+
+    async def delete_responses(self, life: AgentLifecycle, actor: str) -> KeptDeleted:
+        """All that are kept of the agent; they are on the disk no more when this returns."""
+        agent, deleted = life.agent, await self._responses.delete(life.agent.id)
+        detail = {"name": agent.name, "deleted": deleted}
+        self._journal.note("agent.responses_deleted", target=agent.id, actor=actor, detail=detail)
+        return {"deleted": deleted, "name": agent.name}
+
+    async def shutdown(self, actor: str) -> Shutdown:
+        """Hive is going down: ingress refuses, every agent is stopped, and comes back with Hive if its spec says so."""
+        self._gates.say(Leaving())
+        lives = list(self._roster)
+        ends = await asyncio.gather(*(outcome_of(life.stop(actor, by=HIVE)) for life in lives))
+        told: Shutdown = {"stopped": [], "failed": []}
+        for life, end in zip(lives, ends, strict=True):
+            told["failed" if isinstance(end, HiveError) else "stopped"].append(life.agent.name)
+        return told
+
+    def _refuse_own_port(self, spec: AgentSpec) -> None:
+        if spec.port is None or self._world.has_own_network(spec):
+            return
+        backend = "/" if self._world.backend is None else self._world.backend.address
+        wanted, gates = self._settings.proxy, self._gates
+        model, ingress = gates.port or wanted.port, gates.ingress_port or wanted.ingress_port
+        refuse_own(spec, own_ports(model=model, ingress=ingress, api=self._api.port, backend=backend))
+
+    async def _register(self, spec: AgentSpec, actor: str) -> AgentLifecycle:
+        """A new agent, `created`. Raises WrongState where its name is taken."""
+        if self._roster.named(spec.name) is not None:
+            raise WrongState(f"there is an agent named {spec.name} already", hint="hive agent apply changes it")
+        agent_id = self._new_id()
+        seen = await self._uids.look() if self._has_uids else UidsSeen(frozenset(), 0.0)
+        first_uid, now = self._settings.agents.first_uid, time.time()
+
+        def work(conn: sqlite3.Connection) -> Agent:
+            uid = None
+            if self._has_uids:
+                uid = agents_store.allocate_uid(
+                    conn, agent_id, first_uid=first_uid, in_use=seen.in_use, freed_before=seen.at
+                )
+            agent = Agent(id=agent_id, spec=spec, uid=uid, since=now, created_at=now)
+            agents_store.insert(conn, agent)
+            return agent
+
+        agent: Agent = await self._database.write(work)
+        life = self._roster.add(agent)
+        self._world.put(agent)
+        self._gates.tell(agent)
+        self._journal.note("agent.created", target=agent.id, actor=actor, detail={"name": spec.name})
+        return life
+
+    def _new_id(self) -> str:
+        """32 hex digits. The first 8 name its socket, so no two agents share them."""
+        while self._roster.has_socket(agent_id := secrets.token_hex(16)):
+            pass
+        return agent_id
+
+    async def _change(self, life: AgentLifecycle, spec: AgentSpec, changed: list[str], actor: str) -> None:
+        await life.change_spec(spec)
+        self._world.put(life.agent)
+        detail = {"name": spec.name, "changed": changed}
+        self._journal.note("agent.changed", target=life.agent.id, actor=actor, detail=detail)
+
+    async def _remove(self, life: AgentLifecycle, actor: str) -> None:
+        await life.remove(actor)
+        self._roster.drop(life.agent.id)
+        self._views.forget(life.agent.id)
+        self._courier.forget(life.agent.id)
+        self._scheduler.forget(life.agent.id)
+        await self._responses.forget(life.agent.id)
