@@ -1,3 +1,3 @@
 """Hive: many sandboxed agents on one GPU box, asleep while they have nothing to do."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -124,7 +124,7 @@ def errors_of(row: RouteRow) -> list[int]:
     """Statuses of the errors it may answer: those of its kind, and its own.
 
     >>> from hive.domain import Role
-    >>> errors_of(RouteRow("GET", "/api/agents/{ref}", Role.VIEWER, None, "", dict))
+    >>> errors_of(RouteRow("GET", "/api/agents/{ref}", Role.VIEWER, "", None, "", dict))
     [400, 401, 403, 404, 429, 500, 503]
     """
     found = ALWAYS | set(row.errors)

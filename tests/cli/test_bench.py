@@ -1,4 +1,4 @@
-"""`hive bench sleep` against the real API over services in memory; on a real Hive: tests/journeys/test_bench.py."""
+"""`hive bench sleep` against the real API over services in memory; on a real Hive: tests/cli/test_bench.py."""
 
 from __future__ import annotations
 
