@@ -26,7 +26,7 @@ SHARED = {"vllm_server": re.compile(r"\bvllm_server\b")}
 """Group → what its files name: a server of the whole run that takes 2 GB and a minute to start. One worker has it."""
 CHOOSING = ("-m", "-k", "-x", "-s", "--exitfirst", "--maxfail", "--lf", "--last-failed", "--sw", "--stepwise")
 """Words of a command line that say: a few tests, and I am looking at them."""
-QUICK_BELOW_S = 3.0
+QUICK_BELOW_S = 2.5
 """What a file takes at most that `--quick` runs: most tests a second come from those."""
 QUICK_ROOMS = ("agents", "dialects", "models", "store", "wire")
 """A file of these that was not measured yet is quick: what decides, and what starts nothing dear."""
