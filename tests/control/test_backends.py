@@ -94,7 +94,7 @@ async def test_vllms_own_queue_contradicts_and_the_warning_is_told_once(
         assert watch.info.warning.startswith("the backend queues 3 requests itself although Hive sends at most 64")
         assert caplog.messages.count(f"backend_queues address={address} waiting=3 slots=64") == 1
     assert told == [True, True, False]
-    shown = inference_view(watch.info, watch.models, settings)
+    shown = inference_view(watch.info, watch.models, settings, None)
     assert (shown["slots"], shown["slots_from"]) == (64, "vllm_max_sequences in hive.conf")
     assert (shown["priority"], shown["prefix_cache"]) == (True, "separated by tenant (salt)")
     assert shown["warning"] == watch.info.warning
@@ -107,7 +107,7 @@ async def test_what_a_server_says_of_itself_is_told_with_it(short_path: Path) ->
         await watch.check()
         assert watch.info is not None
         assert (watch.info.up, watch.info.capabilities.fields, told) == (True, (), [True])
-        shown = inference_view(watch.info, watch.models, Settings())
+        shown = inference_view(watch.info, watch.models, Settings(), None)
         assert shown["capabilities"]["fields"] == []
         assert shown["slots"] is None
         del answers["/v1/models"]
@@ -116,7 +116,7 @@ async def test_what_a_server_says_of_itself_is_told_with_it(short_path: Path) ->
 
 
 def test_without_a_backend_there_is_nothing_to_show() -> None:
-    shown = inference_view(None, [], Settings())
+    shown = inference_view(None, [], Settings(), None)
     assert (shown["backend"], shown["slots"], shown["warning"], shown["prefix_cache"]) == (None, None, "", "")
 
 
