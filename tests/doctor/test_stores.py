@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -150,10 +151,15 @@ class AclRedis:
         command = ["redis-server", "--port", "0", "--unixsocket", str(self.socket), "--save", "", "--dir", "/tmp"]
         self._process = subprocess.Popen([*command, "--aclfile", str(written)], stdout=subprocess.DEVNULL)
         until = time.monotonic() + 20
-        while not self.socket.exists():
+        while not self._answers():
             assert self._process.poll() is None, "redis-server did not start"
             assert time.monotonic() < until
             time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        """It listens some time after its socket is there."""
+        with socket.socket(socket.AF_UNIX) as asking:
+            return asking.connect_ex(str(self.socket)) == 0
 
     def __enter__(self) -> None:
         return

@@ -260,12 +260,18 @@ def turn_to(hive: Stack, url: str) -> None:
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
+class Varies(str):
+    """The reason of a difference that depends on what a random model writes: now it is there, now it is not."""
+
+    __slots__ = ()
+
+
 def unexplained(matrix: Matrix, gaps: dict[tuple[str, str], str]) -> list[str]:
     """Differences without a gap, and gaps without a difference."""
     found = []
     for (row, column), seen in matrix.cells.items():
         is_fine = seen in ("same", "refused") or seen.startswith("–")
-        if is_fine is ((row, column) in gaps):
+        if is_fine is ((row, column) in gaps) and not isinstance(gaps.get((row, column)), Varies):
             found.append(f"{row} by {column}: {seen}")
     return found + [f"no such cell: {cell}" for cell in gaps if cell not in matrix.cells]
 
@@ -287,10 +293,17 @@ def table(matrix: Matrix, gaps: dict[tuple[str, str], str], notes: dict[str, str
                 cells.append("–" + note(seen[1:]))
             else:
                 known = gaps.get((row, column), "")
-                shown = seen.partition(":")[0] if seen.startswith("refused") else "otherwise" if known else seen
-                cells.append(shown + note(known))
+                cells.append(_shown(seen, known) + note(known))
         lines.append(f"| {row}{note(notes.get(base, ''))} | {' | '.join(cells)} |\n")
     return "".join(lines) + "\n" + "".join(f"{number}. {why}\n" for why, number in numbers.items())
+
+
+def _shown(seen: str, known: str) -> str:
+    if isinstance(known, Varies):
+        return "varies"
+    if seen.startswith("refused"):
+        return seen.partition(":")[0]
+    return "otherwise" if known else seen
 
 
 def may_differ() -> str:
