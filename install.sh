@@ -187,7 +187,7 @@ begin_version() {
 
 # $1: where, $2: its stamp.
 fill_version() {
-    local copy code=0
+    local copy code=0 commit changed git
     # From a copy: a build leaves things beside what it builds, and takes what an earlier one left.
     copy=$(mktemp -d)
     (cd -- "$root" && tar -c --exclude=__pycache__ -- "${sources[@]}") | tar -x -C "$copy"
@@ -200,8 +200,11 @@ fill_version() {
         grep -lIrZ -F "$prefix/opt/" "$1/bin" "$1/pyvenv.cfg" | xargs -0r sed -i "s|$prefix/opt/|/opt/|g"
     fi
     # For `hive version`, which names the commit where this is no release (hive/build.py).
-    git -c safe.directory="$root" -C "$root" describe --tags '--match=v[0-9]*' --always --long --abbrev=7 --dirty \
-        >"$1/share/hive/commit" 2>/dev/null || rm -f -- "$1/share/hive/commit"
+    git=(git -c "safe.directory=$root" -C "$root")
+    commit=$("${git[@]}" describe --tags '--match=v[0-9]*' --always --long --abbrev=7 2>/dev/null) || commit=""
+    changed=$("${git[@]}" --no-optional-locks status --porcelain --untracked-files=no 2>/dev/null) || commit=""
+    rm -f -- "$1/share/hive/commit"
+    [ -z "$commit" ] || printf '%s%s\n' "$commit" "${changed:+-dirty}" >"$1/share/hive/commit"
     sync -f -- "$1"
     printf '%s\n' "$2" >"$1/stamp"
     rm -f -- "$1/unfinished"

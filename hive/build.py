@@ -23,8 +23,9 @@ SHARED = (
 DIGITS = 8
 COMMIT = "commit"
 """File beside those that belong to an installed Hive: git's description of the clone that install.sh made it of."""
-DESCRIBE = ("describe", "--tags", "--match=v[0-9]*", "--always", "--long", "--abbrev=7", "--dirty")
-"""The question to git about a clone; install.sh asks the same."""
+DESCRIBE = ("describe", "--tags", "--match=v[0-9]*", "--always", "--long", "--abbrev=7")
+CHANGED = ("--no-optional-locks", "status", "--porcelain", "--untracked-files=no")
+"""The questions to git about a clone; install.sh asks the same. `describe --dirty` would write to the clone's index."""
 
 
 @lru_cache
@@ -48,7 +49,8 @@ def number_of(text: str) -> str:
 
 
 def commit_of(described: str) -> str:
-    """The commit, by git's answer to DESCRIBE; empty for a release, and for what is no such answer.
+    """The commit, by git's answer to DESCRIBE, with `-dirty` if CHANGED has one too; empty for a release, and for what
+    is no such answer.
 
     >>> commit_of("1a2b3c4"), commit_of("1a2b3c4-dirty"), commit_of("v0.0.1-14-g1a2b3c4")
     ('1a2b3c4', '1a2b3c4, modified', '1a2b3c4')

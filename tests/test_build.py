@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -138,3 +139,13 @@ def test_an_installed_hive_tells_what_install_sh_wrote(tmp_path: Path, monkeypat
 def test_install_sh_asks_git_as_the_command_does() -> None:
     script = (REPOSITORY / "install.sh").read_text()
     assert " ".join(build.DESCRIBE).replace("--match=v[0-9]*", "'--match=v[0-9]*'") in script
+    assert " ".join(build.CHANGED) in script
+
+
+def test_asking_for_the_commit_writes_nothing_to_the_clone(clone: Path) -> None:
+    """`describe --dirty` renews the index, also with GIT_OPTIONAL_LOCKS=0, in the way of a commit made meanwhile."""
+    os.utime(clone / "hive" / "x.py")
+    before = (clone / ".git" / "index").stat()
+    assert version.commit()
+    after = (clone / ".git" / "index").stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)

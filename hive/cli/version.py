@@ -40,9 +40,11 @@ def commit() -> str:
             return ""
     from hive.host import program  # no other start needs it
 
-    env = {**program.PLAIN, "GIT_OPTIONAL_LOCKS": "0"}
+    git = ["git", "-C", str(checkout)]
     try:
-        ran = program.run(["git", "-C", str(checkout), *build.DESCRIBE], env=env, limit_s=GIT_S)
+        described = program.run([*git, *build.DESCRIBE], env=program.PLAIN, limit_s=GIT_S)
+        changed = program.run([*git, *build.CHANGED], env=program.PLAIN, limit_s=GIT_S)
     except HiveError:
         return ""
-    return build.commit_of(ran.text) if ran.code == 0 else ""
+    dirty = "-dirty" if changed.text.strip() else ""
+    return build.commit_of(described.text.strip() + dirty) if described.code == changed.code == 0 else ""

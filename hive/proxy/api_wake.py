@@ -82,7 +82,7 @@ class ApiWake:
                     status, body = await self._ask("GET", f"/api/agents/{agent}")
         except TimeoutError:
             raise TimedOut(f"{self!r} did not answer within {within_s:g} s") from None
-        except (CallFailed, OSError) as error:
+        except (CallFailed, OSError, ValueError) as error:  # ValueError: no name of a host (IDNA)
             raise DependencyDown(f"{self!r} cannot be asked: {error or type(error).__name__}") from None
         return _told(agent, status, body)
 

@@ -137,8 +137,9 @@ async def test_an_agent_that_is_not_known_there_is_told_as_removed(answering: Ca
     assert (await wake.wake("a1", within_s=10)).status == "removed"
 
 
-async def test_nobody_there_is_said_at_once() -> None:
-    wake = ApiWake("http://127.0.0.1:9", TOKEN)
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://a..b:3000"])
+async def test_nobody_there_is_said_at_once(url: str) -> None:
+    wake = ApiWake(url, TOKEN)
     with pytest.raises(DependencyDown, match="cannot be asked"):
         await wake.wake("a1", within_s=10)
 

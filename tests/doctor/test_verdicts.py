@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hive.conditions import Where
 from hive.doctor.checks import backends, docker, files, host, leftovers, memory, running, sandboxes, stores, units
 from hive.doctor.checks.check import CheckVerdict, Status
 from hive.doctor.checks.target import Subject, TargetKind
@@ -167,6 +168,11 @@ def test_merged_pages(run: str, sharing: int, is_appliance: bool, status: Status
 )
 def test_kvm(number: int, api: int | None, has_vmm: bool, is_root: bool, status: Status) -> None:
     assert says(sandboxes.judge_kvm(number, api, has_vmm=has_vmm, is_root=is_root), status)
+
+
+def test_root_is_told_to_load_the_module_without_sudo() -> None:
+    skipped = sandboxes.judge_kvm(errno.ENOENT, None, has_vmm=False, is_root=True)
+    assert Where(sudo="").typed(skipped.fix) == "modprobe kvm_intel || modprobe kvm_amd"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 from typing import NamedTuple
 
+from hive.conditions import TABLE
 from hive.doctor.checks.check import Check, CheckVerdict, passed, skipped, wrong
 from hive.doctor.checks.target import Subject
 from hive.errors import ConfigError, HiveError
@@ -52,7 +53,7 @@ def judge_kvm(number: int, api: int | None, *, has_vmm: bool, is_root: bool) -> 
         missing = number in (errno.ENOENT, errno.ENXIO, errno.ENODEV)
         reason = "no /dev/kvm" if missing else f"/dev/kvm: {os.strerror(number)}"
         verdict = wrong("kvm_missing", why=reason)
-        return verdict if has_vmm else skipped(verdict.reason, verdict.fix)
+        return verdict if has_vmm else skipped(verdict.reason, TABLE["kvm_missing"].fix)
     if api != KVM_API:
         return wrong("kvm_other_api", api=api, wanted=KVM_API)
     return passed("/dev/kvm answers; whether it boots a guest, only a guest can tell")
