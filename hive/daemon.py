@@ -485,6 +485,8 @@ class Daemon:
             return ""
         if not self._database.is_writing:
             return "the store's thread has ended"
+        if self._usage.has_ended:
+            return "usage is not written any more"
         return "" if self._api.is_serving and self._gates.is_listening else "a listener is dead"
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -539,7 +541,7 @@ class Daemon:
         return self.world.row(agent, self.roster.get(agent.id))
 
     def proxy_here(self, table: ProxyTable) -> None:
-        self._usage.proxy_here()
+        self._usage.proxy_here(table.spooled)
         self.roster.proxy_table(table.agents)
         self._courier.proxy_here()
         self._prewarmer.proxy_here()

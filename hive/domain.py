@@ -298,7 +298,7 @@ class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One ended request, as it travels from the proxy's spool through Redis into SQLite.
+    """One ended request, as it travels from the proxy's spool over the link into SQLite.
 
     `id` is the request id `epoch-seq` (key of the row); `event_no` counts 1, 2, 3 … within `epoch` in the order of
     emission. `cut`: the client did not get a whole answer. `unit`: what is counted (`tokens`).

@@ -50,7 +50,7 @@ def person_of(peer: SocketPeer | None, own_uid: int, accounts: Accounts) -> Pers
         raise NotPermitted("an unknown user may not steer this Hive", hint=_hint(own_uid, accounts))
     if peer.uid in (0, own_uid) or accounts.admins in peer.groups:
         return Person(f"uid:{peer.uid}", Role.ADMIN)
-    # The proxy is in the group of Redis' socket, which people share: it is nobody here all the same.
+    # The proxy is nobody here, whatever groups it is put into.
     if accounts.operators in peer.groups and peer.uid != accounts.proxy:
         return Person(f"uid:{peer.uid}", Role.OPERATOR)
     raise NotPermitted(f"uid {peer.uid} may not steer this Hive", hint=_hint(own_uid, accounts))

@@ -11,7 +11,7 @@ import logging
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
@@ -21,12 +21,13 @@ from hive.link.usage import UsageBatch
 from hive.store import rollups, usage
 from hive.store.database import Database
 from hive.store.live import Live
-from hive.store.stream import ToldRange, entries_of, read_entry, read_lines
+from hive.store.stream import MOST_EVENTS, ToldRange, entries_of, read_entry, read_lines
 from hive.store.usage import UsageMark
 
 log = logging.getLogger("hive.usage")
 
-OLD_BATCH = 1000
+OLD_BATCH = 50
+"""Entries of at most some 30 KB; Redis has 1 s to answer."""
 RETRY_S = (0.1, 5.0)
 
 
@@ -106,6 +107,7 @@ class UsageConsumer:
         self._one_commit = asyncio.Lock()
         self._taken_over = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._run: asyncio.Task[None] | None = None
         self.degraded = ""
         self.is_disk_full = False
         """True if a full disk is the reason."""
@@ -135,6 +137,11 @@ class UsageConsumer:
         """Time for which the oldest of them has waited; 0 without any."""
         return time.monotonic() - self._batches[0][0] if self._batches else 0.0
 
+    @property
+    def has_ended(self) -> bool:
+        """True if `run` was begun and is over: nothing is committed any more."""
+        return self._run is not None and self._run.done()
+
     async def load(self) -> None:
         """Reads the marks. Raises as `Database.read`."""
         self._marks = await self._database.read(usage.marks)
@@ -145,14 +152,20 @@ class UsageConsumer:
         self._batches.append((time.monotonic(), batch))
         self._something.set()
 
-    def proxy_here(self) -> None:
-        """A proxy has connected anew: it sends again all that is not acknowledged."""
-        while len(self._batches) > 1:  # the first may be on its way into SQLite
-            self._batches.pop()
+    def proxy_here(self, spooled: Mapping[str, int]) -> None:
+        """A proxy has connected anew. `spooled`: epoch → highest event that it has: it sends those again if they are
+        not acknowledged. What a killed one had in memory alone, for its disk was full, is here alone now."""
+        kept = [
+            (since, batch)
+            for number, (since, batch) in enumerate(self._batches)
+            # The first may be on its way into SQLite.
+            if number == 0 or any(item.last > spooled.get(batch.epoch, 0) for item in batch.items)
+        ]
+        self._batches = deque(kept)
 
     async def run(self) -> None:
         """Commits what comes, for ever."""
-        self._note_task()
+        self._run = self._note_task()
         while True:
             await self._something.wait()
             self._something.clear()
@@ -180,10 +193,11 @@ class UsageConsumer:
                 break
         self._taken_over.set()
 
-    def _note_task(self) -> None:
+    def _note_task(self) -> asyncio.Task[None]:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.append(task)
+        return task
 
     async def close(self) -> None:
         """Ends `run` and `take_over`. A commit that is under way may still happen; its events will come again."""
@@ -207,7 +221,7 @@ class UsageConsumer:
     async def _commit_batch(self, batch: UsageBatch) -> None:
         told: list[ToldRange] = []
         settled_to = self._settled.get(batch.epoch, Settled()).mark
-        if batch.committed_to > settled_to:
+        if settled_to < batch.committed_to <= MOST_EVENTS:
             why = "committed to a database that was replaced"
             told.append(ToldRange(epoch=batch.epoch, first=settled_to + 1, last=batch.committed_to, why=why))
         for item in batch.items:

@@ -18,7 +18,7 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -132,9 +132,9 @@ def retired(layout: Layout) -> list[str]:
     return [name for name in RETIRED if os.path.lexists(directory(layout) / name)]
 
 
-def remove_retired(layout: Layout) -> None:
-    """Takes away the secrets of earlier versions. Raises NotPermitted."""
-    for name in retired(layout):
+def remove_retired(layout: Layout, names: Collection[str]) -> None:
+    """Takes away these secrets of earlier versions. Raises NotPermitted."""
+    for name in names:
         remove(directory(layout) / name)
 
 

@@ -30,6 +30,7 @@ from hive.install.step_list import STEPS
 from hive.install.steps import Box, Configuration, FilesStep, InstallStep, LinksStep, enabled, refuse_strangers
 from hive.install.steps_system import (
     Directories,
+    EarlierSecrets,
     Leftovers,
     OldVersions,
     Secrets,
@@ -182,11 +183,9 @@ def _go_back(box: Box, before: str, error: HiveError) -> NoReturn:
     box.say(f"going back to {before}")
     older = Box(box.layout, version=before, share=in_environment(box.at(box.layout.version(before))), say=box.say)
     older.manifest.settled = False
+    kept = [step for step in steps_of(older) if step.name not in ("failed versions", "self-check", "old versions")]
     try:
-        _do(
-            older,
-            [step for step in steps_of(older) if step.name not in ("failed versions", "self-check", "old versions")],
-        )
+        _do(older, [EarlierSecrets(older) if step.name == EarlierSecrets.name else step for step in kept])
     except HiveError as worse:
         raise HiveError(
             f"version {box.version} failed ({error.message}), and going back to {before} did, too: {worse.message}",

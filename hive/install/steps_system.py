@@ -237,6 +237,24 @@ class Secrets(QuietStep):
             secrets.remove_all(self._box.layout)
 
 
+class EarlierSecrets(QuietStep):
+    """The secrets and the ACL of Redis as an earlier version wants them, which is put back: it writes them itself."""
+
+    name = Secrets.name
+
+    def __init__(self, box: Box) -> None:
+        self._box = box
+        self._command = [str(box.venv / "bin" / "hive"), "secrets", "generate"]
+
+    def plan(self) -> list[str]:
+        return [" ".join(self._command)] if self._box.layout.live else []
+
+    def do(self) -> None:
+        ran = program.run(self._command)
+        if ran.code:
+            raise HiveError(f"{' '.join(self._command)}: {ran.last_line}")
+
+
 # --- versions ----------------------------------------------------------------------------------------------------
 
 
@@ -250,18 +268,23 @@ class Leftovers(QuietStep):
         self._wanted = wanted
 
     def plan(self) -> list[str]:
-        unread = [f"{layout.SECRETS}/{name}" for name in secrets.retired(self._box.layout)]
+        unread = [f"{layout.SECRETS}/{name}" for name in self._unread()]
         return [f"remove {path}" for path in (*self._outdated(), *unread)]
 
     def do(self) -> None:
         self._box.take_away(self._outdated())
-        secrets.remove_retired(self._box.layout)
+        secrets.remove_retired(self._box.layout, self._unread())
 
     def plan_undo(self, *, purge: bool) -> list[str]:  # noqa: ARG002
         return [f"remove {path}" for path in self._left()]
 
     def undo(self, *, purge: bool) -> None:  # noqa: ARG002
         self._box.take_away(self._left())
+
+    def _unread(self) -> list[str]:
+        """Retired secrets that no unit of this version reads; an earlier one, which is put back, has some that do."""
+        units = "".join(unit.content.decode(errors="replace") for unit in share.units(self._box.share))
+        return [name for name in secrets.retired(self._box.layout) if f"LoadCredential={name}:" not in units]
 
     def _outdated(self) -> list[str]:
         return [path for path in self._left() if not path.endswith(SAVED)]

@@ -105,7 +105,7 @@ def read_lines(epoch: str, first: int, last: int, lines: bytes | None) -> list[T
 def _read_event(epoch: str, no: int, line: bytes) -> ToldRange:
     try:
         event = _believable(_decode(line))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return ToldRange(epoch=epoch, first=no, last=no, why=str(error))
     if (event.epoch, event.event_no) != (epoch, no):
         return ToldRange(epoch=epoch, first=no, last=no, why="the event is not the one it is announced as")

@@ -79,6 +79,7 @@ def test_the_mark_is_the_highest_number_below_which_all_are_settled(ranges: list
         (b'{"id": "\xff"}', "utf-8"),
         (msgspec.json.encode(event(4)), "not the one"),
         (msgspec.json.encode(event(3, epoch="p2")), "not the one"),
+        (b'{"x":' + b"[" * 20_000, "recursion"),
     ],
 )
 def test_an_unreadable_event_is_known_by_its_number(line: bytes, why: str) -> None:
@@ -403,7 +404,7 @@ async def test_a_full_database_acknowledges_nothing_and_goes_on_with_room(away: 
     heard = Heard()
     async with consuming(away, database, heard) as consumer:
         for _ in range(5):
-            consumer.proxy_here()
+            consumer.proxy_here({"p1": 100})
             consumer.take(batch(*(item(no, model="m" * 1000) for no in range(1, 101))))
             await until(lambda: "is full" in consumer.degraded)
         assert (consumer.waiting, heard.events, heard.marks) == (200, [], {})
@@ -413,6 +414,37 @@ async def test_a_full_database_acknowledges_nothing_and_goes_on_with_room(away: 
         assert consumer.degraded == ""
     assert (heard.marks, len(heard.events)) == ({"p1": 100}, 100)
     assert len(await database.read(rows)) == 100
+
+
+async def test_what_a_killed_proxy_had_in_memory_alone_is_kept_where_the_next_one_connects(
+    away: Live, database: Database
+) -> None:
+    """The disk of spool and database was full: its events were in that proxy and in the daemon, and in no file."""
+    pages = await database.read(lambda conn: conn.execute("PRAGMA page_count").fetchone()[0])
+    await database.write(lambda conn: conn.execute(f"PRAGMA max_page_count = {pages}").fetchall())
+    heard = Heard()
+    async with consuming(away, database, heard) as consumer:
+        for first in (1, 101, 201):
+            consumer.take(batch(*(item(no, model="m" * 1000) for no in range(first, first + 100))))
+        await until(lambda: "is full" in consumer.degraded)
+        consumer.proxy_here({"p1": 200, "p2": 0})
+        assert consumer.waiting == 200, "the second batch comes again"
+        consumer.take(batch(*(item(no, model="m" * 1000) for no in range(1, 201))))
+        await database.write(lambda conn: conn.execute("PRAGMA max_page_count = 100000").fetchall())
+        await until(lambda: not consumer.waiting)
+    assert heard.marks == {"p1": 300}
+    assert sorted(one.event_no for one in heard.events) == list(range(1, 301))
+
+
+async def test_an_impossible_mark_of_a_proxy_is_passed_over(away: Live, database: Database) -> None:
+    """It is no number for SQLite: nothing was written any more, until the next start of the daemon."""
+    heard = Heard()
+    async with consuming(away, database, heard) as consumer:
+        for mark in (2**63, -1, 2**62):
+            consumer.take(batch(committed_to=mark))
+        consumer.take(batch(item(1)))
+        await until(lambda: heard.marks == {"p1": 1})
+        assert (consumer.lost, consumer.has_ended) == (0, False)
 
 
 async def test_what_the_proxy_has_heard_of_and_the_database_has_not_is_lost(away: Live, database: Database) -> None:

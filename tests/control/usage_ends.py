@@ -104,7 +104,7 @@ async def daemon(directory: Path, step: str, redis: str) -> None:
             consumer.take(message)
             ends.meet("taken")
         else:
-            consumer.proxy_here()
+            consumer.proxy_here({})
             links[:] = [link]
             link.tell(Marks(marks=consumer.marks))
 

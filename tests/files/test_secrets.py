@@ -85,7 +85,7 @@ def test_a_secret_of_an_earlier_version_stays_until_nothing_reads_it_any_more(ro
     assert generate(root) == []
     assert retired(root) == ["redis-proxy"]
     assert "user proxy" not in root.at(REDIS_ACL).read_text()
-    remove_retired(root)
+    remove_retired(root, retired(root))
     assert (retired(root), old.exists(), values(root)) == ([], False, made)
 
 

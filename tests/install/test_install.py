@@ -40,7 +40,7 @@ from hive.install.install import (
 from hive.install.manifest import InstallManifest
 from hive.install.running import SystemdUnit
 from hive.install.steps import Box, enabled
-from hive.install.steps_system import previous
+from hive.install.steps_system import EarlierSecrets, previous
 from hive.settings.file import load_text
 from tests import docker_engine
 from tests.install.installation import UNITS, box_of, make_root, make_version, tree
@@ -309,6 +309,34 @@ def test_a_secret_that_no_version_reads_any_more_is_taken_away_after_the_new_ver
     set_up(root, SECOND)
     assert not secret.exists()
     assert outstanding(root, SECOND) == []
+
+
+def test_an_earlier_version_that_is_put_back_keeps_the_secrets_that_its_units_read(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its proxy could not be started any more: LoadCredential= of a secret that is not there fails a unit."""
+    unit = make_version(root, FIRST) / "systemd" / "hive-proxy.service"
+    unit.write_text("[Service]\nLoadCredential=redis-proxy:/etc/hive/secrets/redis-proxy\n")
+    secret = root / "etc/hive/secrets/redis-proxy"
+    secret.parent.mkdir(parents=True)
+    secret.write_text("x" * 43)
+    box = box_of(root, FIRST)
+    steps = [step for step in steps_of(box) if step.name in ("units", "leftovers")]
+    install(box, steps=steps)
+    assert secret.exists()
+
+    hive = box.venv / "bin" / "hive"
+    hive.write_text(f"#!/bin/sh\necho $* >{root}/asked\n[ ! -e {root}/refuses ] || {{ echo no room; exit 1; }}\n")
+    hive.chmod(0o755)
+    earlier = EarlierSecrets(box)
+    assert earlier.plan() == []
+    monkeypatch.setattr(Layout, "live", property(lambda _: True))
+    assert earlier.plan() == [f"{hive} secrets generate"]
+    earlier.do()
+    assert (root / "asked").read_text() == "secrets generate\n"
+    (root / "refuses").touch()
+    with pytest.raises(HiveError, match="no room"):
+        earlier.do()
 
 
 def test_a_file_that_was_changed_by_hand_is_kept_beside_the_new_one(root: Path) -> None:
