@@ -315,12 +315,12 @@ MOVES = {
     "closed": Move("Close", RUNNING, _sleep, 2),
     "closed for good": Move("StillClosed", RUNNING, _sleep, 1),
     "asleep": Move("Asleep", RUNNING, _sleep, 0),
-    "busy": Move("Close", RUNNING, _try_to_sleep_while_it_asks, 15),
+    "busy": Move("Close", RUNNING, _try_to_sleep_while_it_asks, 8),
     "wake, open": Move("wake", PAUSED, _wake, 8),
     "wake by a caller, open": Move("wake", PAUSED, lambda stage: _wake(stage, ingress=True), 15),
     "parked": Move("wake", PAUSED, _wait_parked, 30),
     "open": Move("Open", PAUSED, _resume, 0),
-    "refused": Move("Refused", PAUSED, _stop_with_one_parked, 3),
+    "refused": Move("Refused", PAUSED, _stop_with_one_parked, 1),
     "started": Move("AgentIs", STOPPED, _start, 0),
 }
 
