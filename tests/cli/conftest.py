@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from hive.agents.lifecycle import AgentLifecycle
 from hive.cli.main import main
 from hive.domain import BackendInfo, BackendKind, ModelInfo, RuntimeKind, Tier, UsageEvent
 from hive.host import memory
@@ -129,6 +130,22 @@ def hive(
         daemon.do(begin(daemon.box, proxy_port, ingress_port))
         monkeypatch.setenv("HIVE_SOCKET", str(daemon.socket))
         yield Hive(daemon.socket, capsys, daemon)
+
+
+@pytest.fixture
+def ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts of `crasher` are told when it has ended already, however long that takes it."""
+    for name in ("start", "restart"):
+        monkeypatch.setattr(AgentLifecycle, name, told_late(getattr(AgentLifecycle, name)))
+
+
+def told_late(order: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    async def ordered(life: AgentLifecycle, actor: str) -> None:
+        await order(life, actor)
+        if life.agent.name == "crasher":
+            await until(lambda: life.status == "error")
+
+    return ordered
 
 
 @contextmanager

@@ -62,6 +62,7 @@ def test_a_name_is_said_as_it_was_typed(hive: Hive) -> None:
     assert hive("agent", "show", "x y").err.startswith("hive: there is no agent 'x y'\n")
 
 
+@pytest.mark.usefixtures("ends_at_once")
 @pytest.mark.parametrize("verb", ["start", "restart", "create"])
 def test_an_agent_that_fails_while_it_is_started_is_a_failure(hive: Hive, verb: str) -> None:
     """`hive agent create x -- /bin/false` said `x is error`, with exit code 0 and no way on."""

@@ -62,6 +62,7 @@ def test_none_or_both_is_a_usage_error(hive: Hive, verb: str) -> None:
     assert hive("agent", verb, "alice", "--all").code == 2
 
 
+@pytest.mark.usefixtures("ends_at_once")
 def test_a_start_that_fails_is_one_of_several_failures(hive: Hive) -> None:
     hive("agent", "create", "crasher", "--", "/bin/false")
     said = hive("agent", "start", "crasher", "alice")
