@@ -1,9 +1,9 @@
 """What the command line costs before it does anything (design.md §8, SPECIFICATION.md).
 
 CPU time of `hive --help` and `hive agent list` beside an empty Typer application with as many commands, in pairs that
-alternate, so that a busy machine slows both. `agent list` talks to the real API over services in memory; the empty
-application's command does nothing. Both are run without Rich, which Typer would load to draw its help; with it the
-empty one is slower still.
+alternate, so that a busy machine slows both. `agent list` talks to a daemon with two agents that run elsewhere; the
+empty application's command does nothing. Both are run without Rich, which Typer would load to draw its help; with it
+the empty one is slower still.
 
     python benchmarks/cli.py [PAIRS]
 
@@ -17,16 +17,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from hive.cli.lazy import CommandTable
 from hive.cli.main import HIVE
+from hive.client.client import Client
 
 RATIO_MAX = 1.25
 MS_MAX = 220.0
-FAKE = Path(__file__).parents[1] / "tests" / "fakes" / "memory_daemon.py"
+DAEMON_WITHIN_S = 30.0
 
 HIVE_PROGRAM = "from hive.cli.main import run\nrun()\n"
 
@@ -65,12 +67,25 @@ def cpu_ms(command: list[str]) -> float:
 
 @contextmanager
 def running_daemon(directory: Path) -> Iterator[None]:
-    socket = directory / "hive.sock"
-    with subprocess.Popen([sys.executable, str(FAKE), str(socket)], stdout=subprocess.PIPE) as daemon:
-        assert daemon.stdout is not None
-        daemon.stdout.readline()
-        os.environ["HIVE_SOCKET"] = str(socket)
+    """`hive daemon` on directories of its own, with two agents."""
+    state, runtime, conf = directory / "s", directory / "r", directory / "hive.conf"
+    state.mkdir(mode=0o700)
+    runtime.mkdir(mode=0o700)
+    conf.write_text("[inference]\nenabled = false\n")
+    socket = runtime / "hive.sock"
+    command = [sys.executable, "-m", "hive", "daemon", "--config", str(conf)]
+    command += ["--state-dir", str(state), "--runtime-dir", str(runtime)]
+    with (directory / "daemon.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as daemon:
         try:
+            client = Client(socket)
+            ends = time.monotonic() + DAEMON_WITHIN_S
+            while not client.answers():
+                if daemon.poll() is not None or time.monotonic() > ends:
+                    raise RuntimeError((directory / "daemon.log").read_text())
+                time.sleep(0.05)
+            for name in ("alice", "busy-bob"):
+                client.post("/api/agents", {"name": name, "runtime": "external"})
+            os.environ["HIVE_SOCKET"] = str(socket)
             yield
         finally:
             daemon.terminate()

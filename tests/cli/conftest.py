@@ -1,21 +1,55 @@
-"""The command line in this process, talking to the real API in another."""
+"""The command line in this process, talking to a real daemon in a thread of it."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from hive.agents.lifecycle import AgentLifecycle
 from hive.cli.main import main
+from hive.domain import BackendInfo, BackendKind, ModelInfo, RuntimeKind, Tier, UsageEvent
+from hive.host import memory
+from hive.link.messages import Activity
+from hive.sandbox.server import HelperServer
+from hive.settings.table import InferenceSection, Proxy, Settings, TenantRow
+from hive.store import usage
+from tests.control.box import AWAKE, Box, until
+from tests.control.threaded_box import ThreadedBox, threaded_box
+from tests.fakes.played_runtime import SWAP_BYTES, PlayedRuntime
+from tests.fakes.programs import Program, fake_ollama
 
-FAKE = Path(__file__).parents[1] / "fakes" / "memory_daemon.py"
+CLOSED_PORT = 1
+"""Nobody listens there."""
+OUTPUT = "one\\ntwo\\n\\033]0;evil\\007three\\n"
+"""What alice and busy-bob print when they start, for printf."""
+COMMAND = ["/bin/sh", "-c", f"printf '{OUTPUT}'; exec sleep 1000"]
+BUSY = Activity(in_flight=1)
+SETTINGS = Settings(
+    inference=InferenceSection(enabled="false", aliases="fast = llama3.2:q4_0", quantization_routing=True),
+    proxy=Proxy(responses_kept_mb=1),
+    tenants={"acme": TenantRow(models="fast")},
+    agents=AWAKE.agents,
+)
+DEMO = BackendInfo(
+    kind=BackendKind.DEMO,
+    label="demo backend (canned text)",
+    address="/r/demo.sock",
+    up=True,
+    version="1",
+    slots=4,
+    slots_from="/props total_slots",
+    warning="the backend queues 3 requests itself",
+)
+NUMBERS = itertools.count(1)
+"""Of ended requests."""
 
 
 class Said(NamedTuple):
@@ -37,9 +71,19 @@ class Said(NamedTuple):
 class Hive:
     """`hive("agent", "list")` calls the command line; `socket` is where the daemon listens."""
 
-    def __init__(self, socket: Path, capture: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, socket: Path, capture: pytest.CaptureFixture[str], daemon: ThreadedBox | None = None) -> None:
         self.socket = socket
         self._capture = capture
+        self._daemon = daemon
+
+    @property
+    def daemon(self) -> ThreadedBox:
+        assert self._daemon is not None
+        return self._daemon
+
+    @property
+    def box(self) -> Box:
+        return self.daemon.box
 
     def __call__(self, *words: str) -> Said:
         self._capture.readouterr()
@@ -56,35 +100,141 @@ def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 
 @pytest.fixture
-def hive(no_daemon: Hive) -> Iterator[Hive]:
-    """A command line beside a daemon in memory with the agents `alice` and `busy-bob`."""
-    with _daemon(no_daemon.socket):
-        yield no_daemon
-
-
-@pytest.fixture(scope="module")
-def shared_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Of one such daemon for all tests of a module, which do not mind what the others have done."""
-    with _daemon(tmp_path_factory.mktemp("d") / "hive.sock") as socket:
-        yield socket
+def proxy_port() -> int:
+    """Where the proxy is said to listen."""
+    return CLOSED_PORT
 
 
 @pytest.fixture
-def shared_hive(shared_socket: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Hive:
-    monkeypatch.setenv("HIVE_SOCKET", str(shared_socket))
-    return Hive(shared_socket, capsys)
+def ingress_port() -> int:
+    """Where the proxy is said to listen for callers of agents."""
+    return CLOSED_PORT
+
+
+@pytest.fixture
+def host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's figures of a host with 8 GiB and 1 GiB of swap on zram, in which one agent may be paged out."""
+    free = (1 << 30) - SWAP_BYTES
+    monkeypatch.setattr(memory, "read_memory", lambda: memory.MemInfo(1 << 33, 1 << 32, 1 << 30, free))
+    monkeypatch.setattr(memory, "read_pressure", lambda: memory.Pressure(0.0, 0.0))
+    zram = memory.ZramDevice("/dev/zram0", "lz4", 1 << 30, SWAP_BYTES, SWAP_BYTES // 4)
+    monkeypatch.setattr(memory, "read_zrams", lambda: [zram])
+
+
+@pytest.fixture
+def hive(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], proxy_port: int, ingress_port: int
+) -> Iterator[Hive]:
+    """A command line beside a daemon with the agents `alice` and `busy-bob`, who never becomes quiet."""
+    with threaded_box() as daemon:
+        daemon.do(begin(daemon.box, proxy_port, ingress_port))
+        monkeypatch.setenv("HIVE_SOCKET", str(daemon.socket))
+        yield Hive(daemon.socket, capsys, daemon)
+
+
+@pytest.fixture
+def ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Starts of `crasher` are told when it has ended already, however long that takes it."""
+    for name in ("start", "restart"):
+        monkeypatch.setattr(AgentLifecycle, name, told_late(getattr(AgentLifecycle, name)))
+
+
+def told_late(order: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    async def ordered(life: AgentLifecycle, actor: str) -> None:
+        await order(life, actor)
+        if life.agent.name == "crasher":
+            await until(lambda: life.status == "error")
+
+    return ordered
 
 
 @contextmanager
-def _daemon(socket: Path) -> Iterator[Path]:
-    with subprocess.Popen(
-        [sys.executable, str(FAKE), str(socket), os.environ.get("HIVE_TEST_PROXY_PORT", "1")],
-        stdout=subprocess.PIPE,
-    ) as daemon:
-        assert daemon.stdout is not None
-        assert daemon.stdout.readline() == b"ready\n"
-        try:
-            yield socket
-        finally:
-            daemon.kill()  # how the API ends is tested in tests/control
-            daemon.communicate(timeout=20)
+def beside_ollama(proxy_port: int = CLOSED_PORT) -> Iterator[tuple[ThreadedBox, Program]]:
+    """A daemon with alice and busy-bob beside an Ollama with some models. What is pulled there as `slow` never ends."""
+    models = ("llama3.2:q4_0", "llama3.2:q8_0", "odd\x1b[2J", "tiny", "meta/x")
+    with fake_ollama("--layer-bytes", "4000000", "--held", "slow", *models) as ollama, threaded_box() as daemon:
+        alice = {"model": "fast", "tier": Tier.LOW, "tenant": "acme"}
+        daemon.do(begin(daemon.box, proxy_port, alice=alice, backend=(BackendKind.OLLAMA, ollama.address)))
+        daemon.do(until(lambda: daemon.box.inference()["running"]))
+        yield daemon, ollama
+
+
+@pytest.fixture(scope="module")
+def shared_proxy_port() -> int:
+    return CLOSED_PORT
+
+
+@pytest.fixture(scope="module")
+def shared_daemon(shared_proxy_port: int) -> Iterator[ThreadedBox]:
+    """One such daemon for all tests of a module, which do not mind what the others have done."""
+    with beside_ollama(shared_proxy_port) as (daemon, _):
+        yield daemon
+
+
+@pytest.fixture
+def shared_hive(
+    shared_daemon: ThreadedBox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Hive:
+    monkeypatch.setenv("HIVE_SOCKET", str(shared_daemon.socket))
+    return Hive(shared_daemon.socket, capsys, shared_daemon)
+
+
+async def begin(
+    box: Box,
+    proxy_port: int,
+    ingress_port: int = CLOSED_PORT,
+    *,
+    alice: Mapping[str, Any] | None = None,
+    backend: tuple[str, str] | None = None,
+) -> None:
+    """`alice`: more of her description."""
+    runtime = PlayedRuntime(box.paths, subtree=None, log_max_bytes=100_000)
+    box.helper = HelperServer(box.paths, {RuntimeKind.PROCESS: runtime, RuntimeKind.DOCKER: runtime})
+    await box.helper.open()
+    await box.start_daemon(SETTINGS, backend=backend)
+    proxy = await box.start_proxy(port=proxy_port, ingress_port=ingress_port)
+    for name in ("alice", "busy-bob"):
+        found = await box.create(name, COMMAND, port=9000, **(alice or {} if name == "alice" else {}))
+        proxy.seen[found["id"]] = BUSY
+    proxy.busy[found["id"]] = "1 request in flight"
+    for name in ("alice", "busy-bob"):
+        await until(lambda name=name: b"three" in read_output(box, name))  # type: ignore[misc]
+
+
+def read_output(box: Box, name: str) -> bytes:
+    path = box.output(name).path
+    return path.read_bytes() if path.exists() else b""
+
+
+async def insert(box: Box, table: str, **values: Any) -> None:
+    """One row, as the daemon's own would be."""
+    assert box.daemon is not None
+    statement = f"INSERT INTO {table} ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"
+    await box.daemon._database.write(lambda conn: conn.execute(statement, tuple(values.values())))
+
+
+async def spend(box: Box, agent: str, count: int = 1, *, at: float | None = None, **fields: Any) -> str:
+    """Requests of an agent that have ended; the id of the last. `agent`: its name, or the id of one that is gone."""
+    assert box.daemon is not None
+    agent_id, _ = box.services.roster.identified(agent)
+    common: dict[str, Any] = {"tenant": "default", "model": "tiny", "backend": "vllm", "status": 200, **fields}
+    events = [
+        UsageEvent(
+            id=f"ended-{number}",
+            epoch="p1",
+            event_no=number,
+            agent_id=agent_id,
+            endpoint="/v1/chat/completions",
+            created_at=time.time() if at is None else at,
+            **common,
+        )
+        for number in islice(NUMBERS, count)
+    ]
+    await box.daemon._database.write(lambda conn: usage.insert(conn, events))
+    return events[-1].id
+
+
+def show_backend(box: Box, *models: str) -> None:
+    """The daemon has found a backend that offers these models."""
+    box.services.world.backend = DEMO
+    box.services.world.models = [ModelInfo(name=name, size_bytes=2_000_000_000, owned_by="hive") for name in models]

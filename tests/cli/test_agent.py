@@ -1,9 +1,10 @@
-"""`hive agent …` against the real API over services in memory."""
+"""`hive agent …` against a real daemon."""
 
 from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,10 +43,10 @@ def test_show_says_what_the_runtime_is_good_for_and_why_not(hive: Hive) -> None:
 
 def test_show_is_one_screen_and_keeps_secrets_unless_asked(hive: Hive) -> None:
     said = hive("agent", "show", "alice")
-    assert said.out.startswith("alice (id-alice)\n")
+    assert re.match(r"alice \([0-9a-f]{32}\)\n", said.out)
     assert len(said.out.splitlines()) < 24
-    assert "hm_x" not in said.out
-    assert "http://127.0.0.1:1/a/hm_x" in hive("agent", "show", "alice", "--tokens").out
+    assert "hm_" not in said.out
+    assert "http://127.0.0.1:1/a/hm_" in hive("agent", "show", "alice", "--tokens").out
 
 
 def test_an_unknown_agent_is_exit_3_with_the_nearest_name(hive: Hive) -> None:
@@ -61,11 +62,12 @@ def test_a_name_is_said_as_it_was_typed(hive: Hive) -> None:
     assert hive("agent", "show", "x y").err.startswith("hive: there is no agent 'x y'\n")
 
 
+@pytest.mark.usefixtures("ends_at_once")
 @pytest.mark.parametrize("verb", ["start", "restart", "create"])
 def test_an_agent_that_fails_while_it_is_started_is_a_failure(hive: Hive, verb: str) -> None:
     """`hive agent create x -- /bin/false` said `x is error`, with exit code 0 and no way on."""
     if verb != "create":
-        hive("agent", "create", "crasher", "--", "/bin/true")
+        hive("agent", "create", "crasher", "--", "/bin/false")
     words = ("crasher", "--", "/bin/false") if verb == "create" else ("crasher",)
     said = hive("agent", verb, *words)
     assert (said.code, said.out) == (1, "")
@@ -89,8 +91,8 @@ def test_a_file_that_describes_nothing_startable_is_named_with_its_line(hive: Hi
     ("words", "code", "said"),
     [
         (("pause", "alice"), 0, "alice is paused"),
-        (("pause", "busy-bob", "--timeout", "0.1"), 7, "busy-bob stayed busy for 0.1 s"),
-        (("pause", "busy-bob", "--now"), 1, "busy-bob is busy"),
+        (("pause", "busy-bob", "--timeout", "0.1"), 7, "busy-bob could not be put to sleep within 0.1 s"),
+        (("pause", "busy-bob", "--now"), 1, "busy-bob stays awake: 1 request in flight"),
         (("pause", "alice", "--timeout", "-1"), 2, "--timeout"),
         (("pause", "alice", "--timeout", "x"), 2, "--timeout"),
         (("stop", "alice"), 0, "alice is stopped"),
@@ -157,6 +159,7 @@ def test_an_agent_without_limits_on_a_host_that_enforces_none_says_none() -> Non
     assert agent._limits({**view, "limits_not_enforced": ""}) == ""
 
 
+@pytest.mark.usefixtures("host_memory")
 def test_a_deep_pause_says_how_deep_it_is(hive: Hive) -> None:
     assert hive("agent", "pause", "alice").out == "alice is paused (light)\n"
     assert hive("agent", "pause", "alice", "--deep").out == "alice is paused (deep)\n"
@@ -339,7 +342,8 @@ def test_several_are_removed_by_one_command(many: Hive) -> None:
     assert told.code == 3
     assert [one["name"] for one in told.json["removed"]] == ["a003"]
     assert [(one["agent"], one["code"]) for one in told.json["failed"]] == [("yyy", "not_found")]
-    assert many("agent", "remove", "a004", "--yes", "--json").json["removed"] == "id-a004"
+    agent = many("agent", "show", "a004", "--json").json["id"]
+    assert many("agent", "remove", "a004", "--yes", "--json").json["removed"] == agent
     assert len(many("ps", "-q").out.splitlines()) == 152 - 4
 
 

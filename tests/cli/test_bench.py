@@ -1,4 +1,4 @@
-"""`hive bench sleep` against the real API over services in memory; on a real Hive: tests/cli/test_bench.py."""
+"""`hive bench sleep` against a real daemon, on a host with swap that is played."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Hive = Any
 
 
 @pytest.fixture
-def mute(hive: Hive) -> Hive:
+def mute(host_memory: None, hive: Hive) -> Hive:
     """Beside an agent without a port, which is woken by resume."""
     assert hive("agent", "create", "mute", "--", "sleep", "9").code == 0
     return hive
@@ -26,7 +26,7 @@ def test_ram_awake_and_asleep_make_the_density(mute: Hive) -> None:
     assert (agent["name"], agent["awake_bytes"], agent["skipped"]) == ("mute", 94371840, "")
     assert agent["light"]["bytes"] == 94371840
     assert agent["deep"]["bytes"] == 9437184 + 21233664
-    assert (agent["deep"]["wake_ms"], agent["deep"]["first_turn_ms"]) == (2.5, None)
+    assert (agent["deep"]["wake_ms"] > 0, agent["deep"]["first_turn_ms"]) == (True, None)
     assert answer["k"] == {"light": 1.0, "deep": 0.325}
     assert [row["deep"] for row in answer["density"]] == [
         round(density(row["awake"], 0.325), 3) for row in answer["density"]

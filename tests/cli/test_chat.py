@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import CLOSED_PORT, show_backend
+
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
 
@@ -45,15 +47,22 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+def proxy() -> Iterator[Proxy]:
     server = Proxy()
-    monkeypatch.setenv("HIVE_TEST_PROXY_PORT", str(server.server_port))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield server
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def proxy_port(request: pytest.FixtureRequest) -> int:
+    if "proxy" not in request.fixturenames:
+        return CLOSED_PORT
+    port: int = request.getfixturevalue("proxy").server_port
+    return port
 
 
 def said(text: str) -> str:
@@ -74,7 +83,7 @@ def test_an_answer_is_printed_as_it_comes(proxy: Proxy, hive: Hive) -> None:
     result = hive("run", "m", "say", "hello")
     assert (result.code, result.out) == (0, "Hello\n")
     path, authorization, body = proxy.asked[0]
-    assert (path, authorization) == ("/v1/chat/completions", "Bearer secret-token")
+    assert (path, authorization) == ("/v1/chat/completions", f"Bearer {hive.box.services.internal_token}")
     assert body == {
         "model": "m",
         "messages": [{"role": "user", "content": "say hello"}],
@@ -194,6 +203,7 @@ def test_verbose_tells_the_tokens_the_server_counted(proxy: Proxy, hive: Hive) -
 
 
 def test_an_unknown_model_suggests_the_nearest(proxy: Proxy, hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
+    hive.daemon.call(show_backend, hive.box, "llama3.2:q4_0")
     proxy.status, proxy.lines = 404, ('{"error": {"message": "no such model"}}',)
     once = hive("run", "lama3.2:q4_0", "hi")
     assert (once.code, "did you mean `llama3.2:q4_0`?" in once.err) == (3, True)

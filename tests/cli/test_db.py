@@ -1,4 +1,4 @@
-"""`hive db`, over the real API in another process and a real database."""
+"""`hive db`, over a real daemon and its database."""
 
 from __future__ import annotations
 
@@ -14,11 +14,23 @@ from typing import Any
 import pytest
 
 from hive.cli import db
+from hive.domain import Role
+from tests.cli.conftest import insert
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
 
 NOTE = "hidden, so NULL here: messages.text; --secrets shows it\n"
+
+
+@pytest.fixture
+def hive(hive: Hive) -> Hive:
+    """With a message and a token in its database."""
+    agent = hive.box.life("alice").agent.id
+    row = {"id": "m1", "agent_id": agent, "text": "the report is due", "sender": "uid:0\x1b[2J", "sent_at": 1.7e9}
+    hive.daemon.do(insert(hive.box, "messages", **row))
+    hive.daemon.do(hive.box.api_token("ci", Role.VIEWER, None, "uid:0"))
+    return hive
 
 
 @pytest.fixture
@@ -109,7 +121,7 @@ def test_more_rows_than_may_be_are_told(hive: Hive) -> None:
     assert hive("db", "query", "SELECT value FROM json_each('[1,2,3]')", "--limit", "2", "--json").json[
         "truncated"
     ] == ("rows")
-    none = hive("db", "query", "SELECT id FROM agents")
+    none = hive("db", "query", "SELECT id FROM agents WHERE name = 'nobody'")
     assert (none.out, none.err) == ("id\n", "no rows\n")
 
 

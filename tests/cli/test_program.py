@@ -16,6 +16,7 @@ from hive.cli import main as program
 from hive.cli.call import CommandCall, agent_names, model_names
 from hive.errors import AS_ROOT, NotPermitted
 from hive.paths import runtime_dir
+from tests.cli.conftest import show_backend
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -84,6 +85,7 @@ def test_names_are_completed_from_the_daemon_and_without_one_not_at_all(
     hive: Hive, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hive.cli.call.COMPLETED_WITHIN_S", 10.0)
+    hive.daemon.call(show_backend, hive.box, "llama3.2:q4_0", "llama3.2:q8_0\x1b[2J")
     there = CommandCall(program.root())
     assert agent_names(there, "") == ["alice", "busy-bob"]
     assert agent_names(there, "b") == ["busy-bob"]

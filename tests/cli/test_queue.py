@@ -4,8 +4,50 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from hive.link.requests import QueueIs, QueueView, TenantView, UnderWay
+from tests.cli.conftest import spend
+
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
+
+
+ENDED = {
+    "model": "tiny",
+    "tokens_in": 1200,
+    "tokens_out": 8,
+    "estimated": True,
+    "cut": True,
+    "queue_ms": 3.0,
+    "ttft_ms": 40.0,
+    "duration_ms": 900.0,
+    "client_request_id": "mine\x1b[2J",
+}
+
+
+def under_way(**fields: Any) -> UnderWay:
+    return UnderWay(agent="a" * 32, name="alice", tenant="acme", endpoint="/v1/chat/completions", **fields)
+
+
+@pytest.fixture
+def hive(hive: Hive) -> Hive:
+    """Beside a proxy with two requests and more."""
+    hive.box.proxy.queue = QueueIs(
+        queue=QueueView(
+            running=1,
+            waiting=1,
+            slots=4,
+            drain_per_s=0.25,
+            tenants=[TenantView("acme", 2.0, 1, 1, 1234.5), TenantView("idle", 1.0, 0, 0, 0.0)],
+        ),
+        requests=[
+            under_way(id="p1-1", state="streaming", age_ms=1234.0, queue_ms=2.5, model="x\x1b[2J"),
+            under_way(id="p1-2", state="queued", age_ms=90.0, queue_ms=80.0, model="tiny"),
+        ],
+        left_out=3,
+    )
+    return hive
 
 
 def test_without_a_command_it_lists_what_runs_and_what_waits(hive: Hive) -> None:
@@ -36,8 +78,8 @@ def test_a_request_under_way_is_shown_and_ended(hive: Hive) -> None:
 
 
 def test_an_ended_request_says_what_it_cost_and_that_it_was_cut(hive: Hive) -> None:
-    shown = hive("queue", "show", "p1-0").out
+    shown = hive("queue", "show", hive.daemon.do(spend(hive.box, "gone", **ENDED))).out
     assert "ended with 200, its client did not get a whole answer" in shown
-    assert "Agent: id-gone (removed)" in shown
+    assert "Agent: gone (removed)" in shown
     assert "Tokens: 1,200 tokens in, 8 tokens out (estimated)" in shown
     assert "\x1b" not in shown

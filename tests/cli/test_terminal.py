@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.control.threaded_box import ThreadedBox
+
 WITHIN_S = 30.0
 EVENT = b'data: {"choices": [{"delta": {"content": "word "}}]}\n\n'
 
@@ -46,15 +48,15 @@ def proxy() -> Iterator[ThreadingHTTPServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
     server.daemon_threads = True
     server.left = threading.Semaphore(0)  # type: ignore[attr-defined]
-    before = os.environ.get("HIVE_TEST_PROXY_PORT")
-    os.environ["HIVE_TEST_PROXY_PORT"] = str(server.server_port)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
-    os.environ.pop("HIVE_TEST_PROXY_PORT")
-    if before is not None:
-        os.environ["HIVE_TEST_PROXY_PORT"] = before
+
+
+@pytest.fixture(scope="module")
+def shared_proxy_port(proxy: ThreadingHTTPServer) -> int:
+    return proxy.server_port
 
 
 class Terminal:
@@ -106,11 +108,11 @@ class Terminal:
 
 
 @pytest.fixture
-def start(proxy: ThreadingHTTPServer, shared_socket: Path) -> Iterator[object]:
+def start(shared_daemon: ThreadedBox) -> Iterator[object]:
     begun: list[Terminal] = []
 
     def one(*words: str) -> Terminal:
-        begun.append(Terminal(*words, socket=shared_socket))
+        begun.append(Terminal(*words, socket=shared_daemon.socket))
         return begun[-1]
 
     yield one

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from hive.build import version
 from hive.store.database import Database
 from hive.tui import opening
+from tests.cli.conftest import show_backend
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
 
 ALICE = {
-    "id": "id-alice",
     "name": "alice",
     "status": "running",
     "depth": "awake",
@@ -25,20 +26,20 @@ ALICE = {
     "runtime": "process",
     "in_flight": 1,
     "parked": 0,
-    "requests": 3,
-    "tokens_in": 1200,
-    "tokens_out": 34,
+    "requests": 0,
+    "tokens_in": 0,
+    "tokens_out": 0,
     "tokens_per_s": None,
     "rss_bytes": 94371840,
     "saved_bytes": 0,
     "idle_s": 0.0,
-    "since": 1.7e9,
     "why": "1 request in flight",
-    "last_wake_ms": 2.5,
-    "last_wake_cause": "ingress",
-    "wakes": 2,
-    "pauses": 2,
+    "last_wake_ms": None,
+    "last_wake_cause": None,
+    "wakes": 0,
+    "pauses": 0,
 }
+STARTED = ["agent.created", "agent.starting", "agent.running"]
 BACKEND = {
     "kind": "demo",
     "label": "demo backend (canned text)",
@@ -52,43 +53,54 @@ BACKEND = {
 }
 
 
-def test_json_has_the_whole_of_it_in_this_shape(hive: Hive) -> None:
+@pytest.fixture
+def beside_demo(hive: Hive) -> Hive:
+    """The daemon has found a backend."""
+    hive.daemon.call(show_backend, hive.box, "demo")
+    return hive
+
+
+def test_json_has_the_whole_of_it_in_this_shape(beside_demo: Hive) -> None:
+    hive = beside_demo
     found = hive("top", "--once", "--json").json
     assert found.pop("at") > 1.7e9
     assert [agent.pop("name") for agent in found["agents"][1:]] == ["busy-bob"]
-    assert found.pop("agents")[0] == ALICE
+    alice = found.pop("agents")[0]
+    assert (len(alice.pop("id")), alice.pop("since") > 1.7e9) == (32, True)
+    assert alice == ALICE
     assert [(one["code"], one["fix"]) for one in found.pop("conditions")] == [
-        ("redis_of_url_down", f"hive doctor redis --socket {hive.socket}")
+        ("redis_down", f"hive logs redis --socket {hive.socket}")
     ]
     assert found.pop("memory").keys() == {"total_bytes", "available_bytes", "swap_total_bytes", "swap_free_bytes"}
+    assert [event["kind"] for event in found.pop("events")] == STARTED * 2
+    [problem] = found.pop("problems")
+    assert problem.startswith(f"Redis at {hive.box.paths.redis_socket} is down ")
     assert found == {
         "schema": "top",
         "version": 1,
         "source": "daemon",
         "place": str(hive.socket),
-        "hive_version": "0.1.0",
+        "hive_version": hive.box.services.health.view()["version"],
         "isolation": "none",
-        "problems": ["Redis at redis:6379 is down (WRONGPASS): its keys get old, all else works"],
         "backend": BACKEND,
         "queue": None,
         "gpus": [],
         "gpus_why_not": "no NVIDIA driver is loaded",
-        "requests": None,
-        "tokens_out": None,
-        "wakes": None,
+        "requests": 0,
+        "tokens_out": 0,
+        "wakes": 0,
         "wake_ms": None,
-        "events": [{"at": 1.7e9, "kind": "agent.paused", "text": "alice running → paused: idle for 312 s"}],
     }
 
 
-def test_once_is_the_screen_as_text(hive: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("host_memory")
+def test_once_is_the_screen_as_text(beside_demo: Hive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = hive("top", "--once", "--no-unicode").out.splitlines()
+    lines = beside_demo("top", "--once", "--no-unicode").out.splitlines()
+    assert lines.pop(2).endswith(f"fix: hive logs redis --socket {beside_demo.socket}")
     assert lines == [
-        "Hive 0.1.0 | backend up: demo backend (canned text), 4 at once | 2 running",
-        "RAM 4.0G/8.0G | swap 81M/1.0G | saved 0 | isolation none",
-        "Redis at redis:6379 is down (WRONGPASS): its keys get old, all else works; fix: "
-        f"hive doctor redis --socket {hive.socket}",
+        f"Hive {version().partition('+')[0]} | backend up: demo backend (canned text), 4 at once | 2 running",
+        "RAM 4.0G/8.0G | swap 81M/1.0G | saved 0 | 0 wakes | isolation none",
         "the backend queues 3 requests itself",
         "queue: unknown",
         "",

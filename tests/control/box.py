@@ -111,14 +111,16 @@ class Box:
         await self.daemon.close()
         self.daemon = None
 
-    async def start_proxy(self, *, port: int = 11435, seen: dict[str, Activity] | None = None) -> ProxyPeer:
-        proxy = ProxyPeer(self.paths.link_socket, epoch=f"p{len(self.proxies)}", port=port)
+    async def start_proxy(
+        self, *, port: int = 11435, ingress_port: int = 8480, seen: dict[str, Activity] | None = None
+    ) -> ProxyPeer:
+        epoch = f"p{len(self.proxies)}"
+        proxy = ProxyPeer(self.paths.link_socket, epoch=epoch, port=port, ingress_port=ingress_port)
         proxy.seen = seen or {}
         self.proxies.append(proxy)
         await proxy.until_table()
-        await until(
-            lambda: self.services.health.view()["proxy"] == {"connected": True, "port": port, "ingress_port": 8480}
-        )
+        told = {"connected": True, "port": port, "ingress_port": ingress_port}
+        await until(lambda: self.services.health.view()["proxy"] == told)
         return proxy
 
     async def start_real_proxy(self) -> None:

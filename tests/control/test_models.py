@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +19,15 @@ from hive.link.messages import BackendChanged, Done
 from hive.link.requests import AskModels
 from hive.settings.table import Settings, TenantRow
 from tests.control.box import AWAKE, SLEEPER, Box, until
+from tests.fakes.programs import Program, fake_ollama
 
-FAKE = Path(__file__).parents[1] / "fakes" / "fake_ollama.py"
 TINY = b"GGUF\3\0\0\0" + b"\1" + b"\0" * 15 + b"\1" + b"\0" * 7 + b"t" + b"\1\0\0\0" + b"\2" + b"\0" * 23
 """A header with one tensor of two F32 weights."""
 
 
-class Ollama:
-    """The stand-in (fakes/fake_ollama.py), of which a test sees what it was asked."""
-
-    def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
-        self.process = process
-        self.address = address
-
-    @property
-    def seen(self) -> Any:
-        return httpx.get(f"http://{self.address}/fake/pulls", trust_env=False).json()
+def seen(ollama: Program) -> Any:
+    """What the stand-in (fakes/fake_ollama.py) was asked."""
+    return ollama.get("/fake/pulls").json()
 
 
 def settings(**inference: object) -> Settings:
@@ -45,21 +35,11 @@ def settings(**inference: object) -> Settings:
     return msgspec.structs.replace(AWAKE, inference=changed, tenants={"acme": TenantRow(models="fast")})
 
 
-@contextmanager
-def serving(*flags: str) -> Iterator[Ollama]:
-    with subprocess.Popen([sys.executable, str(FAKE), *flags], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
-            yield Ollama(process, json.loads(process.stdout.readline())["address"])
-        finally:
-            process.kill()
-
-
 @asynccontextmanager
 async def ollama_box(
     box: Box, *flags: str, check_s: float = AWAKE.daemon.backend_check_s, **inference: object
-) -> AsyncIterator[Ollama]:
-    with serving(*flags) as ollama:
+) -> AsyncIterator[Program]:
+    with fake_ollama(*flags) as ollama:
         wanted = settings(**inference)
         daemon = msgspec.structs.replace(wanted.daemon, backend_check_s=check_s)
         wanted = msgspec.structs.replace(wanted, daemon=daemon)
@@ -101,9 +81,9 @@ async def test_the_list_says_who_is_given_what_and_is_stale_but_there_when_the_s
 
 async def test_however_many_ask_the_server_is_asked_once(box: Box) -> None:
     async with ollama_box(box, check_s=600) as ollama:
-        before = ollama.seen["listed"]
+        before = seen(ollama)["listed"]
         await asyncio.gather(*(box.services.models.refresh() for _ in range(20)))
-        assert ollama.seen["listed"] == before + 1
+        assert seen(ollama)["listed"] == before + 1
 
 
 async def test_a_proxy_that_meets_an_unknown_model_has_it_looked_for_but_not_again_at_once(box: Box) -> None:
@@ -115,10 +95,10 @@ async def test_a_proxy_that_meets_an_unknown_model_has_it_looked_for_but_not_aga
         assert isinstance(await box.proxy.client.link.ask_any(AskModels(), timeout_s=5), Done)
         backends = [message for message in told[before:] if isinstance(message, BackendChanged)]
         assert [model.name for model in backends[-1].models] == ["new:latest"]  # told before the answer came
-        listed = ollama.seen["listed"]
+        listed = seen(ollama)["listed"]
         for _ in range(5):
             assert isinstance(await box.proxy.client.link.ask_any(AskModels(), timeout_s=5), Done)
-        assert ollama.seen["listed"] == listed
+        assert seen(ollama)["listed"] == listed
 
 
 async def test_ollama_pulls_and_removes_as_jobs(box: Box) -> None:
@@ -149,14 +129,14 @@ async def test_a_pull_is_joined_cancelled_and_ends_with_its_daemon(box: Box) -> 
     async with ollama_box(box, "--delay", "0.05", "--pieces", "10000") as ollama:
         job = await box.pull_model(PullOrder("big"), "uid:0")
         assert (await box.pull_model(PullOrder("big"), "uid:0"))["id"] == job["id"]
-        await until(lambda: [pull["state"] for pull in ollama.seen["pulls"]] == ["running"])
+        await until(lambda: [pull["state"] for pull in seen(ollama)["pulls"]] == ["running"])
         assert (await box.cancel_job(job["id"]))["state"] == "cancelled"
         with pytest.raises(WrongState):
             await box.cancel_job(job["id"])
         again = await box.pull_model(PullOrder("big"), "uid:0")
-        await until(lambda: len(ollama.seen["pulls"]) == 2)
+        await until(lambda: len(seen(ollama)["pulls"]) == 2)
         await box.stop_daemon()
-        await until(lambda: [pull["state"] for pull in ollama.seen["pulls"]] == ["gone", "gone"])
+        await until(lambda: [pull["state"] for pull in seen(ollama)["pulls"]] == ["gone", "gone"])
         await box.start_daemon(settings(), backend=(BackendKind.OLLAMA, ollama.address))
         left = await box.job(again["id"], wait_s=0)
         assert (left["state"], left["error"]["message"]) == ("failed", "Hive ended before it did")
@@ -236,7 +216,7 @@ async def test_an_ollama_that_is_replaced_between_two_looks_is_known_at_the_next
         await watch.check()
         old.process.kill()
         old.process.wait()
-        with serving("--port", port, "--version", "0.32.15", "other"):
+        with fake_ollama("--port", port, "--version", "0.32.15", "other"):
             await watch.check()
             shown = box.inference()
             assert (shown["version"], [model["name"] for model in shown["models"]]) == ("0.32.15", ["other:latest"])

@@ -4,8 +4,9 @@
 loaded or unloaded.
 
     fake_ollama.py [--port 0] [--layer-bytes N] [--pieces N] [--delay S] [--fail TEXT]
-                   [--version V] [--stub NAME]… [MODEL …]
+                   [--version V] [--stub NAME]… [--held NAME] [MODEL …]
 
+A pull of the `--held` one stays at the half until its client leaves. A tag like `q4_0` is the model's quantization.
 A stub is a model of its cloud, as Ollama 0.32.15 lists it: 196 bytes, and what it is asked is sent to another host.
 `GET /fake/left` tells for which models something was, and `POST /fake/stub` makes a model a stub under its own name.
 
@@ -26,6 +27,7 @@ import ollama_words
 from ollama_words import tagged
 
 STUB_BYTES = 196
+HELD_S = 0.05
 
 
 class Store(ThreadingHTTPServer):
@@ -80,7 +82,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def row(self, name: str) -> dict[str, Any]:
         size, digest = self.server.models[name], hashlib.sha256(name.encode()).hexdigest()
-        details: dict[str, Any] = {"parameter_size": "3.2B", "quantization_level": "Q4_K_M"}
+        of_tag = name.partition(":")[2].upper()
+        quantization = of_tag if of_tag.startswith("Q") else "Q4_K_M"
+        details: dict[str, Any] = {"parameter_size": "3.2B", "quantization_level": quantization}
         if name not in self.server.stubs:
             row: dict[str, Any] = ollama_words.tag(name, size, digest, ["completion", "tools"], **details)
             return row
@@ -163,7 +167,8 @@ class Handler(BaseHTTPRequestHandler):
                 pull["state"] = "failed"
             else:
                 for layer in ("model", "template"):
-                    self.layer(hashlib.sha256(f"{name} {layer}".encode()).hexdigest())
+                    digest = hashlib.sha256(f"{name} {layer}".encode()).hexdigest()
+                    self.layer(digest, held=name == tagged(flags.held))
                 for status in ("verifying sha256 digest", "writing manifest", "success"):
                     self.line({"status": status})
                 self.server.models[name] = 2 * flags.layer_bytes
@@ -173,12 +178,15 @@ class Handler(BaseHTTPRequestHandler):
             pull["state"] = "gone"
             self.close_connection = True
 
-    def layer(self, digest: str) -> None:
+    def layer(self, digest: str, *, held: bool) -> None:
         flags = self.server.flags
         line = {"status": f"pulling {digest[:12]}", "digest": f"sha256:{digest}", "total": flags.layer_bytes}
         self.line(line)
         for piece in range(1, flags.pieces + 1):
             time.sleep(flags.delay)
+            while held and piece > flags.pieces // 2:
+                self.line({**line, "completed": flags.layer_bytes * (piece - 1) // flags.pieces})
+                time.sleep(HELD_S)
             self.line({**line, "completed": flags.layer_bytes * piece // flags.pieces})
 
     def line(self, found: dict[str, Any]) -> None:
@@ -205,6 +213,7 @@ def main() -> None:
     parser.add_argument("--delay", type=float, default=0.0)
     parser.add_argument("--fail", default="")
     parser.add_argument("--version", default="0.13.3")
+    parser.add_argument("--held", default="")
     parser.add_argument("--stub", action="append", default=[])
     parser.add_argument("model", nargs="*")
     store = Store(parser.parse_args())

@@ -1,4 +1,4 @@
-"""Starts the fake backend and the demo backend as real processes for tests, and ends them."""
+"""Starts the fake backends and the demo backend as real processes for tests, and ends them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 FAKE = Path(__file__).with_name("fake_backend.py")
+OLLAMA = Path(__file__).with_name("fake_ollama.py")
 DEMO = """
 import logging, sys
 from pathlib import Path
@@ -79,6 +80,14 @@ def fake_backend(kind: str, *flags: str, socket: Path | None = None) -> Iterator
         ready = process.stdout.readline()
         assert ready, f"the fake backend ended with {process.wait(10)}"
         yield Program(process, json.loads(ready)["address"])
+
+
+@contextmanager
+def fake_ollama(*flags: str) -> Iterator[Program]:
+    """The stand-in for Ollama's store on a free port, with flags and models."""
+    with started([sys.executable, str(OLLAMA), *flags]) as process:
+        assert process.stdout is not None
+        yield Program(process, json.loads(process.stdout.readline())["address"])
 
 
 @contextmanager

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from hive.errors import NotFound
 from hive.link.client import LinkClient
-from hive.link.link import Link, LinkReply
+from hive.link.link import Link, LinkReply, failed
 from hive.link.message import LinkMessage
 from hive.link.messages import (
     Activities,
@@ -21,6 +22,7 @@ from hive.link.messages import (
     CloseBackend,
     Closed,
     DaemonTable,
+    Done,
     Drained,
     Hello,
     Open,
@@ -31,14 +33,14 @@ from hive.link.messages import (
     Wake,
 )
 from hive.link.prompts import Prewarm
-from hive.link.requests import AskQueue, QueueIs
+from hive.link.requests import AskQueue, CancelRequest, QueueIs
 from hive.tasks import spawn
 
 
 class ProxyPeer:
     """`busy`: agent id → why its gate does not close. `rows`, `gates`: what the daemon said last of each agent."""
 
-    def __init__(self, path: Path, *, epoch: str = "p1", port: int = 11435) -> None:
+    def __init__(self, path: Path, *, epoch: str = "p1", port: int = 11435, ingress_port: int = 8480) -> None:
         self.busy: dict[str, str] = {}
         self.seen: dict[str, Activity] = {}
         self.rows: dict[str, AgentRow] = {}
@@ -50,17 +52,20 @@ class ProxyPeer:
         """What is said of the queue; None: nothing is answered."""
         self.holds_backend: asyncio.Event | None = None
         """The backend is drained once this is set; None: at once."""
+        self.cut = 0
+        """Requests that did not end when the backend was drained."""
         self.table: DaemonTable | None = None
         self.role = "proxy"
         self.closed = False
         self._epoch = epoch
         self._port = port
+        self._ingress_port = ingress_port
         self._changed = asyncio.Event()
         self.client = LinkClient(path, name="daemon", on_link=self._greet, on_message=self._heard)
 
     def _greet(self, link: Link) -> None:
         link.tell(Hello(role=self.role, epoch=self._epoch))
-        link.tell(ProxyTable(agents=self.seen, port=self._port, ingress_port=8480))
+        link.tell(ProxyTable(agents=self.seen, port=self._port, ingress_port=self._ingress_port))
 
     def _heard(self, link: Link, message: LinkMessage, reply: LinkReply | None) -> None:
         self.told.append(message)
@@ -92,6 +97,11 @@ class ProxyPeer:
                 spawn(self._drain(reply), name="drain")
             case AskQueue() if reply is not None and self.queue is not None:
                 reply(self.queue)
+            case CancelRequest(id=request) if reply is not None and self.queue is not None:
+                kept = [one for one in self.queue.requests if one.id != request]
+                is_known = len(kept) < len(self.queue.requests)
+                self.queue.requests[:] = kept
+                reply(Done() if is_known else failed(NotFound(f"there is no request {request!r}")))
             case Prewarm():
                 assert reply is not None
                 self.prewarms.append((message, reply))
@@ -107,7 +117,7 @@ class ProxyPeer:
     async def _drain(self, reply: LinkReply) -> None:
         if self.holds_backend is not None:
             await self.holds_backend.wait()
-        reply(Drained(cut=0))
+        reply(Drained(cut=self.cut))
 
     def _learn(self, row: AgentRow) -> None:
         self.rows[row.id] = row
