@@ -86,7 +86,8 @@ class DockerEngine:
     def inspect(self, container: str) -> dict[str, Any]:
         status, told = self.call("GET", f"/containers/{container}/json")
         assert status == 200, told
-        return told
+        found: dict[str, Any] = told
+        return found
 
     def containers(self, state: Path) -> list[dict[str, Any]]:
         """Those of the Hive with this state directory: others may use the engine too."""
@@ -96,7 +97,9 @@ class DockerEngine:
         return self._listed("/networks?", f"hive.state={state_label(state)}")
 
     def _listed(self, target: str, label: str) -> list[dict[str, Any]]:
-        return self.call("GET", f"{target}{urlencode({'filters': json.dumps({'label': [label]})})}")[1]
+        wanted = urlencode({"filters": json.dumps({"label": [label]})})
+        found: list[dict[str, Any]] = self.call("GET", f"{target}{wanted}")[1]
+        return found
 
     def answers(self) -> bool:
         try:

@@ -65,8 +65,8 @@ def serve(
 ) -> Iterator[VllmServer]:
     """vLLM on a free port, all that it writes in `folder`; ready to answer. `more`: words of its command line."""
     port, log = free_port(), folder / "vllm.log"
-    command = [venv / "bin" / "python", "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", model or model_for(venv, folder), "--served-model-name", MODEL, "--host", "127.0.0.1"]
+    command = [str(venv / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server"]
+    command += ["--model", str(model or model_for(venv, folder)), "--served-model-name", MODEL, "--host", "127.0.0.1"]
     command += ["--port", str(port), "--max-num-seqs", str(SEQUENCES), "--scheduling-policy", "priority"]
     # In bfloat16 its attention uses AMX wherever the CPU names it; not every kernel lets a process (SIGILL at the first
     # token).

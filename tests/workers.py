@@ -10,7 +10,7 @@ import gc
 import json
 import os
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -40,7 +40,8 @@ ALWAYS_QUICK = (
 
 @cache
 def times() -> Mapping[str, float]:
-    return json.loads(TIMES.read_text())
+    found: dict[str, float] = json.loads(TIMES.read_text())
+    return found
 
 
 @cache
@@ -50,7 +51,7 @@ def group_of(file: str) -> str:
     return next((group for group, named in SHARED.items() if named.search(text)), file)
 
 
-class LongestFirst(LoadScopeScheduling):
+class LongestFirst(LoadScopeScheduling):  # type: ignore[misc]
     """Whole files (or groups of them) go to the workers, the longest first."""
 
     def _split_scope(self, nodeid: str) -> str:
@@ -96,7 +97,7 @@ class Measure:
     """Writes how long each file took, when all of a run has passed through the controlling process."""
 
     def __init__(self) -> None:
-        self._spent_s: Counter[str] = Counter()
+        self._spent_s: defaultdict[str, float] = defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._spent_s[report.nodeid.partition("::")[0]] += report.duration

@@ -32,6 +32,7 @@ from hive.sandbox.process import ProcessRuntime
 from hive.sandbox.server import HelperServer
 from hive.settings.table import Agents, InferenceSection, Paths, Settings, Sleep
 from hive.settings.table import DaemonSection as DaemonSettings
+from hive.shapes.agents import AgentView
 from hive.store.audit import AuditRecord, Filter
 from tests.fakes.proxy_peer import ProxyPeer
 
@@ -148,7 +149,7 @@ class Box:
         await self.start_daemon(settings, **options)
         await self.start_proxy()
 
-    async def create(self, name: str = "bob", command: list[str] = SLEEPER, **fields: Any) -> dict[str, Any]:
+    async def create(self, name: str = "bob", command: list[str] = SLEEPER, **fields: Any) -> AgentView:
         return await self.services.agents.create(AgentSpec(name=name, command=command, **fields), "uid:0")
 
     def life(self, agent: str) -> AgentLifecycle:

@@ -49,9 +49,9 @@ async def started(floor: Floor, kind: str = "idle", agent: str = A, **more: obje
     return running
 
 
-async def ran(floor: Floor, script: str, **more: object) -> str:
+async def ran(floor: Floor, script: str, agent: str = A, **more: object) -> str:
     """What a script in a container prints, once it ended."""
-    running = await started(floor, "exit7", command=["sh", "-c", script], **more)
+    running = await started(floor, "exit7", agent, command=["sh", "-c", script], **more)
     await until(lambda: has_ended(running))
     await running.reap()
     running.close()

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import httptools
 import msgspec
 import pytest
 
@@ -63,7 +64,9 @@ def results(system: Path) -> dict[str, Any]:
         content = Path(name) / "content"
         no_caches = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / "hive", content / "packages/hive", ignore=no_caches)
-        shutil.copytree(Path(msgspec.__file__).parent, content / "packages/msgspec", ignore=no_caches)
+        for package in (msgspec, httptools):
+            place = Path(package.__file__).parent
+            shutil.copytree(place, content / "packages" / place.name, ignore=no_caches)
         shutil.copy(Path(__file__).with_name("scope_guest.py"), content)
         (content / "job").write_text(JOB)
         console, found = virtual_machine.run(system, content, size_mb=100, append="rw", limit_s=ENDS_WITHIN_S)
