@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from hive.dialects.errors import GaveUp, gave_up_saying
 from hive.dialects.openai_answers import (
     GIVEN_UP,
@@ -16,7 +18,7 @@ from hive.dialects.sse import SseReader
 from hive.errors import BackendDown, HiveError
 
 
-class CompletionStream:
+class CompletionStream(ABC):
     """One answer on its way back. A subclass writes the events of its dialect, and `_taken` gives them out.
 
     `gave_up`: why the stream ends without its end, once that is so; then nothing more is written.
@@ -89,29 +91,29 @@ class CompletionStream:
 
     # The dialect of the client ----------------------------------------------------------------------------------------
 
+    @abstractmethod
     def _begin(self, first: Completion) -> None:
         """Writes what stands before all else."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _say(self, choice: CompletionChoice) -> None:
         """Writes one piece. Raises BackendDown for one that cannot be."""
-        raise NotImplementedError
 
-    def _usage_told(self) -> None:
+    def _usage_told(self) -> None:  # noqa: B027 - one dialect says its usage at the end
         """The usage came by itself, which is the last thing before the end."""
 
+    @abstractmethod
     def _finish(self) -> None:
         """Writes the end. Raises BackendDown where there can be none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _taken(self) -> bytes:
         """Gives out the bytes written since the last time."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _own_error(self, error: HiveError) -> bytes:
         """The body of an error of Hive's own."""
-        raise NotImplementedError
 
+    @abstractmethod
     def error(self, status: int, body: bytes) -> bytes:
         """The backend's own error, its words kept."""
-        raise NotImplementedError

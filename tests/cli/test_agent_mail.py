@@ -6,7 +6,6 @@ import io
 import json
 import re
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from hive.cli.text import table
 from hive.control import message_delivery
 from tests.cli.conftest import CLOSED_PORT
+from tests.cli.http_server import in_thread
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -37,12 +37,8 @@ class Inbox(BaseHTTPRequestHandler):
 @pytest.fixture
 def inbox() -> Iterator[ThreadingHTTPServer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Inbox)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with in_thread(server):
+        yield server
 
 
 @pytest.fixture

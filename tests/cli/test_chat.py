@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import CLOSED_PORT, show_backend
+from tests.cli.http_server import in_thread
 
 Hive = Any
 """conftest.Hive: test modules import no siblings."""
@@ -49,12 +49,8 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def proxy() -> Iterator[Proxy]:
     server = Proxy()
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with in_thread(server):
+        yield server
 
 
 @pytest.fixture

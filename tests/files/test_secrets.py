@@ -7,8 +7,6 @@ import json
 import os
 import re
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +28,7 @@ from hive.files.secrets import (
     what_it_takes,
 )
 from hive.host.files import beside
+from tests.install.killed import killed_everywhere
 
 UNITS = Path(__file__).parents[2] / "systemd"
 
@@ -158,16 +157,7 @@ def test_a_rotation_that_was_cut_short_is_finished_by_the_next_call(root: Layout
 
 @pytest.mark.parametrize(("what", "least"), [("generate", 30), ("rotate", 15)])
 def test_killed_anywhere_a_secret_is_whole_and_the_next_call_ends_it(what: str, least: int, tmp_path: Path) -> None:
-    program = ["-m", "tests.install.killed_install"]
-    ran = subprocess.run(
-        [sys.executable, *program, what, tmp_path],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
+    found = killed_everywhere(what, tmp_path)
     assert found["wrong"] == []
     assert found["places"] >= least
 

@@ -44,6 +44,7 @@ from hive.install.steps_system import EarlierSecrets, previous
 from hive.settings.file import load_text
 from tests import docker_engine
 from tests.install.installation import UNITS, box_of, make_root, make_version, tree
+from tests.install.killed import killed_everywhere
 
 REPOSITORY = Path(__file__).parents[2]
 FIRST, SECOND = "0.1.0-1", "0.2.0-1"
@@ -560,16 +561,7 @@ def quick_directory(tmp_path: Path) -> Iterator[Path]:
 def test_killed_before_any_change_and_inside_any_write_the_same_command_ends_it(
     what: str, least: int, quick_directory: Path
 ) -> None:
-    program = ["-m", "tests.install.killed_install"]
-    ran = subprocess.run(
-        [sys.executable, *program, what, quick_directory],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout)
+    found = killed_everywhere(what, quick_directory)
     assert found["wrong"] == []
     assert found["places"] >= least
 
