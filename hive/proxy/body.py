@@ -1,5 +1,8 @@
 """Request bodies: each field is judged by its rule, and the body is built anew. Pure.
 
+In two steps: `open_body` reads the object, judges its fields and finds the model. Which server answers, and so of which
+kind it is, follows from the model; `complete` makes of the rest what that server takes.
+
 Ollama decodes with Go's encoding/json: names match without regard to case, the last of equal ones wins, even with
 U+212A KELVIN SIGN for k. So names are folded and must be unique at every level that is looked at, and the client's
 bytes never go upstream. Values that no rule names go on exactly as written (`1e2` stays `1e2`).
@@ -8,6 +11,7 @@ bytes never go upstream. Values that no rule names go on exactly as written (`1e
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import msgspec
 
@@ -41,29 +45,32 @@ _BRACE = b"{"[0]
 _NULL = Raw(b"null")
 
 
-class Want(msgspec.Struct, frozen=True):
-    """Hive's own requirements for a body.
-
-    `default_model`: the model if the body names none. `streams`: the meaning of an absent `stream`. `ask_usage`: usage
-    is asked for in a stream even if its client did not ask for it. `inject`: fields (name, raw JSON) put in over the
-    client's. `model_first`: the model may become another one (`for_model`), so its name goes before all else.
-    `limit_absent`: if no limit of tokens is named, the tier's is put in; False if the server's own default is small
-    (vLLM's /v1/completions: 16). `translate`: the client's endpoint, if the backend is asked at another one
-    (hive.dialects.translators). `lacking`: fields that a translation may make and this backend does not take
-    (hive.dialects.fitting). `passed_over`: fields that the backend would ignore silently. `limit_by_first_name`: a
-    limit of tokens under another of its names is also sent under the first one. `limit_as`: the one name of a limit
-    that this server's chats take, if it is not `max_tokens`. `estimate`: no backend is asked; the answer is an estimate
-    of the tokens. `apart`: translated only to keep the prompts of tenants apart. `grammar`: the limits for its schemas,
-    None if there is no server yet.
-    """
+class Opening(msgspec.Struct, frozen=True):
+    """Hive's requirements that hold for any server. `default_model`: the model if the body names none. `streams`: the
+    meaning of an absent `stream`."""
 
     default_model: str = ""
     streams: bool = False
+
+
+class Want(msgspec.Struct, frozen=True):
+    """Hive's requirements for a body that a server of this kind is to take.
+
+    `ask_usage`: usage is asked for in a stream even if its client did not ask for it. `inject`: fields (name, raw JSON)
+    put in over the client's. `limit_absent`: if no limit of tokens is named, the tier's is put in; False if the
+    server's own default is small (vLLM's /v1/completions: 16). `translate`: the client's endpoint, if the backend is
+    asked at another one (hive.dialects.translators). `lacking`: fields that a translation may make and this backend
+    does not take (hive.dialects.fitting). `passed_over`: fields that the backend would ignore silently.
+    `limit_by_first_name`: a limit of tokens under another of its names is also sent under the first one. `limit_as`:
+    the one name of a limit that this server's chats take, if it is not `max_tokens`. `estimate`: no backend is asked;
+    the answer is an estimate of the tokens. `apart`: translated only to keep the prompts of tenants apart. `grammar`:
+    the limits for its schemas, None if there is no server yet.
+    """
+
     ask_usage: bool = False
     inject: tuple[tuple[str, bytes], ...] = ()
     limit_absent: bool = True
     translate: str = ""
-    model_first: bool = False
     lacking: tuple[str, ...] = ()
     passed_over: tuple[Over, ...] = ()
     limit_by_first_name: bool = True
@@ -71,6 +78,24 @@ class Want(msgspec.Struct, frozen=True):
     estimate: bool = False
     apart: bool = False
     grammar: SchemaLimits | None = None
+
+
+class NamedBody(msgspec.Struct, frozen=True):
+    """What a body says of its request before a server is chosen: the model, `stream`, and whether the model is only to
+    be loaded or unloaded (`loading`)."""
+
+    model: str
+    stream: bool
+    loading: str = ""
+
+
+class OpenedBody(NamedTuple):
+    """A body after its first step. `text`: the object as JSON, without white space, before any change."""
+
+    named: NamedBody
+    rules: FieldRules
+    draft: Draft
+    text: bytes
 
 
 _APART = (
@@ -90,9 +115,9 @@ class Asked(msgspec.Struct, frozen=True):
     fields left out, as a header may name them; `clamped`: fields with a smaller value than the client's, as
     `name=value`; `ignored`: fields that went upstream and that the backend ignores. `max_tokens`: the limit of
     generated tokens, None for no limit. `target`: the path the backend is asked at, if it is another than the client's.
-    `kept`: what the translation of the answer needs, or an estimate, which is the answer itself. `model_bytes`: the
-    first bytes of `upstream`, which name the model and may be replaced; 0 where they may not. `served`: the model that
-    answers instead of the one named. `loading`: the model is to be loaded or unloaded, so that nothing goes upstream.
+    `kept`: what the translation of the answer needs, or an estimate, which is the answer itself. `served`: the model
+    that answers instead of the one named. `loading`: the model is to be loaded or unloaded, so that nothing goes
+    upstream.
     """
 
     model: str
@@ -105,7 +130,6 @@ class Asked(msgspec.Struct, frozen=True):
     size: int = 0
     target: str = ""
     kept: bytes = b""
-    model_bytes: int = 0
     served: str = ""
     ignored: tuple[str, ...] = ()
     loading: str = ""
@@ -139,13 +163,12 @@ def is_heavy(body: bytes) -> bool:
     return size > LARGE_BYTES or body.count(b"{") > 1000 or body.count(b",") > 4000
 
 
-def read(body: bytes, rules: FieldRules, want: Want, *, on_loop: bool = False) -> Asked:
-    """Reads and rebuilds a JSON body. Raises BadRequest, TooLarge, NotSupported, and TooHeavyHere `on_loop`.
+def open_body(body: bytes, rules: FieldRules, opening: Opening) -> OpenedBody:
+    """The first step: the object is read, its fields are judged. Raises BadRequest, TooLarge.
 
-    >>> from hive.settings.field_rules import Rule, Verb
-    >>> fields = Fields(plain=frozenset({"model", "n"}), policed={"raw": Rule(verb=Verb.DROP)})
-    >>> read(b'{"n": 1e2, "raw": 1}', FieldRules(target="/x", fields=fields), Want(default_model="m")).upstream
-    [b'{"n":1e2,"model":"m"}']
+    >>> fields = Fields(plain=frozenset({"model", "n"}))
+    >>> open_body(b'{"model": "tiny", "n": 1}', FieldRules(target="/x", fields=fields), Opening(streams=True)).named
+    NamedBody(model='tiny', stream=True, loading='')
     """
     try:
         body.decode()
@@ -155,17 +178,31 @@ def read(body: bytes, rules: FieldRules, want: Want, *, on_loop: bool = False) -
     loading = ollama_loading.asks(fields, rules.prompt) if rules.prompt else ""
     draft = Draft(fields, rules.fields, rules.target)
     draft.judge()
+    model = _model(draft, rules.alias, opening.default_model)
+    stream = _stream(draft, opening.streams)
     if loading:
-        model = _model(draft, rules.alias, want.default_model)
-        _stream(draft, want.streams)  # the answer is one piece, also if a stream is asked for
-        return Asked(model, False, [], dropped=_told(draft.dropped), loading=loading)
+        stream = False  # the answer is one piece, also if a stream is asked for
+    return OpenedBody(NamedBody(model, stream, loading), rules, draft, text)
+
+
+def complete(opened: OpenedBody, want: Want, served: str, *, on_loop: bool = False) -> Asked:
+    """The second step: the body for a server of one kind, with `served` as its model. Raises BadRequest, TooLarge,
+    NotSupported, and TooHeavyHere `on_loop`. The opened body is used up.
+
+    >>> from hive.settings.field_rules import Rule, Verb
+    >>> rules = FieldRules(target="/x", fields=Fields(plain=frozenset({"n"}), policed={"raw": Rule(verb=Verb.DROP)}))
+    >>> complete(open_body(b'{"n": 1e2, "raw": 1}', rules, Opening()), Want(), "tiny").upstream
+    [b'{"n":1e2,"model":"tiny"}']
+    """
+    named, rules, draft, text = opened
+    model, stream = named.model, named.stream
+    if named.loading:
+        return Asked(model, stream, [], dropped=_told(draft.dropped), loading=named.loading)
     if want.grammar is not None:
         if on_loop and not grammar.is_light(draft.fields):
             raise TooHeavyHere
         grammar.check(draft.fields, want.grammar, has_worded=want.translate == RESPONSES)
     ignored = _ignored(draft, want.passed_over) if want.passed_over else ()
-    model = _model(draft, rules.alias, want.default_model)
-    stream = _stream(draft, want.streams)
     if want.estimate:
         return Asked(model, stream, [], kept=counted(draft.fields))
     max_tokens = _tokens(draft, rules, want.limit_absent, want.limit_by_first_name) if rules.tokens else None
@@ -176,23 +213,29 @@ def read(body: bytes, rules: FieldRules, want: Want, *, on_loop: bool = False) -
         if name in draft.fields:
             draft.dropped.append(name)
         draft.put(name, value)
-    named, target, kept = b"", "", b""
-    if want.model_first and model:
-        named = b"{" + member("model", _encode(model))
-        draft.remove_any("model")
-        rest = draft.text(text)[1:]
-        text = named + (b"," if len(rest) > 1 else b"") + rest
-    else:
-        text = draft.text(text)
+    if served != model:
+        draft.put("model", _encode(served))
+    text = draft.text(text)
+    target, kept = "", b""
     if want.translate:
         sent = _translated(text, want)
         target, kept, text = sent.target, sent.kept, _with(sent.body, want.inject)
         draft.dropped.extend(sent.dropped)
         draft.clamped.extend(sent.clamped)
-    dropped, clamped = _told(draft.dropped) if draft.dropped else (), tuple(draft.clamped)
-    first = len(named) if named and text.startswith(named) else 0
-    found = (usage_added, dropped, clamped, max_tokens, len(text), target, kept, first)
-    return Asked(model, stream, [text], *found, ignored=ignored)
+    return Asked(
+        model,
+        stream,
+        [text],
+        usage_added=usage_added,
+        dropped=_told(draft.dropped) if draft.dropped else (),
+        clamped=tuple(draft.clamped),
+        max_tokens=max_tokens,
+        size=len(text),
+        target=target,
+        kept=kept,
+        served=served if served != model else "",
+        ignored=ignored,
+    )
 
 
 def _translated(text: bytes, want: Want) -> Sent:
@@ -206,34 +249,11 @@ def _translated(text: bytes, want: Want) -> Sent:
         raise NotSupported(f"{error.message}{_APART}", hint=error.hint) from None
 
 
-def read_on_loop(pieces: list[bytes], size: int, rules: FieldRules, want: Want, *, is_alone: bool) -> Asked | None:
-    """`read`, or None for a body that belongs into a worker; never None where there are none (`is_alone`)."""
-    if is_alone:
-        return read(b"".join(pieces), rules, want)
+def light_text(pieces: list[bytes], size: int) -> bytes | None:
+    """The body in one piece, or None for one that belongs into a worker."""
     if size > LARGE_BYTES or is_heavy(whole := b"".join(pieces)):
         return None
-    try:
-        return read(whole, rules, want, on_loop=True)
-    except TooHeavyHere:
-        return None
-
-
-def for_model(asked: Asked, served: str) -> Asked:
-    """The same body for another model. Of a long one only the first piece is copied.
-
-    >>> for_model(Asked("a", False, [b'{"model":"a","n":1}'], size=19, model_bytes=12), "b:q4_0").upstream
-    [b'{"model":"b:q4_0","n":1}']
-    """
-    if served == asked.model or not asked.model_bytes:
-        return asked
-    name = b"{" + member("model", _encode(served))
-    pieces, cut = list(asked.upstream), asked.model_bytes
-    while cut > len(pieces[0]):
-        cut -= len(pieces.pop(0))
-    pieces[0] = name + pieces[0][cut:]
-    return msgspec.structs.replace(
-        asked, upstream=pieces, served=served, size=asked.size - asked.model_bytes + len(name), model_bytes=len(name)
-    )
+    return whole
 
 
 def _with(text: bytes, inject: tuple[tuple[str, bytes], ...]) -> bytes:

@@ -102,11 +102,6 @@ class Draft:
     def remove(self, name: str) -> None:
         del self._own()[name]
 
-    def remove_any(self, name: str) -> None:
-        """Takes a field out wherever it is."""
-        if self._added.pop(name, None) is None:
-            self.remove(name)
-
     def rename(self, name: str, other: str) -> None:
         """Has a field go by another name, where that is not there itself, which then says it alone."""
         value = self.fields.get(name)

@@ -2,7 +2,8 @@
 
 Decoding holds the GIL, so a thread does not help (22 ms of decoding were 22 ms of loop lag). A body goes to a worker
 in the pieces it came in and comes back in pieces; neither is ever joined here, and no call copies more than what a
-socket buffer holds. Callbacks, no tasks.
+socket buffer holds. In the middle of a body the worker tells which model it names, and is told what its server wants
+of it. Callbacks, no tasks.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import msgspec
 
 from hive.errors import BadRequest, HiveError, Saturated, by_code
 from hive.host.process import spawn
-from hive.proxy.body import Asked, Want
-from hive.proxy.body_worker import BUFFER_BYTES, HEAD, READY, REPLY, BodyResult
+from hive.proxy.body import Asked, NamedBody, Opening
+from hive.proxy.body_worker import BUFFER_BYTES, CHOICE, HEAD, READY, REPLY, BodyChoice, BodyResult
 from hive.settings.field_rules import FieldRules
 
 log = logging.getLogger("hive.deep")
@@ -45,16 +46,19 @@ _KEPT_VARIABLES = ("PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LANG")
 _OWN_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(1024 * 1024)}
 """glibc gives large blocks back at once then; else a worker keeps 140 MB after its first large body."""
 
+Choose = Callable[[NamedBody], BodyChoice | None]
 Done = Callable[[Asked | HiveError], None]
 
 
 class BodyReading:
-    """One large body on its way through a worker."""
+    """One large body on its way through a worker. `choose`: what its server wants of it, by its model; called on the
+    loop, once for each worker that opens it. None gives the reading up."""
 
-    __slots__ = ("_done", "_timer", "attempts", "is_over", "owner", "parts")
+    __slots__ = ("_done", "_timer", "attempts", "choose", "is_over", "owner", "parts")
 
-    def __init__(self, parts: list[bytes], done: Done, owner: object) -> None:
+    def __init__(self, parts: list[bytes], choose: Choose, done: Done, owner: object) -> None:
         self.parts = parts
+        self.choose = choose
         self.owner = owner
         self.attempts = 0
         self.is_over = False
@@ -128,16 +132,24 @@ class DeepReaders:
             self._waiting.popleft().end(Saturated("Hive is shutting down", retry_after_s=2))
 
     def read(
-        self, pieces: list[bytes], rules: FieldRules, want: Want, done: Done, *, owner: object = None
+        self,
+        pieces: list[bytes],
+        rules: FieldRules,
+        opening: Opening,
+        choose: Choose,
+        done: Done,
+        *,
+        owner: object = None,
     ) -> BodyReading:
-        """Reads one body as `body.read` does; `done` is called later, with what it asks or why it is refused.
+        """Reads one body as `body.open_body` and `body.complete` do. Later `choose` is called with its model, then
+        `done` with what it asks or why it is refused; not `done` where the choice was None.
 
         Of one `owner` only one body is read at a time, so that no owner can hold all workers. 503 if no worker is free
         in time, 400 if a body has ended two of them.
         """
-        ruled, wanted = msgspec.msgpack.encode(rules), msgspec.msgpack.encode(want)
+        ruled, wanted = msgspec.msgpack.encode(rules), msgspec.msgpack.encode(opening)
         head = HEAD.pack(len(ruled), len(wanted), sum(map(len, pieces)))
-        reading = BodyReading([head, ruled, wanted, *pieces], done, owner)
+        reading = BodyReading([head, ruled, wanted, *pieces], choose, done, owner)
         reading.wait(self._wait_s)
         self._waiting.append(reading)
         self._feed()
@@ -186,6 +198,8 @@ class _Worker:
         self._parts: list[bytes] = []
         self._at = self._offset = 0
         self._head = bytearray()
+        self._is_chosen = False
+        """Whether the worker has been told what its server wants of the body."""
         self._answer: BodyResult | None = None
         self._pieces: list[bytes] = []
         self._missing = 0
@@ -334,11 +348,37 @@ class _Worker:
         if len(head) < end:
             return
         try:
-            self._answer = msgspec.msgpack.decode(bytes(head[REPLY.size : end]), type=BodyResult)
+            answer = msgspec.msgpack.decode(bytes(head[REPLY.size : end]), type=BodyResult)
         except msgspec.MsgspecError:
             self._lost("talks nonsense")
             return
-        self._on_piece(bytes(head[end:]))
+        rest = bytes(head[end:])
+        if answer.named is not None:
+            self._on_named(answer.named, rest)
+        else:
+            self._answer = answer
+            self._on_piece(rest)
+
+    def _on_named(self, named: NamedBody, rest: bytes) -> None:
+        """The worker has opened the body, and waits for the choice of its server."""
+        reading = self._reading
+        assert reading is not None
+        if rest or self._missing or self._is_chosen or self._at < len(self._parts):
+            self._lost("says too much")
+            return
+        self._is_chosen = True
+        self._head = bytearray()
+        choice = None if reading.is_over else reading.choose(named)
+        if self._reading is not reading:
+            return  # the readers were closed over it
+        chosen = b"" if choice is None else msgspec.msgpack.encode(choice)
+        if choice is None:
+            reading.cancel()
+        self._parts, self._at, self._offset = [CHOICE.pack(len(chosen)) + chosen], 0, 0
+        self._on_writable()
+        if choice is None and self._reading is reading:
+            self._forget()
+            self._free()
 
     def _on_piece(self, data: bytes) -> None:
         if data:
@@ -368,6 +408,8 @@ class _Worker:
             self._hang = None
         self._reading = None
         self._parts = []
+        self._at = self._offset = 0
+        self._is_chosen = False
         self._head = bytearray()
         self._answer = None
         self._pieces = []

@@ -20,7 +20,7 @@ from hive.models.capabilities import Over, lacking, lacks_endpoint, why_lacking,
 from hive.models.names import spelled
 from hive.models.routing import Explained, Offer, Permitted, explain_for, offers_of, permits, preferences_of, undated
 from hive.models.whereabouts import NOWHERE, named
-from hive.proxy.body import Want
+from hive.proxy.body import Opening, Want
 from hive.proxy.body_budget import BodyBudget
 from hive.proxy.body_workers import DeepReaders
 from hive.proxy.connection_shares import ConnectionHolder, ConnectionShares
@@ -69,11 +69,10 @@ class GivesWay(Protocol):
 
 
 class BodyPlan(msgspec.Struct, frozen=True):
-    """The rules by which the bodies of one caller are read for one endpoint, valid for this generation of the
+    """What the backend wants of the bodies of one caller for one endpoint, valid for this generation of the
     registry."""
 
     generation: int
-    rules: FieldRules
     want: Want
 
 
@@ -410,19 +409,24 @@ class DataPath:
             asked = translated(endpoint, backend.kind)
         return asked or endpoint
 
+    def opening(self, entry: AgentEntry, endpoint: Endpoint) -> tuple[FieldRules, Opening]:
+        """The rules by which this caller's bodies are read, whatever server they are for."""
+        default = entry.model or self.settings.inference.default_model
+        return self._fields.rules(endpoint.name, entry.row.tier), Opening(default, endpoint.streams)
+
     def plan(self, entry: AgentEntry, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> BodyPlan:
-        """The plan for the bodies of this caller: the field table of its tier, and what Hive puts in itself.
+        """The plan for the bodies of this caller.
 
         Without wishes that is the same for all requests of an agent to an endpoint.
         """
         if wishes is not NO_WISHES or tenant is not entry.tenant:  # it moved while the body came
-            return self._plan(entry, endpoint, tenant, wishes, request_id)
+            return self._plan(endpoint, tenant, wishes, request_id)
         plan: BodyPlan | None = entry.plans.get(endpoint.target)
         if plan is None or plan.generation != self.registry.generation:
-            plan = entry.plans[endpoint.target] = self._plan(entry, endpoint, tenant, wishes, request_id)
+            plan = entry.plans[endpoint.target] = self._plan(endpoint, tenant, wishes, request_id)
         return plan
 
-    def _plan(self, entry: AgentEntry, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> BodyPlan:
+    def _plan(self, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> BodyPlan:
         inference, backend = self.settings.inference, self.backend
         asked = endpoint if backend is None else self._asked_as(backend, endpoint)
         said = None if backend is None else spec_of(backend.kind).requests
@@ -436,12 +440,9 @@ class DataPath:
                 apart = alone or bool(wishes.cache_tag) or self.registry.cache_groups() > 1
                 inject += said.cache_fields(target, group, wishes.cache_tag, apart)
         want = Want(
-            default_model=entry.model or inference.default_model,
-            streams=endpoint.streams,
             ask_usage=inference.token_tracking and backend is not None and asks_usage(asked, backend.kind),
             inject=inject,
             limit_absent=said is None or not said.short_completions or target != "/v1/completions",
-            model_first=self._preferences.routing or bool(self._preferences.aliases),
             translate="" if asked is endpoint else endpoint.name,
             lacking=() if backend is None or asked is endpoint else lacking(backend),
             passed_over=_passed_over(backend, endpoint, is_translated=asked is not endpoint),
@@ -455,7 +456,7 @@ class DataPath:
             ),
             grammar=None if backend is None else grammar_limits(self.settings, backend.kind),
         )
-        return BodyPlan(self.registry.generation, self._fields.rules(endpoint.name, entry.row.tier), want)
+        return BodyPlan(self.registry.generation, want)
 
 
 def _passed_over(backend: BackendInfo | None, endpoint: Endpoint, *, is_translated: bool) -> tuple[Over, ...]:

@@ -26,7 +26,9 @@ from hive.errors import (
 from hive.policy import Act, may
 from hive.proxy import body, endpoints, kept_answers, own_answers
 from hive.proxy.answer import Answer
+from hive.proxy.body import NamedBody
 from hive.proxy.body_budget import HeldBody
+from hive.proxy.body_worker import BodyChoice
 from hive.proxy.body_workers import BodyReading
 from hive.proxy.cost import NOTHING, UNKNOWN, cost_of, expected
 from hive.proxy.datapath import DataPath, Decided
@@ -331,18 +333,34 @@ class Exchange:
             if stored is not None:
                 self._take_up_storage(prepared, stored)
                 return
-        plan = path.plan(entry, decided.endpoint, decided.tenant, decided.wishes, self.request_id)
-        pieces = prepared.request.body  # kept until it is sent: another backend may be there before its turn is
-        is_alone = path.readers is None
+        self._pending = None
+        pieces, readers = prepared.request.body, path.readers  # kept until it is sent: it may have to be read again
+        text = b"".join(pieces) if readers is None else body.light_text(pieces, self._held.size)
+        if text is None:
+            self._read_in_worker(prepared)
+            return
         try:
-            asked = body.read_on_loop(pieces, self._held.size, plan.rules, plan.want, is_alone=is_alone)
+            opened = body.open_body(text, *path.opening(entry, decided.endpoint))
         except HiveError as error:
             self.refuse(error)
             return
-        if asked is not None:
+        choice = self._choose(prepared, opened.named)
+        if choice is None:
+            return
+        try:
+            asked = body.complete(opened, choice.want, choice.served, on_loop=readers is not None)
+        except body.TooHeavyHere:
+            self._read_in_worker(prepared)
+        except HiveError as error:
+            self.refuse(error)
+        else:
             self._on_asked(asked)
-        elif path.readers is not None:
-            self._pending = path.readers.read(pieces, plan.rules, plan.want, self._on_asked, owner=entry)
+
+    def _read_in_worker(self, prepared: Prepared) -> None:
+        path, entry, choose = self._path, prepared.entry, partial(self._choose, prepared)
+        assert path.readers is not None
+        rules, opening = path.opening(entry, prepared.decided.endpoint)
+        self._pending = path.readers.read(prepared.request.body, rules, opening, choose, self._on_asked, owner=entry)
 
     def _take_up_storage(self, prepared: Prepared, stored: StoredResponses) -> None:
         """Looks into the body before it is read: only a request that names what is stored waits for the daemon, which
@@ -382,12 +400,6 @@ class Exchange:
         if self._storage is not None:
             asked = self._storage.shown_in(asked)
         decided, self.asked = prepared.decided, asked
-        try:
-            self.asked = asked = self._6_which_model(decided.caller, asked)
-        except HiveError as error:
-            refused = own_answers.refusal(decided.endpoint, error)
-            self._pending = self._path.look_again(error, lambda: self._on_asked(asked), lambda _: self.refuse(refused))
-            return
         if decided.heartbeat_s and asked.stream and decided.endpoint.takes_slot and prepared.request.chunks:
             self._beat_at = time.monotonic() + decided.heartbeat_s
         if self._answer is not None:
@@ -403,13 +415,27 @@ class Exchange:
         else:
             self._8_ask_backend(prepared)
 
-    def _6_which_model(self, caller: Caller, asked: body.Asked) -> body.Asked:
-        """Finds the model. Raises Refusal for a model that the caller may not use, NotFound for one that no backend
-        offers."""
-        reason = may(caller, Act.USE, self._path.meant(asked.model))
+    def _choose(self, prepared: Prepared, named: NamedBody) -> BodyChoice | None:
+        """Finds what the model's server wants of the body. None where the request is refused, or waits for a new list
+        of models to be read again then."""
+        path, decided = self._path, prepared.decided
+        try:
+            served = self._6_which_model(decided.caller, named.model)
+        except HiveError as error:
+            refused = own_answers.refusal(decided.endpoint, error)
+            again = partial(self._5_what_is_asked, prepared)
+            self._pending = path.look_again(error, again, lambda _: self.refuse(refused))
+            return None
+        plan = path.plan(prepared.entry, decided.endpoint, decided.tenant, decided.wishes, self.request_id)
+        return BodyChoice(plan.want, served)
+
+    def _6_which_model(self, caller: Caller, named: str) -> str:
+        """Finds the model that is meant. Raises Refusal for one that the caller may not use, NotFound for one that no
+        backend offers."""
+        reason = may(caller, Act.USE, self._path.meant(named))
         if reason is not None:
             raise Refusal(reason)
-        return body.for_model(asked, self._path.routed(asked.model, caller))
+        return self._path.routed(named, caller)
 
     # 7: its turn --------------------------------------------------------------------------------------------------
 

@@ -94,13 +94,13 @@ class Ahead(Exchange):
     def _3_not_too_often(self, prepared: Prepared) -> None:
         """Charges no window: the request is Hive's own."""
 
-    def _6_which_model(self, caller: Caller, asked: Asked) -> Asked:
+    def _6_which_model(self, caller: Caller, named: str) -> str:
         """Raises NotSupported for a model that is far, also where this agent's own requests may go there."""
-        found = super()._6_which_model(caller, asked)
-        why = self._path.where.why_far(found.served or found.model)
+        served = super()._6_which_model(caller, named)
+        why = self._path.where.why_far(served)
         if why:
             raise NotSupported(f"nothing is read ahead that leaves the box: {why}")
-        return found
+        return served
 
     def _on_asked(self, asked: Asked | HiveError) -> None:
         super()._on_asked(asked)

@@ -21,9 +21,10 @@ from hive.dialects.translators import way_of
 from hive.domain import BackendInfo, BackendKind, FoundCapabilities, Tier
 from hive.errors import NotSupported, Refusal
 from hive.models.capabilities import EXTRA, lacking
-from hive.proxy.body import Want, read
+from hive.proxy.body import Want
 from hive.proxy.fields import FieldTable
 from hive.settings.table import Settings
+from tests.proxy.reading import read_body
 
 HELLO = [{"role": "user", "content": "hello"}]
 OPENAI = BackendInfo(
@@ -326,5 +327,7 @@ def test_a_limit_in_openais_own_dialect_goes_there_by_one_name(asked: dict[str, 
     """The tier's limit was put in as `max_tokens`: no request to such a model was answered."""
     rules = FieldTable(Settings()).rules("/v1/chat/completions", Tier.LOW)
     body = json.dumps({"model": "m", "messages": HELLO, **asked}).encode()
-    sent = json.loads(read(body, rules, Want(limit_as="max_completion_tokens", limit_by_first_name=False)).upstream[0])
+    sent = json.loads(
+        read_body(body, rules, Want(limit_as="max_completion_tokens", limit_by_first_name=False)).upstream[0]
+    )
     assert {name: value for name, value in sent.items() if "tokens" in name} == expected

@@ -14,13 +14,13 @@ from hive.dialects.ndjson import NdjsonReader
 from hive.dialects.sse import SseReader
 from hive.domain import Tier
 from hive.errors import HiveError
-from hive.proxy import body
-from hive.proxy.body import Want
+from hive.proxy.body import Opening, Want
 from hive.proxy.fields import FieldTable
 from hive.settings.table import Settings
 from hive.wire.chunks import BadChunks, ChunkDecoder
 from hive.wire.heads import BadResponse
 from hive.wire.http1 import KnownHead, Request, RequestParser, Response, ResponseParser
+from tests.proxy.reading import read_body
 
 MAX_BODY = 4096
 REFUSALS = frozenset({400, 405, 413, 414, 417, 431, 501, 505})
@@ -225,9 +225,9 @@ def request_body(data: bytes, cuts: list[int]) -> None:
     """A body is refused, or what goes upstream is one object of unique names without what is closed, and stays so."""
     target = BODIES[len(cuts) % len(BODIES)]
     rules = TABLE.rules(target, list(Tier)[sum(cuts) % 3])
-    want = Want(default_model="m", streams=bool(cuts), ask_usage=target.endswith("/completions"))
+    want, opening = Want(ask_usage=target.endswith("/completions")), Opening("m", streams=bool(cuts))
     try:
-        asked = body.read(data, rules, want)
+        asked = read_body(data, rules, want, opening)
     except HiveError as error:
         if error.status not in (400, 413):
             raise
@@ -242,7 +242,7 @@ def request_body(data: bytes, cuts: list[int]) -> None:
     assert not pairs.keys() & set(CLOSED)
     assert msgspec.json.decode(pairs["model"]) == asked.model  # a number elsewhere may be one no double holds
     assert all(0x21 <= ord(char) <= 0x7E for name in asked.dropped + asked.clamped for char in name)
-    again = body.read(sent, rules, want)
+    again = read_body(sent, rules, want, opening)
     assert again.upstream == [sent]
     assert not again.dropped + again.clamped
     assert (again.model, again.stream, again.max_tokens) == (asked.model, asked.stream, asked.max_tokens)

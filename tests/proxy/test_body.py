@@ -14,11 +14,12 @@ from hive.backends.kinds import SPECS, spec_of
 from hive.domain import Tier
 from hive.errors import BadRequest, HiveError, NotSupported, TooLarge
 from hive.proxy import body
-from hive.proxy.body import Asked, Want
+from hive.proxy.body import Asked, Opening, Want
 from hive.proxy.fields import FieldTable
 from hive.proxy.json_object import MAX_NAMES
 from hive.settings.field_rules import FieldRules, Fields, Rule, Verb
 from hive.settings.table import Settings
+from tests.proxy.reading import read_body
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
@@ -30,13 +31,13 @@ OPEN = FieldRules(target="/x", fields=Fields())
 
 
 def read(raw: bytes, default_model: str = "") -> Asked:
-    return body.read(raw, OPEN, Want(default_model=default_model, streams=True))
+    return read_body(raw, OPEN, Want(), Opening(default_model, streams=True))
 
 
 def policed(text: bytes, want: Want | None = None, /, **rules: Rule) -> tuple[Any, Asked]:
     """The body that goes upstream as Python objects, and the reading, by these rules of its fields."""
     always = tuple(name for name, rule in rules.items() if rule.filled or rule.verb is Verb.INJECT)
-    asked = body.read(text, FieldRules(target="/x", fields=Fields(policed=rules, always=always)), want or Want())
+    asked = read_body(text, FieldRules(target="/x", fields=Fields(policed=rules, always=always)), want or Want())
     return json.loads(b"".join(asked.upstream)), asked
 
 
@@ -186,9 +187,9 @@ def test_without_a_lower_end_less_than_one_means_no_limit(number: bytes) -> None
 def test_a_number_beyond_all_bounds_is_bounded_or_passed_but_never_a_fault(number: bytes) -> None:
     fields = Fields(policed={"max_tokens": Rule(verb=Verb.CLAMP, high=100)})
     rules = FieldRules(target="/x", fields=fields, tokens=("max_tokens",), max_tokens=100)
-    assert body.read(b'{"max_tokens":%b}' % number, rules, Want()).max_tokens == 100
+    assert read_body(b'{"max_tokens":%b}' % number, rules, Want()).max_tokens == 100
     free = FieldRules(target="/x", fields=Fields(plain=frozenset({"max_tokens"})), tokens=("max_tokens",))
-    asked = body.read(b'{"max_tokens":%b}' % number, free, Want())
+    asked = read_body(b'{"max_tokens":%b}' % number, free, Want())
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(asked), type=Asked) == asked, "a worker can tell of it"
 
 
@@ -196,7 +197,7 @@ def test_no_depth_of_nesting_is_a_fault() -> None:
     for depth in range(850, 1100):
         text = b'{ "zz":' + b"[" * depth + b"]" * depth + b"}"
         try:
-            body.read(text, FieldRules(target="/x", fields=Fields()), Want())
+            read_body(text, FieldRules(target="/x", fields=Fields()), Want())
         except BadRequest:
             continue
 
@@ -204,7 +205,7 @@ def test_no_depth_of_nesting_is_a_fault() -> None:
 def test_an_operators_smaller_limit_holds_whatever_name_it_is_asked_under() -> None:
     fields = Fields(plain=frozenset({"n_predict"}), policed={"max_tokens": Rule(verb=Verb.CLAMP, high=100)})
     rules = FieldRules(target="/x", fields=fields, tokens=("max_tokens", "n_predict"), max_tokens=100)
-    asked = body.read(b'{"max_tokens":50,"n_predict":4096}', rules, Want())
+    asked = read_body(b'{"max_tokens":50,"n_predict":4096}', rules, Want())
     assert msgspec.json.decode(asked.upstream[0]) == {"max_tokens": 50, "n_predict": 100}
 
 
@@ -242,21 +243,21 @@ def test_an_unknown_field_goes_on_or_is_dropped_and_told(
     unknown: Verb, goes_on: dict[str, int], told: tuple[str, ...]
 ) -> None:
     rules = FieldRules(target="/x", fields=Fields(plain=frozenset("a"), unknown=unknown))
-    asked = body.read(b'{"a":1,"b":2}', rules, Want())
+    asked = read_body(b'{"a":1,"b":2}', rules, Want())
     assert (json.loads(upstream(asked)), asked.dropped) == (goes_on, told)
 
 
 def test_an_unknown_field_may_be_refused() -> None:
     rules = FieldRules(target="/x", fields=Fields(plain=frozenset("a"), unknown=Verb.REFUSE))
     with pytest.raises(BadRequest, match='"b" is not known on /x'):
-        body.read(b'{"a":1,"b":2}', rules, Want())
+        read_body(b'{"a":1,"b":2}', rules, Want())
 
 
 @given(st.lists(st.text(min_size=1, max_size=80), max_size=60, unique_by=str.casefold))
 def test_names_are_told_so_that_a_header_can_carry_them(names: list[str]) -> None:
     raw = json.dumps(dict.fromkeys(names, 1), ensure_ascii=False).encode("utf-8", "replace")
     try:
-        asked = body.read(raw, FieldRules(target="/x", fields=Fields(unknown=Verb.DROP)), Want())
+        asked = read_body(raw, FieldRules(target="/x", fields=Fields(unknown=Verb.DROP)), Want())
     except HiveError:
         return
     told = ", ".join(asked.dropped)
@@ -340,7 +341,7 @@ LIMITED = FieldRules(
     ],
 )
 def test_no_more_tokens_than_the_tier_allows(raw: bytes, goes_on: dict[str, int], tokens: int) -> None:
-    asked = body.read(raw, LIMITED, Want())
+    asked = read_body(raw, LIMITED, Want())
     assert (json.loads(upstream(asked)), asked.max_tokens) == (goes_on, tokens)
 
 
@@ -360,21 +361,21 @@ def test_a_limit_within_an_object_is_put_there() -> None:
         (b'{"options":{"num_predict":-2}}', {"num_predict": 100}, 100),
         (b'{"options":{"num_predict":3}}', {"num_predict": 3}, 3),
     ]:
-        asked = body.read(raw, rules, Want())
+        asked = read_body(raw, rules, Want())
         assert (json.loads(upstream(asked))["options"], asked.max_tokens) == (options, tokens)
 
 
 def test_where_the_server_has_a_small_default_none_is_put_in() -> None:
-    asked = body.read(b"{}", LIMITED, Want(limit_absent=False))
+    asked = read_body(b"{}", LIMITED, Want(limit_absent=False))
     assert (upstream(asked), asked.max_tokens) == (b"{}", None)
-    assert body.read(b'{"max_tokens":1000}', LIMITED, Want(limit_absent=False)).max_tokens == 100
+    assert read_body(b'{"max_tokens":1000}', LIMITED, Want(limit_absent=False)).max_tokens == 100
 
 
 def test_without_a_limit_what_is_asked_is_known_all_the_same() -> None:
     rules = FieldRules(target="/x", fields=Fields(), tokens=("max_tokens",))
-    assert body.read(b'{"max_tokens":12}', rules, Want()).max_tokens == 12
-    assert body.read(b'{"max_tokens":-1}', rules, Want()).max_tokens is None
-    assert upstream(body.read(b"{}", rules, Want())) == b"{}"
+    assert read_body(b'{"max_tokens":12}', rules, Want()).max_tokens == 12
+    assert read_body(b'{"max_tokens":-1}', rules, Want()).max_tokens is None
+    assert upstream(read_body(b"{}", rules, Want())) == b"{}"
 
 
 def test_hive_s_own_fields_stand_over_the_client_s_and_that_is_told() -> None:
@@ -396,7 +397,7 @@ def test_hive_s_own_fields_stand_over_the_client_s_and_that_is_told() -> None:
     ],
 )
 def test_the_usage_of_a_stream_is_asked_for(raw: bytes, options: dict[str, object] | None, added: bool) -> None:
-    asked = body.read(raw, OPEN, Want(ask_usage=True))
+    asked = read_body(raw, OPEN, Want(ask_usage=True))
     assert asked.usage_added is added
     if options is not None:
         assert json.loads(upstream(asked))["stream_options"] == options
@@ -410,7 +411,7 @@ def test_an_old_spelling_of_the_model_is_read_and_set_right() -> None:
         (b'{"name":"m","model":""}', "m"),
         (b'{"NAME":"m"}', "m"),
     ]:
-        asked = body.read(raw, rules, Want(default_model="d"))
+        asked = read_body(raw, rules, Want(), Opening("d"))
         assert (asked.model, json.loads(upstream(asked))) == (model, {"model": model})
 
 
@@ -442,7 +443,7 @@ def test_what_would_give_another_shape_is_refused(endpoint: str, field: bytes) -
     """Ollama passed over them: one answer for two, and text where JSON by a schema was asked for."""
     rules = FieldTable(Settings()).rules(endpoint, Tier.HIGH)
     with pytest.raises(NotSupported, match="cannot be said to this backend"):
-        body.read(b'{"model":"m",%b}' % field, rules, Want(passed_over=OLLAMA.get(endpoint, ())))
+        read_body(b'{"model":"m",%b}' % field, rules, Want(passed_over=OLLAMA.get(endpoint, ())))
 
 
 @pytest.mark.parametrize(
@@ -462,7 +463,7 @@ def test_what_would_give_another_shape_is_refused(endpoint: str, field: bytes) -
 )
 def test_what_only_changes_the_words_goes_on_and_is_told(endpoint: str, fields: bytes, told: tuple[str, ...]) -> None:
     rules = FieldTable(Settings()).rules(endpoint, Tier.HIGH)
-    asked = body.read(b'{"model":"m",%b}' % fields, rules, Want(passed_over=OLLAMA.get(endpoint, ())))
+    asked = read_body(b'{"model":"m",%b}' % fields, rules, Want(passed_over=OLLAMA.get(endpoint, ())))
     assert asked.ignored == told
     assert msgspec.json.decode(b"".join(asked.upstream)).items() >= msgspec.json.decode(b"{%b}" % fields).items()
     assert asked.changes() == (b"x-hive-ignored: %b\r\n" % ", ".join(told).encode() if told else b"")
@@ -492,8 +493,8 @@ def test_a_limit_by_another_name_reaches_a_server_that_knows_one(text: bytes, go
     """Before Ollama `max_completion_tokens` had no effect for a tier without a limit: asked for 5, it made 200."""
     free = Fields(plain=frozenset({"max_tokens", "max_completion_tokens"}))
     rules = FieldRules(target="/x", fields=free, tokens=("max_tokens", "max_completion_tokens"))
-    asked = body.read(text, rules, Want())
+    asked = read_body(text, rules, Want())
     assert msgspec.json.decode(asked.upstream[0]) == goes_on
     assert asked.max_tokens == max(goes_on.values(), default=None)
-    kept = body.read(text, rules, Want(limit_by_first_name=False))
+    kept = read_body(text, rules, Want(limit_by_first_name=False))
     assert msgspec.json.decode(kept.upstream[0]) == msgspec.json.decode(text), "OpenAI refuses both of them at once"

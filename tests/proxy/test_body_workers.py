@@ -21,16 +21,17 @@ import uvloop
 
 from hive.domain import Tier
 from hive.errors import BadRequest, HiveError, Saturated
-from hive.proxy import body
-from hive.proxy.body import Asked, Want
+from hive.proxy.body import Asked, NamedBody, Opening, Want
+from hive.proxy.body_worker import BodyChoice
 from hive.proxy.body_workers import BodyReading, DeepReaders
 from hive.proxy.fields import FieldTable
 from hive.settings.field_rules import FieldRules
 from hive.settings.table import Settings
 from tests.descriptors import open_descriptors
+from tests.proxy.reading import read_body
 
 CHAT = "/v1/chat/completions"
-WANT = Want(default_model="m", ask_usage=True)
+OPENING, WANT = Opening("m"), Want(ask_usage=True)
 LARGEST = 16 * 1024 * 1024
 Scenario = Callable[[DeepReaders], Coroutine[Any, Any, None]]
 Runner = Callable[[Coroutine[Any, Any, None]], object]
@@ -52,11 +53,15 @@ def rules_of(tier: Tier, **fields: str) -> FieldRules:
 
 
 def here(text: bytes, tier: Tier = Tier.LOW) -> Asked | HiveError:
-    """The result of `body.read` in this process."""
+    """The result of both steps in this process."""
     try:
-        return body.read(text, rules_of(tier), WANT)
+        return read_body(text, rules_of(tier), WANT, OPENING)
     except HiveError as error:
         return error
+
+
+def chosen(named: NamedBody) -> BodyChoice:
+    return BodyChoice(WANT, named.model)
 
 
 class Results:
@@ -67,7 +72,7 @@ class Results:
         self.all: list[Asked | HiveError] = []
 
     def read(self, text: bytes, tier: Tier = Tier.LOW, **fields: str) -> BodyReading:
-        return self.readers.read(pieces(text), rules_of(tier, **fields), WANT, self.all.append)
+        return self.readers.read(pieces(text), rules_of(tier, **fields), OPENING, chosen, self.all.append)
 
     async def wait_for(self, count: int) -> list[Asked | HiveError]:
         await until(lambda: len(self.all) >= count)
@@ -171,7 +176,7 @@ def test_however_it_came_it_is_the_same_body(size: int) -> None:
 
     async def scenario(readers: DeepReaders) -> None:
         results = Results(readers)
-        readers.read([b"", *pieces(text, size), b""], rules_of(Tier.LOW), WANT, results.all.append)
+        readers.read([b"", *pieces(text, size), b""], rules_of(Tier.LOW), OPENING, chosen, results.all.append)
         (found,) = await results.wait_for(1)
         assert isinstance(found, Asked)
         assert b"".join(found.upstream) == here(text).upstream[0]  # type: ignore[union-attr]
@@ -188,6 +193,62 @@ def test_forty_at_once_each_get_their_own() -> None:
         found = await results.wait_for(40)
         seeds = [json.loads(b"".join(asked.upstream))["seed"] for asked in found if isinstance(asked, Asked)]
         assert sorted(seeds) == list(range(40))
+
+    run(scenario)
+
+
+def test_the_server_is_chosen_by_the_model_that_the_body_names() -> None:
+    asked_for: list[str] = []
+
+    def by_model(named: NamedBody) -> BodyChoice:
+        asked_for.append(named.model)
+        return BodyChoice(Want(inject=(("n", b"1"),) if named.model == "a" else ()), f"{named.model}:q4")
+
+    async def scenario(readers: DeepReaders) -> None:
+        results = Results(readers)
+        for model in ("a", "b"):
+            readers.read(pieces(chat(model=model)), rules_of(Tier.LOW), OPENING, by_model, results.all.append)
+        found = {asked.model: asked for asked in await results.wait_for(2) if isinstance(asked, Asked)}
+        sent = {model: json.loads(b"".join(asked.upstream)) for model, asked in found.items()}
+        assert {model: (said["model"], said.get("n")) for model, said in sent.items()} == {
+            "a": ("a:q4", 1),
+            "b": ("b:q4", None),
+        }
+        assert {asked.served for asked in found.values()} == {"a:q4", "b:q4"}
+        assert sorted(asked_for) == ["a", "b"]
+
+    run(scenario)
+
+
+def test_a_body_without_a_server_is_given_up_and_its_worker_reads_the_next() -> None:
+    async def scenario(readers: DeepReaders) -> None:
+        results = Results(readers)
+        pids = readers.pids
+        given_up = [
+            readers.read(pieces(chat()), rules_of(Tier.LOW), OPENING, lambda _: None, results.all.append)
+            for _ in range(6)
+        ]
+        await until(lambda: all(reading.is_over for reading in given_up) and free(readers) == 2)
+        results.read(chat())
+        assert isinstance((await results.wait_for(1))[0], Asked)
+        assert readers.pids == pids
+
+    run(scenario)
+
+
+def test_a_client_that_left_while_its_body_was_opened_is_not_asked_about() -> None:
+    asked_for: list[str] = []
+
+    def by_model(named: NamedBody) -> BodyChoice:
+        asked_for.append(named.model)
+        return chosen(named)
+
+    async def scenario(readers: DeepReaders) -> None:
+        results = Results(readers)
+        reading = readers.read(pieces(chat(LARGEST)), rules_of(Tier.LOW), OPENING, by_model, results.all.append)
+        reading.cancel()
+        await until(lambda: free(readers) == 2)
+        assert (asked_for, results.all) == ([], [])
 
     run(scenario)
 

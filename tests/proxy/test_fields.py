@@ -18,13 +18,13 @@ from openai.types.responses import response_create_params
 
 from hive.domain import Tier
 from hive.errors import BadRequest, HiveError, TooLarge
-from hive.proxy import body
 from hive.proxy.body import Asked, Want
 from hive.proxy.endpoints import ENDPOINTS
 from hive.proxy.fields import TABLE, TOKENS, FieldTable
 from hive.settings.field_rules import TARGETS, FieldRules, Fields, Verb, field_name, parse_line
 from hive.settings.file import load_text
 from hive.settings.table import Proxy, Settings
+from tests.proxy.reading import read_body
 
 PROMPTS: dict[str, dict[str, Any]] = {
     "/api/generate": {"prompt": "hi"},
@@ -41,7 +41,7 @@ def settings(text: str = "", **proxy: Any) -> Settings:
 def ask(target: str, fields: dict[str, Any] | bytes, tier: Tier = Tier.HIGH, conf: str = "", **proxy: Any) -> Asked:
     rules = FieldTable(settings(conf, **proxy)).rules(target, tier)
     raw = fields if isinstance(fields, bytes) else json.dumps({**PROMPTS.get(target, {}), **fields}).encode()
-    return body.read(raw, rules, Want())
+    return read_body(raw, rules, Want())
 
 
 def sent(target: str, fields: dict[str, Any], tier: Tier = Tier.HIGH, conf: str = "", **proxy: Any) -> dict[str, Any]:

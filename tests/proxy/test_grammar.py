@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hive.domain import BackendKind, Tier
 from hive.errors import BadRequest, GrammarTooComplex
 from hive.proxy import body, grammar
-from hive.proxy.body import Want
-from hive.proxy.body_worker import read as read_in_worker
+from hive.proxy.body import OpenedBody, Opening, Want
+from hive.proxy.body_worker import BodyChoice, completed, opened
 from hive.proxy.body_workers import DeepReaders
 from hive.proxy.datapath import grammar_limits
 from hive.proxy.fields import FieldTable
@@ -26,6 +26,7 @@ from hive.settings.field_rules import FieldRules, Fields
 from hive.settings.file import load_text
 from hive.settings.table import Settings
 from tests.proxy.harness import CHAT, Client, post, proxied
+from tests.proxy.reading import read_body
 
 LIMITS = grammar_limits(Settings(), BackendKind.LLAMA)
 AT = "/response_format/json_schema/schema"
@@ -337,8 +338,10 @@ def test_a_body_is_refused_on_the_loop_and_in_a_worker_alike() -> None:
     want = Want(grammar=LIMITS)
     text = json.dumps(LARGE).encode()
     with pytest.raises(BadRequest, match="enum: 999 choices at once; this server is given at most 128"):
-        body.read(text, RULES, want)
-    said, pieces = read_in_worker(msgspec.msgpack.encode(RULES), msgspec.msgpack.encode(want), text)
+        read_body(text, RULES, want)
+    found = opened(msgspec.msgpack.encode(RULES), msgspec.msgpack.encode(Opening()), text)
+    assert isinstance(found, OpenedBody)
+    said, pieces = completed(found, msgspec.msgpack.encode(BodyChoice(want, "m")))
     assert (said.code, pieces) == ("grammar_too_complex", [])
 
 
@@ -356,10 +359,10 @@ def test_what_takes_long_is_left_to_a_worker(fields: Schema, is_light: bool) -> 
     text = json.dumps(fields).replace("\\\\", "\\").encode()
     rules = FieldRules(target="/x", fields=Fields(plain=frozenset({*grammar.FORMS, "messages"})))
     if is_light:
-        assert body.read(text, rules, Want(grammar=LIMITS), on_loop=True).upstream
+        assert read_body(text, rules, Want(grammar=LIMITS), on_loop=True).upstream
     else:
         with pytest.raises(body.TooHeavyHere):
-            body.read(text, rules, Want(grammar=LIMITS), on_loop=True)
+            read_body(text, rules, Want(grammar=LIMITS), on_loop=True)
 
 
 def test_each_kind_of_server_has_limits_of_its_own() -> None:
@@ -397,7 +400,7 @@ def test_texts_to_be_embedded_are_bounded(target: str) -> None:
     for number, is_taken in ((2048, True), (2049, False)):
         text = json.dumps({"model": "m", "input": ["a"] * number}).encode()
         if is_taken:
-            assert body.read(text, rules, Want())
+            assert read_body(text, rules, Want())
         else:
             with pytest.raises(BadRequest, match="more than 2048 prompts"):
-                body.read(text, rules, Want())
+                read_body(text, rules, Want())
