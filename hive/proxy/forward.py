@@ -96,6 +96,7 @@ class Exchange:
         "_pending",
         "_refusal",
         "_request",
+        "_slot",
         "_storage",
         "_upstream",
         "asked",
@@ -133,8 +134,9 @@ class Exchange:
         self._pending: BodyReading | asyncio.Task[None] | None = None
         """Work under way for it elsewhere: reading a long body, looking for a model, asking for what was kept, or
         making a connection."""
-        self._for = path.backends
-        """The number of the backend for which it was decided and read."""
+        self._slot = path.slot
+        self._for = path.slot.version
+        """The server in the slot for which it was decided and read."""
         self._upstream: UpstreamConnection | None = None
         self._answer: Answer | None = None
         self._cost = UNKNOWN
@@ -165,7 +167,7 @@ class Exchange:
 
     def on_head(self, request: Request) -> None:
         self._request = request
-        self._for = self._path.backends
+        self._for = self._slot.version
         if self._refusal is None:
             try:
                 self.prepared = prepared = self._prepare(request)
@@ -282,11 +284,11 @@ class Exchange:
         return entry
 
     def _2_may_be_asked(self, request: Request) -> Endpoint:
-        path, is_closed = self._path, self._path.gate.is_closed
-        backend = None if is_closed else path.backend  # it is judged again once the backend is known
+        slot = self._slot
+        backend = None if slot.gate.is_closed else slot.backend  # it is judged again once the backend is known
         endpoint = endpoints.find(request.method, request.target, None if backend is None else backend.kind)
-        if not is_closed:
-            path.check_offered(endpoint)
+        if backend is not None:
+            slot.check_offered(endpoint)
         return endpoint
 
     def _3_not_too_often(self, prepared: Prepared) -> None:
@@ -406,8 +408,8 @@ class Exchange:
             self._answer.asked = asked
         if not self._in_queue:
             self._on_ready(prepared)
-        elif self._path.gate.is_closed:  # its turn had come, to be read for another backend, and is over again
-            self._path.registry.queue.leave(self, decided.flow, now=time.monotonic(), cost=0.0)
+        elif self._slot.gate.is_closed:  # its turn had come, to be read for another backend, and is over again
+            self._slot.line.leave(self, decided.flow, now=time.monotonic(), cost=0.0)
             self._in_queue = False
             self._7_take_turn(prepared)
         elif asked.loading:
@@ -426,13 +428,12 @@ class Exchange:
             again = partial(self._5_what_is_asked, prepared)
             self._pending = path.look_again(error, again, lambda _: self.refuse(refused))
             return None
-        plan = path.plan(prepared.entry, decided.endpoint, decided.tenant, decided.wishes, self.request_id)
-        return BodyChoice(plan.want, served)
+        return BodyChoice(path.want(self._slot, prepared.entry, decided, self.request_id), served)
 
     def _6_which_model(self, caller: Caller, named: str) -> str:
         """Finds the model that is meant. Raises Refusal for one that the caller may not use, NotFound for one that no
         backend offers."""
-        reason = may(caller, Act.USE, self._path.meant(named))
+        reason = may(caller, Act.USE, self._path.routing.meant(named))
         if reason is not None:
             raise Refusal(reason)
         return self._path.routed(named, caller)
@@ -442,13 +443,13 @@ class Exchange:
     def _7_take_turn(self, prepared: Prepared) -> None:
         """Answers what is Hive's own to answer; what occupies the model waits for its turn, the rest while there is no
         backend."""
-        path, entry, decided, asked = self._path, prepared.entry, prepared.decided, self.asked
-        gate, queue, endpoint = path.gate, path.registry.queue, decided.endpoint
+        slot, entry, decided, asked = self._slot, prepared.entry, prepared.decided, self.asked
+        gate, queue, endpoint = slot.gate, slot.line, decided.endpoint
         if endpoint.keeps is not None:
             self._cost = NOTHING
             self._pending = spawn(self._answer_kept(prepared, endpoint.keeps), name="kept response")
             return
-        if path.answers(endpoint) or (asked is not None and asked.loading and not gate.is_closed):
+        if slot.answers(endpoint) or (asked is not None and asked.loading and not gate.is_closed):
             self._answer_here(prepared)
             return
         if not endpoint.takes_slot and not gate.is_closed:
@@ -464,11 +465,11 @@ class Exchange:
         if verdict is QueueVerdict.GO:
             self._8_ask_backend(prepared)
             return
-        self._limit_at = max(now + path.settings.proxy.queue_wait_s, gate.until)
+        self._limit_at = max(now + self._path.settings.proxy.queue_wait_s, gate.until)
         self.deadline = min(self._limit_at, self._beat_at)
         while queue.displaced:
             queue.displaced.pop().on_displaced()
-        path.make_way(self)
+        slot.make_way(self)
 
     def on_turn(self) -> None:
         """A slot is this request's own now."""
@@ -479,20 +480,21 @@ class Exchange:
         """Ends with a refusal: its place in the queue went to another request."""
         self._in_queue = False
         if self.prepared is not None:
-            self.refuse(queue_full(self._path.registry.queue, self.prepared.decided.flow, time.monotonic()))
+            self.refuse(queue_full(self._slot.line, self.prepared.decided.flow, time.monotonic()))
 
     # 8: the backend is asked --------------------------------------------------------------------------------------
 
     def _8_ask_backend(self, prepared: Prepared) -> None:
-        if self._for != self._path.backends:
+        slot, proxy = self._slot, self._path.settings.proxy
+        if self._for != slot.version:
             self._again_for_another(prepared)
             return
         now = time.monotonic()
         self._path.metrics.queued(now - self.queued_at)
-        pool, proxy = self._path.pool, self._path.settings.proxy
+        pool = slot.pool
         if pool is None:
             self._cost = NOTHING
-            self.refuse(self._path.why_no_way or no_backend())
+            self.refuse(slot.why_no_way or no_backend())
             return
         self.sent_at = now
         if proxy.request_s:
@@ -507,15 +509,15 @@ class Exchange:
 
     def _again_for_another(self, prepared: Prepared) -> None:
         """Decides and reads it again, as it was done for a backend that is gone. It keeps its slot."""
-        path, endpoint = self._path, prepared.decided.endpoint
-        self._for = path.backends
+        slot, endpoint = self._slot, prepared.decided.endpoint
+        self._for = slot.version
         try:
-            if not path.gate.is_closed:
-                path.check_offered(endpoint)
+            if not slot.gate.is_closed:
+                slot.check_offered(endpoint)
         except HiveError as error:
             self.refuse(error)
             return
-        if path.answers(endpoint):
+        if slot.answers(endpoint):
             self._answer_here(prepared)
         elif self.asked is None:
             self._8_ask_backend(prepared)
@@ -555,8 +557,9 @@ class Exchange:
     def on_failed(self, error: HiveError, *, retry: bool) -> None:
         self._upstream = None
         begun = self._answer is not None and self._answer.begun
-        if retry and not begun and self._path.pool is not None and self._for == self._path.backends:
-            self._pending = self._path.pool.connect(self)
+        pool = self._slot.pool
+        if retry and not begun and pool is not None and self._for == self._slot.version:
+            self._pending = pool.connect(self)
         elif begun:
             self.refuse(StreamIncomplete(error.message))
         else:
@@ -568,7 +571,7 @@ class Exchange:
         answer = self._answer
         if answer is None:
             decided = prepared.decided
-            aliases, hidden = self._path.differences(decided)
+            aliases, hidden = self._path.routing.differences(decided.endpoint, decided.caller)
             answer = self._answer = Answer(
                 self._connection,
                 prepared.request,
@@ -675,7 +678,7 @@ class Exchange:
         prepared, path, answer = self.prepared, self._path, self._answer
         if prepared is None:
             return False
-        entry, decided = prepared.entry, prepared.decided
+        entry, decided, backend = prepared.entry, prepared.decided, self._slot.backend
         endpoint = decided.endpoint
         if answer is not None and (answer.begun or not status):
             status = answer.status or status
@@ -707,7 +710,7 @@ class Exchange:
                 agent_id=entry.row.id,
                 tenant=decided.tenant.name,
                 model=(self.asked.served or self.asked.model) if self.asked else "",
-                backend=path.backend.kind if path.backend else "",
+                backend=backend.kind if backend is not None else "",
                 endpoint=endpoint.name,
                 tokens_in=cost.tokens_in,
                 tokens_out=cost.tokens_out,
@@ -775,7 +778,7 @@ class Exchange:
             self._pending.cancel()
             self._pending = None
         if self._in_queue and prepared is not None:
-            turns = path.registry.queue.leave(self, prepared.decided.flow, now=now, cost=self._cost.total)
+            turns = self._slot.line.leave(self, prepared.decided.flow, now=now, cost=self._cost.total)
             if turns:
                 path.registry.give_turns(turns)
         if gate is not None:
@@ -787,20 +790,20 @@ class Exchange:
 
     def on_deadline(self, now: float) -> None:
         self.deadline = NEVER
-        prepared, path, proxy = self.prepared, self._path, self._path.settings.proxy
+        prepared, slot, proxy = self.prepared, self._slot, self._path.settings.proxy
         if self.parked:
             self.parked = False
-            self.refuse(asleep(proxy.gate_wait_s, path.registry.wakes))
+            self.refuse(asleep(proxy.gate_wait_s, self._path.registry.wakes))
         elif prepared is None:
             return
         elif self._first_at is None and now < self._limit_at:
             self._beat(prepared, now)
-        elif not self.sent_at and not path.gate.is_closed:
-            self.refuse(no_slot(path.registry.queue, prepared.decided.flow, now, proxy.queue_wait_s))
-        elif not self.sent_at and now >= path.gate.until:
-            self.refuse(path.gate.refusal(now))
+        elif not self.sent_at and not slot.gate.is_closed:
+            self.refuse(no_slot(slot.line, prepared.decided.flow, now, proxy.queue_wait_s))
+        elif not self.sent_at and now >= slot.gate.until:
+            self.refuse(slot.gate.refusal(now))
         elif not self.sent_at:  # the gate was closed (again) after it began to wait: it waits as long as later ones
-            self._limit_at = path.gate.until
+            self._limit_at = slot.gate.until
             self.deadline = min(self._limit_at, self._beat_at)
         else:
             is_over, begun = now >= self._ends_at, self._first_at is not None

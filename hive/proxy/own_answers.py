@@ -28,12 +28,12 @@ def said_here(path: DataPath, decided: Decided, asked: Asked | None) -> OwnAnswe
     endpoint = decided.endpoint
     if asked is not None and endpoint.name == COUNT:
         return estimated(asked.kept, asked.upstream)
-    models = path.seen(decided)
+    models = path.routing.seen(endpoint, decided.caller)
     if asked is None or not (asked.loading or endpoint is PULL):
         named = (asked.served or asked.model) if asked is not None else ""
         return answer_any(endpoint, decided.target, models, decided.caller, named)
-    if path.pool is None:
-        raise path.why_no_way or no_backend()
+    if path.slot.pool is None:
+        raise path.slot.why_no_way or no_backend()
     return loaded(endpoint, asked, path.routed(asked.model, decided.caller), models, time.time())
 
 

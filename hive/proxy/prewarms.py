@@ -67,7 +67,7 @@ class Ahead(Exchange):
         self._stand_in = entry
         self._outcome = outcome
         path.shares.enter(connection, entry.connections)
-        path.ahead[self] = None
+        path.slot.ahead[self] = None
 
     def give_way(self) -> bool:
         if not self.sent_at:
@@ -97,7 +97,7 @@ class Ahead(Exchange):
     def _6_which_model(self, caller: Caller, named: str) -> str:
         """Raises NotSupported for a model that is far, also where this agent's own requests may go there."""
         served = super()._6_which_model(caller, named)
-        why = self._path.where.why_far(served)
+        why = self._path.routing.where.why_far(served)
         if why:
             raise NotSupported(f"nothing is read ahead that leaves the box: {why}")
         return served
@@ -119,7 +119,7 @@ class Ahead(Exchange):
         super().refuse(error)
 
     def _leave(self, now: float) -> None:
-        self._path.ahead.pop(self, None)
+        self._path.slot.ahead.pop(self, None)
         super()._leave(now)
 
 
@@ -175,10 +175,11 @@ class Prewarms:
     def _may(self, wanted: Prewarm) -> Endpoint:
         """The endpoint it is sent to. Raises Saturated if no backend answers just now, NotSupported if it would be in
         vain."""
-        backend = self._path.backend
+        slot = self._path.slot
+        backend = slot.backend
         if self._path.draining:
             raise Saturated("the proxy is restarting")
-        if backend is None or self._path.gate.is_closed:
+        if backend is None or slot.gate.is_closed:
             raise Saturated("no inference server is active")
         requests = spec_of(backend.kind).requests
         if requests.why_not_ahead:
@@ -189,8 +190,8 @@ class Prewarms:
 
     def _is_worth_it(self, entry: AgentEntry, endpoint: Endpoint) -> None:
         """Raises NotSupported where the backend is told to keep nothing of this agent's prompts."""
-        plan = self._path.plan(entry, endpoint, entry.tenant, LAST, "")
-        if not is_kept(plan.want.inject):
+        want = self._path.slot.want(endpoint, entry.tenant, LAST, "")
+        if not is_kept(want.inject):
             groups = self._path.registry.cache_groups()
             raise NotSupported(f"prompts of {groups} groups would meet in its cache, so it is told to keep none")
 

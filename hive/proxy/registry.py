@@ -55,7 +55,7 @@ class AgentEntry:
     `callers`: connections to ingress that asked for it last. `listeners`: those that are its own, by path.
     `usual_tokens_out`: moving average of its requests' tokens out, charged before the true count is known. `bodies`,
     `callers_bodies`: the part of the budget that its own requests and its callers' hold. `plans`: the plans for its
-    bodies by endpoint (of the data path, kept here because they are the agent's).
+    bodies by slot and endpoint (of the data path, kept here because they are the agent's).
     """
 
     __slots__ = (
@@ -82,7 +82,7 @@ class AgentEntry:
         self.connections: ConnectionHolder[Connection] = ConnectionHolder(is_agents=row.id != PREWARM)
         self.callers: ConnectionHolder[Connection] = ConnectionHolder()
         self.listeners: dict[str, SocketListener] = {}
-        self.plans: dict[bytes, Any] = {}
+        self.plans: dict[tuple[str, bytes], Any] = {}
         self.usual_tokens_out = 128.0
         self.bodies = BodyShare(tenant.bodies, is_tenants=row.id == OPERATOR)
         self.callers_bodies = BodyShare(tenant.bodies, of=self.bodies)

@@ -280,7 +280,7 @@ class ProxyServer:
         read("queue_running", lambda: {tenant.name: tenant.running for tenant in self._queue().tenants})
         read("in_flight", self._in_flight)
         read("parked", lambda: sum(entry.gate.parked for entry in self._entries()))
-        read("backend_closed", lambda: path.gate.is_closed)
+        read("backend_closed", lambda: path.slot.gate.is_closed)
         read("connections", lambda: len(self._connections))
         read("connections_limit", lambda: path.shares.limit)
         read("half_open_heads", lambda: self._half_open.held + self._callers_half_open.held)
@@ -294,7 +294,7 @@ class ProxyServer:
         read("draining", lambda: path.draining)
 
     def _upstream_connections(self) -> dict[str, float]:
-        pool = self.path.pool
+        pool = self.path.slot.pool
         return {} if pool is None else {"idle": pool.idle, "busy": pool.busy}
 
     # listeners ----------------------------------------------------------------------------------------------------

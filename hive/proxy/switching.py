@@ -30,24 +30,24 @@ class SwitchingGate:
         self._alone: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<SwitchingGate {self._path.gate}>"
+        return f"<SwitchingGate {self._path.slot.gate}>"
 
     def close(self, message: CloseBackend, reply: LinkReply) -> None:
         """Answers once nothing is at the backend any more."""
         overtaken, now = self._next_order(), time.monotonic()
-        self._path.close_backend(until=now + message.wait_s, towards=message.towards)
-        log.info("backend_closed towards=%s drained=%s", message.towards, self._path.is_drained)
+        self._path.slot.close(until=now + message.wait_s, towards=message.towards)
+        log.info("backend_closed towards=%s drained=%s", message.towards, self._path.slot.is_drained)
         spawn(self._drain(now + message.drain_s, overtaken, reply), name="drain the backend")
 
     async def _drain(self, until: float, overtaken: asyncio.Event, reply: LinkReply) -> None:
-        while not self._path.is_drained and time.monotonic() < until and not overtaken.is_set():
+        while not self._path.slot.is_drained and time.monotonic() < until and not overtaken.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await overtaken.wait()
         if overtaken.is_set():
             reply(Drained())  # the daemon has changed its mind, or is gone
             return
-        cut = self._path.cut_off()
+        cut = self._path.slot.cut_off()
         log.info("backend_drained cut=%d", cut)
         reply(Drained(cut=cut))
 
@@ -68,20 +68,20 @@ class SwitchingGate:
             self._alone = None
         self._next_order()
         if table.switching_to:
-            self._path.close_backend(until=time.monotonic() + table.backend_wait_s, towards=table.switching_to)
+            self._path.slot.close(until=time.monotonic() + table.backend_wait_s, towards=table.switching_to)
             self._path.use_backend(table.backend, table.models)
-        elif self._path.gate.is_closed:
+        elif self._path.slot.gate.is_closed:
             self._path.open_backend(table.backend, table.models)
         else:
             self._path.use_backend(table.backend, table.models)
 
     def daemon_lost(self) -> None:
         """The next one finishes the switch, or goes back."""
-        if self._path.gate.is_closed and self._alone is None:
+        if self._path.slot.gate.is_closed and self._alone is None:
             self._alone = asyncio.get_running_loop().call_later(ALONE_S, self._open_alone)
 
     def _open_alone(self) -> None:
         self._alone = None
         self._next_order()
         log.error("backend_opened_alone s=%g", ALONE_S)
-        self._path.open_backend(self._path.backend, self._path.models)
+        self._path.open_backend(self._path.slot.backend, self._path.slot.models)

@@ -46,19 +46,19 @@ def turns(path: DataPath) -> dict[str, object]:
 
 def connecting(path: DataPath) -> int:
     """Connects to the backend under way."""
-    found = re.search(r"(\d+) connecting", repr(path.pool))
-    assert found is not None or path.pool is None, repr(path.pool)
+    found = re.search(r"(\d+) connecting", repr(path.slot.pool))
+    assert found is not None or path.slot.pool is None, repr(path.slot.pool)
     return int(found[1]) if found else 0
 
 
 def idle(path: DataPath) -> int:
     """Connections to the backend that are kept for the next request."""
-    return path.pool.idle if path.pool is not None else 0
+    return path.slot.pool.idle if path.slot.pool is not None else 0
 
 
 def busy(path: DataPath) -> int:
     """Connections to the backend that a request uses."""
-    return path.pool.busy if path.pool is not None else 0
+    return path.slot.pool.busy if path.slot.pool is not None else 0
 
 
 class Complaints(logging.Handler):

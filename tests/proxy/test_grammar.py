@@ -19,9 +19,9 @@ from hive.proxy import body, grammar
 from hive.proxy.body import OpenedBody, Opening, Want
 from hive.proxy.body_worker import BodyChoice, completed, opened
 from hive.proxy.body_workers import DeepReaders
-from hive.proxy.datapath import grammar_limits
 from hive.proxy.fields import FieldTable
 from hive.proxy.patterns import Pattern, PatternError
+from hive.proxy.slot import grammar_limits
 from hive.settings.field_rules import FieldRules, Fields
 from hive.settings.file import load_text
 from hive.settings.table import Settings

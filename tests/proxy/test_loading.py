@@ -128,13 +128,13 @@ async def test_a_load_that_waits_is_answered_in_one_piece_also_where_signs_of_li
     """They would begin a stream, and its answer is none."""
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.OLLAMA)
-        proxy.path.close_backend(until=1e18, towards="llama")
+        proxy.path.slot.close(until=1e18, towards="llama")
         client = await Client.unix(proxy.socket_path)
         client.writer.write(post(b"/api/chat", b'{"model":"m","stream":true}', fields=b"x-hive-heartbeat: 1\r\n"))
         await until(lambda: proxy.registry.queue.waiting == 1)
         await asyncio.sleep(1.3)
-        assert proxy.path.backend is not None
-        proxy.path.open_backend(proxy.path.backend, proxy.path.models)
+        assert proxy.path.slot.backend is not None
+        proxy.path.open_backend(proxy.path.slot.backend, proxy.path.slot.models)
         status, fields, content = await client.answer()
         assert (status, fields[b"content-length"]) == (200, b"%d" % len(content))
         assert json.loads(content)["done_reason"] == "load"
@@ -145,7 +145,7 @@ async def test_a_model_is_shown_in_one_piece_after_a_switch_whatever_stream_says
     """The signs of life had begun a stream, and Hive's own answer came as a second head within it."""
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.OLLAMA)
-        proxy.path.close_backend(until=1e18, towards="llama")
+        proxy.path.slot.close(until=1e18, towards="llama")
         client = await Client.unix(proxy.socket_path)
         client.writer.write(post(b"/api/show", b'{"model":"m","stream":true}', fields=b"x-hive-heartbeat: 1\r\n"))
         await until(lambda: proxy.registry.queue.waiting == 1)
@@ -162,7 +162,7 @@ async def test_a_load_waits_out_a_switch_and_is_judged_by_the_new_list(tmp_path:
     """Its turn comes as a chat's does, and goes on to the one that waits behind it."""
     async with proxied(tmp_path, backend_concurrency=1) as (proxy, backend):
         proxy.use(backend, BackendKind.OLLAMA)
-        proxy.path.close_backend(until=1e18, towards="llama")
+        proxy.path.slot.close(until=1e18, towards="llama")
         hello = [{"role": "user", "content": "hello"}]
         bodies: list[dict[str, Any]] = [{"model": "gone"}, {"model": "new"}, {"model": "new", "messages": hello}]
         asked = []

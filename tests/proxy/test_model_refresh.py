@@ -34,7 +34,9 @@ class Daemon:
         self.asked += 1
         await self.go.wait()
         if self._finds:
-            self._proxy.path.use_backend(self._proxy.path.backend, [*self._proxy.path.models, ModelInfo(name="new")])
+            self._proxy.path.use_backend(
+                self._proxy.path.slot.backend, [*self._proxy.path.slot.models, ModelInfo(name="new")]
+            )
 
 
 async def test_a_model_that_came_meanwhile_is_found_and_others_do_not_wait(tmp_path: Path) -> None:

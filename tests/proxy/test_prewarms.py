@@ -76,7 +76,7 @@ async def test_it_is_asked_as_the_agent_and_counted_as_hives_own(tmp_path: Path)
         assert proxy.alice.gate.last_active is None
         assert nothing_is_held(proxy)
         assert not proxy.registry.stand_ins
-        assert not proxy.path.ahead
+        assert not proxy.path.slot.ahead
 
 
 async def test_vllm_is_given_the_agents_own_salt_and_the_lowest_priority(tmp_path: Path) -> None:
@@ -214,13 +214,13 @@ async def refused_by_the_backend(proxy: Proxy, backend: Backend) -> str:
 
 
 async def down(proxy: Proxy, backend: Backend) -> str:
-    proxy.path.use_backend(BackendInfo(kind=BackendKind.LLAMA, address="/nonexistent.sock"), proxy.path.models)
+    proxy.path.use_backend(BackendInfo(kind=BackendKind.LLAMA, address="/nonexistent.sock"), proxy.path.slot.models)
     await backend.stop()
     return "is not reachable"
 
 
 async def switching(proxy: Proxy, backend: Backend) -> str:
-    proxy.path.close_backend(until=1e12, towards="vllm")
+    proxy.path.slot.close(until=1e12, towards="vllm")
     return "no inference server is active"
 
 

@@ -211,9 +211,11 @@ async def test_what_comes_before_the_stream_is_numbered_too(tmp_path: Path) -> N
 async def test_a_server_without_chats_is_not_asked(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.REMOTE)
-        assert proxy.path.backend is not None
+        assert proxy.path.slot.backend is not None
         told = FoundCapabilities(endpoints=("/v1/embeddings", "/v1/responses"))
-        proxy.path.use_backend(msgspec.structs.replace(proxy.path.backend, capabilities=told), proxy.path.models)
+        proxy.path.use_backend(
+            msgspec.structs.replace(proxy.path.slot.backend, capabilities=told), proxy.path.slot.models
+        )
         status, _, _ = await asked(proxy, {"input": "hello"})
         assert (status, backend.requests) == (501, [])
 
@@ -224,9 +226,11 @@ async def test_what_a_server_with_openais_schema_alone_lacks_is_said_in_its_way(
     call = {"id": "c1", "type": "function", "function": {"name": "?", "arguments": '{"input":"a"}'}}
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.REMOTE)
-        assert proxy.path.backend is not None
+        assert proxy.path.slot.backend is not None
         told = FoundCapabilities(fields=())
-        proxy.path.use_backend(msgspec.structs.replace(proxy.path.backend, capabilities=told), proxy.path.models)
+        proxy.path.use_backend(
+            msgspec.structs.replace(proxy.path.slot.backend, capabilities=told), proxy.path.slot.models
+        )
         thought = [{"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}]
         items = [*thought, {"role": "assistant", "content": "so"}, {"role": "user", "content": "x"}]
         body = {"input": items, "tools": tools, "reasoning": {"effort": "xhigh"}}

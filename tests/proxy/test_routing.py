@@ -22,7 +22,7 @@ def route(proxy: Proxy, **inference: object) -> None:
     settings = proxy.path.settings
     changed = msgspec.structs.replace(settings.inference, **inference)
     proxy.path.use_settings(msgspec.structs.replace(settings, inference=changed))
-    proxy.path.use_backend(proxy.path.backend, THERE)
+    proxy.path.use_backend(proxy.path.slot.backend, THERE)
 
 
 async def test_the_body_names_the_variant_and_the_answer_the_name_that_was_asked_for(tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ async def test_the_next_daemon_says_how_the_gate_stands(tmp_path: Path) -> None:
         box.switching.heard(table(box, box.old, switching_to="vllm", backend_wait_s=30))
         client = await box.waiting()
         box.switching.daemon_lost()
-        assert box.proxy.path.gate.is_closed
+        assert box.proxy.path.slot.gate.is_closed
         box.switching.heard(table(box, box.new))
         assert (await client.answer())[2] == NEW
         box.switching.heard(table(box, box.old))

@@ -218,9 +218,11 @@ async def test_tokens_are_estimated_where_nobody_counts_and_it_is_said(
 async def test_a_server_that_says_it_cannot_count_is_not_asked(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.VLLM)
-        assert proxy.path.backend is not None
+        assert proxy.path.slot.backend is not None
         told = FoundCapabilities(endpoints=("/v1/messages", "/v1/chat/completions"))
-        proxy.path.use_backend(msgspec.structs.replace(proxy.path.backend, capabilities=told), proxy.path.models)
+        proxy.path.use_backend(
+            msgspec.structs.replace(proxy.path.slot.backend, capabilities=told), proxy.path.slot.models
+        )
         _, _, body = await asked(proxy, b"/v1/messages/count_tokens", {"messages": HELLO})
         assert json.loads(body)["estimated"]
         assert backend.requests == []
@@ -304,15 +306,17 @@ async def test_a_tenant_sees_its_own_models_in_hives_lists(tmp_path: Path) -> No
 async def test_a_request_that_waits_over_a_switch_is_translated_for_the_new_backend(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.OLLAMA)
-        proxy.path.close_backend(until=1e18, towards="llama")
+        proxy.path.slot.close(until=1e18, towards="llama")
         client = await Client.unix(proxy.socket_path)
         body = {"model": "m", "stream": False, "messages": HELLO}
         client.writer.write(post(b"/api/chat", json.dumps(body).encode()))
         lists = await Client.unix(proxy.socket_path)
         lists.writer.write(get(b"/api/tags"))
         await until(lambda: proxy.registry.queue.waiting == 2)
-        assert proxy.path.backend is not None
-        proxy.path.open_backend(msgspec.structs.replace(proxy.path.backend, kind=BackendKind.LLAMA), proxy.path.models)
+        assert proxy.path.slot.backend is not None
+        proxy.path.open_backend(
+            msgspec.structs.replace(proxy.path.slot.backend, kind=BackendKind.LLAMA), proxy.path.slot.models
+        )
         assert json.loads((await client.answer())[2])["message"]["content"] == "hi"
         assert len(json.loads((await lists.answer())[2])["models"]) == 2
         assert [head.split(b" ")[1] for head, _ in backend.requests] == [b"/v1/chat/completions"]

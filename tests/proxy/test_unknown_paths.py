@@ -56,7 +56,7 @@ async def test_behind_the_gate_of_a_switch_an_unknown_path_is_403(tmp_path: Path
     """It is not known then which kind is active next."""
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, OLLAMA)
-        proxy.path.close_backend(until=1e9, towards="vllm")
+        proxy.path.slot.close(until=1e9, towards="vllm")
         client = await Client.unix(proxy.socket_path)
         assert (await client.ask(get(b"/pooling")))[0] == 403
 

@@ -1,0 +1,281 @@
+"""One inference server as the data path sees it: what it offers, the way to it, its line of requests and its gate."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from hive.backends.kinds import spec_of, whereabouts
+from hive.domain import BackendInfo, CacheMode, ModelInfo, origin_of
+from hive.errors import DependencyDown, HiveError, NotSupported
+from hive.host.access import access_of, context
+from hive.models.capabilities import Over, lacking, lacks_endpoint, why_lacking, without_text
+from hive.models.whereabouts import NOWHERE, Whereabouts
+from hive.proxy.body import Want
+from hive.proxy.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, offering_kinds, translated
+from hive.proxy.gate import BackendGate
+from hive.proxy.identity import Wishes
+from hive.proxy.metering import asks_usage
+from hive.proxy.registry import Registry
+from hive.proxy.schemas import SchemaLimits
+from hive.proxy.tenants import Tenant
+from hive.settings.table import InferenceSection, Settings
+from hive.wire.deadlines import Deadlines
+from hive.wire.dial import Tls
+from hive.wire.upstream import Pool, UpstreamWay, forms
+
+log = logging.getLogger("hive.proxy")
+
+NO_WAY = UpstreamWay("")
+
+
+class GivesWay(Protocol):
+    """A request that has a place only as long as no other one needs it."""
+
+    def give_way(self) -> bool:
+        """Ends it if it has a place; returns whether it had one."""
+        ...
+
+
+class Slot:
+    """One inference server. `name` is empty for the active backend.
+
+    Requests under way end at the server where they began. `version` grows with every other server in this slot, and
+    where it has a model no more, or no more near: what was read for one is not sent to the next; `changes` with every
+    word on it. `ahead`: prewarms that
+    run here; no client waits for them.
+    """
+
+    def __init__(self, name: str, settings: Settings, registry: Registry, deadlines: Deadlines) -> None:
+        self.name = name
+        self.backend: BackendInfo | None = None
+        self.models: list[ModelInfo] = []
+        self.where: Whereabouts = NOWHERE
+        self.version = self.changes = 0
+        self.line = registry.queue
+        self.gate = BackendGate()
+        self.pool: Pool | None = None
+        self.way = NO_WAY
+        self.why_no_way: HiveError | None = None
+        """The reason why no request can be sent to it: its key or its authorities cannot be read."""
+        self.ahead: dict[GivesWay, None] = {}
+        self._settings = settings
+        self._registry = registry
+        self._deadlines = deadlines
+
+    def __repr__(self) -> str:
+        what = "empty" if self.backend is None else f"{self.backend.kind} at {self.backend.address}"
+        return f"<Slot {self.name} {what}, {self.gate}>"
+
+    # the server -------------------------------------------------------------------------------------------------------
+
+    def use_settings(self, settings: Settings) -> None:
+        self._settings = settings
+        if self.pool is not None:
+            self.pool.use_clocks(connect_s=settings.proxy.connect_s, idle_s=settings.proxy.upstream_idle_s)
+        self._look_at_way()
+
+    def use(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
+        """Takes the daemon's word on the server that is here and on what it offers. `give_places` follows, once the
+        models are known to all."""
+        if backend is not None and (capability := without_text(backend)):
+            models = [msgspec.structs.replace(model, capabilities=(capability,)) for model in models]
+        before, self.backend, self.models = self.backend, backend, models
+        where_before, self.where = self.where, whereabouts(None if backend is None else backend.kind, models)
+        is_same = backend is not None and before is not None and _place_of(backend) == _place_of(before)
+        if not is_same or not self.where.keeps(where_before):
+            self.version += 1
+            self._renew_pool()
+        self.changes += 1
+
+    def _renew_pool(self) -> None:
+        if self.pool is not None:
+            self.pool.close()
+        self.pool = None
+        if self.backend is not None and self._found_way(self.backend):
+            proxy = self._settings.proxy
+            self.pool = Pool(
+                self.way.dialled,
+                connect_s=proxy.connect_s,
+                idle_s=proxy.upstream_idle_s,
+                deadlines=self._deadlines,
+                way=self.way,
+            )
+
+    def _look_at_way(self) -> None:
+        """Another key, or other authorities, may be there since. Requests under way end as they began."""
+        before = self.way
+        if self.backend is not None and (self._found_way(self.backend), self.way) != (True, before):
+            self._renew_pool()
+
+    def _found_way(self, backend: BackendInfo) -> bool:
+        try:
+            self.way, self.why_no_way = way_to(backend, self._settings.inference, os.environ), None
+        except HiveError as error:
+            log.error("backend_not_usable address=%s error=%s", backend.address, error.message)
+            why = "the key or the certificates for the backend cannot be read"  # from where is not the agents' to know
+            self.way, self.why_no_way = NO_WAY, DependencyDown(why, hint="the proxy's log says why: hive logs")
+        return self.why_no_way is None
+
+    def give_places(self) -> None:
+        """Gives the line as many places as the server has; none behind a closed gate, so that every request keeps its
+        turn."""
+        told = None if self.backend is None else self.backend.slots
+        places = 0 if self.gate.is_closed else self._settings.proxy.backend_concurrency or told
+        self._registry.give_turns(self.line.resize(places))
+
+    # the gate ---------------------------------------------------------------------------------------------------------
+
+    def close(self, *, until: float, towards: str) -> None:
+        """Closes the gate: no request goes to the server from now on; those at it go on until `cut_off`."""
+        self.gate.close(until=until, towards=towards)
+        self.give_places()
+
+    def open(self) -> None:
+        """Opens the gate: waiting requests go on, in the order of the line, after `use`. All of them are decided again,
+        also if the server is the same as before."""
+        self.version += 1
+        self.gate.open()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing is at the server, and nothing on its way to it."""
+        pool = self.pool
+        return self.line.running == 0 and (pool is None or (pool.busy == 0 and pool.connecting == 0))
+
+    def cut_off(self) -> int:
+        """Ends all connections to the server; how many requests were still on them."""
+        cut = 0 if self.pool is None else self.pool.cut(self.gate.cut())
+        self._renew_pool()
+        return cut
+
+    def make_way(self, waiter: object) -> None:
+        """A request waits. Where that is for want of a place, one that a prompt has is given back."""
+        line = self.line
+        if not self.ahead or waiter in self.ahead or line.slots is None or line.running < line.slots:
+            return
+        for one in list(self.ahead):
+            if one.give_way():
+                return
+
+    # what it offers, and wants ----------------------------------------------------------------------------------------
+
+    def answers(self, endpoint: Endpoint) -> bool:
+        """Whether Hive answers this in its stead, from its list of models or by an estimate."""
+        backend = self.backend
+        if endpoint.listing or backend is None:
+            return endpoint.listing
+        return answered_by_hive(endpoint, backend.kind) or (
+            endpoint.name == COUNT and lacks_endpoint(backend, endpoint.name)
+        )
+
+    def offers(self, endpoint: Endpoint) -> bool:
+        """Whether it answers this, in its own dialect or another, or Hive does in its stead."""
+        backend = self.backend
+        return backend is not None and (self.answers(endpoint) or _row_at(backend, endpoint) is not None)
+
+    def check_offered(self, endpoint: Endpoint) -> None:
+        """Raises NotSupported where it is to answer and cannot. Nothing is known of an empty slot."""
+        backend = self.backend
+        if endpoint.keeps or backend is None or self.offers(endpoint):
+            return
+        other = asked_as(endpoint, backend.kind)
+        why, hint = why_lacking(backend, other.name) if other is not None else (offering_kinds(endpoint), "")
+        says = f": {why}" if why else ""
+        raise NotSupported(f"the active backend ({backend.kind}) does not offer {endpoint.name}{says}", hint=hint)
+
+    def _asked_as(self, backend: BackendInfo, endpoint: Endpoint) -> Endpoint:
+        """The row by which it is asked. It is another than the client's also if only that keeps the prompts of tenants
+        apart: else a tenant could tell from the speed of an answer that another one sent the same prompt before."""
+        asked = _row_at(backend, endpoint)
+        mixes = endpoint.takes_slot and not spec_of(backend.kind).can_keep_apart(endpoint.name)
+        if asked is endpoint and mixes and self._settings.proxy.cache_isolation and self._registry.cache_groups() > 1:
+            asked = translated(endpoint, backend.kind)
+        return asked or endpoint
+
+    def want(self, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> Want:
+        """What it wants of the body of a request to this endpoint. Without wishes that is the same for all requests of
+        a tenant, until `use` or new settings."""
+        inference, backend = self._settings.inference, self.backend
+        if backend is None:
+            return Want(limit_by_first_name=False)
+        asked, said = self._asked_as(backend, endpoint), spec_of(backend.kind).requests
+        target = asked.name
+        inject = said.priority_fields(target, wishes.band) if backend.priority else ()
+        alone = wishes.cache_mode is CacheMode.NONE
+        if alone or self._settings.proxy.cache_isolation:
+            group = f"request {request_id}" if alone else tenant.cache_group
+            apart = alone or bool(wishes.cache_tag) or self._registry.cache_groups() > 1
+            inject += said.cache_fields(target, group, wishes.cache_tag, apart)
+        is_translated = asked is not endpoint
+        return Want(
+            ask_usage=inference.token_tracking and asks_usage(asked, backend.kind),
+            inject=inject,
+            limit_absent=not said.short_completions or target != "/v1/completions",
+            translate=endpoint.name if is_translated else "",
+            lacking=lacking(backend) if is_translated else (),
+            passed_over=_passed_over(backend, endpoint, is_translated=is_translated),
+            limit_by_first_name=said.limit_by_first_name,
+            apart=is_translated and _row_at(backend, endpoint) is endpoint,
+            estimate=endpoint.name == COUNT and self.answers(endpoint),
+            limit_as=said.limit_name(backend.address, inference.backend_limit_name),
+            grammar=grammar_limits(self._settings, backend.kind),
+        )
+
+
+def _passed_over(backend: BackendInfo, endpoint: Endpoint, *, is_translated: bool) -> tuple[Over, ...]:
+    """Fields that this backend ignores at this endpoint. None if the request is translated although the backend speaks
+    the dialect: the rows are about its own endpoint."""
+    if is_translated and endpoint.is_offered_by(backend.kind):
+        return ()
+    return spec_of(backend.kind).requests.passed_over.get(endpoint.name, ())
+
+
+def way_to(backend: BackendInfo, inference: InferenceSection, env: Mapping[str, str]) -> UpstreamWay:
+    """The way to this backend; files of `inference` are read now.
+
+    Raises ConfigError, NotPermitted if the key or the authorities cannot be read.
+
+    >>> way_to(BackendInfo(kind="llama", address="/run/l.sock"), InferenceSection(), {})
+    <UpstreamWay /run/l.sock>
+    """
+    origin = origin_of(backend.address)
+    is_remote = spec_of(backend.kind).is_remote
+    if not origin.tls and not is_remote:
+        return UpstreamWay(origin.dialled)
+    access = access_of(inference, env).shown_to(backend.address, may_ask=is_remote)
+    # Local servers are asked as localhost, as Ollama refuses other names; this one may be anywhere.
+    is_plain = "://" not in backend.address and not origin.dialled.startswith("/")
+    fields = b"host: %b\r\n" % (origin.dialled if is_plain else origin.host).encode()
+    if access.key:
+        fields += b"authorization: Bearer %b\r\n" % access.key.encode()
+    tls = Tls(context(access), origin.name) if origin.tls else None
+    bare, full = forms(fields)
+    return UpstreamWay(origin.dialled, tls, origin.prefix.encode(), bare, full, bool(access.key))
+
+
+def _place_of(backend: BackendInfo) -> tuple[str, str]:
+    """The kind and address of a backend; a change of either makes it another one."""
+    return backend.kind, backend.address
+
+
+def grammar_limits(settings: Settings, kind: str) -> SchemaLimits:
+    """The limits for schemas of a server of this kind; for the demo backend those of `remote`."""
+    return msgspec.convert(msgspec.to_builtins(getattr(settings, spec_of(kind).requests.grammar)), SchemaLimits)
+
+
+def _row_at(backend: BackendInfo, endpoint: Endpoint) -> Endpoint | None:
+    """The row by which this backend is asked, None for none. A path that it said it lacks is replaced by one of another
+    dialect if there is one; else Hive refuses, or the server itself if its description may be incomplete."""
+    asked, around = asked_as(endpoint, backend.kind), translated(endpoint, backend.kind)
+    if around is not None and lacks_endpoint(backend, around.name):
+        around = None
+    if asked is endpoint:
+        if not lacks_endpoint(backend, endpoint.name):
+            return asked
+        return around or (None if spec_of(backend.kind).describes_all else asked)
+    return around
