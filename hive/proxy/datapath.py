@@ -61,10 +61,10 @@ class UsageLog(Protocol):
 
 
 class GivesWay(Protocol):
-    """A request that has a slot only as long as no other one needs it."""
+    """A request that has a place only as long as no other one needs it."""
 
     def give_way(self) -> bool:
-        """Ends it if it has a slot; returns whether it had one."""
+        """Ends it if it has a place; returns whether it had one."""
         ...
 
 
@@ -174,12 +174,12 @@ class DataPath:
         self._offers = offers_of(models)
         self._routes.clear()
         self._permits.clear()
-        is_same = backend is not None and before is not None and _place_of(backend) == _place_of(before)
+        is_same = backend is not None and before is not None and _address_of(backend) == _address_of(before)
         if not is_same or not self.where.keeps(where_before):
             self.backends += 1
             self._renew_pool()
         self.registry.generation += 1
-        self._give_slots()
+        self._give_ways()
 
     def _renew_pool(self) -> None:
         if self.pool is not None:
@@ -210,12 +210,12 @@ class DataPath:
             self.way, self.why_no_way = NO_WAY, DependencyDown(why, hint="the proxy's log says why: hive logs")
         return self.why_no_way is None
 
-    def _give_slots(self) -> None:
-        """Gives the queue as many slots as the backend has; none behind a closed gate, so that every request keeps its
-        place."""
-        told = None if self.backend is None else self.backend.slots
-        slots = 0 if self.gate.is_closed else self.settings.proxy.backend_concurrency or told
-        self.registry.give_turns(self.registry.queue.resize(slots))
+    def _give_ways(self) -> None:
+        """Gives the queue as many places as the backend has; none behind a closed gate, so that every request keeps its
+        position."""
+        told = None if self.backend is None else self.backend.places
+        places = 0 if self.gate.is_closed else self.settings.proxy.backend_concurrency or told
+        self.registry.give_turns(self.registry.queue.resize(places))
 
     def keeps_for(self, entry: AgentEntry) -> StoredResponses | None:
         """The store that keeps responses for this agent; None where none is kept."""
@@ -225,7 +225,7 @@ class DataPath:
     def close_backend(self, *, until: float, towards: str) -> None:
         """Closes the gate: no request goes to the backend from now on; those at it go on until `cut_off`."""
         self.gate.close(until=until, towards=towards)
-        self._give_slots()
+        self._give_ways()
 
     def open_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
         """Opens the gate: waiting requests go on, in the order of the queue. All of them are decided again, also if the
@@ -247,9 +247,9 @@ class DataPath:
         return cut
 
     def make_way(self, waiter: object) -> None:
-        """A request waits. Where that is for want of a slot, one that a prompt has is given back."""
+        """A request waits. Where that is for want of a place, one that a prompt has is given back."""
         queue = self.registry.queue
-        if not self.ahead or waiter in self.ahead or queue.slots is None or queue.running < queue.slots:
+        if not self.ahead or waiter in self.ahead or queue.places is None or queue.running < queue.places:
             return
         for one in list(self.ahead):
             if one.give_way():
@@ -260,13 +260,13 @@ class DataPath:
         return entry.row.id == OPERATOR or len(entry.connections) < self.settings.proxy.agent_connections_max
 
     def claim(self, connection: Connection, holder: ConnectionHolder[Connection]) -> None:
-        """A stranger's connection is this holder's from now on. Raises Saturated where there is no place."""
-        if not self.makes_place(holder, moving=connection):
+        """A stranger's connection is this holder's from now on. Raises Saturated where there is no room."""
+        if not self.makes_way(holder, moving=connection):
             raise Saturated("too many connections", retry_after_s=1)
         self.shares.enter(connection, holder)
 
     def claim_for_caller(self, connection: Connection, entry: AgentEntry) -> None:
-        """Does the same for a caller of an agent; one that called another agent before keeps its place."""
+        """Does the same for a caller of an agent; one that called another agent before keeps its share."""
         holder = self.shares.holder_of(connection)
         if holder is entry.callers:
             return
@@ -275,15 +275,15 @@ class DataPath:
         else:
             self.shares.enter(connection, entry.callers)
 
-    def makes_place(self, holder: ConnectionHolder[Connection], *, moving: Connection | None = None) -> bool:
-        """Says if there is a place for one more connection of this holder; another one may have ended for it."""
-        place = self.shares.place_for(holder, agents=len(self.registry.by_id) + 1, moving=moving)
-        if place.instead_of is not None:
-            left = self.shares.holder_of(place.instead_of)
-            self.shares.leave(place.instead_of)
-            place.instead_of.give_place()
-            self.metrics.gave_place("stranger" if left is not None and left.is_strangers else "idle")
-        return place.there_is
+    def makes_way(self, holder: ConnectionHolder[Connection], *, moving: Connection | None = None) -> bool:
+        """Says if there is room for one more connection of this holder; another one may have ended for it."""
+        verdict = self.shares.verdict_for(holder, agents=len(self.registry.by_id) + 1, moving=moving)
+        if verdict.instead_of is not None:
+            left = self.shares.holder_of(verdict.instead_of)
+            self.shares.leave(verdict.instead_of)
+            verdict.instead_of.give_way()
+            self.metrics.gave_way("stranger" if left is not None and left.is_strangers else "idle")
+        return verdict.is_admitted
 
     def answers(self, endpoint: Endpoint) -> bool:
         """Whether Hive answers this by itself, from its list of models or by an estimate."""
@@ -360,7 +360,7 @@ class DataPath:
 
     def differences(self, decided: Decided) -> tuple[list[tuple[str, str]], frozenset[str]]:
         """The models this caller sees besides the backend's list, and those of the list it does not see (`Answer`)."""
-        if decided.endpoint.takes_slot:  # it asks a model, not about models
+        if decided.endpoint.needs_place:  # it asks a model, not about models
             return [], NOTHING_HIDDEN
         return self.added_to(decided), self.hidden_in(decided)
 
@@ -405,7 +405,7 @@ class DataPath:
         tenants apart: else a tenant could tell from the speed of an answer that another one sent the same prompt
         before."""
         asked = _row_at(backend, endpoint)
-        mixes = endpoint.takes_slot and not spec_of(backend.kind).can_keep_apart(endpoint.name)
+        mixes = endpoint.needs_place and not spec_of(backend.kind).can_keep_apart(endpoint.name)
         if asked is endpoint and mixes and self.settings.proxy.cache_isolation and self.registry.cache_groups() > 1:
             asked = translated(endpoint, backend.kind)
         return asked or endpoint
@@ -489,7 +489,7 @@ def way_to(backend: BackendInfo, inference: InferenceSection, env: Mapping[str, 
     return UpstreamWay(origin.dialled, tls, origin.prefix.encode(), bare, full, bool(access.key))
 
 
-def _place_of(backend: BackendInfo) -> tuple[str, str]:
+def _address_of(backend: BackendInfo) -> tuple[str, str]:
     """The kind and address of a backend; a change of either makes it another one."""
     return backend.kind, backend.address
 
