@@ -1,8 +1,8 @@
 """How fast a client's leaving is felt: `python benchmarks/cancel.py [--rounds 50]`.
 
 In every state a request can be in the client leaves, by FIN and by RST, and two moments are noted: the backend's
-connection is closed (what it computes is given up), and the proxy tells the daemon that nothing is in flight (slot,
-place in line, everything is free). The peer is nginx, for those states in which nginx has asked the backend.
+connection is closed (what it computes is given up), and the proxy tells the daemon that nothing is in flight (place,
+position in line, everything is free). The peer is nginx, for those states in which nginx has asked the backend.
 A real proxy process; daemon, helper and backend are in this process. Needs nginx.
 Loopback and unix sockets only; ends by itself.
 """
@@ -222,7 +222,7 @@ class Felt(NamedTuple):
     """Milliseconds after the client left; None where the state has no such moment."""
 
     upstream_closed: float | None
-    slot_free: float | None
+    place_free: float | None
 
 
 async def once(state: State, how: str, hive: Alone | None, connect: Callable[[], Awaitable[Caller]]) -> Felt:
@@ -261,7 +261,7 @@ async def prepared(state: State, hive: Alone, backend: str) -> AsyncIterator[Non
 
 
 def show(label: str, felt: list[Felt]) -> None:
-    """A line: upstream closed and slot free, p50, p99 and longest."""
+    """A line: upstream closed and place free, p50, p99 and longest."""
     columns = []
     for name in Felt._fields:
         values = [value for each in felt if (value := getattr(each, name)) is not None]

@@ -1,6 +1,6 @@
 """How fair the one queue is, through the real proxy: `python benchmarks/fairness.py [--requests 2000]`.
 
-A `hive proxy` process, agents with tokens of their own on TCP, and a stand-in backend of `SLOTS` slots whose answers
+A `hive proxy` process, agents with tokens of their own on TCP, and a stand-in backend of `PLACES` places whose answers
 take as long as their tokens and say them as usage. What a request will cost the proxy cannot know before. Measured:
 the share of tokens of two tenants that always have more to ask, with service times of 10:1; the wait of a tenant
 below its share beside a flood from many agents, and beside one tenant that takes no more than its share, in turn; and
@@ -32,9 +32,9 @@ from hive.link.link import Link
 from hive.link.messages import AgentRow, DaemonTable, Hello
 from hive.settings.table import Paths
 
-SLOTS = 4
+PLACES = 4
 TOKENS_PER_S = 6000.0
-"""Of one slot."""
+"""Of one place."""
 SHORT, LONG = 100, 1000
 OPEN = 9
 """Requests of a backlogged client that are open at once: with nine more of another one there is always a line, and
@@ -54,17 +54,17 @@ window_requests = 100000000
 """
 
 
-class Slots:
-    """The backend: answers each request after `tokens / TOKENS_PER_S`, `SLOTS` at a time, the others in its own line.
+class Places:
+    """The backend: answers each request after `tokens / TOKENS_PER_S`, `PLACES` at a time, the others in its own line.
 
-    `begun_at`: when a request got its slot, by its number.
+    `begun_at`: when a request got its place, by its number.
     """
 
     def __init__(self) -> None:
         self.begun_at: dict[int, float] = {}
         self.most = 0
         self._open = 0
-        self._free = asyncio.Semaphore(SLOTS)
+        self._free = asyncio.Semaphore(PLACES)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
@@ -103,7 +103,7 @@ async def read_message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 class Table(Daemon):
-    """The stand-in daemon: tells the proxy all agents of `TENANTS` and the backend with its slots."""
+    """The stand-in daemon: tells the proxy all agents of `TENANTS` and the backend with its places."""
 
     def _here(self, link: Link) -> None:
         rows = [
@@ -119,7 +119,7 @@ class Table(Daemon):
             )
             for agent, tenant in TENANTS.items()
         ]
-        backend = BackendInfo(kind=BackendKind.LLAMA, address=self._backend, up=True, slots=SLOTS)
+        backend = BackendInfo(kind=BackendKind.LLAMA, address=self._backend, up=True, places=PLACES)
         link.tell(Hello(role="daemon", epoch="bench"))
         link.tell(DaemonTable(agents=rows, backend=backend, models=[ModelInfo(name="m")], marks={}))
 
@@ -127,9 +127,9 @@ class Table(Daemon):
 class Asker:
     """Asks through the proxy on kept connections. `tokens`: of answered requests, by tenant; `waits_s`: by agent."""
 
-    def __init__(self, port: int, slots: Slots) -> None:
+    def __init__(self, port: int, places: Places) -> None:
         self._port = port
-        self._slots = slots
+        self._places = places
         self._numbers = itertools.count()
         self._idle: dict[str, list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]] = {}
         self._over = False
@@ -162,7 +162,7 @@ class Asker:
         if status == 200:
             self.answered += 1
             self.tokens[TENANTS[agent]] += tokens
-            self.waits_s[agent].append(self._slots.begun_at.pop(number) - sent_at)
+            self.waits_s[agent].append(self._places.begun_at.pop(number) - sent_at)
         elif status == 503:
             self.refused += 1
         else:
@@ -228,7 +228,7 @@ async def first_come(asker: Asker, requests: int) -> float:
 
 async def light_waits_s(asker: Asker, neighbours: list[str], each: int, requests: int, seed: int) -> list[float]:
     """The waits of a tenant that asks for `LIGHT_LOAD` of its share, beside agents that have `each` open at once."""
-    share_per_s = SLOTS * TOKENS_PER_S / SHORT / 2
+    share_per_s = PLACES * TOKENS_PER_S / SHORT / 2
     light = asker.now_and_then("light", SHORT, LIGHT_LOAD * share_per_s, random.Random(seed))
     backlogged = (asker.backlogged(agent, itertools.repeat(SHORT)) for agent in neighbours * each)
     async with asker.at_work(light, *backlogged):
@@ -244,10 +244,10 @@ def verdict(met: bool) -> str:
     return "met" if met else "MISSED"
 
 
-async def figures(asker: Asker, slots: Slots, requests: int) -> None:
+async def figures(asker: Asker, places: Places, requests: int) -> None:
     await shares(asker, requests)
     await waits(asker, requests // 2)
-    print(f"  requests at the backend at once, at most: {slots.most} of {SLOTS}")
+    print(f"  requests at the backend at once, at most: {places.most} of {PLACES}")
 
 
 async def shares(asker: Asker, requests: int) -> None:
@@ -291,8 +291,8 @@ async def run(requests: int) -> None:
         paths.state.mkdir()
         paths.runtime.mkdir()
         (directory / "hive.conf").write_text(CONF)
-        slots = Slots()
-        backend = await asyncio.start_server(slots.serve, "127.0.0.1", 0)
+        places = Places()
+        backend = await asyncio.start_server(places.serve, "127.0.0.1", 0)
         started: list[subprocess.Popen[bytes]] = []
         try:
             table = Table(paths, f"127.0.0.1:{backend.sockets[0].getsockname()[1]}")
@@ -305,9 +305,9 @@ async def run(requests: int) -> None:
                     ]
                 )
             )
-            asker = Asker(await asyncio.wait_for(table.port, 20), slots)
-            print(f"fairness through the proxy: {SLOTS} slots of {TOKENS_PER_S:.0f} tokens/s")
-            await figures(asker, slots, requests)
+            asker = Asker(await asyncio.wait_for(table.port, 20), places)
+            print(f"fairness through the proxy: {PLACES} places of {TOKENS_PER_S:.0f} tokens/s")
+            await figures(asker, places, requests)
             asker.close()
         finally:
             for process in reversed(started):

@@ -85,10 +85,10 @@ async def ask(path: Path, order: Order) -> float:
 
 async def ask_all(path: Path, orders: Iterable[Order], at_once: int) -> list[float]:
     """All of them, so many at a time; when each was answered, in seconds from the beginning."""
-    slots, began = asyncio.Semaphore(at_once), time.perf_counter()
+    permits, began = asyncio.Semaphore(at_once), time.perf_counter()
 
     async def one(order: Order) -> float:
-        async with slots:
+        async with permits:
             return await ask(path, order) - began
 
     return await asyncio.gather(*map(one, orders))

@@ -1,7 +1,7 @@
 """What a prompt that was read ahead saves its agent: `python benchmarks/prewarm.py [--rounds 3] [--tokens 4000]`.
 
 A random model of 107 million weights of 8 bits, made on the spot, on a real llama-server on the CPU (one thread, one
-slot), behind a whole Hive. Every round asks twice through Hive, in turn: with a system prompt that nobody has read
+place), behind a whole Hive. Every round asks twice through Hive, in turn: with a system prompt that nobody has read
 (cold), and with one that Hive had read when its agent started (warm), both of the same length and seen for the first
 time. Measured: the time to the first token, and the CPU time of llama-server between question and end (utime + stime),
 which does not drift with the machine's load. The original specification says "first real request ~10x faster".

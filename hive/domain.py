@@ -387,8 +387,8 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     (`hive.backends.kinds`). `address` is `host:port` or a socket path, or where there is more to it a URL: `https://…`,
     or `http://` with a path; what `/v1` is put behind.
 
-    `slots`: requests it works on at once, so that the others wait in Hive's queue; None for no limit known.
-    `slots_from` says in words where that number comes from. `priority`: it orders requests by a `priority` field.
+    `places`: requests it works on at once, so that the others wait in Hive's queue; None for no limit known.
+    `places_from` says in words where that number comes from. `priority`: it orders requests by a `priority` field.
     `warning`: what contradicts that (its own queue was seen to grow), empty where nothing does.
     """
 
@@ -397,8 +397,8 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     label: str = ""
     version: str = ""
     up: bool = False
-    slots: int | None = None
-    slots_from: str = ""
+    places: int | None = None
+    places_from: str = ""
     priority: bool = False
     warning: str = ""
     capabilities: FoundCapabilities = FoundCapabilities()

@@ -141,10 +141,10 @@ class Roster:
         whys = {life: boot.why_started(life.agent, is_new_boot=is_new_boot) for life in self}
         due = [life for life, why in whys.items() if why and life.status is not AgentStatus.RUNNING]
         due.sort(key=lambda life: (FIRST[life.agent.spec.tier], life.agent.created_at))
-        slots = asyncio.Semaphore(STARTS_AT_ONCE)
+        permits = asyncio.Semaphore(STARTS_AT_ONCE)
 
         async def start(life: AgentLifecycle) -> None:
-            async with slots:
+            async with permits:
                 outcome = await outcome_of(life.start_after_boot(whys[life]))
             if isinstance(outcome, HiveError):
                 log.warning("agent_not_started agent=%s error=%s", life.agent.name, outcome.message)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from hive.backends import ask, openapi
-from hive.backends.conversation import LOAD_S, ControlAnswer, Conversation, Pause, Place, Question
+from hive.backends.conversation import LOAD_S, AskedServer, ControlAnswer, Conversation, Pause, Question
 from hive.backends.counters import PrefixCache, ReportedLimits
 from hive.backends.kinds import spec_of
 from hive.backends.spec import BackendSpec
@@ -43,7 +43,7 @@ class BackendControl:
     def __init__(self, spec: BackendSpec, address: str, access: RemoteAccess = NO_ACCESS) -> None:
         self._spec = spec
         self._asking = spec.asking
-        self._place = Place(address, bool(access.key))
+        self._server = AskedServer(address, bool(access.key))
         self.address = address
         """As `BackendInfo` has it."""
         self.access = access
@@ -69,18 +69,18 @@ class BackendControl:
     async def mark(self) -> str:
         """Another text where another server answers, or another list of models is there, as far as that can be told at
         every look; empty where it cannot. Never raises."""
-        return await self._carry_on(self._asking.mark(self._place))
+        return await self._carry_on(self._asking.mark(self._server))
 
     async def models(self) -> list[ModelInfo]:
         """Models it offers, in its own order and by its own names; an empty list is an answer.
 
         Raises `BackendDown` or `BackendTimeout`.
         """
-        return await self._carry_on(self._asking.models(self._place))
+        return await self._carry_on(self._asking.models(self._server))
 
     async def version(self) -> str:
         """Its own version text. Raises `BackendDown` or `BackendTimeout`."""
-        return await self._carry_on(self._asking.version(self._place))
+        return await self._carry_on(self._asking.version(self._server))
 
     async def busy(self) -> ReportedLimits:
         """Requests it works on at once and requests in its own queue, as far as it tells. Never raises."""
@@ -100,7 +100,7 @@ class BackendControl:
 
     async def loaded(self) -> frozenset[str] | None:
         """The models in its memory, by its names; None where it does not tell or does not answer. Never raises."""
-        return await self._carry_on(self._asking.loaded(self._place))
+        return await self._carry_on(self._asking.loaded(self._server))
 
     async def look_for_files(self) -> None:
         """Has it look for models whose files came or went, where it does not do so by itself. Never raises."""
@@ -115,7 +115,7 @@ class BackendControl:
         if self._asking.load is None:
             raise NotSupported(f"{model} is not loaded on request: {self._asking.why_not_load}")
         async with within(LOAD_S, f"{self.address} has not loaded {model}"):
-            await self._carry_on(self._asking.load(self._place, model))
+            await self._carry_on(self._asking.load(self._server, model))
 
     async def unload(self, model: str) -> None:
         """The model is out of memory, or will be once its requests have ended; also where it was not in it.
@@ -124,7 +124,7 @@ class BackendControl:
         """
         if self._asking.unload is None:
             raise NotSupported(f"{model} is not unloaded on request: {self._asking.why_not_load}")
-        await self._carry_on(self._asking.unload(self._place, model))
+        await self._carry_on(self._asking.unload(self._server, model))
 
     async def _carry_on(self, conversation: Conversation[Result]) -> Result:
         """Asks what the conversation yields; returns its result, or raises what it raises."""

@@ -14,17 +14,17 @@ CALM_AFTER = 12
 """Checks in a row that find it empty, until the warning is taken back: it is to be seen, not to flicker."""
 
 
-def choose_slots(kind: str, told: int | None, settings: Settings) -> tuple[int | None, str]:
+def choose_places(kind: str, told: int | None, settings: Settings) -> tuple[int | None, str]:
     """Requests to send at once and where that number comes from; None for no limit.
 
-    >>> choose_slots("llama", 4, Settings())
+    >>> choose_places("llama", 4, Settings())
     (4, '/props total_slots')
-    >>> choose_slots("demo", None, Settings())
+    >>> choose_places("demo", None, Settings())
     (None, 'no limit')
     """
     if settings.proxy.backend_concurrency:
         return settings.proxy.backend_concurrency, "backend_concurrency in hive.conf"
-    return spec_of(kind).slots(told, settings.inference)
+    return spec_of(kind).places(told, settings.inference)
 
 
 def takes_priority(kind: str, settings: Settings) -> bool:
@@ -48,9 +48,9 @@ class OwnQueue:
     """Watches the backend's own queue, which stays empty where Hive's limit is the lower one.
 
     >>> queue = OwnQueue()
-    >>> [queue.see(waiting, slots=4) for waiting in (3, 0, 3)]
+    >>> [queue.see(waiting, places=4) for waiting in (3, 0, 3)]
     ['', '', '']
-    >>> queue.see(1, slots=4)[:36]
+    >>> queue.see(1, places=4)[:36]
     'the backend queues 3 requests itself'
     """
 
@@ -61,7 +61,7 @@ class OwnQueue:
     def __repr__(self) -> str:
         return f"<OwnQueue {'filled' if self._is_warned else 'empty'}, {self._most} at most>"
 
-    def see(self, waiting: int | None, *, slots: int | None) -> str:
+    def see(self, waiting: int | None, *, places: int | None) -> str:
         """After a check that found `waiting` (None: it does not tell): the warning that stands, empty for none."""
         if not waiting:
             self._filled = 0
@@ -69,18 +69,18 @@ class OwnQueue:
             if self._empty >= CALM_AFTER or not self._is_warned:
                 self._most = 0
                 self._is_warned = False
-            return self._warning(slots)
+            return self._warning(places)
         self._empty = 0
         self._filled += 1
         self._most = max(self._most, waiting)
         self._is_warned = self._is_warned or self._filled >= WARN_AFTER
-        return self._warning(slots)
+        return self._warning(places)
 
-    def _warning(self, slots: int | None) -> str:
+    def _warning(self, places: int | None) -> str:
         if not self._is_warned:
             return ""
         many = "1 request" if self._most == 1 else f"{self._most} requests"
-        limit = "without a limit" if slots is None else f"at most {slots} at once"
-        why = "" if slots is None else "someone else uses it, or its own limit is lower; "
-        sends = "and Hive sends" if slots is None else "although Hive sends"
+        limit = "without a limit" if places is None else f"at most {places} at once"
+        why = "" if places is None else "someone else uses it, or its own limit is lower; "
+        sends = "and Hive sends" if places is None else "although Hive sends"
         return f"the backend queues {many} itself {sends} {limit}: {why}set [proxy] backend_concurrency"

@@ -36,7 +36,7 @@ class Question(msgspec.Struct, frozen=True):
     within_s: float = 0
 
 
-class Place(msgspec.Struct, frozen=True):
+class AskedServer(msgspec.Struct, frozen=True):
     """Address of a server, as `BackendInfo` has it; `has_key`: it is shown a key."""
 
     address: str
@@ -85,28 +85,28 @@ def text(path: str) -> Conversation[bytes | None]:
     return found
 
 
-def shape(place: Place, path: str, wanted: type[Result]) -> Conversation[Result]:
+def shape(server: AskedServer, path: str, wanted: type[Result]) -> Conversation[Result]:
     """The 200 answer, decoded; besides `get`'s errors `BackendDown` where it is not that."""
-    return decoded(place, path, (yield from get(path)), wanted)
+    return decoded(server, path, (yield from get(path)), wanted)
 
 
-def decoded(place: Place, path: str, answer: ControlAnswer, wanted: type[Result]) -> Result:
+def decoded(server: AskedServer, path: str, answer: ControlAnswer, wanted: type[Result]) -> Result:
     """A 200 answer to `GET path`, as `wanted`. Raises `BackendDown` where it is not that."""
     if answer.status != 200:
-        raise BackendDown(f"{place} answers GET {path} with status {answer.status}")
+        raise BackendDown(f"{server} answers GET {path} with status {answer.status}")
     try:
         return msgspec.json.decode(answer.body, type=wanted)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BackendDown(f"{place} answers GET {path} with something else: {error}") from None
+        raise BackendDown(f"{server} answers GET {path} with something else: {error}") from None
 
 
-def check_done(answer: ControlAnswer, place: Place) -> None:
+def check_done(answer: ControlAnswer, server: AskedServer) -> None:
     """Raises NotFound, BackendDown where a model was not loaded or unloaded, in the server's own words."""
     if answer.status == 200:
         return
     said = " ".join(answer.body[:MOST_TEXT].decode(errors="replace").split())
     error = NotFound if answer.status == 404 else BackendDown
-    raise error(f"{place} answers {answer.status}: {said}")
+    raise error(f"{server} answers {answer.status}: {said}")
 
 
 def _answer(found: ControlAnswer | HiveError) -> ControlAnswer:

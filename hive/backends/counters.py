@@ -10,10 +10,10 @@ import msgspec
 class ReportedLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits that a backend tells of itself: None is what it does not tell.
 
-    `slots`: requests it works on at once; `waiting`: requests in its own queue.
+    `places`: requests it works on at once; `waiting`: requests in its own queue.
     """
 
-    slots: int | None = None
+    places: int | None = None
     waiting: int | None = None
 
 

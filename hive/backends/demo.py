@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from hive.backends import ollama
-from hive.backends.conversation import Answers, Conversation, Place, json_of, text_in
+from hive.backends.conversation import Answers, AskedServer, Conversation, json_of, text_in
 from hive.backends.spec import Asking, BackendSpec, Requests
 from hive.domain import DEMO_SERVER, BackendKind, Dialect, ModelInfo
 from hive.settings.table import InferenceSection
@@ -16,12 +16,12 @@ def recognise(answers: Answers) -> str | None:
     return version if version and answers[ollama.VERSION].headers.get("server") == DEMO_SERVER else None
 
 
-def models(place: Place) -> Conversation[list[ModelInfo]]:
-    listed = yield from ollama.models(place)
+def models(server: AskedServer) -> Conversation[list[ModelInfo]]:
+    listed = yield from ollama.models(server)
     return [msgspec.structs.replace(model, owned_by="hive") for model in listed]
 
 
-def slots(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001
+def places(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001
     return None, "no limit"
 
 
@@ -40,7 +40,7 @@ SPEC = BackendSpec(
     one_token=ollama.one_token,
     tokens_in=ollama.tokens_in,
     requests=Requests(),
-    slots=slots,
+    places=places,
     prefix_cache="none",
     is_canned=True,
 )

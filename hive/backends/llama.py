@@ -9,10 +9,10 @@ from hive.backends.command_line import Launch, Order, model, program, served_nam
 from hive.backends.conversation import (
     LOAD_S,
     Answers,
+    AskedServer,
     ControlAnswer,
     Conversation,
     Pause,
-    Place,
     Question,
     check_done,
     decoded,
@@ -93,54 +93,54 @@ def recognise(answers: Answers) -> str | None:
     return text_in(json_of(answers, "/props"), "build_info") or None
 
 
-def models(place: Place) -> Conversation[list[ModelInfo]]:
+def models(server: AskedServer) -> Conversation[list[ModelInfo]]:
     """With one model `/props` tells more of it; a router's tells nothing of any."""
-    listed = (yield from shape(place, MODELS, _Models)).data
-    props = (yield from _told_of_one(place)) if len(listed) == 1 and listed[0].status is None else None
+    listed = (yield from shape(server, MODELS, _Models)).data
+    props = (yield from _told_of_one(server)) if len(listed) == 1 and listed[0].status is None else None
     return [_model_of(model, props) for model in listed]
 
 
-def _told_of_one(place: Place) -> Conversation[_OneModel | None]:
+def _told_of_one(server: AskedServer) -> Conversation[_OneModel | None]:
     try:
-        return (yield from shape(place, "/props", _OneModel))
+        return (yield from shape(server, "/props", _OneModel))
     except (BackendDown, BackendTimeout):
         return None
 
 
-def mark(place: Place) -> Conversation[str]:
+def mark(server: AskedServer) -> Conversation[str]:
     """Its build and the names it lists: with a small model it is back before anybody saw that it was gone."""
     answered = yield (Question("/props"), Question(MODELS))
     props, listed = (found if isinstance(found, ControlAnswer) else None for found in answered)
     if props is None or listed is None:
         return ""
     try:
-        build, names = decoded(place, "/props", props, _Props), decoded(place, MODELS, listed, _Models)
+        build, names = decoded(server, "/props", props, _Props), decoded(server, MODELS, listed, _Models)
     except BackendDown:
         return ""
     return "\n".join([build.build_info, *(model.id for model in names.data)])
 
 
-def loaded(place: Place) -> Conversation[frozenset[str] | None]:
+def loaded(server: AskedServer) -> Conversation[frozenset[str] | None]:
     """A router says of each; with one model it has in memory what it lists."""
     try:
-        listed = (yield from shape(place, MODELS, _Models)).data
+        listed = (yield from shape(server, MODELS, _Models)).data
     except (BackendDown, BackendTimeout):
         return None
     return frozenset(model.id for model in listed if model.status is None or model.status.value == "loaded")
 
 
-def version(place: Place) -> Conversation[str]:
-    return (yield from shape(place, "/props", _Props)).build_info
+def version(server: AskedServer) -> Conversation[str]:
+    return (yield from shape(server, "/props", _Props)).build_info
 
 
 def busy() -> Conversation[ReportedLimits]:
     """`/metrics` is 501 without `--metrics`, and a router tells neither: then nothing is known."""
     props, metrics = yield from texts("/props", "/metrics")
     waiting = gauge(metrics, "llamacpp:requests_deferred") if metrics is not None else None
-    return ReportedLimits(slots=None if props is None else _slots_in(props), waiting=waiting)
+    return ReportedLimits(places=None if props is None else _places_in(props), waiting=waiting)
 
 
-def _slots_in(props: bytes) -> int | None:
+def _places_in(props: bytes) -> int | None:
     try:
         return msgspec.json.decode(props, type=_Props).total_slots
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -163,28 +163,28 @@ def cached_in(metrics: bytes) -> PrefixCache | None:
     return None if counted is None else PrefixCache(counted.queried + counted.hit, counted.hit)
 
 
-def load(place: Place, name: str) -> Conversation[None]:
+def load(server: AskedServer, name: str) -> Conversation[None]:
     """A router answers at once and loads then, in a process of its own."""
-    status = yield from _status(place, name)
+    status = yield from _status(server, name)
     if status in ("unloaded", "sleeping"):
-        check_done((yield from post("/models/load", {"model": name}, within_s=LOAD_S)), place)
-    while (status := (yield from _status(place, name))) != "loaded":
+        check_done((yield from post("/models/load", {"model": name}, within_s=LOAD_S)), server)
+    while (status := (yield from _status(server, name))) != "loaded":
         if status == "unloaded":
-            raise BackendDown(f"{place} could not load {name}", hint="its log says why")
+            raise BackendDown(f"{server} could not load {name}", hint="its log says why")
         yield Pause(LOOK_S)
 
 
-def unload(place: Place, name: str) -> Conversation[None]:
-    if (yield from _status(place, name)) != "unloaded":
-        check_done((yield from post("/models/unload", {"model": name}, within_s=LOAD_S)), place)
+def unload(server: AskedServer, name: str) -> Conversation[None]:
+    if (yield from _status(server, name)) != "unloaded":
+        check_done((yield from post("/models/unload", {"model": name}, within_s=LOAD_S)), server)
 
 
-def _status(place: Place, name: str) -> Conversation[str]:
+def _status(server: AskedServer, name: str) -> Conversation[str]:
     """In the router's words: `unloaded`, `loading`, `loaded`, `sleeping`, …"""
-    listed = (yield from shape(place, "/models", _Models)).data
+    listed = (yield from shape(server, "/models", _Models)).data
     found = next((entry for entry in listed if entry.id == name), None)
     if found is None:
-        raise NotFound(f"{place} has no model {name[:80]!r}", hint="hive backend status")
+        raise NotFound(f"{server} has no model {name[:80]!r}", hint="hive backend status")
     if found.status is None:
         raise NotSupported(f"{name} is not loaded or unloaded on request: {_ONE_MODEL}")
     return found.status.value
@@ -258,7 +258,7 @@ def cache_fields(endpoint: str, group: str, tag: str, apart: bool) -> Fields:  #
 # --- how it is started -------------------------------------------------------------------------------------------
 
 
-def slots(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001 - it tells itself
+def places(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001 - it tells itself
     if told:
         return told, "/props total_slots"
     return None, "it does not tell; [proxy] backend_concurrency sets a limit"
@@ -314,7 +314,7 @@ SPEC = BackendSpec(
         tells_cost=True,
         grammar="grammar_llama",
     ),
-    slots=slots,
+    places=places,
     prefix_cache="separated: cache_prompt off when tenants differ",
     can_separate=True,
     model_format="gguf",

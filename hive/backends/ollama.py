@@ -13,8 +13,8 @@ from hive.backends.command_line import Launch, Needed, Order, program
 from hive.backends.conversation import (
     LOAD_S,
     Answers,
+    AskedServer,
     Conversation,
-    Place,
     check_done,
     json_of,
     post,
@@ -74,12 +74,12 @@ def recognise(answers: Answers) -> str | None:
     return (text_in(json_of(answers, VERSION), "version") or None) if is_ollama else None
 
 
-def version(place: Place) -> Conversation[str]:
-    return (yield from shape(place, VERSION, _Version)).version
+def version(server: AskedServer) -> Conversation[str]:
+    return (yield from shape(server, VERSION, _Version)).version
 
 
-def models(place: Place) -> Conversation[list[ModelInfo]]:
-    tags = yield from shape(place, TAGS, _Tags)
+def models(server: AskedServer) -> Conversation[list[ModelInfo]]:
+    tags = yield from shape(server, TAGS, _Tags)
     return [
         ModelInfo(
             name=tag.name,
@@ -95,35 +95,35 @@ def models(place: Place) -> Conversation[list[ModelInfo]]:
     ]
 
 
-def mark(place: Place) -> Conversation[str]:  # noqa: ARG001
+def mark(server: AskedServer) -> Conversation[str]:  # noqa: ARG001
     """Its version and its list: a name in it may become a stub of the cloud from one moment to the next."""
     version, tags = yield from texts(VERSION, TAGS)
     return "" if version is None or tags is None else hashlib.sha256(version + tags).hexdigest()
 
 
-def loaded(place: Place) -> Conversation[frozenset[str] | None]:
+def loaded(server: AskedServer) -> Conversation[frozenset[str] | None]:
     try:
-        running = yield from shape(place, "/api/ps", _Tags)
+        running = yield from shape(server, "/api/ps", _Tags)
     except (BackendDown, BackendTimeout):
         return None
     return frozenset(tag.name for tag in running.models or [])
 
 
-def load(place: Place, model: str) -> Conversation[None]:
+def load(server: AskedServer, model: str) -> Conversation[None]:
     """An empty prompt loads (docs/api.md of 2026-08); `keep_alive` is the server's own default."""
-    yield from _generate(place, model, {"model": model, "stream": False})
+    yield from _generate(server, model, {"model": model, "stream": False})
 
 
-def unload(place: Place, model: str) -> Conversation[None]:
-    yield from _generate(place, model, {"model": model, "stream": False, "keep_alive": 0})
+def unload(server: AskedServer, model: str) -> Conversation[None]:
+    yield from _generate(server, model, {"model": model, "stream": False, "keep_alive": 0})
 
 
-def _generate(place: Place, model: str, body: dict[str, object]) -> Conversation[None]:
+def _generate(server: AskedServer, model: str, body: dict[str, object]) -> Conversation[None]:
     """Raises NotSupported where that would be sent on to another host: there is nothing to load here."""
-    why = Whereabouts(why_far, (yield from models(place))).why_known_far(model)
+    why = Whereabouts(why_far, (yield from models(server))).why_known_far(model)
     if why:
         raise NotSupported(would_leave(model, why))
-    check_done((yield from post("/api/generate", body, within_s=LOAD_S)), place)
+    check_done((yield from post("/api/generate", body, within_s=LOAD_S)), server)
 
 
 def unix_seconds(text: str) -> int:
@@ -222,7 +222,7 @@ def tokens_in(body: bytes) -> int:
 # --- how it is started -------------------------------------------------------------------------------------------
 
 
-def slots(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001
+def places(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001
     return PARALLEL, "Ollama's default, it does not tell; [proxy] backend_concurrency overrides it"
 
 
@@ -266,7 +266,7 @@ SPEC = BackendSpec(
     one_token=one_token,
     tokens_in=tokens_in,
     requests=Requests(passed_over=PASSED_OVER, grammar="grammar_ollama", prompt_target=b"/api/chat"),
-    slots=slots,
+    places=places,
     prefix_cache="shared between all agents (Ollama cannot separate it)",
     why_far=why_far,
     fetches=True,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hive.backends import remote
 from hive.backends.ask import FAR_ANSWER_S, get
-from hive.backends.conversation import Answers, ControlAnswer, Place, object_in
+from hive.backends.conversation import Answers, AskedServer, ControlAnswer, object_in
 from hive.backends.kinds import spec_of, specs
 from hive.backends.openai_answers import MODELS
 from hive.domain import BackendInfo, origin_of
@@ -90,7 +90,7 @@ async def why_unknown(address: str, access: RemoteAccess) -> str:
         return error.message
     if listed.status != 200:
         withheld = " (a key is not sent over plain HTTP to another host)" if access.key and not shown.key else ""
-        return remote.refusal(Place(address, bool(shown.key)), listed.status) + withheld
+        return remote.refusal(AskedServer(address, bool(shown.key)), listed.status) + withheld
     return f"{address} answers GET {MODELS} with something else than OpenAI's list of models"
 
 

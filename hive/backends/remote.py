@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from hive.backends import openai_answers
-from hive.backends.conversation import Answers, ControlAnswer, Conversation, Place, get, shape
+from hive.backends.conversation import Answers, AskedServer, ControlAnswer, Conversation, get, shape
 from hive.backends.openai_answers import MODELS, ONE_TOKEN_PROMPT
 from hive.backends.spec import Asking, BackendSpec, Requests
 from hive.domain import BackendKind, Dialect, FoundCapabilities, ModelInfo, origin_of
@@ -66,8 +66,8 @@ def version_in(headers: dict[str, str]) -> str:
     return told if len(told) <= 200 and told.isprintable() else ""
 
 
-def models(place: Place) -> Conversation[list[ModelInfo]]:
-    found = yield from shape(place, MODELS, _Models)
+def models(server: AskedServer) -> Conversation[list[ModelInfo]]:
+    found = yield from shape(server, MODELS, _Models)
     return [
         ModelInfo(
             name=model.id,
@@ -79,24 +79,24 @@ def models(place: Place) -> Conversation[list[ModelInfo]]:
     ]
 
 
-def version(place: Place) -> Conversation[str]:
+def version(server: AskedServer) -> Conversation[str]:
     answer = yield from get(MODELS)
     if answer.status != 200:
-        raise BackendDown(refusal(place, answer.status))
+        raise BackendDown(refusal(server, answer.status))
     return version_in(answer.headers)
 
 
-def refusal(place: Place, status: int) -> str:
+def refusal(server: AskedServer, status: int) -> str:
     """Sentence that says why it is of no use.
 
-    >>> refusal(Place("https://h"), 401)
+    >>> refusal(AskedServer("https://h"), 401)
     'https://h asks for a key (401), and it is shown none'
     """
     if status in (401, 403):
-        return f"{place} " + (
-            f"refuses Hive's key ({status})" if place.has_key else f"asks for a key ({status}), and it is shown none"
+        return f"{server} " + (
+            f"refuses Hive's key ({status})" if server.has_key else f"asks for a key ({status}), and it is shown none"
         )
-    return f"{place} answers GET {MODELS} with status {status}"
+    return f"{server} answers GET {MODELS} with status {status}"
 
 
 def one_token(model: str, limit: str) -> tuple[str, dict[str, Any]]:
@@ -123,7 +123,7 @@ def limit_name(address: str, setting: str) -> str:
     return "max_completion_tokens" if origin_of(address).name.endswith(OPENAIS) else ""
 
 
-def slots(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001
+def places(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001
     return None, "a remote server does not tell; [proxy] backend_concurrency sets a limit"
 
 
@@ -151,7 +151,7 @@ SPEC = BackendSpec(
         short_completions=True,
         why_not_ahead="a remote server is paid by the token, and what it keeps is not for Hive to know",
     ),
-    slots=slots,
+    places=places,
     prefix_cache="whoever runs the remote server decides; Hive shows it one key for all agents",
     is_remote=True,
 )

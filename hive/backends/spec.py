@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from hive.backends.command_line import Launch, Order
-from hive.backends.conversation import Answers, Conversation, Place, constant
+from hive.backends.conversation import Answers, AskedServer, Conversation, constant
 from hive.backends.counters import PrefixCache, ReportedLimits
 from hive.domain import Band, Dialect, FoundCapabilities, ModelInfo
 from hive.models.capabilities import Over
@@ -30,14 +30,14 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     health_path: str
-    version: Callable[[Place], Conversation[str]]
-    models: Callable[[Place], Conversation[list[ModelInfo]]]
-    mark: Callable[[Place], Conversation[str]] = lambda _: constant("")
+    version: Callable[[AskedServer], Conversation[str]]
+    models: Callable[[AskedServer], Conversation[list[ModelInfo]]]
+    mark: Callable[[AskedServer], Conversation[str]] = lambda _: constant("")
     busy: Callable[[], Conversation[ReportedLimits]] = lambda: constant(ReportedLimits())
     prefix_cache: Callable[[], Conversation[PrefixCache | None]] = lambda: constant(None)
-    loaded: Callable[[Place], Conversation[frozenset[str] | None]] = lambda _: constant(None)
-    load: Callable[[Place, str], Conversation[None]] | None = None
-    unload: Callable[[Place, str], Conversation[None]] | None = None
+    loaded: Callable[[AskedServer], Conversation[frozenset[str] | None]] = lambda _: constant(None)
+    load: Callable[[AskedServer, str], Conversation[None]] | None = None
+    unload: Callable[[AskedServer, str], Conversation[None]] | None = None
     why_not_load: str = ""
     described_at: str = ""
     assumed: FoundCapabilities = FoundCapabilities()
@@ -93,7 +93,7 @@ class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that the answer to it says were generated; 0 if it does not say."""
     requests: Requests
 
-    slots: Callable[[int | None, InferenceSection], tuple[int | None, str]]
+    places: Callable[[int | None, InferenceSection], tuple[int | None, str]]
     """Requests to send at once, by what it told, and where that number comes from; None for no limit."""
     orders_by_priority: Callable[[InferenceSection], bool] = lambda _: False
     prefix_cache: str

@@ -6,7 +6,7 @@ import msgspec
 
 from hive.backends import openai_answers
 from hive.backends.command_line import Launch, Order, model, program, served_name
-from hive.backends.conversation import Answers, Conversation, Place, json_of, shape, text, text_in
+from hive.backends.conversation import Answers, AskedServer, Conversation, json_of, shape, text, text_in
 from hive.backends.counters import PrefixCache, ReportedLimits, gauge, prefix_counters
 from hive.backends.openai_answers import MODELS
 from hive.backends.spec import Asking, BackendSpec, Fields, Requests
@@ -52,12 +52,12 @@ def recognise(answers: Answers) -> str | None:
     return version if version and "vllm" in owners else None
 
 
-def version(place: Place) -> Conversation[str]:
-    return (yield from shape(place, "/version", _Version)).version
+def version(server: AskedServer) -> Conversation[str]:
+    return (yield from shape(server, "/version", _Version)).version
 
 
-def models(place: Place) -> Conversation[list[ModelInfo]]:
-    listed = yield from shape(place, MODELS, _Models)
+def models(server: AskedServer) -> Conversation[list[ModelInfo]]:
+    listed = yield from shape(server, MODELS, _Models)
     return [
         ModelInfo(
             name=model.id,
@@ -70,10 +70,10 @@ def models(place: Place) -> Conversation[list[ModelInfo]]:
     ]
 
 
-def loaded(place: Place) -> Conversation[frozenset[str] | None]:
+def loaded(server: AskedServer) -> Conversation[frozenset[str] | None]:
     """All that it lists."""
     try:
-        return frozenset(model.name for model in (yield from models(place)))
+        return frozenset(model.name for model in (yield from models(server)))
     except (BackendDown, BackendTimeout):
         return None
 
@@ -124,7 +124,7 @@ def priority_fields(endpoint: str, band: Band) -> Fields:
 # --- how it is started -------------------------------------------------------------------------------------------
 
 
-def slots(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001 - it tells nothing
+def places(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:  # noqa: ARG001 - it tells nothing
     return inference.vllm_max_sequences, "vllm_max_sequences in hive.conf"
 
 
@@ -194,7 +194,7 @@ SPEC = BackendSpec(
         short_completions=True,
         grammar="grammar_vllm",
     ),
-    slots=slots,
+    places=places,
     orders_by_priority=lambda inference: inference.vllm_scheduling_policy == "priority",
     prefix_cache="separated by tenant (salt)",
     can_separate=True,

@@ -238,12 +238,12 @@ def _backend(answer: Answer) -> str:
     if answer["backend"] is None:
         return "\n".join([*switching, "no backend"])
     lines = [*switching, harmless(_backend_line(answer, answer["backend_version"], up=answer["running"]))]
-    slots = "no limit" if answer["slots"] is None else f"{answer['slots']} at once"
-    source = f" ({answer['slots_from']})" if answer["slots_from"] not in ("", slots) else ""
+    places = "no limit" if answer["slots"] is None else f"{answer['slots']} at once"
+    source = f" ({answer['slots_from']})" if answer["slots_from"] not in ("", places) else ""
     lines.append(
         fields(
             [
-                ("Requests", slots + source),
+                ("Requests", places + source),
                 ("Priorities", "passed on to its own queue" if answer["priority"] else "kept in Hive's queue"),
                 ("Prefix cache", answer["prefix_cache"]),
                 ("Takes", _takes(answer["capabilities"])),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from hive.backends.backend import BackendControl, open_backend
-from hive.backends.concurrency import OwnQueue, choose_slots, takes_priority
+from hive.backends.concurrency import OwnQueue, choose_places, takes_priority
 from hive.backends.kinds import spec_of
 from hive.backends.recognise import recognise
 from hive.domain import BackendInfo, ModelInfo
@@ -45,7 +45,7 @@ class BackendWatch:
         self._settings = settings
         self._on_checked = on_checked
         self._backend: BackendControl | None = None
-        self._told_slots: int | None = None
+        self._told_places: int | None = None
         self._own_queue = OwnQueue()
         self.info: BackendInfo | None = None
         self.models: list[ModelInfo] = []
@@ -153,22 +153,22 @@ class BackendWatch:
         """Asks the server for its own limit, and for a queue of its own that contradicts it."""
         assert self.info is not None
         busy = await backend.busy()
-        if busy.slots is not None:  # a question that was not answered takes no limit away
-            self._told_slots = busy.slots
-        slots, slots_from = choose_slots(backend.kind, self._told_slots, self._settings())
-        warning = self._own_queue.see(busy.waiting, slots=slots)
+        if busy.places is not None:  # a question that was not answered takes no limit away
+            self._told_places = busy.places
+        places, places_from = choose_places(backend.kind, self._told_places, self._settings())
+        warning = self._own_queue.see(busy.waiting, places=places)
         if warning and not self.info.warning:
-            log.warning("backend_queues address=%s waiting=%s slots=%s", self._address, busy.waiting, slots)
-        self.info = msgspec.structs.replace(self.info, slots=slots, slots_from=slots_from, warning=warning)
+            log.warning("backend_queues address=%s waiting=%s slots=%s", self._address, busy.waiting, places)
+        self.info = msgspec.structs.replace(self.info, places=places, places_from=places_from, warning=warning)
 
     def _take(self, kind: str) -> None:
-        slots, slots_from = choose_slots(kind, None, self._settings())
+        places, places_from = choose_places(kind, None, self._settings())
         self.info = BackendInfo(
             kind=kind,
             address=self._address,
             label=f"{spec_of(kind).label} at {self._address}",
-            slots=slots,
-            slots_from=slots_from,
+            places=places,
+            places_from=places_from,
             priority=takes_priority(kind, self._settings()),
         )
         self._backend = open_backend(kind, self._address, self._access())

@@ -185,7 +185,7 @@ class Scraper:
             "build_info": {(version(),): 1},
             "start_time_seconds": _just(self.started_at),
             "backend_up": {(kind,): float(backend is not None and backend.up)},
-            "backend_slots": None if backend is None or backend.slots is None else {(kind,): backend.slots},
+            "backend_slots": None if backend is None or backend.places is None else {(kind,): backend.places},
             "usage_lost": _just(self.consumer.lost),
             "responses_not_kept": _just(self.responses.dropped),
         }

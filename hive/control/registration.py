@@ -125,10 +125,10 @@ class AgentRegistry:
 
     async def remove_many(self, refs: Collection[str], actor: str) -> Removals:
         """Removes each; one that fails keeps no other one, and one named twice is removed once."""
-        slots = asyncio.Semaphore(REMOVED_AT_ONCE)
+        permits = asyncio.Semaphore(REMOVED_AT_ONCE)
 
         async def remove(ref: str) -> Removed:
-            async with slots:
+            async with permits:
                 return await self.remove(ref, actor)
 
         outcomes = await asyncio.gather(*(outcome_of(remove(ref)) for ref in dict.fromkeys(refs)))

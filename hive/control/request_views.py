@@ -12,7 +12,7 @@ def queue_view(told: QueueIs) -> Queue:
     return {
         "running": queue.running,
         "waiting": queue.waiting,
-        "slots": queue.slots,
+        "slots": queue.places,
         "drain_per_s": queue.drain_per_s,
         "tenants": [
             {

@@ -156,7 +156,7 @@ class Answer:
             self._held = [] if self._late_error else None
             return
         fields.append(own_fields)
-        self._filtered = status == 200 and not self._endpoint.takes_slot and self._is_of_models
+        self._filtered = status == 200 and not self._endpoint.needs_place and self._is_of_models
         if streams:
             self._frame(fields, stream=True)
         elif not self._may_be_long and head.content_length is not None and head.content_length > MAX_WHOLE:

@@ -42,7 +42,7 @@ class ConnectionHolder(Generic[C]):
     __slots__ = ("_connections", "is_agents", "is_strangers")
 
     def __init__(self, *, is_agents: bool = False, is_strangers: bool = False) -> None:
-        """`is_agents`: some places are reserved for it."""
+        """`is_agents`: some connections are reserved for it."""
         self._connections: dict[C, None] = {}
         self.is_agents = is_agents
         self.is_strangers = is_strangers
@@ -70,10 +70,10 @@ class ConnectionHolder(Generic[C]):
         return next((one for _, one in idle if one.is_quiet()), None)
 
 
-class SharePlace(NamedTuple, Generic[C]):
-    """An answer to a connection that comes: if there is a place, and which one has to go for that."""
+class ShareVerdict(NamedTuple, Generic[C]):
+    """An answer to a connection that comes: if there is room, and which one has to go for that."""
 
-    there_is: bool
+    is_admitted: bool
     instead_of: C | None = None
 
 
@@ -85,10 +85,10 @@ class ConnectionShares(Generic[C]):
     >>> shares, agent = ConnectionShares(8), ConnectionHolder(is_agents=True)
     >>> for _ in range(4):
     ...     shares.enter(Idle(), shares.strangers[0])
-    >>> shares.place_for(shares.strangers[0], agents=1).instead_of is next(iter(shares.strangers[0]))
+    >>> shares.verdict_for(shares.strangers[0], agents=1).instead_of is next(iter(shares.strangers[0]))
     True
-    >>> shares.place_for(agent, agents=1), shares
-    (SharePlace(there_is=True, instead_of=None), <ConnectionShares 4/8, 4 strangers>)
+    >>> shares.verdict_for(agent, agents=1), shares
+    (ShareVerdict(is_admitted=True, instead_of=None), <ConnectionShares 4/8, 4 strangers>)
     """
 
     def __init__(self, limit: int) -> None:
@@ -133,10 +133,10 @@ class ConnectionShares(Generic[C]):
             holder.discard(connection)
             self._resized(holder, len(holder) + 1)
 
-    def place_for(self, holder: ConnectionHolder[C], *, agents: int, moving: C | None = None) -> SharePlace[C]:
-        """Finds one for one more connection of this holder; with `moving` for that one, which is a stranger's now.
+    def verdict_for(self, holder: ConnectionHolder[C], *, agents: int, moving: C | None = None) -> ShareVerdict[C]:
+        """Decides on one more connection of this holder; with `moving` on that one, which is a stranger's now.
 
-        `agents`: how many there are, which places are kept for.
+        `agents`: how many there are, which connections are kept for.
         """
         held = self.held + (moving is None)
         guaranteed = self._guaranteed(agents)
@@ -144,9 +144,9 @@ class ConnectionShares(Generic[C]):
         strangers = self._strangers + holder.is_strangers - (moving is not None)
         kept = 0 if is_its_own else self._kept_for_agents(agents, guaranteed) + max(0, self._strangers_kept - strangers)
         if held + kept <= self.limit:
-            return SharePlace(True)
+            return ShareVerdict(True)
         goes = self._choose_displaced(holder, moving, guaranteed, is_its_own=is_its_own)
-        return SharePlace(goes is not None, goes)
+        return ShareVerdict(goes is not None, goes)
 
     @property
     def _strangers_kept(self) -> int:
@@ -156,7 +156,7 @@ class ConnectionShares(Generic[C]):
         return max(1, min(GUARANTEED, self.limit // (2 * max(1, agents))))
 
     def _kept_for_agents(self, agents: int, guaranteed: int) -> int:
-        """Places that agents have and do not use."""
+        """Connections kept for agents that do not use them."""
         used = sum(self._at_least[1 : guaranteed + 1])
         return min(self.limit // 2, max(0, agents * guaranteed - used))
 

@@ -148,13 +148,13 @@ class DataPath:
         return entry.row.id == OPERATOR or len(entry.connections) < self.settings.proxy.agent_connections_max
 
     def claim(self, connection: Connection, holder: ConnectionHolder[Connection]) -> None:
-        """A stranger's connection is this holder's from now on. Raises Saturated where there is no place."""
-        if not self.makes_place(holder, moving=connection):
+        """A stranger's connection is this holder's from now on. Raises Saturated where there is no room."""
+        if not self.makes_way(holder, moving=connection):
             raise Saturated("too many connections", retry_after_s=1)
         self.shares.enter(connection, holder)
 
     def claim_for_caller(self, connection: Connection, entry: AgentEntry) -> None:
-        """Does the same for a caller of an agent; one that called another agent before keeps its place."""
+        """Does the same for a caller of an agent; one that called another agent before keeps its share."""
         holder = self.shares.holder_of(connection)
         if holder is entry.callers:
             return
@@ -163,15 +163,15 @@ class DataPath:
         else:
             self.shares.enter(connection, entry.callers)
 
-    def makes_place(self, holder: ConnectionHolder[Connection], *, moving: Connection | None = None) -> bool:
-        """Says if there is a place for one more connection of this holder; another one may have ended for it."""
-        place = self.shares.place_for(holder, agents=len(self.registry.by_id) + 1, moving=moving)
-        if place.instead_of is not None:
-            left = self.shares.holder_of(place.instead_of)
-            self.shares.leave(place.instead_of)
-            place.instead_of.give_place()
-            self.metrics.gave_place("stranger" if left is not None and left.is_strangers else "idle")
-        return place.there_is
+    def makes_way(self, holder: ConnectionHolder[Connection], *, moving: Connection | None = None) -> bool:
+        """Says if there is room for one more connection of this holder; another one may have ended for it."""
+        verdict = self.shares.verdict_for(holder, agents=len(self.registry.by_id) + 1, moving=moving)
+        if verdict.instead_of is not None:
+            left = self.shares.holder_of(verdict.instead_of)
+            self.shares.leave(verdict.instead_of)
+            verdict.instead_of.give_way()
+            self.metrics.gave_way("stranger" if left is not None and left.is_strangers else "idle")
+        return verdict.is_admitted
 
     def routed(self, asked: str, caller: Caller) -> str:
         """The name of the backend's model that is meant, as `ModelRouting.served`. Raises NotFound, Refusal, and

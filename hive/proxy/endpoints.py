@@ -47,7 +47,7 @@ class Keeps(StrEnum):
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One row. `listing`: answered by Hive from the daemon's list. `takes_slot`: occupies the model. `keeps`: answered
+    """One row. `listing`: answered by Hive from the daemon's list. `needs_place`: occupies the model. `keeps`: answered
     by the daemon from what it has kept of responses.
 
     `streams`: what an absent `stream` field means. `is_extra`: of those that speak the dialect only the kinds that add
@@ -60,7 +60,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     body: bool = False
     streams: bool = False
     meter: Meter = Meter.NONE
-    takes_slot: bool = False
+    needs_place: bool = False
     counts: bool = False
     """True if a request is charged to the sliding window."""
     listing: bool = False
@@ -86,7 +86,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return spec_of(kind).answers(self.dialect, self.name, is_extra=self.is_extra)
 
 
-def _ollama(target: bytes, *, streams: bool, slot: bool, meter: Meter = Meter.OLLAMA) -> Endpoint:
+def _ollama(target: bytes, *, streams: bool, needs_place: bool, meter: Meter = Meter.OLLAMA) -> Endpoint:
     return Endpoint(
         method=b"POST",
         target=target,
@@ -94,7 +94,7 @@ def _ollama(target: bytes, *, streams: bool, slot: bool, meter: Meter = Meter.OL
         body=True,
         streams=streams,
         meter=meter,
-        takes_slot=slot,
+        needs_place=needs_place,
         counts=True,
     )
 
@@ -106,31 +106,31 @@ def _openai(target: bytes, *, is_extra: bool = False) -> Endpoint:
         dialect=Dialect.OPENAI,
         body=True,
         meter=Meter.OPENAI,
-        takes_slot=True,
+        needs_place=True,
         counts=True,
         is_extra=is_extra,
     )
 
 
 def _scores(target: bytes) -> Endpoint:
-    """OpenAI has none of these. Each document of a list is a prompt of its own, so they take a slot."""
+    """OpenAI has none of these. Each document of a list is a prompt of its own, so they take a place."""
     return _openai(target, is_extra=True)
 
 
 def _tokenizes(target: bytes) -> Endpoint:
     """The model is not asked: the server splits texts beside it. vLLM and llama-server have different fields."""
-    return msgspec.structs.replace(_openai(target, is_extra=True), meter=Meter.NONE, takes_slot=False)
+    return msgspec.structs.replace(_openai(target, is_extra=True), meter=Meter.NONE, needs_place=False)
 
 
-def _anthropic(path: bytes, *, slot: bool) -> list[Endpoint]:
+def _anthropic(path: bytes, *, needs_place: bool) -> list[Endpoint]:
     return [
         Endpoint(
             method=b"POST",
             target=path + query,
             dialect=Dialect.ANTHROPIC,
             body=True,
-            meter=Meter.ANTHROPIC if slot else Meter.NONE,
-            takes_slot=slot,
+            meter=Meter.ANTHROPIC if needs_place else Meter.NONE,
+            needs_place=needs_place,
             counts=True,
         )
         for query in (b"", b"?" + BETA)
@@ -141,15 +141,15 @@ def _reads(target: bytes) -> list[Endpoint]:
     return [Endpoint(method=method, target=target, dialect=Dialect.OLLAMA) for method in (b"GET", b"HEAD")]
 
 
-PULL = msgspec.structs.replace(_ollama(b"/api/pull", streams=True, slot=False, meter=Meter.NONE), listing=True)
+PULL = msgspec.structs.replace(_ollama(b"/api/pull", streams=True, needs_place=False, meter=Meter.NONE), listing=True)
 """Answered for a model that is in the list (hive.proxy.loading); no agent fetches another one."""
 
 ENDPOINTS = [
-    _ollama(b"/api/generate", streams=True, slot=True),
-    _ollama(b"/api/chat", streams=True, slot=True),
-    _ollama(b"/api/embed", streams=False, slot=True),
-    _ollama(b"/api/embeddings", streams=False, slot=True, meter=Meter.NONE),
-    _ollama(b"/api/show", streams=False, slot=False, meter=Meter.NONE),
+    _ollama(b"/api/generate", streams=True, needs_place=True),
+    _ollama(b"/api/chat", streams=True, needs_place=True),
+    _ollama(b"/api/embed", streams=False, needs_place=True),
+    _ollama(b"/api/embeddings", streams=False, needs_place=True, meter=Meter.NONE),
+    _ollama(b"/api/show", streams=False, needs_place=False, meter=Meter.NONE),
     PULL,
     *_reads(b"/api/tags"),
     *_reads(b"/api/version"),
@@ -161,8 +161,8 @@ ENDPOINTS = [
     *(_scores(path) for path in (b"/v1/rerank", b"/rerank", b"/v1/score", b"/score")),
     *(_tokenizes(path) for path in (b"/tokenize", b"/detokenize")),
     _openai(RESPONSES.encode(), is_extra=True),  # servers that have it are asked by chat completions
-    *_anthropic(b"/v1/messages", slot=True),
-    *_anthropic(b"/v1/messages/count_tokens", slot=False),
+    *_anthropic(b"/v1/messages", needs_place=True),
+    *_anthropic(b"/v1/messages/count_tokens", needs_place=False),
     Endpoint(method=b"GET", target=b"/v1/models", dialect=Dialect.OPENAI, listing=True),
 ]
 ONE_MODEL = Endpoint(method=b"GET", target=MODEL_PREFIX, dialect=Dialect.OPENAI, listing=True)
@@ -209,7 +209,7 @@ def find(method: bytes, target: bytes, kind: str | None = None) -> Endpoint:
     """The row of a request. Raises for an unknown path Refusal (403), or NotSupported (501) where servers of another
     kind than the active one, `kind`, have it; MethodNotAllowed (405) for another method.
 
-    >>> find(b"POST", b"/api/chat").takes_slot
+    >>> find(b"POST", b"/api/chat").needs_place
     True
     >>> find(b"DELETE", b"/api/chat")
     Traceback (most recent call last):

@@ -1,7 +1,7 @@
 """The shares of tenants and agents in the backend, and their waiting requests: the facts the queue decides by. Pure.
 
 Virtual token counters (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), one tree for each band:
-level -> accounts (one tenant each) -> places (one agent each) -> waiting requests, first come first.
+level -> accounts (one tenant each) -> positions (one agent each) -> waiting requests, first come first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hive.domain import Band
 from hive.proxy.drain_rate import Pace
 
 CREDIT_S = 120.0
-"""An agent that was refused keeps its place credit for so long."""
+"""An agent that was refused keeps its position credit for so long."""
 EXTRA_FLOWS = 256
 """Flows kept of agents under another tenant than their own (an operator may name any)."""
 REBASE_TOKENS = 1e12
@@ -72,7 +72,7 @@ class Account(Share):
 class SharePosition(Share):
     """One agent of one tenant in one band.
 
-    `waiters`: waiter -> (expected tokens, when it asked, since when it has a right to a place), first come first.
+    `waiters`: waiter -> (expected tokens, when it asked, since when it has a right to a position), first come first.
     """
 
     __slots__ = ("account", "flow", "waiters")
@@ -139,13 +139,13 @@ class TenantLine:
         self.mean_wait_s = wait_s if mean is None else mean + 0.1 * (wait_s - mean)
 
     def learn_held(self, held_s: float) -> None:
-        """The same of how long its requests had their slots."""
+        """The same of how long its requests had their places."""
         mean = self.mean_held_s
         self.mean_held_s = held_s if mean is None else mean + 0.1 * (held_s - mean)
 
 
 class Flow:
-    """One agent's place under one tenant; made by `FairQueue.flow` only, changed by the queue only."""
+    """One agent's position under one tenant; made by `FairQueue.flow` only, changed by the queue only."""
 
     __slots__ = (
         "agent",
@@ -155,7 +155,7 @@ class Flow:
         "limit",
         "line",
         "normal",
-        "places",
+        "positions",
         "running",
         "waiting",
     )
@@ -167,7 +167,7 @@ class Flow:
         self.running = 0
         self.waiting = 0
         self.normal = SharePosition(self, line.accounts[RANKS[Band.NORMAL]])
-        self.places: list[SharePosition | None] = [None, self.normal, None]
+        self.positions: list[SharePosition | None] = [None, self.normal, None]
         self.credit_since = self.credit_until = 0.0
         self.kept = False
 
@@ -188,18 +188,18 @@ class Flow:
         """The mean wait of its tenant's requests that had to wait lately; 0 if none had to."""
         return round((self.line.mean_wait_s or 0.0) * 1000)
 
-    def place(self, band: Band) -> SharePosition:
+    def position(self, band: Band) -> SharePosition:
         rank = RANKS[band]
-        place = self.places[rank]
-        if place is None:
-            place = self.places[rank] = SharePosition(self, self.line.accounts[rank])
-        return place
+        position = self.positions[rank]
+        if position is None:
+            position = self.positions[rank] = SharePosition(self, self.line.accounts[rank])
+        return position
 
-    def last_place(self) -> SharePosition:
-        """The place of the lowest band among those with waiting requests."""
-        for place in reversed(self.places):
-            if place is not None and place.waiters:
-                return place
+    def last_position(self) -> SharePosition:
+        """The position of the lowest band among those with waiting requests."""
+        for position in reversed(self.positions):
+            if position is not None and position.waiters:
+                return position
         raise LookupError("nothing of it waits")
 
     def give_credit(self, since: float, now: float) -> None:
@@ -208,21 +208,21 @@ class Flow:
         self.credit_until = now + CREDIT_S
 
     def refresh(self) -> None:
-        """Makes its places ready if requests wait there and the agent is below its limit."""
-        for place in self.places:
-            if place is None:
+        """Makes its positions ready if requests wait there and the agent is below its limit."""
+        for position in self.positions:
+            if position is None:
                 continue
-            account = place.account
+            account = position.account
             level = account.level
-            if place.waiters and self.running < self.limit:
-                if place not in account.ready:
-                    place.lift(floor_of(account, lagging=True))
-                    account.ready[place] = None
+            if position.waiters and self.running < self.limit:
+                if position not in account.ready:
+                    position.lift(floor_of(account, lagging=True))
+                    account.ready[position] = None
                 if account not in level.ready:
                     account.lift(floor_of(level, lagging=True))
                     level.ready[account] = None
-            elif place in account.ready:
-                del account.ready[place]
+            elif position in account.ready:
+                del account.ready[position]
                 if not account.ready:
                     del level.ready[account]
 
@@ -232,16 +232,16 @@ class Flow:
         self.limit = 0
         self.refresh()
         self.limit = limit
-        for place, account in zip(self.places, line.accounts, strict=True):
-            if place is None:
+        for position, account in zip(self.positions, line.accounts, strict=True):
+            if position is None:
                 continue
-            if place.waiters and not account.waiting:
+            if position.waiters and not account.waiting:
                 account.lift(floor_of(account.level))
-            place.settled = floor_of(account)
-            for before, sign in ((place.account, -1), (account, 1)):
-                before.pending += sign * place.pending
-                before.waiting += sign * len(place.waiters)
-            place.account = account
+            position.settled = floor_of(account)
+            for before, sign in ((position.account, -1), (account, 1)):
+                before.pending += sign * position.pending
+                before.waiting += sign * len(position.waiters)
+            position.account = account
         if self.waiting:
             del old.waits[self]
             line.waits[self] = None
@@ -290,21 +290,21 @@ def floor_of(parent: Level | Account, *, lagging: bool = False) -> float:
     return floor - sum([share.pending * share.price for share in parent.ready]) if lagging else floor
 
 
-def choose_yielding(place: SharePosition, now: float) -> tuple[SharePosition, Any] | None:
-    """The place and request that give way to a request of `place` if its tenant's line is full: the newest of a lower
-    band, else the newest of the agent with the longest line.
+def choose_yielding(position: SharePosition, now: float) -> tuple[SharePosition, Any] | None:
+    """The position and request that give way to a request of `position` if its tenant's line is full: the newest of a
+    lower band, else the newest of the agent with the longest line.
 
-    The latter only for an agent that has the shorter line even then, or whose place credit is older than the right of
-    that newest request. None if no request gives way.
+    The latter only for an agent that has the shorter line even then, or whose position credit is older than the right
+    of that newest request. None if no request gives way.
     """
-    flow, rank = place.flow, place.account.level.rank
+    flow, rank = position.flow, position.account.level.rank
     found: tuple[bool, int, float] | None = None
-    last = place
+    last = position
     lower_waits = any(account.waiting for account in flow.line.accounts[rank + 1 :])
     for other in flow.line.waits:
         if other.waiting <= flow.waiting and not lower_waits:
             continue
-        candidate = other.last_place()
+        candidate = other.last_position()
         lower = candidate.account.level.rank > rank
         if not lower and (other is flow or candidate.account.level.rank < rank):
             continue
@@ -392,10 +392,10 @@ class Flows:
         """Lowers all counters of a band by what the least served has settled; the order of turns does not change."""
         rank = level.rank
         accounts = {line.accounts[rank]: None for line in self.lines.values()} | level.ready
-        places = {place: None for flow in self.by_key.values() if (place := flow.places[rank]) is not None}
+        positions = {position: None for flow in self.by_key.values() if (position := flow.positions[rank]) is not None}
         for account in accounts:
-            for place in {place: None for place in places if place.account is account} | account.ready:
-                place.settled = max(place.settled - account.floor, -REBASE_TOKENS)
+            for position in {position: None for position in positions if position.account is account} | account.ready:
+                position.settled = max(position.settled - account.floor, -REBASE_TOKENS)
             account.floor = 0.0
             account.settled = max(account.settled - level.floor, -REBASE_TOKENS)
         level.floor = 0.0

@@ -401,7 +401,7 @@ data_1 = local_media max_items 2048
 data_2 = local_media max_items 2048
 
 [fields /tokenize]
-# No slot is taken, so a text is no longer than the longest prompt of any model here.
+# No place is taken, so a text is no longer than the longest prompt of any model here.
 prompt = max_bytes 1048576
 content = max_bytes 1048576
 messages = local_media max_bytes 1048576

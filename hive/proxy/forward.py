@@ -42,8 +42,8 @@ from hive.proxy.refusals import (
     answer_error,
     asleep,
     no_backend,
+    no_place,
     no_room_for_bodies,
-    no_slot,
     queue_full,
     timeout,
     too_many,
@@ -402,7 +402,7 @@ class Exchange:
         if self._storage is not None:
             asked = self._storage.shown_in(asked)
         decided, self.asked = prepared.decided, asked
-        if decided.heartbeat_s and asked.stream and decided.endpoint.takes_slot and prepared.request.chunks:
+        if decided.heartbeat_s and asked.stream and decided.endpoint.needs_place and prepared.request.chunks:
             self._beat_at = time.monotonic() + decided.heartbeat_s
         if self._answer is not None:
             self._answer.asked = asked
@@ -452,7 +452,7 @@ class Exchange:
         if slot.answers(endpoint) or (asked is not None and asked.loading and not gate.is_closed):
             self._answer_here(prepared)
             return
-        if not endpoint.takes_slot and not gate.is_closed:
+        if not endpoint.needs_place and not gate.is_closed:
             self._8_ask_backend(prepared)
             return
         now = time.monotonic()
@@ -472,12 +472,12 @@ class Exchange:
         slot.make_way(self)
 
     def on_turn(self) -> None:
-        """A slot is this request's own now."""
+        """A place is this request's own now."""
         if self.prepared is not None:
             self._8_ask_backend(self.prepared)
 
     def on_displaced(self) -> None:
-        """Ends with a refusal: its place in the queue went to another request."""
+        """Ends with a refusal: its position in the queue went to another request."""
         self._in_queue = False
         if self.prepared is not None:
             self.refuse(queue_full(self._slot.line, self.prepared.decided.flow, time.monotonic()))
@@ -508,7 +508,7 @@ class Exchange:
             self._send(prepared, connection, reused=True)
 
     def _again_for_another(self, prepared: Prepared) -> None:
-        """Decides and reads it again, as it was done for a backend that is gone. It keeps its slot."""
+        """Decides and reads it again, as it was done for a backend that is gone. It keeps its place."""
         slot, endpoint = self._slot, prepared.decided.endpoint
         self._for = slot.version
         try:
@@ -694,7 +694,7 @@ class Exchange:
             tokens_in=cost.tokens_in,
             tokens_out=cost.tokens_out,
         )
-        if not endpoint.takes_slot or not self.sent_at:
+        if not endpoint.needs_place or not self.sent_at:
             return False
         if self._cost is UNKNOWN:
             self._cost = cost
@@ -765,7 +765,7 @@ class Exchange:
         self._leave(now)
 
     def _leave(self, now: float) -> None:
-        """Gives back the slot, the place in the queue, the budget and the gate; once, on every exit."""
+        """Gives back the place, the position in the queue, the budget and the gate; once, on every exit."""
         path, gate, prepared = self._path, self._gate, self.prepared
         self.left = True
         self.prepared = self._answer = None
@@ -799,7 +799,7 @@ class Exchange:
         elif self._first_at is None and now < self._limit_at:
             self._beat(prepared, now)
         elif not self.sent_at and not slot.gate.is_closed:
-            self.refuse(no_slot(slot.line, prepared.decided.flow, now, proxy.queue_wait_s))
+            self.refuse(no_place(slot.line, prepared.decided.flow, now, proxy.queue_wait_s))
         elif not self.sent_at and now >= slot.gate.until:
             self.refuse(slot.gate.refusal(now))
         elif not self.sent_at:  # the gate was closed (again) after it began to wait: it waits as long as later ones

@@ -269,10 +269,10 @@ class Gate:
 class BackendGate:
     """The gate of the backend: closed while the inference server is switched. The daemon closes and opens it.
 
-    Requests wait for it in the queue, which has no slots then, so that no request loses its place. Requests that
-    otherwise take no slot wait there too. The gate only says how long they may wait, and makes the refusal of a request
-    that finds no place in the queue or has waited in vain. `until`: the end of the wait, on the monotonic clock.
-    `towards`: the backend that is switched to.
+    Requests wait for it in the queue, which has no places then, so that no request loses its position. Requests that
+    otherwise take no place wait there too. The gate only says how long they may wait, and makes the refusal of a
+    request that finds no position in the queue or has waited in vain. `until`: the end of the wait, on the monotonic
+    clock. `towards`: the backend that is switched to.
 
     >>> gate = BackendGate()
     >>> gate.close(until=60.0, towards="vllm"); gate
@@ -302,7 +302,7 @@ class BackendGate:
         self.until = 0.0
 
     def refusal(self, now: float) -> BackendSwitching:
-        """The refusal of a request that finds no place in the queue, or that has waited until the end."""
+        """The refusal of a request that finds no position in the queue, or that has waited until the end."""
         why = "that takes too long" if now >= self.until else "too many requests wait for it"
         return BackendSwitching(f"{self._what()}, and {why}", retry_after_s=SWITCHED_S)
 

@@ -116,7 +116,7 @@ class IngressPath:
         claim: Callable[[Connection, AgentEntry], None],
         fetch: Fetch | None = None,
     ) -> None:
-        """`claim(connection, entry)`: it is a caller's of this agent now; raises Saturated where there is no place.
+        """`claim(connection, entry)`: it is a caller's of this agent now; raises Saturated where there is no room.
         `fetch(agent)`: a connection to an agent's port where this process does not get to it itself."""
         self.registry = registry
         self.settings = settings

@@ -22,7 +22,7 @@ STATUSES_MAX = 32
 """Different statuses told apart per endpoint: a backend may answer any number from 200 to 599."""
 CANCELLED_IN = ("parked", "uploading", "reading", "queued", "connecting", "waiting", "streaming", "answering")
 """States of a request at the moment its client left."""
-GAVE_PLACE = ("stranger", "idle")
+GAVE_WAY = ("stranger", "idle")
 """Connections that end for others: those that showed no token, and idle ones of the largest holder."""
 TURNED_AWAY = ("connections_max", "agent_connections_max", "unknown_cid")
 
@@ -137,7 +137,7 @@ class Metrics:
         self._cancels = _zeros(CANCELLED_IN)
         self._wakes = _zeros(WakeCause)
         self._turned_away = _zeros(TURNED_AWAY)
-        self._gave_place = _zeros(GAVE_PLACE)
+        self._gave_way = _zeros(GAVE_WAY)
         self._fields_dropped = self._reloads = self._reloads_failed = 0
         self._queue_wait = Histogram(SECONDS)
         self._lag = Histogram(LAG_SECONDS)
@@ -204,9 +204,9 @@ class Metrics:
         """A connection was not taken (one of TURNED_AWAY)."""
         _count(self._turned_away, reason)
 
-    def gave_place(self, of: str) -> None:
-        """A connection ended because another one needed its place (one of GAVE_PLACE)."""
-        _count(self._gave_place, of)
+    def gave_way(self, of: str) -> None:
+        """A connection ended because another one needed its share of the limit (one of GAVE_WAY)."""
+        _count(self._gave_way, of)
 
     def lag(self, lag_s: float) -> None:
         """A timer of the loop fired so late."""
@@ -260,7 +260,7 @@ class Metrics:
             "cancels": _labelled(self._cancels),
             "wakes": _labelled(self._wakes),
             "connections_refused": _labelled(self._turned_away),
-            "connections_displaced": _labelled(self._gave_place),
+            "connections_displaced": _labelled(self._gave_way),
             "fields_dropped": {(): self._fields_dropped},
             "config_reloads": {(): self._reloads},
             "config_reload_failed": {(): self._reloads_failed},

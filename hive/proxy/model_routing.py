@@ -111,7 +111,7 @@ class ModelRouting:
     def differences(self, endpoint: Endpoint, caller: Caller) -> tuple[list[tuple[str, str]], frozenset[str]]:
         """What this caller sees besides a server's own list: the aliases that it lacks, each with the model it stands
         for; and those of the list that the caller does not see (`Answer`)."""
-        if endpoint.takes_slot:  # it asks a model, not about models
+        if endpoint.needs_place:  # it asks a model, not about models
             return [], NOTHING_HIDDEN
         target = endpoint.target
         added = [(alias.name, model) for alias, model in self._aliases_of(caller)] if target == TAGS else []

@@ -2,7 +2,7 @@
 
 Each is a request like any other, on the same way from its first byte on: it is injected, routed, translated and counted
 as the agent's own would be. Three things differ. It passes no gate, so it wakes no agent and keeps none awake. No
-window is charged. In the queue it stands behind all requests, with a place of its own, and gives its slot back if a
+window is charged. In the queue it stands behind all requests, with a place of its own, and gives its place back if a
 request waits for one.
 """
 
@@ -72,7 +72,7 @@ class Ahead(Exchange):
     def give_way(self) -> bool:
         if not self.sent_at:
             return False
-        self.refuse(Saturated("a request needs its slot", retry_after_s=1))
+        self.refuse(Saturated("a request needs its place", retry_after_s=1))
         return True
 
     def _decide(self, request: Request) -> Prepared:

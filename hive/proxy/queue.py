@@ -1,11 +1,11 @@
-"""The slots of the backend, and the one queue of requests that wait for a slot. Pure, no clock of its own.
+"""The places of the backend, and the one queue of requests that wait for a place. Pure, no clock of its own.
 
 A higher band always goes first. Inside a band the tenant goes that has had the fewest tokens for its weight, of that
 tenant the agent that has had the fewest, of that agent the request that came first; each band counts for itself. An
-expected cost is charged with the slot and corrected when the slot is given back. A tenant or agent that begins to wait
-is lifted to the least served of those that could have a turn: being idle saves nothing up. Tokens had while no other
-request waited for them are held against nobody. A slot is never idle while a request waits whose agent is below its own
-limit.
+expected cost is charged with the place and corrected when the place is given back. A tenant or agent that begins to
+wait is lifted to the least served of those that could have a turn: being idle saves nothing up. Tokens had while no
+other request waited for them are held against nobody. A place is never idle while a request waits whose agent is below
+its own limit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Waiter = TypeVar("Waiter")
 
 
 class QueueVerdict(Enum):
-    """The answer of `ask`. GO: the request owns a slot. WAIT: it has a place in line. FULL: it was not taken."""
+    """The answer of `ask`. GO: the request owns a place. WAIT: it has a position in line. FULL: it was not taken."""
 
     GO = "go"
     WAIT = "wait"
@@ -52,13 +52,13 @@ _NORMAL = Band.NORMAL
 
 
 class FairQueue(Generic[Waiter]):
-    """`slots` requests at the backend at once (None: any number), `depth` more of each tenant waiting.
+    """`places` requests at the backend at once (None: any number), `depth` more of each tenant waiting.
 
-    A slot has one owner: the request that was told GO, or was returned by a method since, until it calls `leave`.
-    `displaced`: requests that lost their place to the one that was just told WAIT; the caller empties it and refuses
+    A place has one owner: the request that was told GO, or was returned by a method since, until it calls `leave`.
+    `displaced`: requests that lost their position to the one that was just told WAIT; the caller empties it and refuses
     them. They own nothing any more, so their `leave` changes nothing.
 
-    >>> queue: FairQueue[str] = FairQueue(depth=2, slots=1)
+    >>> queue: FairQueue[str] = FairQueue(depth=2, places=1)
     >>> ann = queue.flow("ann", "acme", limit=5)
     >>> ben = queue.flow("ben", "other", limit=5)
     >>> [queue.ask(name, ann, expected=100, now=0.0).value for name in ("a1", "a2", "a3", "a4")]
@@ -69,25 +69,25 @@ class FairQueue(Generic[Waiter]):
     (['b1'], ['a2'])
     """
 
-    __slots__ = ("_flows", "_pace", "_running", "_slots", "_waiting", "depth", "displaced")
+    __slots__ = ("_flows", "_pace", "_places", "_running", "_waiting", "depth", "displaced")
 
-    def __init__(self, *, depth: int, slots: int | None = None) -> None:
+    def __init__(self, *, depth: int, places: int | None = None) -> None:
         self.depth = depth
         self.displaced: list[Waiter] = []
-        self._slots: float = math.inf if slots is None else slots
+        self._places: float = math.inf if places is None else places
         self._running: dict[Waiter, tuple[SharePosition, float, float]] = {}
-        """Running requests with their expected cost and the time they got the slot (NEVER if no time was given)."""
+        """Running requests with their expected cost and the time they got the place (NEVER if no time was given)."""
         self._waiting = 0
         self._flows = Flows()
         self._pace = Pace()
 
     def __repr__(self) -> str:
-        of = "" if self.slots is None else f"/{self.slots}"
+        of = "" if self.places is None else f"/{self.places}"
         return f"<FairQueue {self._waiting} waiting, {len(self._running)}{of} running>"
 
     @property
-    def slots(self) -> int | None:
-        return None if self._slots == math.inf else int(self._slots)
+    def places(self) -> int | None:
+        return None if self._places == math.inf else int(self._places)
 
     @property
     def running(self) -> int:
@@ -100,7 +100,7 @@ class FairQueue(Generic[Waiter]):
     # the flows ----------------------------------------------------------------------------------------------------
 
     def flow(self, agent: str, tenant: str, *, limit: int, weight: float = 1.0) -> Flow:
-        """The agent's place under this tenant. `limit`: its requests at the backend at once.
+        """The agent's position under this tenant. `limit`: its requests at the backend at once.
 
         The first of an agent is its own; more of them (an operator speaking for tenants) have the limit each for
         itself, and are forgotten when long unused. A known one keeps its limit; the weight is its tenant's from now on.
@@ -108,7 +108,7 @@ class FairQueue(Generic[Waiter]):
         return self._flows.flow(agent, tenant, limit=limit, weight=weight)
 
     def move(self, flow: Flow, *, tenant: str, limit: int, weight: float) -> list[Waiter]:
-        """Sets its tenant, limit and weight; returns the requests that get a slot by that.
+        """Sets its tenant, limit and weight; returns the requests that get a place by that.
 
         Its waiting requests move along, even beyond the depth. What it has had under another tenant is not counted
         here.
@@ -122,50 +122,52 @@ class FairQueue(Generic[Waiter]):
         self._flows.forget(flow)
 
     def set_limit(self, flow: Flow, limit: int) -> list[Waiter]:
-        """Sets how many of its requests may run; running ones beyond that finish. Returns the requests that get a slot
+        """Sets how many of its requests may run; running ones beyond that finish. Returns the requests that get a place
         by that."""
         flow.limit = limit
         flow.refresh()
         return self._admit(None)
 
     def set_weight(self, tenant: str, weight: float) -> None:
-        """Sets the weight of a tenant; what it has had stays as it was counted. It never frees a slot."""
+        """Sets the weight of a tenant; what it has had stays as it was counted. It never frees a place."""
         if tenant in self._flows.lines:
             self._flows.line(tenant, weight)
 
-    def resize(self, slots: int | None) -> list[Waiter]:
-        """Sets the number of slots; running requests beyond it finish. Returns the requests that get a slot by that."""
-        self._slots = math.inf if slots is None else slots
+    def resize(self, places: int | None) -> list[Waiter]:
+        """Sets the number of places; running requests beyond it finish. Returns the requests that get a place by
+        that."""
+        self._places = math.inf if places is None else places
         return self._admit(None)
 
     # the turn of a request ----------------------------------------------------------------------------------------
 
     def ask(self, waiter: Waiter, flow: Flow, *, band: Band = _NORMAL, expected: float, now: float) -> QueueVerdict:
-        """A slot, or a place in line, or neither. `expected`: tokens it will probably cost; `now`: monotonic seconds.
+        """A place, or a position in line, or neither. `expected`: tokens it will probably cost; `now`: monotonic
+        seconds.
 
-        After WAIT look at `displaced`. FULL has given place credit already.
+        After WAIT look at `displaced`. FULL has given position credit already.
         """
-        place = flow.normal if band is _NORMAL else flow.place(band)
+        position = flow.normal if band is _NORMAL else flow.position(band)
         running = self._running
-        if flow.running >= flow.limit or len(running) >= self._slots:
-            return self._line_up(waiter, place, expected, now)
-        # a slot is free, so no request waits that could have it: one that begins to wait later does not stand behind
+        if flow.running >= flow.limit or len(running) >= self._places:
+            return self._line_up(waiter, position, expected, now)
+        # a place is free, so no request waits that could have it: one that begins to wait later does not stand behind
         # this one
-        account = place.account
+        account = position.account
         level = account.level
         if account.settled > level.floor:
             level.floor = account.settled
-        if place.settled > account.floor:
-            account.floor = place.settled
+        if position.settled > account.floor:
+            account.floor = position.settled
         account.pending += expected
-        place.pending += expected
+        position.pending += expected
         flow.running += 1
         flow.credit_until = 0.0
-        running[waiter] = (place, expected, now)
+        running[waiter] = (position, expected, now)
         return _GO
 
     def leave(self, waiter: Waiter, flow: Flow, *, now: float, cost: float | None = None) -> list[Waiter]:
-        """Gives back its slot or its place; returns the requests that get a slot by that: they own it already.
+        """Gives back its place or its position; returns the requests that get a place by that: they own it already.
 
         `cost`: tokens it took; None if unknown, then the expectation stands.
         """
@@ -173,16 +175,16 @@ class FairQueue(Generic[Waiter]):
         if owned is None:
             self._step_out(waiter, flow, now)
             return []
-        place, expected, begun_at = owned
+        position, expected, begun_at = owned
         if cost is None:
             cost = expected
         if begun_at <= now:
             flow.line.learn_held(now - begun_at)
-        account = place.account
+        account = position.account
         account.pending -= expected
         account.settled += cost * account.price
-        place.pending -= expected
-        place.settled += cost
+        position.pending -= expected
+        position.settled += cost
         flow.running -= 1
         if not self._waiting:
             return []
@@ -192,10 +194,11 @@ class FairQueue(Generic[Waiter]):
         return self._admit(now)
 
     def refused(self, flow: Flow, now: float) -> None:
-        """Gives place credit for 120 s to the agent of a request that was answered 503 because its wait was too long.
+        """Gives position credit for 120 s to the agent of a request that was answered 503 because its wait was too
+        long.
 
         With credit it is not lifted when it comes back, so it goes before later ones. If its tenant's line is full, it
-        takes the place of a later request of an agent with a longer line.
+        takes the position of a later request of an agent with a longer line.
         """
         flow.give_credit(now, now)
 
@@ -205,8 +208,8 @@ class FairQueue(Generic[Waiter]):
         """Seconds until the requests of its tenant that wait now will have had their turn, as measured lately: 1 to
         120.
 
-        If no request has waited to the end yet: as long as its requests had their slots lately, for each that goes
-        before in the same slot. With nothing measured at all: a second for each of these, at most 5. Never less than
+        If no request has waited to the end yet: as long as its requests had their places lately, for each that goes
+        before in the same place. With nothing measured at all: a second for each of these, at most 5. Never less than
         the time that requests have waited since the last turn.
         """
         line = flow.line
@@ -216,7 +219,7 @@ class FairQueue(Generic[Waiter]):
             guess_s = ahead / per_s
         else:
             limits = sum(other.limit for other in line.waits) or flow.limit
-            rounds = ahead / max(1.0, min(self._slots, limits))
+            rounds = ahead / max(1.0, min(self._places, limits))
             held_s = line.mean_held_s
             guess_s = min(UNMEASURED_MAX_S, rounds) if held_s is None else rounds * held_s
         return min(RETRY_MAX_S, max(1.0, guess_s, line.pace.stuck_s(now)))
@@ -235,34 +238,34 @@ class FairQueue(Generic[Waiter]):
             TenantView(name, 1.0 / line.price, running.get(name, 0), line.waiting, round(tokens[name] - least, 1))
             for name, line in flows.lines.items()
         ]
-        return QueueView(len(self._running), self._waiting, self.slots, self._pace.per_s(now), rows)
+        return QueueView(len(self._running), self._waiting, self.places, self._pace.per_s(now), rows)
 
     # the line -----------------------------------------------------------------------------------------------------
 
-    def _line_up(self, waiter: Waiter, place: SharePosition, expected: float, now: float) -> QueueVerdict:
-        flow = place.flow
+    def _line_up(self, waiter: Waiter, position: SharePosition, expected: float, now: float) -> QueueVerdict:
+        flow = position.flow
         if not flow.kept:
             self._flows.keep_again(flow)
-        account = place.account
+        account = position.account
         if account.level.floor > REBASE_TOKENS:
             self._flows.rebase(account.level)
         has_credit = flow.credit_until > now
         if not account.waiting:
             account.lift(floor_of(account.level, lagging=has_credit))
-        if not place.waiters:
-            place.lift(floor_of(account, lagging=has_credit))
-        if flow.line.waiting >= self.depth and not self._make_room(place, now):
+        if not position.waiters:
+            position.lift(floor_of(account, lagging=has_credit))
+        if flow.line.waiting >= self.depth and not self._make_room(position, now):
             flow.give_credit(now, now)
             return QueueVerdict.FULL
         self._pace.begin(now)
         flow.line.pace.begin(now)
-        place.put(waiter, (expected, now, flow.credit_since if has_credit else now))
+        position.put(waiter, (expected, now, flow.credit_since if has_credit else now))
         flow.credit_until = 0.0
         self._waiting += 1
         return QueueVerdict.WAIT
 
-    def _make_room(self, place: SharePosition, now: float) -> bool:
-        yields = choose_yielding(place, now)
+    def _make_room(self, position: SharePosition, now: float) -> bool:
+        yields = choose_yielding(position, now)
         if yields is None:
             return False
         last, waiter = yields
@@ -272,26 +275,26 @@ class FairQueue(Generic[Waiter]):
         return True
 
     def _step_out(self, waiter: Waiter, flow: Flow, now: float) -> None:
-        for place in flow.places:
-            if place is not None and waiter in place.waiters:
-                _, asked_at, _ = self._take(place, waiter, now)
+        for position in flow.positions:
+            if position is not None and waiter in position.waiters:
+                _, asked_at, _ = self._take(position, waiter, now)
                 flow.line.learn_wait(now - asked_at)
                 return
 
     def _admit(self, now: float | None) -> list[Waiter]:
-        """Gives the free slots away. Without `now` nothing is learnt of the waits."""
+        """Gives the free places away. Without `now` nothing is learnt of the waits."""
         admitted: list[Waiter] = []
         running = self._running
-        while len(running) < self._slots and (place := self._next()) is not None:
-            waiter: Waiter = next(iter(place.waiters))
-            flow = place.flow
+        while len(running) < self._places and (position := self._next()) is not None:
+            waiter: Waiter = next(iter(position.waiters))
+            flow = position.flow
             flow.running += 1
             if now is not None:
                 flow.line.pace.count(now)
-            expected, asked_at, _ = self._take(place, waiter, now)
-            running[waiter] = (place, expected, NEVER if now is None else now)
-            place.pending += expected
-            place.account.pending += expected
+            expected, asked_at, _ = self._take(position, waiter, now)
+            running[waiter] = (position, expected, NEVER if now is None else now)
+            position.pending += expected
+            position.account.pending += expected
             if now is not None:
                 flow.line.learn_wait(now - asked_at)
             admitted.append(waiter)
@@ -301,14 +304,14 @@ class FairQueue(Generic[Waiter]):
         for level in self._flows.levels:
             if level.ready:
                 account, level.floor = least_served(level.ready)
-                place, account.floor = least_served(account.ready)
-                return place
+                position, account.floor = least_served(account.ready)
+                return position
         return None
 
-    def _take(self, place: SharePosition, waiter: object, now: float | None) -> tuple[float, float, float]:
+    def _take(self, position: SharePosition, waiter: object, now: float | None) -> tuple[float, float, float]:
         """Takes it out of the line; after the last one there is nothing to measure any more."""
-        ticket = place.take(waiter)
-        flow = place.flow
+        ticket = position.take(waiter)
+        flow = position.flow
         flow.refresh()
         self._waiting -= 1
         if not flow.line.waiting:

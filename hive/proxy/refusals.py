@@ -51,10 +51,10 @@ def queue_full(queue: Queue, flow: Flow, now: float) -> QueueFull:
     return QueueFull(message, retry_after_s=wait_s, details={"queueDepth": depth, "avgWaitMs": flow.mean_wait_ms})
 
 
-def no_slot(queue: Queue, flow: Flow, now: float, waited_s: float) -> Saturated:
+def no_place(queue: Queue, flow: Flow, now: float, waited_s: float) -> Saturated:
     """503: it waited as long as may be. It keeps its standing in the queue for when it comes again."""
     queue.refused(flow, now)
-    return Saturated(f"no slot came free within {waited_s:g} s", retry_after_s=queue.retry_after_s(flow, now))
+    return Saturated(f"no place came free within {waited_s:g} s", retry_after_s=queue.retry_after_s(flow, now))
 
 
 def no_backend() -> Saturated:
@@ -80,8 +80,8 @@ def upload_displaced() -> Saturated:
 
 
 def timeout(settings: ProxySettings, *, is_over: bool, is_blocked: bool, has_begun: bool) -> HiveError:
-    """408 or 504: a request has its slot, and its time is over. `is_over`: all of it; `is_blocked`: its client does not
-    read, while others wait for the slot; `has_begun`: the answer."""
+    """408 or 504: a request has its place, and its time is over. `is_over`: all of it; `is_blocked`: its client does
+    not read, while others wait for the place; `has_begun`: the answer."""
     if is_over:
         return BackendTimeout(f"the request took longer than {settings.request_s:g} s")
     if is_blocked:

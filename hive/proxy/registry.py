@@ -38,11 +38,11 @@ class Turning(Protocol):
     """A request that waits in the queue."""
 
     def on_turn(self) -> None:
-        """Tells it that it owns a slot now."""
+        """Tells it that it owns a place now."""
         ...
 
     def on_displaced(self) -> None:
-        """Tells it that its place went to another request: it waits no longer."""
+        """Tells it that its position went to another request: it waits no longer."""
         ...
 
 
@@ -50,7 +50,7 @@ Queue = FairQueue[Turning]
 
 
 class AgentEntry:
-    """One agent: its row from the daemon, its gate, its window, its place in the queue, its connections.
+    """One agent: its row from the daemon, its gate, its window, its position in the queue, its connections.
 
     `callers`: connections to ingress that asked for it last. `listeners`: those that are its own, by path.
     `usual_tokens_out`: moving average of its requests' tokens out, charged before the true count is known. `bodies`,
@@ -92,7 +92,7 @@ class AgentEntry:
         return f"<AgentEntry {self.row.name} {self.gate} {self.flow}>"
 
     def learn(self, row: AgentRow, tenant: Tenant) -> None:
-        """Takes over what the daemon says, except the gate and the place in the queue."""
+        """Takes over what the daemon says, except the gate and the position in the queue."""
         self.row = row
         self.tenant = tenant
         self.bodies.move(tenant.bodies)
@@ -212,7 +212,7 @@ class Registry:
             self._unindex(entry)
             self._count(entry, -1)
             entry.learn(row, self.tenants.of(row.tenant))
-            self._place(entry)
+            self._update_queue(entry)
         self._count(entry, 1)
         self._by_name[row.name] = entry
         if row.cid is not None:
@@ -266,11 +266,11 @@ class Registry:
             entry.gate.parked_max = settings.parked_max
             entry.window = window_of(settings.window_requests, settings.window_s, entry.window)
             entry.learn(entry.row, self.tenants.of(entry.row.tenant))
-            self._place(entry)
+            self._update_queue(entry)
         self._groups = Counter(entry.tenant.cache_group for entry in self.by_id.values())
 
     def on_behalf_of(self, tenant_name: str) -> tuple[Caller, Tenant, Flow]:
-        """The operator where it asks for a tenant: its limits, its models, its place in the queue."""
+        """The operator where it asks for a tenant: its limits, its models, its position in the queue."""
         tenant = self.tenants.of(tenant_name)
         own = self.operator.caller
         caller = Caller(own.kind, own.id, tenant_name, own.tier, tenant.models)
@@ -279,8 +279,8 @@ class Registry:
 
     def stand_in(self, agent: str) -> AgentEntry | None:
         """The entry for a prewarm of the agent: with its model, tier, tenant and so its cache, but with a gate, a
-        window and a place in the queue of its own. A tenant has one such place for all of them. None if the agent is
-        not known."""
+        window and a position in the queue of its own. A tenant has one such position for all of them. None if the agent
+        is not known."""
         entry = self.by_id.get(agent)
         if entry is None:
             return None
@@ -313,7 +313,7 @@ class Registry:
             del self._groups[group]
 
     def give_turns(self, waiters: Iterable[Turning]) -> None:
-        """Each owns a slot and begins. One that fails at once gives its slot to the next: a loop, not a recursion."""
+        """Each owns a place and begins. One that fails at once gives its place to the next: a loop, not a recursion."""
         self._turns.extend(waiters)
         if self._giving:
             return
@@ -382,8 +382,8 @@ class Registry:
         flow = self.queue.flow(row.id, row.tenant, limit=limit, weight=tenant.weight)
         return AgentEntry(row, gate, flow, tenant, self._settings)
 
-    def _place(self, entry: AgentEntry) -> None:
-        """Updates the queue after a change of tier, tenant or weight; requests that get a slot by that go."""
+    def _update_queue(self, entry: AgentEntry) -> None:
+        """Updates the queue after a change of tier, tenant or weight; requests that get a place by that go."""
         limit = concurrency_of(entry.row.tier, self._settings)
         tenant = entry.tenant
         self.give_turns(self.queue.move(entry.flow, tenant=tenant.name, limit=limit, weight=tenant.weight))

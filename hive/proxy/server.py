@@ -384,10 +384,10 @@ class ProxyServer:
         holder: ConnectionHolder[wire.Connection] | None = None,
         half_open: HalfOpen | None = None,
     ) -> wire.Connection | None:
-        """Makes one of this holder, else Hive's own. None where there is no place: it is turned away in words."""
+        """Makes one of this holder, else Hive's own. None where there is no room: it is turned away in words."""
         shares = self.path.shares
         holder = shares.hives_own if holder is None else holder
-        if not self.path.makes_place(holder):
+        if not self.path.makes_way(holder):
             self._refused("connections_max", str(shares.limit))
             turn_away(sock)
             return None

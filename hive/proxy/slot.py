@@ -86,7 +86,7 @@ class Slot:
             models = [msgspec.structs.replace(model, capabilities=(capability,)) for model in models]
         before, self.backend, self.models = self.backend, backend, models
         where_before, self.where = self.where, whereabouts(None if backend is None else backend.kind, models)
-        is_same = backend is not None and before is not None and _place_of(backend) == _place_of(before)
+        is_same = backend is not None and before is not None and _address_of(backend) == _address_of(before)
         if not is_same or not self.where.keeps(where_before):
             self.version += 1
             self._renew_pool()
@@ -124,7 +124,7 @@ class Slot:
     def give_places(self) -> None:
         """Gives the line as many places as the server has; none behind a closed gate, so that every request keeps its
         turn."""
-        told = None if self.backend is None else self.backend.slots
+        told = None if self.backend is None else self.backend.places
         places = 0 if self.gate.is_closed else self._settings.proxy.backend_concurrency or told
         self._registry.give_turns(self.line.resize(places))
 
@@ -156,7 +156,7 @@ class Slot:
     def make_way(self, waiter: object) -> None:
         """A request waits. Where that is for want of a place, one that a prompt has is given back."""
         line = self.line
-        if not self.ahead or waiter in self.ahead or line.slots is None or line.running < line.slots:
+        if not self.ahead or waiter in self.ahead or line.places is None or line.running < line.places:
             return
         for one in list(self.ahead):
             if one.give_way():
@@ -192,7 +192,7 @@ class Slot:
         """The row by which it is asked. It is another than the client's also if only that keeps the prompts of tenants
         apart: else a tenant could tell from the speed of an answer that another one sent the same prompt before."""
         asked = _row_at(backend, endpoint)
-        mixes = endpoint.takes_slot and not spec_of(backend.kind).can_keep_apart(endpoint.name)
+        mixes = endpoint.needs_place and not spec_of(backend.kind).can_keep_apart(endpoint.name)
         if asked is endpoint and mixes and self._settings.proxy.cache_isolation and self._registry.cache_groups() > 1:
             asked = translated(endpoint, backend.kind)
         return asked or endpoint
@@ -258,7 +258,7 @@ def way_to(backend: BackendInfo, inference: InferenceSection, env: Mapping[str, 
     return UpstreamWay(origin.dialled, tls, origin.prefix.encode(), bare, full, bool(access.key))
 
 
-def _place_of(backend: BackendInfo) -> tuple[str, str]:
+def _address_of(backend: BackendInfo) -> tuple[str, str]:
     """The kind and address of a backend; a change of either makes it another one."""
     return backend.kind, backend.address
 

@@ -183,7 +183,7 @@ class Connection(asyncio.Protocol):
         """Says that nothing is asked on it and no byte of a request waits in the kernel."""
         return self.why_busy(0.0, unread_counts=False) is None
 
-    def give_place(self) -> None:
+    def give_way(self) -> None:
         """Ends, because another one needs its place: with an answer where a request has begun."""
         if self.exchange is not None:
             self.exchange.refuse(Saturated("too many connections", retry_after_s=1))
@@ -381,7 +381,7 @@ class Connection(asyncio.Protocol):
             else:
                 self._start_body_clock(request, time.monotonic())
         elif self._half_open_as is None:
-            if self._half_open.take(self, self.owner, self.give_place):
+            if self._half_open.take(self, self.owner, self.give_way):
                 self._half_open_as = (self.owner,)
             elif self.exchange is not None:
                 self.exchange.refuse(Saturated("too many unfinished request heads", retry_after_s=1))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from hive.backends import ask
-from hive.backends.conversation import Place, decoded
+from hive.backends.conversation import AskedServer, decoded
 from hive.errors import BackendDown, BackendTimeout, UsageError
 
 
@@ -148,7 +148,7 @@ async def test_an_answer_that_drips_is_a_timeout_too() -> None:
 
 
 async def _found(address: str) -> Found:
-    return decoded(Place(address), "/", await ask.get(address, "/"), Found)
+    return decoded(AskedServer(address), "/", await ask.get(address, "/"), Found)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hive.backends.backend import open_backend
 from hive.backends.concurrency import (
     CALM_AFTER,
     OwnQueue,
-    choose_slots,
+    choose_places,
     prefix_cache,
     takes_priority,
 )
@@ -29,7 +29,7 @@ def with_(section: str, **values: object) -> Settings:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told", "slots", "source"),
+    ("kind", "told", "places", "source"),
     [
         (BackendKind.LLAMA, 4, 4, "/props total_slots"),
         (BackendKind.LLAMA, None, None, "it does not tell; [proxy] backend_concurrency sets a limit"),
@@ -43,18 +43,20 @@ def with_(section: str, **values: object) -> Settings:
         (BackendKind.DEMO, None, None, "no limit"),
     ],
 )
-def test_the_limit_and_where_it_comes_from(kind: BackendKind, told: int | None, slots: int | None, source: str) -> None:
-    assert choose_slots(kind, told, PLAIN) == (slots, source)
+def test_the_limit_and_where_it_comes_from(
+    kind: BackendKind, told: int | None, places: int | None, source: str
+) -> None:
+    assert choose_places(kind, told, PLAIN) == (places, source)
 
 
 @pytest.mark.parametrize("kind", BackendKind)
 def test_the_operators_number_goes_before_all_others(kind: BackendKind) -> None:
     mine = with_("proxy", backend_concurrency=7)
-    assert choose_slots(kind, 4, mine) == (7, "backend_concurrency in hive.conf")
+    assert choose_places(kind, 4, mine) == (7, "backend_concurrency in hive.conf")
 
 
 def test_vllm_has_what_its_own_setting_says() -> None:
-    assert choose_slots(BackendKind.VLLM, None, with_("inference", vllm_max_sequences=8))[0] == 8
+    assert choose_places(BackendKind.VLLM, None, with_("inference", vllm_max_sequences=8))[0] == 8
 
 
 def test_priority_is_vllms_where_its_policy_is_on() -> None:
@@ -93,33 +95,33 @@ def test_no_exposition_breaks_a_gauge(shown: bytes) -> None:
 
 def test_a_queue_seen_once_is_no_contradiction() -> None:
     queue = OwnQueue()
-    assert [queue.see(waiting, slots=4) for waiting in (5, 0, 5, None, 5)] == [""] * 5
+    assert [queue.see(waiting, places=4) for waiting in (5, 0, 5, None, 5)] == [""] * 5
 
 
 def test_a_queue_seen_twice_in_a_row_is_told_with_the_most_that_waited_until_it_is_calm() -> None:
     queue = OwnQueue()
-    queue.see(3, slots=4)
-    warning = queue.see(2, slots=4)
+    queue.see(3, places=4)
+    warning = queue.see(2, places=4)
     assert warning == (
         "the backend queues 3 requests itself although Hive sends at most 4 at once: someone else uses it, or its own "
         "limit is lower; set [proxy] backend_concurrency"
     )
-    assert [queue.see(0, slots=4) for _ in range(CALM_AFTER - 1)] == [warning] * (CALM_AFTER - 1)
-    assert queue.see(0, slots=4) == ""
-    assert queue.see(1, slots=4) == ""
+    assert [queue.see(0, places=4) for _ in range(CALM_AFTER - 1)] == [warning] * (CALM_AFTER - 1)
+    assert queue.see(0, places=4) == ""
+    assert queue.see(1, places=4) == ""
 
 
 def test_a_queue_without_a_limit_is_told_too() -> None:
     queue = OwnQueue()
-    queue.see(1, slots=None)
-    assert queue.see(1, slots=None) == (
+    queue.see(1, places=None)
+    assert queue.see(1, places=None) == (
         "the backend queues 1 request itself and Hive sends without a limit: set [proxy] backend_concurrency"
     )
 
 
 async def test_fakes_tell_what_the_real_ones_tell() -> None:
     with fake_backend("llama") as llama, fake_backend("ollama") as ollama, demo_backend() as demo:
-        assert (await open_backend(BackendKind.LLAMA, llama.address).busy()).slots == 4
+        assert (await open_backend(BackendKind.LLAMA, llama.address).busy()).places == 4
         assert await open_backend(BackendKind.OLLAMA, ollama.address).busy() == ReportedLimits()
         assert await open_backend(BackendKind.DEMO, demo.address).busy() == ReportedLimits()
 

@@ -14,8 +14,8 @@ import pytest
 
 from hive.backends import kinds, openai_answers
 from hive.backends.backend import open_backend
-from hive.backends.concurrency import choose_slots
-from hive.backends.conversation import Answers, Conversation, Place, json_of, shape, text_in
+from hive.backends.concurrency import choose_places
+from hive.backends.conversation import Answers, AskedServer, Conversation, json_of, shape, text_in
 from hive.backends.launch import SERVICES, STARTED, launch
 from hive.backends.recognise import identify, recognise
 from hive.backends.spec import Asking, BackendSpec, Fields, Requests
@@ -37,19 +37,19 @@ def recognise_toy(answers: Answers) -> str | None:
     return text_in(json_of(answers, "/toy"), "toy_version") or None
 
 
-def version(place: Place) -> Conversation[str]:
-    return str((yield from shape(place, "/toy", dict[str, Any]))["toy_version"])
+def version(server: AskedServer) -> Conversation[str]:
+    return str((yield from shape(server, "/toy", dict[str, Any]))["toy_version"])
 
 
-def models(place: Place) -> Conversation[list[ModelInfo]]:
-    return [ModelInfo(name=name) for name in (yield from shape(place, "/toys", _Toys)).toys]
+def models(server: AskedServer) -> Conversation[list[ModelInfo]]:
+    return [ModelInfo(name=name) for name in (yield from shape(server, "/toys", _Toys)).toys]
 
 
 def cache_fields(endpoint: str, group: str, tag: str, apart: bool) -> Fields:
     return (("toy_salt", msgspec.json.encode(salt(group, tag))),) if endpoint == "/v1/chat/completions" else ()
 
 
-def slots(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:
+def places(told: int | None, inference: InferenceSection) -> tuple[int | None, str]:
     return 3, "a toy has three"
 
 
@@ -67,7 +67,7 @@ TOY = BackendSpec(
         cache_fields=cache_fields,
         passed_over={"/v1/chat/completions": (Over("n", "a toy says one thing", refused=True, idle=(1,)),)},
     ),
-    slots=slots,
+    places=places,
     prefix_cache="separated by tenant (toy_salt)",
     can_separate=True,
 )
@@ -216,8 +216,8 @@ async def test_other_dialects_are_translated_for_it(tmp_path: Path) -> None:
 # --- and what stays explicit -------------------------------------------------------------------------------------
 
 
-def test_its_slots_are_its_own_word() -> None:
-    assert choose_slots("toy", None, Settings()) == (3, "a toy has three")
+def test_its_places_are_its_own_word() -> None:
+    assert choose_places("toy", None, Settings()) == (3, "a toy has three")
 
 
 def test_a_registered_kind_is_no_service_and_is_not_started() -> None:

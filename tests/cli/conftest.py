@@ -44,8 +44,8 @@ DEMO = BackendInfo(
     address="/r/demo.sock",
     up=True,
     version="1",
-    slots=4,
-    slots_from="/props total_slots",
+    places=4,
+    places_from="/props total_slots",
     warning="the backend queues 3 requests itself",
 )
 NUMBERS = itertools.count(1)

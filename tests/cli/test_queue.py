@@ -37,7 +37,7 @@ def hive(hive: Hive) -> Hive:
         queue=QueueView(
             running=1,
             waiting=1,
-            slots=4,
+            places=4,
             drain_per_s=0.25,
             tenants=[TenantView("acme", 2.0, 1, 1, 1234.5), TenantView("idle", 1.0, 0, 0, 0.0)],
         ),

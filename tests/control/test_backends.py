@@ -43,21 +43,21 @@ def watching(kind: BackendKind, address: str, settings: Settings | None = None) 
     return BackendWatch(kind, address, settings=lambda: settings or Settings(), on_checked=told.append), told
 
 
-async def test_a_change_of_the_slots_is_told_and_a_silent_backend_keeps_them(short_path: Path) -> None:
+async def test_a_change_of_the_places_is_told_and_a_silent_backend_keeps_them(short_path: Path) -> None:
     answers = {"/health": b"", "/props": PROPS, "/v1/models": MODELS}
     async with serving(short_path / "b.sock", answers) as address:
         watch, told = watching(BackendKind.LLAMA, address)
         assert watch.info is not None
-        assert watch.info.slots is None
+        assert watch.info.places is None
         await watch.check()
-        assert (watch.info.slots, watch.info.slots_from, watch.info.warning) == (4, "/props total_slots", "")
+        assert (watch.info.places, watch.info.places_from, watch.info.warning) == (4, "/props total_slots", "")
         await watch.check()
         answers["/props"] = PROPS.replace(b"4", b"8")
         await watch.check()
-        assert watch.info.slots == 8
+        assert watch.info.places == 8
         del answers["/props"]
         await watch.check()
-        assert watch.info.slots == 8
+        assert watch.info.places == 8
     assert told == [True, False, True, False]
 
 
@@ -88,7 +88,7 @@ async def test_vllms_own_queue_contradicts_and_the_warning_is_told_once(
         watch, told = watching(BackendKind.VLLM, address, settings)
         await watch.check()
         assert watch.info is not None
-        assert (watch.info.slots, watch.info.priority, watch.info.warning) == (64, True, "")
+        assert (watch.info.places, watch.info.priority, watch.info.warning) == (64, True, "")
         await watch.check()
         await watch.check()
         assert watch.info.warning.startswith("the backend queues 3 requests itself although Hive sends at most 64")
@@ -126,7 +126,7 @@ async def test_a_real_llama_server_tells_its_slots_and_is_seen_to_queue(llama_se
     watch, _ = watching(BackendKind.LLAMA, llama_server.address)
     await watch.check()
     assert watch.info is not None
-    assert (watch.info.slots, watch.info.slots_from, watch.info.warning) == (4, "/props total_slots", "")
+    assert (watch.info.places, watch.info.places_from, watch.info.warning) == (4, "/props total_slots", "")
     body = {
         "model": MODEL,
         "prompt": "hello",

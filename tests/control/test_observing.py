@@ -43,7 +43,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
 GIB = 1024**3
 H200 = GpuState(0, name="NVIDIA H200", total_bytes=140 * GIB, used_bytes=GIB, free_bytes=139 * GIB, busy_percent=25)
 LOST = GpuState(1, fault="GPU is lost")
-VLLM = BackendInfo(kind=BackendKind.VLLM, address="127.0.0.1:8000", up=True, slots=4)
+VLLM = BackendInfo(kind=BackendKind.VLLM, address="127.0.0.1:8000", up=True, places=4)
 
 
 def golden(name: str) -> Any:

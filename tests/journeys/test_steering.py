@@ -118,7 +118,7 @@ def value(hive: Stack, name: str) -> tuple[Any, str]:
     return found[0]["value"], found[0]["source"]
 
 
-def slots(hive: Stack) -> Any:
+def places(hive: Stack) -> Any:
     return hive.get("/api/queue")["slots"]
 
 
@@ -127,14 +127,14 @@ def test_a_setting_changes_while_hive_runs_and_outlives_daemon_and_proxy(hive: S
         hive.put_config({"proxy.backend_concurrency": 3, "sleep.deep_after_s": "12"})
         assert value(hive, "proxy.backend_concurrency") == (3, "runtime")
         assert value(hive, "sleep.deep_after_s") == (12.0, "runtime")
-        until(lambda: slots(hive) == 3, within_s=5, what="the proxy to use it")
+        until(lambda: places(hive) == 3, within_s=5, what="the proxy to use it")
         for victim in ("proxy", "daemon"):
             hive.kill(victim)
-            until(lambda: hive.health()["proxy"]["connected"] and slots(hive) == 3, within_s=20, what="the same again")
+            until(lambda: hive.health()["proxy"]["connected"] and places(hive) == 3, within_s=20, what="the same again")
         assert value(hive, "proxy.backend_concurrency") == (3, "runtime")
         hive.put_config({"proxy.backend_concurrency": None})
         assert value(hive, "proxy.backend_concurrency") == (0, "default")
-        until(lambda: slots(hive) != 3, within_s=5, what="the proxy to use the default")
+        until(lambda: places(hive) != 3, within_s=5, what="the proxy to use the default")
     finally:
         hive.put_config({"proxy.backend_concurrency": 1, "sleep.deep_after_s": None})
 

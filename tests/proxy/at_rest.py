@@ -15,7 +15,8 @@ from tests.proxy.harness import Proxy
 
 
 def held(proxy: Proxy) -> dict[str, object]:
-    """Slots, places in line, parked requests, body bytes, unfinished heads, sockets, deadlines and tasks of `proxy`."""
+    """Places, positions in line, parked requests, body bytes, unfinished heads, sockets, deadlines and tasks of
+    `proxy`."""
     return {
         **held_by(proxy.path, proxy.alice),
         "connections": len(proxy.connections),
@@ -39,7 +40,7 @@ def held_by(path: DataPath, entry: AgentEntry) -> dict[str, object]:
 
 
 def turns(path: DataPath) -> dict[str, object]:
-    """The requests that have a slot, and those that wait for one."""
+    """The requests that have a place, and those that wait for one."""
     queue = path.registry.queue
     return {"running": queue.running, "waiting": queue.waiting}
 

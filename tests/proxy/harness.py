@@ -195,7 +195,7 @@ class Proxy:
         holder: ConnectionHolder[wire.Connection] | None = None,
     ) -> wire.Connection | None:
         holder = self.path.shares.strangers[0] if holder is None else holder
-        if not self.path.makes_place(holder):
+        if not self.path.makes_way(holder):
             turn_away(sock)
             return None
         proxy = self.settings.proxy
@@ -338,7 +338,7 @@ STREAM = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"hell
 
 
 def nothing_is_held(proxy: Proxy) -> bool:
-    """Whether every slot, place, parked request and byte of a body was given back."""
+    """Whether every place, position, parked request and byte of a body was given back."""
     alice, queue = proxy.alice, proxy.registry.queue
     return (
         alice.gate.in_flight == 0

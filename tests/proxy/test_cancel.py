@@ -211,7 +211,7 @@ async def not_reading(scene: Scene, caller: Caller) -> None:
 
 class Stage(NamedTuple):
     """A stage of a request and the way there; `cuts`: usage events it leaves (None: depends); `ahead`: others that hold
-    the slots."""
+    the places."""
 
     reach: Callable[[Scene, Caller], Awaitable[None]]
     cuts: int | None = 1

@@ -76,7 +76,7 @@ async def test_the_window_neither_forgives_nor_refuses_more(tmp_path: Path, wall
 
 @pytest.mark.parametrize("by_s", JUMPS)
 async def test_whoever_waits_goes_on_waiting_and_is_served(tmp_path: Path, wall: Wall, by_s: float) -> None:
-    """One parked, then one with a slot in the middle of its stream, one at the backend, one in line, one idle."""
+    """One parked, then one with a place in the middle of its stream, one at the backend, one in line, one idle."""
     go = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

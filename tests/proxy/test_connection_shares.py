@@ -27,13 +27,13 @@ class Fake:
 
 
 def come(shares: ConnectionShares[Fake], holder: ConnectionHolder[Fake], connection: Fake, agents: int) -> bool:
-    place = shares.place_for(holder, agents=agents)
-    if place.instead_of is not None:
-        assert place.there_is
-        shares.leave(place.instead_of)
-    if place.there_is:
+    verdict = shares.verdict_for(holder, agents=agents)
+    if verdict.instead_of is not None:
+        assert verdict.is_admitted
+        shares.leave(verdict.instead_of)
+    if verdict.is_admitted:
         shares.enter(connection, holder)
-    return place.there_is
+    return verdict.is_admitted
 
 
 def test_the_longest_idle_one_of_the_largest_holder_goes() -> None:
@@ -45,10 +45,10 @@ def test_the_longest_idle_one_of_the_largest_holder_goes() -> None:
     for since in range(8):
         shares.enter(Fake(float(-since)), small)
     shares.limit = shares.held
-    assert shares.place_for(small, agents=2).instead_of is longest
+    assert shares.verdict_for(small, agents=2).instead_of is longest
     shares.leave(longest)
     shares.limit = shares.held
-    assert shares.place_for(large, agents=2).instead_of is idle
+    assert shares.verdict_for(large, agents=2).instead_of is idle
 
 
 def test_where_all_are_busy_who_is_above_its_guarantee_is_refused_and_who_is_below_is_not() -> None:

@@ -1,6 +1,6 @@
 """The figures of fairness, over thousands of requests in simulated time: shares of tokens, waits, throughput.
 
-The backend has slots and gives `TOKENS_PER_S` in each. Clients are closed loops, or come at random moments of a
+The backend has places and gives `TOKENS_PER_S` in each. Clients are closed loops, or come at random moments of a
 fixed seed. The same against the real proxy: benchmarks/fairness.py.
 """
 
@@ -19,7 +19,7 @@ from hive.proxy.queue import FairQueue, Flow, QueueVerdict
 
 TOKENS_PER_S = 1000.0
 SHORT, LONG = 100.0, 1000.0
-SLOTS = 4
+PLACES = 4
 
 
 class Request:
@@ -41,12 +41,12 @@ class Simulation:
     def __init__(
         self,
         *,
-        slots: int = SLOTS,
+        places: int = PLACES,
         depth: int = 16,
         wait_s: float = 30.0,
         expects: Callable[[float], float] = lambda tokens: tokens,
     ) -> None:
-        self.queue: FairQueue[Request] = FairQueue(depth=depth, slots=slots)
+        self.queue: FairQueue[Request] = FairQueue(depth=depth, places=places)
         self.now = 0.0
         self.started: list[Request] = []
         self.done: list[Request] = []
@@ -182,9 +182,9 @@ def test_agents_of_a_tenant_share_its_tokens_within_5_percent() -> None:
     assert short / simulation.tokens_of("t") == pytest.approx(0.5, rel=0.05)
 
 
-@pytest.mark.parametrize(("tenants", "slots"), [("ab", 3), ("aa", 3), ("ab", 4)])
-def test_a_limit_that_allows_an_agent_its_share_does_not_cost_it_any(tenants: str, slots: int) -> None:
-    simulation = Simulation(slots=slots, depth=40, expects=lambda tokens: 550.0)
+@pytest.mark.parametrize(("tenants", "places"), [("ab", 3), ("aa", 3), ("ab", 4)])
+def test_a_limit_that_allows_an_agent_its_share_does_not_cost_it_any(tenants: str, places: int) -> None:
+    simulation = Simulation(places=places, depth=40, expects=lambda tokens: 550.0)
     held = simulation.queue.flow("held", tenants[0], limit=2)
     free = simulation.queue.flow("free", tenants[1], limit=10)
     simulation.backlogged(held, SHORT, open_at_once=12)
@@ -201,7 +201,7 @@ def light_p95(neighbours: int, open_at_once: int, retry_s: float | None, tokens:
     for number in range(neighbours):
         flow = simulation.queue.flow(f"neighbour-{number}", "neighbour", limit=10)
         simulation.backlogged(flow, tokens, open_at_once=open_at_once, retry_s=retry_s)
-    share_per_s = SLOTS * TOKENS_PER_S / SHORT / 2
+    share_per_s = PLACES * TOKENS_PER_S / SHORT / 2
     simulation.now_and_then(light, SHORT, per_s=0.4 * share_per_s, chance=random.Random(3))
     simulation.run(until=lambda: simulation.now > 250)
     assert "light" not in simulation.refused_agents
@@ -211,7 +211,7 @@ def light_p95(neighbours: int, open_at_once: int, retry_s: float | None, tokens:
 
 @pytest.mark.parametrize("tokens", [SHORT, LONG], ids=["same-service-times", "ten-times-as-long"])
 def test_a_flood_from_many_agents_delays_a_tenant_below_its_share_no_more_than_one_equal_tenant(tokens: float) -> None:
-    beside_an_equal = light_p95(1, SLOTS + 2, None, tokens)
+    beside_an_equal = light_p95(1, PLACES + 2, None, tokens)
     beside_a_flood = light_p95(20, 4, 0.2, tokens)
     assert beside_a_flood <= 1.25 * beside_an_equal
 
@@ -229,7 +229,7 @@ def test_throughput_is_that_of_first_come_first_served() -> None:
 
     first_come = tokens_per_s(("all", "all"))
     assert tokens_per_s(("a", "b")) >= 0.95 * first_come
-    assert first_come > 0.95 * SLOTS * TOKENS_PER_S
+    assert first_come > 0.95 * PLACES * TOKENS_PER_S
 
 
 def test_the_bands_are_served_one_after_the_other() -> None:
@@ -240,7 +240,7 @@ def test_the_bands_are_served_one_after_the_other() -> None:
             for _ in range(100):
                 simulation.ask(flow, tokens, lambda refused_s: None, band)
     simulation.run(until=lambda: len(simulation.done) == 600)
-    expected = [Band.LOW] * SLOTS + [Band.HIGH] * 200 + [Band.NORMAL] * 200 + [Band.LOW] * (200 - SLOTS)
+    expected = [Band.LOW] * PLACES + [Band.HIGH] * 200 + [Band.NORMAL] * 200 + [Band.LOW] * (200 - PLACES)
     assert [request.band for request in simulation.started] == expected
 
 
@@ -255,7 +255,7 @@ def test_a_polite_agent_beside_siblings_that_flood_is_served_after_few_refusals(
     Forty siblings would need 1.1 s each to have a place in turn, at the 20 requests/s there are; without credit the
     polite one, which looks once a second, would meet a free place about once in twenty times.
     """
-    simulation = Simulation(slots=2)
+    simulation = Simulation(places=2)
     for number in range(siblings):
         flow = simulation.queue.flow(f"sibling-{number}", "t", limit=10)
         simulation.backlogged(flow, SHORT, open_at_once=open_at_once, retry_s=0.05)
@@ -285,7 +285,7 @@ def test_a_polite_agent_beside_siblings_that_flood_is_served_after_few_refusals(
 
 def test_the_told_time_is_when_a_refused_request_finds_room() -> None:
     """Of requests that come back when they were told, nearly all find room."""
-    simulation = Simulation(slots=2)
+    simulation = Simulation(places=2)
     for number in range(24):
         flow = simulation.queue.flow(f"agent-{number}", "t", limit=10)
         simulation.backlogged(flow, LONG, open_at_once=1)

@@ -303,8 +303,8 @@ async def _floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
         writer.transport.abort()  # uvloop would wait for ever, as nothing reads it
 
 
-async def test_a_client_that_reads_no_more_loses_its_slot(tmp_path: Path) -> None:
-    """It stalls as a backend does: `between_bytes_s` holds for both, or a slot is lost for ever."""
+async def test_a_client_that_reads_no_more_loses_its_place(tmp_path: Path) -> None:
+    """It stalls as a backend does: `between_bytes_s` holds for both, or a place is lost for ever."""
     async with faulty(tmp_path, between_bytes_s=0.3) as (proxy, backend):
         backend.script = _floods
         client = Client(*await asyncio.open_unix_connection(str(proxy.socket_path), limit=1000))

@@ -647,7 +647,7 @@ async def test_a_backend_that_gave_up_in_mid_stream_is_never_a_clean_end(tmp_pat
 
 async def test_what_ollama_passes_over_is_told_and_its_limit_reaches_it_by_the_name_it_knows(tmp_path: Path) -> None:
     """`max_completion_tokens` did nothing before Ollama for a tier without a limit: asked for 5, it made 200, on its
-    only slot. A forced tool was not forced, and nobody was told."""
+    only place. A forced tool was not forced, and nobody was told."""
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.OLLAMA)
         proxy.registry.learn(msgspec.structs.replace(proxy.row, tier=Tier.HIGH))

@@ -206,7 +206,7 @@ def test_where_counts_come_from() -> None:
         assert asks_usage(chat, kind) is (kind is not BackendKind.LLAMA)
     count = find(b"POST", b"/v1/messages/count_tokens")
     assert source_of(count, BackendKind.VLLM, stream=False) == "unknown"
-    assert not count.takes_slot
+    assert not count.needs_place
 
 
 def test_who_reads_depends_on_what_was_asked_and_on_what_came() -> None:

@@ -56,7 +56,7 @@ def everything(metrics: Metrics) -> None:
     metrics.dropped(2)
     metrics.woken("request")
     metrics.turned_away("connections_max")
-    metrics.gave_place("idle")
+    metrics.gave_way("idle")
     metrics.lag(0.001)
     counted = {row.name for row in TABLE} & metrics._counted().keys()
     for row in TABLE:
@@ -91,7 +91,7 @@ def test_an_ended_request_is_counted_with_its_tokens_and_times() -> None:
         ("cancelled", "made up", "hive_proxy_cancels_total", {"state": OTHER}),
         ("woken", "ingress", "hive_proxy_wakes_total", {"cause": "ingress"}),
         ("turned_away", "connections_max", "hive_proxy_connections_refused_total", {"reason": "connections_max"}),
-        ("gave_place", "idle", "hive_proxy_connections_displaced_total", {"of": "idle"}),
+        ("gave_way", "idle", "hive_proxy_connections_displaced_total", {"of": "idle"}),
         ("queued", 0.0, "hive_proxy_queue_wait_seconds_count", {}),
         ("lag", 0.004, "hive_proxy_loop_lag_seconds_count", {}),
         ("dropped", 1, "hive_proxy_fields_dropped_total", {}),

@@ -154,7 +154,7 @@ async def test_it_goes_after_every_request_that_waits(tmp_path: Path) -> None:
         assert order == ["first", "second", "."]
 
 
-async def test_a_request_that_needs_its_slot_gets_it_at_once(tmp_path: Path) -> None:
+async def test_a_request_that_needs_its_place_gets_it_at_once(tmp_path: Path) -> None:
     cancelled = asyncio.Event()
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -174,7 +174,7 @@ async def test_a_request_that_needs_its_slot_gets_it_at_once(tmp_path: Path) -> 
         await asyncio.wait_for(cancelled.wait(), 5)
         found = await asyncio.wait_for(ahead, 5)
         assert isinstance(found, Failed)
-        assert found.message == "a request needs its slot"
+        assert found.message == "a request needs its place"
         assert nothing_is_held(proxy)
 
 

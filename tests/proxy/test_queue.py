@@ -1,4 +1,4 @@
-"""The queue: turns, `Retry-After`, and what is kept. Refusals: test_place_credit.py."""
+"""The queue: turns, `Retry-After`, and what is kept. Refusals: test_position_credit.py."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ GO, WAIT, FULL = QueueVerdict.GO, QueueVerdict.WAIT, QueueVerdict.FULL
 HIGH, NORMAL, LOW = Band.HIGH, Band.NORMAL, Band.LOW
 
 
-# slots and limits -----------------------------------------------------------------------------------------------------
+# places and limits ----------------------------------------------------------------------------------------------------
 
 
-def test_a_slot_is_given_on_to_whoever_came_first() -> None:
-    bench = Bench(slots=1)
+def test_a_place_is_given_on_to_whoever_came_first() -> None:
+    bench = Bench(places=1)
     bench.agent("ann")
     first, verdict = bench.ask("ann")
     assert verdict is GO
@@ -30,7 +30,7 @@ def test_a_slot_is_given_on_to_whoever_came_first() -> None:
 
 
 def test_without_a_limit_of_the_backend_only_the_agents_limits_hold() -> None:
-    bench = Bench(slots=None)
+    bench = Bench(places=None)
     flow = bench.agent("ann", limit=3)
     assert [bench.verdict("ann") for _ in range(4)] == [GO, GO, GO, WAIT]
     assert repr(bench.queue) == "<FairQueue 1 waiting, 3 running>"
@@ -38,7 +38,7 @@ def test_without_a_limit_of_the_backend_only_the_agents_limits_hold() -> None:
 
 
 def test_an_agent_at_its_limit_is_passed_over_and_holds_nobody_up() -> None:
-    bench = Bench(slots=2)
+    bench = Bench(places=2)
     bench.agent("ann", limit=1)
     bench.agent("ben")
     first = bench.ask("ann")[0]
@@ -49,8 +49,8 @@ def test_an_agent_at_its_limit_is_passed_over_and_holds_nobody_up() -> None:
     assert bench.leave(waiting) == [late]
 
 
-def test_a_request_that_leaves_the_line_gives_its_place_back_and_frees_no_slot() -> None:
-    bench = Bench(slots=1, depth=1)
+def test_a_request_that_leaves_the_line_gives_its_position_back_and_frees_no_place() -> None:
+    bench = Bench(places=1, depth=1)
     bench.agent("ann")
     running = bench.ask("ann")[0]
     waiting = bench.ask("ann")[0]
@@ -62,7 +62,7 @@ def test_a_request_that_leaves_the_line_gives_its_place_back_and_frees_no_slot()
 
 
 def test_leaving_twice_or_without_having_asked_changes_nothing() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     flow = bench.agent("ann")
     first = bench.ask("ann")[0]
     second, third = bench.ask("ann")[0], bench.ask("ann")[0]
@@ -72,8 +72,8 @@ def test_leaving_twice_or_without_having_asked_changes_nothing() -> None:
     assert bench.leave(second) == [third]
 
 
-def test_more_slots_let_more_in_and_fewer_let_the_running_ones_finish() -> None:
-    bench = Bench(slots=1)
+def test_more_places_let_more_in_and_fewer_let_the_running_ones_finish() -> None:
+    bench = Bench(places=1)
     bench.agent("ann")
     waiters = [bench.ask("ann")[0] for _ in range(4)]
     assert bench.queue.resize(3) == waiters[1:3]
@@ -81,11 +81,11 @@ def test_more_slots_let_more_in_and_fewer_let_the_running_ones_finish() -> None:
     assert repr(bench.queue) == "<FairQueue 1 waiting, 3/1 running>"
     assert [bench.leave(waiter) for waiter in waiters[:3]] == [[], [], [waiters[3]]]
     assert bench.queue.resize(None) == []
-    assert bench.queue.slots is None
+    assert bench.queue.places is None
 
 
 def test_a_higher_limit_of_an_agent_lets_its_waiting_requests_in() -> None:
-    bench = Bench(slots=4)
+    bench = Bench(places=4)
     flow = bench.agent("ann", limit=1)
     waiters = [bench.ask("ann")[0] for _ in range(4)]
     assert bench.queue.set_limit(flow, 3) == waiters[1:3]
@@ -95,7 +95,7 @@ def test_a_higher_limit_of_an_agent_lets_its_waiting_requests_in() -> None:
 
 
 def test_a_higher_band_always_goes_first() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     for name in ("low", "normal", "high"):
         bench.agent(name, tenant=f"of-{name}")
     running = bench.ask("normal")[0]
@@ -105,7 +105,7 @@ def test_a_higher_band_always_goes_first() -> None:
 
 
 def test_what_was_had_in_one_band_does_not_count_in_another() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     bench.agent("ann", "acme")
     bench.agent("ben", "other")
     running = bench.ask("ann", band=HIGH, expected=1e6)[0]
@@ -119,7 +119,7 @@ def test_what_was_had_in_one_band_does_not_count_in_another() -> None:
 
 
 def test_tenants_are_served_by_tokens_not_by_requests() -> None:
-    bench = Bench(slots=1, depth=40)
+    bench = Bench(places=1, depth=40)
     bench.agent("short", "a")
     bench.agent("long", "b")
     running = bench.ask("short", expected=100)[0]
@@ -132,7 +132,7 @@ def test_tenants_are_served_by_tokens_not_by_requests() -> None:
 
 
 def test_a_weight_of_three_gets_three_times_the_tokens() -> None:
-    bench = Bench(slots=1, depth=40)
+    bench = Bench(places=1, depth=40)
     bench.agent("three", "a", weight=3)
     bench.agent("one", "b", weight=1)
     running = bench.ask("one")[0]
@@ -143,7 +143,7 @@ def test_a_weight_of_three_gets_three_times_the_tokens() -> None:
 
 
 def test_a_weight_can_change_while_everybody_waits() -> None:
-    bench = Bench(slots=1, depth=100)
+    bench = Bench(places=1, depth=100)
     bench.agent("ann", "a")
     bench.agent("ben", "b")
     running = bench.ask("ann")[0]
@@ -158,7 +158,7 @@ def test_a_weight_can_change_while_everybody_waits() -> None:
 
 
 def test_inside_a_tenant_the_agent_that_has_had_least_goes_first_then_the_oldest_request() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     bench.agent("ann", "a")
     bench.agent("ben", "a")
     running = bench.ask("ann", expected=100)[0]
@@ -168,7 +168,7 @@ def test_inside_a_tenant_the_agent_that_has_had_least_goes_first_then_the_oldest
 
 
 def test_many_agents_do_not_make_a_tenants_share_larger() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     for number in range(8):
         bench.agent(f"many-{number}-", "a")
     bench.agent("one", "b")
@@ -182,7 +182,7 @@ def test_many_agents_do_not_make_a_tenants_share_larger() -> None:
 
 
 def test_of_tenants_that_have_had_as_much_the_one_goes_whose_last_turn_is_longest_ago() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     bench.agent("ann", "a")
     bench.agent("ben", "b")
     running = bench.ask("ann", expected=0)[0]
@@ -192,7 +192,7 @@ def test_of_tenants_that_have_had_as_much_the_one_goes_whose_last_turn_is_longes
 
 
 def test_the_real_cost_corrects_the_expected_one() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     bench.agent("ann", "a")
     bench.agent("ben", "b")
     running = bench.ask("ann", expected=10)[0]
@@ -204,7 +204,7 @@ def test_the_real_cost_corrects_the_expected_one() -> None:
 
 
 def test_an_unknown_cost_is_the_expected_one() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     bench.agent("ann", "a")
     bench.agent("ben", "b")
     running = bench.ask("ann", expected=250)[0]
@@ -214,9 +214,9 @@ def test_an_unknown_cost_is_the_expected_one() -> None:
     assert bench.turns(running, cost=None)[:4] == ["ben", "ben", "ben", "ann"]
 
 
-def test_a_newcomer_has_the_next_slot_however_much_too_much_was_expected_of_the_others() -> None:
+def test_a_newcomer_has_the_next_place_however_much_too_much_was_expected_of_the_others() -> None:
     """Lifted to what was charged in advance, it stood behind everything that later turned out cheap."""
-    bench = Bench(slots=4)
+    bench = Bench(places=4)
     bench.agent("flood", "a")
     running = [bench.ask("flood", expected=5000)[0] for _ in range(4)]
     for _ in range(12):
@@ -229,7 +229,7 @@ def test_a_newcomer_has_the_next_slot_however_much_too_much_was_expected_of_the_
 
 
 def test_being_idle_saves_nothing_up() -> None:
-    bench = Bench(slots=1, depth=50)
+    bench = Bench(places=1, depth=50)
     bench.agent("busy", "a")
     bench.agent("idle", "b")
     running = bench.ask("busy")[0]
@@ -245,8 +245,8 @@ def test_being_idle_saves_nothing_up() -> None:
 @pytest.mark.parametrize("tenants", ["ab", "aa"], ids=["two-tenants", "two-agents"])
 @pytest.mark.parametrize("order", [("little", "much"), ("much", "little")], ids=" first, then ".join)
 def test_what_was_had_while_nobody_waited_is_held_against_nobody(tenants: str, order: tuple[str, str]) -> None:
-    """Beside one that always runs a little, the one that used the free slots stood still for as long."""
-    bench = Bench(slots=2, depth=50)
+    """Beside one that always runs a little, the one that used the free places stood still for as long."""
+    bench = Bench(places=2, depth=50)
     bench.agent("little", tenants[0])
     bench.agent("much", tenants[1])
     running = bench.ask("little", expected=1)[0]
@@ -266,7 +266,7 @@ def test_what_was_had_while_nobody_waited_is_held_against_nobody(tenants: str, o
 
 @pytest.mark.parametrize("same_tenant", [False, True])
 def test_who_was_held_back_by_its_own_limit_catches_up_within_bounds_only(same_tenant: bool) -> None:
-    bench = Bench(slots=2, depth=1000)
+    bench = Bench(places=2, depth=1000)
     flow = bench.agent("held", "a", limit=1)
     bench.agent("free", "a" if same_tenant else "b")
     held = bench.ask("held", expected=1000)[0]
@@ -285,9 +285,9 @@ def test_who_was_held_back_by_its_own_limit_catches_up_within_bounds_only(same_t
 
 
 def test_a_tenant_whose_agents_were_refused_has_no_head_start_when_it_comes_back() -> None:
-    """Place credit once let a tenant lag behind too, by a fixed number of tokens: a tenant that flooded, was refused
+    """Position credit once let a tenant lag behind too, by a fixed number of tokens: a tenant that flooded, was refused
     and came back a moment later held up all others for as long as those tokens took."""
-    bench = Bench(slots=1, depth=8)
+    bench = Bench(places=1, depth=8)
     for name, tenant in (("flood", "f"), ("light", "l"), ("other", "o")):
         bench.agent(name, tenant)
     running = bench.ask("other", expected=1000)[0]
@@ -318,7 +318,7 @@ def drained(bench: Bench, waiters: list[str], every_s: float, times: int) -> Non
     ids=["", "at least", "", "at most"],
 )
 def test_retry_after_is_how_long_the_line_takes_at_the_measured_rate(every_s: float, expected_s: float) -> None:
-    bench = Bench(slots=1, depth=28)
+    bench = Bench(places=1, depth=28)
     flow = bench.agent("ann")
     running = [bench.ask("ann")[0] for _ in range(29)][:1]
     drained(bench, running, every_s, 20)
@@ -328,7 +328,7 @@ def test_retry_after_is_how_long_the_line_takes_at_the_measured_rate(every_s: fl
 
 
 def test_idle_hours_do_not_count_as_a_slow_backend() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     flow = bench.agent("ann")
     for _ in range(2):
         running = [bench.ask("ann")[0] for _ in range(9)][:1]
@@ -341,7 +341,7 @@ def test_idle_hours_do_not_count_as_a_slow_backend() -> None:
 
 
 def test_the_measured_rate_follows_a_backend_that_became_slower() -> None:
-    bench = Bench(slots=1, depth=400)
+    bench = Bench(places=1, depth=400)
     flow = bench.agent("ann")
     running = [bench.ask("ann")[0] for _ in range(370)][:1]
     drained(bench, running, 0.1, 300)
@@ -351,23 +351,23 @@ def test_the_measured_rate_follows_a_backend_that_became_slower() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "waiting", "waited_s", "expected_s"),
+    ("places", "waiting", "waited_s", "expected_s"),
     [(1, 16, 0, 5.0), (8, 16, 0, 2.0), (8, 1, 0, 1.0), (1, 16, 40, 40.0), (1, 16, 500, 120.0)],
 )
 def test_retry_after_is_a_guess_where_nobody_has_waited_to_the_end_yet(
-    slots: int, waiting: int, waited_s: float, expected_s: float
+    places: int, waiting: int, waited_s: float, expected_s: float
 ) -> None:
-    bench = Bench(slots=slots)
+    bench = Bench(places=places)
     flow = bench.agent("ann", limit=100)
-    for _ in range(slots + waiting):
+    for _ in range(places + waiting):
         bench.ask("ann")
     assert bench.queue.retry_after_s(flow, waited_s) == expected_s
 
 
 def test_retry_after_counts_the_agents_own_limit_where_the_backend_has_none() -> None:
-    """vLLM and the demo backend tell no number of slots, or a large one: it was `Retry-After: 1` for a request that
+    """vLLM and the demo backend tell no number of places, or a large one: it was `Retry-After: 1` for a request that
     found 16 requests of an agent of tier medium waiting, five at a time, for any duration of each."""
-    bench = Bench(slots=None, depth=16)
+    bench = Bench(places=None, depth=16)
     flow = bench.agent("ann", limit=5)
     running = [bench.ask("ann")[0] for _ in range(21)][:5]
     assert bench.queue.retry_after_s(flow, bench.now) == pytest.approx(16 / 5), "nothing is measured yet"
@@ -379,7 +379,7 @@ def test_retry_after_counts_the_agents_own_limit_where_the_backend_has_none() ->
 
 def test_retry_after_of_a_new_line_goes_by_how_long_requests_took_before() -> None:
     """For a line in which no request had waited to the end yet it was a second for each, at most five."""
-    bench = Bench(slots=2, depth=16)
+    bench = Bench(places=2, depth=16)
     flow = bench.agent("ann", limit=5)
     first = bench.ask("ann")[0]
     bench.now += 30.0
@@ -391,7 +391,7 @@ def test_retry_after_of_a_new_line_goes_by_how_long_requests_took_before() -> No
 
 
 def test_retry_after_is_no_less_than_the_line_has_stood_still() -> None:
-    bench = Bench(slots=1, depth=16)
+    bench = Bench(places=1, depth=16)
     flow = bench.agent("ann")
     running = [bench.ask("ann")[0] for _ in range(12)][:1]
     drained(bench, running, 0.1, 10)
@@ -400,7 +400,7 @@ def test_retry_after_is_no_less_than_the_line_has_stood_still() -> None:
 
 
 def test_each_tenant_is_told_of_its_own_line() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     heavy, light = bench.agent("heavy", "a"), bench.agent("light", "b", weight=10)
     running = [bench.ask("heavy")[0]]
     for _ in range(16):
@@ -414,7 +414,7 @@ def test_each_tenant_is_told_of_its_own_line() -> None:
 
 
 def test_the_mean_wait_is_that_of_those_who_had_to_wait() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     flow = bench.agent("ann")
     first = bench.ask("ann")[0]
     assert flow.mean_wait_ms == 0
@@ -429,14 +429,14 @@ def test_the_mean_wait_is_that_of_those_who_had_to_wait() -> None:
 
 
 def test_the_view_shows_each_tenant() -> None:
-    bench = Bench(slots=2)
+    bench = Bench(places=2)
     bench.agent("ann", "a", weight=2)
     bench.agent("ben", "b")
     bench.ask("ann", expected=300)
     bench.ask("ben", expected=100)
     bench.ask("ben", expected=100)
     view = bench.queue.view(1.0)
-    assert (view.running, view.waiting, view.slots, view.drain_per_s) == (2, 1, 2, None)
+    assert (view.running, view.waiting, view.places, view.drain_per_s) == (2, 1, 2, None)
     assert [(row.name, row.weight, row.running, row.waiting, row.tokens_ahead) for row in view.tenants] == [
         ("a", 2, 1, 0, 50.0),
         ("b", 1, 1, 1, 0.0),
@@ -454,7 +454,7 @@ def test_a_flow_is_known_by_agent_and_tenant() -> None:
 
 
 def test_what_an_agent_runs_and_waits_for_moves_along_with_it() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     moving = bench.agent("moving", "a")
     bench.agent("ben", "b")
     running = bench.ask("moving", expected=1000)[0]
@@ -469,7 +469,7 @@ def test_what_an_agent_runs_and_waits_for_moves_along_with_it() -> None:
 
 @pytest.mark.parametrize("had", [0, 10_000], ids=["little", "much"])
 def test_what_an_agent_had_elsewhere_does_not_count_where_it_moves_to(had: float) -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     moving = bench.agent("moving", "a")
     bench.agent("ann", "b")
     bench.leave(bench.ask("moving", expected=had)[0])
@@ -483,7 +483,7 @@ def test_what_an_agent_had_elsewhere_does_not_count_where_it_moves_to(had: float
 
 
 def test_a_tenant_an_agent_moves_to_has_saved_nothing_up_while_it_was_idle() -> None:
-    bench = Bench(slots=1, depth=50)
+    bench = Bench(places=1, depth=50)
     moving = bench.agent("moving", "a")
     bench.agent("busy", "b")
     bench.agent("idle", "c")
@@ -498,7 +498,7 @@ def test_a_tenant_an_agent_moves_to_has_saved_nothing_up_while_it_was_idle() -> 
 
 
 def test_a_tenant_knows_nothing_any_more_of_an_agent_that_moved_away() -> None:
-    bench = Bench(slots=1, depth=2)
+    bench = Bench(places=1, depth=2)
     moving = bench.agent("moving", "a")
     stays = bench.agent("stays", "a")
     bench.agent("late", "a")
@@ -513,14 +513,14 @@ def test_a_tenant_knows_nothing_any_more_of_an_agent_that_moved_away() -> None:
 
 
 def test_a_move_to_a_higher_tier_lets_in_who_waited_for_its_own_limit() -> None:
-    bench = Bench(slots=5)
+    bench = Bench(places=5)
     flow = bench.agent("ann", limit=1)
     waiters = [bench.ask("ann")[0] for _ in range(3)]
     assert bench.queue.move(flow, tenant="t", limit=5, weight=1.0) == waiters[1:]
 
 
 def test_forgotten_agents_and_their_tenants_leave_nothing_behind() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     flow = bench.agent("ann", "a")
     bench.queue.flow("ann", "b", limit=1)
     running, waiter = bench.ask("ann")[0], bench.ask("ann")[0]
@@ -534,7 +534,7 @@ def test_forgotten_agents_and_their_tenants_leave_nothing_behind() -> None:
 
 
 def test_only_so_many_flows_under_other_tenants_are_kept_and_none_that_is_busy() -> None:
-    bench = Bench(slots=1)
+    bench = Bench(places=1)
     operator = bench.agent("operator", "default")
     busy = bench.queue.flow("operator", "busy", limit=1)
     bench.queue.ask("w", busy, expected=1, now=0.0)
@@ -549,7 +549,7 @@ def test_only_so_many_flows_under_other_tenants_are_kept_and_none_that_is_busy()
 
 
 def test_a_dropped_flow_that_is_used_again_waits_in_the_line_of_its_tenant() -> None:
-    bench = Bench(slots=1, depth=1)
+    bench = Bench(places=1, depth=1)
     bench.agent("operator", "default")
     old = bench.queue.flow("operator", "acme", limit=1)
     for number in range(EXTRA_FLOWS):
@@ -561,7 +561,7 @@ def test_a_dropped_flow_that_is_used_again_waits_in_the_line_of_its_tenant() -> 
 
 
 def test_counters_start_anew_long_before_they_lose_precision() -> None:
-    bench = Bench(slots=1, depth=4)
+    bench = Bench(places=1, depth=4)
     bench.agent("ann", "a")
     bench.agent("ben", "b")
     for idle, tenant in (("idle", "c"), ("lazy", "a")):

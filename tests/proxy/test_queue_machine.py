@@ -17,14 +17,14 @@ RANKS = [HIGH, NORMAL, LOW]
 
 
 class Everything(RuleBasedStateMachine):
-    """Requests come, go, are cancelled, displaced and refused while slots, limits and tenants change."""
+    """Requests come, go, are cancelled, displaced and refused while places, limits and tenants change."""
 
     flows = Bundle("flows")
 
-    @initialize(slots=st.sampled_from([1, 2, 5, None]), depth=st.integers(0, 4))
-    def start(self, slots: int | None, depth: int) -> None:
-        self.queue: FairQueue[int] = FairQueue(depth=depth, slots=slots)
-        self.slots = slots
+    @initialize(places=st.sampled_from([1, 2, 5, None]), depth=st.integers(0, 4))
+    def start(self, places: int | None, depth: int) -> None:
+        self.queue: FairQueue[int] = FairQueue(depth=depth, places=places)
+        self.places = places
         self.now = 0.0
         self.number = count()
         self.agents = count()
@@ -34,13 +34,13 @@ class Everything(RuleBasedStateMachine):
         self.known: set[Flow] = set()
 
     def admitted(self, waiters: list[int]) -> None:
-        """Each was waiting, was the first of its line, and fits into slots and limit."""
+        """Each was waiting, was the first of its line, and fits into places and limit."""
         for waiter in waiters:
             flow, band = self.waiting[waiter]
             assert waiter == next(other for other, owner in self.waiting.items() if owner == (flow, band))
             del self.waiting[waiter]
             self.running[waiter] = (flow, band)
-            assert self.slots is None or len(self.running) <= self.slots
+            assert self.places is None or len(self.running) <= self.places
             assert sum(owner is flow for owner, _ in self.running.values()) <= flow.limit
             for other, other_band in self.waiting.values():
                 if RANKS.index(other_band) < RANKS.index(band):
@@ -104,10 +104,10 @@ class Everything(RuleBasedStateMachine):
         if self.gone:
             assert self.queue.leave(data.draw(st.sampled_from(sorted(self.gone))), flow, now=self.now) == []
 
-    @rule(slots=st.sampled_from([0, 1, 2, 5, None]))
-    def resize(self, slots: int | None) -> None:
-        self.slots = slots
-        self.admitted(self.queue.resize(slots))
+    @rule(places=st.sampled_from([0, 1, 2, 5, None]))
+    def resize(self, places: int | None) -> None:
+        self.places = places
+        self.admitted(self.queue.resize(places))
 
     @rule(flow=flows, limit=st.integers(1, 4))
     def set_limit(self, flow: Flow, limit: int) -> None:
@@ -139,8 +139,8 @@ class Everything(RuleBasedStateMachine):
             assert 1 <= self.queue.retry_after_s(flow, self.now) <= 120
 
     @invariant()
-    def no_slot_is_idle_while_somebody_may_go(self) -> None:
-        if hasattr(self, "queue") and (self.slots is None or len(self.running) < self.slots):
+    def no_place_is_idle_while_somebody_may_go(self) -> None:
+        if hasattr(self, "queue") and (self.places is None or len(self.running) < self.places):
             assert all(flow.running >= flow.limit for flow, _ in self.waiting.values())
 
     def teardown(self) -> None:

@@ -79,7 +79,7 @@ async def test_embeddings_and_scores_of_two_tenants_have_salts_of_their_own(tmp_
         assert salts[0] == salts[1] != salts[2] == salts[3]
 
 
-async def test_a_score_takes_a_slot_and_tokens_take_none(tmp_path: Path) -> None:
+async def test_a_score_takes_a_place_and_tokens_take_none(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, VLLM)
         proxy.registry.queue.resize(0)

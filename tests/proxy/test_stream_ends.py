@@ -296,7 +296,7 @@ async def test_whoever_waits_in_the_queue_gets_signs_of_life_too_and_then_its_re
         await until(lambda: backend.connections == 1)
         said = await heard(proxy, post(b"/v1/chat/completions", STREAM, fields=BEAT))
         assert said.startswith(b"HTTP/1.1 200")
-        assert b"no slot came free" in said
+        assert b"no place came free" in said
         assert not said.endswith(b"0\r\n\r\n")
 
 
@@ -341,7 +341,7 @@ async def test_a_request_may_be_given_a_time_for_its_whole_answer(tmp_path: Path
         await until(lambda: nothing_is_held(proxy))
 
 
-async def test_a_client_that_reads_nothing_does_not_keep_its_slot(tmp_path: Path) -> None:
+async def test_a_client_that_reads_nothing_does_not_keep_its_place(tmp_path: Path) -> None:
     block = b"data: " + b"x" * 60_000 + b"\n\n"
 
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

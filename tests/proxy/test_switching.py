@@ -248,7 +248,7 @@ async def test_rolled_back_the_old_backend_answers_and_says_what_it_does_not_off
         await until(lambda: nothing_is_held(box.proxy))
 
 
-async def test_a_question_that_takes_no_slot_waits_as_well_and_a_list_does_not(tmp_path: Path) -> None:
+async def test_a_question_that_takes_no_place_waits_as_well_and_a_list_does_not(tmp_path: Path) -> None:
     async with two(tmp_path) as box:
         box.proxy.path.use_backend(BackendInfo(kind=BackendKind.OLLAMA, address=box.old.address), [])
         box.close()

@@ -15,8 +15,8 @@ def agent_of(waiter: str) -> str:
 class Bench:
     """Requests are `ann1`, `ann2`, …, in the order in which all of them ask."""
 
-    def __init__(self, *, slots: int | None = 1, depth: int = 16) -> None:
-        self.queue: FairQueue[str] = FairQueue(depth=depth, slots=slots)
+    def __init__(self, *, places: int | None = 1, depth: int = 16) -> None:
+        self.queue: FairQueue[str] = FairQueue(depth=depth, places=places)
         self.now = 0.0
         self.flows: dict[str, Flow] = {}
         self._number = count(1)
@@ -38,7 +38,7 @@ class Bench:
         return self.queue.leave(waiter, self._owner[waiter], now=self.now, cost=cost)
 
     def turns(self, waiter: str, cost: float | None = None) -> list[str]:
-        """The agents whose turns follow if each is over at once; with one slot."""
+        """The agents whose turns follow if each is over at once; with one place."""
         names = []
         while waiter:
             turn = self.leave(waiter, cost)

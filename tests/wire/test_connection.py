@@ -253,7 +253,7 @@ async def test_an_empty_line_before_a_large_request_costs_nothing(tmp_path: Path
 
 
 async def test_a_deadline_that_another_one_moved_in_the_same_tick_is_not_due() -> None:
-    """A refused request gave its slot to one with a deadline in the same tick that had just been moved."""
+    """A refused request gave its place to one with a deadline in the same tick that had just been moved."""
     deadlines = Deadlines()
     told: list[str] = []
 

@@ -14,7 +14,7 @@ HIGH, LOW = Band.HIGH, Band.LOW
 
 
 def test_each_tenant_has_a_line_of_its_own() -> None:
-    bench = Bench(slots=1, depth=2)
+    bench = Bench(places=1, depth=2)
     bench.agent("ann", "a")
     bench.agent("ben", "b")
     assert [bench.verdict("ann") for _ in range(4)] == [GO, WAIT, WAIT, FULL]
@@ -23,7 +23,7 @@ def test_each_tenant_has_a_line_of_its_own() -> None:
 
 
 def test_a_line_of_depth_zero_refuses_whoever_cannot_go_at_once() -> None:
-    bench = Bench(slots=1, depth=0)
+    bench = Bench(places=1, depth=0)
     bench.agent("ann")
     first, verdict = bench.ask("ann")
     assert (verdict, bench.verdict("ann")) == (GO, FULL)
@@ -32,7 +32,7 @@ def test_a_line_of_depth_zero_refuses_whoever_cannot_go_at_once() -> None:
 
 
 def test_the_newest_of_the_longest_line_gives_way_to_an_agent_with_a_shorter_one() -> None:
-    bench = Bench(slots=1, depth=4)
+    bench = Bench(places=1, depth=4)
     bench.agent("flood")
     bench.agent("polite")
     running = bench.ask("flood")[0]
@@ -47,7 +47,7 @@ def test_the_newest_of_the_longest_line_gives_way_to_an_agent_with_a_shorter_one
 
 
 def test_another_tenants_line_is_never_shortened() -> None:
-    bench = Bench(slots=1, depth=1)
+    bench = Bench(places=1, depth=1)
     bench.agent("ann", "a")
     bench.agent("ben", "b")
     bench.agent("bob", "b")
@@ -55,8 +55,8 @@ def test_another_tenants_line_is_never_shortened() -> None:
     assert bench.queue.displaced == []
 
 
-def test_a_higher_band_takes_the_place_of_a_lower_one_and_never_the_other_way_round() -> None:
-    bench = Bench(slots=1, depth=3)
+def test_a_higher_band_takes_the_position_of_a_lower_one_and_never_the_other_way_round() -> None:
+    bench = Bench(places=1, depth=3)
     bench.agent("ann")
     bench.agent("ben")
     bench.agent("cid")
@@ -84,8 +84,8 @@ def single_file(bench: Bench, agents: int) -> str:
     return running
 
 
-def test_place_credit_brings_a_refused_agent_before_those_who_came_later() -> None:
-    bench = Bench(slots=1, depth=4)
+def test_position_credit_brings_a_refused_agent_before_those_who_came_later() -> None:
+    bench = Bench(places=1, depth=4)
     running = single_file(bench, 4)
     assert bench.verdict("polite") is FULL
     (running,) = bench.leave(running)  # agent-0 goes, and another one is faster than polite
@@ -103,8 +103,8 @@ def test_place_credit_brings_a_refused_agent_before_those_who_came_later() -> No
     assert back.startswith("polite")
 
 
-def test_place_credit_counts_among_agents_of_which_none_has_had_anything() -> None:
-    bench = Bench(slots=1, depth=4)
+def test_position_credit_counts_among_agents_of_which_none_has_had_anything() -> None:
+    bench = Bench(places=1, depth=4)
     running = single_file(bench, 4)
     bench.agent("late")
     assert bench.verdict("polite") is FULL
@@ -115,8 +115,8 @@ def test_place_credit_counts_among_agents_of_which_none_has_had_anything() -> No
     assert bench.turns(running) == ["agent-2-", "agent-3-", "polite", "late"]
 
 
-def test_place_credit_takes_nobodys_place_who_came_before() -> None:
-    bench = Bench(slots=1, depth=4)
+def test_position_credit_takes_nobodys_position_who_came_before() -> None:
+    bench = Bench(places=1, depth=4)
     single_file(bench, 4)
     assert bench.verdict("polite") is FULL
     bench.now += 1
@@ -125,8 +125,8 @@ def test_place_credit_takes_nobodys_place_who_came_before() -> None:
 
 
 @pytest.mark.parametrize(("away_s", "verdict"), [(CREDIT_S - 2, WAIT), (CREDIT_S + 1, FULL)])
-def test_place_credit_lasts_two_minutes(away_s: float, verdict: QueueVerdict) -> None:
-    bench = Bench(slots=1, depth=4)
+def test_position_credit_lasts_two_minutes(away_s: float, verdict: QueueVerdict) -> None:
+    bench = Bench(places=1, depth=4)
     running = single_file(bench, 4)
     assert bench.verdict("polite") is FULL
     bench.leave(running)
@@ -137,8 +137,8 @@ def test_place_credit_lasts_two_minutes(away_s: float, verdict: QueueVerdict) ->
     assert bench.verdict("polite") is verdict
 
 
-def test_place_credit_is_for_one_place() -> None:
-    bench = Bench(slots=1, depth=4)
+def test_position_credit_is_for_one_position() -> None:
+    bench = Bench(places=1, depth=4)
     running = single_file(bench, 4)
     assert bench.verdict("polite") is FULL
     (running,) = bench.leave(running)
@@ -153,7 +153,7 @@ def test_place_credit_is_for_one_place() -> None:
 
 
 def test_refused_again_an_agent_keeps_the_credit_of_the_first_time() -> None:
-    bench = Bench(slots=1, depth=4)
+    bench = Bench(places=1, depth=4)
     running = single_file(bench, 4)
     bench.agent("second")
     verdicts = []
@@ -166,8 +166,8 @@ def test_refused_again_an_agent_keeps_the_credit_of_the_first_time() -> None:
     assert [agent_of(waiter) for waiter in bench.queue.displaced] == ["second"]
 
 
-def test_place_credit_ends_with_a_slot() -> None:
-    bench = Bench(slots=1, depth=1)
+def test_position_credit_ends_with_a_place() -> None:
+    bench = Bench(places=1, depth=1)
     bench.agent("polite")
     bench.agent("ann")
     running = bench.ask("ann")[0]
@@ -181,8 +181,8 @@ def test_place_credit_ends_with_a_slot() -> None:
     assert bench.verdict("polite") is FULL
 
 
-def test_whoever_was_displaced_has_place_credit_from_when_it_came() -> None:
-    bench = Bench(slots=1, depth=4)
+def test_whoever_was_displaced_has_position_credit_from_when_it_came() -> None:
+    bench = Bench(places=1, depth=4)
     running = single_file(bench, 4)
     for name in ("faster", "third", "latest"):
         bench.agent(name)
@@ -202,7 +202,7 @@ def test_whoever_was_displaced_has_place_credit_from_when_it_came() -> None:
 @pytest.mark.parametrize("had_credit", [True, False])
 @pytest.mark.parametrize("tenants", ["ttt", "fpt"], ids=["of-one-tenant", "of-three-tenants"])
 def test_an_agent_whose_wait_was_too_long_is_not_lifted_when_it_comes_back(tenants: str, had_credit: bool) -> None:
-    bench = Bench(slots=1, depth=40)
+    bench = Bench(places=1, depth=40)
     for name, tenant in zip(("flood", "patient", "fresh"), tenants, strict=True):
         bench.agent(name, tenant)
     running = bench.ask("flood")[0]
