@@ -81,8 +81,8 @@ class Want(msgspec.Struct, frozen=True):
 
 
 class NamedBody(msgspec.Struct, frozen=True):
-    """What a body says of its request before a server is chosen: the model, `stream`, and whether the model is only to
-    be loaded or unloaded (`loading`)."""
+    """The part of a body that counts before a server is chosen: the model, `stream`, and whether the model is only to be
+    loaded or unloaded (`loading`)."""
 
     model: str
     stream: bool
@@ -213,13 +213,15 @@ def complete(opened: OpenedBody, want: Want, served: str, *, on_loop: bool = Fal
         if name in draft.fields:
             draft.dropped.append(name)
         draft.put(name, value)
-    if served != model:
+    if served != model and not want.translate:
         draft.put("model", _encode(served))
     text = draft.text(text)
     target, kept = "", b""
     if want.translate:
         sent = _translated(text, want)
         target, kept, text = sent.target, sent.kept, _with(sent.body, want.inject)
+        if served != model:  # only now: what is kept names the model that was asked for, as the answer will
+            text = _with_model(text, served)
         draft.dropped.extend(sent.dropped)
         draft.clamped.extend(sent.clamped)
     return Asked(
@@ -260,6 +262,11 @@ def _with(text: bytes, inject: tuple[tuple[str, bytes], ...]) -> bytes:
     """A translated object, with fields put in that no translation makes."""
     members = b"".join(b"," + member(name, value) for name, value in inject)
     return text[:-1] + members + b"}" if members else text
+
+
+def _with_model(text: bytes, served: str) -> bytes:
+    fields, _ = read_object(text, "the translated body")
+    return _encode({**fields, "model": Raw(_encode(served))})
 
 
 def _ignored(draft: Draft, passed_over: tuple[Over, ...]) -> tuple[str, ...]:

@@ -199,7 +199,7 @@ class _Worker:
         self._at = self._offset = 0
         self._head = bytearray()
         self._is_chosen = False
-        """Whether the worker has been told what its server wants of the body."""
+        """True once the worker has the choice of the server."""
         self._answer: BodyResult | None = None
         self._pieces: list[bytes] = []
         self._missing = 0

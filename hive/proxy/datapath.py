@@ -45,8 +45,8 @@ class UsageLog(Protocol):
 
 
 class BodyPlan(msgspec.Struct, frozen=True):
-    """What a server wants of the bodies of one caller for one endpoint, valid for this generation of the registry and
-    this one of the slot."""
+    """The requirements of a server for the bodies of one caller at one endpoint, valid for this generation of the
+    registry and these changes of the slot."""
 
     generation: int
     changes: int
@@ -206,8 +206,8 @@ class DataPath:
         return self._fields.rules(endpoint.name, entry.row.tier), Opening(default, endpoint.streams)
 
     def want(self, slot: Slot, entry: AgentEntry, decided: Decided, request_id: str) -> Want:
-        """What the server in `slot` wants of this caller's body. Without wishes that is the same for all requests of an
-        agent to an endpoint."""
+        """The requirements of the server in `slot` for this caller's body. Without wishes they are the same for all
+        requests of an agent to an endpoint."""
         endpoint, tenant, wishes = decided.endpoint, decided.tenant, decided.wishes
         if wishes is not NO_WISHES or tenant is not entry.tenant:  # it moved while the body came
             return slot.want(endpoint, tenant, wishes, request_id)
