@@ -81,8 +81,8 @@ class Want(msgspec.Struct, frozen=True):
 
 
 class NamedBody(msgspec.Struct, frozen=True):
-    """The part of a body that counts before a server is chosen: the model, `stream`, and whether the model is only to be
-    loaded or unloaded (`loading`)."""
+    """The part of a body that counts before a server is chosen. `loading`: the model is only to be loaded or
+    unloaded."""
 
     model: str
     stream: bool

@@ -109,8 +109,8 @@ class ModelRouting:
         return there + [model for model, _ in aliases]
 
     def differences(self, endpoint: Endpoint, caller: Caller) -> tuple[list[tuple[str, str]], frozenset[str]]:
-        """The aliases this caller sees besides a server's own list, each with the model it stands for; and the models of
-        the list that the caller does not see (`Answer`)."""
+        """The aliases this caller sees besides a server's own list, each with the model it stands for; and the models
+        of the list that the caller does not see (`Answer`)."""
         if endpoint.needs_place:  # it asks a model, not about models
             return [], NOTHING_HIDDEN
         target = endpoint.target

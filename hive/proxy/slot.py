@@ -198,8 +198,8 @@ class Slot:
         return asked or endpoint
 
     def want(self, endpoint: Endpoint, tenant: Tenant, wishes: Wishes, request_id: str) -> Want:
-        """The requirements for the body of a request to this endpoint. Without wishes they are the same for all requests
-        of a tenant, until `use` or new settings."""
+        """The requirements for the body of a request to this endpoint. Without wishes they are the same for all
+        requests of a tenant, until `use` or new settings."""
         inference, backend = self._settings.inference, self.backend
         if backend is None:
             return Want(limit_by_first_name=False)
