@@ -200,6 +200,12 @@ class BackendSwitching(Saturated):
     code = "backend_switching"
 
 
+class ModelCold(Saturated):
+    """The model is not loaded, and the wait for it cannot hold."""
+
+    code = "model_cold"
+
+
 class AgentAsleep(Saturated):
     """The agent could not be woken in time."""
 

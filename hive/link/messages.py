@@ -11,6 +11,7 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, ModelInfo, RuntimeKind, Tier
 from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize
 from hive.link.message import LinkMessage
+from hive.link.pool import CloseSlot, SlotBusy, SlotClosed, SlotDemands, SlotIs, SlotRow, Slots
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
 from hive.link.responses import (
@@ -143,7 +144,7 @@ class DaemonTable(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Sent on every (re)connect, after Hello: every agent, the backend, its models, the marks of usage.
 
     `switching_to`: the backend's gate is closed, requests wait for at most `backend_wait_s`; empty: it is open.
-    `runtime_settings`: as `RuntimeSettings` has them.
+    `runtime_settings`: as `RuntimeSettings` has them. `slots`: every slot of the pool.
     """
 
     agents: list[AgentRow]
@@ -154,6 +155,7 @@ class DaemonTable(LinkMessage, tag=True, frozen=True, kw_only=True):
     switching_to: str = ""
     backend_wait_s: float = 0.0
     runtime_settings: dict[str, str] = msgspec.field(default_factory=dict)
+    slots: list[SlotRow] = msgspec.field(default_factory=list)
 
 
 class AgentIs(LinkMessage, tag=True, frozen=True, kw_only=True):
@@ -561,6 +563,12 @@ AnyMessage = (
     | CloseBackend
     | Drained
     | OpenBackend
+    | Slots
+    | SlotIs
+    | CloseSlot
+    | SlotClosed
+    | SlotBusy
+    | SlotDemands
     | AskModels
     | AskQueue
     | QueueIs

@@ -108,6 +108,40 @@ NOWHERE = Whereabouts(None, [])
 """The value while no server is in use: nothing can be sent anywhere."""
 
 
+def joined(servers: Sequence[Whereabouts]) -> Whereabouts:
+    """The judge over the models of several servers. A name that none of them has told of is judged by all.
+
+    >>> tiny, stub = ModelInfo(name="tiny"), ModelInfo(name="stub", remote_host="https://h")
+    >>> sends_on = Whereabouts(lambda model: model.remote_host, [stub], server="Ollama")
+    >>> both = joined([Whereabouts(None, [tiny]), sends_on])
+    >>> [both.why_far(name) for name in ("tiny", "stub", "other")]
+    ['', 'https://h', 'Ollama has not said where it runs']
+    """
+    if len(servers) < 2:
+        return servers[0] if servers else NOWHERE
+    return _Joined(servers)
+
+
+class _Joined(Whereabouts):
+    """Several servers; a name that one has told of is that server's to judge, of a name in two lists far is enough."""
+
+    __slots__ = ("_servers",)
+
+    def __init__(self, servers: Sequence[Whereabouts]) -> None:
+        super().__init__(None, [])
+        self._servers = servers
+        self.far = frozenset(name for server in servers for name in server.far)
+        self._far = {name: why for server in servers for name, why in server._far.items()}
+        self._near = frozenset(name for server in servers for name in server._near)
+        self._rule = next((server._rule for server in servers if server._rule is not None), None)
+        self._server = next((server._server for server in servers if server._rule is not None), "")
+
+    def why_known_far(self, name: str) -> str:
+        if spelled(name) in self._near and spelled(name) not in self._far:
+            return ""
+        return super().why_known_far(name)
+
+
 def named(models: frozenset[str] | None, aliases: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
     """The spelled names of the models that an operator named for a tenant, itself or as the target of an alias. A far
     model is used only by a tenant that has it named: a name that stands for several variants takes no far one.

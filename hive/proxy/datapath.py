@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import sys
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,6 +14,7 @@ import msgspec
 
 from hive.domain import BackendInfo, Caller, ModelInfo, UsageEvent
 from hive.errors import HiveError, NotFound, Saturated
+from hive.link.pool import SlotRow
 from hive.proxy.body import Opening, Want
 from hive.proxy.body_budget import BodyBudget
 from hive.proxy.body_workers import DeepReaders
@@ -22,10 +24,10 @@ from hive.proxy.fields import FieldTable
 from hive.proxy.identity import NO_WISHES, Wishes
 from hive.proxy.metrics import Metrics
 from hive.proxy.model_refresh import Looking
-from hive.proxy.model_routing import ModelRouting
 from hive.proxy.queue import Flow
-from hive.proxy.registry import OPERATOR, AgentEntry, Registry
+from hive.proxy.registry import OPERATOR, AgentEntry, Queue, Registry
 from hive.proxy.slot import Slot
+from hive.proxy.slots import SlotTable
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.tenants import Tenant
 from hive.settings.field_rules import FieldRules
@@ -100,13 +102,14 @@ class DataPath:
         self.readers = readers
         self.budget = BodyBudget(settings.proxy.body_budget_bytes, one_body=settings.proxy.body_max_bytes)
         self.shares: ConnectionShares[Connection] = ConnectionShares(sys.maxsize)
-        self.slot = Slot("", settings, registry, deadlines)
-        """The active backend."""
-        self.routing = ModelRouting(settings.inference)
+        self.slots = SlotTable(settings, self._make_slot, registry.queue, registry.new_line)
+        self.slot, self.routing = self.slots.active, self.slots.routing
         self.looking: Looking | None = None
         """Asks the daemon for models that are not in the list; None if there is no daemon to ask."""
         self.stored: StoredResponses | None = None
         """The store of kept responses; None if there is no daemon to ask."""
+        self.on_demand: Callable[[Slot], None] = lambda slot: None  # noqa: ARG005
+        """Tells that the requests have changed that wait for a slot to be loaded."""
         self.draining = False
         self._fields = FieldTable(settings)
         self._seq = itertools.count(1)
@@ -116,22 +119,41 @@ class DataPath:
 
     def use_settings(self, settings: Settings) -> None:
         """The configuration was read again. Requests under way keep the deadlines they have. Raises ConfigError."""
-        self.routing.use_settings(settings.inference)
         self.settings = settings
         self.budget.use(settings.proxy.body_budget_bytes, one_body=settings.proxy.body_max_bytes)
         self._fields = FieldTable(settings)
         self.registry.use_settings(settings.proxy, settings.tenants)
-        self.slot.use_settings(settings)
+        self.slots.use_settings(settings)
         self.registry.generation += 1
-        self.slot.give_places()
+        for slot in self.slots.all:
+            slot.give_places()
+
+    def _make_slot(self, name: str, line: Queue) -> Slot:
+        return Slot(name, line, self.settings, self.registry, self.deadlines)
 
     def use_backend(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
         """Takes the daemon's word on the active backend."""
-        slot = self.slot
-        slot.use(backend, models)
-        self.routing.use(slot.models, slot.where)
+        self.slots.use_active(backend, models)
         self.registry.generation += 1
+        self.slot.give_places()
+
+    def learn_slot(self, row: SlotRow) -> None:
+        """Takes the daemon's word on a slot of the pool."""
+        known = self.slots.pooled.get(row.id)
+        kind = None if known is None or known.backend is None else known.backend.kind
+        slot = self.slots.learn(row, time.monotonic())
+        if kind != row.backend.kind:
+            self.registry.generation += 1  # what may be asked at all follows from the kinds
         slot.give_places()
+
+    def forget_slot(self, name: str) -> None:
+        """Takes a slot out. Requests at its server end there; those that wait are decided again."""
+        slot = self.slots.forget(name)
+        if slot is not None:
+            self.registry.generation += 1
+            slot.open()
+            slot.use(None, [])
+            slot.give_places()
 
     def keeps_for(self, entry: AgentEntry) -> StoredResponses | None:
         """The store that keeps responses for this agent; None where none is kept."""
@@ -172,16 +194,6 @@ class DataPath:
             verdict.instead_of.give_way()
             self.metrics.gave_way("stranger" if left is not None and left.is_strangers else "idle")
         return verdict.is_admitted
-
-    def routed(self, asked: str, caller: Caller) -> str:
-        """The name of the backend's model that is meant, as `ModelRouting.served`. Raises NotFound, Refusal, and
-        Saturated if it cannot be known yet."""
-        slot, routing = self.slot, self.routing
-        if not asked or slot.gate.is_closed:  # behind the gate it is asked again
-            return asked
-        if routing.where.can_be_far and not routing.models and slot.backend is not None and not slot.backend.up:
-            raise Saturated("the inference server has not said yet what it offers", retry_after_s=1)
-        return routing.served(asked, caller)
 
     def look_again(
         self, error: HiveError, then: Callable[[], None], refuse: Callable[[HiveError], None]

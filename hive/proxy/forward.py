@@ -49,7 +49,8 @@ from hive.proxy.refusals import (
     too_many,
     upload_displaced,
 )
-from hive.proxy.registry import OPERATOR, AgentEntry
+from hive.proxy.registry import OPERATOR, AgentEntry, Queue
+from hive.proxy.slot import Slot
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.stored_turn import TurnStorage, turn_of
 from hive.tasks import spawn
@@ -90,8 +91,8 @@ class Exchange:
         "_for",
         "_gate",
         "_held",
-        "_in_queue",
         "_limit_at",
+        "_line",
         "_path",
         "_pending",
         "_refusal",
@@ -119,7 +120,9 @@ class Exchange:
         self.queued_at = self.sent_at = 0.0
         self._first_at: float | None = None
         self.deadline = self._limit_at = self._beat_at = self._ends_at = NEVER
-        self.parked = self.left = self._blocked = self._in_queue = False
+        self.parked = self.left = self._blocked = False
+        self._line: Queue | None = None
+        """The line in which it waits or has a place."""
         self.entry: AgentEntry | None = None
         self._gate: Gate | None = None
         """Gate at which it counts as in flight."""
@@ -162,6 +165,11 @@ class Exchange:
         if self._first_at is None:
             return "waiting"
         return "streaming" if self.asked is not None and self.asked.stream else "answering"
+
+    @property
+    def waits_for(self) -> Slot | None:
+        """The slot in whose line it waits for a place."""
+        return self._slot if self._line is not None and not self.sent_at else None
 
     # the request comes in -----------------------------------------------------------------------------------------
 
@@ -284,11 +292,10 @@ class Exchange:
         return entry
 
     def _2_may_be_asked(self, request: Request) -> Endpoint:
-        slot = self._slot
-        backend = None if slot.gate.is_closed else slot.backend  # it is judged again once the backend is known
+        slots, active = self._path.slots, self._slot
+        backend = None if active.gate.is_closed or slots.pooled else active.backend  # else it is judged with its model
         endpoint = endpoints.find(request.method, request.target, None if backend is None else backend.kind)
-        if backend is not None:
-            slot.check_offered(endpoint)
+        slots.check_offered(endpoint)
         return endpoint
 
     def _3_not_too_often(self, prepared: Prepared) -> None:
@@ -406,11 +413,11 @@ class Exchange:
             self._beat_at = time.monotonic() + decided.heartbeat_s
         if self._answer is not None:
             self._answer.asked = asked
-        if not self._in_queue:
+        if self._line is None:
             self._on_ready(prepared)
-        elif self._slot.gate.is_closed:  # its turn had come, to be read for another backend, and is over again
-            self._slot.line.leave(self, decided.flow, now=time.monotonic(), cost=0.0)
-            self._in_queue = False
+        elif self._slot.gate.is_closed or self._line is not self._slot.line:
+            # its turn had come, to be read for another server, and is over again
+            self._leave_line(prepared, time.monotonic(), 0.0)
             self._7_take_turn(prepared)
         elif asked.loading:
             self._answer_here(prepared)
@@ -422,21 +429,25 @@ class Exchange:
         of models to be read again then."""
         path, decided = self._path, prepared.decided
         try:
-            served = self._6_which_model(decided.caller, named.model)
+            served, slot = self._6_which_model(decided.caller, named.model)
+            if slot is not self._slot:
+                slot.check_offered(decided.endpoint)
+                self._slot = slot
+            self._for = slot.version
         except HiveError as error:
             refused = own_answers.refusal(decided.endpoint, error)
             again = partial(self._5_what_is_asked, prepared)
             self._pending = path.look_again(error, again, lambda _: self.refuse(refused))
             return None
-        return BodyChoice(path.want(self._slot, prepared.entry, decided, self.request_id), served)
+        return BodyChoice(path.want(slot, prepared.entry, decided, self.request_id), served)
 
-    def _6_which_model(self, caller: Caller, named: str) -> str:
-        """Finds the model that is meant. Raises Refusal for one that the caller may not use, NotFound for one that no
-        backend offers."""
+    def _6_which_model(self, caller: Caller, named: str) -> tuple[str, Slot]:
+        """Finds the model that is meant, and its server. Raises Refusal for one that the caller may not use, NotFound
+        for one that no server offers."""
         reason = may(caller, Act.USE, self._path.routing.meant(named))
         if reason is not None:
             raise Refusal(reason)
-        return self._path.routed(named, caller)
+        return self._path.slots.routed(named, caller)
 
     # 7: its turn --------------------------------------------------------------------------------------------------
 
@@ -449,27 +460,32 @@ class Exchange:
             self._cost = NOTHING
             self._pending = spawn(self._answer_kept(prepared, endpoint.keeps), name="kept response")
             return
-        if slot.answers(endpoint) or (asked is not None and asked.loading and not gate.is_closed):
+        if self._path.slots.answers(slot, endpoint) or (asked is not None and asked.loading and not gate.is_closed):
             self._answer_here(prepared)
             return
         if not endpoint.needs_place and not gate.is_closed:
             self._8_ask_backend(prepared)
             return
         now = time.monotonic()
+        if (in_vain := gate.why_in_vain(now)) is not None:
+            self.refuse(in_vain)
+            return
         tokens = 1.0 if asked is None else expected(asked.size, entry.usual_tokens_out, asked.max_tokens)
         verdict = queue.ask(self, decided.flow, band=decided.wishes.band, expected=tokens, now=now)
         if verdict is QueueVerdict.FULL:
             self.refuse(gate.refusal(now) if gate.is_closed else queue_full(queue, decided.flow, now))
             return
-        self._in_queue = True
+        self._line = queue
         if verdict is QueueVerdict.GO:
             self._8_ask_backend(prepared)
             return
-        self._limit_at = max(now + self._path.settings.proxy.queue_wait_s, gate.until)
+        self._limit_at = max(now + self._path.settings.proxy.queue_wait_s, gate.until_for(now))
         self.deadline = min(self._limit_at, self._beat_at)
         while queue.displaced:
             queue.displaced.pop().on_displaced()
         slot.make_way(self)
+        if gate.is_cold:
+            self._path.on_demand(slot)
 
     def on_turn(self) -> None:
         """A place is this request's own now."""
@@ -478,7 +494,7 @@ class Exchange:
 
     def on_displaced(self) -> None:
         """Ends with a refusal: its position in the queue went to another request."""
-        self._in_queue = False
+        self._line = None
         if self.prepared is not None:
             self.refuse(queue_full(self._slot.line, self.prepared.decided.flow, time.monotonic()))
 
@@ -517,7 +533,7 @@ class Exchange:
         except HiveError as error:
             self.refuse(error)
             return
-        if slot.answers(endpoint):
+        if self._path.slots.answers(slot, endpoint):
             self._answer_here(prepared)
         elif self.asked is None:
             self._8_ask_backend(prepared)
@@ -777,14 +793,20 @@ class Exchange:
         if self._pending is not None:
             self._pending.cancel()
             self._pending = None
-        if self._in_queue and prepared is not None:
-            turns = self._slot.line.leave(self, prepared.decided.flow, now=now, cost=self._cost.total)
-            if turns:
-                path.registry.give_turns(turns)
+        if self._line is not None and prepared is not None:
+            self._leave_line(prepared, now, self._cost.total)
         if gate is not None:
             gate.unpark(self)
             gate.end(now)
             path.on_activity(gate.agent)
+
+    def _leave_line(self, prepared: Prepared, now: float, cost: float | None) -> None:
+        """Gives back its place, or its position in the line; requests that have their turn by that go."""
+        line, self._line = self._line, None
+        if line is not None and (turns := line.leave(self, prepared.decided.flow, now=now, cost=cost)):
+            self._path.registry.give_turns(turns)
+        if self._slot.gate.is_cold:
+            self._path.on_demand(self._slot)
 
     # waiting ------------------------------------------------------------------------------------------------------
 
@@ -800,10 +822,10 @@ class Exchange:
             self._beat(prepared, now)
         elif not self.sent_at and not slot.gate.is_closed:
             self.refuse(no_place(slot.line, prepared.decided.flow, now, proxy.queue_wait_s))
-        elif not self.sent_at and now >= slot.gate.until:
-            self.refuse(slot.gate.refusal(now))
+        elif not self.sent_at and now >= slot.gate.until_for(self.queued_at):
+            self.refuse(slot.gate.refusal(now, self.queued_at))
         elif not self.sent_at:  # the gate was closed (again) after it began to wait: it waits as long as later ones
-            self._limit_at = slot.gate.until
+            self._limit_at = slot.gate.until_for(self.queued_at)
             self.deadline = min(self._limit_at, self._beat_at)
         else:
             is_over, begun = now >= self._ends_at, self._first_at is not None

@@ -1,5 +1,4 @@
 """The gate of one agent: open while it is awake, closed while it sleeps; requests park before a closed one.
-Beside it the gate of the backend.
 
 Pure state: the time comes in, actions are returned or go through `Outside`. The protocol is in design.md §4: the daemon
 asks `close`, freezes, asks `still_closed`, says `asleep`; the first byte of a request wakes.
@@ -12,12 +11,10 @@ from enum import StrEnum
 from typing import Protocol
 
 from hive.domain import WakeCause
-from hive.errors import AgentAsleep, BackendSwitching, HiveError
+from hive.errors import AgentAsleep, HiveError
 
 UNREAD_MAX_S = 60.0
 """An answer the peer has not read keeps it awake for at most this long (design.md §4.1)."""
-SWITCHED_S = 5.0
-"""`Retry-After` where there is no room to wait: a llama-server is switched to within a second or two, vLLM in 30 s."""
 
 
 class GateState(StrEnum):
@@ -264,51 +261,3 @@ class Gate:
     def _flush(self) -> Iterable[Parked]:
         parked, self._parked = list(self._parked), {}
         return parked
-
-
-class BackendGate:
-    """The gate of the backend: closed while the inference server is switched. The daemon closes and opens it.
-
-    Requests wait for it in the queue, which has no places then, so that no request loses its position. Requests that
-    otherwise take no place wait there too. The gate only says how long they may wait, and makes the refusal of a
-    request that finds no position in the queue or has waited in vain. `until`: the end of the wait, on the monotonic
-    clock. `towards`: the backend that is switched to.
-
-    >>> gate = BackendGate()
-    >>> gate.close(until=60.0, towards="vllm"); gate
-    <BackendGate closed towards vllm>
-    >>> gate.refusal(10.0).message
-    'the inference server is being switched to vllm, and too many requests wait for it'
-    """
-
-    __slots__ = ("is_closed", "towards", "until")
-
-    def __init__(self) -> None:
-        self.is_closed = False
-        self.until = 0.0
-        self.towards = ""
-
-    def __repr__(self) -> str:
-        return f"<BackendGate {f'closed towards {self.towards}' if self.is_closed else 'open'}>"
-
-    def close(self, *, until: float, towards: str) -> None:
-        """Closes the gate. If it is closed already, waiting requests wait until the new time."""
-        self.is_closed = True
-        self.until = until
-        self.towards = towards
-
-    def open(self) -> None:
-        self.is_closed = False
-        self.until = 0.0
-
-    def refusal(self, now: float) -> BackendSwitching:
-        """The refusal of a request that finds no position in the queue, or that has waited until the end."""
-        why = "that takes too long" if now >= self.until else "too many requests wait for it"
-        return BackendSwitching(f"{self._what()}, and {why}", retry_after_s=SWITCHED_S)
-
-    def cut(self) -> BackendSwitching:
-        """The error of a request that was at the backend and did not end in time."""
-        return BackendSwitching(f"{self._what()}, and this did not end in time", retry_after_s=SWITCHED_S)
-
-    def _what(self) -> str:
-        return f"the inference server is being switched to {self.towards}"

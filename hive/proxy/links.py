@@ -46,6 +46,7 @@ from hive.link.messages import (
     Wake,
 )
 from hive.link.messages import Listener as ListenerIs
+from hive.link.pool import CloseSlot, SlotIs, Slots
 from hive.link.prompts import Prewarm
 from hive.link.requests import AskModels, AskQueue, CancelRequest
 from hive.link.usage import AgentsActive
@@ -56,6 +57,7 @@ from hive.proxy.ingress import IngressPath
 from hive.proxy.model_refresh import LOOK_S, Looking
 from hive.proxy.prewarms import Connect, Prewarms
 from hive.proxy.registry import UNHEARD_S, AgentEntry, Registry
+from hive.proxy.slot_orders import SlotOrders
 from hive.proxy.stored_responses import StoredResponses
 from hive.proxy.switching import SwitchingGate
 from hive.proxy.under_way import end_request, not_there, queue_now
@@ -119,6 +121,7 @@ class ProxyLinks:
         daemon has sent its whole table, `on_settings` with the runtime settings."""
         self._path = path
         self._switching = SwitchingGate(path)
+        self._slots = SlotOrders(path, lambda message: self._daemon.link.tell(message))
         self._prewarms = Prewarms(path, connect)
         self._ingress = ingress
         self._ports = ports
@@ -170,6 +173,7 @@ class ProxyLinks:
         log.warning("daemon_lost")
         self._usage.detach()
         self._switching.daemon_lost()
+        self._slots.daemon_lost()
         for entry in list(self.registry.by_id.values()):
             entry.gate.link_lost()
             if self._api is not None:
@@ -208,6 +212,8 @@ class ProxyLinks:
                 self._switching.close(message, reply)
             case OpenBackend():
                 self._switching.open(message)
+            case Slots() | SlotIs() | CloseSlot():
+                self._slots.order(message, reply)
             case Marks(marks=marks):
                 self._usage.marks(marks)
             case Leaving():
@@ -215,7 +221,8 @@ class ProxyLinks:
 
     def _learn_all(self, table: DaemonTable) -> None:
         self._on_settings(table.runtime_settings)
-        self._switching.heard(table)  # before the gates open for the requests that wait at them
+        self._switching.heard(table)
+        self._slots.heard(table.slots)  # before the gates open for the requests that wait at them
         for entry in self.registry.replace_all(table.agents, table.internal_digest):
             self._active.pop(entry.row.id, None)
         self._usage.marks(table.marks)

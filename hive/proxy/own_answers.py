@@ -34,7 +34,7 @@ def said_here(path: DataPath, decided: Decided, asked: Asked | None) -> OwnAnswe
         return answer_any(endpoint, decided.target, models, decided.caller, named)
     if path.slot.pool is None:
         raise path.slot.why_no_way or no_backend()
-    return loaded(endpoint, asked, path.routed(asked.model, decided.caller), models, time.time())
+    return loaded(endpoint, asked, path.slots.routed(asked.model, decided.caller)[0], models, time.time())
 
 
 def loaded(endpoint: Endpoint, asked: Asked, served: str, models: list[ModelInfo], now: float) -> OwnAnswer:

@@ -31,6 +31,7 @@ from hive.proxy.endpoints import Endpoint
 from hive.proxy.forward import Exchange, Prepared
 from hive.proxy.identity import Wishes
 from hive.proxy.registry import AgentEntry
+from hive.proxy.slot import Slot
 from hive.tasks import spawn
 from hive.wire import connection as wire
 from hive.wire.http1 import Request
@@ -94,13 +95,13 @@ class Ahead(Exchange):
     def _3_not_too_often(self, prepared: Prepared) -> None:
         """Charges no window: the request is Hive's own."""
 
-    def _6_which_model(self, caller: Caller, named: str) -> str:
+    def _6_which_model(self, caller: Caller, named: str) -> tuple[str, Slot]:
         """Raises NotSupported for a model that is far, also where this agent's own requests may go there."""
-        served = super()._6_which_model(caller, named)
+        served, slot = super()._6_which_model(caller, named)
         why = self._path.routing.where.why_far(served)
         if why:
             raise NotSupported(f"nothing is read ahead that leaves the box: {why}")
-        return served
+        return served, slot
 
     def _on_asked(self, asked: Asked | HiveError) -> None:
         super()._on_asked(asked)

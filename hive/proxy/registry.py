@@ -388,6 +388,9 @@ class Registry:
         tenant = entry.tenant
         self.give_turns(self.queue.move(entry.flow, tenant=tenant.name, limit=limit, weight=tenant.weight))
 
+    def new_line(self) -> Queue:
+        return self.queue
+
     def _unindex(self, entry: AgentEntry) -> None:
         row = entry.row
         for index, key in (

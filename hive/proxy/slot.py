@@ -17,11 +17,11 @@ from hive.models.capabilities import Over, lacking, lacks_endpoint, why_lacking,
 from hive.models.whereabouts import NOWHERE, Whereabouts
 from hive.proxy.body import Want
 from hive.proxy.endpoints import COUNT, Endpoint, answered_by_hive, asked_as, offering_kinds, translated
-from hive.proxy.gate import BackendGate
 from hive.proxy.identity import Wishes
 from hive.proxy.metering import asks_usage
-from hive.proxy.registry import Registry
+from hive.proxy.registry import Queue, Registry
 from hive.proxy.schemas import SchemaLimits
+from hive.proxy.slot_gate import Cold, SlotGate, Switching
 from hive.proxy.tenants import Tenant
 from hive.settings.table import InferenceSection, Settings
 from hive.wire.deadlines import Deadlines
@@ -42,7 +42,8 @@ class GivesWay(Protocol):
 
 
 class Slot:
-    """One inference server. `name` is empty for the active backend.
+    """One inference server. `name` is empty for the active backend; a slot of the pool has its id, and the `generation`
+    of the server that is in it.
 
     Requests under way end at the server where they began. `version` grows with every other server in this slot, and
     where it has a model no more, or no more near: what was read for one is not sent to the next; `changes` with every
@@ -50,14 +51,15 @@ class Slot:
     run here; no client waits for them.
     """
 
-    def __init__(self, name: str, settings: Settings, registry: Registry, deadlines: Deadlines) -> None:
+    def __init__(self, name: str, line: Queue, settings: Settings, registry: Registry, deadlines: Deadlines) -> None:
         self.name = name
+        self.generation = 0
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
         self.where: Whereabouts = NOWHERE
         self.version = self.changes = 0
-        self.line = registry.queue
-        self.gate = BackendGate()
+        self.line = line
+        self.gate = SlotGate()
         self.pool: Pool | None = None
         self.way = NO_WAY
         self.why_no_way: HiveError | None = None
@@ -79,14 +81,15 @@ class Slot:
             self.pool.use_clocks(connect_s=settings.proxy.connect_s, idle_s=settings.proxy.upstream_idle_s)
         self._look_at_way()
 
-    def use(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
+    def use(self, backend: BackendInfo | None, models: list[ModelInfo], *, is_new: bool = False) -> None:
         """Takes the daemon's word on the server that is here and on what it offers. `give_places` follows, once the
-        models are known to all."""
+        models are known to all. `is_new`: it was started again, perhaps at the same address."""
         if backend is not None and (capability := without_text(backend)):
             models = [msgspec.structs.replace(model, capabilities=(capability,)) for model in models]
         before, self.backend, self.models = self.backend, backend, models
         where_before, self.where = self.where, whereabouts(None if backend is None else backend.kind, models)
         is_same = backend is not None and before is not None and _address_of(backend) == _address_of(before)
+        is_same = is_same and not is_new
         if not is_same or not self.where.keeps(where_before):
             self.version += 1
             self._renew_pool()
@@ -96,7 +99,7 @@ class Slot:
         if self.pool is not None:
             self.pool.close()
         self.pool = None
-        if self.backend is not None and self._found_way(self.backend):
+        if self.backend is not None and self.backend.address and self._found_way(self.backend):
             proxy = self._settings.proxy
             self.pool = Pool(
                 self.way.dialled,
@@ -130,9 +133,9 @@ class Slot:
 
     # the gate ---------------------------------------------------------------------------------------------------------
 
-    def close(self, *, until: float, towards: str) -> None:
+    def close(self, reason: Switching | Cold) -> None:
         """Closes the gate: no request goes to the server from now on; those at it go on until `cut_off`."""
-        self.gate.close(until=until, towards=towards)
+        self.gate.close(reason)
         self.give_places()
 
     def open(self) -> None:

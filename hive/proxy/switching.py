@@ -1,4 +1,5 @@
-"""The backend's gate in the state the daemon wants, and the end of requests that are at the backend when it closes."""
+"""The gate of the active backend in the state the daemon wants, and the end of requests that are at a server when its
+gate closes."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import time
 from hive.link.link import LinkReply
 from hive.link.messages import CloseBackend, DaemonTable, Drained, OpenBackend
 from hive.proxy.datapath import DataPath
+from hive.proxy.slot import Slot
+from hive.proxy.slot_gate import Switching
 from hive.tasks import spawn
 
 log = logging.getLogger("hive.proxy")
@@ -20,13 +23,36 @@ ALONE_S = 60.0
 """A gate whose daemon ended in mid-switch opens after this long without one: an error tells more than waiting."""
 
 
+class Drain:
+    """The wait until nothing is at a slot's server any more. `end`: another order has come, and nothing is cut."""
+
+    def __init__(self, slot: Slot) -> None:
+        self._slot = slot
+        self._ended = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Drain of {self._slot}{', ended' * self._ended.is_set()}>"
+
+    def end(self) -> None:
+        self._ended.set()
+
+    async def run(self, until: float) -> int | None:
+        """Requests that were cut at `until` (monotonic seconds); None where it was ended."""
+        slot = self._slot
+        while not slot.is_drained and time.monotonic() < until and not self._ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._ended.wait()
+        return None if self._ended.is_set() else slot.cut_off()
+
+
 class SwitchingGate:
     """One proxy's gate of the backend. Every method is called on the loop."""
 
     def __init__(self, path: DataPath) -> None:
         self._path = path
-        self._overtaken = asyncio.Event()
-        """Set by the daemon's next word: what was begun on an older one ends."""
+        self._draining = Drain(path.slot)
+        """Ended by the daemon's next word."""
         self._alone: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -34,27 +60,23 @@ class SwitchingGate:
 
     def close(self, message: CloseBackend, reply: LinkReply) -> None:
         """Answers once nothing is at the backend any more."""
-        overtaken, now = self._next_order(), time.monotonic()
-        self._path.slot.close(until=now + message.wait_s, towards=message.towards)
+        drain, now = self._next_order(), time.monotonic()
+        self._path.slot.close(Switching(now + message.wait_s, message.towards))
         log.info("backend_closed towards=%s drained=%s", message.towards, self._path.slot.is_drained)
-        spawn(self._drain(now + message.drain_s, overtaken, reply), name="drain the backend")
+        spawn(self._drain(drain, now + message.drain_s, reply), name="drain the backend")
 
-    async def _drain(self, until: float, overtaken: asyncio.Event, reply: LinkReply) -> None:
-        while not self._path.slot.is_drained and time.monotonic() < until and not overtaken.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await overtaken.wait()
-        if overtaken.is_set():
+    async def _drain(self, drain: Drain, until: float, reply: LinkReply) -> None:
+        cut = await drain.run(until)
+        if cut is None:
             reply(Drained())  # the daemon has changed its mind, or is gone
             return
-        cut = self._path.slot.cut_off()
         log.info("backend_drained cut=%d", cut)
         reply(Drained(cut=cut))
 
-    def _next_order(self) -> asyncio.Event:
-        self._overtaken.set()
-        self._overtaken = asyncio.Event()
-        return self._overtaken
+    def _next_order(self) -> Drain:
+        self._draining.end()
+        self._draining = Drain(self._path.slot)
+        return self._draining
 
     def open(self, message: OpenBackend) -> None:
         self._next_order()
@@ -68,7 +90,7 @@ class SwitchingGate:
             self._alone = None
         self._next_order()
         if table.switching_to:
-            self._path.slot.close(until=time.monotonic() + table.backend_wait_s, towards=table.switching_to)
+            self._path.slot.close(Switching(time.monotonic() + table.backend_wait_s, table.switching_to))
             self._path.use_backend(table.backend, table.models)
         elif self._path.slot.gate.is_closed:
             self._path.open_backend(table.backend, table.models)

@@ -8,6 +8,7 @@ from hive.errors import Cancelled
 from hive.link.requests import QueueIs, UnderWay
 from hive.proxy.forward import Exchange
 from hive.proxy.registry import Registry
+from hive.proxy.slot import Slot
 
 TOLD_MAX = 1000
 """Requests reported at once: some 300 KB, and no reader needs more."""
@@ -55,6 +56,12 @@ def end_request(registry: Registry, request_id: str) -> bool:
 
 def not_there(request_id: str) -> str:
     return f"no request {request_id[:80]!r} is under way: it has ended, or was never begun here"
+
+
+def waiting_for(registry: Registry, slot: Slot) -> list[Exchange]:
+    """The requests that wait in the line of this slot, the oldest first."""
+    found = [exchange for exchange in _exchanges(registry) if exchange.waits_for is slot]
+    return sorted(found, key=lambda exchange: exchange.queued_at)
 
 
 def _exchanges(registry: Registry) -> Iterator[Exchange]:

@@ -13,6 +13,7 @@ import pytest
 from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.proxy.body_workers import DeepReaders
 from hive.proxy.model_refresh import Looking
+from hive.proxy.slot_gate import Switching
 from hive.settings.table import TenantRow
 from tests.proxy.harness import MODEL_TOKEN, Client, Proxy, nothing_is_held, post, proxied, until
 
@@ -128,7 +129,7 @@ async def test_a_load_that_waits_is_answered_in_one_piece_also_where_signs_of_li
     """They would begin a stream, and its answer is none."""
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.OLLAMA)
-        proxy.path.slot.close(until=1e18, towards="llama")
+        proxy.path.slot.close(Switching(1e18, "llama"))
         client = await Client.unix(proxy.socket_path)
         client.writer.write(post(b"/api/chat", b'{"model":"m","stream":true}', fields=b"x-hive-heartbeat: 1\r\n"))
         await until(lambda: proxy.registry.queue.waiting == 1)
@@ -145,7 +146,7 @@ async def test_a_model_is_shown_in_one_piece_after_a_switch_whatever_stream_says
     """The signs of life had begun a stream, and Hive's own answer came as a second head within it."""
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.OLLAMA)
-        proxy.path.slot.close(until=1e18, towards="llama")
+        proxy.path.slot.close(Switching(1e18, "llama"))
         client = await Client.unix(proxy.socket_path)
         client.writer.write(post(b"/api/show", b'{"model":"m","stream":true}', fields=b"x-hive-heartbeat: 1\r\n"))
         await until(lambda: proxy.registry.queue.waiting == 1)
@@ -162,7 +163,7 @@ async def test_a_load_waits_out_a_switch_and_is_judged_by_the_new_list(tmp_path:
     """Its turn comes as a chat's does, and goes on to the one that waits behind it."""
     async with proxied(tmp_path, backend_concurrency=1) as (proxy, backend):
         proxy.use(backend, BackendKind.OLLAMA)
-        proxy.path.slot.close(until=1e18, towards="llama")
+        proxy.path.slot.close(Switching(1e18, "llama"))
         hello = [{"role": "user", "content": "hello"}]
         bodies: list[dict[str, Any]] = [{"model": "gone"}, {"model": "new"}, {"model": "new", "messages": hello}]
         asked = []

@@ -15,6 +15,7 @@ from hive.link.messages import AgentRow, Failed
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.proxy.gate import GateState
 from hive.proxy.prewarms import Prewarms
+from hive.proxy.slot_gate import Switching
 from tests.proxy.harness import (
     CHAT,
     JSON_ANSWER,
@@ -220,7 +221,7 @@ async def down(proxy: Proxy, backend: Backend) -> str:
 
 
 async def switching(proxy: Proxy, backend: Backend) -> str:
-    proxy.path.slot.close(until=1e12, towards="vllm")
+    proxy.path.slot.close(Switching(1e12, "vllm"))
     return "no inference server is active"
 
 

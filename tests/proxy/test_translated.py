@@ -13,6 +13,7 @@ import pytest
 
 from hive.domain import BackendKind, FoundCapabilities
 from hive.proxy.body_workers import DeepReaders
+from hive.proxy.slot_gate import Switching
 from tests.proxy.harness import (
     MODEL_TOKEN,
     Client,
@@ -306,7 +307,7 @@ async def test_a_tenant_sees_its_own_models_in_hives_lists(tmp_path: Path) -> No
 async def test_a_request_that_waits_over_a_switch_is_translated_for_the_new_backend(tmp_path: Path) -> None:
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, BackendKind.OLLAMA)
-        proxy.path.slot.close(until=1e18, towards="llama")
+        proxy.path.slot.close(Switching(1e18, "llama"))
         client = await Client.unix(proxy.socket_path)
         body = {"model": "m", "stream": False, "messages": HELLO}
         client.writer.write(post(b"/api/chat", json.dumps(body).encode()))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hive.domain import BackendKind
 from hive.errors import HiveError
 from hive.proxy.endpoints import ENDPOINTS, answered_by_hive, asked_as, find
+from hive.proxy.slot_gate import Switching
 from hive.proxy.unknown_paths import KNOWN, TOLD_BYTES
 from tests.proxy.harness import CHAT, Client, get, post, proxied
 
@@ -56,7 +57,7 @@ async def test_behind_the_gate_of_a_switch_an_unknown_path_is_403(tmp_path: Path
     """It is not known then which kind is active next."""
     async with proxied(tmp_path) as (proxy, backend):
         proxy.use(backend, OLLAMA)
-        proxy.path.slot.close(until=1e9, towards="vllm")
+        proxy.path.slot.close(Switching(1e9, "vllm"))
         client = await Client.unix(proxy.socket_path)
         assert (await client.ask(get(b"/pooling")))[0] == 403
 

@@ -1,0 +1,167 @@
+"""The daemon's orders about the slots of the pool, and what the proxy tells it of the requests that wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from hive.errors import LinkLost
+from hive.link.link import LinkReply
+from hive.link.message import LinkMessage
+from hive.link.pool import (
+    CloseSlot,
+    SlotBusy,
+    SlotClosed,
+    SlotDemand,
+    SlotDemands,
+    SlotIs,
+    SlotRow,
+    Slots,
+    WaitingDemand,
+)
+from hive.proxy.datapath import DataPath
+from hive.proxy.slot import Slot
+from hive.proxy.slot_gate import Cold
+from hive.proxy.switching import Drain
+from hive.proxy.under_way import waiting_for
+from hive.tasks import spawn
+
+log = logging.getLogger("hive.proxy")
+
+TELL_S = 0.02
+"""Demands are told to the daemon this long after the first change, all changes at once."""
+TOLD_MAX = 100
+"""Waiting requests told of one slot; how many more there are is told too."""
+LOST_S = 60.0
+"""Requests wait for so long for a daemon that is gone while their slot is closed, then they are refused."""
+
+
+class SlotOrders:
+    """The slots of one proxy. Every method is called on the loop. `tell`: sends to the daemon, raises LinkLost.
+
+    A closed slot opens only by the daemon's word, however long that takes (facts/pool.md §11.5).
+    """
+
+    def __init__(self, path: DataPath, tell: Callable[[LinkMessage], None]) -> None:
+        self._path = path
+        self._tell = tell
+        self._drains: dict[str, Drain] = {}
+        self._told: set[str] = set()
+        self._due: asyncio.TimerHandle | None = None
+        self._alone: asyncio.TimerHandle | None = None
+        path.on_demand = self.changed
+
+    def __repr__(self) -> str:
+        return f"<SlotOrders {len(self._path.slots.pooled)} slots, {len(self._drains)} drain>"
+
+    def heard(self, slots: list[SlotRow]) -> None:
+        """Takes all slots; a daemon is there (again), and orders of an earlier one are void."""
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
+        for name in [*self._drains]:
+            self._drains.pop(name).end()
+        for row in slots:
+            self._learn(row)
+        for name in self._path.slots.pooled.keys() - {row.id for row in slots}:
+            self._path.forget_slot(name)
+        self._told.clear()
+        for slot in self._path.slots.pooled.values():
+            self.changed(slot)
+
+    def order(self, message: LinkMessage, reply: LinkReply | None) -> None:
+        match message:
+            case Slots(slots=slots):
+                self.heard(slots)
+            case SlotIs(slot=row):
+                self._learn(row)
+            case CloseSlot() if reply is not None:
+                self._close(message, reply)
+
+    def _learn(self, row: SlotRow) -> None:
+        if (drain := self._drains.pop(row.id, None)) is not None:
+            drain.end()
+        log.info("slot_is id=%s generation=%d open=%s", row.id, row.generation, row.is_open)
+        self._path.learn_slot(row)
+
+    def _close(self, message: CloseSlot, reply: LinkReply) -> None:
+        slot = self._path.slots.pooled.get(message.id)
+        if slot is None or slot.generation != message.generation:
+            reply(SlotBusy(in_flight=0))
+            return
+        if message.drain_s is None and not slot.is_drained:
+            reply(SlotBusy(in_flight=slot.line.running))
+            return
+        if (before := self._drains.pop(slot.name, None)) is not None:
+            before.end()
+        slot.close(Cold(slot.models[0].name if slot.models else slot.name, message.wait_s))
+        if slot.is_drained:
+            reply(SlotClosed())
+            return
+        drain = self._drains[slot.name] = Drain(slot)
+        spawn(self._drain(slot, drain, message.drain_s or 0.0, reply), name=f"drain {slot.name}")
+
+    async def _drain(self, slot: Slot, drain: Drain, drain_s: float, reply: LinkReply) -> None:
+        cut = await drain.run(time.monotonic() + drain_s)
+        if cut is None:
+            reply(SlotBusy(in_flight=slot.line.running))  # the daemon has changed its mind, or is another one
+            return
+        self._drains.pop(slot.name, None)
+        log.info("slot_drained id=%s cut=%d", slot.name, cut)
+        reply(SlotClosed(cut=cut))
+
+    # the daemon is gone -----------------------------------------------------------------------------------------------
+
+    def daemon_lost(self) -> None:
+        """Drains end without an answer; what is closed stays closed, and its requests wait for the next daemon."""
+        for name in [*self._drains]:
+            self._drains.pop(name).end()
+        if self._alone is None and self._path.slots.pooled:
+            self._alone = asyncio.get_running_loop().call_later(LOST_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self._alone = None
+        for slot in self._path.slots.pooled.values():
+            if slot.gate.is_cold:
+                log.error("slot_without_daemon id=%s waiting=%d", slot.name, slot.line.waiting)
+                name = slot.models[0].name if slot.models else slot.name
+                slot.close(Cold(name, 0.0, never="Hive's daemon is not there to load it"))
+                for exchange in waiting_for(self._path.registry, slot):
+                    exchange.refuse(slot.gate.refusal(time.monotonic(), 0.0))
+
+    # what is told -----------------------------------------------------------------------------------------------------
+
+    def changed(self, slot: Slot) -> None:
+        """A request began to wait for a closed slot, or waits no more."""
+        if self._due is None and (slot.line.waiting or slot.name in self._told):
+            self._due = asyncio.get_running_loop().call_later(TELL_S, self._tell_demands)
+
+    def _tell_demands(self) -> None:
+        self._due = None
+        now = time.monotonic()
+        found = {slot.name: slot for slot in self._path.slots.pooled.values() if slot.gate.is_cold}
+        waiting = {name: slot for name, slot in found.items() if slot.line.waiting}
+        told = {name: self._demand(slot, now) for name, slot in waiting.items()}
+        gone = {name: SlotDemand(in_flight=0, waiting=[]) for name in self._told - told.keys()}
+        self._told = set(told)
+        try:
+            self._tell(SlotDemands(slots=told | gone))
+        except LinkLost:
+            self._told.clear()  # the next daemon is told all
+
+    def _demand(self, slot: Slot, now: float) -> SlotDemand:
+        requests = waiting_for(self._path.registry, slot)
+        rows = [
+            WaitingDemand(
+                band=prepared.decided.wishes.band,
+                tenant=prepared.decided.tenant.name,
+                agent=prepared.entry.row.id,
+                age_s=round(now - exchange.queued_at, 3),
+                left_s=round(slot.gate.until_for(exchange.queued_at) - now, 3),
+            )
+            for exchange in requests[:TOLD_MAX]
+            if (prepared := exchange.prepared) is not None
+        ]
+        return SlotDemand(in_flight=slot.line.running, waiting=rows, more=max(0, len(requests) - len(rows)))

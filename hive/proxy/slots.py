@@ -1,0 +1,139 @@
+"""The servers that requests go to: the active backend, and the slots of the pool. The model decides between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hive.domain import BackendInfo, Caller, ModelInfo
+from hive.errors import BadRequest, NotFound, Saturated
+from hive.link.pool import SlotRow
+from hive.models.whereabouts import joined
+from hive.proxy.endpoints import ANSWERED, Endpoint
+from hive.proxy.model_routing import ModelRouting
+from hive.proxy.registry import Queue
+from hive.proxy.slot import Slot
+from hive.proxy.slot_gate import Cold
+from hive.settings.table import Settings
+
+MakeSlot = Callable[[str, Queue], Slot]
+
+
+class SlotTable:
+    """Every slot, and the routing over the models of all of them.
+
+    `active`: the active backend, which is there always, with or without a server in it. `pooled`: the slots of the
+    pool by id. A model that two of them offer is the active backend's, else that of the slot that was there first.
+    """
+
+    def __init__(self, settings: Settings, make: MakeSlot, line: Queue, new_line: Callable[[], Queue]) -> None:
+        self.active = make("", line)
+        self.pooled: dict[str, Slot] = {}
+        self.routing = ModelRouting(settings.inference)
+        self._by_model: dict[str, Slot] = {}
+        self._make = make
+        self._new_line = new_line
+
+    def __repr__(self) -> str:
+        return f"<SlotTable {self.active} and {len(self.pooled)} of the pool>"
+
+    def use_settings(self, settings: Settings) -> None:
+        self.routing.use_settings(settings.inference)
+        for slot in self.all:
+            slot.use_settings(settings)
+
+    @property
+    def all(self) -> list[Slot]:
+        return [self.active, *self.pooled.values()]
+
+    # the daemon's word ------------------------------------------------------------------------------------------------
+
+    def use_active(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
+        """Takes the daemon's word on the active backend; `give_places` of the slot follows."""
+        self.active.use(backend, models)
+        self._route()
+
+    def learn(self, row: SlotRow, now: float) -> Slot:
+        """Takes the daemon's word on a slot of the pool; its `give_places` follows. Of an earlier generation than the
+        one that is known nothing is taken."""
+        slot = self.pooled.get(row.id)
+        if slot is None:
+            slot = self.pooled[row.id] = self._make(row.id, self._new_line())
+        elif row.generation < slot.generation:
+            return slot
+        is_new = row.generation != slot.generation
+        slot.generation = row.generation
+        slot.use(row.backend, row.models, is_new=is_new)
+        if not row.is_open:
+            slot.gate.close(cold(row, now))
+        elif slot.gate.is_closed:
+            slot.open()
+        self._route()
+        return slot
+
+    def forget(self, name: str) -> Slot | None:
+        """Takes a slot out; None where it is not known. The caller ends its requests."""
+        slot = self.pooled.pop(name, None)
+        if slot is not None:
+            self._route()
+        return slot
+
+    def _route(self) -> None:
+        """Makes the routing anew over the models of all slots."""
+        self._by_model = {}
+        models: list[ModelInfo] = []
+        for slot in self.all:
+            for model in slot.models:
+                if self._by_model.setdefault(model.name, slot) is slot:
+                    models.append(model)
+        self.routing.use(models, joined([slot.where for slot in self.all if slot.backend is not None]))
+
+    # what requests ask ------------------------------------------------------------------------------------------------
+
+    def check_offered(self, endpoint: Endpoint) -> None:
+        """Raises NotSupported where no server offers it, before its model is known."""
+        if not self.pooled:
+            if not self.active.gate.is_closed:
+                self.active.check_offered(endpoint)
+        elif not (self.answers(self.active, endpoint) or any(slot.offers(endpoint) for slot in self.all)):
+            for slot in self.all:
+                slot.check_offered(endpoint)
+
+    def answers(self, slot: Slot, endpoint: Endpoint) -> bool:
+        """Whether Hive answers this by itself, from its list of models or by an estimate. With a pool there is no one
+        server that could answer what names no model."""
+        return slot.answers(endpoint) or (bool(self.pooled) and not endpoint.body and endpoint.name in ANSWERED)
+
+    def routed(self, asked: str, caller: Caller) -> tuple[str, Slot]:
+        """The name of the model that is meant, as `ModelRouting.served`, and its slot. Raises NotFound, Refusal;
+        Saturated if it cannot be known yet; BadRequest where none is named and there are several servers."""
+        active, routing = self.active, self.routing
+        if not self.pooled:
+            if not asked or active.gate.is_closed:  # behind the gate it is asked again
+                return asked, active
+            backend = active.backend
+            if routing.where.can_be_far and not routing.models and backend is not None and not backend.up:
+                raise Saturated("the inference server has not said yet what it offers", retry_after_s=1)
+            return routing.served(asked, caller), active
+        if not asked and active.backend is None:
+            raise BadRequest('"model" is missing', hint="GET /v1/models lists what there is")
+        if not asked:
+            return asked, active
+        try:
+            served = routing.served(asked, caller)
+        except NotFound:
+            if active.gate.is_closed:
+                return asked, active
+            raise
+        return served, self._by_model.get(served, active)
+
+
+def cold(row: SlotRow, now: float) -> Cold:
+    """The reason that a slot's gate is closed.
+
+    >>> backend = BackendInfo(kind="llama", address="")
+    >>> row = SlotRow(id="m-1", generation=1, is_open=False, backend=backend, models=[ModelInfo(name="m")], wait_s=9.0)
+    >>> cold(row, now=1.0)
+    Cold(model='m', wait_s=9.0, ready_at=None, never='')
+    """
+    name = row.models[0].name if row.models else row.id
+    return Cold(name, row.wait_s, None if row.ready_in_s is None else now + row.ready_in_s, row.never)

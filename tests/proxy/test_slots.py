@@ -1,0 +1,366 @@
+"""Several inference servers behind one port: over real sockets, with the daemon's words spoken by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from hive.domain import BackendInfo, BackendKind, ModelInfo
+from hive.errors import LinkLost
+from hive.link.message import LinkMessage
+from hive.link.pool import CloseSlot, SlotBusy, SlotClosed, SlotDemands, SlotRow
+from hive.proxy import slot_orders
+from hive.proxy.slot_orders import SlotOrders
+from tests.proxy.harness import (
+    CHAT,
+    JSON_ANSWER,
+    STREAM,
+    Backend,
+    Client,
+    Proxy,
+    answer,
+    chunked,
+    get,
+    nothing_is_held,
+    post,
+    proxied,
+    read_request,
+    until,
+)
+
+CHAT_AT = b"/v1/chat/completions"
+FIRST = b'data: {"id":"c","object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+LAST = b'data: {"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+
+
+def ask(model: str, at: bytes = CHAT_AT, body: bytes = CHAT) -> bytes:
+    return post(at, body.replace(b'"m"', b'"%b"' % model.encode()))
+
+
+def named(model: str) -> bytes:
+    return answer(JSON_ANSWER.replace(b'"hi"', b'"%b"' % model.encode()))
+
+
+class Pool:
+    """A proxy before three servers, one model each, and the daemon's words to it."""
+
+    def __init__(self, proxy: Proxy, servers: dict[str, Backend]) -> None:
+        self.proxy, self.servers = proxy, servers
+        self.told: list[SlotDemands] = []
+        self.is_daemon_there = True
+        self.orders = SlotOrders(proxy.path, self._hear)
+
+    def _hear(self, message: LinkMessage) -> None:
+        if not self.is_daemon_there:
+            raise LinkLost("no daemon")
+        assert isinstance(message, SlotDemands)
+        self.told.append(message)
+
+    def row(self, model: str, *, is_open: bool = True, generation: int = 1, **other: Any) -> SlotRow:
+        kind = {"o": BackendKind.OLLAMA, "v": BackendKind.VLLM}.get(model[0], BackendKind.LLAMA)
+        address = self.servers[model].address if is_open else ""
+        return SlotRow(
+            id=f"{model}-1",
+            generation=generation,
+            is_open=is_open,
+            backend=BackendInfo(kind=kind, address=address, up=is_open, places=other.pop("places", None)),
+            models=[ModelInfo(name=model)],
+            wait_s=other.pop("wait_s", 30.0),
+            **other,
+        )
+
+    def tell(self, *rows: SlotRow) -> None:
+        self.orders.heard(list(rows))
+
+    def close(self, model: str, *, generation: int = 1, drain_s: float | None = None) -> list[LinkMessage]:
+        """Asks for it; the answer is in the list once it has come."""
+        answers: list[LinkMessage] = []
+        message = CloseSlot(id=f"{model}-1", generation=generation, wait_s=30.0, drain_s=drain_s)
+        self.orders.order(message, answers.append)
+        return answers
+
+    async def client(self) -> Client:
+        return await Client.unix(self.proxy.socket_path)
+
+    async def waits(self, model: str, count: int = 1) -> None:
+        await until(lambda: self.proxy.path.slots.pooled[f"{model}-1"].line.waiting == count)
+
+
+@asynccontextmanager
+async def pooled(tmp_path: Path, *models: str, **settings: object) -> AsyncIterator[Pool]:
+    """The servers are there; the daemon has said nothing yet, and there is no active backend."""
+    async with proxied(tmp_path, **settings) as (proxy, _):
+        proxy.path.use_backend(None, [])
+        servers = {model: Backend() for model in models}
+        for model, server in servers.items():
+            server.reply = named(model)
+            await server.start()
+        try:
+            yield Pool(proxy, servers)
+        finally:
+            for server in servers.values():
+                await server.stop()
+
+
+async def content(client: Client, model: str) -> tuple[int, str]:
+    status, _, body = await client.ask(ask(model))
+    told = json.loads(body)
+    return status, told["choices"][0]["message"]["content"] if status == 200 else told["error"]["code"]
+
+
+async def test_the_model_decides_which_server_answers(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b", "v") as pool:
+        pool.tell(*(pool.row(model) for model in "abv"))
+        client = await pool.client()
+        for model in "abvba":
+            assert await content(client, model) == (200, model)
+        assert [len(pool.servers[model].requests) for model in "abv"] == [2, 2, 1]
+        assert [event.backend for event in pool.proxy.events] == ["llama", "llama", "vllm", "llama", "llama"]
+        assert await content(client, "x") == (404, "not_found")
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_a_body_is_made_for_the_kind_of_its_model_s_server(tmp_path: Path) -> None:
+    """What one server is told in vain, or under another name, the next one is not."""
+    async with pooled(tmp_path, "a", "o", "v") as pool:
+        pool.tell(*(pool.row(model) for model in "aov"))
+        pool.servers["o"].reply = answer(b'{"model":"o","message":{"content":"o"},"done":true}')
+        client = await pool.client()
+        for model in "aov":
+            assert (await client.ask(ask(model, b"/api/chat", CHAT[:-1] + b',"stream":false}')))[0] == 200
+        sent = {model: pool.servers[model].requests[0] for model in "aov"}
+        assert [sent[model][0].split()[1] for model in "aov"] == [
+            b"/v1/chat/completions",
+            b"/api/chat",
+            b"/v1/chat/completions",
+        ]
+        assert "cache_salt" in json.loads(sent["v"][1])
+        assert "cache_salt" not in json.loads(sent["a"][1])
+
+
+async def test_every_list_has_the_models_of_all_servers(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "o") as pool:
+        pool.tell(pool.row("a"), pool.row("o", is_open=False))
+        client = await pool.client()
+        _, _, body = await client.ask(get(b"/v1/models"))
+        assert [model["id"] for model in json.loads(body)["data"]] == ["a", "o"]
+        _, _, body = await client.ask(get(b"/api/tags"))
+        assert [model["name"] for model in json.loads(body)["models"]] == ["a", "o"]
+        status, _, body = await client.ask(post(CHAT_AT, b'{"messages":[]}'))
+        assert (status, "model" in json.loads(body)["error"]["message"]) == (400, True)
+        assert all(not server.requests for server in pool.servers.values())
+
+
+async def test_a_cold_model_waits_and_is_told_of_while_a_warm_one_answers(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b") as pool:
+        pool.tell(pool.row("a"), pool.row("b", is_open=False))
+        waiting, other = await pool.client(), await pool.client()
+        waiting.writer.write(ask("b"))
+        await pool.waits("b")
+        assert await content(other, "a") == (200, "a")
+        await until(lambda: bool(pool.told))
+        (demand,) = pool.told[-1].slots["b-1"].waiting
+        assert (demand.agent, demand.tenant, demand.band) == (pool.proxy.row.id, "default", "normal")
+        assert 0 <= demand.age_s < 10 < demand.left_s <= 30
+        pool.orders.order(slot_orders.SlotIs(slot=pool.row("b", generation=2)), None)
+        assert (await waiting.answer())[0] == 200
+        await until(lambda: pool.told[-1].slots.get("b-1") is not None and not pool.told[-1].slots["b-1"].waiting)
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_a_full_line_for_a_cold_model_refuses_no_warm_request(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b", queue_depth=2) as pool:
+        pool.tell(pool.row("a"), pool.row("b", is_open=False, ready_in_s=20.0))
+        clients = [await pool.client() for _ in range(3)]
+        for number, client in enumerate(clients[:2], 1):
+            client.writer.write(ask("b"))
+            await pool.waits("b", number)
+        status, fields, body = await clients[2].ask(ask("b"))
+        assert (status, json.loads(body)["error"]["code"]) == (503, "model_cold")
+        assert "too many requests wait for it" in json.loads(body)["error"]["message"]
+        assert 15 <= int(fields[b"retry-after"]) <= 20
+        assert await content(clients[2], "a") == (200, "a")
+
+
+async def test_a_wait_that_cannot_hold_is_refused_at_once(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b") as pool:
+        pool.tell(
+            pool.row("a", is_open=False, wait_s=30.0, ready_in_s=47.0),
+            pool.row("b", is_open=False, never="the pinned model c holds the memory"),
+        )
+        client = await pool.client()
+        status, fields, body = await client.ask(ask("a"))
+        assert (status, json.loads(body)["error"]["code"]) == (503, "model_cold")
+        assert 40 <= int(fields[b"retry-after"]) <= 47
+        _, _, body = await client.ask(ask("b"))
+        assert (
+            "the model b is not loaded yet: the pinned model c holds the memory" in json.loads(body)["error"]["message"]
+        )
+        assert pool.told == []
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_a_wait_for_a_cold_model_has_a_clock_of_its_own(tmp_path: Path) -> None:
+    """Not `queue_wait_s`: a load takes longer than a place (facts/pool.md §7.4)."""
+    async with pooled(tmp_path, "b", queue_wait_s=0.05) as pool:
+        pool.tell(pool.row("b", is_open=False, wait_s=0.4))
+        client = await pool.client()
+        status, _, body = await client.ask(ask("b"))
+        assert (status, json.loads(body)["error"]["code"]) == (503, "model_cold")
+        assert "it was not within 0.4 s" in json.loads(body)["error"]["message"]
+
+
+async def test_a_slot_in_use_is_not_closed_if_it_has_to_be_idle(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a") as pool:
+        pool.tell(pool.row("a"))
+        release = hold(pool.servers["a"])
+        client = await pool.client()
+        client.writer.write(ask("a", body=STREAM))
+        await until(lambda: pool.proxy.path.slots.pooled["a-1"].line.running == 1)
+        assert pool.close("a") == [SlotBusy(in_flight=1)]
+        assert pool.close("a", generation=2) == [SlotBusy(in_flight=0)]
+        release.set()
+        assert (await client.answer())[0] == 200
+        assert pool.close("a") == [SlotClosed()]
+        client.writer.write(ask("a"))
+        await pool.waits("a")
+
+
+async def test_a_drained_slot_answers_what_it_has_and_keeps_the_rest_waiting(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a") as pool:
+        pool.tell(pool.row("a"))
+        release = hold(pool.servers["a"])
+        first, second = await pool.client(), await pool.client()
+        first.writer.write(ask("a", body=STREAM))
+        await until(lambda: pool.proxy.path.slots.pooled["a-1"].line.running == 1)
+        answers = pool.close("a", drain_s=20.0)
+        second.writer.write(ask("a"))
+        await pool.waits("a")
+        assert answers == []
+        release.set()
+        assert (await first.answer())[0] == 200
+        await until(lambda: answers == [SlotClosed()])
+        pool.servers["a"].script = None
+        pool.tell(pool.row("a", generation=2))
+        assert (await second.answer())[0] == 200
+
+
+async def test_what_does_not_end_in_time_is_cut_with_an_error_of_its_dialect(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a") as pool:
+        pool.tell(pool.row("a"))
+        hold(pool.servers["a"])
+        client = await pool.client()
+        client.writer.write(ask("a", body=STREAM))
+        await until(lambda: pool.proxy.path.slots.pooled["a-1"].line.running == 1)
+        await asyncio.wait_for(client.reader.readuntil(b'"content":"a"'), 10)
+        answers = pool.close("a", drain_s=0.05)
+        await until(lambda: answers == [SlotClosed(cut=1)])
+        rest = await asyncio.wait_for(client.reader.read(), 10)
+        assert b"the model a gives way to another one, and this did not end in time" in rest
+        assert b"[DONE]" not in rest
+        assert nothing_is_held(pool.proxy)
+        assert pool.proxy.events[0].cut
+
+
+async def test_an_order_for_an_earlier_server_has_no_effect(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a") as pool:
+        pool.tell(pool.row("a", generation=3))
+        pool.orders.order(slot_orders.SlotIs(slot=pool.row("a", is_open=False, generation=2)), None)
+        assert await content(await pool.client(), "a") == (200, "a")
+        assert pool.close("a", generation=2) == [SlotBusy(in_flight=0)]
+
+
+async def test_without_a_daemon_a_closed_slot_stays_closed_and_its_requests_end_with_an_error(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(slot_orders, "LOST_S", 0.2)
+    async with pooled(tmp_path, "a", "b") as pool:
+        pool.tell(pool.row("a"), pool.row("b", is_open=False))
+        waiting, other = await pool.client(), await pool.client()
+        waiting.writer.write(ask("b"))
+        await pool.waits("b")
+        pool.is_daemon_there = False
+        pool.orders.daemon_lost()
+        status, _, body = await waiting.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (503, "model_cold")
+        assert "Hive's daemon is not there to load it" in json.loads(body)["error"]["message"]
+        assert (await other.ask(ask("b")))[0] == 503
+        assert await content(other, "a") == (200, "a")
+        pool.is_daemon_there = True
+        pool.tell(pool.row("a"), pool.row("b", generation=2))
+        assert await content(other, "b") == (200, "b")
+
+
+async def test_a_daemon_that_is_back_is_told_of_what_waits(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "b") as pool:
+        pool.tell(pool.row("b", is_open=False))
+        pool.is_daemon_there = False
+        client = await pool.client()
+        client.writer.write(ask("b"))
+        await pool.waits("b")
+        await asyncio.sleep(3 * slot_orders.TELL_S)
+        assert pool.told == []
+        pool.is_daemon_there = True
+        pool.tell(pool.row("b", is_open=False))
+        await until(lambda: [list(told.slots) for told in pool.told] == [["b-1"]])
+
+
+async def test_requests_of_a_slot_that_is_taken_out_are_decided_again(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b") as pool:
+        pool.tell(pool.row("a"), pool.row("b", is_open=False))
+        client = await pool.client()
+        client.writer.write(ask("b"))
+        await pool.waits("b")
+        pool.tell(pool.row("a"))
+        status, _, body = await client.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (404, "not_found")
+        assert await content(client, "a") == (200, "a")
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_places_are_each_server_s_own(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b", tier_low_concurrency=8) as pool:
+        pool.tell(pool.row("a", places=1), pool.row("b", places=1))
+        release = hold(pool.servers["a"])
+        clients = [await pool.client() for _ in range(3)]
+        for client in clients[:2]:
+            client.writer.write(ask("a", body=STREAM))
+        await pool.waits("a")
+        assert await content(clients[2], "b") == (200, "b")
+        release.set()
+        assert [(await client.answer())[0] for client in clients[:2]] == [200, 200]
+
+
+async def test_an_agent_s_limit_holds_over_all_servers(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b", tier_low_concurrency=1) as pool:
+        pool.tell(pool.row("a"), pool.row("b"))
+        release = hold(pool.servers["a"])
+        first, second = await pool.client(), await pool.client()
+        first.writer.write(ask("a", body=STREAM))
+        await until(lambda: pool.proxy.path.slots.pooled["a-1"].line.running == 1)
+        second.writer.write(ask("b"))
+        await pool.waits("b")
+        release.set()
+        assert (await first.answer())[0] == 200
+        assert (await second.answer())[0] == 200  # the place that came free in one line is used in the other
+
+
+def hold(server: Backend) -> asyncio.Event:
+    """The server sends the first event of a stream, and the last once the event is set."""
+    release = asyncio.Event()
+
+    async def scene(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await read_request(reader)
+            writer.write(chunked(FIRST, end=False))
+            await writer.drain()
+            await release.wait()
+            writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(LAST), LAST))
+            await writer.drain()
+
+    server.script = scene
+    return release
