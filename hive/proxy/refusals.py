@@ -46,9 +46,10 @@ def too_many_wakes(tenant: Tenant, wait_s: float) -> TooManyRequests:
 
 def queue_full(queue: Queue, flow: Flow, now: float) -> QueueFull:
     """503: as many requests of this tenant wait as may. `avgWaitMs`: how long those before them waited."""
-    wait_s, depth = queue.retry_after_s(flow, now), queue.depth
+    wait_s, depth = queue.retry_after_s(flow, now), queue.depth_now
     message = f"Queue depth {depth}/{depth}, retry in {wait_s:.0f} seconds"
-    return QueueFull(message, retry_after_s=wait_s, details={"queueDepth": depth, "avgWaitMs": flow.mean_wait_ms})
+    details = {"queueDepth": depth, "avgWaitMs": queue.mean_wait_ms(flow)}
+    return QueueFull(message, retry_after_s=wait_s, details=details)
 
 
 def no_place(queue: Queue, flow: Flow, now: float, waited_s: float) -> Saturated:

@@ -17,7 +17,7 @@ from hive.proxy.body_budget import BodyShare
 from hive.proxy.connection_shares import ConnectionHolder
 from hive.proxy.gate import Gate, GateState, WakeCaller
 from hive.proxy.limits import SlidingWindow, window_of
-from hive.proxy.queue import FairQueue, Flow
+from hive.proxy.queue import FairQueue, FairShares, Flow
 from hive.proxy.tenants import Tenant, Tenants
 from hive.proxy.wakes import WakeTimes
 from hive.settings.table import Proxy as ProxySettings
@@ -150,7 +150,9 @@ class Registry:
         self._daemon = daemon
         self._settings = settings
         self.tenants = Tenants(tenants)
-        self.queue: Queue = FairQueue(depth=settings.queue_depth)
+        self.shares: FairShares[Turning] = FairShares()
+        self.queue: Queue = FairQueue(self.shares, depth=settings.queue_depth)
+        """The line before the one backend there is."""
         self.wakes = WakeTimes()
         self._asked_at: dict[str, float] = {}
         """Agents with a caller that waits for the wake, and the time of the ask."""
@@ -253,7 +255,7 @@ class Registry:
             if connection.exchange is not None:
                 connection.exchange.refuse(AgentAsleep("the agent is removed"))
             connection.close()
-        self.queue.forget(entry.flow)
+        self.shares.forget(entry.flow)
         return entry
 
     def use_settings(self, settings: ProxySettings, tenants: Mapping[str, TenantRow]) -> None:
@@ -261,7 +263,8 @@ class Registry:
         self.generation += 1
         self._settings = settings
         self.tenants.use(tenants)
-        self.queue.depth = settings.queue_depth
+        for queue in self.shares.queues.values():
+            queue.depth = settings.queue_depth
         for entry in [*self.by_id.values(), self.operator]:
             entry.gate.parked_max = settings.parked_max
             entry.window = window_of(settings.window_requests, settings.window_s, entry.window)
@@ -275,7 +278,7 @@ class Registry:
         own = self.operator.caller
         caller = Caller(own.kind, own.id, tenant_name, own.tier, tenant.models)
         limit = concurrency_of(own.tier, self._settings)
-        return caller, tenant, self.queue.flow(own.id, tenant_name, limit=limit, weight=tenant.weight)
+        return caller, tenant, self.shares.flow(own.id, tenant_name, limit=limit, weight=tenant.weight)
 
     def stand_in(self, agent: str) -> AgentEntry | None:
         """The entry for a prewarm of the agent: with its model, tier, tenant and so its cache, but with a gate, a
@@ -286,7 +289,7 @@ class Registry:
             return None
         row = replace(entry.row, id=PREWARM, name=PREWARM, address=None, cid=None)
         tenant = self.tenants.of(row.tenant)
-        flow = self.queue.flow(f"{PREWARM} {tenant.name}", tenant.name, limit=1, weight=tenant.weight)
+        flow = self.shares.flow(f"{PREWARM} {tenant.name}", tenant.name, limit=1, weight=tenant.weight)
         found = AgentEntry(row, Gate(PREWARM, self, parked_max=0), flow, tenant, self._settings)
         self.stand_ins.append(found)
         return found
@@ -294,7 +297,7 @@ class Registry:
     def stands_in_no_more(self, entry: AgentEntry) -> None:
         self.stand_ins.remove(entry)
         if not any(other.flow is entry.flow for other in self.stand_ins):
-            self.queue.forget(entry.flow)
+            self.shares.forget(entry.flow)
 
     def activity(self, agents: Collection[str], now: float) -> dict[str, Activity]:
         """The activity of the known agents among those named; of all if none is named. The kernel is asked for each."""
@@ -379,14 +382,14 @@ class Registry:
         gate = Gate(row.id, self, parked_max=self._settings.parked_max)
         tenant = self.tenants.of(row.tenant)
         limit = concurrency_of(row.tier, self._settings)
-        flow = self.queue.flow(row.id, row.tenant, limit=limit, weight=tenant.weight)
+        flow = self.shares.flow(row.id, row.tenant, limit=limit, weight=tenant.weight)
         return AgentEntry(row, gate, flow, tenant, self._settings)
 
     def _update_queue(self, entry: AgentEntry) -> None:
         """Updates the queue after a change of tier, tenant or weight; requests that get a place by that go."""
         limit = concurrency_of(entry.row.tier, self._settings)
         tenant = entry.tenant
-        self.give_turns(self.queue.move(entry.flow, tenant=tenant.name, limit=limit, weight=tenant.weight))
+        self.give_turns(self.shares.move(entry.flow, tenant=tenant.name, limit=limit, weight=tenant.weight))
 
     def new_line(self) -> Queue:
         return self.queue

@@ -15,7 +15,7 @@ from itertools import count
 import pytest
 
 from hive.domain import Band
-from hive.proxy.queue import FairQueue, Flow, QueueVerdict
+from hive.proxy.queue import FairQueue, FairShares, Flow, QueueVerdict
 
 TOKENS_PER_S = 1000.0
 SHORT, LONG = 100.0, 1000.0
@@ -46,7 +46,8 @@ class Simulation:
         wait_s: float = 30.0,
         expects: Callable[[float], float] = lambda tokens: tokens,
     ) -> None:
-        self.queue: FairQueue[Request] = FairQueue(depth=depth, places=places)
+        self.shares: FairShares[Request] = FairShares()
+        self.queue = FairQueue(self.shares, depth=depth, places=places)
         self.now = 0.0
         self.started: list[Request] = []
         self.done: list[Request] = []
@@ -158,7 +159,7 @@ def test_tokens_are_shared_within_5_percent_with_service_times_of_10_to_1(
     simulation = Simulation(expects=expects)
     for tenant, tokens in (("short", SHORT), ("long", LONG)):
         for number in range(agents):
-            flow = simulation.queue.flow(f"{tenant}-{number}", tenant, limit=10)
+            flow = simulation.shares.flow(f"{tenant}-{number}", tenant, limit=10)
             simulation.backlogged(flow, tokens, open_at_once=open_at_once)
     simulation.run(until=lambda: len(simulation.done) >= 2000)
     assert simulation.share_of("short") == pytest.approx(0.5, rel=0.05)
@@ -167,7 +168,7 @@ def test_tokens_are_shared_within_5_percent_with_service_times_of_10_to_1(
 def test_tokens_are_shared_by_weight_within_5_percent() -> None:
     simulation = Simulation(expects=lambda tokens: 550.0)
     for tenant, tokens, weight in (("heavy", LONG, 3), ("light", SHORT, 1)):
-        flow = simulation.queue.flow(tenant, tenant, limit=10, weight=weight)
+        flow = simulation.shares.flow(tenant, tenant, limit=10, weight=weight)
         simulation.backlogged(flow, tokens, open_at_once=12)
     simulation.run(until=lambda: len(simulation.done) >= 2000)
     assert simulation.share_of("heavy") == pytest.approx(0.75, rel=0.05)
@@ -176,7 +177,7 @@ def test_tokens_are_shared_by_weight_within_5_percent() -> None:
 def test_agents_of_a_tenant_share_its_tokens_within_5_percent() -> None:
     simulation = Simulation(expects=lambda tokens: 550.0)
     for agent, tokens in (("short", SHORT), ("long", LONG)):
-        simulation.backlogged(simulation.queue.flow(agent, "t", limit=10), tokens, open_at_once=8)
+        simulation.backlogged(simulation.shares.flow(agent, "t", limit=10), tokens, open_at_once=8)
     simulation.run(until=lambda: len(simulation.done) >= 2000)
     short = sum(request.tokens for request in simulation.done if request.flow.agent == "short")
     assert short / simulation.tokens_of("t") == pytest.approx(0.5, rel=0.05)
@@ -185,8 +186,8 @@ def test_agents_of_a_tenant_share_its_tokens_within_5_percent() -> None:
 @pytest.mark.parametrize(("tenants", "places"), [("ab", 3), ("aa", 3), ("ab", 4)])
 def test_a_limit_that_allows_an_agent_its_share_does_not_cost_it_any(tenants: str, places: int) -> None:
     simulation = Simulation(places=places, depth=40, expects=lambda tokens: 550.0)
-    held = simulation.queue.flow("held", tenants[0], limit=2)
-    free = simulation.queue.flow("free", tenants[1], limit=10)
+    held = simulation.shares.flow("held", tenants[0], limit=2)
+    free = simulation.shares.flow("free", tenants[1], limit=10)
     simulation.backlogged(held, SHORT, open_at_once=12)
     simulation.backlogged(free, LONG, open_at_once=12)
     simulation.run(until=lambda: len(simulation.done) >= 2000)
@@ -197,9 +198,9 @@ def test_a_limit_that_allows_an_agent_its_share_does_not_cost_it_any(tenants: st
 def light_p95(neighbours: int, open_at_once: int, retry_s: float | None, tokens: float) -> float:
     """p95 wait of a tenant that asks for 40 % of its share, beside a tenant of so many agents."""
     simulation = Simulation(expects=lambda tokens: 300.0)
-    light = simulation.queue.flow("light", "light", limit=10)
+    light = simulation.shares.flow("light", "light", limit=10)
     for number in range(neighbours):
-        flow = simulation.queue.flow(f"neighbour-{number}", "neighbour", limit=10)
+        flow = simulation.shares.flow(f"neighbour-{number}", "neighbour", limit=10)
         simulation.backlogged(flow, tokens, open_at_once=open_at_once, retry_s=retry_s)
     share_per_s = PLACES * TOKENS_PER_S / SHORT / 2
     simulation.now_and_then(light, SHORT, per_s=0.4 * share_per_s, chance=random.Random(3))
@@ -221,7 +222,7 @@ def test_throughput_is_that_of_first_come_first_served() -> None:
         simulation = Simulation(expects=lambda tokens: 550.0, depth=64)
         chance = random.Random(5)
         for number in range(16):
-            flow = simulation.queue.flow(f"agent-{number}", tenants[number % 2], limit=10)
+            flow = simulation.shares.flow(f"agent-{number}", tenants[number % 2], limit=10)
             tokens = SHORT if number % 2 else LONG
             simulation.now_and_then(flow, tokens, per_s=0.1 if tokens == LONG else 6.0, chance=chance)
         simulation.run(until=lambda: len(simulation.done) >= 4000)
@@ -236,7 +237,7 @@ def test_the_bands_are_served_one_after_the_other() -> None:
     simulation = Simulation(depth=1000, wait_s=1e9)
     for band in (Band.LOW, Band.NORMAL, Band.HIGH):
         for tenant, tokens in (("short", SHORT), ("long", LONG)):
-            flow = simulation.queue.flow(tenant, tenant, limit=10)
+            flow = simulation.shares.flow(tenant, tenant, limit=10)
             for _ in range(100):
                 simulation.ask(flow, tokens, lambda refused_s: None, band)
     simulation.run(until=lambda: len(simulation.done) == 600)
@@ -257,9 +258,9 @@ def test_a_polite_agent_beside_siblings_that_flood_is_served_after_few_refusals(
     """
     simulation = Simulation(places=2)
     for number in range(siblings):
-        flow = simulation.queue.flow(f"sibling-{number}", "t", limit=10)
+        flow = simulation.shares.flow(f"sibling-{number}", "t", limit=10)
         simulation.backlogged(flow, SHORT, open_at_once=open_at_once, retry_s=0.05)
-    polite = simulation.queue.flow("polite", "t", limit=10)
+    polite = simulation.shares.flow("polite", "t", limit=10)
     tries: list[int] = []
 
     def ask() -> None:
@@ -287,7 +288,7 @@ def test_the_told_time_is_when_a_refused_request_finds_room() -> None:
     """Of requests that come back when they were told, nearly all find room."""
     simulation = Simulation(places=2)
     for number in range(24):
-        flow = simulation.queue.flow(f"agent-{number}", "t", limit=10)
+        flow = simulation.shares.flow(f"agent-{number}", "t", limit=10)
         simulation.backlogged(flow, LONG, open_at_once=1)
     simulation.run(until=lambda: len(simulation.done) >= 1000)
     assert simulation.refusals < 0.6 * len(simulation.done)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hive.domain import Band
-from hive.proxy.fair_share import EXTRA_FLOWS, REBASE_TOKENS
+from hive.proxy.flows import EXTRA_FLOWS, REBASE_TOKENS
 from hive.proxy.queue import QueueVerdict
 from tests.proxy.turns import Bench, agent_of
 
@@ -88,7 +88,7 @@ def test_a_higher_limit_of_an_agent_lets_its_waiting_requests_in() -> None:
     bench = Bench(places=4)
     flow = bench.agent("ann", limit=1)
     waiters = [bench.ask("ann")[0] for _ in range(4)]
-    assert bench.queue.set_limit(flow, 3) == waiters[1:3]
+    assert bench.shares.set_limit(flow, 3) == waiters[1:3]
 
 
 # bands ----------------------------------------------------------------------------------------------------------------
@@ -152,8 +152,8 @@ def test_a_weight_can_change_while_everybody_waits() -> None:
         bench.ask("ben")
     for _ in range(20):
         running = bench.leave(running)[0]
-    bench.queue.set_weight("a", 4)
-    bench.queue.set_weight("unknown", 9)
+    bench.shares.set_weight("a", 4)
+    bench.shares.set_weight("unknown", 9)
     assert bench.turns(running)[:50].count("ann") == pytest.approx(40, abs=1)
 
 
@@ -278,7 +278,7 @@ def test_who_was_held_back_by_its_own_limit_catches_up_within_bounds_only(same_t
     for _ in range(100):
         (free,) = bench.leave(free)
     bench.queue.resize(1)
-    bench.queue.set_limit(flow, 10)
+    bench.shares.set_limit(flow, 10)
     bench.leave(held)
     names = bench.turns(free)
     assert names[:8].count("held") <= 5, "100,000 tokens behind: as much is made up for as was running, no more"
@@ -410,22 +410,22 @@ def test_each_tenant_is_told_of_its_own_line() -> None:
         bench.ask("light")
         running += bench.leave(running.pop(0))
     assert bench.queue.retry_after_s(heavy, bench.now) > 10 * bench.queue.retry_after_s(light, bench.now)
-    assert 500 <= light.mean_wait_ms < 2000 < heavy.mean_wait_ms
+    assert 500 <= bench.queue.mean_wait_ms(light) < 2000 < bench.queue.mean_wait_ms(heavy)
 
 
 def test_the_mean_wait_is_that_of_those_who_had_to_wait() -> None:
     bench = Bench(places=1)
     flow = bench.agent("ann")
     first = bench.ask("ann")[0]
-    assert flow.mean_wait_ms == 0
+    assert bench.queue.mean_wait_ms(flow) == 0
     second = bench.ask("ann")[0]
     bench.now = 2.0
     bench.leave(first)
-    assert flow.mean_wait_ms == 2000
+    assert bench.queue.mean_wait_ms(flow) == 2000
     bench.now = 3.0
     bench.ask("ann")
     bench.leave(second)
-    assert flow.mean_wait_ms == 1800, "a moving average"
+    assert bench.queue.mean_wait_ms(flow) == 1800, "a moving average"
 
 
 def test_the_view_shows_each_tenant() -> None:
@@ -449,8 +449,8 @@ def test_the_view_shows_each_tenant() -> None:
 def test_a_flow_is_known_by_agent_and_tenant() -> None:
     bench = Bench()
     own = bench.agent("ann", "a")
-    assert bench.queue.flow("ann", "a", limit=10) is own
-    assert bench.queue.flow("ann", "b", limit=10) is not own
+    assert bench.shares.flow("ann", "a", limit=10) is own
+    assert bench.shares.flow("ann", "b", limit=10) is not own
 
 
 def test_what_an_agent_runs_and_waits_for_moves_along_with_it() -> None:
@@ -460,7 +460,7 @@ def test_what_an_agent_runs_and_waits_for_moves_along_with_it() -> None:
     running = bench.ask("moving", expected=1000)[0]
     waiter = bench.ask("moving")[0]
     bench.ask("ben")
-    assert bench.queue.move(moving, tenant="b", limit=10, weight=2) == []
+    assert bench.shares.move(moving, tenant="b", limit=10, weight=2) == []
     assert [(row.name, row.weight, row.running, row.waiting) for row in bench.queue.view(0).tenants] == [("b", 2, 1, 2)]
     (ben,) = bench.leave(running)
     assert ben.startswith("ben"), "beside the 1000 tokens of its running one the other agent has had less"
@@ -478,7 +478,7 @@ def test_what_an_agent_had_elsewhere_does_not_count_where_it_moves_to(had: float
     for _ in range(8):
         bench.ask("ann")
         bench.ask("moving")
-    bench.queue.move(moving, tenant="b", limit=10, weight=1)
+    bench.shares.move(moving, tenant="b", limit=10, weight=1)
     assert bench.turns(running)[:8].count("moving") == pytest.approx(4, abs=1)
 
 
@@ -493,7 +493,7 @@ def test_a_tenant_an_agent_moves_to_has_saved_nothing_up_while_it_was_idle() -> 
         bench.ask("moving", expected=1000)
     for _ in range(20):
         (running,) = bench.leave(running)
-    bench.queue.move(moving, tenant="c", limit=10, weight=1)
+    bench.shares.move(moving, tenant="c", limit=10, weight=1)
     assert bench.turns(running)[:8].count("moving") == pytest.approx(4, abs=1)
 
 
@@ -505,7 +505,7 @@ def test_a_tenant_knows_nothing_any_more_of_an_agent_that_moved_away() -> None:
     bench.ask("moving")
     bench.ask("moving")
     bench.ask("moving")
-    bench.queue.move(moving, tenant="b", limit=10, weight=1)
+    bench.shares.move(moving, tenant="b", limit=10, weight=1)
     bench.now = 100.0
     assert [bench.verdict("stays"), bench.verdict("stays"), bench.verdict("late")] == [WAIT, WAIT, WAIT]
     assert [agent_of(waiter) for waiter in bench.queue.displaced] == ["stays"]
@@ -516,44 +516,44 @@ def test_a_move_to_a_higher_tier_lets_in_who_waited_for_its_own_limit() -> None:
     bench = Bench(places=5)
     flow = bench.agent("ann", limit=1)
     waiters = [bench.ask("ann")[0] for _ in range(3)]
-    assert bench.queue.move(flow, tenant="t", limit=5, weight=1.0) == waiters[1:]
+    assert bench.shares.move(flow, tenant="t", limit=5, weight=1.0) == waiters[1:]
 
 
 def test_forgotten_agents_and_their_tenants_leave_nothing_behind() -> None:
     bench = Bench(places=1)
     flow = bench.agent("ann", "a")
-    bench.queue.flow("ann", "b", limit=1)
+    bench.shares.flow("ann", "b", limit=1)
     running, waiter = bench.ask("ann")[0], bench.ask("ann")[0]
-    bench.queue.forget(flow)
+    bench.shares.forget(flow)
     assert [(row.name, row.waiting) for row in bench.queue.view(0.0).tenants] == [("a", 1)]
     assert bench.leave(running) == [waiter]
     assert bench.queue.view(0.0).tenants == []
     assert bench.leave(waiter) == []
     assert repr(bench.queue) == "<FairQueue 0 waiting, 0/1 running>"
-    bench.queue.forget(flow)
+    bench.shares.forget(flow)
 
 
 def test_only_so_many_flows_under_other_tenants_are_kept_and_none_that_is_busy() -> None:
     bench = Bench(places=1)
     operator = bench.agent("operator", "default")
-    busy = bench.queue.flow("operator", "busy", limit=1)
+    busy = bench.shares.flow("operator", "busy", limit=1)
     bench.queue.ask("w", busy, expected=1, now=0.0)
-    old, recent = (bench.queue.flow("operator", tenant, limit=1) for tenant in ("old", "recent"))
+    old, recent = (bench.shares.flow("operator", tenant, limit=1) for tenant in ("old", "recent"))
     for number in range(3 * EXTRA_FLOWS):
-        bench.queue.flow("operator", f"t{number}", limit=1)
-        assert bench.queue.flow("operator", "recent", limit=1) is recent
+        bench.shares.flow("operator", f"t{number}", limit=1)
+        assert bench.shares.flow("operator", "recent", limit=1) is recent
     assert len(bench.queue.view(0.0).tenants) == EXTRA_FLOWS + 1
-    assert bench.queue.flow("operator", "default", limit=1) is operator
-    assert bench.queue.flow("operator", "busy", limit=1) is busy
-    assert bench.queue.flow("operator", "old", limit=1) is not old
+    assert bench.shares.flow("operator", "default", limit=1) is operator
+    assert bench.shares.flow("operator", "busy", limit=1) is busy
+    assert bench.shares.flow("operator", "old", limit=1) is not old
 
 
 def test_a_dropped_flow_that_is_used_again_waits_in_the_line_of_its_tenant() -> None:
     bench = Bench(places=1, depth=1)
     bench.agent("operator", "default")
-    old = bench.queue.flow("operator", "acme", limit=1)
+    old = bench.shares.flow("operator", "acme", limit=1)
     for number in range(EXTRA_FLOWS):
-        bench.queue.flow("operator", f"t{number}", limit=1)
+        bench.shares.flow("operator", f"t{number}", limit=1)
     bench.agent("ann", "acme")
     bench.ask("ann")
     assert bench.verdict("ann") is WAIT
@@ -574,8 +574,10 @@ def test_counters_start_anew_long_before_they_lose_precision() -> None:
         bench.ask("ben", expected=REBASE_TOKENS / 4)
         (running,) = bench.leave(running)
         names.append(agent_of(running))
-        for line in bench.queue._flows.lines.values():
-            assert abs(line.accounts[1].settled) < 2 * REBASE_TOKENS
+        for tenant in bench.shares.flows.tenants.values():
+            for line in tenant.lines.values():
+                assert abs(line.accounts[1].settled) < 2 * REBASE_TOKENS
         for flow in bench.flows.values():
-            assert abs(flow.normal.settled) < 2 * REBASE_TOKENS
+            for standing in flow.standings.values():
+                assert abs(standing.normal.settled) < 2 * REBASE_TOKENS
     assert names.count("ann") == 50

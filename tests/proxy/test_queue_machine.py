@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, precondition, rule
 
 from hive.domain import Band
-from hive.proxy.queue import FairQueue, Flow, QueueVerdict
+from hive.proxy.queue import FairQueue, FairShares, Flow, QueueVerdict
 
 GO, WAIT = QueueVerdict.GO, QueueVerdict.WAIT
 HIGH, NORMAL, LOW = Band.HIGH, Band.NORMAL, Band.LOW
@@ -23,7 +23,8 @@ class Everything(RuleBasedStateMachine):
 
     @initialize(places=st.sampled_from([1, 2, 5, None]), depth=st.integers(0, 4))
     def start(self, places: int | None, depth: int) -> None:
-        self.queue: FairQueue[int] = FairQueue(depth=depth, places=places)
+        self.shares: FairShares[int] = FairShares()
+        self.queue = FairQueue(self.shares, depth=depth, places=places)
         self.places = places
         self.now = 0.0
         self.number = count()
@@ -50,7 +51,7 @@ class Everything(RuleBasedStateMachine):
     def agent(self, tenant: str, limit: int, weight: float) -> object:
         if len(self.known) >= 12:
             return multiple()
-        flow = self.queue.flow(f"agent{next(self.agents)}", tenant, limit=limit, weight=weight)
+        flow = self.shares.flow(f"agent{next(self.agents)}", tenant, limit=limit, weight=weight)
         self.known.add(flow)
         return flow
 
@@ -111,17 +112,17 @@ class Everything(RuleBasedStateMachine):
 
     @rule(flow=flows, limit=st.integers(1, 4))
     def set_limit(self, flow: Flow, limit: int) -> None:
-        self.admitted(self.queue.set_limit(flow, limit))
+        self.admitted(self.shares.set_limit(flow, limit))
 
     @rule(flow=flows, tenant=st.sampled_from("abcd"), limit=st.integers(1, 4), weight=st.sampled_from([1, 2]))
     def move(self, flow: Flow, tenant: str, limit: int, weight: float) -> None:
         if flow in self.known:
-            self.admitted(self.queue.move(flow, tenant=tenant, limit=limit, weight=weight))
+            self.admitted(self.shares.move(flow, tenant=tenant, limit=limit, weight=weight))
 
     @rule(flow=flows)
     def forget(self, flow: Flow) -> None:
         if flow in self.known:
-            self.queue.forget(flow)
+            self.shares.forget(flow)
             self.known.discard(flow)
 
     @rule(seconds=st.sampled_from([0.01, 1.0, 50.0, 121.0]))
@@ -152,13 +153,14 @@ class Everything(RuleBasedStateMachine):
         for waiter, (flow, _) in list(self.running.items()):
             assert self.queue.leave(waiter, flow, now=self.now) == []
         assert (self.queue.running, self.queue.waiting) == (0, 0)
-        flows = self.queue._flows
-        assert not any(level.ready for level in flows.levels)
-        for line in flows.lines.values():
+        flows = self.shares.flows
+        for line in flows.lines:
+            assert not any(level.ready for level in line.levels)
+        for line in [line for tenant in flows.tenants.values() for line in tenant.lines.values()]:
             assert (line.waiting, line.waits) == (0, {})
             assert all(abs(account.pending) < 1e-3 and account.waiting == 0 for account in line.accounts)
         for flow in list(flows.by_key.values()):
-            self.queue.forget(flow)
+            self.shares.forget(flow)
         assert repr(flows) == "<Flows 0 of 0 tenants, 0 extra>"
 
 

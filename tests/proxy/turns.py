@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from hive.domain import Band
-from hive.proxy.queue import FairQueue, Flow, QueueVerdict
+from hive.proxy.queue import FairQueue, FairShares, Flow, QueueVerdict
 
 
 def agent_of(waiter: str) -> str:
@@ -16,14 +16,15 @@ class Bench:
     """Requests are `ann1`, `ann2`, …, in the order in which all of them ask."""
 
     def __init__(self, *, places: int | None = 1, depth: int = 16) -> None:
-        self.queue: FairQueue[str] = FairQueue(depth=depth, places=places)
+        self.shares: FairShares[str] = FairShares()
+        self.queue = FairQueue(self.shares, depth=depth, places=places)
         self.now = 0.0
         self.flows: dict[str, Flow] = {}
         self._number = count(1)
         self._owner: dict[str, Flow] = {}
 
     def agent(self, name: str, tenant: str = "t", *, limit: int = 10, weight: float = 1.0) -> Flow:
-        self.flows[name] = self.queue.flow(name, tenant, limit=limit, weight=weight)
+        self.flows[name] = self.shares.flow(name, tenant, limit=limit, weight=weight)
         return self.flows[name]
 
     def ask(self, name: str, *, expected: float = 100, band: Band = Band.NORMAL) -> tuple[str, QueueVerdict]:

@@ -1,0 +1,372 @@
+"""Several lines that share one account: an agent's limit over all of them, what counts of other lines, and what never
+does. Requests are named by their agent, as in turns.py."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hive.domain import Band
+from hive.proxy.fair_share import CARRIED_MAX_TOKENS
+from hive.proxy.queue import FairQueue, FairShares, Flow, QueueVerdict
+from tests.proxy.turns import agent_of
+
+GO, WAIT, FULL = QueueVerdict.GO, QueueVerdict.WAIT, QueueVerdict.FULL
+
+
+class Lines:
+    """A queue for each of `places`, in a time that stands still unless it is moved."""
+
+    def __init__(self, *places: int | None, depth: int = 16, load_depth: int | None = None) -> None:
+        self.shares: FairShares[str] = FairShares()
+        self.lines = [FairQueue(self.shares, depth=depth, places=some, load_depth=load_depth) for some in places]
+        self.now = 0.0
+        self.flows: dict[str, Flow] = {}
+        self.at: dict[str, FairQueue[str]] = {}
+        self._number = count(1)
+
+    def agents(self, *names: str, limit: int = 10) -> None:
+        """Each of a tenant of its own name; `ann.acme` is of tenant acme."""
+        for name in names:
+            agent, _, tenant = name.partition(".")
+            self.flows[agent] = self.shares.flow(agent, tenant or agent, limit=limit)
+
+    def ask(
+        self, line: int, name: str, *, expected: float = 100, band: Band = Band.NORMAL
+    ) -> tuple[str, QueueVerdict]:
+        waiter = f"{name}{next(self._number)}"
+        self.at[waiter] = self.lines[line]
+        self.now += 1e-3
+        return waiter, self.lines[line].ask(waiter, self.flows[name], band=band, expected=expected, now=self.now)
+
+    def leave(self, waiter: str, cost: float | None = None) -> list[str]:
+        self.now += 1e-3
+        return self.at[waiter].leave(waiter, self.flows[agent_of(waiter)], now=self.now, cost=cost)
+
+    def turns(self, line: int, waiter: str, number: int, *, cost: float = 100) -> str:
+        """The agents that have the next turns in a line of one place, each coming again at once."""
+        names = ""
+        for _ in range(number):
+            (waiter,) = self.leave(waiter, cost)
+            assert self.at[waiter] is self.lines[line]
+            names += agent_of(waiter)
+            self.ask(line, agent_of(waiter))
+        return names
+
+
+# the limit of an agent ------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_falls_below_its_limit_gets_a_place_in_another_line() -> None:
+    box = Lines(1, 5)
+    box.agents("ann", limit=1)
+    first, second = box.ask(0, "ann"), box.ask(1, "ann")
+    assert (first[1], second[1]) == (GO, WAIT)
+    assert box.leave(first[0]) == [second[0]]
+    assert (box.lines[0].running, box.lines[1].running) == (0, 1)
+
+
+def test_of_an_agents_requests_the_one_goes_first_that_came_first_in_whatever_line() -> None:
+    box = Lines(1, 1, 1)
+    box.agents("ann", limit=1)
+    running = box.ask(0, "ann")[0]
+    order = [box.ask(line, "ann")[0] for line in (2, 0, 1, 2)]
+    high = box.ask(1, "ann", band=Band.HIGH)[0]
+    for waiter in (high, *order):
+        assert box.leave(running) == [waiter]
+        running = waiter
+
+
+def test_a_place_that_its_agent_may_not_take_goes_to_the_next_one_of_the_line() -> None:
+    box = Lines(1, 1)
+    box.agents("ann", limit=1)
+    box.agents("ben")
+    running = box.ask(0, "ann")[0]
+    elsewhere, here, other = box.ask(1, "ann")[0], box.ask(0, "ann")[0], box.ask(0, "ben")[0]
+    assert sorted(box.leave(running)) == [elsewhere, other]
+    assert box.leave(elsewhere) == []
+    assert box.leave(other) == [here]
+
+
+def test_a_request_that_waits_holds_nothing_of_its_agents_limit() -> None:
+    box = Lines(0, 1)
+    box.agents("ann", limit=1)
+    assert [box.ask(0, "ann")[1] for _ in range(5)] == [WAIT] * 5
+    assert box.ask(1, "ann")[1] is GO
+
+
+def test_a_raised_limit_looks_into_every_line() -> None:
+    box = Lines(2, 2, 0)
+    box.agents("ann", limit=1)
+    box.ask(0, "ann")
+    waiting = [box.ask(line, "ann")[0] for line in (2, 1, 0, 1, 0)]
+    assert box.shares.set_limit(box.flows["ann"], 3) == waiting[1:3]
+    assert box.shares.move(box.flows["ann"], tenant="other", limit=9, weight=1) == waiting[3:4]
+    assert box.lines[2].resize(1) == waiting[:1]
+
+
+def test_an_agent_at_its_limit_elsewhere_is_passed_over_and_not_lifted_beyond_the_others() -> None:
+    box = Lines(1, 1)
+    box.agents("ann", limit=1)
+    box.agents("ben")
+    running, elsewhere = box.ask(0, "ben")[0], box.ask(1, "ann")[0]
+    box.ask(0, "ann"), box.ask(0, "ben"), box.ask(0, "ben")
+    (running,) = box.leave(running)
+    assert agent_of(running) == "ben"
+    assert box.leave(elsewhere, 0.0) == []
+    assert box.turns(0, running, 5) == "annbenannbenann"
+
+
+# what counts of other lines -------------------------------------------------------------------------------------------
+
+
+def waits_in_both(box: Lines) -> tuple[str, str]:
+    """xen waits in both lines of one place, yan in the first, zoe in the second; both lines are full."""
+    box.agents("xen", "yan", "zoe")
+    here, there = box.ask(0, "yan")[0], box.ask(1, "zoe")[0]
+    box.ask(0, "yan"), box.ask(1, "zoe"), box.ask(0, "xen"), box.ask(1, "xen")
+    return here, there
+
+
+def test_what_a_tenant_is_given_in_one_line_counts_in_the_others_where_it_waits() -> None:
+    box = Lines(1, 1)
+    here, there = waits_in_both(box)
+    (there,) = box.leave(there, 100)
+    assert agent_of(there) == "zoe" or box.leave(there, 500) == []
+    while agent_of(there) != "xen":
+        (there,) = box.leave(there, 100)
+    box.leave(there, 500)
+    assert box.turns(0, here, 7) == "yan" * 5 + "xen" + "yan"
+
+
+def test_it_counts_for_the_agents_of_a_tenant_as_well() -> None:
+    box = Lines(1, 1)
+    box.agents("xen.one", "yan.one", "zoe.two")
+    here = box.ask(0, "zoe")[0]
+    there = box.ask(1, "zoe")[0]
+    box.ask(1, "xen"), box.ask(0, "xen"), box.ask(0, "yan")
+    (there,) = box.leave(there, 0)
+    assert agent_of(there) == "xen"
+    box.leave(there, 500)
+    assert box.turns(0, here, 7, cost=100) == "yan" * 5 + "xen" + "yan"
+
+
+def test_running_requests_count_elsewhere_with_what_is_expected_of_them() -> None:
+    box = Lines(1, 1)
+    box.agents("xen", "yan")
+    here = box.ask(0, "yan")[0]
+    box.ask(0, "xen")
+    box.ask(0, "yan")
+    box.ask(1, "xen", expected=450)
+    assert box.turns(0, here, 6) == "yan" * 4 + "xen" + "yan"
+
+
+def test_what_it_had_before_it_began_to_wait_counts_nowhere_else() -> None:
+    box = Lines(1, 1)
+    box.agents("xen", "yan")
+    box.leave(box.ask(1, "xen")[0], 5000)
+    here = box.ask(0, "yan")[0]
+    box.ask(0, "xen"), box.ask(0, "yan")
+    assert box.turns(0, here, 4) == "xenyanxenyan"
+
+
+def test_between_two_turns_no_more_counts_than_a_bound() -> None:
+    box = Lines(1, 1)
+    box.agents("xen", "yan")
+    here = box.ask(0, "yan")[0]
+    box.ask(0, "xen"), box.ask(0, "yan")
+    box.leave(box.ask(1, "xen", expected=1)[0], 1e9)
+    names = box.turns(0, here, 2 * int(CARRIED_MAX_TOKENS / 100))
+    assert names.count("xen") >= names.count("yan") - CARRIED_MAX_TOKENS / 100 - 1
+    assert names.startswith("yan" * 40) and "xenyanxen" in names
+
+
+def test_a_tenant_that_is_lifted_in_a_busy_line_is_not_punished_in_another() -> None:
+    box = Lines(1, 1)
+    box.agents("xen", "yan", "pat", "quinn")
+    there = box.ask(1, "pat")[0]
+    box.ask(1, "pat"), box.ask(1, "quinn")
+    box.turns(1, there, 40, cost=1e6)
+    here = box.ask(0, "yan")[0]
+    box.ask(0, "xen"), box.ask(0, "yan"), box.ask(1, "xen")
+    assert box.turns(0, here, 6) == "xenyanxenyanxenyan"
+
+
+def test_being_idle_in_a_line_saves_nothing_up_there() -> None:
+    box = Lines(1, 1)
+    box.agents("xen", "pat", "quinn")
+    box.leave(box.ask(0, "xen")[0])
+    there = box.ask(1, "pat")[0]
+    box.ask(1, "pat"), box.ask(1, "quinn")
+    box.turns(1, there, 11, cost=1e6)
+    there = next(iter(box.lines[1]._running))
+    box.ask(1, "xen")
+    names = box.turns(1, there, 9, cost=1e6)
+    assert names.count("xen") == 3
+
+
+# a line without places ------------------------------------------------------------------------------------------------
+
+
+def test_those_who_wait_for_a_load_have_a_depth_of_their_own() -> None:
+    box = Lines(0, 1, depth=3, load_depth=1)
+    box.agents("ann.t", "ben.t")
+    assert [box.ask(0, "ann")[1] for _ in range(2)] == [WAIT, FULL]
+    assert [box.ask(1, "ann")[1] for _ in range(5)] == [GO, WAIT, WAIT, WAIT, FULL]
+    assert (box.lines[0].depth_now, box.lines[1].depth_now) == (1, 3)
+    box.lines[0].resize(1)
+    assert [box.ask(0, "ben")[1] for _ in range(4)] == [WAIT, WAIT, WAIT, FULL]
+
+
+def test_a_position_is_lost_in_its_own_line_only() -> None:
+    box = Lines(1, 1, depth=2)
+    box.agents("ann.t", "ben.t")
+    for line in (0, 1):
+        box.ask(line, "ann"), box.ask(line, "ann")
+    lost = box.ask(1, "ann")[0]
+    box.ask(0, "ann")
+    assert box.ask(1, "ben")[1] is WAIT
+    assert (box.lines[0].displaced, box.lines[1].displaced) == ([], [lost])
+
+
+def test_position_credit_is_of_the_line_that_refused() -> None:
+    box = Lines(1, 0, depth=1)
+    box.agents("ann.t", "ben.t")
+    box.ask(1, "ben")
+    assert box.ask(1, "ann")[1] is FULL
+    box.now += 1
+    box.ask(0, "ben"), box.ask(0, "ben")
+    assert box.ask(0, "ann")[1] is FULL, "no older right here"
+    assert box.lines[0].displaced == []
+
+
+def test_a_line_is_closed_when_nothing_is_there() -> None:
+    box = Lines(1, 1)
+    box.agents("ann", "ben")
+    running, waiting = box.ask(0, "ann")[0], box.ask(0, "ben")[0]
+    elsewhere = [box.ask(1, "ben")[0], box.ask(1, "ann")[0]]
+    with pytest.raises(ValueError, match="1 waiting, 1/1 running"):
+        box.lines[0].close()
+    box.leave(waiting)
+    box.leave(running)
+    box.lines[0].close()
+    assert repr(box.shares) == "<FairShares 1 queues, <Flows 2 of 2 tenants, 0 extra>>"
+    assert all(len(flow.standings) == 1 for flow in box.flows.values())
+    assert box.leave(elsewhere[0]) == elsewhere[1:]
+
+
+# nobody starves -------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    others=st.integers(1, 3),
+    siblings=st.integers(0, 2),
+    places=st.integers(1, 3),
+    given_elsewhere=st.lists(st.sampled_from([0.0, 50.0, 3000.0, 1e7]), min_size=1, max_size=8),
+    before=st.integers(0, 30),
+)
+def test_whatever_its_tenant_is_given_elsewhere_a_request_has_its_turn_within_a_bound(
+    others: int, siblings: int, places: int, given_elsewhere: list[float], before: int
+) -> None:
+    """Each request here costs 100 tokens; those elsewhere anything, and the waiting agent has them itself."""
+    box = Lines(places, None)
+    names = [chr(ord("a") + number) for number in range(others)]
+    own = [f"s{'x' * number}" for number in range(siblings)]
+    box.agents("me.mine", *(f"{name}.mine" for name in own), *names, limit=1000)
+    running = [box.ask(0, names[0])[0] for _ in range(places)]
+    for name in (*names, *own):
+        for _ in range(places):
+            box.ask(0, name)
+
+    def turn() -> list[str]:
+        admitted = box.leave(running.pop(0), 100)
+        running.extend(admitted)
+        for waiter in admitted:
+            if agent_of(waiter) != "me":
+                box.ask(0, agent_of(waiter))
+        return admitted
+
+    for _ in range(before):
+        turn()
+    mine = box.ask(0, "me")[0]
+    passed = CARRIED_MAX_TOKENS / 100 + 2 + places
+    bound = (siblings * passed + 1) * (others * passed + 1) + places
+    leaves = 0
+    while mine not in turn():
+        leaves += 1
+        assert leaves <= bound
+        box.leave(box.ask(1, "me")[0], given_elsewhere[leaves % len(given_elsewhere)])
+
+
+# a cold line is nobody else's affair ----------------------------------------------------------------------------------
+
+COLD = 2
+STEPS = st.one_of(
+    *[st.tuples(st.just("ask"), st.integers(0, 2), st.integers(0, 5), st.sampled_from([1.0, 100.0, 700.0]))] * 4,
+    *[st.tuples(st.just("leave"), st.integers(0, 30), st.sampled_from([0.0, 100.0, 900.0]), st.booleans())] * 3,
+    st.tuples(st.just("limit"), st.integers(0, 5), st.integers(1, 3), st.none()),
+    st.tuples(st.just("move"), st.integers(0, 5), st.integers(0, 2), st.integers(1, 3)),
+    st.tuples(st.just("resize"), st.integers(0, 1), st.integers(0, 3), st.none()),
+    st.tuples(st.just("wait"), st.sampled_from([0.1, 3.0, 130.0]), st.none(), st.none()),
+)
+
+
+def warm_history(program: list[tuple[Any, ...]], depth: int, *, with_cold: bool) -> list[object]:
+    """All answers of two warm lines; the third one has no places, and is asked only `with_cold`."""
+    box = Lines(1, 2, 0, depth=depth, load_depth=2)
+    box.agents(*(f"{name}.{tenant}" for name, tenant in zip("abcdef", "xyzxyz", strict=True)), limit=2)
+    agents = list(box.flows.values())
+    history: list[object] = []
+    open_: list[tuple[int, str, Flow]] = []
+    for number, (what, one, two, three) in enumerate(program):
+        answer: object = None
+        if what == "ask" and (one != COLD or with_cold):
+            verdict = box.lines[one].ask(f"{number}", agents[two], expected=three, now=box.now)
+            lost = box.lines[one].displaced[:]
+            box.lines[one].displaced.clear()
+            open_ = [known for known in open_ if known[1] not in lost]
+            if verdict is not FULL:
+                open_.append((one, f"{number}", agents[two]))
+            answer = verdict, lost
+            if one == COLD:
+                continue
+        elif what == "leave":
+            warm = [known for known in open_ if known[0] != COLD]
+            cold = [known for known in open_ if known[0] == COLD]
+            for line, waiter, flow in cold[one : one + 1]:
+                open_.remove((line, waiter, flow))
+                assert box.lines[line].leave(waiter, flow, now=box.now) == []
+                if three:
+                    box.lines[line].refused(flow, box.now)
+            if warm:
+                line, waiter, flow = warm[one % len(warm)]
+                open_.remove((line, waiter, flow))
+                answer = box.lines[line].leave(waiter, flow, now=box.now, cost=two)
+                if three:
+                    box.lines[line].refused(flow, box.now)
+        elif what == "limit":
+            answer = box.shares.set_limit(agents[one], two)
+        elif what == "move":
+            answer = box.shares.move(agents[one], tenant="xyz"[two], limit=three, weight=1.0)
+        elif what == "resize":
+            answer = box.lines[one].resize(two)
+        elif what == "wait":
+            box.now += one
+        for line in box.lines[:COLD]:
+            history += [line.view(box.now), [line.retry_after_s(flow, box.now) for flow in agents]]
+        history.append(answer)
+    return [told for told in history if told is not None]
+
+
+@settings(max_examples=150)
+@given(st.lists(STEPS, min_size=20, max_size=120), st.integers(1, 4))
+def test_a_cold_line_changes_no_verdict_and_no_order_of_a_warm_one(program: list[tuple[Any, ...]], depth: int) -> None:
+    with_cold = warm_history(program, depth, with_cold=True)
+    without = [step for step in program if step[0] != "ask" or step[1] != COLD]
+    assert len(without) <= len(program)
+    assert with_cold == warm_history(program, depth, with_cold=False)
