@@ -137,7 +137,7 @@ class DataPath:
         self.registry.generation += 1
         self.slot.give_places()
 
-    def learn_slot(self, row: SlotRow) -> None:
+    def learn_slot(self, row: SlotRow) -> Slot:
         """Takes the daemon's word on a slot of the pool."""
         known = self.slots.pooled.get(row.id)
         kind = None if known is None or known.backend is None else known.backend.kind
@@ -145,6 +145,7 @@ class DataPath:
         if kind != row.backend.kind:
             self.registry.generation += 1  # what may be asked at all follows from the kinds
         slot.give_places()
+        return slot
 
     def forget_slot(self, name: str) -> None:
         """Takes a slot out. Requests at its server end there; those that wait are decided again."""

@@ -432,3 +432,30 @@ class FairQueue(Generic[Waiter]):
         if not self._waiting:
             self._pace.end(now)
         return ticket
+
+
+def joined(views: list[QueueView]) -> QueueView:
+    """Several lines in one view: sums; of `tokens_ahead` the most.
+
+    >>> row = TenantView("t", 1.0, running=1, waiting=2, tokens_ahead=7.0)
+    >>> joined([QueueView(1, 2, 4, None, [row]), QueueView(1, 2, 2, 0.5, [row])]).tenants
+    [TenantView(name='t', weight=1.0, running=2, waiting=4, tokens_ahead=7.0)]
+    """
+    if len(views) == 1:
+        return views[0]
+    tenants: dict[str, TenantView] = {}
+    for row in (row for view in views for row in view.tenants):
+        known = tenants.get(row.name)
+        if known is not None:
+            ahead = max(known.tokens_ahead, row.tokens_ahead)
+            row = TenantView(row.name, row.weight, known.running + row.running, known.waiting + row.waiting, ahead)
+        tenants[row.name] = row
+    places = [view.places for view in views]
+    rates = [view.drain_per_s for view in views if view.drain_per_s is not None]
+    return QueueView(
+        running=sum(view.running for view in views),
+        waiting=sum(view.waiting for view in views),
+        places=None if None in places else sum(count or 0 for count in places),
+        drain_per_s=sum(rates) if rates else None,
+        tenants=list(tenants.values()),
+    )

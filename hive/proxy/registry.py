@@ -17,7 +17,7 @@ from hive.proxy.body_budget import BodyShare
 from hive.proxy.connection_shares import ConnectionHolder
 from hive.proxy.gate import Gate, GateState, WakeCaller
 from hive.proxy.limits import SlidingWindow, window_of
-from hive.proxy.queue import FairQueue, FairShares, Flow
+from hive.proxy.queue import FairQueue, FairShares, Flow, QueueView, joined
 from hive.proxy.tenants import Tenant, Tenants
 from hive.proxy.wakes import WakeTimes
 from hive.settings.table import Proxy as ProxySettings
@@ -392,7 +392,12 @@ class Registry:
         self.give_turns(self.shares.move(entry.flow, tenant=tenant.name, limit=limit, weight=tenant.weight))
 
     def new_line(self) -> Queue:
-        return self.queue
+        """The line of one more server; it shares accounts and limits with the others."""
+        return FairQueue(self.shares, depth=self._settings.queue_depth)
+
+    def queue_view(self, now: float) -> QueueView:
+        """The lines of all servers at this moment, in one."""
+        return joined([queue.view(now) for queue in self.shares.queues.values()])
 
     def _unindex(self, entry: AgentEntry) -> None:
         row = entry.row

@@ -267,7 +267,7 @@ class ProxyServer:
         return [*self.registry.by_id.values(), self.registry.operator]
 
     def _queue(self) -> QueueView:
-        return self.registry.queue.view(time.monotonic())
+        return self.registry.queue_view(time.monotonic())
 
     def _told_of_queue(self) -> dict[str, object]:
         """The queue, and `models`: agent → the model that works for it."""

@@ -84,7 +84,7 @@ class SlotOrders:
         if (drain := self._drains.pop(row.id, None)) is not None:
             drain.end()
         log.info("slot_is id=%s generation=%d open=%s", row.id, row.generation, row.is_open)
-        self._path.learn_slot(row)
+        self.changed(self._path.learn_slot(row))
 
     def _close(self, message: CloseSlot, reply: LinkReply) -> None:
         slot = self._path.slots.pooled.get(message.id)

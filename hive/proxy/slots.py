@@ -32,6 +32,8 @@ class SlotTable:
         self._by_model: dict[str, Slot] = {}
         self._make = make
         self._new_line = new_line
+        self._unused: list[Queue] = []
+        """Lines of slots that were taken out, until nothing runs or waits there."""
 
     def __repr__(self) -> str:
         return f"<SlotTable {self.active} and {len(self.pooled)} of the pool>"
@@ -55,6 +57,7 @@ class SlotTable:
     def learn(self, row: SlotRow, now: float) -> Slot:
         """Takes the daemon's word on a slot of the pool; its `give_places` follows. Of an earlier generation than the
         one that is known nothing is taken."""
+        self._close_unused()
         slot = self.pooled.get(row.id)
         if slot is None:
             slot = self.pooled[row.id] = self._make(row.id, self._new_line())
@@ -72,10 +75,17 @@ class SlotTable:
 
     def forget(self, name: str) -> Slot | None:
         """Takes a slot out; None where it is not known. The caller ends its requests."""
+        self._close_unused()
         slot = self.pooled.pop(name, None)
         if slot is not None:
+            self._unused.append(slot.line)
             self._route()
         return slot
+
+    def _close_unused(self) -> None:
+        for line in [line for line in self._unused if not (line.running or line.waiting)]:
+            self._unused.remove(line)
+            line.close()
 
     def _route(self) -> None:
         """Makes the routing anew over the models of all slots."""

@@ -18,7 +18,7 @@ def queue_now(registry: Registry, now: float) -> QueueIs:
     """The waiting and running requests, `now` being monotonic seconds."""
     found = [told for exchange in _exchanges(registry) if (told := told_of(exchange, now)) is not None]
     found.sort(key=lambda told: -told.age_ms)
-    return QueueIs(queue=registry.queue.view(now), requests=found[:TOLD_MAX], left_out=max(0, len(found) - TOLD_MAX))
+    return QueueIs(queue=registry.queue_view(now), requests=found[:TOLD_MAX], left_out=max(0, len(found) - TOLD_MAX))
 
 
 def told_of(exchange: Exchange, now: float) -> UnderWay | None:

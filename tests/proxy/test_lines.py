@@ -35,9 +35,7 @@ class Lines:
             agent, _, tenant = name.partition(".")
             self.flows[agent] = self.shares.flow(agent, tenant or agent, limit=limit)
 
-    def ask(
-        self, line: int, name: str, *, expected: float = 100, band: Band = Band.NORMAL
-    ) -> tuple[str, QueueVerdict]:
+    def ask(self, line: int, name: str, *, expected: float = 100, band: Band = Band.NORMAL) -> tuple[str, QueueVerdict]:
         waiter = f"{name}{next(self._number)}"
         self.at[waiter] = self.lines[line]
         self.now += 1e-3
