@@ -430,10 +430,9 @@ class Exchange:
         path, decided = self._path, prepared.decided
         try:
             served, slot = self._6_which_model(decided.caller, named.model)
-            if slot is not self._slot:
+            if slot is not self._slot or self._for != slot.version:
                 slot.check_offered(decided.endpoint)
-                self._slot = slot
-            self._for = slot.version
+                self._slot, self._for = slot, slot.version
         except HiveError as error:
             refused = own_answers.refusal(decided.endpoint, error)
             again = partial(self._5_what_is_asked, prepared)
@@ -528,8 +527,7 @@ class Exchange:
         slot, endpoint = self._slot, prepared.decided.endpoint
         self._for = slot.version
         try:
-            if not slot.gate.is_closed:
-                slot.check_offered(endpoint)
+            slot.check_offered(endpoint)
         except HiveError as error:
             self.refuse(error)
             return

@@ -182,9 +182,10 @@ class Slot:
         return backend is not None and (self.answers(endpoint) or _row_at(backend, endpoint) is not None)
 
     def check_offered(self, endpoint: Endpoint) -> None:
-        """Raises NotSupported where it is to answer and cannot. Nothing is known of an empty slot."""
-        backend = self.backend
-        if endpoint.keeps or backend is None or self.offers(endpoint):
+        """Raises NotSupported where it is to answer and cannot. Nothing is known of an empty slot, nor of one that is
+        switched."""
+        backend, is_switched = self.backend, self.gate.is_closed and not self.gate.is_cold
+        if endpoint.keeps or backend is None or is_switched or self.offers(endpoint):
             return
         other = asked_as(endpoint, backend.kind)
         why, hint = why_lacking(backend, other.name) if other is not None else (offering_kinds(endpoint), "")

@@ -102,8 +102,7 @@ class SlotTable:
     def check_offered(self, endpoint: Endpoint) -> None:
         """Raises NotSupported where no server offers it, before its model is known."""
         if not self.pooled:
-            if not self.active.gate.is_closed:
-                self.active.check_offered(endpoint)
+            self.active.check_offered(endpoint)
         elif not (self.answers(self.active, endpoint) or any(slot.offers(endpoint) for slot in self.all)):
             for slot in self.all:
                 slot.check_offered(endpoint)
