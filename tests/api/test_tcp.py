@@ -20,8 +20,8 @@ from hive.api.server import serve
 from hive.control.listening import WantedAddress, listen
 from hive.domain import Role
 from hive.errors import ConfigError
+from tests.api.over_tcp import TcpApi, until_closed
 from tests.control.box import Box
-from tests.control.over_tcp import TcpApi, until_closed
 
 HEALTH = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n"
 

@@ -19,8 +19,8 @@ from hive.api.server import serve
 from hive.client.client import Client
 from hive.domain import Role
 from hive.errors import HiveError
+from tests.api.over_tcp import TcpApi
 from tests.control.box import Box
-from tests.control.over_tcp import TcpApi
 
 ROWS: list[RouteRow] = rows(None, pause_timeout_s=1.0, stopping=asyncio.Event())  # type: ignore[arg-type]
 
