@@ -41,10 +41,10 @@ class Entry(NamedTuple):
 
 @pytest.fixture
 async def entry(live: Box) -> AsyncIterator[Entry]:
-    api, path = TcpApi(live.services.keyring), live.paths.runtime / "again.sock"
+    api, path = TcpApi(live.services.api_tokens), live.paths.runtime / "again.sock"
     server = await serve(live.services, path, tcp=api.tcp)
     revoked = await api.token("revoked", Role.ADMIN)
-    await api.keyring.revoke("revoked", now=time.time())
+    await api.api_tokens.revoke("revoked", now=time.time())
     bad = {
         "none": None,
         "wrong": "hive_" + "x" * 43,
