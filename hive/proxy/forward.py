@@ -174,7 +174,7 @@ class Exchange:
             self.refuse(self._refusal)
 
     def _prepare(self, request: Request) -> Prepared:
-        """Steps 1, 2 and 4. Heads of one connection repeat: an equal one is decided as the one before it was."""
+        """Steps 1 and 2. Heads of one connection repeat: an equal one is decided as the one before it was."""
         entry, known = self.entry, self._connection.decided
         if (
             entry is not None
@@ -188,7 +188,6 @@ class Exchange:
     def _decide(self, request: Request) -> Prepared:
         entry = self._1_who_asks(request)
         endpoint = self._2_may_be_asked(request)
-        self._4_not_too_much(request, endpoint)
         registry = self._path.registry
         wishes = wishes_of(request) if entry.row.id == OPERATOR else NO_WISHES
         caller, tenant, flow = entry.caller, entry.tenant, entry.flow
@@ -254,7 +253,7 @@ class Exchange:
         self.parked = False
         self.refuse(error)
 
-    # 1 to 4: what its head says -----------------------------------------------------------------------------------
+    # 1 to 3: what its head says -----------------------------------------------------------------------------------
 
     def _1_who_asks(self, request: Request) -> AgentEntry:
         """The listener decides: an agent's own is that agent, with any token but another's; elsewhere a token."""
@@ -280,11 +279,13 @@ class Exchange:
         return entry
 
     def _2_may_be_asked(self, request: Request) -> Endpoint:
+        """Finds the row of the allowlist, and checks the body that the head announces against it: kind and length."""
         path, is_closed = self._path, self._path.gate.is_closed
         backend = None if is_closed else path.backend  # it is judged again once the backend is known
         endpoint = endpoints.find(request.method, request.target, None if backend is None else backend.kind)
         if not is_closed:
             path.check_offered(endpoint)
+        endpoints.check_body(endpoint, request)
         return endpoint
 
     def _3_not_too_often(self, prepared: Prepared) -> None:
@@ -304,14 +305,15 @@ class Exchange:
             raise too_many(f"Tenant {tenant.name}", tenant.window, wait_s)
         self._charged = (window, tenant.window)
 
-    def _4_not_too_much(self, request: Request, endpoint: Endpoint) -> None:
-        """Checks the length and kind that the head announces; `on_body` counts the bytes as they come."""
-        endpoints.check_body(endpoint, request)
+    # 4: its body comes in -----------------------------------------------------------------------------------------
 
     def on_body(self, size: int) -> None:
         request = self._request
-        if self._refusal is not None or request is None:
-            return
+        if self._refusal is None and request is not None:
+            self._4_not_too_much(request, size)
+
+    def _4_not_too_much(self, request: Request, size: int) -> None:
+        """Takes room for `size` bytes of it from the body budget."""
         upload = self if request.body_bytes != request.content_length else None
         if not self._held.take(size, upload=upload):
             raise no_room_for_bodies()
