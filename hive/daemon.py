@@ -147,13 +147,13 @@ class Daemon:
         # What the daemon counts and writes, and its links with proxy and helper.
         self._counters = Counters(recorded.agents, recorded.used)
         self._live = Live(redis, on_new_run=self._say_to_redis)
-        self._journal = AuditLog(self._database, self._live)
-        self._keyring = LiveTokens(self._database, internal=self._internal_token, api_token=api_token)
-        self._gates = ProxyGates(epoch=self.epoch, events=self)
+        self._audit_log = AuditLog(self._database, self._live)
+        self._api_tokens = LiveTokens(self._database, internal=self._internal_token, api_token=api_token)
+        self._proxy_link = ProxyGates(epoch=self.epoch, events=self)
         self._usage = UsageConsumer(
             self._live,
             self._database,
-            on_marks=lambda marks: self._gates.say(Marks(marks=marks)),
+            on_marks=lambda marks: self._proxy_link.say(Marks(marks=marks)),
             on_usage=self._used,
         )
         self._helper = SandboxClient(
@@ -169,62 +169,64 @@ class Daemon:
         # The agents.
         has_helper, lives = settings.sandbox.enabled, dict[str, AgentLifecycle]()
         sandboxes = WithElsewhere(self._helper, lives, enabled=has_helper)
-        self.world = DaemonEffects(
+        self.effects = DaemonEffects(
             paths,
             settings,
             key=key,
             database=self._database,
             live=self._live,
-            journal=self._journal,
+            audit_log=self._audit_log,
             counters=self._counters,
             helper=sandboxes,
-            gates=self._gates,
+            proxy_link=self._proxy_link,
             own_networks=isolation is Isolation.FULL,
         )
-        self.roster = Roster(self.world, lives)
+        self.roster = Roster(self.effects, lives)
         self._responses = KeptResponses(
             ResponsesFile(paths.responses),
             is_there=lives.__contains__,
-            settings=lambda: self.world.settings.proxy,
+            settings=lambda: self.effects.settings.proxy,
         )
         self._config = RuntimeConfig(
             settings,
             origins or {},
             recorded.runtime_settings,
             database=self._database,
-            world=self.world,
-            gates=self._gates,
+            effects=self.effects,
+            proxy_link=self._proxy_link,
             live=self._live,
             on_change=self._responses.settings_changed,
         )
         for agent in recorded.agents:
             self.roster.add(agent)
-            has_port = agent.status in ALIVE and not self.world.has_own_network(agent.spec)
+            has_port = agent.status in ALIVE and not self.effects.has_own_network(agent.spec)
             if recorded.proxy_port is not None and has_port:
-                self.world.started_with_port[agent.id] = recorded.proxy_port
-        self.sleeper = Sleeper(self.roster, self.world)
-        executor = Executor(self._helper, self.roster, self._runtimes, self._journal, enabled=has_helper)
-        self._courier = MessageDelivery(
+                self.effects.started_with_port[agent.id] = recorded.proxy_port
+        self.sleeper = Sleeper(self.roster, self.effects)
+        executor = Executor(self._helper, self.roster, self._runtimes, self._audit_log, enabled=has_helper)
+        self._message_delivery = MessageDelivery(
             self.roster,
             self._database,
-            self._journal,
-            self._gates,
+            self._audit_log,
+            self._proxy_link,
             recorded.with_messages,
-            token=lambda agent: self.world.token(agent, TokenKind.INGRESS),
+            token=lambda agent: self.effects.token(agent, TokenKind.INGRESS),
             answer_s=settings.proxy.first_byte_s,
         )
-        self._scheduler = Scheduler(self.roster, self._database, self._journal, recorded.schedules)
-        self._prewarmer = Prewarmer(self.roster, self.world, self._gates, self._journal)
+        self._scheduler = Scheduler(self.roster, self._database, self._audit_log, recorded.schedules)
+        self._prewarmer = Prewarmer(self.roster, self.effects, self._proxy_link, self._audit_log)
 
         # The inference server.
         inference = settings.inference
-        self._active = Active(world=self.world, live=self._live, gates=self._gates, journal=self._journal)
-        self._jobs = Jobs(self._database, self._journal)
+        self._active = Active(
+            effects=self.effects, live=self._live, proxy_link=self._proxy_link, audit_log=self._audit_log
+        )
+        self._jobs = Jobs(self._database, self._audit_log)
         self._models = Models(
-            world=self.world,
+            effects=self.effects,
             active=self._active,
             jobs=self._jobs,
-            journal=self._journal,
+            audit_log=self._audit_log,
             roster=self.roster,
             directory=ModelsDir(place_of(inference.models_dir, is_installed=paths.apart, state=paths.state)),
         )
@@ -236,13 +238,13 @@ class Daemon:
             self._named.append(given.address)
         self._choose(recorded.chosen, given, known)
         self._switcher = Switcher(
-            settings=lambda: self.world.settings.inference,
+            settings=lambda: self.effects.settings.inference,
             jobs=self._jobs,
-            journal=self._journal,
+            audit_log=self._audit_log,
             active=self._active,
             choices=self._choices([known] if given is None else [given.address, known]),
             access=self._access,
-            gates=self._gates,
+            proxy_link=self._proxy_link,
             gpu=gpus,
             run=run,
         )
@@ -258,7 +260,7 @@ class Daemon:
             counters=self._counters,
             helper=sandboxes,
             runtimes=self._runtimes,
-            courier=self._courier,
+            message_delivery=self._message_delivery,
             scheduler=self._scheduler,
             prewarmer=self._prewarmer,
             freezer=freezer,
@@ -272,9 +274,9 @@ class Daemon:
             database=self._database,
             live=self._live,
             consumer=self._usage,
-            gates=self._gates,
+            proxy_link=self._proxy_link,
             helper=sandboxes,
-            world=self.world,
+            effects=self.effects,
             agent_views=agent_views,
             switcher=self._switcher,
             api=self._api_at,
@@ -286,12 +288,12 @@ class Daemon:
             roster=self.roster,
             agents=AgentRegistry(
                 roster=self.roster,
-                world=self.world,
+                effects=self.effects,
                 views=agent_views,
                 database=self._database,
-                journal=self._journal,
-                gates=self._gates,
-                courier=self._courier,
+                audit_log=self._audit_log,
+                proxy_link=self._proxy_link,
+                message_delivery=self._message_delivery,
                 scheduler=self._scheduler,
                 responses=self._responses,
                 settings=settings,
@@ -299,11 +301,11 @@ class Daemon:
                 api=self._api_at,
             ),
             agent_views=agent_views,
-            world=self.world,
-            gates=self._gates,
+            effects=self.effects,
+            proxy_link=self._proxy_link,
             runtimes=self._runtimes,
             executor=executor,
-            courier=self._courier,
+            message_delivery=self._message_delivery,
             scheduler=self._scheduler,
             prewarmer=self._prewarmer,
             responses=self._responses,
@@ -313,17 +315,17 @@ class Daemon:
             models=self._models,
             gpus=gpus,
             config=self._config,
-            keyring=self._keyring,
-            journal=self._journal,
+            api_tokens=self._api_tokens,
+            audit_log=self._audit_log,
             counters=self._counters,
             usage=UsageReport(
                 database=self._database,
                 roster=self.roster,
                 sleeper=self.sleeper,
                 counters=self._counters,
-                gates=self._gates,
+                proxy_link=self._proxy_link,
                 gpus=gpus,
-                world=self.world,
+                effects=self.effects,
             ),
             state_queries=StateQueries(paths.database, self._responses.readable),
             health=health,
@@ -332,8 +334,8 @@ class Daemon:
                 roster=self.roster,
                 counters=self._counters,
                 helper=sandboxes,
-                gates=self._gates,
-                world=self.world,
+                proxy_link=self._proxy_link,
+                effects=self.effects,
                 live=self._live,
                 database=self._database,
                 consumer=self._usage,
@@ -354,8 +356,8 @@ class Daemon:
         Raises ConfigError, NotPermitted, StoreFull; then the daemon is closed.
         """
         try:
-            await self._keyring.load()
-            await self._journal.begin()
+            await self._api_tokens.load()
+            await self._audit_log.begin()
             await self._usage.load()
             await self._begin()
         except BaseException:
@@ -390,7 +392,7 @@ class Daemon:
 
     def _access(self) -> RemoteAccess:
         """Raises ConfigError, NotPermitted."""
-        return access_of(self.world.settings.inference, os.environ)
+        return access_of(self.effects.settings.inference, os.environ)
 
     @property
     def _has_units(self) -> bool:
@@ -414,10 +416,10 @@ class Daemon:
         spawn(self._usage.run(), name="usage")
         spawn(self._usage.take_over(), name="old usage")
         self._spawn(self.sleeper.run(), "idle")
-        self._spawn(self._journal.run(), "audit")
+        self._spawn(self._audit_log.run(), "audit")
         self._spawn(UsageHistory(self._database, self._settings.daemon).run(), "usage history")
-        self._spawn(self._courier.run(), "messages")
-        self._spawn(self._keyring.run(), "tokens")
+        self._spawn(self._message_delivery.run(), "messages")
+        self._spawn(self._api_tokens.run(), "tokens")
         self._spawn(self._scheduler.run(), "schedules")
         self._spawn(self._responses.run(), "responses")
         log.info("daemon_ready agents=%d reconciled=%s", len(self.roster), self._reconciled.is_set())
@@ -425,7 +427,7 @@ class Daemon:
     async def _listen(self) -> None:
         tcp = None if self._api_wanted is None else self._tcp(self._api_wanted)
         try:
-            self._gates.listen(self._paths.link_socket, self._accounts)
+            self._proxy_link.listen(self._paths.link_socket, self._accounts)
             self._api = await serve(
                 self.services,
                 self._paths.api_socket,
@@ -444,7 +446,7 @@ class Daemon:
         if self._api_at.port != wanted.port:
             log.warning("api_port_taken wanted=%d got=%d", wanted.port, self._api_at.port)
         hosts = hosts_of(self._settings.api.hosts)
-        return Tcp(sock, TcpEntry(self._keyring, wanted.address, hosts, Failures()))
+        return Tcp(sock, TcpEntry(self._api_tokens, wanted.address, hosts, Failures()))
 
     async def _known(self) -> None:
         """Returns when agents and backend have been looked at: answers from then on are true."""
@@ -463,17 +465,17 @@ class Daemon:
         self._active.hold()
         self._scheduler.close()
         self._prewarmer.close()
-        await self._courier.close()
+        await self._message_delivery.close()
         settling = [spawn(life.settle(), name=f"settle {life.agent.name}") for life in self.roster]
         if settling:
             _, late = await asyncio.wait(settling, timeout=SETTLED_WITHIN_S)
             for task in late:
                 task.cancel()
-        self._gates.stop()
+        self._proxy_link.stop()
         self._helper.close()
         await self._usage.close()
-        await self._keyring.write_used()
-        await self._journal.close()
+        await self._api_tokens.write_used()
+        await self._audit_log.close()
         await self._live.close()
         self._responses.close()
         self._database.close()
@@ -487,7 +489,7 @@ class Daemon:
             return "the store's thread has ended"
         if self._usage.has_ended:
             return "usage is not written any more"
-        return "" if self._api.is_serving and self._gates.is_listening else "a listener is dead"
+        return "" if self._api.is_serving and self._proxy_link.is_listening else "a listener is dead"
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = spawn(work, name=name)
@@ -523,13 +525,13 @@ class Daemon:
     def _ended(self, ended: Ended) -> None:
         self.roster.ended(ended.agent, ended.exit_code, ended.pid, ended.why)
 
-    # The proxy (gates.ProxyEvents) --------------------------------------------------------------------------------
+    # The proxy (proxy_link.ProxyEvents) ---------------------------------------------------------------------------
 
     def table(self) -> DaemonTable:
         return DaemonTable(
-            agents=[self.world.row(life.agent, life) for life in self.roster],
-            backend=self.world.backend,
-            models=self.world.models,
+            agents=[self.effects.row(life.agent, life) for life in self.roster],
+            backend=self.effects.backend,
+            models=self.effects.models,
             marks=self._usage.marks,
             internal_digest=digest(self._internal_token),
             switching_to=self._switcher.towards,
@@ -538,12 +540,12 @@ class Daemon:
         )
 
     def row(self, agent: Agent) -> AgentRow:
-        return self.world.row(agent, self.roster.get(agent.id))
+        return self.effects.row(agent, self.roster.get(agent.id))
 
     def proxy_here(self, table: ProxyTable) -> None:
         self._usage.proxy_here(table.spooled)
         self.roster.proxy_table(table.agents)
-        self._courier.proxy_here()
+        self._message_delivery.proxy_here()
         self._prewarmer.proxy_here()
         self._spawn(self._adopt_port(table.port), "port")
         self._spawn(self._prune(set(table.spooled)), "prune")
@@ -585,7 +587,7 @@ class Daemon:
 
     async def _adopt_port(self, port: int) -> None:
         """Starts agents anew that have another port of the proxy in their environment: they would reach nothing."""
-        known = self.world.started_with_port
+        known = self.effects.started_with_port
         moved = [life for life in self.roster if life.status in ALIVE and known.get(life.agent.id, port) != port]
         await asyncio.gather(*(self._restart_for_port(life, known[life.agent.id], port) for life in moved))
 
@@ -598,7 +600,7 @@ class Daemon:
     async def _restart_for_port(self, life: AgentLifecycle, was: int, port: int) -> None:
         log.warning("agent_restarted agent=%s reason=proxy_port was=%d now=%d", life.agent.name, was, port)
         detail = {"name": life.agent.name, "was": was, "now": port}
-        self._journal.note("agent.port_moved", target=life.agent.id, detail=detail)
+        self._audit_log.note("agent.port_moved", target=life.agent.id, detail=detail)
         if isinstance(error := await outcome_of(life.restart("hive")), HiveError):
             log.error("agent_not_restarted agent=%s error=%s", life.agent.name, error.message)
 
@@ -611,10 +613,10 @@ class Daemon:
     def _say_to_redis(self) -> None:
         """All that only the daemon can rebuild."""
         for life in self.roster:
-            self.world.put(life.agent)
+            self.effects.put(life.agent)
             self._show_totals(life.agent.id)
-        self._live.set_backend(self.world.backend)
-        self._live.set_models(self.world.models)
+        self._live.set_backend(self.effects.backend)
+        self._live.set_models(self.effects.models)
         self._config.say_to_redis()
 
     def _show_totals(self, agent: str) -> None:

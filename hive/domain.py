@@ -388,8 +388,9 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     or `http://` with a path; what `/v1` is put behind.
 
     `places`: requests it works on at once, so that the others wait in Hive's queue; None for no limit known.
-    `places_from` says in words where that number comes from. `priority`: it orders requests by a `priority` field.
-    `warning`: what contradicts that (its own queue was seen to grow), empty where nothing does.
+    `places_from` says in words where that number comes from; in JSON `slots` and `slots_from`. `priority`: it orders
+    requests by a `priority` field. `warning`: what contradicts that (its own queue was seen to grow), empty where
+    nothing does.
     """
 
     kind: str
@@ -397,8 +398,8 @@ class BackendInfo(msgspec.Struct, frozen=True, kw_only=True):
     label: str = ""
     version: str = ""
     up: bool = False
-    places: int | None = None
-    places_from: str = ""
+    places: int | None = msgspec.field(default=None, name="slots")
+    places_from: str = msgspec.field(default="", name="slots_from")
     priority: bool = False
     warning: str = ""
     capabilities: FoundCapabilities = FoundCapabilities()

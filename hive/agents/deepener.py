@@ -30,9 +30,9 @@ FRESH_S = 1.0
 class Deepener:
     """`run` looks until it is cancelled; what is under way goes on."""
 
-    def __init__(self, roster: Roster, world: Effects) -> None:
+    def __init__(self, roster: Roster, effects: Effects) -> None:
         self._roster = roster
-        self._world = world
+        self._effects = effects
         self._loop = asyncio.get_running_loop()
         self._memory = HostMemory()
         self._seen_at = float("-inf")
@@ -64,17 +64,17 @@ class Deepener:
         """Takes one look at every agent in light sleep that may be due."""
         self._look()
         near = self._near()
-        if len(near) == 0 or not self._world.helper.connected:
+        if len(near) == 0 or not self._effects.helper.connected:
             return
         await self._ask(near)
         self._begin()
 
     def _look(self) -> None:
-        self._memory, self._seen_at = self._world.memory(), self._loop.time()
+        self._memory, self._seen_at = self._effects.memory(), self._loop.time()
 
     def _near(self) -> list[AgentLifecycle]:
         """The lives that may be due: the decider's first question, asked without making its facts for every sleeper."""
-        sleep, now, free = self._world.settings.sleep, self._loop.time(), self._memory.swap_free_bytes
+        sleep, now, free = self._effects.settings.sleep, self._loop.time(), self._memory.swap_free_bytes
         if free == 0:
             return []
         pressed = depth.is_pressed(self._memory.some_avg10, sleep.pressure_some_avg10)
@@ -96,7 +96,7 @@ class Deepener:
         if not unknown:
             return
         generations = {life.agent.id: life.agent.generation for life in unknown}
-        stats = await outcome_of(self._world.helper.stat(list(generations)))
+        stats = await outcome_of(self._effects.helper.stat(list(generations)))
         if isinstance(stats, HiveError):
             return
         known = {life.agent.id for life in self._roster if life.status is AgentStatus.PAUSED}
@@ -134,7 +134,7 @@ class Deepener:
         return depth.verdict(self._facts(life), now)
 
     def _facts(self, life: AgentLifecycle) -> DepthFacts:
-        sleep, memory, agent = self._world.settings.sleep, self._memory, life.agent
+        sleep, memory, agent = self._effects.settings.sleep, self._memory, life.agent
         return DepthFacts(
             depth=agent.depth,
             goal=agent.depth_goal,

@@ -30,7 +30,7 @@ class Deepening:
         A wake ends the wait at once, and the helper's work with its thaw: WrongState. Raises what the helper does
         (NotSupported, Saturated, LinkLost …), StoreFull; the agent sleeps light then.
         """
-        state, turns, world = self._state, self._state.turns, self._state.world
+        state, turns, effects = self._state, self._state.turns, self._state.effects
         if state.status is not AgentStatus.PAUSED:
             raise wrong_state(state.agent, state.status)
         if state.agent.depth is SleepDepth.DEEP:
@@ -48,7 +48,7 @@ class Deepening:
             await state.record_intent()
             turns.go_on()
             # 2. Page out; a wake does not wait for its answer.
-            paged = await turns.unless_interrupted(world.helper.page_out(agent, generation))
+            paged = await turns.unless_interrupted(effects.helper.page_out(agent, generation))
         except Interrupted as why:
             raise WrongState(f"{state.agent.name} was not paged out: {why}") from why
         except LinkLost:
@@ -73,7 +73,7 @@ class Deepening:
 
     def _note(self, error: HiveError) -> None:
         self._failures += 1
-        may_change = self._state.world.memory().swap_free_bytes == 0  # an operator turns swap on
+        may_change = self._state.effects.memory().swap_free_bytes == 0  # an operator turns swap on
         delay_s = retry_after_s(self._failures, hopeless=isinstance(error, NotSupported) and not may_change)
         self.failure, self.retry_at = error.message, self._state.loop.time() + delay_s
 

@@ -34,10 +34,10 @@ RETRY_OTHER_S = 0.1
 class AgentLifecycle:
     """One agent, and whatever is being done to it. `line`: where wakes from deep sleep wait, the same for all."""
 
-    def __init__(self, agent: Agent, world: Effects, line: WakeQueue) -> None:
-        self._state = LifecycleState(agent, world)
+    def __init__(self, agent: Agent, effects: Effects, line: WakeQueue) -> None:
+        self._state = LifecycleState(agent, effects)
         self._turns = self._state.turns
-        self._world = world
+        self._effects = effects
         self._loop = asyncio.get_running_loop()
         self._waking = Waking(self._state, line, on_lost=lambda: self.ended(None, 0))
         self._pausing = Pausing(self._state, self._waking)
@@ -138,7 +138,7 @@ class AgentLifecycle:
     @property
     def recent_ends(self) -> int:
         """Ends within the window in which failures are counted."""
-        window_s = self._world.settings.agents.restart_window_s
+        window_s = self._effects.settings.agents.restart_window_s
         return self.restarts.recent(now=self._loop.time(), window_s=window_s)
 
     @property
@@ -343,13 +343,13 @@ class AgentLifecycle:
         await self._starting.stop(actor, "being removed", is_last=True)
         try:
             with contextlib.suppress(NotFound):  # it was never started
-                await self._world.helper.remove(self.agent.id)
-            await self._world.forget(self.agent, actor)
+                await self._effects.helper.remove(self.agent.id)
+            await self._effects.forget(self.agent, actor)
         except HiveError:
             await self._state.record()
             raise
         self._turns.end()
-        self._world.gates.gone(self.agent.id)
+        self._effects.gates.gone(self.agent.id)
 
     async def _change_spec(self, spec: AgentSpec) -> None:
         if spec.cid != self.agent.spec.cid and self.status not in AT_REST:  # its guest would go on calling from there

@@ -57,7 +57,7 @@ class Pausing:
             return Attempt()
         if state.status is not AgentStatus.RUNNING:
             raise wrong_state(state.agent, state.status)
-        world, turns, session = state.world, state.turns, state.world.gates.session
+        effects, turns, session = state.effects, state.turns, state.effects.gates.session
         if (objection := self._objection(session, idle=idle)) is not None:
             return Attempt(objection)
         # 1. The intent is on disk before anything freezes.
@@ -67,20 +67,20 @@ class Pausing:
         try:
             await state.record_intent()
             # 2. The proxy closes the gate, or says that it is busy.
-            _refuse_busy(await turns.unless_interrupted(world.gates.close(agent, generation)))
+            _refuse_busy(await turns.unless_interrupted(effects.gates.close(agent, generation)))
             # 3. Freeze.
             turns.go_on()
-            freezing = spawn(outcome_of(world.helper.freeze(agent, generation)), name=f"freeze {state.agent.name}")
+            freezing = spawn(outcome_of(effects.helper.freeze(agent, generation)), name=f"freeze {state.agent.name}")
             self._note_freeze(await turns.first(freezing))
             # 4. Nothing came to the host while it froze.
-            _refuse_busy(await turns.unless_interrupted(world.gates.still_closed(agent, generation)))
-            if world.gates.session != session:
+            _refuse_busy(await turns.unless_interrupted(effects.gates.still_closed(agent, generation)))
+            if effects.gates.session != session:
                 raise Interrupted(LINK_LOST)
             # 5. Commit.
             await state.commit_sleep(reason, actor)
             # 6. From here a lost link does not open the gate, and the helper does not thaw by itself.
-            world.gates.asleep(state.agent)
-            await turns.unless_interrupted(world.helper.confirm(agent, generation))
+            effects.gates.asleep(state.agent)
+            await turns.unless_interrupted(effects.helper.confirm(agent, generation))
         except Exception as why:  # whatever it was, the agent must not stay frozen
             await self._undo(str(why), actor, freezing)
             if not isinstance(why, Interrupted | HiveError):
@@ -96,13 +96,13 @@ class Pausing:
         state = self._state
         if session is None:
             return "the proxy is not connected"
-        if not state.world.helper.connected:
+        if not state.effects.helper.connected:
             return "the helper is not connected"
         if state.leaving or state.gone:
             return "it is ending"
         if state.held:
             return INSIDE
-        if idle and state.loop.time() - state.awake_since < state.world.settings.sleep.minimum_awake_s:
+        if idle and state.loop.time() - state.awake_since < state.effects.settings.sleep.minimum_awake_s:
             return "it was woken a moment ago"
         if idle and state.kept_awake_for_s() > 0:
             return "it is kept awake"
@@ -136,7 +136,7 @@ class Pausing:
         self._failures = 0
         self.count += 1
         self._waking.fell_asleep()
-        self._state.world.fell_asleep()
+        self._state.effects.fell_asleep()
 
 
 def _refuse_busy(answer: object) -> None:

@@ -33,10 +33,10 @@ FOUND_AT_ONCE = 200
 class Roster:
     """The lives by id and by name, which never changes. `line`: where those woken from deep sleep wait for memory."""
 
-    def __init__(self, world: Effects, lives: dict[str, AgentLifecycle] | None = None) -> None:
+    def __init__(self, effects: Effects, lives: dict[str, AgentLifecycle] | None = None) -> None:
         """`lives`: by id, an empty one to be filled, for those that look into it too and are made before."""
-        self._world = world
-        self.line = WakeQueue(world)
+        self._effects = effects
+        self.line = WakeQueue(effects)
         self._lives: dict[str, AgentLifecycle] = {} if lives is None else lives
         self._by_name: dict[str, AgentLifecycle] = {}
         self._names: list[str] = []
@@ -54,7 +54,7 @@ class Roster:
         return len(self._lives)
 
     def add(self, agent: Agent) -> AgentLifecycle:
-        life = self._lives[agent.id] = AgentLifecycle(agent, self._world, self.line)
+        life = self._lives[agent.id] = AgentLifecycle(agent, self._effects, self.line)
         if agent.name not in self._by_name:
             insort(self._names, agent.name)
         self._by_name[agent.name] = life
@@ -114,8 +114,8 @@ class Roster:
             life.helper_back()
         asleep = {life.agent.id: life.agent.generation for life in self if life.status is AgentStatus.PAUSED}
         asked = [(life, life.moment) for life in self]
-        is_new_boot = await self._world.is_new_boot()
-        truth = await self._world.helper.reconcile(asleep)
+        is_new_boot = await self._effects.is_new_boot()
+        truth = await self._effects.helper.reconcile(asleep)
         for stranger in truth.keys() - self._lives.keys():
             log.warning("agent_unknown agent=%s state=%s", stranger, truth[stranger].state)
         putting_right = []
@@ -137,7 +137,7 @@ class Roster:
         if self._is_begun:
             return
         self._is_begun = True
-        is_new_boot = await self._world.is_new_boot()
+        is_new_boot = await self._effects.is_new_boot()
         whys = {life: boot.why_started(life.agent, is_new_boot=is_new_boot) for life in self}
         due = [life for life, why in whys.items() if why and life.status is not AgentStatus.RUNNING]
         due.sort(key=lambda life: (FIRST[life.agent.spec.tier], life.agent.created_at))
@@ -152,7 +152,7 @@ class Roster:
         if due:
             log.info("starting_after_boot agents=%d is_new_boot=%s", len(due), is_new_boot)
         await asyncio.gather(*(start(life) for life in due))
-        await self._world.note_boot()
+        await self._effects.note_boot()
 
     def ended(self, agent: str, exit_code: int | None, pid: int, why: str = "") -> None:
         if (life := self.get(agent)) is not None:

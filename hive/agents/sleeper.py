@@ -39,16 +39,16 @@ class _Cpu(msgspec.Struct, frozen=True):
 class Sleeper:
     """The last facts seen of every agent, for the verdict and for the sentence about why it is awake."""
 
-    def __init__(self, roster: Roster, world: Effects) -> None:
+    def __init__(self, roster: Roster, effects: Effects) -> None:
         self._roster = roster
-        self._world = world
+        self._effects = effects
         self._loop = asyncio.get_running_loop()
         self._activity: dict[str, Activity] = {}
         self._seen_at = 0.0
         self._seen_alone: dict[str, tuple[Activity, float]] = {}
         """Agents that were asked about by themselves since, and when."""
         self._cpu: dict[str, _Cpu] = {}
-        self._deepener = Deepener(roster, world)
+        self._deepener = Deepener(roster, effects)
 
     def activity(self, agent: str) -> Activity:
         """The last activity of it that the proxy saw."""
@@ -78,7 +78,7 @@ class Sleeper:
         return idle.cpu_percent(stat.cpu_us - before.used_us, now - before.at)
 
     def _oldest(self) -> float:
-        return self._loop.time() - STALE_CHECKS * self._world.settings.sleep.check_s
+        return self._loop.time() - STALE_CHECKS * self._effects.settings.sleep.check_s
 
     async def run(self) -> None:
         """A check every `check_s` and a look at memory more often, until cancelled."""
@@ -86,7 +86,7 @@ class Sleeper:
 
     async def _check_always(self) -> None:
         while True:
-            await asyncio.sleep(self._world.settings.sleep.check_s)
+            await asyncio.sleep(self._effects.settings.sleep.check_s)
             await self.check()
 
     async def look(self, agents: Collection[str] = ()) -> None:
@@ -94,9 +94,9 @@ class Sleeper:
 
         Where it cannot be asked, what was seen before stands.
         """
-        if self._world.gates.session is None:
+        if self._effects.gates.session is None:
             return
-        activity = await outcome_of(self._world.gates.activity(agents))
+        activity = await outcome_of(self._effects.gates.activity(agents))
         if isinstance(activity, HiveError):
             return
         now = self._loop.time()
@@ -117,7 +117,7 @@ class Sleeper:
             self._seen_alone.clear()
             return
         await self.look()
-        check_s = self._world.settings.sleep.check_s
+        check_s = self._effects.settings.sleep.check_s
         now = self._loop.time()
         near = [life for life in awake if idle.worth_measuring(self._facts(life), now, within_s=check_s)]
         await self._measure(near)
@@ -137,7 +137,7 @@ class Sleeper:
         if not lives:
             self._cpu.clear()
             return
-        stats = await outcome_of(self._world.helper.stat([life.agent.id for life in lives]))
+        stats = await outcome_of(self._effects.helper.stat([life.agent.id for life in lives]))
         if isinstance(stats, HiveError):
             self._cpu.clear()
             return
@@ -155,7 +155,7 @@ class Sleeper:
         self._cpu = measured
 
     def _facts(self, life: AgentLifecycle) -> IdleFacts:
-        settings, agent = self._world.settings, life.agent
+        settings, agent = self._effects.settings, life.agent
         seen, seen_at = self._seen(agent.id)
         cpu = self._cpu.get(agent.id)
         idle_s = agent.spec.idle_s
@@ -168,7 +168,7 @@ class Sleeper:
             minimum_awake_s=settings.sleep.minimum_awake_s,
             cpu_quiet_percent=settings.sleep.cpu_quiet_percent,
             awake_since=life.awake_since,
-            proxy_connected=self._world.gates.session is not None,
+            proxy_connected=self._effects.gates.session is not None,
             in_flight=seen.in_flight,
             parked=seen.parked,
             ingress=seen.ingress,

@@ -38,19 +38,19 @@ class Starting:
             return
         await state.become_once_recorded(AgentStatus.STARTING, reason, actor)
         self.restarts.forget()
-        state.world.gates.tell(state.agent)
+        state.effects.gates.tell(state.agent)
         try:
             await self._start_process(actor)
         except HiveError as error:
             await self.rest(AgentStatus.ERROR, error.message, actor)
-            state.world.failed(state.agent)
+            state.effects.failed(state.agent)
             raise
 
     async def _start_process(self, actor: str) -> None:
         """From `starting` to `running`. Raises HiveError with nothing of it left alive."""
-        state, helper = self._state, self._state.world.helper
+        state, helper = self._state, self._state.effects.helper
         agent = state.agent
-        spec = await state.world.sandbox_spec(agent)
+        spec = await state.effects.sandbox_spec(agent)
         await helper.define(agent.id, spec)
         state.no_process()
         try:
@@ -85,11 +85,11 @@ class Starting:
         """Asks all of its processes to end, and kills them after the grace."""
         state = self._state
         state.become(AgentStatus.STOPPING, reason, actor, bump=True, stopped_by=by)
-        state.world.gates.refuse(state.agent)
+        state.effects.gates.refuse(state.agent)
         state.answer(state.refused)
         await state.record()
         with contextlib.suppress(NotFound, WrongState):  # nothing of it lived any more
-            await state.world.helper.stop(state.agent.id, grace_s=state.world.settings.agents.stop_grace_s)
+            await state.effects.helper.stop(state.agent.id, grace_s=state.effects.settings.agents.stop_grace_s)
         await self.rest(AgentStatus.STOPPED, reason, actor, stopped_by=by, is_last=is_last)
 
     async def after_end(self, exit_code: int | None, why: str = "") -> None:
@@ -100,10 +100,10 @@ class Starting:
         if why == WENT_DOWN:
             await self.rest(AgentStatus.STOPPED, why, "hive", stopped_by=HIVE)
             return
-        agents = state.world.settings.agents
+        agents = state.effects.settings.agents
         ends = self.restarts.ended(now=state.loop.time(), window_s=agents.restart_window_s)
         if exit_code != 0:
-            state.world.failed(state.agent)
+            state.effects.failed(state.agent)
         ending = after_end(state.agent.spec.restart, exit_code, ends, agents.restart_limit, why)
         if ending.restart_in_s is None:
             await self.rest(ending.status, ending.reason, "hive")
@@ -117,7 +117,7 @@ class Starting:
         state = self._state
         state.to_be_started()
         state.become(AgentStatus.STARTING, reason, "hive", bump=True)
-        state.world.gates.tell(state.agent)
+        state.effects.gates.tell(state.agent)
         await state.record()
 
     async def lost_in_boot(self) -> None:
@@ -150,7 +150,7 @@ class Starting:
             if (left_s := retry_at - state.loop.time()) > 0:
                 await state.turns.nap(left_s)
                 continue
-            is_last = too_slow + 1 >= state.world.settings.agents.restart_limit
+            is_last = too_slow + 1 >= state.effects.settings.agents.restart_limit
             if (waits_for := await self._try_to_start(is_last=is_last)) is None:
                 return
             too_slow += isinstance(waits_for, TimedOut)
@@ -182,8 +182,8 @@ class Starting:
         self._waking.nobody_waits()
         bump = state.status is not AgentStatus.STOPPING
         state.become(status, reason, actor, bump=bump, stopped_by=stopped_by)
-        state.world.gates.tell(state.agent)
-        state.world.gates.refuse(state.agent)
+        state.effects.gates.tell(state.agent)
+        state.effects.gates.refuse(state.agent)
         state.answer(state.refused)
         if not is_last:
             await state.record()

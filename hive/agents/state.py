@@ -39,9 +39,9 @@ class LifecycleState:
     `kept_awake_by`: the actor that asked for it, empty where an earlier daemon was asked.
     """
 
-    def __init__(self, agent: Agent, world: Effects) -> None:
+    def __init__(self, agent: Agent, effects: Effects) -> None:
         self.agent = agent
-        self.world = world
+        self.effects = effects
         self.loop = asyncio.get_running_loop()
         self.turns = TransitionLock(agent.name)
         self.leaving = 0
@@ -77,22 +77,22 @@ class LifecycleState:
         before, self.agent = self.agent, agent
         if agent.status is AgentStatus.PAUSED and before.status is not AgentStatus.PAUSED:
             self.asleep_since, self.swap_bytes = self.loop.time(), 0
-        self.world.changed(before, agent, actor)
+        self.effects.changed(before, agent, actor)
 
     async def become_once_recorded(self, status: AgentStatus, reason: str, actor: str) -> None:
         """The next generation, recorded first. Raises what `Effects.save` raises, and nothing has changed."""
         following = replaced(self.agent, status, reason, bump=True)
-        await self.world.save(following)
+        await self.effects.save(following)
         self.take(following, actor)
 
     async def record_intent(self) -> None:
         """Writes the state in memory before it is acted on. Raises what `Effects.save` raises, `Interrupted`."""
-        await self.turns.unless_interrupted(self.world.save(self.agent))
+        await self.turns.unless_interrupted(self.effects.save(self.agent))
 
     async def commit_sleep(self, reason: str, actor: str) -> None:
         """Asleep: recorded first, and not taken where the turn is interrupted meanwhile. Raises as `record_intent`."""
         asleep = replaced(self.agent, AgentStatus.PAUSED, reason)
-        await self.turns.unless_interrupted(self.world.save(asleep))
+        await self.turns.unless_interrupted(self.effects.save(asleep))
         self.take(asleep, actor)
 
     def sleep_at(self, depth: SleepDepth, goal: SleepDepth, actor: str, *, swap_bytes: int | None = None) -> None:
@@ -104,7 +104,7 @@ class LifecycleState:
     async def change_spec(self, spec: AgentSpec) -> None:
         """Recorded first; the gate is told. Raises what `Effects.save` raises."""
         await self._change(msgspec.structs.replace(self.agent, spec=spec))
-        self.world.gates.tell(self.agent)
+        self.effects.gates.tell(self.agent)
 
     async def note_stopped_by(self, by: str) -> None:
         """Of an agent at rest, recorded first (`Agent.stopped_by`). Raises what `Effects.save` raises."""
@@ -118,7 +118,7 @@ class LifecycleState:
 
     async def _change(self, changed: Agent) -> None:
         """Takes `changed` once it is recorded: no transition, nobody is told."""
-        await self.world.save(changed)
+        await self.effects.save(changed)
         self.agent = changed
 
     def kept_awake_for_s(self) -> float:
@@ -132,7 +132,7 @@ class LifecycleState:
     async def record(self) -> None:
         """Writes what already is so. Where that fails memory goes on, and it is tried again until it is written."""
         try:
-            await self.world.save(self.agent)
+            await self.effects.save(self.agent)
         except HiveError as error:
             if not self._is_unrecorded:
                 log.error("agent_not_recorded agent=%s status=%s error=%s", self.agent.name, self.status, error.message)
@@ -159,7 +159,7 @@ class LifecycleState:
         """Its main process, and where its port is reached (`AgentRow.address`, empty for 127.0.0.1)."""
         moved, self.pid, self.address = address not in ("", self.address), pid, address
         if moved:
-            self.world.gates.tell(self.agent)
+            self.effects.gates.tell(self.agent)
 
     def started_with(self, spec: AgentSpec) -> None:
         self.started_spec = spec
@@ -183,7 +183,7 @@ class LifecycleState:
     async def look(self) -> Stat:
         """Ground truth. Raises LinkLost, TimedOut."""
         agent = self.agent.id
-        return (await self.world.helper.stat([agent])).get(agent, GONE)
+        return (await self.effects.helper.stat([agent])).get(agent, GONE)
 
     # Those that want something of it ----------------------------------------------------------------------------
 

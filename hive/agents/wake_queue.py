@@ -20,8 +20,8 @@ LOOK_S = 0.05
 class WakeQueue:
     """One per daemon."""
 
-    def __init__(self, world: Effects) -> None:
-        self._world = world
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
         self._loop = asyncio.get_running_loop()
         self._admission = MemoryAdmission()
         self._go: dict[str, Callable[[], None]] = {}
@@ -58,8 +58,8 @@ class WakeQueue:
         need = self._admission.need_bytes(agent)
         if need is None:
             return ""
-        available, coming = self._world.memory().available_bytes or 0, self._admission.outstanding_bytes(self._now)
-        reserve = self._world.settings.sleep.wake_reserve_mb
+        available, coming = self._effects.memory().available_bytes or 0, self._admission.outstanding_bytes(self._now)
+        reserve = self._effects.settings.sleep.wake_reserve_mb
         there = f"{mib(available)} available" + (f", {mib(coming)} of it promised" if coming else "")
         return f"is being woken, waits for memory: needs {mib(need)} ({there}, {reserve} MiB kept free)"
 
@@ -70,8 +70,8 @@ class WakeQueue:
     def _look(self) -> None:
         """Admits the wakes for which there is memory; looks again soon while others wait."""
         admitted = self._admission.admit(
-            available_bytes=self._world.memory().available_bytes,
-            reserve_bytes=self._world.settings.sleep.wake_reserve_mb << 20,
+            available_bytes=self._effects.memory().available_bytes,
+            reserve_bytes=self._effects.settings.sleep.wake_reserve_mb << 20,
             now=self._now,
         )
         for agent in admitted:

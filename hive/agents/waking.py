@@ -96,7 +96,7 @@ class Waking:
         state, wait_s, said, nothing_since = self._state, 0.01, "", 0.0
         while not (state.gone or state.leaving):
             try:
-                await state.world.helper.thaw(state.agent.id)
+                await state.effects.helper.thaw(state.agent.id)
                 return True
             except (NotFound, WrongState):
                 # Nothing of it runs. How it ended is told in a moment, unless that was lost with a link.
@@ -118,7 +118,7 @@ class Waking:
             state.note_awake()
         self._line.runs(state.agent.id)
         state.become(AgentStatus.RUNNING, reason, actor, bump=bump)
-        state.world.gates.open(state.agent)
+        state.effects.gates.open(state.agent)
         state.answer(state.opened)
         woken, self._woken = self._woken, None
         if woke:
@@ -130,4 +130,4 @@ class Waking:
         if woken is not None:
             took_ms = 1000 * (time.perf_counter() - woken[2])  # uvloop's own time has milliseconds only
             self.last = (took_ms, woken[0])
-            self._state.world.woke(woken[0], took_ms, depth)
+            self._state.effects.woke(woken[0], took_ms, depth)

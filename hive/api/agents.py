@@ -407,12 +407,12 @@ class AgentApi:
 
     async def send(self, request: Request) -> Response:
         order, life = body_of(request, MessageOrder), self._life(request)
-        message = await self._services.courier.send(life, order.text, actor(request))
+        message = await self._services.message_delivery.send(life, order.text, actor(request))
         return as_json({**views.of_agent(life), **views.message_view(message)}, status=202)
 
     async def messages(self, request: Request) -> Response:
         life = self._life(request)
-        found, why = await self._services.courier.undelivered(life)
+        found, why = await self._services.message_delivery.undelivered(life)
         messages = [views.message_view(message) for message in found]
         return as_json({**views.of_agent(life), "why": why, "messages": messages})
 
@@ -420,7 +420,7 @@ class AgentApi:
         life, message_id = self._life(request), named(request, "id")
 
         async def ask(wait_s: float) -> StoredMessage:
-            return await self._services.courier.get(life, message_id, within_s=wait_s)
+            return await self._services.message_delivery.get(life, message_id, within_s=wait_s)
 
         message = await waited_for(ask, WAIT.of(request), request.receive, self._stopping)
         return as_json({**views.of_agent(life), **views.message_view(message)})
@@ -429,14 +429,14 @@ class AgentApi:
         """Number and size; never what is in them."""
         life = self._life(request)
         kept = await self._services.responses.summed(life.agent.id)
-        return as_json(views.kept_view(life, kept, self._services.world.settings.proxy))
+        return as_json(views.kept_view(life, kept, self._services.effects.settings.proxy))
 
     async def delete_responses(self, request: Request) -> Response:
         return await self._done(self._services.agents.delete_responses(self._life(request), actor(request)))
 
     async def drop_message(self, request: Request) -> Response:
         life = self._life(request)
-        dropped = await self._services.courier.drop(life, named(request, "id"), actor(request))
+        dropped = await self._services.message_delivery.drop(life, named(request, "id"), actor(request))
         return as_json({"dropped": dropped.id, "name": life.agent.name})
 
     async def schedules(self, request: Request) -> Response:
@@ -471,9 +471,9 @@ class AgentApi:
         agent, services = self._life(request).agent, self._services
         tokens = views.tokens_view(
             agent.name,
-            {kind: services.world.token(agent, kind) for kind in TokenKind},
-            port=services.gates.known_port,
-            ingress_port=services.gates.ingress_port,
+            {kind: services.effects.token(agent, kind) for kind in TokenKind},
+            port=services.proxy_link.known_port,
+            ingress_port=services.proxy_link.ingress_port,
             socket=str(services.paths.agent_socket(agent.id)),
         )
         return as_json(tokens)

@@ -152,7 +152,7 @@ async def _ordered(
 ) -> Response:
     path = {name: named(request, name) for name in request.path_params}
     order = AuditedOrder(row.name, person(request).name, path, request.scope[ABOUT], origin(request))
-    return await carried_out(services.roster, services.journal, order, doing)
+    return await carried_out(services.roster, services.audit_log, order, doing)
 
 
 async def _not_routed(request: Request, _: Exception) -> Response:

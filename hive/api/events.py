@@ -81,8 +81,8 @@ class EventApi:
 
     async def _event_stream(self, tail: int, agent: str, *, live: bool) -> AsyncIterator[bytes]:
         """Past events, then live ones: listening begins before the past is read, so that none falls between."""
-        with self._services.journal.subscribe() as feed:
-            past, both, seen = deque(await self._services.journal.past(tail, agent)), set[bytes](), 0
+        with self._services.audit_log.subscribe() as feed:
+            past, both, seen = deque(await self._services.audit_log.past(tail, agent)), set[bytes](), 0
             while past:
                 told = as_event(past.popleft())
                 if len(past) < FEED_MAX:

@@ -40,7 +40,7 @@ FIELDS = ("host", "origin", "authorization")
 class TcpEntry(NamedTuple):
     """The rules for callers on TCP. `listen`: the address it listens at, `hosts`: further names it has."""
 
-    keyring: LiveTokens
+    api_tokens: LiveTokens
     listen: str
     hosts: frozenset[str]
     failures: Failures
@@ -75,7 +75,7 @@ class AuthMiddleware:
         tcp.trust()
         # what one orders is carried through and answered, also where it is the end of its own token
         may_last = scope["method"] == "GET" or scope["path"].endswith("/exec")
-        meanwhile = self._door.keyring.held(key, tcp.hang_up) if may_last else contextlib.nullcontext()
+        meanwhile = self._door.api_tokens.held(key, tcp.hang_up) if may_last else contextlib.nullcontext()
         with meanwhile:
             await self._app(scope, receive, send)
 
@@ -89,7 +89,7 @@ class AuthMiddleware:
         fields = {name: [value.encode("latin-1") for value in headers.getlist(name)] for name in FIELDS}
         check_host(fields["host"], fields["origin"], Reached(tcp.address, tcp.port, door.listen, door.hosts))
         try:
-            return door.keyring.find(bearer_of(fields["authorization"]), time.time())
+            return door.api_tokens.find(bearer_of(fields["authorization"]), time.time())
         except Unauthorized as error:
             raise self._counted(error, tcp.peer, door.failures) from None
 

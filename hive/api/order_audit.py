@@ -36,7 +36,7 @@ class AuditedOrder(NamedTuple):
     origin: str = "socket"
 
 
-async def carried_out(roster: Roster, journal: AuditLog, order: AuditedOrder, work: Awaitable[Result]) -> Result:
+async def carried_out(roster: Roster, audit_log: AuditLog, order: AuditedOrder, work: Awaitable[Result]) -> Result:
     """Awaits `work` and returns its result, or raises; the row is written first."""
     named = {name: text[:NAME_MAX] for name, text in order.path.items()}
     target, name = roster.identified(named.pop("ref")) if "ref" in named else ("hive", "")
@@ -61,7 +61,7 @@ async def carried_out(roster: Roster, journal: AuditLog, order: AuditedOrder, wo
             outcome=outcome,
             detail=detail | dict(order.about) | user_of(order.actor),
         )
-        await journal.record(row)
+        await audit_log.record(row)
 
 
 async def _learn(actor: str, work: Awaitable[object]) -> None:

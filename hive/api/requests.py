@@ -75,14 +75,14 @@ class SteeringApi:
         ]
 
     async def queue(self, _: Request) -> Response:
-        return as_json(request_views.queue_view(await self._services.gates.queue()))
+        return as_json(request_views.queue_view(await self._services.proxy_link.queue()))
 
     async def request(self, request: Request) -> Response:
         return as_json(await self._services.usage.request(named(request, "id")))
 
     async def cancel_request(self, request: Request) -> Response:
         request_id = named(request, "id")
-        await self._services.gates.cancel(request_id)
+        await self._services.proxy_link.cancel(request_id)
         return as_json({"cancelled": request_id})
 
     async def config(self, _: Request) -> Response:

@@ -1,7 +1,7 @@
 """The schema of an agent's spec, as far as JSON Schema can say it: the rules of agents/spec.py once more, for clients.
 
 `check` there decides. It knows more: whether the program exists, what an address is, what is too long together.
-tests/control/test_openapi.py holds both to each other.
+tests/api/test_openapi.py holds both to each other.
 """
 
 from __future__ import annotations

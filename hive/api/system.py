@@ -200,7 +200,9 @@ class BoxApi:
     async def inference(self, _: Request) -> Response:
         services, job = self._services, self._services.switcher.job
         switch = None if job is None else views.job_view(job, time.time())
-        return as_json(views.inference_view(services.world.backend, services.world.models, services.settings, switch))
+        return as_json(
+            views.inference_view(services.effects.backend, services.effects.models, services.settings, switch)
+        )
 
     async def inference_stats(self, _: Request) -> Response:
         return as_json(await self._services.usage.inference())
@@ -248,7 +250,7 @@ class BoxApi:
                 "Hive's own token is handed out on the unix socket alone: nobody can take it back from who has it",
                 hint="on the box: hive run MODEL; from elsewhere an agent's token: GET /api/agents/{ref}/tokens",
             )
-        return as_json(views.access_view(self._services.gates.known_port, self._services.internal_token))
+        return as_json(views.access_view(self._services.proxy_link.known_port, self._services.internal_token))
 
     async def memory(self, _: Request) -> Response:
         return as_json(views.memory_view(memory.read_memory(), memory.read_pressure(), memory.read_zrams()))
@@ -270,7 +272,7 @@ class BoxApi:
             before=BEFORE.of(request) or None,
         )
         limit = AUDIT_LIMIT.of(request)
-        found = await self._services.journal.page(asked, limit)
+        found = await self._services.audit_log.page(asked, limit)
         return as_json(
             {
                 "rows": [views.audit_view(entry) for entry in found],

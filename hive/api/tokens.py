@@ -81,7 +81,7 @@ class TokenApi:
 
     async def list_tokens(self, request: Request) -> Response:
         now, also_dead = time.time(), ALL.of(request)
-        found = [views.token_view(token, now) for token in await self._services.keyring.tokens()]
+        found = [views.token_view(token, now) for token in await self._services.api_tokens.tokens()]
         return as_json({"tokens": [token for token in found if also_dead or token["state"] is TokenState.LIVE]})
 
     async def create_token(self, request: Request) -> Response:
@@ -93,7 +93,7 @@ class TokenApi:
             raise BadRequest(f"name: {order.name[:60]!r} is no name", hint=hint)
         now, expires_in_s = time.time(), _seconds(order.expires_in)
         expires_at = None if expires_in_s is None else now + expires_in_s
-        token, secret = await self._services.keyring.create(
+        token, secret = await self._services.api_tokens.create(
             order.name, order.role, expires_at=expires_at, actor=actor(request), now=now
         )
         return as_json({**views.token_view(token, now), "token": secret}, status=201)
@@ -101,7 +101,7 @@ class TokenApi:
     async def revoke_token(self, request: Request) -> Response:
         """Revokes by id or name. The token is refused from now on, and streams that are open to it end."""
         now = time.time()
-        revoked = await self._services.keyring.revoke(named(request, "id"), now=now)
+        revoked = await self._services.api_tokens.revoke(named(request, "id"), now=now)
         note(request, name=revoked.name, role=revoked.role)
         return as_json(views.token_view(revoked, now))
 

@@ -21,11 +21,11 @@ class Active:
     `enabled` False: the settings want none at all.
     """
 
-    def __init__(self, *, world: DaemonEffects, live: Live, gates: ProxyGates, journal: AuditLog) -> None:
-        self._world = world
+    def __init__(self, *, effects: DaemonEffects, live: Live, proxy_link: ProxyGates, audit_log: AuditLog) -> None:
+        self._effects = effects
         self._live = live
-        self._gates = gates
-        self._journal = journal
+        self._proxy_link = proxy_link
+        self._audit_log = audit_log
         self._watch: BackendWatch | None = None
         self._watching: asyncio.Task[None] | None = None
         self._unit = ""
@@ -51,7 +51,7 @@ class Active:
     @property
     def seen(self) -> tuple[BackendInfo | None, list[ModelInfo]]:
         """The server and its models, as they were seen last."""
-        return self._world.backend, self._world.models
+        return self._effects.backend, self._effects.models
 
     @property
     def models_seen_at(self) -> float | None:
@@ -80,24 +80,24 @@ class Active:
     def choose(self, target: Target) -> None:
         """This one, before anything is watched."""
         self._take(
-            BackendWatch(target.kind, target.address, settings=lambda: self._world.settings, on_checked=self._checked)
+            BackendWatch(target.kind, target.address, settings=lambda: self._effects.settings, on_checked=self._checked)
         )
         self._unit = target.unit
 
     def choose_whatever_answers(self, address: str) -> None:
         """Chooses the address, for a server of any kind; also the way back to where no server is in use."""
         self._address = address
-        self._take(BackendWatch(None, address, settings=lambda: self._world.settings, on_checked=self._checked))
+        self._take(BackendWatch(None, address, settings=lambda: self._effects.settings, on_checked=self._checked))
         self._unit = ""
 
     def choose_none(self) -> None:
         self._watch = None
         self._unit = ""
-        self._world.backend, self._world.models = None, []
+        self._effects.backend, self._effects.models = None, []
 
     def _take(self, watch: BackendWatch) -> None:
         self._watch = watch
-        self._world.backend, self._world.models = watch.info, watch.models
+        self._effects.backend, self._effects.models = watch.info, watch.models
 
     def watch(self) -> None:
         """Goes on looking from now on."""
@@ -142,14 +142,14 @@ class Active:
 
     def _checked(self, changed: bool) -> None:
         assert self._watch is not None
-        world, was_up = self._world, self._world.backend is not None and self._world.backend.up
-        world.backend, world.models = self._watch.info, self._watch.models
-        self._live.set_models(world.models)  # every time: the key lives for 300 s
+        effects, was_up = self._effects, self._effects.backend is not None and self._effects.backend.up
+        effects.backend, effects.models = self._watch.info, self._watch.models
+        self._live.set_models(effects.models)  # every time: the key lives for 300 s
         if not changed:
             return
-        self._live.set_backend(world.backend)
-        self._gates.say(BackendChanged(backend=world.backend, models=world.models))
-        if self._watch.up != was_up and world.backend is not None:
-            backend = world.backend
-            detail = {"backend": backend.label, "version": backend.version, "models": len(world.models)}
-            self._journal.note("backend.up" if self._watch.up else "backend.down", detail=detail)
+        self._live.set_backend(effects.backend)
+        self._proxy_link.say(BackendChanged(backend=effects.backend, models=effects.models))
+        if self._watch.up != was_up and effects.backend is not None:
+            backend = effects.backend
+            detail = {"backend": backend.label, "version": backend.version, "models": len(effects.models)}
+            self._audit_log.note("backend.up" if self._watch.up else "backend.down", detail=detail)

@@ -50,7 +50,7 @@ class AgentViews:
         counters: Counters,
         helper: WithElsewhere,
         runtimes: RuntimeWatch,
-        courier: MessageDelivery,
+        message_delivery: MessageDelivery,
         scheduler: Scheduler,
         prewarmer: Prewarmer,
         freezer: str,
@@ -60,7 +60,7 @@ class AgentViews:
         self._counters = counters
         self._helper = helper
         self._runtimes = runtimes
-        self._courier = courier
+        self._message_delivery = message_delivery
         self._scheduler = scheduler
         self._prewarmer = prewarmer
         self.freezer = freezer
@@ -99,7 +99,7 @@ class AgentViews:
         """
         changed, stats = await self._changes.look(since, fresh)
         named = {*changed.there, *fresh}
-        waiting = await outcome_of(self._courier.waiting([] if changed.is_whole else named)) if named else {}
+        waiting = await outcome_of(self._message_delivery.waiting([] if changed.is_whole else named)) if named else {}
         seen = SeenAgents(stats, None if isinstance(waiting, HiveError) else waiting, self._scheduler.next_times())
         found = [life for agent in named if (life := self._roster.get(agent)) is not None]
         found.sort(key=lambda life: life.agent.name)
@@ -136,7 +136,7 @@ class AgentViews:
     async def _look(self, agents: list[str]) -> SeenAgents:
         """Asks each service about the agents named, about all where none is; one that cannot be asked is left out."""
         stats, _, waiting = await asyncio.gather(
-            self._stats(agents), self._sleeper.look(agents), outcome_of(self._courier.waiting(agents))
+            self._stats(agents), self._sleeper.look(agents), outcome_of(self._message_delivery.waiting(agents))
         )
         return SeenAgents(stats, None if isinstance(waiting, HiveError) else waiting, self._scheduler.next_times())
 

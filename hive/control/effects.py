@@ -1,4 +1,4 @@
-"""The world of this daemon's agents: SQLite, helper, proxy and journal, as `agents/effects.py` asks for them."""
+"""The effects of transitions in this daemon: SQLite, helper, proxy, audit log, as `agents/effects.py` asks for them."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ PROXY_WITHIN_S = 10.0
 class Forgetting:
     """Removals of agents, gathered while a transaction is written and made together in the next one."""
 
-    def __init__(self, journal: AuditLog) -> None:
-        self._journal = journal
+    def __init__(self, audit_log: AuditLog) -> None:
+        self._audit_log = audit_log
         self._waiting: list[tuple[str, AuditRecord, asyncio.Future[None]]] = []
         self._is_writing = False
 
@@ -78,9 +78,9 @@ class Forgetting:
             for agent in ids:
                 agents.remove(conn, agent, now=time.time())
 
-        await self._journal.write_with(work, *removals)
+        await self._audit_log.write_with(work, *removals)
         for row in removals:
-            self._journal.tell(row)
+            self._audit_log.tell(row)
 
 
 class DaemonEffects:
@@ -94,25 +94,25 @@ class DaemonEffects:
         key: bytes,
         database: Database,
         live: Live,
-        journal: AuditLog,
+        audit_log: AuditLog,
         counters: Counters,
         helper: HelperVerbs,
-        gates: ProxyGates,
+        proxy_link: ProxyGates,
         own_networks: bool = False,
     ) -> None:
         """`own_networks`: process agents have a network namespace each unless they name networks (systemd units)."""
         self.settings = settings
         self.helper: HelperVerbs = helper
-        self.gates: GateVerbs = gates
+        self.gates: GateVerbs = proxy_link
         self._paths = paths
         self._key = key
         self._database = database
         self._live = live
-        self._journal = journal
+        self._audit_log = audit_log
         self._counters = counters
-        self._proxy = gates
+        self._proxy = proxy_link
         self._own_networks = own_networks
-        self._forgetting = Forgetting(journal)
+        self._forgetting = Forgetting(audit_log)
         self._is_new_boot: bool | None = None
         self.backend: BackendInfo | None = None
         self.models: list[ModelInfo] = []
@@ -125,7 +125,7 @@ class DaemonEffects:
     # agents/effects.py ----------------------------------------------------------------------------------------------
 
     async def save(self, agent: Agent) -> None:
-        await self._journal.write_with(lambda conn: agents.update(conn, agent))
+        await self._audit_log.write_with(lambda conn: agents.update(conn, agent))
 
     async def forget(self, agent: Agent, actor: str) -> None:
         await self._forgetting.forget(agent, actor)
@@ -183,7 +183,7 @@ class DaemonEffects:
             after.reason,
         )
         self.put(after)
-        self._journal.changed(before, after, actor)
+        self._audit_log.changed(before, after, actor)
 
     def _changed_depth(self, before: Agent, after: Agent, actor: str) -> None:
         """The same sleep, deeper (or found to be lighter); that this is only wanted so far is no event."""
@@ -191,7 +191,7 @@ class DaemonEffects:
             return
         log.info("agent_sleeps_%s agent=%s generation=%d", after.depth, after.name, after.generation)
         detail = {"name": after.name, "from": str(before.depth), "to": str(after.depth), "generation": after.generation}
-        self._journal.note(f"agent.sleeps_{after.depth}", target=after.id, actor=actor, detail=detail)
+        self._audit_log.note(f"agent.sleeps_{after.depth}", target=after.id, actor=actor, detail=detail)
         if after.depth is SleepDepth.DEEP:
             self._counters.fell_deep()
 

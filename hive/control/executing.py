@@ -109,13 +109,13 @@ class Executor:
     """Begins them."""
 
     def __init__(
-        self, helper: SandboxClient, roster: Roster, runtimes: RuntimeWatch, journal: AuditLog, *, enabled: bool
+        self, helper: SandboxClient, roster: Roster, runtimes: RuntimeWatch, audit_log: AuditLog, *, enabled: bool
     ) -> None:
         """`enabled`: whether this Hive runs agents itself."""
         self.helper = helper
         self._roster = roster
         self._runtimes = runtimes
-        self._journal = journal
+        self._audit_log = audit_log
         self._enabled = enabled
 
     async def begin(self, ref: str, order: ExecOrder, actor: str) -> Inside:
@@ -160,7 +160,7 @@ class Executor:
         else:
             inside.how.exit_code = outcome
         inside.let_sleep()
-        self._journal.note("agent.exec_ended", target=inside.agent, actor=inside.actor, detail=inside.told())
+        self._audit_log.note("agent.exec_ended", target=inside.agent, actor=inside.actor, detail=inside.told())
 
     async def _ended(self, execution: Execution) -> int | None:
         """Kills it where it has not ended; its exit code. Raises TimedOut where it hangs in the kernel."""

@@ -42,9 +42,9 @@ class HealthReport:
         database: Database,
         live: Live,
         consumer: UsageConsumer,
-        gates: ProxyGates,
+        proxy_link: ProxyGates,
         helper: WithElsewhere,
-        world: DaemonEffects,
+        effects: DaemonEffects,
         agent_views: AgentViews,
         switcher: Switcher,
         api: ListenPlace,
@@ -57,9 +57,9 @@ class HealthReport:
         self._database = database
         self._live = live
         self._consumer = consumer
-        self._gates = gates
+        self._proxy_link = proxy_link
         self._helper = helper
-        self._world = world
+        self._effects = effects
         self._agent_views = agent_views
         self._switcher = switcher
         self._api = api
@@ -72,7 +72,7 @@ class HealthReport:
 
     def view(self) -> system.Health:
         """The state of Hive, and its problems."""
-        found, backend = self.conditions(), self._world.backend
+        found, backend = self.conditions(), self._effects.backend
         return {
             "status": "degraded" if found else "ok",
             "problems": [one.text for one in found],
@@ -86,11 +86,11 @@ class HealthReport:
             "isolation": self._isolation,
             "freezer": self._agent_views.freezer,
             "limits": self._agent_views.limits,
-            "token_tracking": self._world.settings.inference.token_tracking,
+            "token_tracking": self._effects.settings.inference.token_tracking,
             "proxy": {
-                "connected": self._gates.session is not None,
-                "port": self._gates.port,
-                "ingress_port": self._gates.ingress_port,
+                "connected": self._proxy_link.session is not None,
+                "port": self._proxy_link.port,
+                "ingress_port": self._proxy_link.ingress_port,
             },
             "api": {"listen": self._api.address, "port": self._api.port},
             "helper": {"connected": self._helper.connected, "enabled": self._settings.sandbox.enabled},
@@ -108,7 +108,7 @@ class HealthReport:
                 free_bytes=free_bytes(self._paths.state),
                 is_suspect=self._database.is_suspect,
                 loss=loss if loss is not None and loss.is_told(time.time()) else None,
-                proxy=self._gates.session is not None,
+                proxy=self._proxy_link.session is not None,
                 helper=self._helper.connected,
                 redis=self._live.up,
                 redis_at=str(self._live.at),
@@ -117,7 +117,7 @@ class HealthReport:
                 is_disk_full=self._consumer.is_disk_full,
                 switching_to=self._switcher.towards,
                 not_started=self._switcher.not_started,
-                backend=self._world.backend,
+                backend=self._effects.backend,
             )
         )
         return [one.at(self._where) for one in found]

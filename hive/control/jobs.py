@@ -27,9 +27,9 @@ EARLIER = 5
 class Jobs:
     """Every method that writes raises as `Database.write` does; then nothing has changed."""
 
-    def __init__(self, database: Database, journal: AuditLog) -> None:
+    def __init__(self, database: Database, audit_log: AuditLog) -> None:
         self._database = database
-        self._journal = journal
+        self._audit_log = audit_log
         self._ends: dict[str, asyncio.Event] = {}
         """Of those that run, set when they end."""
 
@@ -125,4 +125,4 @@ class Jobs:
     def _note(self, act: str, job: StoredJob) -> None:
         detail = {"name": job.kind, "state": str(job.state)}
         detail["reason"] = job.progress if job.error is None else str(job.error["message"])
-        self._journal.note(act, target=job.id, actor=job.actor, detail=detail)
+        self._audit_log.note(act, target=job.id, actor=job.actor, detail=detail)

@@ -135,8 +135,8 @@ class MessageDelivery:
         self,
         roster: Roster,
         database: Database,
-        journal: AuditLog,
-        gates: ProxyGates,
+        audit_log: AuditLog,
+        proxy_link: ProxyGates,
         recorded: Iterable[str],
         *,
         token: Callable[[Agent], str],
@@ -144,8 +144,8 @@ class MessageDelivery:
     ) -> None:
         self._roster = roster
         self._database = database
-        self._journal = journal
-        self._gates = gates
+        self._audit_log = audit_log
+        self._proxy_link = proxy_link
         self._recorded = list(recorded)
         self._token = token
         self._rounds: dict[str, _Round] = {}
@@ -163,7 +163,7 @@ class MessageDelivery:
 
     async def run(self) -> None:
         """Takes up what an earlier daemon left, then listens for what lets a waiting message go on, until cancelled."""
-        with self._journal.subscribe() as feed:
+        with self._audit_log.subscribe() as feed:
             for agent in self._recorded:
                 self._begin(agent)
             async for event in feed:
@@ -309,7 +309,7 @@ class MessageDelivery:
             return DeliveryOutcome(fate, f"{life.agent.name} could not be woken: it is {status}")
         spec = life.agent.spec
         path = f"/agents/{spec.name}{spec.inbox}".encode()
-        url = httpx.URL(scheme="http", host="127.0.0.1", port=self._gates.ingress_port, raw_path=path)
+        url = httpx.URL(scheme="http", host="127.0.0.1", port=self._proxy_link.ingress_port, raw_path=path)
         head = {
             "content-type": "application/json",
             "idempotency-key": message.id,
@@ -328,7 +328,7 @@ class MessageDelivery:
             return f"{life.agent.name} is {life.status}"
         if life.agent.spec.port is None:
             return f"{life.agent.name} has no port"
-        if self._gates.session is None or self._gates.ingress_port is None:
+        if self._proxy_link.session is None or self._proxy_link.ingress_port is None:
             return "the proxy is not connected"
         return None
 
@@ -360,7 +360,7 @@ class MessageDelivery:
         detail: dict[str, Any] = {"name": life.agent.name, "message": message.id, "attempts": message.attempts}
         if message.last_error:
             detail["reason"] = message.last_error
-        self._journal.note(act, target=life.agent.id, actor=actor, detail=detail)
+        self._audit_log.note(act, target=life.agent.id, actor=actor, detail=detail)
 
 
 async def _until(happened: asyncio.Event, within_s: float) -> None:

@@ -102,8 +102,8 @@ class Scraper:
     roster: Roster
     counters: Counters
     helper: WithElsewhere
-    gates: ProxyGates
-    world: DaemonEffects
+    proxy_link: ProxyGates
+    effects: DaemonEffects
     live: Live
     database: Database
     consumer: UsageConsumer
@@ -116,7 +116,10 @@ class Scraper:
         paused = [life.agent.id for life in self.roster if life.status is AgentStatus.PAUSED]
         (gpus, stats, queue, activity), (is_sound, kept) = await asyncio.gather(
             asyncio.gather(
-                self.gpus.seen(), _told(self.helper.stat([])), _told(self.gates.queue()), _told(self.gates.activity())
+                self.gpus.seen(),
+                _told(self.helper.stat([])),
+                _told(self.proxy_link.queue()),
+                _told(self.proxy_link.activity()),
             ),
             asyncio.gather(self._is_database_sound(), _told(self.responses.total())),
         )
@@ -179,7 +182,7 @@ class Scraper:
         return not self.consumer.degraded
 
     def _parts(self) -> dict[str, Values | None]:
-        backend = self.world.backend
+        backend = self.effects.backend
         kind = "" if backend is None else str(backend.kind)
         return {
             "build_info": {(version(),): 1},

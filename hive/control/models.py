@@ -81,18 +81,18 @@ class Models:
     def __init__(
         self,
         *,
-        world: DaemonEffects,
+        effects: DaemonEffects,
         active: Active,
         jobs: Jobs,
-        journal: AuditLog,
+        audit_log: AuditLog,
         roster: Roster,
         directory: ModelsDir,
     ) -> None:
         """`directory`: for pulled files."""
-        self._world = world
+        self._effects = effects
         self._active = active
         self._jobs = jobs
-        self._journal = journal
+        self._audit_log = audit_log
         self._roster = roster
         self._directory = directory
         self._going: dict[str, _Going] = {}
@@ -109,21 +109,21 @@ class Models:
 
     @property
     def catalog(self) -> Catalog:
-        world = self._world
-        where = whereabouts(None if world.backend is None else world.backend.kind, world.models)
-        return Catalog(world.models, preferences_of(world.settings.inference), where)
+        effects = self._effects
+        where = whereabouts(None if effects.backend is None else effects.backend.kind, effects.models)
+        return Catalog(effects.models, preferences_of(effects.settings.inference), where)
 
     async def listed(self) -> ModelList:
         """The list by the server's last answer; it is asked now for the models in memory."""
-        world, catalog = self._world, self.catalog
+        effects, catalog = self._effects, self.catalog
         in_memory, files = await asyncio.gather(self._active.loaded(), asyncio.to_thread(self._directory.listed))
         return {
-            "backend": kind_of(world.backend),
-            "label": "" if world.backend is None else world.backend.label,
+            "backend": kind_of(effects.backend),
+            "label": "" if effects.backend is None else effects.backend.label,
             "up": self._active.up,
             "seen_at": self._active.models_seen_at,
             "stale": self._stale(),
-            "routing": world.settings.inference.quantization_routing,
+            "routing": effects.settings.inference.quantization_routing,
             "aliases": catalog.targets(),
             "directory": str(self._directory.root),
             "files": files,
@@ -132,12 +132,12 @@ class Models:
 
     async def view(self, asked: str) -> ModelView:
         """Raises NotFound with the nearest name."""
-        catalog, world = self.catalog, self._world
+        catalog, effects = self.catalog, self._effects
         model = catalog.find(asked)
         in_memory, file = await asyncio.gather(self._active.loaded(), self._file_of(model.name))
         return {
             **_listed(catalog, model, in_memory),
-            "backend": kind_of(world.backend),
+            "backend": kind_of(effects.backend),
             "up": self._active.up,
             "seen_at": self._active.models_seen_at,
             "stale": self._stale(),
@@ -150,11 +150,11 @@ class Models:
 
     async def refresh(self) -> ModelList:
         """Asks now. Raises DependencyDown where it does not answer, WrongState in the middle of a switch."""
-        world, active = self._world, self._active
+        effects, active = self._effects, self._active
         if not await active.refresh():
             if active.up:
                 raise WrongState("the inference server is being switched", hint="`hive backend status` shows how far")
-            label = "no inference server is in use" if world.backend is None else f"{world.backend.label} is silent"
+            label = "no inference server is in use" if effects.backend is None else f"{effects.backend.label} is silent"
             raise DependencyDown(label, hint=self._stale() or "`hive backend status` says more")
         return await self.listed()
 
@@ -163,19 +163,19 @@ class Models:
         await self._active.refresh(at_most_every_s=SEEN_AGAIN_S)
 
     def _stale(self) -> str:
-        world, active = self._world, self._active
-        if world.backend is None:
+        effects, active = self._effects, self._active
+        if effects.backend is None:
             return "no inference server is in use"
         if active.models_seen_at is None:
-            return f"{world.backend.label} has not answered yet"
-        return "" if active.up else f"{world.backend.label} does not answer: this is what it offered last"
+            return f"{effects.backend.label} has not answered yet"
+        return "" if active.up else f"{effects.backend.label} does not answer: this is what it offered last"
 
     async def _file_of(self, name: str) -> Path | None:
         return await asyncio.to_thread(self._directory.holds, name)
 
     def _users(self, catalog: Catalog, name: str, *, by_name: bool = False) -> list[ModelUser]:
         """Agents that use the model; `by_name`: of their own choice, not because it is the default one."""
-        settings, found = self._world.settings, list[ModelUser]()
+        settings, found = self._effects.settings, list[ModelUser]()
         default = "" if by_name else settings.inference.default_model
         for life in sorted(self._roster, key=lambda life: life.agent.name):
             spec = life.agent.spec
@@ -199,7 +199,7 @@ class Models:
 
         A tenant that has no section has no limits, as at the proxy.
         """
-        limits = self._world.settings.tenants.get(tenant, TenantRow()).models
+        limits = self._effects.settings.tenants.get(tenant, TenantRow()).models
         found = self.catalog.given(model, tier, limits)
         caller = Caller(CallerKind.AGENT, "", tenant, tier, models_of(limits))
         if (reason := may(caller, Act.USE, model)) is not None:  # the proxy asks that first
@@ -223,7 +223,7 @@ class Models:
         """
         if order.model.startswith("/"):
             return await self._place(order, actor)
-        backend = self._world.backend
+        backend = self._effects.backend
         if order.name or order.link or order.force:
             raise BadRequest(
                 "a name, a link and force are about files of this box", hint="hive model pull /path/to/model"
@@ -274,7 +274,7 @@ class Models:
 
     def _next(self, format: model_files.Format, at: Path) -> str:
         """The steps left before it answers, a sentence; empty where none is, as far as can be told."""
-        backend = self._world.backend
+        backend = self._effects.backend
         spec = next(spec for spec in specs() if spec.model_format == format)
         key = spec.model_key
         if backend is not None and backend.kind == spec.kind and spec.asking.look_for_files_at:
@@ -290,7 +290,7 @@ class Models:
 
         Raises WrongState where it is in use (unless `force`), NotFound where Hive cannot remove it.
         """
-        backend, file = self._world.backend, await self._file_of(name)
+        backend, file = self._effects.backend, await self._file_of(name)
         is_ollamas = backend is not None and spec_of(backend.kind).fetches and self._known(name) is not None
         if file is None and not is_ollamas:
             raise self._not_removable(name)
@@ -332,7 +332,7 @@ class Models:
         hint = "--force removes it all the same: requests for it fail then"
         if names & (await self._active.loaded() or frozenset()):
             raise WrongState(f"{name} is in the inference server's memory", hint=hint)
-        inference = self._world.settings.inference
+        inference = self._effects.settings.inference
         for key in ("llama_model", "vllm_model", "vllm_speculative_model"):
             if file is not None and getattr(inference, key) == str(file):
                 raise WrongState(f"hive.conf names {file}: inference.{key}", hint=hint)
@@ -392,7 +392,7 @@ class Models:
             ended = await outcome_of(self._jobs.end(job, state, error=said))
         else:
             act = "model.pulled" if job.kind == PULL else "model.removed"
-            self._journal.note(act, actor=job.actor, detail={"name": came["model"], "file": came["file"]})
+            self._audit_log.note(act, actor=job.actor, detail={"name": came["model"], "file": came["file"]})
             await self._active.refresh()  # before it is said to be done: a list asked for then has it
             took = {**came, "took_s": round(time.time() - job.created_at, 3)}
             ended = await outcome_of(self._jobs.end(job, JobState.DONE, result=took))

@@ -45,11 +45,11 @@ _NO_MODEL = (
 class Prewarmer:
     """One per daemon; the owner spawns `run`."""
 
-    def __init__(self, roster: Roster, world: DaemonEffects, gates: ProxyGates, journal: AuditLog) -> None:
+    def __init__(self, roster: Roster, effects: DaemonEffects, proxy_link: ProxyGates, audit_log: AuditLog) -> None:
         self._roster = roster
-        self._world = world
-        self._gates = gates
-        self._journal = journal
+        self._effects = effects
+        self._proxy_link = proxy_link
+        self._audit_log = audit_log
         self._warmth = Warmth()
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._sending: set[asyncio.Task[None]] = set()
@@ -61,7 +61,7 @@ class Prewarmer:
 
     async def run(self) -> None:
         """Until cancelled."""
-        with self._journal.subscribe() as feed:
+        with self._audit_log.subscribe() as feed:
             async for event in feed:
                 self._hear(event)
 
@@ -112,13 +112,13 @@ class Prewarmer:
 
     def note(self, life: AgentLifecycle) -> str:
         """The reason that one agent's prompt is not read ahead; empty where it is, or where it shall not be."""
-        spec, world = life.agent.spec, self._world
+        spec, effects = life.agent.spec, self._effects
         if not self._is_wanted(life) or spec.system_prompt is None:
             return ""
         asked = self._asked(life)
         if not asked:
             return _NO_MODEL
-        if world.backend is None or not world.backend.up or self._routed(life):
+        if effects.backend is None or not effects.backend.up or self._routed(life):
             return ""
         return f"{asked} is none of the models it may use here now; it is read at the next start or wake at which it is"
 
@@ -140,7 +140,7 @@ class Prewarmer:
                 self._consider(self._roster)
 
     def _consider(self, lives: Iterable[AgentLifecycle]) -> None:
-        backend, now = self._world.backend, asyncio.get_running_loop().time()
+        backend, now = self._effects.backend, asyncio.get_running_loop().time()
         if backend is None or not backend.up:
             return  # that it is up again will be told
         for life in lives:
@@ -161,7 +161,7 @@ class Prewarmer:
         prefix = holder.prefix
         async with self._at_once:
             within_s = self._longest_s()
-            found = await outcome_of(self._gates.prewarm(holder.agent, model, holder.text, within_s=within_s))
+            found = await outcome_of(self._proxy_link.prewarm(holder.agent, model, holder.text, within_s=within_s))
         about = (holder.name, prefix.prompt, prefix.model)
         if isinstance(found, HiveError):
             if self._warmth.standing(prefix).why != found.message:
@@ -175,7 +175,7 @@ class Prewarmer:
 
     def _longest_s(self) -> float:
         """The proxy itself gives up sooner: in the line, or at the backend."""
-        proxy = self._world.settings.proxy
+        proxy = self._effects.settings.proxy
         return proxy.queue_wait_s + proxy.connect_s + proxy.first_byte_s + BEYOND_PROXY_S
 
     # prompts and their holders -----------------------------------------------------------------------------------
@@ -187,24 +187,24 @@ class Prewarmer:
                 yield self._holder(life, text)
 
     def _holder(self, life: AgentLifecycle, text: str) -> PromptHolder:
-        agent, settings = life.agent, self._world.settings
+        agent, settings = life.agent, self._effects.settings
         tenant = agent.spec.tenant
         group = cache_group(tenant, self._row_of(tenant).cache_group) if settings.proxy.cache_isolation else ""
         return PromptHolder(agent.id, agent.name, tenant, group, self._routed(life), text)
 
     def _row_of(self, tenant: str) -> TenantRow:
-        return self._world.settings.tenants.get(tenant, _NO_ROW)
+        return self._effects.settings.tenants.get(tenant, _NO_ROW)
 
     @staticmethod
     def _is_wanted(life: AgentLifecycle) -> bool:
         return life.agent.spec.prewarm_on_start
 
     def _asked(self, life: AgentLifecycle) -> str:
-        return life.agent.spec.model or self._world.settings.inference.default_model
+        return life.agent.spec.model or self._effects.settings.inference.default_model
 
     def _routed(self, life: AgentLifecycle) -> str:
         """The model its requests are given; empty where it names none, or none that is there."""
-        inference, models = self._world.settings.inference, self._world.models
+        inference, models = self._effects.settings.inference, self._effects.models
         if self._routed_by is None or self._routed_by[0] is not models or self._routed_by[1] is not inference:
             self._routed_by = models, inference
             self._routes.clear()
@@ -214,7 +214,7 @@ class Prewarmer:
         limited = self._row_of(spec.tenant).models
         key = (asked, str(spec.tier), limited)
         if key not in self._routes:
-            backend, prefs = self._world.backend, preferences_of(inference)
+            backend, prefs = self._effects.backend, preferences_of(inference)
             where = whereabouts(None if backend is None else backend.kind, models)
             asks = (models_of(limited), asked, spec.tier)
             self._routes[key] = explain_for(*asks, offers_of(models), prefs, where).model

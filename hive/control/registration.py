@@ -46,12 +46,12 @@ class AgentRegistry:
         self,
         *,
         roster: Roster,
-        world: DaemonEffects,
+        effects: DaemonEffects,
         views: AgentViews,
         database: Database,
-        journal: AuditLog,
-        gates: ProxyGates,
-        courier: MessageDelivery,
+        audit_log: AuditLog,
+        proxy_link: ProxyGates,
+        message_delivery: MessageDelivery,
         scheduler: Scheduler,
         responses: KeptResponses,
         settings: Settings,
@@ -60,12 +60,12 @@ class AgentRegistry:
     ) -> None:
         """`settings`: those at the daemon's start. `api`: where the API listens on TCP."""
         self._roster = roster
-        self._world = world
+        self._effects = effects
         self._views = views
         self._database = database
-        self._journal = journal
-        self._gates = gates
-        self._courier = courier
+        self._audit_log = audit_log
+        self._proxy_link = proxy_link
+        self._message_delivery = message_delivery
         self._scheduler = scheduler
         self._responses = responses
         self._settings = settings
@@ -144,12 +144,12 @@ class AgentRegistry:
         """All that are kept of the agent; they are on the disk no more when this returns."""
         agent, deleted = life.agent, await self._responses.delete(life.agent.id)
         detail = {"name": agent.name, "deleted": deleted}
-        self._journal.note("agent.responses_deleted", target=agent.id, actor=actor, detail=detail)
+        self._audit_log.note("agent.responses_deleted", target=agent.id, actor=actor, detail=detail)
         return {"deleted": deleted, "name": agent.name}
 
     async def shutdown(self, actor: str) -> Shutdown:
         """Hive is going down: ingress refuses, every agent is stopped, and comes back with Hive if its spec says so."""
-        self._gates.say(Leaving())
+        self._proxy_link.say(Leaving())
         lives = list(self._roster)
         ends = await asyncio.gather(*(outcome_of(life.stop(actor, by=HIVE)) for life in lives))
         told: Shutdown = {"stopped": [], "failed": []}
@@ -158,11 +158,11 @@ class AgentRegistry:
         return told
 
     def _refuse_own_port(self, spec: AgentSpec) -> None:
-        if spec.port is None or self._world.has_own_network(spec):
+        if spec.port is None or self._effects.has_own_network(spec):
             return
-        backend = "/" if self._world.backend is None else self._world.backend.address
-        wanted, gates = self._settings.proxy, self._gates
-        model, ingress = gates.port or wanted.port, gates.ingress_port or wanted.ingress_port
+        backend = "/" if self._effects.backend is None else self._effects.backend.address
+        wanted, proxy_link = self._settings.proxy, self._proxy_link
+        model, ingress = proxy_link.port or wanted.port, proxy_link.ingress_port or wanted.ingress_port
         refuse_own(spec, own_ports(model=model, ingress=ingress, api=self._api.port, backend=backend))
 
     async def _register(self, spec: AgentSpec, actor: str) -> AgentLifecycle:
@@ -185,9 +185,9 @@ class AgentRegistry:
 
         agent: Agent = await self._database.write(work)
         life = self._roster.add(agent)
-        self._world.put(agent)
-        self._gates.tell(agent)
-        self._journal.note("agent.created", target=agent.id, actor=actor, detail={"name": spec.name})
+        self._effects.put(agent)
+        self._proxy_link.tell(agent)
+        self._audit_log.note("agent.created", target=agent.id, actor=actor, detail={"name": spec.name})
         return life
 
     def _new_id(self) -> str:
@@ -198,14 +198,14 @@ class AgentRegistry:
 
     async def _change(self, life: AgentLifecycle, spec: AgentSpec, changed: list[str], actor: str) -> None:
         await life.change_spec(spec)
-        self._world.put(life.agent)
+        self._effects.put(life.agent)
         detail = {"name": spec.name, "changed": changed}
-        self._journal.note("agent.changed", target=life.agent.id, actor=actor, detail=detail)
+        self._audit_log.note("agent.changed", target=life.agent.id, actor=actor, detail=detail)
 
     async def _remove(self, life: AgentLifecycle, actor: str) -> None:
         await life.remove(actor)
         self._roster.drop(life.agent.id)
         self._views.forget(life.agent.id)
-        self._courier.forget(life.agent.id)
+        self._message_delivery.forget(life.agent.id)
         self._scheduler.forget(life.agent.id)
         await self._responses.forget(life.agent.id)

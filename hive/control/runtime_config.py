@@ -38,8 +38,8 @@ class RuntimeConfig:
         values: Mapping[str, str],
         *,
         database: Database,
-        world: DaemonEffects,
-        gates: ProxyGates,
+        effects: DaemonEffects,
+        proxy_link: ProxyGates,
         live: Live,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
@@ -48,8 +48,8 @@ class RuntimeConfig:
         self._origins = origins
         self.values = dict(values)
         self._database = database
-        self._world = world
-        self._gates = gates
+        self._effects = effects
+        self._proxy_link = proxy_link
         self._live = live
         self._take_over()
 
@@ -59,7 +59,7 @@ class RuntimeConfig:
     def view(self) -> list[Setting]:
         """Every setting of every section, as it is in force here."""
         return [
-            _view(row, getattr(getattr(self._world.settings, section), row.key), self._origin(row))
+            _view(row, getattr(getattr(self._effects.settings, section), row.key), self._origin(row))
             for section, struct in SECTIONS.items()
             for row in rows_of(section, struct).values()
         ]
@@ -82,7 +82,7 @@ class RuntimeConfig:
             else:
                 self.values[name] = text
         self._take_over()
-        self._gates.say(RuntimeSettings(values=self.values))
+        self._proxy_link.say(RuntimeSettings(values=self.values))
         self.say_to_redis()
         self._on_change()
 
@@ -90,7 +90,7 @@ class RuntimeConfig:
         self._live.set_config(self.values)
 
     def _take_over(self) -> None:
-        self._world.settings = with_runtime(self._configured, self.values, os.environ)
+        self._effects.settings = with_runtime(self._configured, self.values, os.environ)
 
     def _origin(self, row: SettingRow) -> SettingOrigin:
         name = f"{row.section}.{row.key}"

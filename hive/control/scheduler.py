@@ -56,14 +56,14 @@ class Scheduler:
         self,
         roster: Roster,
         database: Database,
-        journal: AuditLog,
+        audit_log: AuditLog,
         recorded: Iterable[StoredSchedule],
         *,
         zone: Callable[[], tzinfo] = schedule_times.local_zone,
     ) -> None:
         self._roster = roster
         self._database = database
-        self._journal = journal
+        self._audit_log = audit_log
         self.zone = zone
         self._schedules = {schedule.id: schedule for schedule in recorded}
         self._acting: set[int] = set()
@@ -137,7 +137,7 @@ class Scheduler:
         self._schedules[added.id] = added
         self._changed.set()
         detail = {"name": life.agent.name, "schedule": added.id, "first_at": added.at, "every_s": every_s, "note": note}
-        self._journal.note("schedule.added", target=added.agent_id, actor=actor, detail=detail)
+        self._audit_log.note("schedule.added", target=added.agent_id, actor=actor, detail=detail)
         return added
 
     async def cancel(self, life: AgentLifecycle, schedule_id: int, actor: str) -> StoredSchedule:
@@ -149,7 +149,7 @@ class Scheduler:
         await self._database.write(lambda conn: schedules.remove(conn, schedule_id))
         self._schedules.pop(schedule_id, None)
         detail = {"name": life.agent.name, "schedule": schedule_id, "note": schedule.note}
-        self._journal.note("schedule.cancelled", target=schedule.agent_id, actor=actor, detail=detail)
+        self._audit_log.note("schedule.cancelled", target=schedule.agent_id, actor=actor, detail=detail)
         return schedule
 
     def forget(self, agent: str) -> None:
@@ -175,7 +175,7 @@ class Scheduler:
             "outcome": outcome,
             "late_ms": late_ms,
         }
-        self._journal.note("schedule.fired", target=schedule.agent_id, detail=detail)
+        self._audit_log.note("schedule.fired", target=schedule.agent_id, detail=detail)
         after = fired(schedule, outcome, time.time(), self.zone())
         if schedule.id in self._schedules:  # else it was cancelled meanwhile
             if after is None:

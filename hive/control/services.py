@@ -33,7 +33,7 @@ from hive.settings.table import Paths, Settings
 
 @dataclass(frozen=True)
 class Services:
-    """One of each. `settings`: those at the daemon's start; `world.settings` are in force.
+    """One of each. `settings`: those at the daemon's start; `effects.settings` are in force.
 
     Every method raises a `HiveError` that says what is wrong: NotFound for an unknown agent, WrongState naming the
     state, … `actor` is the caller (`uid:0`), for the audit table; {ref} is an agent's id or name.
@@ -45,11 +45,11 @@ class Services:
     roster: Roster
     agents: AgentRegistry
     agent_views: AgentViews
-    world: DaemonEffects
-    gates: ProxyGates
+    effects: DaemonEffects
+    proxy_link: ProxyGates
     runtimes: RuntimeWatch
     executor: Executor
-    courier: MessageDelivery
+    message_delivery: MessageDelivery
     scheduler: Scheduler
     prewarmer: Prewarmer
     responses: KeptResponses
@@ -59,8 +59,8 @@ class Services:
     models: Models
     gpus: GpuMemoryReader
     config: RuntimeConfig
-    keyring: LiveTokens
-    journal: AuditLog
+    api_tokens: LiveTokens
+    audit_log: AuditLog
     counters: Counters
     usage: UsageReport
     state_queries: StateQueries

@@ -101,10 +101,10 @@ class Switcher:
         *,
         settings: Callable[[], InferenceSection],
         jobs: Jobs,
-        journal: AuditLog,
+        audit_log: AuditLog,
         active: Active,
         choices: Choices,
-        gates: ProxyGates,
+        proxy_link: ProxyGates,
         gpu: GpuMemory,
         run: str,
         access: AccessOf = lambda: NO_ACCESS,
@@ -112,10 +112,10 @@ class Switcher:
         """`settings`: asked each time, some of them change while Hive runs. `run`: as of `ChosenBackend`."""
         self._settings = settings
         self._jobs = jobs
-        self._journal = journal
+        self._audit_log = audit_log
         self._active = active
         self._choices = choices
-        self._gates = gates
+        self._proxy_link = proxy_link
         self._gpu = gpu
         self._run = run
         self._access = access
@@ -234,7 +234,7 @@ class Switcher:
             except HiveError as error:
                 self.not_started = condition("backend_not_started", why=error.message)
                 log.error("backend_not_started error=%s", error.message)
-                self._journal.note("backend.not_started", detail={"reason": error.message})
+                self._audit_log.note("backend.not_started", detail={"reason": error.message})
                 return
             if self._active.target is None and self._switch is None:
                 await self._active.follow(target)
@@ -281,7 +281,7 @@ class Switcher:
         if error is None:
             self.not_started = None
             result = self._result(job, switch.new, switch.old, changed=True)
-            self._journal.note("backend.switched", actor=job.actor, detail={**result, "name": str(switch.new)})
+            self._audit_log.note("backend.switched", actor=job.actor, detail={**result, "name": str(switch.new)})
             ended = await outcome_of(self._jobs.end(job, JobState.DONE, result=result))
         else:
             log.error("switch_failed job=%s to=%s error=%s", job.id, switch.new, error.message)
@@ -373,17 +373,17 @@ class Switcher:
                 left_s = until - asyncio.get_running_loop().time()
                 if left_s <= 0:
                     raise
-            await outcome_of(self._gates.ports(left_s))
+            await outcome_of(self._proxy_link.ports(left_s))
 
     async def _ask_to_close(self, switch: Switch, *, drain_s: float) -> int:
-        return await self._gates.close_backend(str(switch.new), drain_s=drain_s, wait_s=self.wait_s)
+        return await self._proxy_link.close_backend(str(switch.new), drain_s=drain_s, wait_s=self.wait_s)
 
     async def _open_gate(self, target: Target | None) -> None:
         """The daemon's own table first: a proxy that comes just now learns from it."""
         await self._active.follow(target)
         self.towards = ""
         info, models = self._active.seen
-        self._gates.say(OpenBackend(backend=info, models=models))
+        self._proxy_link.say(OpenBackend(backend=info, models=models))
 
     async def _until_memory_is_free(self) -> None:
         gpu, begun_at = self._gpu, time.monotonic()

@@ -36,17 +36,17 @@ class UsageReport:
         roster: Roster,
         sleeper: Sleeper,
         counters: Counters,
-        gates: ProxyGates,
+        proxy_link: ProxyGates,
         gpus: GpuMemoryReader,
-        world: DaemonEffects,
+        effects: DaemonEffects,
     ) -> None:
         self._database = database
         self._roster = roster
         self._sleeper = sleeper
         self._counters = counters
-        self._gates = gates
+        self._proxy_link = proxy_link
         self._gpus = gpus
-        self._world = world
+        self._effects = effects
 
     def __repr__(self) -> str:
         return f"<UsageReport of {len(self._roster)} agents>"
@@ -55,7 +55,7 @@ class UsageReport:
         """The usage of the last `since_s` seconds. `of.agent` is a ref; the id of a removed one, too."""
         agent = None if of.agent is None else self._roster.once_known(of.agent)
         asked = msgspec.structs.replace(of, since=time.time() - since_s, agent=agent)
-        tracked = self._world.settings.inference.token_tracking
+        tracked = self._effects.settings.inference.token_tracking
         if by is By.AGENT:
             found: usage.UsageSince = await self._database.read(lambda conn: usage.usage_since(conn, asked))
             return views.usage_view(tracked, found)
@@ -74,7 +74,7 @@ class UsageReport:
     async def request(self, request_id: str) -> system.RequestView:
         """One request, under way or ended. Raises NotFound."""
         ended, queue = await asyncio.gather(
-            self._database.read(lambda conn: usage.request(conn, request_id)), outcome_of(self._gates.queue())
+            self._database.read(lambda conn: usage.request(conn, request_id)), outcome_of(self._proxy_link.queue())
         )
         if ended is not None:
             life = self._roster.get(ended.agent)
@@ -99,7 +99,7 @@ class UsageReport:
         )
         agents = [life.agent for life in self._roster]
         return views.inference_stats_view(
-            self._world.backend,
+            self._effects.backend,
             hour,
             day,
             [(agent, self._counters.used(agent.id)) for agent in agents],

@@ -75,7 +75,7 @@ _RULES: dict[str, tuple[str, ...]] = {
         _may("del", "%W~hive:agent:*", f"%W~{keys.VM_INSTANCES}", f"%W~{keys.VM_CIDS}"),
         _may("mget", f"%R~{keys.VM_INSTANCES}", f"%R~{keys.VM_CIDS}"),
         _may("hset", f"%W~{keys.agent_tokens('*')}"),
-        _may("zadd zrange zrem zremrangebyscore expire", f"~{keys.AGENTS_ACTIVITY}"),
+        _may("zadd zrem zremrangebyscore expire", f"~{keys.AGENTS_ACTIVITY}"),
         _may("xadd xreadgroup xack xdel xgroup|destroy", f"~{keys.USAGE_STREAM}"),
     ),
 }

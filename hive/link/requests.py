@@ -22,12 +22,12 @@ class TenantView(msgspec.Struct, frozen=True):
 
 
 class QueueView(msgspec.Struct, frozen=True):
-    """The queue at one moment. `places`: None for no limit; `drain_per_s`: places given back per second while requests
-    waited, None if none has waited yet."""
+    """The queue at one moment. `places`: None for no limit, `slots` in JSON; `drain_per_s`: places given back per
+    second while requests waited, None if none has waited yet."""
 
     running: int
     waiting: int
-    places: int | None
+    places: int | None = msgspec.field(name="slots")
     drain_per_s: float | None
     tenants: list[TenantView]
 

@@ -186,7 +186,7 @@ class Exchange:
             self.refuse(self._refusal)
 
     def _prepare(self, request: Request) -> Prepared:
-        """Steps 1, 2 and 4. Heads of one connection repeat: an equal one is decided as the one before it was."""
+        """Steps 1 and 2. Heads of one connection repeat: an equal one is decided as the one before it was."""
         entry, known = self.entry, self._connection.decided
         if (
             entry is not None
@@ -200,7 +200,6 @@ class Exchange:
     def _decide(self, request: Request) -> Prepared:
         entry = self._1_who_asks(request)
         endpoint = self._2_may_be_asked(request)
-        self._4_not_too_much(request, endpoint)
         registry = self._path.registry
         wishes = wishes_of(request) if entry.row.id == OPERATOR else NO_WISHES
         caller, tenant, flow = entry.caller, entry.tenant, entry.flow
@@ -266,7 +265,7 @@ class Exchange:
         self.parked = False
         self.refuse(error)
 
-    # 1 to 4: what its head says -----------------------------------------------------------------------------------
+    # 1 to 3: what its head says -----------------------------------------------------------------------------------
 
     def _1_who_asks(self, request: Request) -> AgentEntry:
         """The listener decides: an agent's own is that agent, with any token but another's; elsewhere a token."""
@@ -292,10 +291,12 @@ class Exchange:
         return entry
 
     def _2_may_be_asked(self, request: Request) -> Endpoint:
+        """Finds the row of the allowlist, and checks the body that the head announces against it: kind and length."""
         slots, active = self._path.slots, self._slot
         backend = None if active.gate.is_closed or slots.pooled else active.backend  # else it is judged with its model
         endpoint = endpoints.find(request.method, request.target, None if backend is None else backend.kind)
         slots.check_offered(endpoint)
+        endpoints.check_body(endpoint, request)
         return endpoint
 
     def _3_not_too_often(self, prepared: Prepared) -> None:
@@ -315,14 +316,15 @@ class Exchange:
             raise too_many(f"Tenant {tenant.name}", tenant.window, wait_s)
         self._charged = (window, tenant.window)
 
-    def _4_not_too_much(self, request: Request, endpoint: Endpoint) -> None:
-        """Checks the length and kind that the head announces; `on_body` counts the bytes as they come."""
-        endpoints.check_body(endpoint, request)
+    # 4: its body comes in -----------------------------------------------------------------------------------------
 
     def on_body(self, size: int) -> None:
         request = self._request
-        if self._refusal is not None or request is None:
-            return
+        if self._refusal is None and request is not None:
+            self._4_not_too_much(request, size)
+
+    def _4_not_too_much(self, request: Request, size: int) -> None:
+        """Takes room for `size` bytes of it from the body budget."""
         upload = self if request.body_bytes != request.content_length else None
         if not self._held.take(size, upload=upload):
             raise no_room_for_bodies()

@@ -271,7 +271,7 @@ class ProxyServer:
 
     def _told_of_queue(self) -> dict[str, object]:
         """The queue, and `models`: agent → the model that works for it."""
-        return {**msgspec.structs.asdict(self._queue()), "models": models_in_use(self.registry)}
+        return {**msgspec.to_builtins(self._queue()), "models": models_in_use(self.registry)}
 
     def _tell_metrics(self) -> None:
         """Sets the sources of metrics that are not counted, because their value can be read at any moment."""

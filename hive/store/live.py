@@ -170,11 +170,6 @@ class Live:
 
     # --- ask -----------------------------------------------------------------------------------------------------
 
-    async def activity(self) -> dict[str, float]:
-        """Agent id → when it was last active (Unix seconds), of the last 24 h. Raises DependencyDown."""
-        found = await self._do(self._redis.zrange(keys.AGENTS_ACTIVITY, 0, -1, withscores=True))
-        return {agent.decode(): at for agent, at in found}
-
     # Before 0.2 the proxy sent usage through the stream, and the group `daemon` took it out.
 
     async def old_usage(self, count: int) -> list[StreamEntry]:

@@ -28,7 +28,7 @@ def written(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, ast.unparse(node)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             called = ast.unparse(node.func)
-            if called.endswith(("world.save", ".waiting.append")):
+            if called.endswith(("effects.save", ".waiting.append")):
                 yield node.lineno, called
 
 
@@ -38,4 +38,4 @@ def test_only_state_py_changes_an_agents_state(path: Path) -> None:
 
 
 def test_a_write_is_seen() -> None:
-    assert len(list(written(ast.parse("state.gone, self._state.pid = True, 1\nawait self._world.save(agent)")))) == 3
+    assert len(list(written(ast.parse("state.gone, self._state.pid = True, 1\nawait self._effects.save(agent)")))) == 3

@@ -236,5 +236,5 @@ async def spend(box: Box, agent: str, count: int = 1, *, at: float | None = None
 
 def show_backend(box: Box, *models: str) -> None:
     """The daemon has found a backend that offers these models."""
-    box.services.world.backend = DEMO
-    box.services.world.models = [ModelInfo(name=name, size_bytes=2_000_000_000, owned_by="hive") for name in models]
+    box.services.effects.backend = DEMO
+    box.services.effects.models = [ModelInfo(name=name, size_bytes=2_000_000_000, owned_by="hive") for name in models]

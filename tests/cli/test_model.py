@@ -144,7 +144,7 @@ def test_a_model_is_removed_once_somebody_said_yes(shared_hive: Hive) -> None:
     asked = shared_hive("model", "remove", "tiny")
     assert (asked.code, "--yes" in asked.err) == (2, True)
     assert shared_hive("model", "remove", "tiny", "--yes").out == "tiny is removed\n"
-    backend = shared_hive.box.services.world.backend
+    backend = shared_hive.box.services.effects.backend
     httpx.post(f"http://{backend.address}/api/generate", json={"model": "llama3.2:q4_0"}, trust_env=False)
     used = shared_hive("model", "remove", "llama3.2:q4_0", "--yes")
     assert (used.code, "--force" in used.err) == (1, True)

@@ -186,15 +186,15 @@ class Box:
         return await self.view(ref)
 
     async def send(self, ref: str, text: str, actor: str) -> dict[str, Any]:
-        message = await self.services.courier.send(self.life(ref), text, actor)
+        message = await self.services.message_delivery.send(self.life(ref), text, actor)
         return {**views.of_agent(self.life(ref)), **views.message_view(message)}
 
     async def messages(self, ref: str) -> dict[str, Any]:
-        found, why = await self.services.courier.undelivered(self.life(ref))
+        found, why = await self.services.message_delivery.undelivered(self.life(ref))
         return {"why": why, "messages": [views.message_view(message) for message in found]}
 
     async def message(self, ref: str, message_id: str, *, wait_s: float) -> dict[str, Any]:
-        found = await self.services.courier.get(self.life(ref), message_id, within_s=wait_s)
+        found = await self.services.message_delivery.get(self.life(ref), message_id, within_s=wait_s)
         return dict(views.message_view(found))
 
     async def schedule(self, ref: str, when: str, every: str | None, note: str, actor: str) -> dict[str, Any]:
@@ -207,8 +207,8 @@ class Box:
 
     def tokens(self, ref: str) -> dict[str, Any]:
         agent, services = self.life(ref).agent, self.services
-        tokens = {kind: services.world.token(agent, kind) for kind in TokenKind}
-        port, ingress_port = services.gates.known_port, services.gates.ingress_port
+        tokens = {kind: services.effects.token(agent, kind) for kind in TokenKind}
+        port, ingress_port = services.proxy_link.known_port, services.proxy_link.ingress_port
         socket = str(self.paths.agent_socket(agent.id))
         return dict(views.tokens_view(agent.name, tokens, port=port, ingress_port=ingress_port, socket=socket))
 
@@ -218,7 +218,7 @@ class Box:
     def inference(self) -> dict[str, Any]:
         services, job = self.services, self.services.switcher.job
         switch = None if job is None else views.job_view(job, time.time())
-        return dict(views.inference_view(services.world.backend, services.world.models, services.settings, switch))
+        return dict(views.inference_view(services.effects.backend, services.effects.models, services.settings, switch))
 
     async def job(self, job_id: str, *, wait_s: float) -> dict[str, Any]:
         return dict(views.job_view(await self.services.jobs.get(job_id, wait_s=wait_s), time.time()))
@@ -240,7 +240,7 @@ class Box:
     @property
     def feed(self) -> Events:
         """The events as they go to the API's readers."""
-        return self.services.journal._events
+        return self.services.audit_log._events
 
     @property
     def followers(self) -> int:
@@ -249,22 +249,22 @@ class Box:
 
     async def orders(self) -> list[AuditRecord]:
         """Orders in the audit table, the oldest first."""
-        found = await self.services.journal.page(Filter(act="order.*"), 1000)
+        found = await self.services.audit_log.page(Filter(act="order.*"), 1000)
         return [entry.row for entry in reversed(found)]
 
     async def audit(self, asked: Filter) -> list[dict[str, Any]]:
-        return [dict(views.audit_view(entry)) for entry in await self.services.journal.page(asked, 1000)]
+        return [dict(views.audit_view(entry)) for entry in await self.services.audit_log.page(asked, 1000)]
 
     async def api_token(self, name: str, role: Role, expires_in_s: float | None, actor: str) -> str:
         """A new token itself."""
         now = time.time()
         expires_at = None if expires_in_s is None else now + expires_in_s
-        _, secret = await self.services.keyring.create(name, role, expires_at=expires_at, actor=actor, now=now)
+        _, secret = await self.services.api_tokens.create(name, role, expires_at=expires_at, actor=actor, now=now)
         return secret
 
     async def truth(self, agent: str) -> str:
         assert self.daemon is not None
-        stats = await self.daemon.world.helper.stat([agent])
+        stats = await self.daemon.effects.helper.stat([agent])
         return stats[agent].state if agent in stats else "unknown"
 
     async def until(self, agent: str, status: str) -> dict[str, Any]:

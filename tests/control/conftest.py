@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
-import uvloop
 
 from hive.client.client import Client
 from hive.link.requests import QueueIs, QueueView
 from tests.control.box import AWAKE, PAUSE_TIMEOUT_S, Box, HeldStops, until
-
-ON_UVLOOP = ("test_api_tcp.py",)
-"""As in the daemon: connections end, stall and are cut in ways of their own there."""
-OwnLoop = Callable[[], asyncio.AbstractEventLoop]
-
-
-def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, OwnLoop]:
-    if item.path.name in ON_UVLOOP:
-        return {"uvloop": uvloop.new_event_loop}
-    return {"asyncio": asyncio.new_event_loop}
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ class ServicesBox(Box):
 
     async def ask(self) -> httpx.Response:
         """A request of the operator's, through the proxy."""
-        access = views.access_view(self.services.gates.known_port, self.services.internal_token)
+        access = views.access_view(self.services.proxy_link.known_port, self.services.internal_token)
         head = {"authorization": f"Bearer {access['token']}"}
         async with httpx.AsyncClient(base_url=access["openai_base_url"], headers=head, trust_env=False) as client:
             return await client.post("/chat/completions", json={"model": "m", "messages": []}, timeout=30)

@@ -330,7 +330,7 @@ async def test_an_agent_that_started_while_it_was_looked_at_is_shown_with_its_pi
     await box.everything()
     await box.create("one")
     await box.stop("one", "uid:0")
-    helper, seen, started = type(box.services.world.helper), asyncio.Event(), asyncio.Event()
+    helper, seen, started = type(box.services.effects.helper), asyncio.Event(), asyncio.Event()
     ask = helper.stat
 
     async def late(*arguments: Any) -> Any:
@@ -454,7 +454,7 @@ async def test_a_proxy_on_another_port_makes_adopted_agents_start_anew(box: Box)
     assert environment["OPENAI_BASE_URL"] == "http://127.0.0.1:11436/v1"
     after = await box.until(agent, "running")
     assert after["pid"] != view["pid"]
-    said = [event for event in await box.services.journal.past(100) if event["kind"] == "agent.port_moved"]
+    said = [event for event in await box.services.audit_log.past(100) if event["kind"] == "agent.port_moved"]
     assert [(event["name"], event["was"], event["now"]) for event in said] == [("bob", 11435, 11436)]
 
 
@@ -475,7 +475,7 @@ async def test_a_stranger_on_the_link_is_hung_up_on(box: Box) -> None:
 async def test_every_transition_is_told_at_once_and_found_again_in_the_past(box: Box) -> None:
     await box.everything()
     agent = (await box.create())["id"]
-    with box.services.journal.subscribe() as feed:
+    with box.services.audit_log.subscribe() as feed:
         await box.pause("bob", timeout_s=5, now=False, actor="uid:7")
         await box.proxy.wake(agent, "ingress")
         live = [await asyncio.wait_for(anext(feed), 5) for _ in range(4)]
@@ -487,7 +487,7 @@ async def test_every_transition_is_told_at_once_and_found_again_in_the_past(box:
         ("agent.running", "resuming", "running", "proxy"),
     ]
     assert live[3]["reason"] == "woken by ingress"
-    assert (await box.services.journal.past(100))[-4:] == live
+    assert (await box.services.audit_log.past(100))[-4:] == live
 
 
 async def test_a_pause_that_was_refused_is_told_as_that(box: Box) -> None:
@@ -496,7 +496,7 @@ async def test_a_pause_that_was_refused_is_told_as_that(box: Box) -> None:
     box.proxy.busy[agent] = "an answer is not read yet"
     with pytest.raises(AgentBusy):
         await box.pause("bob", timeout_s=5, now=True, actor="uid:0")
-    event = (await box.services.journal.past(1))[0]
+    event = (await box.services.audit_log.past(1))[0]
     assert (event["kind"], event["reason"]) == ("agent.stayed_awake", "an answer is not read yet")
 
 
@@ -591,14 +591,14 @@ async def test_the_backend_and_its_models_reach_proxy_and_agents(box: Box) -> No
         environment = await box.environment(agent)
         assert (environment["HIVE_DIALECT"], environment["HIVE_MODEL"]) == ("ollama", "tiny:1b")
     await until(lambda: not box.inference()["running"])
-    kinds = [event["kind"] for event in await box.services.journal.past(100)]
+    kinds = [event["kind"] for event in await box.services.audit_log.past(100)]
     assert [kind for kind in kinds if kind.startswith("backend.")] == ["backend.up", "backend.down"]
 
 
 async def test_access_names_the_operators_token(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HIVE_INTERNAL_TOKEN", "an-operators-own-token")
     await box.everything()
-    assert views.access_view(box.services.gates.known_port, box.services.internal_token) == {
+    assert views.access_view(box.services.proxy_link.known_port, box.services.internal_token) == {
         "openai_base_url": "http://127.0.0.1:11435/v1",
         "ollama_host": "http://127.0.0.1:11435/a/an-operators-own-token",
         "token": "an-operators-own-token",

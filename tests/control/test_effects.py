@@ -1,4 +1,4 @@
-"""The daemon's world: what an agent finds in its environment, where it is reached, boots, memory, wake times."""
+"""The effects of the daemon: what an agent finds in its environment, where it is reached, boots, memory, wake times."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def agent_of(spec: AgentSpec, status: AgentStatus = AgentStatus.CREATED) -> Agen
     return Agent(id="a1", spec=spec, status=status)
 
 
-async def world_of(box: Box) -> DaemonEffects:
+async def effects_of(box: Box) -> DaemonEffects:
     """Of a daemon with its helper and no proxy."""
     if box.helper is None:
         await box.start_helper()
     await box.start_daemon()
     assert box.daemon is not None
-    return box.daemon.world
+    return box.daemon.effects
 
 
 # Environment ------------------------------------------------------------------------------------------------------
@@ -73,13 +73,13 @@ def test_process_agents_have_a_network_of_their_own_where_their_units_have() -> 
 
 
 async def test_one_that_names_networks_finds_hive_at_the_proxys_port_of_the_host(box: Box) -> None:
-    world = await world_of(box)
+    effects = await effects_of(box)
     await box.start_proxy()
-    spec = await world.sandbox_spec(agent_of(LISTED))
-    assert spec.proxy_port == world.started_with_port["a1"] > 0
+    spec = await effects.sandbox_spec(agent_of(LISTED))
+    assert spec.proxy_port == effects.started_with_port["a1"] > 0
     assert spec.env["OPENAI_BASE_URL"] == f"http://127.0.0.1:{spec.proxy_port}/v1"
-    assert world.row(agent_of(LISTED), None).address == "127.0.0.1:9000"
-    assert (await world.sandbox_spec(agent_of(NOWHERE))).proxy_port is None
+    assert effects.row(agent_of(LISTED), None).address == "127.0.0.1:9000"
+    assert (await effects.sandbox_spec(agent_of(NOWHERE))).proxy_port is None
 
 
 @given(st.dictionaries(st.text("ABCDEFGHIJKLMNOPQRSTUVWXYZ_", min_size=1), st.text(max_size=5)))
@@ -91,11 +91,11 @@ def test_nothing_an_agent_brings_replaces_what_is_hives(env: dict[str, str]) -> 
 
 
 async def test_a_private_agent_is_defined_without_a_proxy_and_does_not_care_where_that_listens(box: Box) -> None:
-    world = await world_of(box)
-    world.started_with_port["a1"] = 11435  # by an earlier spec
-    spec = await world.sandbox_spec(agent_of(NOWHERE))
+    effects = await effects_of(box)
+    effects.started_with_port["a1"] = 11435  # by an earlier spec
+    spec = await effects.sandbox_spec(agent_of(NOWHERE))
     assert spec.env["OLLAMA_HOST"] == "http://127.0.0.1:11434"
-    assert "a1" not in world.started_with_port
+    assert "a1" not in effects.started_with_port
 
 
 @pytest.mark.parametrize(("spec", "address"), [(PROCESS, "127.0.0.1:9000"), (DOCKER, None), (FIRECRACKER, None)])
@@ -103,7 +103,7 @@ async def test_what_listens_in_a_network_of_its_own_is_nowhere_on_the_host_until
     box: Box, spec: AgentSpec, address: str | None
 ) -> None:
     """Else a caller of the agent would be led to any process with that port on the host."""
-    assert (await world_of(box)).row(agent_of(spec), None).address == address
+    assert (await effects_of(box)).row(agent_of(spec), None).address == address
 
 
 # Boots ------------------------------------------------------------------------------------------------------------
@@ -116,18 +116,18 @@ async def noted(box: Box, boot: str) -> None:
 
 async def test_a_boot_is_new_until_it_is_noted_and_never_where_none_was(box: Box) -> None:
     """The daemon itself notes its boot soon after its start, so another one is written down behind its back."""
-    world = await world_of(box)
-    assert not await world.is_new_boot(), "none was noted"
+    effects = await effects_of(box)
+    assert not await effects.is_new_boot(), "none was noted"
     assert box.daemon is not None
     while await box.daemon._database.read(lambda conn: runtime_settings.get(conn, BOOT)) is None:  # noqa: ASYNC110 - a database sends no events
         await asyncio.sleep(0.01)
     await noted(box, "another-boot")
-    world._is_new_boot = None  # as a daemon that has just started
-    assert await world.is_new_boot()
-    await world.note_boot()
-    assert not await world.is_new_boot()
-    world._is_new_boot = None
-    assert not await world.is_new_boot()
+    effects._is_new_boot = None  # as a daemon that has just started
+    assert await effects.is_new_boot()
+    await effects.note_boot()
+    assert not await effects.is_new_boot()
+    effects._is_new_boot = None
+    assert not await effects.is_new_boot()
 
 
 async def test_after_a_boot_what_ran_runs_again_and_what_was_stopped_does_not(box: Box) -> None:
@@ -141,27 +141,27 @@ async def test_after_a_boot_what_ran_runs_again_and_what_was_stopped_does_not(bo
     await box.stop_daemon()
     assert box.helper is not None
     await box.helper._held[ran].stop(grace_s=0)
-    world = await world_of(box)
-    assert await world.is_new_boot()
+    effects = await effects_of(box)
+    assert await effects.is_new_boot()
     await box.start_proxy()  # whose port an agent needs in its environment
     await box.until(ran, "running")
     views = {view["name"]: view["status"] for view in await box.services.agent_views.all()}
     assert views == {"ran": "running", "stopped": "stopped"}
     assert (await box.view("ran"))["reason"].startswith("started, pid ")
     assert box.services.counters.answer(len(box.services.roster))["errors"] == 0
-    await until(lambda: not world._is_new_boot)
+    await until(lambda: not effects._is_new_boot)
 
 
 async def test_a_caller_that_leaves_while_an_agent_is_saved_has_no_row_written_twice(box: Box) -> None:
     """What had begun was committed, and its rows were given back to be written again."""
-    world = await world_of(box)
+    effects = await effects_of(box)
     assert box.daemon is not None
     database, bob = box.daemon._database, agent_of(PROCESS, AgentStatus.RUNNING)
     await database.write(lambda conn: agents.insert(conn, bob))
-    life = AgentLifecycle(bob, world, WakeQueue(world))
-    world.changed(bob, msgspec.structs.replace(bob, status=AgentStatus.STOPPED), "uid:0")
+    life = AgentLifecycle(bob, effects, WakeQueue(effects))
+    effects.changed(bob, msgspec.structs.replace(bob, status=AgentStatus.STOPPED), "uid:0")
     await cancelled_while_it_writes(database, life.keep_awake(99.0, "uid:0"))
-    assert [event["kind"] for event in await box.services.journal.past(10) if event["agent"] == "a1"] == [
+    assert [event["kind"] for event in await box.services.audit_log.past(10) if event["agent"] == "a1"] == [
         "agent.stopped"
     ]
     assert [found.keep_awake_until for found in await database.read(agents.all)] == [99.0]
@@ -171,23 +171,23 @@ async def test_a_caller_that_leaves_while_an_agent_is_saved_has_no_row_written_t
 
 
 async def test_the_world_knows_this_hosts_memory(box: Box) -> None:
-    memory = (await world_of(box)).memory()
+    memory = (await effects_of(box)).memory()
     assert memory.available_bytes is not None
     assert 0 < memory.available_bytes < 1 << 50
     assert memory.swap_free_bytes is not None
 
 
 async def test_a_deeper_sleep_is_an_event_and_wanting_one_is_none(box: Box) -> None:
-    world = await world_of(box)
+    effects = await effects_of(box)
     light = msgspec.structs.replace(
         agent_of(PROCESS, AgentStatus.PAUSED), depth=SleepDepth.LIGHT, depth_goal=SleepDepth.LIGHT, generation=7
     )
     wanted = msgspec.structs.replace(light, depth_goal=SleepDepth.DEEP)
     deep = msgspec.structs.replace(wanted, depth=SleepDepth.DEEP)
-    world.changed(light, wanted, "idle")
-    world.changed(wanted, deep, "idle")
-    world.changed(deep, light, "hive")
-    events = [event for event in await box.services.journal.past(10) if event["agent"] == "a1"]
+    effects.changed(light, wanted, "idle")
+    effects.changed(wanted, deep, "idle")
+    effects.changed(deep, light, "hive")
+    events = [event for event in await box.services.audit_log.past(10) if event["agent"] == "a1"]
     assert [(event["kind"], event["from"], event["to"], event["actor"]) for event in events] == [
         ("agent.sleeps_deep", "light", "deep", "idle"),
         ("agent.sleeps_light", "deep", "light", "hive"),

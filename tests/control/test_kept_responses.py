@@ -159,7 +159,7 @@ async def until_async(kept: kept_responses.KeptResponses, agent: str, count: int
 async def test_an_operator_sees_how_much_is_kept_and_deletes_it(box: Box) -> None:
     await box.everything(keeping())
     agent = await created(box)
-    proxy = box.services.world.settings.proxy
+    proxy = box.services.effects.settings.proxy
     nothing = views.kept_view(box.life(agent), await box.services.responses.summed(agent), proxy)
     assert (nothing["responses"], nothing["oldest_at"], nothing["most_bytes"]) == (0, None, 1024 * 1024)
     assert await box.services.agents.delete_responses(box.life("bob"), "uid:0") == {"deleted": 0, "name": "bob"}

@@ -114,9 +114,9 @@ async def test_what_the_agent_refuses_is_shown_and_holds_up_nothing(box: Box, so
     assert (kept["id"], kept["text"], kept["state"]) == (first, "spam", "refused")
     assert kept["last_error"] == f"its inbox answered {status}: not this one"
     assert (await box.view("bob"))["messages_waiting"] == 0
-    kinds = [event["kind"] for event in await box.services.journal.past(100) if event["kind"].startswith("message.")]
+    kinds = [event["kind"] for event in await box.services.audit_log.past(100) if event["kind"].startswith("message.")]
     assert kinds == ["message.sent", "message.refused", "message.sent", "message.delivered"]
-    assert "spam" not in repr(await box.services.journal.past(100)), "what it says is no event"
+    assert "spam" not in repr(await box.services.audit_log.past(100)), "what it says is no event"
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500])
@@ -181,7 +181,7 @@ async def test_there_is_an_end_to_what_is_kept(box: Box) -> None:
     with pytest.raises(Saturated, match="100 messages for bob are not delivered yet"):
         await box.send("bob", "one more", "uid:0")
     first = (await box.messages("bob"))["messages"][0]["id"]
-    assert (await box.services.courier.drop(box.life("bob"), first, "uid:0")).id == first
+    assert (await box.services.message_delivery.drop(box.life("bob"), first, "uid:0")).id == first
     last = (await box.send("bob", "one more", "uid:0"))["id"]
     await box.start("bob", "uid:0")
     assert await state_of(box, last) == "delivered"
@@ -193,13 +193,13 @@ async def test_a_dropped_message_is_gone_and_the_next_one_goes_on(box: Box, soon
     bob.answers(500)
     first, second = [(await box.send("bob", text, "uid:0"))["id"] for text in ("a", "b")]
     await until(lambda: bob.texts())
-    await box.services.courier.drop(box.life("bob"), first, "uid:0")
+    await box.services.message_delivery.drop(box.life("bob"), first, "uid:0")
     bob.answers(204)
     assert await state_of(box, second) == "delivered"
     with pytest.raises(NotFound, match="there is no message"):
         await box.message("bob", first, wait_s=0)
     with pytest.raises(NotFound, match="was delivered already"):
-        await box.services.courier.drop(box.life("bob"), second, "uid:0")
+        await box.services.message_delivery.drop(box.life("bob"), second, "uid:0")
 
 
 async def test_who_waits_for_a_message_learns_that_its_agent_was_removed(box: Box) -> None:
@@ -212,7 +212,7 @@ async def test_who_waits_for_a_message_learns_that_its_agent_was_removed(box: Bo
     with pytest.raises(NotFound):
         await waiting
     assert box.daemon is not None
-    await until(lambda: repr(box.daemon._courier) == "<MessageDelivery 0 agents with messages>")
+    await until(lambda: repr(box.daemon._message_delivery) == "<MessageDelivery 0 agents with messages>")
 
 
 async def test_waiting_ends_in_time(box: Box) -> None:

@@ -148,7 +148,7 @@ async def test_a_part_that_hangs_is_down_and_takes_nothing_else_away(box: Box, m
     async def never(*_: object) -> object:
         return await hangs.wait()
 
-    monkeypatch.setattr(type(box.services.world.helper), "stat", never)
+    monkeypatch.setattr(type(box.services.effects.helper), "stat", never)
     assert box._proxy_process is not None
     box._proxy_process.send_signal(signal.SIGSTOP)
     try:

@@ -121,7 +121,7 @@ async def test_ollama_pulls_and_removes_as_jobs(box: Box) -> None:
             await box.remove_model("llama3.2", force=False, actor="uid:0")
         await ended(box, await box.remove_model("llama3.2", force=True, actor="uid:0"))
         assert (await box.services.models.listed())["models"] == []
-        kinds = [event["kind"] for event in await box.services.journal.past(50)]
+        kinds = [event["kind"] for event in await box.services.audit_log.past(50)]
         assert {"model.pulled", "model.removed"} <= set(kinds)
 
 
@@ -202,8 +202,8 @@ async def test_an_agent_is_given_a_model_that_runs_here(box: Box) -> None:
         await box.services.agents.apply(AgentSpec(name="alice", command=SLEEPER), "uid:0")
         assert box.daemon is not None
         [life] = list(box.daemon.roster)
-        assert [model.name for model in box.daemon.world.models] == ["first:latest", "tiny:latest"]
-        assert box.daemon.world._model_of(life.agent) == "tiny:latest"
+        assert [model.name for model in box.daemon.effects.models] == ["first:latest", "tiny:latest"]
+        assert box.daemon.effects._model_of(life.agent) == "tiny:latest"
 
 
 async def test_an_ollama_that_is_replaced_between_two_looks_is_known_at_the_next_one(box: Box) -> None:

@@ -38,7 +38,7 @@ from hive.store.database import Database
 from hive.store.usage import CostSums, SpentSums, UsageFilter
 from tests.control.box import AWAKE, Box, until
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "api/golden"
 DOCUMENT = Path(__file__).parents[2] / "docs/metrics.md"
 GIB = 1024**3
 H200 = GpuState(0, name="NVIDIA H200", total_bytes=140 * GIB, used_bytes=GIB, free_bytes=139 * GIB, busy_percent=25)

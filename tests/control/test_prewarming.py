@@ -32,10 +32,10 @@ async def with_backend(box: Box, settings: Any = AWAKE) -> None:
 
 def began(box: Box) -> None:
     assert box.daemon is not None
-    world = box.daemon.world
-    world.backend = BackendInfo(kind=BackendKind.VLLM, address="127.0.0.1:1", up=True)
-    world.models = [ModelInfo(name="m")]
-    box.daemon._journal.note("backend.up")
+    effects = box.daemon.effects
+    effects.backend = BackendInfo(kind=BackendKind.VLLM, address="127.0.0.1:1", up=True)
+    effects.models = [ModelInfo(name="m")]
+    box.daemon._audit_log.note("backend.up")
 
 
 async def settled() -> None:
@@ -196,9 +196,9 @@ async def test_where_no_model_is_named_it_is_said(box: Box) -> None:
     silent = await box.create("silent", **{**WANTED, "model": None, "prewarm_on_start": False})
     assert silent["prewarm_note"] == ""
     assert box.daemon is not None
-    world = box.daemon.world
-    inference = msgspec.structs.replace(world.settings.inference, default_model="m")
-    world.settings = msgspec.structs.replace(world.settings, inference=inference)
+    effects = box.daemon.effects
+    inference = msgspec.structs.replace(effects.settings.inference, default_model="m")
+    effects.settings = msgspec.structs.replace(effects.settings, inference=inference)
     assert (await box.view("bob"))["prewarm_note"] == ""
     await box.restart("bob", "uid:0")
     await until(lambda: len(box.proxy.prewarms) == 1)

@@ -30,7 +30,7 @@ async def record(box: Box, agent: str, **fields: Any) -> int:
 
 async def fired(box: Box) -> list[str]:
     """Outcomes, oldest first."""
-    return [event["outcome"] for event in await box.services.journal.past(1000) if event["kind"] == "schedule.fired"]
+    return [event["outcome"] for event in await box.services.audit_log.past(1000) if event["kind"] == "schedule.fired"]
 
 
 async def until_fired(box: Box) -> str:

@@ -284,7 +284,7 @@ async def test_a_service_that_does_not_start_with_the_daemon_is_said(hive: Servi
     hive.units.broken[LLAMA] = "start"
     await hive.start_daemon()
     await until(lambda: "backend_not_started" in codes(hive))
-    assert any(event["kind"] == "backend.not_started" for event in await hive.services.journal.past(50))
+    assert any(event["kind"] == "backend.not_started" for event in await hive.services.audit_log.past(50))
 
 
 async def test_where_nothing_was_ever_chosen_the_first_one_is(

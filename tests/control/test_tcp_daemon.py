@@ -57,11 +57,11 @@ async def test_tokens_outlive_the_daemon_and_so_does_their_end(box: Box) -> None
     kept = await box.api_token("kept", Role.VIEWER, None, "uid:0")
     gone = await box.api_token("gone", Role.VIEWER, None, "uid:0")
     assert await status_of(port_of(box), kept) == 200
-    await box.services.keyring.revoke("gone", now=time.time())
-    [before] = [token for token in await box.services.keyring.tokens() if token.revoked_at is None]
+    await box.services.api_tokens.revoke("gone", now=time.time())
+    [before] = [token for token in await box.services.api_tokens.tokens() if token.revoked_at is None]
     await box.stop_daemon()
     await box.start_daemon(api=ANYWHERE)
-    [after] = [token for token in await box.services.keyring.tokens() if token.revoked_at is None]
+    [after] = [token for token in await box.services.api_tokens.tokens() if token.revoked_at is None]
     assert after == before
     assert after.last_used_at is not None, "it is written when the daemon leaves"
     assert [await status_of(port_of(box), made) for made in (kept, gone)] == [200, 401]

@@ -234,7 +234,7 @@ async def test_head_is_answered_without_a_body(tmp_path: Path) -> None:
 async def test_a_message_to_a_sleeping_agent_wakes_it_and_is_an_open_caller_until_it_is_answered(
     tmp_path: Path,
 ) -> None:
-    """As the daemon's courier sends one: a POST with the agent's own ingress token."""
+    """As the daemon's message delivery sends one: a POST with the agent's own ingress token."""
     go = asyncio.Event()
 
     async def inbox(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

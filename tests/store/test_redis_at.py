@@ -56,7 +56,7 @@ async def asked(at: RedisAt) -> AsyncIterator[Live]:
     """One that was answered, whatever was said."""
     live = Live(at)
     with contextlib.suppress(DependencyDown):
-        await live.activity()
+        await live._do(live._redis.ping())
     yield live
     await live.close()
 
@@ -100,7 +100,7 @@ async def test_who_is_not_let_in_is_told_why_once_and_without_the_password(
             assert said in live.why_down
             for _ in range(3):
                 with pytest.raises(DependencyDown, match=said):
-                    await live.activity()
+                    await live._do(live._redis.ping())
     told = [record.getMessage() for record in caplog.records if "redis_down" in record.getMessage()]
     assert len(told) == 1
     assert said in told[0]

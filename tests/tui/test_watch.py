@@ -87,7 +87,7 @@ async def test_what_has_no_reason_to_have_changed_is_not_asked_for(box: Box, mon
     answers = await seen_within_s({"stats"})
     assert answers.stats["tokens_out"] == 7
     await look.until_quiet()
-    box.daemon.world.backend = BackendInfo(kind=BackendKind.VLLM, address="127.0.0.1:1", label="vLLM")
+    box.daemon.effects.backend = BackendInfo(kind=BackendKind.VLLM, address="127.0.0.1:1", label="vLLM")
     answers = await seen_within_s({"inference"})
     assert answers.inference["label"] == "vLLM"
     await look.until_quiet()

@@ -44,7 +44,7 @@ class Journal:
 
 
 def api_of(journal: Journal, stopping: asyncio.Event | None = None) -> EventApi:
-    services: Any = SimpleNamespace(journal=journal)
+    services: Any = SimpleNamespace(audit_log=journal)
     return EventApi(services, stopping=stopping or asyncio.Event())
 
 

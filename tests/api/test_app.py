@@ -337,7 +337,7 @@ def remember(live: Box, monkeypatch: pytest.MonkeyPatch, *past: dict[str, Any]) 
     async def told(limit: int, agent: str = "") -> list[dict[str, Any]]:
         return [*past][-limit:] if limit else []
 
-    monkeypatch.setattr(live.services.journal, "past", told)
+    monkeypatch.setattr(live.services.audit_log, "past", told)
 
 
 def event(number: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.control.populated import Where, running
+from tests.api.populated import Where, running
 
 if TYPE_CHECKING:
     from tests.conftest import RedisServer

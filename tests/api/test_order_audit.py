@@ -7,7 +7,7 @@ from typing import Any
 
 from hive.api.order_audit import CUT_SHORT, AuditedOrder, carried_out
 from hive.store.audit import AuditRecord
-from tests.control.described import ROWS
+from tests.api.described import ROWS
 
 ACTS = (
     "access apply cancel_job cancel_request cancel_schedule change_config create create_token "

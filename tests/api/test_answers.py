@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from tests.control.described import ROWS, check, check_answer
-from tests.control.populated import running
+from tests.api.described import ROWS, check, check_answer
+from tests.api.populated import running
 
 AGENTS = ("awake", "asleep", "stopped", "kept", "refusing", "dying", "elsewhere", "made")
 GOLDEN = Path(__file__).parent / "golden"

@@ -20,15 +20,15 @@ from hive.api.server import serve
 from hive.control.listening import WantedAddress, listen
 from hive.domain import Role
 from hive.errors import ConfigError
+from tests.api.over_tcp import TcpApi, until_closed
 from tests.control.box import Box
-from tests.control.over_tcp import TcpApi, until_closed
 
 HEALTH = b"GET /api/health HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.fixture
 async def api(live: Box) -> AsyncIterator[TcpApi]:
-    found = TcpApi(live.services.keyring, hosts="hive.lan")
+    found = TcpApi(live.services.api_tokens, hosts="hive.lan")
     server = await serve(live.services, live.paths.runtime / "again.sock", tcp=found.tcp)
     yield found
     await server.close()
@@ -247,7 +247,7 @@ async def test_whoever_ends_its_own_token_is_told_so(api: TcpApi) -> None:
 async def test_after_too_many_failures_they_are_429_a_good_token_is_not_and_the_log_has_one_line(
     live: Box, caplog: pytest.LogCaptureFixture
 ) -> None:
-    api = TcpApi(live.services.keyring, failures=Failures(limit=3, span_s=60))
+    api = TcpApi(live.services.api_tokens, failures=Failures(limit=3, span_s=60))
     server = await serve(live.services, live.paths.runtime / "again.sock", tcp=api.tcp)
     token = await api.token("a", Role.VIEWER)
     asked = [
@@ -426,7 +426,7 @@ async def test_a_refused_request_takes_its_connection_with_it(api: TcpApi) -> No
         assert (await to_thread(sock.recv, 65536)).startswith(b"HTTP/1.1 200 ")
         await to_thread(sock.sendall, with_token(token))
         assert (await to_thread(sock.recv, 65536)).startswith(b"HTTP/1.1 200 ")
-        await api.keyring.revoke("a", now=time.time())
+        await api.api_tokens.revoke("a", now=time.time())
         await to_thread(sock.sendall, with_token(token))
         refused = await to_thread(until_closed, sock)
     assert refused.startswith(b"HTTP/1.1 401 ")

@@ -30,18 +30,18 @@ class Answered(NamedTuple):
 class TcpApi:
     """`tcp` is what a server is given. Every question is a connection of its own, asked in a thread."""
 
-    def __init__(self, keyring: LiveTokens, *, failures: Failures | None = None, hosts: str = "") -> None:
-        self.keyring = keyring
+    def __init__(self, api_tokens: LiveTokens, *, failures: Failures | None = None, hosts: str = "") -> None:
+        self.api_tokens = api_tokens
         sock = listen(WantedAddress("127.0.0.1", 0, move=False))
         self.port = int(sock.getsockname()[1])
         names = frozenset(name for name in hosts.split(",") if name)
-        self.tcp = Tcp(sock, TcpEntry(keyring, "127.0.0.1", names, failures or Failures(limit=100_000)))
+        self.tcp = Tcp(sock, TcpEntry(api_tokens, "127.0.0.1", names, failures or Failures(limit=100_000)))
 
     async def token(self, name: str, role: Role, *, expires_in_s: float | None = None) -> str:
         now = time.time()
         expires_at = None if expires_in_s is None else now + expires_in_s
         made_at = min(now, expires_at or now) - 0.001
-        _, secret = await self.keyring.create(name, role, expires_at=expires_at, actor="uid:0", now=made_at)
+        _, secret = await self.api_tokens.create(name, role, expires_at=expires_at, actor="uid:0", now=made_at)
         return secret
 
     async def ask(

@@ -37,7 +37,7 @@ class Waiting:
         self.now = 0
         self.over = asyncio.Event()
         monkeypatch.setattr(live.services.jobs, "get", self._job)
-        monkeypatch.setattr(live.services.courier, "get", self._message)
+        monkeypatch.setattr(live.services.message_delivery, "get", self._message)
 
     async def _job(self, job_id: str, *, wait_s: float) -> StoredJob:
         await self._wait(wait_s)

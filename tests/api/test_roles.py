@@ -19,8 +19,8 @@ from hive.api.server import serve
 from hive.client.client import Client
 from hive.domain import Role
 from hive.errors import HiveError
+from tests.api.over_tcp import TcpApi
 from tests.control.box import Box
-from tests.control.over_tcp import TcpApi
 
 ROWS: list[RouteRow] = rows(None, pause_timeout_s=1.0, stopping=asyncio.Event())  # type: ignore[arg-type]
 
@@ -41,10 +41,10 @@ class Entry(NamedTuple):
 
 @pytest.fixture
 async def entry(live: Box) -> AsyncIterator[Entry]:
-    api, path = TcpApi(live.services.keyring), live.paths.runtime / "again.sock"
+    api, path = TcpApi(live.services.api_tokens), live.paths.runtime / "again.sock"
     server = await serve(live.services, path, tcp=api.tcp)
     revoked = await api.token("revoked", Role.ADMIN)
-    await api.keyring.revoke("revoked", now=time.time())
+    await api.api_tokens.revoke("revoked", now=time.time())
     bad = {
         "none": None,
         "wrong": "hive_" + "x" * 43,

@@ -42,8 +42,8 @@ async def asleep(box: Box, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     agent = await box.create()
     await box.pause(agent["id"], timeout_s=20, now=False, deep=False, actor="uid:0")
     assert box.daemon is not None
-    box.daemon._gates.stop()
-    box.daemon._gates.stop = lambda: None  # type: ignore[method-assign]  # it would, once more, at its end
+    box.daemon._proxy_link.stop()
+    box.daemon._proxy_link.stop = lambda: None  # type: ignore[method-assign]  # it would, once more, at its end
     await until(lambda: not box.services.health.view()["proxy"]["connected"])
     return agent
 

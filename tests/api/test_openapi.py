@@ -22,7 +22,7 @@ from hive.api.routes import RouteRow
 from hive.client.client import Client
 from hive.domain import AgentSpec, RuntimeKind
 from hive.errors import BadRequest, HiveError, TimedOut
-from tests.control.described import ROWS, WHOLE
+from tests.api.described import ROWS, WHOLE
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs/api.md"
@@ -250,13 +250,13 @@ def route_table() -> list[str]:
 
 def test_the_document_lists_the_routes_there_are() -> None:
     lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("|")]
-    assert "\n".join(route_table()) in "\n".join(lines), "python tests/control/test_openapi.py writes it anew"
+    assert "\n".join(route_table()) in "\n".join(lines), "python tests/api/test_openapi.py writes it anew"
 
 
 def test_the_document_lists_the_errors_there_are() -> None:
     text = DOCUMENT.read_text()
     missing = [status for status, says in openapi.ERRORS.items() if f"| {status} | {says} |" not in text]
-    assert not missing, "python tests/control/test_openapi.py writes it anew"
+    assert not missing, "python tests/api/test_openapi.py writes it anew"
 
 
 def write_anew() -> None:
