@@ -22,6 +22,7 @@ from hive.host.process import (
     identify,
     read_stat,
     spawn,
+    wait_until_over,
 )
 from hive.tasks import spawn as spawn_task
 from hive.worker.log_ring import LogRing
@@ -82,8 +83,7 @@ class ServerProcess:
     async def start(self) -> None:
         """Returns once the program runs. Raises HiveError where it cannot be started; then nothing is left."""
         if self._leaf is not None:
-            self._leaf.kill()  # a supervisor that was killed may have left something in it
-            await self._leaf.let_go()
+            await _emptied(self._leaf)  # a supervisor that was killed may have left something in it
         status = self._start_warden()
         try:
             async with asyncio.timeout(STARTED_WITHIN_S):
@@ -159,8 +159,7 @@ class ServerProcess:
             await self.ended.wait()
         self._kill_marked()
         if self._leaf is not None:
-            self._leaf.kill()
-            await self._leaf.let_go()
+            await _emptied(self._leaf)
 
     @staticmethod
     def _kill_below(pid: int) -> None:
@@ -237,6 +236,14 @@ class ServerProcess:
             self._read()
         self._close_output()
         self.ended.set()
+
+
+async def _emptied(leaf: Leaf) -> None:
+    """Kills what is in it, and removes it; what hangs in the kernel keeps it there."""
+    if leaf.path.exists():
+        leaf.kill()
+        await wait_until_over(lambda: not leaf.pids(), MARGIN_S)
+        await leaf.let_go()
 
 
 async def _line(fd: int) -> str:

@@ -212,8 +212,10 @@ class LlamaWorker:
             log.exception("dialogue_failed job=%s", request.job_name)
             request.end(RequestState.FAILED, FailReason.BACKEND_ERROR.value, f"{type(error).__name__}: {error}")
         finally:
-            if self._keeper.watch is not None:
-                self._keeper.watch.moved(request.progress)
+            if (watch := self._keeper.watch) is not None:
+                watch.moved(request.progress)
+                if watch.burnt_at is not None:
+                    request.note_life(watch.burnt_at)
 
     async def _reason_of(self, error: AnswerFailed) -> tuple[FailReason, str]:
         """A broken connection is told as the end of the server where that was the cause."""
