@@ -30,8 +30,9 @@ from hive.worker.watching import Watch
 log = logging.getLogger("hive.worker")
 STALLED_EXIT = 75
 """EX_TEMPFAIL of sysexits.h: the server hung and was ended."""
-STATUS_MAX = 400
-"""Characters of the server's last line that systemd is told."""
+STATUS_LINES = 3
+STATUS_MAX = 600
+"""Characters of the reason and the server's last lines that systemd is told."""
 
 
 class Probe:
@@ -148,8 +149,8 @@ async def _beat(notifier: Notifier) -> None:
 
 
 def _told(reason: str, server: ServerProcess) -> str:
-    """Reason and last line, without what systemd would take for an assignment."""
-    last = " ".join(server.log.last(1))
+    """Reason and last lines, as one line, without what systemd would take for an assignment."""
+    last = " | ".join(server.log.last(STATUS_LINES))
     return f"{reason}: exit code {server.code}: {last}"[:STATUS_MAX].replace("=", " ")
 
 

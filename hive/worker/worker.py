@@ -210,7 +210,7 @@ class LlamaWorker:
         except Exception as error:
             # A dialogue comes from outside, and what it raises is the end of its request alone.
             log.exception("dialogue_failed job=%s", request.job_name)
-            request.end(RequestState.FAILED, FailReason.BACKEND_ERROR.value, f"{type(error).__name__}: {error}")
+            request.end(RequestState.FAILED, FailReason.DIALOGUE_FAILED.value, f"{type(error).__name__}: {error}")
         finally:
             if (watch := self._keeper.watch) is not None:
                 watch.moved(request.progress)

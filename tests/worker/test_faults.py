@@ -437,4 +437,4 @@ async def test_a_dialogue_decides_the_turns_and_its_fault_is_its_requests_alone(
         assert (ended.answer.prompt_tokens, ended.answer.completion_tokens) == (3, 5)
         assert (await found.get_status(request)).tool_iterations_remaining == 0
         ended = await outcome(found, await ask(found, "head 0"))
-        assert (ended.state, ended.detail) == (RequestState.FAILED, "ValueError: an empty answer")
+        assert (ended.reason, ended.detail) == ("dialogue_failed", "ValueError: an empty answer")
