@@ -23,6 +23,7 @@ LEAVES = {
     "paths",
     "tasks",
     "log_lines",
+    "line_splitter",
     "terminal_text",
 }
 
@@ -54,11 +55,12 @@ ALLOWED: dict[str, set[str]] = {
     "control": LEAVES | DAEMON_PARTS,
     "api": LEAVES | DAEMON_PARTS | {"control"},
     "daemon": LEAVES | DAEMON_PARTS | {"control", "api"},
+    "worker": LEAVES | {"host", "backends", "dialects"},
     "demo": LEAVES | {"wire", "dialects", "client"},
     "install": AROUND,
     "doctor": AROUND | {"link.server"},  # it asks who listens at the Docker engine's socket
     "backup": AROUND,
-    "up": AROUND | {"demo"},
+    "up": AROUND | {"demo", "worker"},
     "tui": LEAVES | {"client", "store"},
     "cli": LEAVES | {"client", "agents.spec"},
     "cli.agent_edit": LEAVES | {"client", "agents.spec", "cli", "host.process"},  # an editor is a program

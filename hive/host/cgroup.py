@@ -229,10 +229,14 @@ class Leaf:
 
     def usage(self, snapshot: ProcessTable) -> tuple[int, int, int, int]:  # noqa: ARG002 - other groups need the walk
         """(CPU time in µs of everything that ever ran in it, RSS in bytes, living processes, bytes in swap)."""
-        cpu_us = next((int(line.split()[1]) for line in self._read("cpu.stat").splitlines() if line), 0)
+        cpu_us = self.cpu_us()
         stats = self._stats()
         swap_bytes = held_by(stat.pid for stat in stats).swap_bytes
         return cpu_us, sum(stat.rss_bytes for stat in stats), len(stats), swap_bytes
+
+    def cpu_us(self) -> int:
+        """CPU time in µs of everything that ever ran in it."""
+        return next((int(line.split()[1]) for line in self._read("cpu.stat").splitlines() if line), 0)
 
     def looks_frozen(self, snapshot: ProcessTable) -> bool:  # noqa: ARG002 - as above
         return self.is_frozen()

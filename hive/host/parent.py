@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 from collections.abc import Callable
@@ -48,6 +47,8 @@ def watch(fd: int, on_gone: Callable[[], None]) -> None:
 
     Beside the parent-death signal, which is lost when the parent's *thread* that forked ends first or a uid changes.
     """
+    import asyncio  # 10 MB, which a warden beside each inference server does without
+
     loop = asyncio.get_running_loop()
     os.set_blocking(fd, False)
 

@@ -5,7 +5,6 @@ A process is known by pid, start time and boot id: a pid alone may belong to ano
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import fcntl
 import os
@@ -188,6 +187,8 @@ def in_foreground(command: Sequence[str], *, stdout_fd: int | None = None) -> in
 
 async def wait_until_over(is_over: Callable[[], bool], limit_s: float) -> None:
     """Returns once `is_over()`, or after `limit_s`. Looks often at first: most agents end within milliseconds."""
+    import asyncio  # 10 MB, which a warden beside each inference server does without
+
     until, wait_s = time.monotonic() + limit_s, 0.002
     while not is_over() and (left_s := until - time.monotonic()) > 0:
         await asyncio.sleep(min(wait_s, left_s))
@@ -279,6 +280,24 @@ def words_of(pid: int) -> tuple[str, ...]:
     """
     content = _read_proc(f"/proc/{pid}/cmdline").rstrip(b"\0")
     return tuple(content.decode(errors="replace").split("\0")) if content else ()
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes whose parent is `pid` now. For a look that is repeated: a `ProcessTable` reads all of /proc.
+
+    Only where `has_children_listed()`.
+    """
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+    return [int(word) for thread in threads for word in _read_proc(f"/proc/{pid}/task/{thread}/children").split()]
+
+
+@cache
+def has_children_listed() -> bool:
+    """Whether the kernel lists the children of a process (CONFIG_PROC_CHILDREN)."""
+    return os.path.exists("/proc/thread-self/children")
 
 
 def _read_proc(path: str) -> bytes:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 from hive.errors import HiveError
 from hive.host.process import spawn
+from hive.line_splitter import LineSplitter
 from hive.up.backoff import next_delay_s
-from hive.up.lines import LineSplitter
 from hive.up.reaper import Reaper
 
 log = logging.getLogger("hive.up")

@@ -79,46 +79,6 @@ def is_routine(text: str) -> bool:
     return _KEPT_ONLY.search(text) is not None
 
 
-class LineSplitter:
-    r"""Turns bytes, split anywhere, into lines of at most `limit` bytes; the rest of a longer one is left out.
-
-    >>> splitter = LineSplitter()
-    >>> splitter.feed(b"one\ntw"), splitter.feed(b"o\n"), splitter.feed(b"end"), splitter.rest()
-    (['one'], ['two'], [], ['end'])
-    """
-
-    def __init__(self, limit: int = 4 * LINE_MAX) -> None:
-        self._limit = limit
-        self._partial = bytearray()
-        self._overlong = 0
-
-    def feed(self, data: bytes) -> list[str]:
-        """The lines completed by `data`."""
-        *whole, partial = data.split(b"\n")
-        lines = []
-        for piece in whole:
-            self._take(piece)
-            lines += self.rest() or [""]
-        self._take(partial)
-        return lines
-
-    def rest(self) -> list[str]:
-        """The line begun and not ended, if any; it is over now."""
-        if not self._partial:
-            return []
-        line = self._partial.decode(errors="backslashreplace").rstrip("\r")
-        if self._overlong:
-            line += f" … {self._overlong} bytes more"
-        self._partial.clear()
-        self._overlong = 0
-        return [line]
-
-    def _take(self, piece: bytes) -> None:
-        room = self._limit - len(self._partial)
-        self._partial += piece[:room]
-        self._overlong += max(0, len(piece) - room)
-
-
 class TerminalWriter:
     """Text out to a descriptor that may stand still (Ctrl-S, a stopped `less`): then lines are dropped and counted.
 

@@ -22,7 +22,7 @@ from hive.cli.run_backend import StartedKind
 from hive.domain import BackendKind
 from hive.errors import WrongState
 from hive.settings.table import InferenceSection
-from hive.up.run_backend import free
+from hive.worker.place import free
 from tests import llama
 
 HIVE = [sys.executable, "-P", "-m", "hive"]

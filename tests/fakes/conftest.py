@@ -9,4 +9,5 @@ collect_ignore = [
     "fake_ollama.py",
     "fake_vmm_api.py",
     "fake_vsock.py",
+    "scripted_server.py",
 ]

@@ -9,7 +9,8 @@ import pty
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hive.up.lines import LINE_MAX, LineSplitter, TerminalWriter, colour_of, prefixed
+from hive.line_splitter import LineSplitter
+from hive.up.lines import LINE_MAX, TerminalWriter, colour_of, prefixed
 
 
 @given(st.binary(max_size=400), st.lists(st.integers(0, 400), max_size=6))

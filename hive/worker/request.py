@@ -1,0 +1,196 @@
+"""One request to a worker: its turns, its output as it comes, and its one end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hive.dialects.openai_answers import CallPiece, Completion
+from hive.worker.dialogue import Dialogue
+from hive.worker.judge import FailReason
+from hive.worker.records import (
+    CANCELED,
+    Answered,
+    RequestResult,
+    RequestState,
+    RequestStatus,
+    ToolCallText,
+)
+from hive.worker.repeated_line import RepeatedLine
+from hive.worker.stream import AnswerFailed, Clock, Progress, answer
+
+_WITH_USAGE: Mapping[str, Any] = {"include_usage": True}
+MAX_CALLS = 128
+"""Tool calls of one answer; what a model writes beyond is dropped."""
+
+
+class AnswerText:
+    """One answer while it comes."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._thinking: list[str] = []
+        self._calls: dict[int, ToolCallText] = {}
+        self._finish_reason: str | None = None
+        self._tokens: tuple[int | None, int | None] = (None, None)
+        self.length = 0
+
+    def take(self, chunk: Completion) -> str:
+        """Keeps what is in it, and returns its piece of text."""
+        if chunk.usage is not None:
+            self._tokens = _whole(chunk.usage.prompt_tokens), _whole(chunk.usage.completion_tokens)
+        choice = chunk.choices[0] if chunk.choices else None
+        if choice is None:
+            return ""
+        self._finish_reason = choice.finish_reason or self._finish_reason
+        if choice.delta is None:
+            return ""
+        for piece in choice.delta.calls:
+            self._take_call(piece)
+        if choice.delta.thinking:
+            self._thinking.append(choice.delta.thinking)
+        if text := choice.delta.text:
+            self._text.append(text)
+            self.length += len(text)
+        return text
+
+    def _take_call(self, piece: CallPiece) -> None:
+        index = piece.index if piece.index is not None else max(self._calls, default=0)
+        if index not in self._calls and len(self._calls) >= MAX_CALLS:
+            return
+        call = self._calls.setdefault(index, ToolCallText())
+        call.id = piece.id or call.id
+        if piece.function is not None:
+            call.name += piece.function.name or ""
+            call.arguments += piece.function.arguments or ""
+
+    def so_far(self) -> Answered:
+        calls = tuple(self._calls[index] for index in sorted(self._calls))
+        text, thinking = "".join(self._text), "".join(self._thinking)
+        return Answered(text, thinking, calls, self._finish_reason, *self._tokens)
+
+
+def _whole(number: float | None) -> int | None:
+    return None if number is None else int(number)
+
+
+class Request:
+    """One request. `params`: the caller's, passed on untouched but for what the worker controls."""
+
+    def __init__(
+        self, request_id: int, job_name: str, dialogue: Dialogue, params: Mapping[str, Any], clock: Clock
+    ) -> None:
+        self.request_id = request_id
+        self.job_name = job_name
+        self.progress = Progress(clock)
+        self._alive_at: float | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._dialogue = dialogue
+        self._params = params
+        self._clock = clock
+        self._state = RequestState.RUNNING
+        self._reason: str | None = None
+        self._detail = ""
+        self._text = AnswerText()
+        self._asked_at = self.progress.asked_at
+        self._created_at = time.time()
+        self._first_data_at: float | None = None
+        self._ended_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Request {self.request_id} {self.job_name} {self._state} {self._reason or ''}>"
+
+    @property
+    def is_running(self) -> bool:
+        return self._state is RequestState.RUNNING
+
+    async def run(self, socket: Path) -> None:
+        """Its turns until the end. Raises AnswerFailed; other ends are set from outside, by `end` and a cancel."""
+        while self.is_running:
+            self._text, loop = AnswerText(), RepeatedLine()
+            async with aclosing(answer(socket, self._body(), self.progress)) as chunks:
+                async for chunk in chunks:
+                    if self._first_data_at is None:
+                        self._first_data_at = self._clock()
+                    if loop.feed(self._text.take(chunk)):
+                        raise AnswerFailed(
+                            FailReason.REPEATED_LINE_LOOP, "the model writes the same line again and again"
+                        )
+            if not await self._dialogue.after(self._text.so_far()):
+                self.end(RequestState.COMPLETED)
+                return
+            self.progress = Progress(self._clock)
+
+    def _body(self) -> bytes:
+        fields = self._dialogue.fields(datetime.now().astimezone())
+        controlled = {"stream": True, "stream_options": self._params.get("stream_options") or _WITH_USAGE}
+        return encode({**self._params, **fields, **controlled})
+
+    def end(self, state: RequestState, reason: str | None = None, detail: str = "") -> None:
+        """Sets its end, once."""
+        if self.is_running:
+            self._state, self._reason, self._detail = state, reason, detail
+            self._ended_at = self._clock()
+
+    def fail(self, reason: FailReason, detail: str) -> None:
+        """Ends it as failed, and its stream with it."""
+        self.end(RequestState.FAILED, reason.value, detail)
+        self._cut()
+
+    def note_life(self, at: float) -> None:
+        """The server was seen to work; before this request began, that says nothing about it."""
+        if at >= self._asked_at:
+            self._alive_at = at
+
+    def cancel(self) -> None:
+        self.end(RequestState.CANCELED, CANCELED, "canceled")
+        self._cut()
+
+    def _cut(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+
+    def status(self) -> RequestStatus:
+        last = [at for at in (self.progress.data_at, self._alive_at) if at is not None]
+        return RequestStatus(
+            request_id=self.request_id,
+            job_name=self.job_name,
+            state=self._state,
+            reason=self._reason,
+            created_at=self._created_at,
+            first_data_at=self._wall(self._first_data_at),
+            last_stream_byte_at=self._wall(self.progress.byte_at),
+            last_liveness_at=self._wall(self._alive_at),
+            last_progress_at=self._created_at + max(last, default=self._asked_at) - self._asked_at,
+            ended_at=self._wall(self._ended_at),
+            output_length=self._text.length,
+            tool_iterations_remaining=self._dialogue.iterations_remaining,
+            signals=tuple(self._dialogue.signals),
+        )
+
+    def result(self) -> RequestResult:
+        return RequestResult(
+            request_id=self.request_id,
+            job_name=self.job_name,
+            state=self._state,
+            reason=self._reason,
+            detail=self._detail,
+            answer=self._text.so_far(),
+            signals=tuple(self._dialogue.signals),
+        )
+
+    def _wall(self, at: float | None) -> float | None:
+        """Time of our clock as Unix time: a clock that is set meanwhile moves none of them."""
+        return None if at is None else self._created_at + at - self._asked_at
+
+
+def encode(fields: Mapping[str, Any]) -> bytes:
+    """A body. Raises TypeError, ValueError for what is no JSON."""
+    return msgspec.json.encode(fields)

@@ -1,0 +1,125 @@
+"""One streamed answer of a server at a unix socket: its data events, and the marks of its progress."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+import msgspec
+
+from hive.dialects.openai_answers import GIVEN_UP, NOT_JSON, Completion, read, words_of
+from hive.dialects.sse import SseReader
+from hive.host.http_call import CallFailed, calling, connected_unix, encode_request, streams_of
+from hive.worker.judge import FailReason, InFlight
+
+COMPLETIONS = "/v1/chat/completions"
+DONE = b"[DONE]"
+ERROR_MAX_BYTES = 65536
+CONTROL_MAX_BYTES = 1024 * 1024
+_FIELDS = {"Host": "localhost", "Connection": "close", "Accept": "text/event-stream"}
+_JSON = {**_FIELDS, "Content-Type": "application/json"}
+
+Clock = Callable[[], float]
+
+
+class AnswerFailed(Exception):
+    """The answer came to nothing, or to a part. `reason`: for programs; the text: for people."""
+
+    def __init__(self, reason: FailReason, why: str) -> None:
+        super().__init__(why)
+        self.reason = reason
+
+
+class Refused(AnswerFailed):
+    """Nobody listens at the server's socket."""
+
+
+class Progress:
+    """Marks of one request, written here and read by whoever judges it. Times of `clock`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.asked_at = clock()
+        self.connected_at: float | None = None
+        self.headed_at: float | None = None
+        self.byte_at: float | None = None
+        """The last byte of the body, whatever it was."""
+        self.data_at: float | None = None
+        self.waited_for_head_s = 0.0
+
+    def facts(self) -> InFlight:
+        return InFlight(
+            asked_at=self.asked_at,
+            connected_at=self.connected_at,
+            headed_at=self.headed_at,
+            data_at=self.data_at,
+            waited_for_head_s=self.waited_for_head_s,
+        )
+
+
+async def answer(socket: Path, body: bytes, progress: Progress) -> AsyncGenerator[Completion, None]:
+    """The chunks of the chat completion that `body` asks for, as they come; returns after a whole answer.
+
+    Whole: it has its end marker, and no error and no abort in it. Raises AnswerFailed for all else. Without a limit of
+    time: whoever judges `progress` cancels.
+    """
+    events = SseReader()
+    try:
+        sock = await connected_unix(socket)
+    except (ConnectionRefusedError, FileNotFoundError) as error:
+        raise Refused(FailReason.CONNECT_FAILED, f"nobody listens at {socket}: {error.strerror}") from None
+    except OSError as error:
+        raise AnswerFailed(FailReason.CONNECT_FAILED, f"{socket}: {error.strerror or error}") from None
+    progress.connected_at = progress.clock()
+    try:
+        async with calling(streams_of(sock), encode_request("POST", COMPLETIONS, _JSON, body)) as call:
+            status = await call.status()
+            progress.headed_at = progress.clock()
+            if status != 200:
+                raise AnswerFailed(FailReason.BACKEND_ERROR, f"{status}: {words_of(await call.body(ERROR_MAX_BYTES))}")
+            async for piece in call.pieces():
+                progress.byte_at = progress.clock()
+                payloads = events.feed(piece)
+                if payloads:
+                    progress.data_at = progress.byte_at
+                for payload in payloads:
+                    if payload == DONE:
+                        return
+                    yield _chunk(payload)
+    except (OSError, CallFailed) as error:
+        raise AnswerFailed(FailReason.STREAM_INCOMPLETE, f"the server broke off its answer: {error}") from None
+    raise AnswerFailed(FailReason.STREAM_INCOMPLETE, "the server ended its answer before its end marker")
+
+
+def _chunk(payload: bytes) -> Completion:
+    try:
+        chunk = read(payload)
+    except NOT_JSON:
+        raise AnswerFailed(FailReason.BACKEND_ERROR, "the server sent an event that is no JSON") from None
+    if chunk.is_error:
+        raise AnswerFailed(FailReason.BACKEND_ERROR, words_of(payload))
+    if chunk.choices and chunk.choices[0].finish_reason in GIVEN_UP:
+        raise AnswerFailed(FailReason.STREAM_INCOMPLETE, "the server gave up on its answer")
+    return chunk
+
+
+async def status_of(socket: Path, path: str, progress: Progress) -> int | None:
+    """Status of the answer to `GET path`, None where none came. Without a limit of time, as `answer`."""
+    with contextlib.suppress(OSError, CallFailed):
+        sock = await connected_unix(socket)
+        progress.connected_at = progress.clock()
+        async with calling(streams_of(sock), encode_request("GET", path, _FIELDS)) as call:
+            status = await call.status()
+            progress.headed_at = progress.clock()
+            await call.body(CONTROL_MAX_BYTES)
+            progress.data_at = progress.clock()
+            return status
+    return None
+
+
+async def generates(socket: Path, model: str, clock: Clock) -> None:
+    """Returns once the server has generated a token. Raises AnswerFailed."""
+    fields = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "stream": True}
+    async for _ in answer(socket, msgspec.json.encode(fields), Progress(clock)):
+        pass

@@ -1,0 +1,204 @@
+#!/usr/bin/env python3
+"""An inference server that does what the last message of a request says. The standard library alone: it starts at once.
+
+    scripted_server.py --socket PATH [--pids FILE] [--child HOW]… [--ignore-term] [--crash-at-start] [--chatter BYTES]
+
+Words of a message, carried out in order: `head SECONDS` (before the head), `wait SECONDS`, `data N`, `every SECONDS`
+(between two of them), `text TEXT`, `pings SECONDS` (comments each 50 ms), `burn SECONDS` (of CPU), `error`, `status N`,
+`cut`, `crash N`, `stop` (SIGSTOP to itself), `leave` (its socket is gone, it lives on), `whole` (end marker). `--child
+HOW`: one process beside it that ignores SIGTERM: `fork`, `setsid` or `double`. All pids go to FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+
+
+class Gone(Exception):
+    """The request has ended, whole or not."""
+
+
+class Script:
+    """One request that is carried out."""
+
+    def __init__(self, connection: socket.socket, path: str) -> None:
+        self._connection = connection
+        self._path = path
+        self._is_headed = False
+        self._every_s = 0.0
+
+    def run(self, words: list[str]) -> None:
+        left = iter(words)
+        for word in left:
+            getattr(self, f"do_{word}")(*([next(left)] if word in TAKES_ONE else []))
+        self.do_whole()
+
+    def do_head(self, seconds: str) -> None:
+        time.sleep(float(seconds))
+        self._head()
+
+    def _head(self) -> None:
+        if not self._is_headed:
+            self._is_headed = True
+            self._connection.sendall(HEAD)
+
+    def do_wait(self, seconds: str) -> None:
+        self._head()
+        time.sleep(float(seconds))
+
+    def do_every(self, seconds: str) -> None:
+        self._every_s = float(seconds)
+
+    def do_data(self, count: str) -> None:
+        for number in range(int(count)):
+            self._say(f"{number} ")
+            time.sleep(self._every_s)
+
+    def do_text(self, text: str) -> None:
+        self._say(text.replace("_", "\n"))
+
+    def _say(self, text: str) -> None:
+        self._event(json.dumps({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]}))
+
+    def _event(self, data: str) -> None:
+        self._chunk(f"data: {data}\n\n".encode())
+
+    def _chunk(self, data: bytes) -> None:
+        self._head()
+        self._connection.sendall(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def do_pings(self, seconds: str) -> None:
+        until = time.monotonic() + float(seconds)
+        while time.monotonic() < until:
+            self._chunk(b":\n\n")
+            time.sleep(0.05)
+
+    def do_burn(self, seconds: str) -> None:
+        until = time.thread_time() + float(seconds)
+        while time.thread_time() < until:
+            pass
+
+    def do_error(self) -> None:
+        self._event(json.dumps({"error": {"message": "scripted", "code": 500}}))
+
+    def do_status(self, status: str) -> None:
+        body = json.dumps({"error": {"message": "scripted refusal"}}).encode()
+        head = f"HTTP/1.1 {status} No\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        self._connection.sendall(head + body)
+        raise Gone
+
+    def do_cut(self) -> None:
+        self._connection.shutdown(socket.SHUT_RDWR)
+        raise Gone
+
+    def do_crash(self, code: str) -> None:
+        print("scripted crash", flush=True)
+        os._exit(int(code))
+
+    def do_stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def do_leave(self) -> None:
+        os.unlink(self._path)
+
+    def do_whole(self) -> None:
+        last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+        self._event(json.dumps(last))
+        self._event(json.dumps({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5}}))
+        self._event("[DONE]")
+        self._connection.sendall(b"0\r\n\r\n")
+        raise Gone
+
+
+TAKES_ONE = {"head", "wait", "every", "data", "text", "pings", "burn", "status", "crash"}
+
+
+def read(connection: socket.socket) -> tuple[str, bytes]:
+    """Target and body of one request."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += (piece := connection.recv(65536))
+        if not piece:
+            raise Gone
+    head, _, body = data.partition(b"\r\n\r\n")
+    lengths = [line.split(b":")[1] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    while len(body) < int(lengths[0] if lengths else 0):
+        body += connection.recv(65536)
+    return head.split()[1].decode(), body
+
+
+def answer(connection: socket.socket, path: str) -> None:
+    with connection:
+        try:
+            target, body = read(connection)
+            if not body:
+                status = b"200 OK" if target == "/health" else b"404 Not Found"
+                connection.sendall(b"HTTP/1.1 %b\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}" % status)
+                return
+            asked = json.loads(body)
+            words = str(asked["messages"][-1]["content"]).split()
+            print("asked", json.dumps(asked), flush=True)
+            Script(connection, path).run(["data", "1"] if words == ["Hi"] else words)
+        except (Gone, OSError):
+            return
+
+
+def beside(how: str, pids: str) -> None:
+    """A process that ignores SIGTERM, known by its pid in the file."""
+    if os.fork():
+        return
+    if how in ("setsid", "double"):
+        os.setsid()
+    if how == "double" and os.fork():
+        os._exit(0)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    note(pids)
+    while True:
+        time.sleep(60)
+
+
+def note(pids: str) -> None:
+    if pids:
+        with open(pids, "a") as file:
+            file.write(f"{os.getpid()}\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--pids", default="")
+    parser.add_argument("--child", action="append", default=[], choices=("fork", "setsid", "double"))
+    parser.add_argument("--ignore-term", action="store_true")
+    parser.add_argument("--crash-at-start", type=int, default=0)
+    parser.add_argument("--chatter", type=int, default=0)
+    flags = parser.parse_args()
+    if flags.ignore_term:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    note(flags.pids)
+    for how in flags.child:
+        beside(how, flags.pids)
+    if flags.crash_at_start:
+        print("scripted end at start", flush=True)
+        return int(flags.crash_at_start)
+    for _ in range(flags.chatter // 100):
+        print("x" * 99)
+    sys.stdout.flush()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(flags.socket)
+    listener.listen(64)
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=answer, args=(connection, flags.socket), daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
