@@ -20,6 +20,9 @@ from tests.llama import llama_server, llama_server_on_socket
 from tests.vllm import vllm_server
 from tests.workers import (
     pytest_addoption,
+    pytest_collect_directory,
+    pytest_collection_finish,
+    pytest_collection_modifyitems,
     pytest_configure,
     pytest_ignore_collect,
     pytest_xdist_auto_num_workers,
@@ -30,6 +33,9 @@ __all__ = [
     "llama_server",
     "llama_server_on_socket",
     "pytest_addoption",
+    "pytest_collect_directory",
+    "pytest_collection_finish",
+    "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_ignore_collect",
     "pytest_xdist_auto_num_workers",
