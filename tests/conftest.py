@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import signal
 import socket
@@ -12,14 +13,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import hypothesis
 import pytest
 
 from hive.store.database import Database
+from tests.examples import examples
 from tests.llama import llama_server, llama_server_on_socket
 from tests.vllm import vllm_server
 from tests.workers import (
     pytest_addoption,
+    pytest_collect_directory,
+    pytest_collection_finish,
+    pytest_collection_modifyitems,
     pytest_configure,
     pytest_ignore_collect,
     pytest_xdist_auto_num_workers,
@@ -30,6 +36,9 @@ __all__ = [
     "llama_server",
     "llama_server_on_socket",
     "pytest_addoption",
+    "pytest_collect_directory",
+    "pytest_collection_finish",
+    "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_ignore_collect",
     "pytest_xdist_auto_num_workers",
@@ -40,7 +49,12 @@ __all__ = [
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background of a script: what is tested inherits it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-hypothesis.settings.register_profile("hive", deadline=None)  # no test is about the machine's load
+# What httpx trusts, read once: each of the clients' and the tests' own clients would read it anew, 20 ms of CPU time.
+httpx._transports.default.create_ssl_context = functools.cache(httpx.create_ssl_context)  # type: ignore[attr-defined]
+
+hypothesis.settings.register_profile(
+    "hive", deadline=None, max_examples=examples(100)
+)  # no test is about the machine's load
 hypothesis.settings.load_profile("hive")
 
 

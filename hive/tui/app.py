@@ -164,16 +164,23 @@ class Top(App[int]):
         self._draw()
 
     def _fit(self, size: Size) -> None:
-        """Tells the style sheet the size class of the terminal."""
+        """Tells the style sheet the size class of the terminal: once for all of them, as it restyles everything."""
         if self._main is None:
             return
         width, height = size
-        self._main.set_class(height < TINY_ROWS, "tiny")
-        self._main.set_class(height < LOW_ROWS, "low")
-        self._main.set_class(height < SHORT_ROWS, "short")
-        self._main.set_class(width >= WIDE_COLUMNS, "wide")
-        self._main.set_class(width < SLIM_COLUMNS, "slim")
-        self._main.set_class(bool(self.snapshot.gpus), "gpus")
+        fits = {
+            "tiny": height < TINY_ROWS,
+            "low": height < LOW_ROWS,
+            "short": height < SHORT_ROWS,
+            "wide": width >= WIDE_COLUMNS,
+            "slim": width < SLIM_COLUMNS,
+            "gpus": bool(self.snapshot.gpus),
+        }
+        changed = {name: fit for name, fit in fits.items() if self._main.has_class(name) is not fit}
+        for name, fit in changed.items():
+            self._main.set_class(fit, name, update=False)
+        if changed:
+            self._main.update_node_styles()
 
     # --- looking -------------------------------------------------------------------------------------------------
 

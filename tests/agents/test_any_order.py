@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from hypothesis import HealthCheck, settings
@@ -14,6 +13,7 @@ from hive.agents.transition_lock import outcome_of
 from hive.domain import RestartPolicy, SleepDepth, WakeCause
 from hive.errors import HiveError, NotSupported, Saturated
 from hive.link.messages import Open, Refused
+from tests.examples import examples
 from tests.fakes.agent_world import VirtualLoop
 from tests.fakes.lives import PAUSED, RUNNING, started
 
@@ -232,7 +232,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 AnyOrder.TestCase.settings = settings(
-    max_examples=int(os.environ.get("HIVE_EXAMPLES", "200")),
+    max_examples=examples(200),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

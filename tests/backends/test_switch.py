@@ -30,6 +30,7 @@ from hive.backends.switch import (
 )
 from hive.domain import BackendKind, ModelInfo
 from hive.settings.table import InferenceSection
+from tests.examples import examples
 
 VLLM = Target(BackendKind.VLLM, "/run/vllm.sock", "vllm.service")
 LLAMA = Target(BackendKind.LLAMA, "/run/llama.sock", "llama.service")
@@ -346,5 +347,5 @@ class Box(RuleBasedStateMachine):
             assert len(carried_out(written, {})[0]) <= 2 * len(SwitchStep)
 
 
-Box.TestCase.settings = settings(max_examples=300, stateful_step_count=30, deadline=None)
+Box.TestCase.settings = settings(max_examples=examples(300), stateful_step_count=30, deadline=None)
 TestBox = Box.TestCase

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
+from hypothesis import settings as tried
 from hypothesis import strategies as st
 
 from hive.backup.archive import MANIFEST
@@ -40,6 +40,7 @@ from hive.store.database import Database, plan_of
 from hive.store.migrations import STEPS, migrate, schema_of
 from hive.store.responses import KeptResponse
 from hive.store.responses_file import ResponsesFile
+from tests.examples import examples
 from tests.nobody import run_as_nobody
 
 POLICY = 'programs = ["/usr/bin/python3"]\n'
@@ -399,7 +400,7 @@ def whole_archive(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Hive
 
 
 @given(data=st.data())
-@examples(max_examples=60, deadline=None)
+@tried(max_examples=examples(60), deadline=None)
 def test_no_cut_and_no_changed_byte_is_taken_for_a_backup(
     whole_archive: tuple[bytes, HiveFiles], data: st.DataObject
 ) -> None:

@@ -38,6 +38,7 @@ from hive.store.rollups import KeptSince
 from hive.store.stream import MOST_TOKENS, entries_of, read_entry, read_lines
 from hive.store.usage import UsageFilter, UsageMark
 from hive.tasks import spawn
+from tests.examples import examples
 from tests.fakes.usage_events import usage_event
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(STEPS, max_size=50))
 def test_after_any_sequence_of_crashes_every_event_is_one_row(steps: Sequence[tuple[str, int]]) -> None:
     story = Story()

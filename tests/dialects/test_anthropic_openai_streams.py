@@ -23,6 +23,7 @@ from hive.dialects.errors import as_event
 from hive.dialects.translation import Sent, WayBack
 from hive.domain import Dialect
 from hive.errors import BackendDown, HiveError, StreamIncomplete
+from tests.examples import examples
 from tests.llama import MODEL, LlamaServer
 
 STREAMS = Path(__file__).parents[1] / "proxy" / "streams"
@@ -213,7 +214,7 @@ def test_a_recorded_stream_split_anywhere_translates_to_the_same_bytes(name: str
     assert back([stream[at : at + 1] for at in range(len(stream))]) == whole
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.sampled_from(CHATS), st.lists(st.integers(0, 2600), max_size=12), st.booleans())
 def test_many_splits_and_comments_change_nothing(name: str, cuts: list[int], with_comments: bool) -> None:
     stream = (STREAMS / name).read_bytes()

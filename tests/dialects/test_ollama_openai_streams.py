@@ -19,6 +19,7 @@ from hive.dialects.ollama_openai import ways
 from hive.dialects.translation import WayBack
 from hive.domain import Dialect, RequestUsage
 from hive.proxy.metering import NdjsonReading
+from tests.examples import examples
 from tests.llama import MODEL, LlamaServer
 
 STREAMS = Path(__file__).parents[1] / "proxy" / "streams"
@@ -181,7 +182,7 @@ def test_every_split_of_a_recorded_stream_gives_the_same_bytes(name: str) -> Non
     assert translated([stream[at : at + 1] for at in range(len(stream))], endpoint) == expected
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(name=st.sampled_from(RECORDED), cuts=st.lists(st.integers(0, 2500), max_size=40), returns=st.booleans())
 def test_any_split_gives_the_same_bytes_and_only_whole_lines(name: str, cuts: list[int], returns: bool) -> None:
     stream, endpoint = (STREAMS / name).read_bytes(), endpoint_of(name)
@@ -381,7 +382,7 @@ def test_half_a_surrogate_pair_does_not_end_the_stream() -> None:
     assert text(lines(translated([*halves, event({"content": "\U0001f600"}, "stop"), DONE]))) == "a��b\U0001f600"
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(st.text(), max_size=8), st.text(min_size=1))
 def test_any_text_and_any_name_come_back_as_they_are(texts: list[str], model: str) -> None:
     way = ways(ticking())["/api/generate"]

@@ -25,6 +25,7 @@ from hive.dialects.openai_responses import WAYS, as_stored, asks_to_store, with_
 from hive.dialects.openai_responses_fields import ROWS, TABLE
 from hive.dialects.translation import FieldFate, Sent
 from hive.errors import BadRequest, NotSupported
+from tests.examples import examples
 
 WAY = WAYS["/v1/responses"]
 CODEX = Path(__file__).parents[1] / "fakes" / "codex"
@@ -355,7 +356,7 @@ VALUE = st.recursive(
 TOPS = sorted(name for name in ROWS if "." not in name and "[" not in name and name not in ("model", "input"))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(st.lists(VALUE, max_size=4), st.dictionaries(st.sampled_from(TOPS), VALUE, max_size=3))
 def test_any_body_has_a_way_or_is_refused_in_words(items: list[Any], more: dict[str, Any]) -> None:
     try:

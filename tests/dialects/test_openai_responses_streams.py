@@ -19,6 +19,7 @@ from pydantic import TypeAdapter
 from hive.dialects.openai_responses import WAYS, ResponsesWay
 from hive.dialects.openai_responses_answers import ResponseBack
 from hive.errors import BackendDown, HiveError, StreamIncomplete
+from tests.examples import examples
 
 STREAMS = Path(__file__).parents[1] / "proxy" / "streams"
 CHATS = sorted(path.name for path in STREAMS.glob("*.sse") if "chat" in path.name or "tools-asked" in path.name)
@@ -250,7 +251,7 @@ def test_however_the_bytes_are_split_the_events_are_the_same(name: str) -> None:
 WRITTEN = ['{"n":1}', '{"a":{"b":"}\\""}}', "{}", '{"t":"\\u00e9 and 🐝"}']
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_pieces_in_any_order_give_the_arguments_the_model_wrote(data: st.DataObject) -> None:
     wanted = data.draw(st.lists(st.sampled_from(WRITTEN), min_size=1, max_size=3))
@@ -320,7 +321,7 @@ def test_an_aborted_answer_is_incomplete_and_an_unreadable_call_is_none() -> Non
         back(stream=False).whole(call)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.binary(max_size=200), st.integers(0, 3))
 def test_any_bytes_give_whole_events_or_an_error_of_hives(noise: bytes, at: int) -> None:
     pieces = [chunk({"content": "a"}), chunk({"tool_calls": [piece(0, "{}", "f", "c")]}), DONE]

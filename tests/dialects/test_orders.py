@@ -26,6 +26,7 @@ from hive.dialects.errors import as_event
 from hive.dialects.openai_answers import is_object
 from hive.dialects.translators import way_of
 from hive.domain import Dialect
+from tests.examples import examples
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -195,7 +196,7 @@ def test_any_order_of_deltas_gives_each_package_the_arguments_of_the_model(
         assert (ordered(calls), told, thinking) == (ordered(made), text, thoughts)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @given(said=spoken(), cut=st.integers(0, 40))
 def test_a_stream_cut_anywhere_or_without_an_argument_never_hands_over_other_ones(
     said: tuple[list[Delta], list[tuple[str, Any]], str, str], cut: int

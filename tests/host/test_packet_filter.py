@@ -20,6 +20,7 @@ from hive.host import bpf, packet_filter
 from hive.host.bpf import EGRESS, INGRESS
 from hive.host.cgroup import Subtree
 from hive.host.packet_filter import NETWORKS_MAX, FilterRules, names_this_host, program_for, put_on
+from tests.examples import examples
 
 HIVE, OWN = 11435, 8080
 ACK, SYN = 0x10, 0x02
@@ -182,7 +183,7 @@ class TestByPacket(Same):
         assert not passes(rules, EGRESS, packet("10.1.2.3", "10.127.128.1"), by=elsewhere())
         assert passes(rules, EGRESS, packet("::1", "2001:db8:7f::1"), by=elsewhere())
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=examples(200), deadline=None)
     @given(data=st.data())
     def test_it_says_what_the_list_says_of_every_packet(self, data: st.DataObject) -> None:
         networks = data.draw(st.lists(st.one_of(networks_of(4, 32), networks_of(6, 128)), max_size=4), label="networks")

@@ -23,14 +23,11 @@ from tests.journeys.clients import node_client, python_client
 from tests.journeys.sdk import CITY, HELLO, TEMPLATE, Door, door_of, totals
 from tests.journeys.stack import Stack, stack, until
 from tests.llama import MODEL, serve
-from tests.vllm import served
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(600)]
 SAID: Any = HELLO[0]["content"]
 TOOLS: Any = [{"type": "function", "name": "look_up", "description": "A city.", "parameters": CITY}]
 LONG: Any = {"max_output_tokens": 400, "temperature": 0}
-NO_SPACE = '{"backend":"xgrammar","disable_any_whitespace":true}'
-"""A random model writes white space between two words of JSON for ever, where it may."""
 PATCH: Any = {"type": "custom", "name": "patch", "description": "Edits a file."}
 SHAPES = Path(__file__).parents[1] / "fakes" / "codex"
 
@@ -65,7 +62,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         ):
             yield _with_agents(Backend(hive, MODEL))
     else:
-        with served("--structured-outputs-config", NO_SPACE) as vllm, stack(url=vllm.url) as hive:
+        with stack(url=request.getfixturevalue("vllm_server").url) as hive:
             yield _with_agents(Backend(hive, MODEL))
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hive.proxy.body_budget import AGENT_PART, TENANT_PART, BodyBudget, BodyShare, HeldBody, TenantBodies
+from tests.examples import examples
 from tests.proxy.harness import CHAT, JSON_ANSWER, Client, answer, nothing_is_held, post, proxied, until
 
 MIB = 1 << 20
@@ -97,7 +98,7 @@ def test_what_is_short_comes_from_the_largest_holders_oldest_upload() -> None:
     assert [one.displaced for one in (asleep, oldest, other, first) if one is not None] == [False, True, False, False]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 7), st.integers(1, 12), st.sampled_from(["comes", "ends", "goes"])), max_size=200)
 )

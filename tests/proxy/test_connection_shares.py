@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hive.proxy.connection_shares import GUARANTEED, ConnectionHolder, ConnectionShares
+from tests.examples import examples
 from tests.proxy.harness import CHAT, INGRESS_TOKEN, JSON_ANSWER, Client, Proxy, answer, get, post, proxied, until
 
 ASK = post(b"/v1/chat/completions", CHAT)
@@ -62,7 +63,7 @@ def test_where_all_are_busy_who_is_above_its_guarantee_is_refused_and_who_is_bel
     assert [come(shares, shares.strangers[1], Fake(), 5) for _ in range(12)] == [True] * 12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), max_size=300))
 def test_however_they_come_and_go_an_agent_below_its_guarantee_is_let_in(moves: list[tuple[int, bool, bool]]) -> None:
     shares: ConnectionShares[Fake] = ConnectionShares(40)

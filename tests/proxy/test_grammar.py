@@ -25,6 +25,7 @@ from hive.proxy.slot import grammar_limits
 from hive.settings.field_rules import FieldRules, Fields
 from hive.settings.file import load_text
 from hive.settings.table import Settings
+from tests.examples import examples
 from tests.proxy.harness import CHAT, Client, post, proxied
 from tests.proxy.reading import read_body
 
@@ -263,7 +264,7 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(sorted(grammar.FORMS)), VALUES, min_size=1, max_size=3))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_it_raises_nothing_but_its_own_error(fields: Schema) -> None:
     said = "/"
     try:
@@ -276,7 +277,7 @@ def test_it_raises_nothing_but_its_own_error(fields: Schema) -> None:
 
 
 @given(st.binary(max_size=60), st.sampled_from(sorted(grammar.FORMS)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_what_is_no_json_is_refused_as_well(text: bytes, name: str) -> None:
     try:
         check(**{name: b'{"a":' + text + b"}"})
@@ -285,7 +286,7 @@ def test_what_is_no_json_is_refused_as_well(text: bytes, name: str) -> None:
 
 
 @given(st.text("ab[]()*+?{}12,|^$\\.-:=!<>", max_size=40))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 def test_every_expression_is_read_or_refused(text: str) -> None:
     try:
         assert Pattern(text).ways >= 1

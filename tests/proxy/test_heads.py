@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hive.wire.chunks import MAX_LINE, BadChunks, ChunkDecoder
 from hive.wire.dates import Dated, date_field
+from tests.examples import examples
 from tests.proxy.harness import CHAT, INGRESS_TOKEN, STREAM, Client, Proxy, answer, chunked, get, post, proxied
 
 CALL = b"/agents/alice/t/" + INGRESS_TOKEN
@@ -142,7 +143,7 @@ def decoded(pieces: list[bytes]) -> tuple[bytes, bytes]:
     raise AssertionError("it did not end")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.lists(st.tuples(st.binary(min_size=1, max_size=40), EXTENSIONS), max_size=6),
     st.lists(st.integers(1, 30), max_size=60),

@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from hive.domain import Band
 from hive.proxy.queue import FairQueue, FairShares, Flow, QueueVerdict
+from tests.examples import examples
 
 GO, WAIT = QueueVerdict.GO, QueueVerdict.WAIT
 HIGH, NORMAL, LOW = Band.HIGH, Band.NORMAL, Band.LOW
@@ -165,4 +166,4 @@ class Everything(RuleBasedStateMachine):
 
 
 TestEverything = Everything.TestCase
-TestEverything.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestEverything.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hive.dialects.sse import UsageStripper
 from hive.domain import RequestUsage
 from hive.proxy.metering import AnswerReading, MessagesReading, NdjsonReading, SseReading
+from tests.examples import examples
 
 STREAMS = Path(__file__).with_name("streams")
 Seen = tuple[RequestUsage, bool, int]
@@ -104,7 +105,7 @@ def test_a_stream_without_usage_is_relayed_byte_for_byte(name: str) -> None:
         assert strip([stream[:at], stream[at:]]) == stream, at
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.sampled_from(sorted(EXPECTED)), st.lists(st.integers(0, 2600), max_size=12), st.booleans())
 def test_many_splits_and_comments_change_nothing(name: str, cuts: list[int], with_comments: bool) -> None:
     stream = recorded(name)

@@ -1,0 +1,18 @@
+"""How many examples hypothesis tries: a quarter of them in a run like any other, all where `HIVE_EXAMPLES` is `all`."""
+
+from __future__ import annotations
+
+import os
+
+LEAST = 50
+
+
+def examples(wanted: int) -> int:
+    """So many where `HIVE_EXAMPLES` is `all`, as in .ci/run; else a quarter, and not less than `LEAST` for that.
+
+    A number there is how many there are of each.
+    """
+    told = os.environ.get("HIVE_EXAMPLES", "")
+    if told.isdecimal():
+        return int(told)
+    return wanted if told == "all" else max(wanted // 4, min(wanted, LEAST))
