@@ -53,6 +53,8 @@ def waiting_bound(facts: PoolFacts, id: str, demand: Demand, now: float) -> Wait
     WaitingBound(seconds=None, parts=(), blocked='b does not fit beside what is pinned: a')
     """
     slot = facts.slot(id)
+    if facts.exclusive is not None and facts.exclusive.slot != id:
+        return WaitingBound(None, blocked=f"the backend is being switched to {facts.exclusive.kind}")
     if slot.state is SlotState.READY and slot.settled:
         return WaitingBound(0.0)
     if slot.state is SlotState.FAILED:
@@ -67,8 +69,7 @@ def waiting_bound(facts: PoolFacts, id: str, demand: Demand, now: float) -> Wait
     rivals = _rivals(facts, slot)
     if not rivals and slot.state in STARTABLE and outlook.fitting(slot) is not None:
         return _sum([*_retry(slot, now), load])
-    at_rest = slot.state in STARTABLE and not outlook.moving and not outlook.claimed
-    if at_rest and outlook.soonest(slot) is None:
+    if not outlook.could_have(slot, pins_to_come=True):
         return WaitingBound(None, blocked=blocked_by(outlook, slot))
     rules = facts.rules
     parts = _retry(slot, now)

@@ -227,19 +227,12 @@ def _brought_in(outlook: Outlook, alarm: _Alarm) -> Move | None:
 
 
 def _without_end(outlook: Outlook, slot: Slot) -> Move | None:
-    """The move left for one that no set of victims makes room for, as far as can be seen now."""
+    """The move for one that can never be loaded as things are; None if it can, or will be seen once nothing moves."""
+    if outlook.moving or outlook.claimed or outlook.could_have(slot):
+        return None
     if slot.state is SlotState.ASLEEP:
         return UnloadSlot(slot.id, "it cannot wake where it sleeps")
-    if not slot.waiting or _waits_for_a_move(outlook):
-        return None
-    return RefuseWaiting(slot.id, blocked_by(outlook, slot))
-
-
-def _waits_for_a_move(outlook: Outlook) -> bool:
-    """Whether a move under way may change what can be had: a slot that moves can be a victim later."""
-    return bool(outlook.moving or outlook.claimed) or any(
-        slot.state in (SlotState.LOADING, SlotState.STOPPING, SlotState.DRAINING) for slot in outlook.facts.slots
-    )
+    return RefuseWaiting(slot.id, blocked_by(outlook, slot)) if slot.waiting else None
 
 
 def _left_alone(outlook: Outlook, alarm: _Alarm) -> Move | None:

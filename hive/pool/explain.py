@@ -20,8 +20,8 @@ class WouldLeave(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """The answer to `hive pool explain MODEL`. `accounts`: with the bytes charged; `why`: one sentence; `would_leave`: the
-    cheapest set of victims, if it had to be loaded; `fits`: without any; `bound`: of a request that came now."""
+    """The answer to `hive pool explain MODEL`. `accounts`: with the bytes charged; `why`: one sentence; `would_leave`:
+    the cheapest set of victims, if it had to be loaded; `fits`: without any; `bound`: of a request that came now."""
 
     model: str
     state: SlotState

@@ -190,6 +190,36 @@ class Outlook:
                     best = Eviction(site, tuple(chosen), 0.0, at)
         return best
 
+    def could_have(self, slot: Slot, *, pins_to_come: bool = False) -> bool:
+        """Whether it would fit somewhere if all that may leave had left: beside the pinned and the foreign only.
+
+        `pins_to_come`: also beside what is pinned and not loaded yet, in whichever account that will be.
+        """
+        room = {
+            account.id: account.total_bytes
+            - account.reserve_bytes
+            - int(account.foreign_bytes * self.rules.foreign_margin)
+            for account in self.facts.accounts
+        }
+        for other in self.facts.slots:
+            if other.pinned_at is not None and other.id != slot.id:
+                for grant in other.awake or other.grants:
+                    room[grant.account] -= grant.charged_bytes
+                if pins_to_come and not other.grants:
+                    for account in permitted_accounts(other, self.facts.accounts):
+                        room[account] -= other.need_bytes
+        for site in self.sites(slot):
+            if slot.state is SlotState.ASLEEP:
+                if all(grant.charged_bytes <= room[grant.account] for grant in slot.awake):
+                    return True
+            elif site.is_split:
+                usable = sum(max(0, room[account] - site.margin_bytes) for account in site.accounts)
+                if site.short_of[0] <= usable:
+                    return True
+            elif site.short_of[0] <= room[site.accounts[0]]:
+                return True
+        return False
+
     def leave_times(self, claimant: Slot) -> dict[str, float]:
         """The time from which each slot may leave for the claimant."""
         return {slot.id: may_leave_at(slot, claimant, self.rules, self.now) for slot in self.facts.slots}

@@ -23,7 +23,8 @@ def patience_s(band: Band, rules: Rules) -> float:
 
 
 def late_at(slot: Slot, rules: Rules) -> float:
-    """The time at which the first of a slot's demands is late; a pin without a demand waits with the patience of the low band.
+    """The time at which the first of a slot's demands is late; a pin without a demand has the patience of
+    the low band.
 
     >>> from hive.pool.state import Demand
     >>> late_at(Slot("a", "m", 1, waiting=(Demand(Band.LOW, 0.0), Demand(Band.NORMAL, 20.0))), Rules())
