@@ -124,6 +124,8 @@ def _claim_on(outlook: Outlook, claim: Claim, alarm: _Alarm) -> Move | None:
     for victim, leaving in staying:
         if victim.state is SlotState.READY:  # it was opened, or came back: nothing is taken from it unseen
             return DropClaim(claim.slot, f"{victim.id} stays")
+        if victim.state is SlotState.DRAINING and victim.pinned_at is not None:
+            return DropClaim(claim.slot, f"{victim.id} has been pinned")
         if victim.state is SlotState.DRAINING and victim.in_flight and leaving.idle_only:
             return DropClaim(claim.slot, f"{victim.id} is in use again")
     return _leave(outlook, [victim for victim, _ in staying], claim, alarm) if staying else _enter(outlook, claim)

@@ -153,7 +153,7 @@ class Outlook:
         best: Eviction | None = None
         leave_at = self.leave_times(claimant)
         for site in self.sites(claimant):
-            if best is not None and site.is_split:
+            if best is not None and len(site.accounts) > len(best.site.accounts):
                 break
             if blocked and any(self.is_taken(account) for account in site.accounts):
                 continue
@@ -173,7 +173,7 @@ class Outlook:
         best: Eviction | None = None
         leave_at = self.leave_times(claimant)
         for site in self.sites(claimant):
-            if best is not None and site.is_split:
+            if best is not None and len(site.accounts) > len(best.site.accounts):
                 break
             options = self.options(claimant, site, lambda slot: leave_at[slot.id] < NEVER)
             whole = {option.slot: option for option in options if not option.level}

@@ -1,4 +1,4 @@
-"""A box in virtual time under the real decider: it does what it is told, and checks each answer against the promises."""
+"""A box in virtual time under the real decider: it does as it is told, and checks each answer against the promises."""
 
 from __future__ import annotations
 
@@ -199,7 +199,8 @@ class PoolBox:
             slot = facts.slot(move.slot)
             assert not slot.in_flight or slot.state is S.LOADING, f"{slot.id} leaves with {slot.in_flight} in flight"
             if not facts.exclusive and not slot.unload_ordered:
-                assert slot.pinned_at is None, f"{slot.id} leaves though it is pinned"
+                pinned = slot.pinned_at is not None and slot.state is not S.ASLEEP
+                assert not pinned, f"{slot.id} leaves though it is pinned"
         if isinstance(move, CutSlot):
             slot = facts.slot(move.slot)
             assert self.now >= slot.closed_at + self.rules.drain_s, f"{slot.id} is cut before it could drain"

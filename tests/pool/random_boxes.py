@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from msgspec.structs import replace
-from pool_box import PoolBox
 
 from hive.domain import Band
 from hive.pool.state import MIB, ExclusiveOrder, MemoryAccount, Rules, SleepLevel, Slot, SlotState
+from tests.pool.pool_box import PoolBox
 
 GIB = 1024 * MIB
 BANDS = (Band.HIGH, Band.NORMAL, Band.NORMAL, Band.LOW)
