@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "host": LEAVES,
     "link": LEAVES,
     "models": LEAVES,
+    "pool": LEAVES,
     "store": LEAVES,
     "wire": LEAVES,
     "dialects": LEAVES,

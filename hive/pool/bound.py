@@ -1,0 +1,185 @@
+"""The longest wait for a model that is not loaded, as a figure that can be printed and kept. Pure.
+
+A wait has an end because of four things: a demand becomes late; the late ones are served in the order in which they
+became late; an account that a late one waits for is kept for it; and a turn, a drain and a load each have an end. The
+bound is their sum for the worst future, if loads take no longer than they are known to. It is void if an operator pins
+a model, or orders a load or a switch, if a load fails, or if foreign memory comes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from hive.domain import Band
+from hive.pool.outlook import MOVING, STARTABLE, Outlook, blocked_by
+from hive.pool.placement import permitted_accounts
+from hive.pool.state import Demand, PoolFacts, Rules, Slot, SlotState
+from hive.pool.turns import BANDS, band_of, late_at, patience_s, turn_ends_at, turn_s
+
+
+class BoundPart(NamedTuple):
+    """One summand of a bound."""
+
+    what: str
+    seconds: float
+
+
+class WaitingBound(msgspec.Struct, frozen=True):
+    """The bound of one wait. `seconds`: None if it has no end; then `blocked` says by what."""
+
+    seconds: float | None
+    parts: tuple[BoundPart, ...] = ()
+    blocked: str = ""
+
+
+def waiting_bound(facts: PoolFacts, id: str, demand: Demand, now: float) -> WaitingBound:
+    """The longest that `demand` has to wait for the slot `id`, from `now`.
+
+    >>> from hive.pool.state import Grant, MemoryAccount
+    >>> old = Slot("old", "a", 60, state=SlotState.READY, grants=(Grant("gpu", 60),), load_s=9.0, in_flight=1)
+    >>> facts = PoolFacts((old, Slot("new", "b", 70, load_s=9.0)), (MemoryAccount("gpu", 100, reserve_bytes=0),))
+    >>> bound = waiting_bound(facts, "new", Demand(Band.NORMAL, 0.0), 0.0)
+    >>> print(bound.seconds, *bound.parts, sep="\\n") # doctest: +NORMALIZE_WHITESPACE
+    148.5
+    BoundPart(what='turn of a', seconds=63.0)
+    BoundPart(what='requests in flight at a', seconds=65.0)
+    BoundPart(what='unload of a', seconds=11.5)
+    BoundPart(what='load of b', seconds=9.0)
+
+    >>> pinned = msgspec.structs.replace(old, pinned_at=0.0)
+    >>> waiting_bound(msgspec.structs.replace(facts, slots=(pinned, facts.slots[1])), "new", Demand(Band.LOW, 0.0), 0.0)
+    WaitingBound(seconds=None, parts=(), blocked='b does not fit beside what is pinned: a')
+    """
+    slot = facts.slot(id)
+    if facts.exclusive is not None and facts.exclusive.slot != id:
+        return WaitingBound(None, blocked=f"the backend is being switched to {facts.exclusive.kind}")
+    if slot.state is SlotState.READY and slot.settled:
+        return WaitingBound(0.0)
+    if slot.state is SlotState.FAILED:
+        return WaitingBound(None, blocked=f"the loads of {slot.model} have failed")
+    if slot.state is SlotState.READY or slot.state is SlotState.LOADING:
+        return _sum([BoundPart(f"load of {slot.model}", max(0.0, slot.moved_at + slot.load_s - now))])
+    if demand not in slot.waiting:
+        slot = msgspec.structs.replace(slot, waiting=(*slot.waiting, demand))
+    alone = msgspec.structs.replace(slot, waiting=(demand,))
+    outlook = Outlook(_with(facts, slot), now)
+    load = BoundPart(f"load of {slot.model}", slot.reload_s)
+    rivals = _rivals(facts, slot)
+    if not rivals and slot.state in STARTABLE and outlook.fitting(slot) is not None:
+        return _sum([*_retry(slot, now), load])
+    if not outlook.could_have(slot, pins_to_come=True):
+        return WaitingBound(None, blocked=blocked_by(outlook, slot))
+    rules = facts.rules
+    parts = _retry(slot, now)
+    late_s = max(0.0, demand.since + patience_s(demand.band, rules) - now)
+    if len(rivals) < 2:
+        return _sum([*parts, *_against_one(facts, alone, rivals, late_s, now), load])
+    parts.append(BoundPart("until it is late", late_s))
+    longest = max(_cycle_s(rival, rivals, slot, rules) for rival in rivals)
+    parts.append(BoundPart("a load begun before", longest))
+    for rival in rivals:
+        if _may_be_ahead(rival, alone, rules):
+            parts.append(BoundPart(f"turns and load of {rival.model}", _cycle_s(rival, rivals, slot, rules)))
+    parts.append(BoundPart(f"turns of others, load of {slot.model}", _cycle_s(alone, rivals, slot, rules)))
+    return _sum(parts)
+
+
+def _sum(parts: list[BoundPart]) -> WaitingBound:
+    kept = tuple(part for part in parts if part.seconds > 0)
+    return WaitingBound(sum(part.seconds for part in kept), kept)
+
+
+def _with(facts: PoolFacts, slot: Slot) -> PoolFacts:
+    slots = tuple(slot if other.id == slot.id else other for other in facts.slots)
+    return msgspec.structs.replace(facts, slots=slots)
+
+
+def _retry(slot: Slot, now: float) -> list[BoundPart]:
+    return [BoundPart("until the next try after a failed load", max(0.0, slot.retry_at - now))]
+
+
+def _rivals(facts: PoolFacts, slot: Slot) -> list[Slot]:
+    """The models that may have memory where the slot may be placed, and may have to leave it."""
+    here = set(permitted_accounts(slot, facts.accounts))
+    rivals = []
+    for other in facts.slots:
+        if other.id == slot.id or other.state is SlotState.FAILED or (other.pinned_at is not None and other.grants):
+            continue
+        if here.intersection(permitted_accounts(other, facts.accounts)):
+            rivals.append(other)
+    return rivals
+
+
+def _may_be_ahead(rival: Slot, alone: Slot, rules: Rules) -> bool:
+    """Whether the rival may be late before it: because it is asked for already, or by a higher band until then."""
+    return late_at(rival, rules) <= late_at(alone, rules) or BANDS[band_of(alone)] > BANDS[Band.HIGH]
+
+
+def _drain_s(rules: Rules) -> float:
+    return rules.drain_s + rules.cut_s
+
+
+def _kept_s(victim: Slot, claimant: Slot) -> float:
+    """The keep-alive that holds against a lower band."""
+    return victim.keep_alive_s if BANDS[band_of(claimant)] > BANDS[Band.HIGH] else 0.0
+
+
+def _cycle_s(claimant: Slot, rivals: list[Slot], slot: Slot, rules: Rules) -> float:
+    """The longest from the moment the claimant is the first in line until it is loaded, whatever is resident then."""
+    share = rules.swap_share
+    others = [rival for rival in (*rivals, slot) if rival.id != claimant.id]
+    turn = max(
+        turn_s(claimant.load_s + other.unload_s, other.load_s + claimant.unload_s, share) + _kept_s(other, claimant)
+        for other in others
+    )
+    gap = max(other.load_s for other in others)
+    leave = sum(other.unload_s + rules.free_s for other in others)
+    return turn + _drain_s(rules) + gap + leave + claimant.load_s
+
+
+def _against_one(facts: PoolFacts, slot: Slot, rivals: list[Slot], late_s: float, now: float) -> list[BoundPart]:
+    """The parts where at most one other model is in the way: what is known of it now holds until it leaves."""
+    rules, parts = facts.rules, []
+    leave_s = 0.0
+    for moving in (*rivals, facts.slot(slot.id)):
+        if moving.state in MOVING:
+            took = moving.load_s if moving.state is SlotState.LOADING else moving.unload_s + rules.free_s
+            parts.append(BoundPart(f"the move of {moving.model}", max(0.0, moving.moved_at + took - now)))
+        if moving.id == slot.id and moving.state is SlotState.DRAINING:
+            leave_s += _drain_s(rules) + moving.unload_s + rules.free_s
+    for rival in rivals:
+        if not rival.grants and not rival.waiting and rival.pinned_at is None and slot.state is SlotState.COLD:
+            continue
+        if rival.state in (SlotState.READY, SlotState.DRAINING):
+            turn = max(0.0, turn_ends_at(rival, slot, rules) - now, late_s)
+        else:
+            turn = turn_s(slot.load_s + rival.unload_s, rival.load_s + slot.unload_s, rules.swap_share) + late_s
+            parts.append(BoundPart(f"load of {rival.model}", rival.load_s))
+        parts.append(BoundPart(f"turn of {rival.model}", turn + _kept_s(rival, slot) * bool(rival.keep_alive_s)))
+        parts.append(BoundPart(f"requests in flight at {rival.model}", _drain_s(rules)))
+        parts.append(BoundPart(f"unload of {rival.model}", rival.unload_s + rules.free_s))
+    parts.append(BoundPart(f"{slot.model} has to leave first", leave_s))
+    return parts
+
+
+class LoadProgress(NamedTuple):
+    """A load under way: seconds since it began, and what loads of this model take."""
+
+    passed_s: float
+    about_s: float
+
+    def __str__(self) -> str:
+        return f"{self.passed_s:.0f} s of about {self.about_s:.0f}"
+
+
+def load_progress(slot: Slot, now: float) -> LoadProgress | None:
+    """The progress of a load by its usual time; None if none is under way.
+
+    >>> print(load_progress(Slot("a", "m", 1, state=SlotState.LOADING, load_s=47.0, moved_at=100.0), 114.0))
+    14 s of about 47
+    """
+    if slot.state is not SlotState.LOADING:
+        return None
+    return LoadProgress(max(0.0, now - slot.moved_at), slot.reload_s)

@@ -1,0 +1,279 @@
+"""The decision which model is loaded, evicted, or left where it is: one move at a time. Pure.
+
+The rules, in the order in which they are looked at:
+
+1. What has been begun is ended first: victims that have drained leave together, then the one they left for is loaded.
+   A victim is opened again here and nowhere else.
+2. An order of the operator to unload goes before anybody's turn, but waits for what is in flight.
+3. Those who wait are looked at in one order: the late ones first, by when they became late (the patience of the high
+   band is the shortest); then by band, then by the time all of them have waited together. What fits is loaded.
+4. Else the cheapest exact set of victims that may leave now. Idle and without an audience: at once. With one: after its
+   turn, if somebody is late. In flight: after its turn too, with `drain_s` to end. Pinned, loading, kept: never.
+5. An account that a late one waits for is kept for it: those behind it take no more of it than it leaves over. So
+   nobody starves (bound.py has the figure).
+6. In each account one move of memory at a time. After a load nothing moves there until its waiters are in flight.
+
+Leases (memory for jobs that are no model) will be claimants of rule 3 and victims of rule 4.
+"""
+
+from __future__ import annotations
+
+from hive.pool.moves import (
+    CloseSlot,
+    CutSlot,
+    DropClaim,
+    LoadSlot,
+    MakeRoom,
+    Move,
+    OpenSlot,
+    RefuseWaiting,
+    Rest,
+    SleepSlot,
+    UnloadSlot,
+)
+from hive.pool.outlook import STARTABLE, Outlook, blocked_by, has_left, in_order, wants
+from hive.pool.state import Claim, ExclusiveOrder, Grant, PoolFacts, Slot, SlotState
+from hive.pool.turns import BANDS, NEVER, band_of, late_at
+
+
+def choose(facts: PoolFacts, now: float) -> Move:
+    """The next move of the pool. The doer carries it out (a load and an unload go on by themselves), takes the facts
+    anew, and asks again until the answer is Rest.
+
+    >>> from hive.domain import Band
+    >>> from hive.pool.state import Audience, Demand, Grant, MemoryAccount
+    >>> old = Slot("old", "a", 60, state=SlotState.READY, grants=(Grant("gpu", 60),), load_s=10.0)
+    >>> new = Slot("new", "b", 70, load_s=20.0, waiting=(Demand(Band.NORMAL, since=100.0),))
+    >>> gpu = MemoryAccount("gpu", total_bytes=100, reserve_bytes=0)
+
+    Nobody uses the old one: it leaves at once.
+
+    >>> choose(PoolFacts((old, new), (gpu,)), 100.0).claim.leaving
+    (EvictedSlot(slot='old', level='', idle_only=True),)
+
+    Somebody does: it has its turn. The decider looks again when the new one's demand is late.
+
+    >>> from msgspec.structs import replace
+    >>> used = replace(old, ready_at=90.0, audience=Audience(users=1, ends_at=400.0))
+    >>> choose(PoolFacts((used, new), (gpu,)), 100.0)
+    Rest(until=110.0)
+    >>> choose(PoolFacts((used, new), (gpu,)), 110.0)
+    Rest(until=189.0)
+    """
+    outlook = Outlook(facts, now)
+    alarm = _Alarm(now)
+    if facts.exclusive is not None:
+        return _for_exclusive(outlook, facts.exclusive, alarm) or alarm.rest()
+    return (
+        _opened_again(outlook)
+        or _claims_on(outlook, alarm)
+        or _unloads(outlook, alarm)
+        or _brought_in(outlook, alarm)
+        or _left_alone(outlook, alarm)
+        or alarm.rest()
+    )
+
+
+class _Alarm:
+    """The next time at which the decision may be another one."""
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+        self._at = NEVER
+
+    def at(self, time: float) -> None:
+        if self._now < time < self._at:
+            self._at = time
+
+    def rest(self) -> Rest:
+        return Rest(self._at if self._at < NEVER else None)
+
+
+def _opened_again(outlook: Outlook) -> Move | None:
+    """A draining slot that leaves for nobody is opened; a load that nobody waits for is ended, if that is wanted."""
+    for slot in outlook.facts.slots:
+        if slot.state is SlotState.DRAINING and slot.id not in outlook.leaving and not slot.unload_ordered:
+            return OpenSlot(slot.id)
+        if slot.state is SlotState.LOADING and not outlook.rules.finish_loads and not wants(slot):
+            return UnloadSlot(slot.id, "nobody waits for it any more")
+        if slot.state is SlotState.FAILED and slot.waiting:
+            return RefuseWaiting(slot.id, "its loads have failed")
+    return None
+
+
+def _claims_on(outlook: Outlook, alarm: _Alarm) -> Move | None:
+    for claim in outlook.facts.claims:
+        move = _claim_on(outlook, claim, alarm)
+        if move is not None:
+            return move
+    return None
+
+
+def _claim_on(outlook: Outlook, claim: Claim, alarm: _Alarm) -> Move | None:
+    """The next step of a claim: drop it, cut, let a victim leave, load."""
+    claimant = outlook.slots[claim.slot]
+    if not wants(claimant):
+        return DropClaim(claim.slot, "nobody waits for it any more")
+    if claimant.state not in STARTABLE:
+        return DropClaim(claim.slot, "it cannot be loaded")
+    staying = [
+        (outlook.slots[leaving.slot], leaving)
+        for leaving in claim.leaving
+        if leaving.slot in outlook.slots and not has_left(outlook.slots[leaving.slot], leaving)
+    ]
+    for victim, leaving in staying:
+        if victim.state is SlotState.READY:  # it was opened, or came back: nothing is taken from it unseen
+            return DropClaim(claim.slot, f"{victim.id} stays")
+        if victim.state is SlotState.DRAINING and victim.pinned_at is not None:
+            return DropClaim(claim.slot, f"{victim.id} has been pinned")
+        if victim.state is SlotState.DRAINING and victim.in_flight and leaving.idle_only:
+            return DropClaim(claim.slot, f"{victim.id} is in use again")
+    return _leave(outlook, [victim for victim, _ in staying], claim, alarm) if staying else _enter(outlook, claim)
+
+
+def _leave(outlook: Outlook, staying: list[Slot], claim: Claim, alarm: _Alarm) -> Move | None:
+    """All victims drain, then leave one after the other: none leaves before it is sure that all do."""
+    for victim in staying:
+        if victim.in_flight and victim.state is SlotState.DRAINING and not victim.cut:
+            if outlook.now >= victim.closed_at + outlook.rules.drain_s:
+                return CutSlot(victim.id)
+            alarm.at(victim.closed_at + outlook.rules.drain_s)
+    if any(victim.in_flight for victim in staying):
+        return None
+    levels = {leaving.slot: leaving.level for leaving in claim.leaving}
+    for victim in staying:
+        if victim.state is SlotState.STOPPING or any(grant.account in outlook.moving for grant in victim.grants):
+            continue
+        if levels[victim.id]:
+            return SleepSlot(victim.id, levels[victim.id], f"room for {claim.slot}")
+        return UnloadSlot(victim.id, f"room for {claim.slot}")
+    return None
+
+
+def _enter(outlook: Outlook, claim: Claim) -> Move | None:
+    """The load that room was made for, unless something else has taken the memory meanwhile."""
+    claimant = outlook.slots[claim.slot]
+    held = {grant.account: grant.charged_bytes for grant in claimant.grants}
+    if any(grant.account in outlook.moving for grant in claim.grants):
+        return None
+    reserved = outlook.reserved(claim)
+    for grant in claim.grants:
+        free = outlook.free[grant.account] + reserved.get(grant.account, 0)
+        if grant.charged_bytes - held.get(grant.account, 0) > free:
+            return DropClaim(claim.slot, f"its memory in {grant.account} is not there")
+    return _load(claimant, claim.grants, "room was made for it")
+
+
+def _load(slot: Slot, grants: tuple[Grant, ...], why: str) -> LoadSlot:
+    first = min(slot.waiting, key=lambda demand: demand.since, default=None)
+    return LoadSlot(slot.id, grants, why, first.tenant if first else "")
+
+
+def _unloads(outlook: Outlook, alarm: _Alarm) -> Move | None:
+    """The orders to unload: the gate closes, what is in flight has `drain_s`."""
+    for slot in outlook.facts.slots:
+        if not slot.unload_ordered or slot.id in outlook.leaving:
+            continue
+        move = _out(outlook, slot, "an operator ordered it", alarm)
+        if move is not None:
+            return move
+    return None
+
+
+def _out(outlook: Outlook, slot: Slot, why: str, alarm: _Alarm) -> Move | None:
+    """The next step by which a slot leaves for nobody in particular."""
+    if slot.state is SlotState.READY:
+        return CloseSlot(slot.id, why) if slot.settled else None
+    if slot.state not in (SlotState.DRAINING, SlotState.ASLEEP):
+        return None
+    if slot.in_flight:
+        if not slot.cut and outlook.now >= slot.closed_at + outlook.rules.drain_s:
+            return CutSlot(slot.id)
+        alarm.at(slot.closed_at + outlook.rules.drain_s)
+        return None
+    return None if any(grant.account in outlook.moving for grant in slot.grants) else UnloadSlot(slot.id, why)
+
+
+def _brought_in(outlook: Outlook, alarm: _Alarm) -> Move | None:
+    """The first of those who wait that fits, or for whom room may be made."""
+    now, rules = outlook.now, outlook.rules
+    claiming = {claim.slot for claim in outlook.facts.claims}
+    claimants = [
+        slot
+        for slot in outlook.facts.slots
+        if slot.state in STARTABLE and wants(slot) and slot.id not in claiming and slot.id not in outlook.leaving
+    ]
+    late = {slot.id: late_at(slot, rules) for slot in claimants}
+    for slot in in_order(claimants, now, lambda slot: late[slot.id], lambda slot: BANDS[band_of(slot)]):
+        if slot.retry_at > now:
+            alarm.at(slot.retry_at)
+            continue
+        grants = outlook.fitting(slot)
+        if grants is not None:
+            return _load(slot, grants, "it fits")
+        eviction = outlook.eviction(slot, by=now)
+        if eviction is not None:
+            return MakeRoom(outlook.claim(slot, eviction))
+        soonest = outlook.soonest(slot)
+        if soonest is None:
+            move = _without_end(outlook, slot)
+            if move is not None:
+                return move
+            continue
+        for time in outlook.leave_times(slot).values():
+            alarm.at(time)
+        alarm.at(late[slot.id])
+        if late[slot.id] <= now:
+            outlook.keep_for(slot)
+    return None
+
+
+def _without_end(outlook: Outlook, slot: Slot) -> Move | None:
+    """The move for one that can never be loaded as things are; None if it can, or will be seen once nothing moves."""
+    if outlook.moving or outlook.claimed or outlook.could_have(slot):
+        return None
+    if slot.state is SlotState.ASLEEP:
+        return UnloadSlot(slot.id, "it cannot wake where it sleeps")
+    return RefuseWaiting(slot.id, blocked_by(outlook, slot)) if slot.waiting else None
+
+
+def _left_alone(outlook: Outlook, alarm: _Alarm) -> Move | None:
+    """Idle models past their keep-alive leave, if that is configured: unused memory is no virtue."""
+    if not outlook.rules.unload_idle:
+        return None
+    for slot in outlook.facts.slots:
+        ripe = slot.state is SlotState.READY and slot.settled and slot.keep_alive_s > 0 and slot.pinned_at is None
+        if not ripe or slot.in_flight or slot.id in outlook.leaving:
+            continue
+        if outlook.now >= slot.used_at + slot.keep_alive_s:
+            if not any(grant.account in outlook.moving for grant in slot.grants):
+                return UnloadSlot(slot.id, "idle")
+            continue
+        alarm.at(slot.used_at + slot.keep_alive_s)
+    return None
+
+
+def _for_exclusive(outlook: Outlook, order: ExclusiveOrder, alarm: _Alarm) -> Move | None:
+    """The next step of `hive backend switch`: other kinds go, its model comes, nothing else moves."""
+    for claim in outlook.facts.claims:
+        return DropClaim(claim.slot, "an order to switch goes first")
+    wanted = outlook.slots[order.slot]
+    others = [slot for slot in outlook.facts.slots if slot.grants and slot.kind != order.kind]
+    for slot in others:
+        if slot.state is SlotState.READY and slot.settled:
+            return CloseSlot(slot.id, f"switch to {order.kind}")
+    for slot in others:
+        move = _out(outlook, slot, f"switch to {order.kind}", alarm)
+        if move is not None:
+            return move
+    if others or wanted.state not in STARTABLE:
+        return None
+    grants = outlook.fitting(wanted)
+    if grants is not None:
+        return _load(wanted, grants, f"switch to {order.kind}")
+    for slot in outlook.facts.slots:
+        if slot.id != wanted.id and slot.grants and slot.pinned_at is None:
+            move = _out(outlook, slot, f"room for {wanted.id}", alarm)
+            if move is not None or slot.state is not SlotState.READY:
+                return move
+    return RefuseWaiting(wanted.id, blocked_by(outlook, wanted))

@@ -1,0 +1,338 @@
+"""The pool as one decision sees it: what is free, what moves, and which victims a load would need. Pure.
+
+Used by the decider, by the bound and by the explanation, so that all three say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from hive.pool.accounts import free_bytes
+from hive.pool.placement import groups, permitted_accounts, place, split
+from hive.pool.state import Claim, EvictedSlot, Grant, PoolFacts, Slot, SlotState
+from hive.pool.turns import NEVER, may_leave_at
+from hive.pool.victims import EvictionOption, cheapest_set, eviction_cost
+
+MOVING = (SlotState.LOADING, SlotState.STOPPING)
+STARTABLE = (SlotState.COLD, SlotState.ASLEEP)
+
+
+class Site(NamedTuple):
+    """Accounts that a load may be placed in together. `margin_bytes`: in each, for the driver, if they are several;
+    `short_of`: bytes by account that have to be free in it. One sum stands for all accounts of a split."""
+
+    accounts: tuple[str, ...]
+    short_of: tuple[int, ...]
+    margin_bytes: int = 0
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the bytes may be shared out among the accounts as they are free."""
+        return self.margin_bytes > 0
+
+
+class Eviction(NamedTuple):
+    """A set of victims that makes room for a load. `at`: when the last of them may leave."""
+
+    site: Site
+    options: tuple[EvictionOption, ...]
+    cost: float
+    at: float
+
+
+class Outlook:
+    """The facts of one decision, looked up once."""
+
+    def __init__(self, facts: PoolFacts, now: float) -> None:
+        self.facts = facts
+        self.now = now
+        self.rules = facts.rules
+        self.slots = {slot.id: slot for slot in facts.slots}
+        self.free = {account.id: free_bytes(account, facts.slots, facts.rules) for account in facts.accounts}
+        self.moving = {
+            grant.account
+            for slot in facts.slots
+            if slot.state in MOVING or (slot.state is SlotState.READY and not slot.settled)
+            for grant in slot.grants
+        }
+        """Accounts with a move of memory under way: one at a time in each."""
+        self.leaving = {leaving.slot for claim in facts.claims for leaving in claim.leaving}
+        self.claimed = {grant.account for claim in facts.claims for grant in claim.grants} | {
+            grant.account for id in self.leaving if id in self.slots for grant in self.slots[id].grants
+        }
+        for claim in facts.claims:
+            for account, bytes in self.reserved(claim).items():
+                if account in self.free:
+                    self.free[account] -= bytes
+        self.slack: dict[str, int] = {}
+        """Bytes that later ones may take of an account that an earlier, late one waits for."""
+        asleep = sum(
+            level.host_bytes
+            for slot in facts.slots
+            if slot.state is SlotState.ASLEEP
+            for level in slot.levels
+            if level.name == slot.level
+        )
+        self.host_bytes = max(0, facts.rules.host_ram_bytes - asleep)
+
+    def reserved(self, claim: Claim) -> dict[str, int]:
+        """Bytes by account that the claim will take beyond what its victims give back."""
+        claimant = self.slots[claim.slot]
+        bytes = {grant.account: grant.charged_bytes for grant in claim.grants}
+        for grant in claimant.grants:
+            bytes[grant.account] = bytes.get(grant.account, 0) - grant.charged_bytes
+        for leaving in claim.leaving:
+            slot = self.slots.get(leaving.slot)
+            if slot is not None and not has_left(slot, leaving):
+                for account, freed in freed_by(slot, leaving.level).items():
+                    bytes[account] = bytes.get(account, 0) - freed
+        return {account: max(0, rest) for account, rest in bytes.items()}
+
+    def available(self, account: str) -> int:
+        """Bytes free for a load that is not the claim's, and not the one the account is kept for."""
+        return min(self.free[account], self.slack.get(account, self.free[account]))
+
+    def fitting(self, slot: Slot) -> tuple[Grant, ...] | None:
+        """The grants with which the slot could be loaded now, without any victim; None if it has to wait."""
+        if slot.state is SlotState.ASLEEP:
+            rise = rise_of(slot)
+            ready = all(account not in self.moving and bytes <= self.available(account) for account, bytes in rise)
+            return slot.awake if ready else None
+        free = {
+            account: self.available(account)
+            for account in permitted_accounts(slot, self.facts.accounts)
+            if account not in self.moving
+        }
+        return place(slot.need_bytes, free, self.rules.split_margin_bytes)
+
+    def sites(self, slot: Slot) -> Iterator[Site]:
+        """The places the slot could have if enough left them."""
+        if slot.state is SlotState.ASLEEP:
+            rise = rise_of(slot)
+            yield Site(tuple(account for account, _ in rise), tuple(bytes for _, bytes in rise))
+            return
+        accounts = permitted_accounts(slot, self.facts.accounts)
+        for account in accounts:
+            yield Site((account,), (slot.need_bytes,))
+        for group in groups(accounts):
+            yield Site(group, (slot.need_bytes,), self.rules.split_margin_bytes)
+
+    def short(self, site: Site) -> tuple[int, ...]:
+        """Bytes missing at a site, negative where some are left over."""
+        if site.is_split:
+            return (site.short_of[0] - sum(self.free[account] - site.margin_bytes for account in site.accounts),)
+        return tuple(bytes - self.free[account] for account, bytes in zip(site.accounts, site.short_of, strict=True))
+
+    def options(self, claimant: Slot, site: Site, may_leave: Callable[[Slot], bool]) -> list[EvictionOption]:
+        """The ways in which slots could give memory back at a site."""
+        found = []
+        for slot in self.facts.slots:
+            if slot.id == claimant.id or slot.id in self.leaving or not slot.grants or not may_leave(slot):
+                continue
+            ways = [("", 0, slot.load_s)]
+            if slot.state is SlotState.READY:
+                ways += [(level.name, level.host_bytes, level.wake_s) for level in slot.levels]
+            for level, host_bytes, reload_s in ways:
+                freed = freed_by(slot, level)
+                here = tuple(freed.get(account, 0) for account in site.accounts)
+                if any(here):
+                    cost = eviction_cost(slot.audience, reload_s)
+                    found.append(
+                        EvictionOption(slot.id, (sum(here),) if site.is_split else here, cost, level, host_bytes)
+                    )
+        return found
+
+    def eviction(self, claimant: Slot, *, by: float, blocked: bool = True) -> Eviction | None:
+        """The cheapest set of victims that may leave until `by`; a single account goes before a split.
+
+        `blocked`: without the accounts that move, are claimed, or are kept for an earlier one.
+        """
+        best: Eviction | None = None
+        leave_at = self.leave_times(claimant)
+        for site in self.sites(claimant):
+            if best is not None and len(site.accounts) > len(best.site.accounts):
+                break
+            if blocked and any(self.is_taken(account) for account in site.accounts):
+                continue
+            options = self.options(claimant, site, lambda slot: leave_at[slot.id] <= by)
+            if blocked:
+                options = [option for option in options if not self._touches_taken(option.slot)]
+            chosen = cheapest_set(options, self.short(site), self.host_bytes)
+            if chosen is not None:
+                cost = sum(option.cost for option in chosen)
+                if best is None or cost < best.cost:
+                    at = max((leave_at[option.slot] for option in chosen), default=self.now)
+                    best = Eviction(site, chosen, cost, at)
+        return best
+
+    def soonest(self, claimant: Slot) -> Eviction | None:
+        """The set of victims that may leave first, whatever it costs, claims and moves aside; None if none ever may."""
+        best: Eviction | None = None
+        leave_at = self.leave_times(claimant)
+        for site in self.sites(claimant):
+            if best is not None and len(site.accounts) > len(best.site.accounts):
+                break
+            options = self.options(claimant, site, lambda slot: leave_at[slot.id] < NEVER)
+            whole = {option.slot: option for option in options if not option.level}
+            chosen: list[EvictionOption] = []
+            short = list(self.short(site))
+            for option in sorted(whole.values(), key=lambda option: leave_at[option.slot]):
+                if all(bytes <= 0 for bytes in short):
+                    break
+                chosen.append(option)
+                short = [bytes - freed for bytes, freed in zip(short, option.freed, strict=True)]
+            if all(bytes <= 0 for bytes in short):
+                at = max((leave_at[option.slot] for option in chosen), default=self.now)
+                if best is None or at < best.at:
+                    best = Eviction(site, tuple(chosen), 0.0, at)
+        return best
+
+    def could_have(self, slot: Slot, *, pins_to_come: bool = False) -> bool:
+        """Whether it would fit somewhere if all that may leave had left: beside the pinned and the foreign only.
+
+        `pins_to_come`: also beside what is pinned and not loaded yet, in whichever account that will be.
+        """
+        room = {
+            account.id: account.total_bytes
+            - account.reserve_bytes
+            - int(account.foreign_bytes * self.rules.foreign_margin)
+            for account in self.facts.accounts
+        }
+        for other in self.facts.slots:
+            if other.pinned_at is not None and other.id != slot.id:
+                for grant in other.awake or other.grants:
+                    room[grant.account] -= grant.charged_bytes
+                if pins_to_come and not other.grants:
+                    for account in permitted_accounts(other, self.facts.accounts):
+                        room[account] -= other.need_bytes
+        for site in self.sites(slot):
+            if slot.state is SlotState.ASLEEP:
+                if all(grant.charged_bytes <= room[grant.account] for grant in slot.awake):
+                    return True
+            elif site.is_split:
+                usable = sum(max(0, room[account] - site.margin_bytes) for account in site.accounts)
+                if site.short_of[0] <= usable:
+                    return True
+            elif site.short_of[0] <= room[site.accounts[0]]:
+                return True
+        return False
+
+    def leave_times(self, claimant: Slot) -> dict[str, float]:
+        """The time from which each slot may leave for the claimant."""
+        return {slot.id: may_leave_at(slot, claimant, self.rules, self.now) for slot in self.facts.slots}
+
+    def is_taken(self, account: str) -> bool:
+        """Whether nothing may be evicted from an account for now."""
+        return account in self.moving or account in self.claimed or account in self.slack
+
+    def _touches_taken(self, id: str) -> bool:
+        return any(self.is_taken(grant.account) for grant in self.slots[id].grants)
+
+    def keep_for(self, claimant: Slot) -> None:
+        """Keep the site where a late one gets room first: those behind it may take what it leaves over there, no more.
+
+        Without that, small models would fill each gap, each with a turn of its own, and the large one would starve.
+        """
+        soonest = self.soonest(claimant)
+        if soonest is None:
+            return
+        short = self.short(soonest.site)
+        for number, account in enumerate(soonest.site.accounts):
+            left = 0
+            if not soonest.site.is_split:
+                left = max(0, sum(option.freed[number] for option in soonest.options) - short[number])
+            self.slack[account] = min(left, self.slack.get(account, left))
+
+    def claim(self, claimant: Slot, eviction: Eviction) -> Claim:
+        """The claim that an eviction is begun with: what the claimant gets, who leaves for it, and how."""
+        free = {account: self.free[account] for account in eviction.site.accounts}
+        leaving = []
+        for option in eviction.options:
+            slot = self.slots[option.slot]
+            for account, bytes in freed_by(slot, option.level).items():
+                if account in free:
+                    free[account] += bytes
+            turn_over = may_leave_at(_busy(slot), claimant, self.rules, self.now) <= self.now
+            leaving.append(EvictedSlot(slot.id, option.level, idle_only=not turn_over))
+        return Claim(claimant.id, self._grants(claimant, eviction.site, free), tuple(leaving))
+
+    def _grants(self, claimant: Slot, site: Site, free: Mapping[str, int]) -> tuple[Grant, ...]:
+        if claimant.state is SlotState.ASLEEP:
+            return claimant.awake
+        if site.is_split:
+            grants = split(claimant.need_bytes, free, site.margin_bytes)
+            if grants is None:
+                raise AssertionError(f"{claimant.id} does not fit into {site.accounts}")
+            return grants
+        return (Grant(site.accounts[0], claimant.need_bytes),)
+
+
+def _busy(slot: Slot) -> Slot:
+    """The slot as if it had something in flight."""
+    if slot.state is SlotState.ASLEEP:
+        return slot
+    return msgspec.structs.replace(slot, in_flight=max(1, slot.in_flight))
+
+
+def rise_of(slot: Slot) -> list[tuple[str, int]]:
+    """Bytes by account that a sleeping slot takes more when it wakes; it cannot wake anywhere else."""
+    kept = {grant.account: grant.charged_bytes for grant in slot.grants}
+    return [(grant.account, grant.charged_bytes - kept.get(grant.account, 0)) for grant in slot.awake]
+
+
+def kept_grants(slot: Slot, level: str) -> tuple[Grant, ...]:
+    """The grants of a slot that sleeps at `level`: what it keeps, in proportion over its accounts; none if it ends.
+
+    >>> from hive.pool.state import SleepLevel
+    >>> slot = Slot("a", "m", 90, grants=(Grant("x", 60), Grant("y", 30)), levels=(SleepLevel("1", 10, 80, 2.0),))
+    >>> [(grant.account, grant.charged_bytes) for grant in kept_grants(slot, "1")]
+    [('x', 7), ('y', 4)]
+    """
+    kept = next((found.kept_bytes for found in slot.levels if found.name == level), 0)
+    total = sum(grant.charged_bytes for grant in slot.grants)
+    if not kept or not total:
+        return ()
+    return tuple(Grant(grant.account, -(-kept * grant.charged_bytes // total)) for grant in slot.grants)
+
+
+def freed_by(slot: Slot, level: str) -> dict[str, int]:
+    """Bytes by account that come back when a slot falls asleep, or ends."""
+    kept = {grant.account: grant.charged_bytes for grant in kept_grants(slot, level)}
+    return {grant.account: max(0, grant.charged_bytes - kept.get(grant.account, 0)) for grant in slot.grants}
+
+
+def has_left(slot: Slot, leaving: EvictedSlot) -> bool:
+    """Whether a victim has given its memory back."""
+    if leaving.level:
+        return (slot.state is SlotState.ASLEEP and slot.level == leaving.level) or not slot.grants
+    return not slot.grants
+
+
+def blocked_by(outlook: Outlook, slot: Slot) -> str:
+    """The reason for which a slot can never be loaded as things are, with the names of those in its way."""
+    pinned = sorted(other.model for other in outlook.facts.slots if other.pinned_at is not None and other.grants)
+    if pinned:
+        return f"{slot.model} does not fit beside what is pinned: {', '.join(pinned)}"
+    return f"{slot.model} needs {slot.need_bytes} bytes, more than can ever be free"
+
+
+def wants(slot: Slot) -> bool:
+    """Whether somebody waits for the slot, or an operator has pinned it."""
+    return bool(slot.waiting) or slot.pinned_at is not None
+
+
+def in_order(
+    claimants: Sequence[Slot], now: float, late: Callable[[Slot], float], rank: Callable[[Slot], int]
+) -> list[Slot]:
+    """Those who wait for memory, in the order in which they get it."""
+    return sorted(
+        claimants,
+        key=lambda slot: (
+            (0, late(slot), 0.0, slot.id)
+            if late(slot) <= now
+            else (1, float(rank(slot)), -sum(now - demand.since for demand in slot.waiting), slot.id)
+        ),
+    )

@@ -1,0 +1,108 @@
+"""The turn of a loaded model, the patience of those who wait, and the back-off after failures. Pure.
+
+A turn has to pay for its swap: `(load in + load back) x (1 - share) / share` seconds. So `swap_share` bounds the time
+lost to loading, and turned round it bounds everybody's wait.
+"""
+
+from __future__ import annotations
+
+from hive.domain import Band
+from hive.pool.state import Rules, Slot, SlotState
+
+BANDS = {Band.HIGH: 0, Band.NORMAL: 1, Band.LOW: 2}
+NEVER = float("inf")
+
+
+def patience_s(band: Band, rules: Rules) -> float:
+    """Seconds that a demand waits before it is late.
+
+    >>> [patience_s(band, Rules()) for band in Band]
+    [2.0, 10.0, 60.0]
+    """
+    return (rules.patience_high_s, rules.patience_normal_s, rules.patience_low_s)[BANDS[band]]
+
+
+def late_at(slot: Slot, rules: Rules) -> float:
+    """The time at which the first of a slot's demands is late; a pin without a demand has the patience of
+    the low band.
+
+    >>> from hive.pool.state import Demand
+    >>> late_at(Slot("a", "m", 1, waiting=(Demand(Band.LOW, 0.0), Demand(Band.NORMAL, 20.0))), Rules())
+    30.0
+    """
+    times = [demand.since + patience_s(demand.band, rules) for demand in slot.waiting]
+    if slot.pinned_at is not None:
+        times.append(slot.pinned_at + rules.patience_low_s)
+    return min(times, default=NEVER)
+
+
+def band_of(slot: Slot) -> Band:
+    """The highest band among a slot's demands."""
+    return min((demand.band for demand in slot.waiting), key=BANDS.__getitem__, default=Band.LOW)
+
+
+def turn_s(load_in_s: float, load_back_s: float, share: float) -> float:
+    """Seconds that a loaded model keeps its memory against one that is late.
+
+    >>> turn_s(24.0, 24.0, 0.25), turn_s(24.0, 24.0, 0.5)
+    (144.0, 48.0)
+    """
+    return (load_in_s + load_back_s) * (1 - share) / share
+
+
+def turn_ends_at(victim: Slot, claimant: Slot, rules: Rules) -> float:
+    """The end of a victim's turn against a claimant: an unload is a part of what a swap costs. Demands of the high band
+    may lose more time to loading."""
+    share = rules.swap_share_high if band_of(claimant) is Band.HIGH else rules.swap_share
+    load_in_s, load_back_s = claimant.reload_s + victim.unload_s, victim.load_s + claimant.unload_s
+    return victim.ready_at + turn_s(load_in_s, load_back_s, share)
+
+
+def kept_until(victim: Slot, claimant: Slot, rules: Rules) -> float:
+    """The end of a victim's time of keep alive against a claimant.
+
+    It protects a model that idles, and never longer than a late demand of its own or a higher band waits for its turn.
+    Against a lower band it holds until `keep_alive_s` after that became late: so a use that renews it bounds the wait
+    all the same.
+
+    >>> from hive.pool.state import Demand
+    >>> kept = Slot("v", "m", 1, used_at=90.0, keep_alive_s=300.0)
+    >>> [kept_until(kept, Slot("c", "n", 1, waiting=(Demand(band, 0.0),)), Rules()) for band in Band]
+    [2.0, 10.0, 360.0]
+    """
+    if not victim.keep_alive_s:
+        return 0.0
+    late = late_at(claimant, rules)
+    higher = BANDS[band_of(claimant)] <= BANDS[victim.band]
+    return min(victim.used_at + victim.keep_alive_s, late if higher else late + victim.keep_alive_s)
+
+
+def may_leave_at(victim: Slot, claimant: Slot, rules: Rules, now: float) -> float:
+    """The time from which a victim may be asked to leave for a claimant, as far as is known now; NEVER if it may not.
+
+    Idle, without an audience and not kept: at once. Else after its turn, and once somebody of the claimant is late.
+    """
+    if victim.pinned_at is not None:
+        return NEVER
+    if victim.state is SlotState.ASLEEP:
+        return late_at(claimant, rules) if victim.waiting else 0.0
+    if victim.state is not SlotState.READY or not victim.settled:
+        return NEVER
+    kept = kept_until(victim, claimant, rules)
+    after_turn = max(turn_ends_at(victim, claimant, rules), late_at(claimant, rules), kept)
+    if victim.in_flight:
+        return after_turn
+    alone = max(kept, 0.0 if victim.audience.is_empty(now) else victim.audience.ends_at)
+    return min(after_turn, alone)
+
+
+def after_failure(failures: int, now: float, rules: Rules) -> tuple[SlotState, float]:
+    """(state, when to try again) after so many failed loads in a row.
+
+    >>> [after_failure(failures, 0.0, Rules()) for failures in (1, 2, 3, 4)] # doctest: +NORMALIZE_WHITESPACE
+    [(<SlotState.COLD: 'cold'>, 60.0), (<SlotState.COLD: 'cold'>, 300.0), (<SlotState.COLD: 'cold'>, 900.0),
+     (<SlotState.FAILED: 'failed'>, inf)]
+    """
+    if failures > len(rules.backoff_s):
+        return SlotState.FAILED, NEVER
+    return SlotState.COLD, now + rules.backoff_s[failures - 1]
