@@ -128,6 +128,29 @@ def test_openings_are_judged_by_their_first_word(source: str, is_wrong: bool) ->
     assert bool(wrong_openings(source)) is is_wrong
 
 
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def class_names(source: str) -> Iterator[str]:
+    """The public names of the classes and named types of a file.
+
+    >>> list(class_names("class A: pass\nclass _B: pass\nclass C(D):\n    class E: pass"))
+    ['A', 'C', 'E']
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name
+
+
+def test_no_public_class_name_stands_twice_in_the_tree() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted(HIVE.rglob("*.py")):
+        for name in class_names(path.read_text()):
+            places.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert not twice, "\n".join(f"{name}: {', '.join(found)}" for name, found in twice.items())
+
+
 # --- the glossary ------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, ModelInfo, RuntimeKind, Tier
 from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize
 from hive.link.message import LinkMessage
-from hive.link.pool import CloseSlot, SlotBusy, SlotClosed, SlotDemands, SlotIs, SlotRow, Slots
+from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemands, SlotIs, SlotRow, Slots
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
 from hive.link.responses import (
@@ -565,7 +565,7 @@ AnyMessage = (
     | OpenBackend
     | Slots
     | SlotIs
-    | CloseSlot
+    | CloseSlotGate
     | SlotClosed
     | SlotBusy
     | SlotDemands

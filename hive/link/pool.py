@@ -42,7 +42,7 @@ class SlotIs(LinkMessage, tag=True, frozen=True, kw_only=True):
     slot: SlotRow
 
 
-class CloseSlot(LinkMessage, tag=True, frozen=True, kw_only=True):
+class CloseSlotGate(LinkMessage, tag=True, frozen=True, kw_only=True):
     """Ask, daemon → proxy. No request goes to the slot from now on; new ones wait as `wait_s` says.
 
     `drain_s` None: only if nothing is in flight there; answer `SlotClosed` or `SlotBusy`, and then the slot stays as it
@@ -57,13 +57,13 @@ class CloseSlot(LinkMessage, tag=True, frozen=True, kw_only=True):
 
 
 class SlotClosed(LinkMessage, tag=True, frozen=True, kw_only=True):
-    """Answer to `CloseSlot`: nothing is in flight at the slot. `cut`: requests that did not end in time."""
+    """Answer to `CloseSlotGate`: nothing is in flight at the slot. `cut`: requests that did not end in time."""
 
     cut: int = 0
 
 
 class SlotBusy(LinkMessage, tag=True, frozen=True, kw_only=True):
-    """Answer to `CloseSlot`: it stays open. `in_flight`: requests there."""
+    """Answer to `CloseSlotGate`: it stays open. `in_flight`: requests there."""
 
     in_flight: int
 

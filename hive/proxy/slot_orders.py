@@ -11,7 +11,7 @@ from hive.errors import LinkLost
 from hive.link.link import LinkReply
 from hive.link.message import LinkMessage
 from hive.link.pool import (
-    CloseSlot,
+    CloseSlotGate,
     SlotBusy,
     SlotClosed,
     SlotDemand,
@@ -77,7 +77,7 @@ class SlotOrders:
                 self.heard(slots)
             case SlotIs(slot=row):
                 self._learn(row)
-            case CloseSlot() if reply is not None:
+            case CloseSlotGate() if reply is not None:
                 self._close(message, reply)
 
     def _learn(self, row: SlotRow) -> None:
@@ -86,7 +86,7 @@ class SlotOrders:
         log.info("slot_is id=%s generation=%d open=%s", row.id, row.generation, row.is_open)
         self.changed(self._path.learn_slot(row))
 
-    def _close(self, message: CloseSlot, reply: LinkReply) -> None:
+    def _close(self, message: CloseSlotGate, reply: LinkReply) -> None:
         slot = self._path.slots.pooled.get(message.id)
         if slot is None or slot.generation != message.generation:
             reply(SlotBusy(in_flight=0))

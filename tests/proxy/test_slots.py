@@ -12,7 +12,7 @@ from typing import Any
 from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.errors import LinkLost
 from hive.link.message import LinkMessage
-from hive.link.pool import CloseSlot, SlotBusy, SlotClosed, SlotDemands, SlotRow
+from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemands, SlotRow
 from hive.proxy import slot_orders
 from hive.proxy.slot_orders import SlotOrders
 from tests.proxy.harness import (
@@ -79,7 +79,7 @@ class Pool:
     def close(self, model: str, *, generation: int = 1, drain_s: float | None = None) -> list[LinkMessage]:
         """Asks for it; the answer is in the list once it has come."""
         answers: list[LinkMessage] = []
-        message = CloseSlot(id=f"{model}-1", generation=generation, wait_s=30.0, drain_s=drain_s)
+        message = CloseSlotGate(id=f"{model}-1", generation=generation, wait_s=30.0, drain_s=drain_s)
         self.orders.order(message, answers.append)
         return answers
 
