@@ -19,7 +19,7 @@ BURNS_SHARE = 0.01
 
 
 class FailReason(StrEnum):
-    """Causes of a failed request; the first five also end a server."""
+    """Causes of a failed request, the five of seeds/001 first; some are causes of the end of a server, too."""
 
     WORKER_RESTARTED = "worker_restarted"
     STALL_TIMEOUT = "stall_timeout"
