@@ -34,7 +34,7 @@ class FailReason(StrEnum):
     """The server answered with an error of its own."""
     REPEATED_LINE_LOOP = "repeated_line_loop"
     DIALOGUE_FAILED = "dialogue_failed"
-    """What decides about the turns of the request raised an error."""
+    """The code that decides about the turns of the request raised an error."""
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
