@@ -79,6 +79,7 @@ async def test_children_that_ignore_sigterm_and_ran_away_are_ended(tmp_path: Pat
     assert not place.alive()
 
 
+@pytest.mark.cgroup
 async def test_in_a_cgroup_of_its_own_nothing_is_left_and_its_cpu_time_is_known(tmp_path: Path, leaf: Leaf) -> None:
     place = Folder(tmp_path)
     found = await started(place, *STUBBORN, leaf=leaf)
@@ -89,6 +90,7 @@ async def test_in_a_cgroup_of_its_own_nothing_is_left_and_its_cpu_time_is_known(
     assert not leaf.path.exists()
 
 
+@pytest.mark.cgroup
 async def test_what_a_killed_supervisor_left_in_the_cgroup_is_ended_before_the_next_start(
     tmp_path: Path, leaf: Leaf
 ) -> None:
