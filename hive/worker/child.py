@@ -15,6 +15,7 @@ from hive.errors import DependencyDown, HiveError
 from hive.host.cgroup import Leaf
 from hive.host.process import (
     CLOCK_TICKS,
+    Identity,
     ProcessTable,
     children_of,
     exit_code,
@@ -34,7 +35,7 @@ STARTED_WITHIN_S = 30.0
 MARGIN_S = 5.0
 """The warden's own time to kill and to end, after the grace."""
 MARK = "HIVE_WORKER"
-"""Variable in the environment of a server and all that comes of it; a warden that was killed leaves no other trace."""
+"""Variable in the environment of a server and all that comes of it: by it orphans of a killed warden are known."""
 READ_BYTES = 65536
 
 
@@ -67,6 +68,7 @@ class ServerProcess:
         self._leaf = leaf
         self._on_output = on_output
         self._loop = asyncio.get_running_loop()
+        self._server: Identity | None = None
         self._warden: subprocess.Popen[bytes] | None = None
         self._lifeline: int | None = None
         self._output: int | None = None
@@ -98,6 +100,7 @@ class ServerProcess:
             await self.end()
             raise DependencyDown(rest or f"the warden of {self._command[0]} ended: {' '.join(self.log.last(1))}")
         self.pid = int(rest)
+        self._server = identify(self.pid)
 
     def _start_warden(self) -> int:
         """Returns the descriptor from which its status line is read."""
@@ -157,7 +160,7 @@ class ServerProcess:
             self._kill_below(self._warden.pid)
             self._warden.kill()
             await self.ended.wait()
-        self._kill_marked()
+        self._kill_orphans()
         if self._leaf is not None:
             await _emptied(self._leaf)
 
@@ -167,15 +170,27 @@ class ServerProcess:
         for process in filter(None, map(identify, below)):
             process.send(signal.SIGKILL)
 
-    def _kill_marked(self) -> None:
-        """Kills what was left to be inherited by others where the warden was killed; each may just have forked."""
+    def _kill_orphans(self) -> None:
+        """Kills what was left to be inherited by others where the warden was killed; each may just have forked.
+
+        It is known by the server's session, and by MARK, which is not to be read where a process wrote itself another
+        title (vLLM's do). What left the session *and* wrote itself a title is found by a cgroup alone.
+        """
         assert self._warden is not None
         if self._warden.returncode >= 0:
             return  # it ended by itself, and left nothing
-        while left := ProcessTable().with_environment(f"{MARK}={self._mark}"):
-            found = filter(None, (identify(stat.pid) for stat in left))
-            if not [process for process in found if process.send(signal.SIGKILL)]:
+        while left := self._orphans():
+            if not [process for process in left if process.send(signal.SIGKILL)]:
                 return
+
+    def _orphans(self) -> list[Identity]:
+        table = ProcessTable()
+        found = {stat.pid for stat in table.with_environment(f"{MARK}={self._mark}")}
+        leader = table.processes.get(self.pid or 0)
+        if self._server is not None and (leader is None or leader.start_ticks == self._server.start_ticks):
+            found.update(table.sessions.get(self._server.pid, ()))
+        stats = [table.processes[pid] for pid in table.with_descendants(found) if pid in table.processes]
+        return [Identity.of(stat) for stat in stats if stat.alive]
 
     def cpu_s(self) -> float:
         """CPU time that the server and its living descendants have used so far."""

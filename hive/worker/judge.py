@@ -19,7 +19,7 @@ BURNS_SHARE = 0.01
 
 
 class FailReason(StrEnum):
-    """Causes of a failed request; the first five also end a server."""
+    """Causes of a failed request, the five of seeds/001 first; some are causes of the end of a server, too."""
 
     WORKER_RESTARTED = "worker_restarted"
     STALL_TIMEOUT = "stall_timeout"
@@ -34,7 +34,7 @@ class FailReason(StrEnum):
     """The server answered with an error of its own."""
     REPEATED_LINE_LOOP = "repeated_line_loop"
     DIALOGUE_FAILED = "dialogue_failed"
-    """The dialogue of the request raised an error."""
+    """The code that decides about the turns of the request raised an error."""
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):

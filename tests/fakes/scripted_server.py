@@ -6,12 +6,14 @@
 Words of a message, carried out in order: `head SECONDS` (before the head), `wait SECONDS`, `data N`, `every SECONDS`
 (between two of them), `text TEXT`, `pings SECONDS` (comments each 50 ms), `burn SECONDS` (of CPU), `error`, `status N`,
 `cut`, `crash N`, `stop` (SIGSTOP to itself), `leave` (its socket is gone, it lives on), `whole` (end marker). `--child
-HOW`: one process beside it that ignores SIGTERM: `fork`, `setsid` or `double`. All pids go to FILE.
+HOW`: one process beside it that ignores SIGTERM: `fork`, `titled` (it writes over its environment, as vLLM's do),
+`setsid` or `double`. All pids go to FILE.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -161,9 +163,19 @@ def beside(how: str, pids: str) -> None:
     if how == "double" and os.fork():
         os._exit(0)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if how == "titled":
+        forget_environment()
     note(pids)
     while True:
         time.sleep(60)
+
+
+def forget_environment() -> None:
+    """Fills what the kernel shows as this process's environment with zeros."""
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    ctypes.memset(start, 0, end - start)
 
 
 def note(pids: str) -> None:
@@ -176,7 +188,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--socket", required=True)
     parser.add_argument("--pids", default="")
-    parser.add_argument("--child", action="append", default=[], choices=("fork", "setsid", "double"))
+    parser.add_argument("--child", action="append", default=[], choices=("fork", "titled", "setsid", "double"))
     parser.add_argument("--ignore-term", action="store_true")
     parser.add_argument("--crash-at-start", type=int, default=0)
     parser.add_argument("--chatter", type=int, default=0)

@@ -8,13 +8,21 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from hive.backends.command_line import Launch
+from hive.backends.launch import launch
+from hive.domain import BackendKind
 from hive.host.process import ProcessTable, read_stat
+from hive.settings.table import InferenceSection
+from hive.worker.stream import Progress, answer
+from tests import llama
 from tests.fakes.mortal import until
 from tests.worker.scripted import Folder
 
@@ -71,13 +79,21 @@ class Service:
 @contextmanager
 def service(folder: Path, *flags: str, liveness_s: float = 600, watchdog_s: float | None = None) -> Iterator[Service]:
     place = Folder(folder)
-    environment = {"PATH": os.environ["PATH"], "NOTIFY_SOCKET": str(folder / "notify")}
+    with serving(place, place.launch(*flags), liveness_s=liveness_s, watchdog_s=watchdog_s) as found:
+        yield found
+
+
+@contextmanager
+def serving(
+    place: Folder, how: Launch, *, liveness_s: float = 600, watchdog_s: float | None = None
+) -> Iterator[Service]:
+    notify = place.socket.with_name("notify")
+    environment = {"PATH": os.environ["PATH"], "NOTIFY_SOCKET": str(notify)}
     if watchdog_s is not None:
         environment["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
-    launch = place.launch(*flags)
-    words = [sys.executable, "-P", "-c", PROGRAM, str(place.socket), str(liveness_s), *launch.command]
+    words = [sys.executable, "-P", "-c", PROGRAM, str(place.socket), str(liveness_s), *how.command]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
-        heard.bind(str(folder / "notify"))
+        heard.bind(str(notify))
         heard.setblocking(False)
         with subprocess.Popen(
             words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -182,6 +198,35 @@ async def test_a_socket_at_which_somebody_listens_is_not_taken(tmp_path: Path) -
         assert other.returncode == 1
         assert "listens" in other.stderr
         assert len(found.place.alive()) == 1
+
+
+@pytest.mark.llama
+async def test_a_real_llama_server_with_a_stream_under_way_is_ended(tmp_path: Path) -> None:
+    place = Folder(tmp_path)
+    with serving(place, llama_launch(tmp_path), watchdog_s=1.5) as found:
+        pid = await found.ready()
+        progress = Progress(time.monotonic)
+        body = b'{"stream":true,"max_tokens":5000,"messages":[{"role":"user","content":"Hi"}]}'
+        async with aclosing(answer(place.socket, body, progress)) as chunks:
+            async for chunk in chunks:
+                if chunk.choices and chunk.choices[0].delta is not None and chunk.choices[0].delta.text:
+                    break
+            found.process.send_signal(signal.SIGTERM)
+            code, output = await asyncio.to_thread(found.end)
+        assert code == 0
+        assert "llama" in output or "slot" in output  # its log went through
+        assert read_stat(pid) is None
+        assert not place.socket.exists()
+
+
+def llama_launch(folder: Path) -> Launch:
+    """A real llama-server with a tiny model."""
+    program, model = llama.program(), folder / "tiny.gguf"
+    if program is None:
+        pytest.skip("no llama-server: run tests/tools/build_llama_server.sh or set HIVE_LLAMA_SERVER")
+    subprocess.run([sys.executable, str(llama.MAKE_MODEL), str(model)], check=True, stdout=subprocess.DEVNULL)
+    told = {"llama_program": str(program), "llama_model": str(model)}
+    return launch(BackendKind.LLAMA, replace(InferenceSection(), **told), {}, runtime=folder, state=folder)
 
 
 async def test_supervisor_and_warden_are_light(tmp_path: Path) -> None:
