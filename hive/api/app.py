@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from hive.api.agent_subresources import AgentSubresourceApi
 from hive.api.agents import AgentApi
 from hive.api.caller import ABOUT, origin, person
 from hive.api.database import DbApi
@@ -56,7 +57,8 @@ def rows(services: Services, *, pause_timeout_s: float, stopping: asyncio.Event)
         *ModelApi(services).rows(),
         *EventApi(services, stopping=stopping).rows(),
         *SteeringApi(services).rows(),
-        *AgentApi(services, pause_timeout_s=pause_timeout_s, stopping=stopping).rows(),
+        *AgentApi(services, pause_timeout_s=pause_timeout_s).rows(),
+        *AgentSubresourceApi(services, stopping=stopping).rows(),
         *ExecApi(services).rows(),
         *TokenApi(services).rows(),
         *DbApi(services, stopping=stopping).rows(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
@@ -79,7 +79,7 @@ class EventApi:
             headers={"cache-control": "no-store"},
         )
 
-    async def _event_stream(self, tail: int, agent: str, *, live: bool) -> AsyncIterator[bytes]:
+    async def _event_stream(self, tail: int, agent: str, *, live: bool) -> AsyncGenerator[bytes, None]:
         """Past events, then live ones: listening begins before the past is read, so that none falls between."""
         with self._services.audit_log.subscribe() as feed:
             past, both, seen = deque(await self._services.audit_log.past(tail, agent)), set[bytes](), 0

@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -86,7 +86,7 @@ class Client:
         """Id, name, status … of every agent, by name: what costs no look at the agent."""
         return [agent for page in self.agents(short=True, timeout_s=timeout_s) for agent in page["agents"]]
 
-    def lines(self, path: str, *, silence_s: float | None = None, **query: Query) -> Iterator[bytes]:
+    def lines(self, path: str, *, silence_s: float | None = None, **query: Query) -> Generator[bytes, None, None]:
         """The lines of a text answer as they come, with their newline. `silence_s` None waits for ever.
 
         Raises DependencyDown where the daemon is gone before it has ended its answer.
@@ -103,7 +103,7 @@ class Client:
             if last := b"".join(pending):
                 yield last
 
-    def events(self, *, tail: int = 20, follow: bool = False) -> Iterator[Answer]:
+    def events(self, *, tail: int = 20, follow: bool = False) -> Generator[Answer, None, None]:
         """Events, oldest first; with `follow` also those to come, until the daemon ends."""
         for line in self.lines("/api/events", tail=tail, follow=int(follow)):
             if line.startswith(b"data: "):

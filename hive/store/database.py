@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -74,7 +74,7 @@ class Database:
         self._thread.start()
 
     @classmethod
-    def open(cls, path: Path) -> Database:
+    def open(cls, path: Path) -> Self:
         """Opens, checks and migrates; a damaged file is moved aside and a new one begun (anew.py), which the log says
         loudly. Where the second copy knows of changes that the database has lost, it has them again.
 

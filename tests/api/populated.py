@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -223,7 +224,7 @@ async def populate(box: Box) -> None:
     database = Database.open(box.paths.database)
     ids = await database.read(lambda conn: [row[0] for row in conn.execute("SELECT id FROM agents")])
     await database.write(lambda conn: usage.insert(conn, [event(no, [*ids, gone]) for no in range(400)]))
-    await database.write(lambda conn: [jobs.add(conn, job) for job in old_jobs()])
+    await database.write(add_old_jobs)
     database.close()
     await box.start_daemon()
 
@@ -263,6 +264,11 @@ def old_jobs() -> list[StoredJob]:
         StoredJob(id="b" * 12, state=JobState.FAILED, error=error, created_at=now - 60, **common),
         StoredJob(id="c" * 12, state=JobState.CANCELLED, error=error, created_at=now - 90, **common),
     ]
+
+
+def add_old_jobs(conn: sqlite3.Connection) -> None:
+    for job in old_jobs():
+        jobs.add(conn, job)
 
 
 def credentials(directory: Path) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 import schemathesis
 
 from hive.agents.spec import check
-from hive.api import openapi
+from hive.api import openapi, spec_schema
 from hive.api.openapi import document, errors_of
 from hive.api.routes import RouteRow
 from hive.client.client import Client
@@ -224,7 +223,7 @@ def test_the_description_takes_the_specs_that_hive_takes(runtime: str, field: st
         assert validator.is_valid(spec) is is_taken(spec), spec
 
 
-@pytest.mark.parametrize("example", [*openapi.spec_schema.EXAMPLES.values()], ids=lambda example: example["name"])
+@pytest.mark.parametrize("example", [*spec_schema.EXAMPLES.values()], ids=lambda example: example["name"])
 def test_the_examples_are_specs(example: Schema) -> None:
     assert is_taken(example)
 
@@ -264,10 +263,10 @@ def write_anew() -> None:
     errors = ["| status | when |", "|---|---|", *(f"| {status} | {says} |" for status, says in openapi.ERRORS.items())]
     for head, lines in (("| | path |", route_table()), ("| status |", errors)):
         pattern = re.compile(rf"^{re.escape(head)}.*\n(\|.*\n)*", re.MULTILINE)
-        text, count = pattern.subn(lambda _, lines=lines: "\n".join(lines) + "\n", text)
+        text, count = pattern.subn(lambda _, lines=lines: "\n".join(lines) + "\n", text)  # type: ignore[misc]
         assert count == 1, head
     DOCUMENT.write_text(text)
 
 
 if __name__ == "__main__":
-    sys.exit(write_anew())
+    write_anew()

@@ -45,7 +45,7 @@ async def asleep(box: Box, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     box.daemon._proxy_link.stop()
     box.daemon._proxy_link.stop = lambda: None  # type: ignore[method-assign]  # it would, once more, at its end
     await until(lambda: not box.services.health.view()["proxy"]["connected"])
-    return agent
+    return dict(agent)
 
 
 async def test_a_request_of_a_sleeper_wakes_it_over_http(box: Box, asleep: dict[str, Any]) -> None:
@@ -98,7 +98,8 @@ async def answering() -> AsyncIterator[Callable[[bytes], Any]]:
         return f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
     yield start
-    for open_one in (*servers, *writers):
+    begun: list[asyncio.Server | asyncio.StreamWriter] = [*servers, *writers]
+    for open_one in begun:
         open_one.close()
         with contextlib.suppress(OSError):
             await open_one.wait_closed()

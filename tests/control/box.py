@@ -61,9 +61,9 @@ async def until(question: Callable[[], object], *, within_s: float = 20) -> None
     raise AssertionError("it did not happen")
 
 
-def is_alive(pid: int) -> bool:
+def is_alive(pid: int | None) -> bool:
     """Whether it runs; one that ended and that nobody has waited for yet does not."""
-    process = read_stat(pid)
+    process = None if pid is None else read_stat(pid)
     return process is not None and process.alive
 
 

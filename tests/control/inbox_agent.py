@@ -16,7 +16,7 @@ from pathlib import Path
 class Inbox(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def do_POST(self):
+    def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         status = int(Path("status").read_text()) if Path("status").exists() else 204
         line = {"path": self.path, "key": self.headers["Idempotency-Key"], "type": self.headers["Content-Type"]}
@@ -34,7 +34,7 @@ class Inbox(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(told)
 
-    def log_message(self, *_):
+    def log_message(self, *_: object) -> None:
         pass
 
 

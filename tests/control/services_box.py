@@ -41,7 +41,7 @@ GETS: dict[str, Any] = {
 class Server:
     """One service that runs: enough of llama-server and of vLLM."""
 
-    def __init__(self, kind: BackendKind, *, generates: bool) -> None:
+    def __init__(self, kind: str, *, generates: bool) -> None:
         self.kind = kind
         self.generates = generates
         self.served = 0
@@ -91,13 +91,13 @@ class Units(ServiceCandidates):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.running: dict[BackendKind, Server] = {}
-        self.broken: dict[BackendKind, str] = {}
+        self.running: dict[str, Server] = {}
+        self.broken: dict[str, str] = {}
         self.calls: list[str] = []
         self.printed = ""
         """What stands at the end of each service's output."""
 
-    def target(self, kind: BackendKind) -> Target:
+    def target(self, kind: str) -> Target:
         return Target(kind, str(self.folder / f"{kind}.sock"), f"{kind}.service")
 
     async def find(self, asked: str) -> Target:
@@ -127,7 +127,7 @@ class Units(ServiceCandidates):
     async def why_dead(self, target: Target) -> str:
         return f"{target.unit} failed (exit-code)" if self.broken.get(target.kind) == "dead" else ""
 
-    async def log(self, kind: BackendKind, lines: int, *, last_run: bool = False) -> str:
+    async def log(self, kind: str, lines: int, *, last_run: bool = False) -> str:
         return f"the last line of {kind}{self.printed}\n"
 
     async def first(self, inference: InferenceSection) -> Target | None:
@@ -158,7 +158,7 @@ class ServicesBox(Box):
         units = self.units
 
         class ServicesDaemon(Daemon):
-            _has_units = True  # type: ignore[assignment]
+            _has_units = True
 
             def _choices(self, known: list[str]) -> Units:
                 return units

@@ -48,8 +48,10 @@ async def test_a_change_of_the_places_is_told_and_a_silent_backend_keeps_them(sh
     async with serving(short_path / "b.sock", answers) as address:
         watch, told = watching(BackendKind.LLAMA, address)
         assert watch.info is not None
-        assert watch.info.places is None
+        before = watch.info.places
         await watch.check()
+        assert before is None
+        assert watch.info is not None
         assert (watch.info.places, watch.info.places_from, watch.info.warning) == (4, "/props total_slots", "")
         await watch.check()
         answers["/props"] = PROPS.replace(b"4", b"8")

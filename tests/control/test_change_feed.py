@@ -177,7 +177,7 @@ async def test_who_lives_is_never_told_to_be_gone_because_it_was_not_asked_about
     bob = (await box.create("bob"))["id"]
     [view] = (await box.services.agent_views.changes(first["cursor"], []))["agents"]
     assert (view["name"], view["pid"]) == ("bob", box.life(bob).pid)
-    assert view["rss_bytes"] > 0
+    assert (view["rss_bytes"] or 0) > 0
     await box.create("cid")
     whole = await box.services.agent_views.changes("", [])
     assert whole["is_whole"]
@@ -188,7 +188,7 @@ async def test_who_lives_is_never_told_to_be_gone_because_it_was_not_asked_about
     await box.start("cid", "uid:0")
     [started] = (await box.services.agent_views.changes(whole["cursor"], []))["agents"]
     assert started["pid"] == box.life("cid").pid
-    assert started["rss_bytes"] > 0
+    assert (started["rss_bytes"] or 0) > 0
 
 
 async def test_a_helper_that_is_back_does_not_make_all_but_those_asked_for_gone(

@@ -146,8 +146,8 @@ async def test_many_are_removed_by_one_order_and_each_is_audited(box: Box) -> No
     assert {row["detail"]["name"] for row in told} == removed
     assert {row["actor"] for row in told} == {f"uid:{os.geteuid()}"}
     order = next(row for row in rows if row["act"] == "order.remove_many")
-    told = {"agents": 122, "removed": 120, "not_removed": ["nobody", view["id"]]}
-    assert {name: value for name, value in order["detail"].items() if name != "user"} == told
+    counted = {"agents": 122, "removed": 120, "not_removed": ["nobody", view["id"]]}
+    assert {name: value for name, value in order["detail"].items() if name != "user"} == counted
     assert box.daemon is not None
     links = await box.daemon._database.read(lambda conn: [*audit.links(conn)])
     assert chain.verify(links).bad is None

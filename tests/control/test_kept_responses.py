@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import msgspec
 import pytest
@@ -23,6 +22,7 @@ from hive.link.responses import (
     ResponseIs,
 )
 from hive.settings.table import Settings
+from hive.store import responses
 from tests.control.box import AWAKE, Box, until
 from tests.fakes.proxy_peer import ProxyPeer
 
@@ -51,8 +51,7 @@ async def history(proxy: ProxyPeer, agent: str, name: str) -> list[str]:
 
 
 async def created(box: Box, name: str = "bob") -> str:
-    view: dict[str, Any] = await box.create(name)
-    return str(view["id"])
+    return (await box.create(name))["id"]
 
 
 async def test_what_is_told_is_found_by_what_is_asked_behind_it(box: Box) -> None:
@@ -88,7 +87,7 @@ async def test_an_unexpected_failure_is_answered_too(box: Box, monkeypatch: pyte
     def broken(*_: object, **__: object) -> bytes:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(kept_responses.responses, "get", broken)
+    monkeypatch.setattr(responses, "get", broken)
     with pytest.raises(Exception, match="cannot be read"):
         await ask(box.proxy, AskResponse(agent=agent, id="r1"))
 

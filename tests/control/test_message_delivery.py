@@ -212,7 +212,8 @@ async def test_who_waits_for_a_message_learns_that_its_agent_was_removed(box: Bo
     with pytest.raises(NotFound):
         await waiting
     assert box.daemon is not None
-    await until(lambda: repr(box.daemon._message_delivery) == "<MessageDelivery 0 agents with messages>")
+    delivery = box.daemon._message_delivery
+    await until(lambda: repr(delivery) == "<MessageDelivery 0 agents with messages>")
 
 
 async def test_waiting_ends_in_time(box: Box) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,7 @@ async def test_an_agents_usage_has_the_specified_shape(database: Database) -> No
 async def test_what_was_spent_is_what_ended_since_then(database: Database) -> None:
     events = [event(1), event(2, tokens_in=None, tokens_out=None), event(3, agent_id="removed"), event(4)]
     await database.write(lambda conn: usage.insert(conn, events))
-    spent = {
-        since: await database.read(lambda conn, at=since: usage.spent_since(conn, at)) for since in (0.0, 1003, 9e9)
-    }
+    spent = {since: await database.read(partial(usage.spent_since, since=since)) for since in (0.0, 1003, 9e9)}
     assert list(spent.values()) == [SpentSums(30, 3, 4), SpentSums(20, 2, 2), SpentSums()]
 
 

@@ -79,7 +79,7 @@ async def test_only_who_runs_agents_may_ask(box: Box) -> None:
     await box.start_helper()
     for role, answer in (("up", Runtimes), ("proxy", NotPermitted)):
         client = SandboxClient(box.paths.sandbox_socket, role=role, epoch="e")
-        await until(lambda client=client: client.connected)
+        await until(lambda client=client: client.connected)  # type: ignore[misc]
         try:
             got: object = await client._client.link.ask(AskRuntimes(), Runtimes, timeout_s=5)
         except HiveError as error:

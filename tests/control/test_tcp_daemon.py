@@ -78,7 +78,7 @@ async def test_when_a_token_was_used_is_written_now_and_then_and_not_for_each_re
 
     async def read_back() -> float | None:
         rows = await database.read(lambda conn: conn.execute("SELECT last_used_at FROM api_tokens").fetchone())
-        return rows[0]
+        return None if rows[0] is None else float(rows[0])
 
     assert await read_back() is None
     await status_of(port_of(box), made)

@@ -49,7 +49,7 @@ async def test_requests_of_an_older_hive_get_into_the_sums_and_old_ones_go(
     await database.write(lambda conn: usage.insert(conn, events))
     await database.write(lambda conn: conn.execute("DELETE FROM usage_hours").rowcount)
     for statement in ("DELETE FROM usage_days", "DELETE FROM usage_weeks", "UPDATE inference_usage SET rolled_up = 0"):
-        await database.write(lambda conn, text=statement: conn.execute(text).rowcount)
+        await database.write(lambda conn, text=statement: conn.execute(text).rowcount)  # type: ignore[misc]
     history = UsageHistory(database, DaemonSettings(usage_retention_days=4, usage_rollup_days=7))
     with caplog.at_level(logging.INFO):
         await history.see_to()

@@ -189,7 +189,12 @@ async def test_a_peer_that_does_not_answer_in_time_is_a_timeout_and_a_late_answe
 
 async def test_whoever_waits_when_the_link_is_lost_hears_of_it(ends: tuple[End, End]) -> None:
     left, right = ends
-    right.answer = lambda message: (right.link.close(), Done())[1]
+
+    def close_and_answer(_: LinkMessage) -> Done:
+        right.link.close()
+        return Done()
+
+    right.answer = close_and_answer
     with pytest.raises(LinkLost):
         await left.link.ask(Thaw(agent="a"), Thawed, timeout_s=5)
     await left.lost.wait()
@@ -452,7 +457,7 @@ async def test_a_client_finds_a_server_that_comes_later_and_comes_again(tmp_path
                 await asyncio.sleep(0.005)
         assert await client.link.ask(AskStat(), Done, timeout_s=5) == Done()
         served.server.close()
-        await until(lambda times=times: len(lost) == times)
+        await until(lambda times=times: len(lost) == times)  # type: ignore[misc]
         assert not client.connected
     assert not (tmp_path / "s").exists()
     client.close()

@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -251,7 +251,7 @@ class Proxy:
 
 @contextlib.asynccontextmanager
 async def proxied(
-    tmp_path: Path, *, tenants: dict[str, TenantRow] | None = None, **proxy_settings: object
+    tmp_path: Path, *, tenants: dict[str, TenantRow] | None = None, **proxy_settings: Any
 ) -> AsyncIterator[tuple[Proxy, Backend]]:
     defaults = Settings(tenants=tenants or {})
     settings = msgspec.structs.replace(defaults, proxy=msgspec.structs.replace(defaults.proxy, **proxy_settings))
@@ -278,6 +278,13 @@ class Client:
         self.reader = reader
         self.writer = writer
         Client.opened.append(self)
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        """Its transport, which reads too."""
+        transport = self.writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        return transport
 
     @classmethod
     async def tcp(cls, port: int) -> Client:
@@ -363,7 +370,7 @@ def full_backlog() -> Iterator[str]:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
-async def until(condition: Callable[[], bool], *, within_s: float = 5.0) -> None:
+async def until(condition: Callable[[], object], *, within_s: float = 5.0) -> None:
     """Waits until the condition holds. Fails the test where it does not."""
     deadline = asyncio.get_running_loop().time() + within_s
     while not condition():

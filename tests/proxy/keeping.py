@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 from hive.control.kept_responses import KeptResponses
 from hive.domain import BackendKind
@@ -63,7 +64,7 @@ class Daemon:
 
 
 @contextlib.asynccontextmanager
-async def keeping(tmp_path: Path, **settings: object) -> AsyncIterator[tuple[Proxy, Daemon]]:
+async def keeping(tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Proxy, Daemon]]:
     async with proxied(tmp_path, responses_kept_mb=64, **settings) as (proxy, backend):
         proxy.use(backend, BackendKind.LLAMA)
         daemon = Daemon(tmp_path)

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,7 +24,7 @@ PORT = 8080
 
 
 @contextlib.asynccontextmanager
-async def guest(short_path: Path, **settings: object) -> AsyncIterator[tuple[Proxy, Muxer, Backend]]:
+async def guest(short_path: Path, **settings: Any) -> AsyncIterator[tuple[Proxy, Muxer, Backend]]:
     """Alice is a virtual machine, and a server listens on PORT in it. Nothing that was begun is left at the end."""
     muxer, inside = Muxer(short_path / "v.sock"), Backend()
     inside.reply = answer(b"hello")

@@ -11,6 +11,7 @@ import socket
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -259,7 +260,7 @@ async def test_one_admin_connection_too_many_gets_a_503_and_the_others_stay(shor
 
 
 @contextlib.asynccontextmanager
-async def closed_door(family: socket.AddressFamily, where: object) -> AsyncIterator[object]:
+async def closed_door(family: socket.AddressFamily, where: Any) -> AsyncIterator[Any]:
     """A listener that turns every connection away; its address."""
 
     def nobody(sock: socket.socket) -> Connection | None:
@@ -267,7 +268,7 @@ async def closed_door(family: socket.AddressFamily, where: object) -> AsyncItera
         return None
 
     sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.bind(where)  # type: ignore[arg-type]
+    sock.bind(where)
     sock.listen(512)
     address = sock.getsockname()
     listener = SocketListener(sock, nobody)
@@ -283,7 +284,7 @@ async def test_who_is_turned_away_reads_why_even_after_a_long_upload(short_path:
     tcp = kind == "tcp"
     family, where = (socket.AF_INET, ("127.0.0.1", 0)) if tcp else (socket.AF_UNIX, str(short_path / "d"))
     async with closed_door(family, where) as address:
-        opening = asyncio.open_connection(*address[:2]) if tcp else asyncio.open_unix_connection(str(address))  # type: ignore[index]
+        opening = asyncio.open_connection(*address[:2]) if tcp else asyncio.open_unix_connection(str(address))
         reader, writer = await opening
         writer.write(
             b"POST /v1/chat/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 300000\r\n\r\n" + b"x" * 300_000

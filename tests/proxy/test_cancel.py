@@ -15,11 +15,11 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
-from hive.domain import BackendInfo, BackendKind
+from hive.domain import BackendInfo, BackendKind, UsageEvent
 from hive.proxy.body_workers import DeepReaders
 from hive.proxy.forward import Exchange
 from hive.proxy.gate import GateState
@@ -46,7 +46,7 @@ DONE = b"data: [DONE]\n\n"
 MIB = 1 << 20
 LARGE = b'{"model":"m","messages":[{"role":"user","content":"%b"}]}' % (b"x" * 15 * MIB)
 RESET = struct.pack("ii", 1, 0)
-PATIENT = {"connect_s": 60.0, "gate_wait_s": 60.0, "queue_wait_s": 60.0, "window_requests": 100_000}
+PATIENT: dict[str, Any] = {"connect_s": 60.0, "gate_wait_s": 60.0, "queue_wait_s": 60.0, "window_requests": 100_000}
 """No clock of the proxy's own may be what ends a request here."""
 
 
@@ -359,7 +359,7 @@ async def _abort(proxy: Proxy, chance: random.Random) -> None:
 
 async def test_of_two_thousand_that_leave_at_a_random_moment_nothing_stays(tmp_path: Path) -> None:
     chance = random.Random(20261120)
-    more = {"tier_low_concurrency": 8, "queue_depth": 16, "parked_max": 20}
+    more: dict[str, Any] = {"tier_low_concurrency": 8, "queue_depth": 16, "parked_max": 20}
     async with proxied(tmp_path, **PATIENT, **more) as (proxy, backend):
         with complaints() as found:
             before = held(proxy)
@@ -456,7 +456,12 @@ async def test_who_leaves_while_the_last_byte_is_held_back_leaves_nothing(tmp_pa
         with complaints() as complained:
             before = held(proxy)
             held_back: list[Callable[[], None]] = []
-            proxy.path.usage.record = lambda _, then=None: held_back.append(then)  # type: ignore[method-assign]
+
+            def record(event: UsageEvent, then: Callable[[], None] | None = None) -> None:
+                assert then is not None
+                held_back.append(then)
+
+            proxy.path.usage.record = record  # type: ignore[method-assign]
             client = await Client.tcp(proxy.port)
             client.writer.write(post(b"/v1/chat/completions", CHAT, token=MODEL_TOKEN))
             await until(lambda: bool(held_back))

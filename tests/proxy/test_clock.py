@@ -186,8 +186,12 @@ async def test_a_real_proxy_serves_on_while_the_clock_is_set(short_path: Path, t
             statuses.append((await client.ask(ask))[0])
             await asyncio.sleep(0.01)
 
+    def close_all() -> None:
+        while Client.opened:
+            Client.opened.pop().close()
+
     with contextlib.ExitStack() as after:
-        after.callback(lambda: [client.close() for client in Client.opened] and Client.opened.clear())
+        after.callback(close_all)
         async with alone(short_path, backend=backend.address, env=env) as hive_:
             clients = [await Client.tcp(hive_.port) for _ in range(4)]
             tasks = [asyncio.ensure_future(asks(client)) for client in clients]

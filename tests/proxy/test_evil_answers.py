@@ -91,9 +91,9 @@ async def ollama_chat(client: ollama.AsyncClient, stream: bool) -> Heard:
 
 async def ollama_generate(client: ollama.AsyncClient, stream: bool) -> Heard:
     if not stream:
-        return Heard((await client.generate(model="m", prompt="x")).response)
+        return Heard((await client.generate(model="m", prompt="x")).response or "")
     parts = await client.generate(model="m", prompt="x", stream=True)
-    return Heard("".join([part.response async for part in parts]))
+    return Heard("".join([part.response or "" async for part in parts]))
 
 
 # what a backend says --------------------------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def says(backend: Backend, pieces: Pieces) -> None:
 async def outcome(pair: Pair, client: Any, *, stream: bool) -> Heard | None:
     """The package's result, None if it raises."""
     try:
-        return await asyncio.wait_for(pair.ask(client, stream), 20)  # type: ignore[no-any-return]
+        return await asyncio.wait_for(pair.ask(client, stream), 20)
     except Exception:  # each package has errors of its own, and passes on those of two HTTP clients and of json
         return None
 

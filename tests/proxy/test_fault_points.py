@@ -106,9 +106,9 @@ class Stage:
             client = self._kept.pop(listener, None) if kept else None
             if client is None:
                 client = await self.connect(listener)
-            outcome = await self._once(client, request)
-            if outcome is not None:
-                self._kept[listener] = client
+            answered = await self._once(client, request)
+            if answered is not None:
+                self._kept[listener], outcome = client, answered
                 break
             client.close()
             outcome = Outcome(0, "", b"")

@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
@@ -58,7 +58,7 @@ RESET = struct.pack("ii", 1, 0)
 
 
 @contextlib.asynccontextmanager
-async def faulty(tmp_path: Path, **settings: object) -> AsyncIterator[tuple[Proxy, Backend]]:
+async def faulty(tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Proxy, Backend]]:
     """A data path; at the end, after any fault, nothing is held, nothing escaped, the next request is served."""
     async with proxied(tmp_path, **settings) as (proxy, backend):
         before = held(proxy)

@@ -171,11 +171,14 @@ def test_what_is_closed_is_closed_for_every_endpoint_and_tier(target: str, tier:
 def test_of_a_templates_arguments_known_switches_alone_pass(target: str, tier: Tier) -> None:
     """All were dropped, so that thinking could not be switched off; any other key could replace the template."""
     asked = {"max_tokens": 1, "messages": []}
-    for kwargs in (
+    kwargs: dict[str, object]
+    nothing: dict[str, object] | None
+    taken: tuple[dict[str, object], ...] = (
         {"enable_thinking": False, "thinking": True, "clear_thinking": None},
         {"reasoning_effort": "high", "Enable_Thinking": True},
         {"thinking": "auto"},
-    ):
+    )
+    for kwargs in taken:
         folded = {name.casefold(): value for name, value in kwargs.items()}
         assert sent(target, {**asked, "chat_template_kwargs": kwargs}, tier)["chat_template_kwargs"] == folded
     for key in ("chat_template", "messages", "tools", "add_generation_prompt", "enable_thinkin", "x"):

@@ -14,6 +14,7 @@ from hive.errors import BadRequest, NotFound, PreviousNotFound, Saturated
 from hive.link.messages import Failed
 from hive.link.responses import KeepResponse
 from hive.proxy import kept_answers, stored_responses
+from hive.proxy.endpoints import Keeps
 from tests.proxy.harness import Client, Proxy, get, post, until
 from tests.proxy.keeping import OUTPUT, keep, keeping
 
@@ -226,4 +227,4 @@ async def test_what_is_kept_never_fills_the_link(tmp_path: Path, monkeypatch: py
         assert isinstance(daemon.heard[0], KeepResponse)
         proxy.path.stored = None
         with pytest.raises(Saturated):
-            await kept_answers.said_of_kept(proxy.path, proxy.alice, kept_answers.Keeps.GET, b"/v1/responses/r")
+            await kept_answers.said_of_kept(proxy.path, proxy.alice, Keeps.GET, b"/v1/responses/r")

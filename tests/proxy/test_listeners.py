@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,9 +89,8 @@ async def test_the_gate_looks_into_every_listener_of_the_agent_and_at_what_none_
     async with proxied(tmp_path) as (proxy, _):
         port, gate = inner(proxy), proxy.alice.gate
         with socket.socket() as tcp, socket.socket(socket.AF_UNIX) as unix:
-            for generation, (sock, address) in enumerate(
-                [(tcp, ("127.0.0.1", port)), (unix, str(proxy.socket_path))], start=2
-            ):
+            doors: list[tuple[socket.socket, Any]] = [(tcp, ("127.0.0.1", port)), (unix, str(proxy.socket_path))]
+            for generation, (sock, address) in enumerate(doors, start=2):
                 assert gate.close(2 * generation, now=0.0) is None
                 sock.connect(address)
                 sock.send(b"P")

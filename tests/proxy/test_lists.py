@@ -14,7 +14,12 @@ import pytest
 from hive.domain import BackendInfo, BackendKind, FoundCapabilities, ModelInfo
 from tests.proxy.harness import MODEL_TOKEN, Client, get, post, proxied
 
-META = {"n_params": 1_235_814_432, "n_ctx": 8192, "n_embd": 2048, "ftype": "Q4_K - Medium"}
+META: dict[str, int | float | str | bool] = {
+    "n_params": 1_235_814_432,
+    "n_ctx": 8192,
+    "n_embd": 2048,
+    "ftype": "Q4_K - Medium",
+}
 LLAMA = ModelInfo(
     name="tiny:latest",
     size_bytes=770_000_000,

@@ -57,7 +57,7 @@ async def test_an_empty_prompt_is_answered_and_nothing_is_sent(tmp_path: Path, k
 async def test_ollamas_own_package_loads_unloads_and_pulls(tmp_path: Path) -> None:
     def talk() -> list[Any]:
         client = ollama.Client(f"http://127.0.0.1:{proxy.port}/a/{MODEL_TOKEN.decode()}")
-        found = [client.generate("m").done_reason, client.generate("m", keep_alive=0).done_reason]
+        found: list[Any] = [client.generate("m").done_reason, client.generate("m", keep_alive=0).done_reason]
         found += [client.chat("m").done_reason, client.chat("m:latest", keep_alive="0").done_reason]
         found += [[part.done_reason for part in client.generate("m", stream=True)]]
         found += [client.pull("m").status, [part.status for part in client.pull("m", stream=True)]]

@@ -59,7 +59,7 @@ def test_activity_is_looked_up_of_those_named_alone() -> None:
     for agent in "abc":
         registry.learn(row(agent))
     asked: list[str] = []
-    registry.why_busy_outside = lambda agent, *_, **__: asked.append(agent)  # type: ignore[method-assign, func-returns-value, misc]
+    registry.why_busy_outside = lambda agent, *_, **__: asked.append(agent)  # type: ignore[method-assign]
     assert list(registry.activity(["b", "nobody"], 1.0)) == ["b"]
     assert asked == ["b"]
     assert sorted(registry.activity([], 1.0)) == ["a", "b", "c"]

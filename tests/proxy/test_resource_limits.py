@@ -32,7 +32,7 @@ async def behind(backend: Backend) -> AsyncIterator[str]:
 
 async def statuses_now(clients: list[Client]) -> list[int]:
     """The status each has been answered with by now; 0 for those that still wait."""
-    found = []
+    found: list[int] = []
     for client in clients:
         with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
             line = await asyncio.wait_for(client.reader.readline(), 0.2 if not found else 0.01)

@@ -354,7 +354,7 @@ async def test_a_client_that_reads_nothing_does_not_keep_its_place(tmp_path: Pat
     async with proxied(tmp_path, between_bytes_s=0.5) as (proxy, backend):
         backend.script = script
         client = await Client.unix(proxy.socket_path)
-        client.writer.transport.pause_reading()
+        client.transport.pause_reading()
         client.writer.write(post(b"/v1/chat/completions", STREAM))
         await until(lambda: len(proxy.events) == 1, within_s=10)
         await until(lambda: not proxy.connections, within_s=10)
@@ -369,7 +369,7 @@ async def test_what_was_written_before_a_close_is_not_kept_for_ever(
     async with proxied(tmp_path, body_max_bytes=1000) as (proxy, backend):
         backend.reply = answer(b"x" * 900_000)
         client = await Client.unix(proxy.socket_path)
-        client.writer.transport.pause_reading()
+        client.transport.pause_reading()
         client.writer.write(post(b"/v1/chat/completions", CHAT, fields=b"connection: close\r\n"))
         await until(lambda: len(proxy.events) == 1, within_s=10)
         await until(lambda: not proxy.connections, within_s=10)

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +116,7 @@ class Box:
 
 
 @asynccontextmanager
-async def two(tmp_path: Path, **settings: object) -> AsyncIterator[Box]:
+async def two(tmp_path: Path, **settings: Any) -> AsyncIterator[Box]:
     new = Backend()
     new.reply = answer(NEW)
     await new.start()
@@ -333,7 +334,7 @@ async def test_a_later_word_of_the_daemon_overtakes_the_drain(tmp_path: Path) ->
         assert (await client.answer())[0] == 200
 
 
-def table(box: Box, backend: Backend, **more: object) -> DaemonTable:
+def table(box: Box, backend: Backend, **more: Any) -> DaemonTable:
     info = BackendInfo(kind=BackendKind.LLAMA, address=backend.address, up=True)
     return DaemonTable(agents=[], backend=info, models=[], marks={}, **more)
 

@@ -16,6 +16,7 @@ import asyncio
 import json
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -95,7 +96,7 @@ async def closed(client: Client, fields: dict[bytes, bytes]) -> bool:
         return True
 
 
-async def taken(client: Client, vector: dict[str, str], listener: str) -> str:
+async def taken(client: Client, vector: dict[str, Any], listener: str) -> str:
     status, fields = await first_answer(client)
     if vector["id"] in CLOSES_ITSELF:
         return "" if status == 200 and await closed(client, fields) else f"{status}, open"
@@ -114,7 +115,7 @@ async def refused(client: Client, backend: Backend, policy: str) -> str:
     return "the backend saw it" if backend.requests or backend.connections else ""
 
 
-async def judged(proxy: Proxy, backend: Backend, vector: dict[str, str], listener: str) -> str:
+async def judged(proxy: Proxy, backend: Backend, vector: dict[str, Any], listener: str) -> str:
     """The fault in the answers to a vector; empty if there is none."""
     backend.requests.clear()
     backend.connections = 0

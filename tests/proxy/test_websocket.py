@@ -27,7 +27,7 @@ Agent = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def called(tmp_path: Path, agent: Agent, **settings: object) -> AsyncIterator[tuple[Proxy, Backend]]:
+async def called(tmp_path: Path, agent: Agent, **settings: Any) -> AsyncIterator[tuple[Proxy, Backend]]:
     """A proxy with an alice that answers each connection with `agent`. Nothing that was begun is left at the end."""
     async with proxied(tmp_path, **settings) as (proxy, _), serving(agent) as backend:
         proxy.registry.learn(msgspec.structs.replace(proxy.row, address=backend.address))

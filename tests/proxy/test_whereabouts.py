@@ -46,8 +46,8 @@ ENDPOINTS: dict[bytes, dict[str, Any]] = {
 }
 
 
-def before_ollama(proxy: Proxy, backend: Backend, *models: ModelInfo, up: bool = True, **inference: object) -> None:
-    wanted = InferenceSection(**inference)  # type: ignore[arg-type]
+def before_ollama(proxy: Proxy, backend: Backend, *models: ModelInfo, up: bool = True, **inference: Any) -> None:
+    wanted = InferenceSection(**inference)
     proxy.path.use_settings(msgspec.structs.replace(proxy.settings, inference=wanted))
     proxy.path.use_backend(BackendInfo(kind=BackendKind.OLLAMA, address=backend.address, up=up), list(models))
 
@@ -92,13 +92,13 @@ async def test_before_its_list_was_read_nothing_is_sent_to_an_ollama(tmp_path: P
 @pytest.mark.parametrize("way", ["default", "own", "alias", "alias of a variant", "routing", "asked variant"])
 async def test_no_way_to_a_model_leads_to_a_stub(tmp_path: Path, way: str) -> None:
     """A stub of 196 bytes is the smallest variant of any model it names itself after."""
-    inference: dict[str, object] = {
+    ways: dict[str, dict[str, Any]] = {
         "default": {"default_model": "work-helper"},
         "alias": {"aliases": "fast = work-helper"},
         "alias of a variant": {"aliases": "fast = helper", "quantization_routing": True},
         "routing": {"quantization_routing": True},
         "asked variant": {"quantization_routing": True},
-    }.get(way, {})
+    }
     asked = {"alias": "fast", "alias of a variant": "fast", "routing": "helper", "asked variant": "helper:q4_0"}.get(
         way
     )
@@ -106,7 +106,7 @@ async def test_no_way_to_a_model_leads_to_a_stub(tmp_path: Path, way: str) -> No
     async with proxied(tmp_path) as (proxy, backend):
         if way == "own":
             proxy.registry.learn(msgspec.structs.replace(proxy.row, model="work-helper"))
-        before_ollama(proxy, backend, NEAR, STUB, variant, **inference)
+        before_ollama(proxy, backend, NEAR, STUB, variant, **ways.get(way, {}))
         body = {"messages": TURN} | ({"model": asked} if asked else {})
         status, content = await said(proxy, b"/v1/chat/completions", body)
         assert (status, backend.requests) == (403, [])

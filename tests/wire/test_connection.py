@@ -231,13 +231,13 @@ async def test_a_client_that_reads_nothing_cannot_pile_up_answers_by_asking_ahea
     async with proxied(tmp_path) as (proxy, backend):
         backend.reply = answer(JSON_ANSWER.replace(b'"hi"', b'"%b"' % (b"x" * 900_000)))
         client = await Client.unix(proxy.socket_path)
-        client.writer.transport.pause_reading()
+        client.transport.pause_reading()
         for _ in range(20):
             client.writer.write(post(b"/v1/chat/completions", CHAT))
         await until(lambda: len(backend.requests) >= 1)
         await asyncio.sleep(0.3)
         assert len(backend.requests) <= 3, "those behind the unread answer wait"
-        client.writer.transport.resume_reading()
+        client.transport.resume_reading()
         for _ in range(20):
             assert (await client.answer())[0] == 200
         assert len(backend.requests) == 20

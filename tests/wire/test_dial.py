@@ -115,7 +115,7 @@ async def test_a_connection_somebody_else_made_is_taken_over(short_path: Path) -
         fetch = fetching(family, where, asked_for)
         assert await asked("helper:/a1", fetch=fetch) == b"hi"
         assert asked_for == ["a1"]
-        await until(lambda closed=closed: backend.closed == closed)
+        await until(lambda closed=closed: backend.closed == closed)  # type: ignore[misc]
     server.close()
     await backend.stop()
 

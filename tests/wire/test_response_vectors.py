@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from hive.errors import BackendDown
+from tests.wire.asker import Asker
 from tests.wire.response_vectors import ANSWERS, Answer
-from tests.wire.test_upstream import Asker, pooled
+from tests.wire.test_upstream import pooled
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=[answer.name for answer in ANSWERS])

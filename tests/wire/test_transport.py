@@ -418,7 +418,7 @@ async def test_nothing_of_an_ended_connection_waits_for_the_garbage_collector() 
             else:
                 getattr(transport, how)()
             await until(lambda protocol=protocol: protocol.is_lost)  # type: ignore[misc]
-            kept = [weakref.ref(transport), weakref.ref(protocol)]
+            kept: list[weakref.ref[Any]] = [weakref.ref(transport), weakref.ref(protocol)]
             protocol.error = None
             del transport, protocol
             await asyncio.sleep(0)
