@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
-from pool_machine import LOAD_GIB_PER_S, Ask, Machine
+from pool_machine import Ask, Machine
 
 from hive.domain import Band
 from hive.pool.audience import Interest, ModelUse, audience_of
+from hive.pool.bound import waiting_bound
 from hive.pool.decider import choose
 from hive.pool.moves import (
     CloseSlot,
@@ -25,7 +26,6 @@ from hive.pool.state import MIB, Audience, Claim, Demand, Grant, MemoryAccount, 
 
 GIB = 1024 * MIB
 GPU = "GPU-0"
-assert LOAD_GIB_PER_S
 
 
 class Hive:
@@ -47,6 +47,9 @@ class Hive:
 
     def arrived(self, machine: Machine, ask: Ask) -> None:
         model, now, interest = ask.model, machine.now, self._interest
+        ask.demand = Demand(Band.HIGH if ask.client.startswith("high") else Band.NORMAL, ask.at, agent=ask.client)
+        if ask.model not in machine.ready and len(machine.waiting[ask.model]) == 1:
+            ask.bound_s = waiting_bound(self.facts(machine), ask.model, ask.demand, now).seconds
         if not ask.client or not self._knows_clients:
             interest[model] = interest.get(model, Interest()).after_caller(now, self.rules.audience_s)
             return
@@ -85,9 +88,10 @@ class Hive:
             ready_at=machine.ready_at[name],
             used_at=machine.used_at[name],
             in_flight=len(machine.running[name]),
-            waiting=tuple(Demand(Band.NORMAL, ask.at, agent=ask.client) for ask in demands),
+            waiting=tuple(ask.demand for ask in demands if ask.demand is not None),
             audience=self._audience(machine, name),
             closed_at=self._closed_at.get(name, 0.0),
+            moved_at=machine.moved_at,
         )
 
     def _audience(self, machine: Machine, name: str) -> Audience:

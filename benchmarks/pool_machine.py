@@ -14,6 +14,8 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from hive.pool.state import Demand
+
 HERE = Path(__file__).parent
 LOAD_BASE_S, LOAD_GIB_PER_S, UNLOAD_S = 4.0, 1.5, 1.5
 PARALLEL = 4
@@ -41,9 +43,10 @@ class SimModel(NamedTuple):
 
 
 class Ask:
-    """One request. `client`: an agent's name, empty for a caller without one."""
+    """One request. `client`: an agent's name, empty for a caller without one; `demand`: its form for the decider;
+    `bound_s`: the bound of its wait that was printed as it came, if its model was not loaded."""
 
-    __slots__ = ("at", "began", "bound_s", "client", "ended", "model", "service_s", "then")
+    __slots__ = ("at", "began", "bound_s", "client", "demand", "ended", "model", "service_s", "then")
 
     def __init__(
         self, at: float, model: str, service_s: float, client: str = "", then: Callable[[float], None] | None = None
@@ -56,6 +59,7 @@ class Ask:
         self.began: float | None = None
         self.ended: float | None = None
         self.bound_s: float | None = None
+        self.demand: Demand | None = None
 
 
 class Policy(Protocol):
@@ -80,6 +84,7 @@ class Machine:
         self.ready: set[str] = set()
         self.moving = ""
         self.is_loading = False
+        self.moved_at = 0.0
         self.closed: set[str] = set()
         self.waiting: dict[str, deque[Ask]] = {model.name: deque() for model in models}
         self.running: dict[str, set[Ask]] = {model.name: set() for model in models}
@@ -117,7 +122,7 @@ class Machine:
         assert not self.moving, f"{model} and {self.moving} move at once"
         assert model not in self.ready
         assert self.models[model].size_gib <= self.free_gib, f"{model} does not fit"
-        self.moving, self.is_loading = model, True
+        self.moving, self.is_loading, self.moved_at = model, True, self.now
         self.loads += 1
         self.load_s += self.models[model].load_s
         self.at(self.now + self.models[model].load_s, self._loaded)
@@ -127,7 +132,7 @@ class Machine:
         assert not self.running[model], f"{model} has requests in flight"
         self.ready.remove(model)
         self.closed.discard(model)
-        self.moving, self.is_loading = model, False
+        self.moving, self.is_loading, self.moved_at = model, False, self.now
         self.at(self.now + UNLOAD_S, self._moved)
 
     def _loaded(self) -> None:
@@ -176,6 +181,14 @@ class Machine:
             (self.until if ask.began is None else ask.began) - ask.at
             for ask in self.asks
             if not model or ask.model == model
+        ]
+
+    def waits_of_s(self, client: str) -> list[float]:
+        """The same of the agents whose names begin so."""
+        return [
+            (self.until if ask.began is None else ask.began) - ask.at
+            for ask in self.asks
+            if ask.client.startswith(client)
         ]
 
     def served(self, model: str = "") -> int:
@@ -251,6 +264,13 @@ def agents(machine: Machine, chance: random.Random) -> None:
         closed_loop(machine, own, f"agent-{number}", task_script(own), tools_s=6.0)
 
 
+def banded(machine: Machine, chance: random.Random) -> None:
+    """The same; two of the agents ask with high priority (their names say so to pool_hive.py)."""
+    for number in range(8):
+        own = random.Random(chance.random())
+        closed_loop(machine, own, f"{'high' if number < 2 else 'normal'}-{number}", task_script(own), tools_s=6.0)
+
+
 def repeated(*steps: tuple[str, str]) -> Iterator[tuple[str, str]]:
     while True:
         yield from steps
@@ -323,6 +343,7 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("agents", AGENTS_MODELS, 48, 2 * HOUR_S, agents),
+        Workload("bands", AGENTS_MODELS, 48, 2 * HOUR_S, banded),
         Workload("two", pair("left", "right"), 40, 2 * HOUR_S, two_groups),
         Workload("alternate", pair("left", "right"), 40, 2 * HOUR_S, alternating),
         Workload("zipf", ZIPF_MODELS, 80, 4 * HOUR_S, zipf),

@@ -150,7 +150,8 @@ def _against_one(facts: PoolFacts, slot: Slot, rivals: list[Slot], late_s: float
         if moving.id == slot.id and moving.state is SlotState.DRAINING:
             leave_s += _drain_s(rules) + moving.unload_s + rules.free_s
     for rival in rivals:
-        if not rival.grants and not rival.waiting and rival.pinned_at is None and slot.state is SlotState.COLD:
+        is_away = not rival.grants and not rival.waiting and rival.pinned_at is None
+        if is_away and slot.state is SlotState.COLD and slot.retry_at <= now:
             continue
         if rival.state in (SlotState.READY, SlotState.DRAINING):
             turn = max(0.0, turn_ends_at(rival, slot, rules) - now, late_s)

@@ -31,7 +31,7 @@ from hive.pool.moves import (
     SleepSlot,
     UnloadSlot,
 )
-from hive.pool.outlook import STARTABLE, Outlook, blocked_by, has_left, in_order, wants
+from hive.pool.outlook import STARTABLE, Outlook, blocked_by, has_left, wants, with_first_demands
 from hive.pool.state import Claim, ExclusiveOrder, Grant, PoolFacts, Slot, SlotState
 from hive.pool.turns import BANDS, NEVER, band_of, late_at
 
@@ -203,8 +203,10 @@ def _brought_in(outlook: Outlook, alarm: _Alarm) -> Move | None:
         for slot in outlook.facts.slots
         if slot.state in STARTABLE and wants(slot) and slot.id not in claiming and slot.id not in outlook.leaving
     ]
+    waited = {slot.id: sum(now - demand.since for demand in slot.waiting) for slot in claimants}
+    claimants = [with_first_demands(slot) for slot in claimants]
     late = {slot.id: late_at(slot, rules) for slot in claimants}
-    for slot in in_order(claimants, now, lambda slot: late[slot.id], lambda slot: BANDS[band_of(slot)]):
+    for slot in sorted(claimants, key=lambda slot: _rank(slot, late[slot.id], waited[slot.id], now)):
         if slot.retry_at > now:
             alarm.at(slot.retry_at)
             continue
@@ -226,6 +228,13 @@ def _brought_in(outlook: Outlook, alarm: _Alarm) -> Move | None:
         if late[slot.id] <= now:
             outlook.keep_for(slot)
     return None
+
+
+def _rank(slot: Slot, late: float, waited_s: float, now: float) -> tuple[int, float, float, str]:
+    """The place in the order of those who wait: rule 3."""
+    if late <= now:
+        return 0, late, 0.0, slot.id
+    return 1, float(BANDS[band_of(slot)]), -waited_s, slot.id
 
 
 def _without_end(outlook: Outlook, slot: Slot) -> Move | None:

@@ -5,14 +5,14 @@ Used by the decider, by the bound and by the explanation, so that all three say 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 
 from hive.pool.accounts import free_bytes
 from hive.pool.placement import groups, permitted_accounts, place, split
-from hive.pool.state import Claim, EvictedSlot, Grant, PoolFacts, Slot, SlotState
+from hive.pool.state import Claim, Demand, EvictedSlot, Grant, PoolFacts, Slot, SlotState
 from hive.pool.turns import NEVER, may_leave_at
 from hive.pool.victims import EvictionOption, cheapest_set, eviction_cost
 
@@ -67,6 +67,7 @@ class Outlook:
             for account, bytes in self.reserved(claim).items():
                 if account in self.free:
                     self.free[account] -= bytes
+        self._leave_times: dict[str, dict[str, float]] = {}
         self.slack: dict[str, int] = {}
         """Bytes that later ones may take of an account that an earlier, late one waits for."""
         asleep = sum(
@@ -222,7 +223,11 @@ class Outlook:
 
     def leave_times(self, claimant: Slot) -> dict[str, float]:
         """The time from which each slot may leave for the claimant."""
-        return {slot.id: may_leave_at(slot, claimant, self.rules, self.now) for slot in self.facts.slots}
+        times = self._leave_times.get(claimant.id)
+        if times is None:
+            times = {slot.id: may_leave_at(slot, claimant, self.rules, self.now) for slot in self.facts.slots}
+            self._leave_times[claimant.id] = times
+        return times
 
     def is_taken(self, account: str) -> bool:
         """Whether nothing may be evicted from an account for now."""
@@ -319,20 +324,23 @@ def blocked_by(outlook: Outlook, slot: Slot) -> str:
     return f"{slot.model} needs {slot.need_bytes} bytes, more than can ever be free"
 
 
+def with_first_demands(slot: Slot) -> Slot:
+    """The slot with the first demand of each band only: no other one decides, and there may be thousands.
+
+    >>> from hive.domain import Band
+    >>> from hive.pool.state import Demand
+    >>> slot = Slot("a", "m", 1, waiting=tuple(Demand(Band.NORMAL, since) for since in (5.0, 4.0, 6.0)))
+    >>> [demand.since for demand in with_first_demands(slot).waiting]
+    [4.0]
+    """
+    first: dict[str, Demand] = {}
+    for demand in slot.waiting:
+        held = first.get(demand.band)
+        if held is None or demand.since < held.since:
+            first[demand.band] = demand
+    return msgspec.structs.replace(slot, waiting=tuple(first.values()))
+
+
 def wants(slot: Slot) -> bool:
     """Whether somebody waits for the slot, or an operator has pinned it."""
     return bool(slot.waiting) or slot.pinned_at is not None
-
-
-def in_order(
-    claimants: Sequence[Slot], now: float, late: Callable[[Slot], float], rank: Callable[[Slot], int]
-) -> list[Slot]:
-    """Those who wait for memory, in the order in which they get it."""
-    return sorted(
-        claimants,
-        key=lambda slot: (
-            (0, late(slot), 0.0, slot.id)
-            if late(slot) <= now
-            else (1, float(rank(slot)), -sum(now - demand.since for demand in slot.waiting), slot.id)
-        ),
-    )
