@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -144,19 +144,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return not is_quick(str(collection_path.relative_to(ROOT))) or None
 
 
-class TurnedDirectory(pytest.Dir):
-    """The directory of the tests, begun by each process elsewhere.
-
-    In a fresh tree pytest rewrites the assertions of a file where it first sees it, 24 s for all of them; so each
-    process finds most of it done by the others.
-    """
-
-    def collect(self) -> list[pytest.Item | pytest.Collector]:
-        share, count = worker_share(self.config)
-        return turned(list(super().collect()), share, count)
-
-
 T = TypeVar("T")
+Collecting = Generator[None, pytest.CollectReport, pytest.CollectReport]
 
 
 def turned(found: list[T], share: int, count: int) -> list[T]:
@@ -175,8 +164,19 @@ def worker_share(config: pytest.Config) -> tuple[int, int]:
     return int(told["workerid"].removeprefix("gw")), int(told["workercount"])
 
 
-def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    return TurnedDirectory.from_parent(parent, path=path) if path == TIMES.parent else None
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Lets each process begin elsewhere in the directory of the tests.
+
+    In a fresh tree pytest rewrites the assertions of a file where it first sees it, 24 s for all of them; so each
+    process finds most of it done by the others.
+    """
+    report = yield
+    if isinstance(collector, pytest.Dir) and collector.path == TIMES.parent:
+        report.result = turned(report.result, *worker_share(collector.config))
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)
