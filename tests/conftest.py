@@ -23,11 +23,11 @@ from tests.llama import llama_server, llama_server_on_socket
 from tests.vllm import vllm_server
 from tests.workers import (
     pytest_addoption,
-    pytest_collect_directory,
     pytest_collection_finish,
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_ignore_collect,
+    pytest_make_collect_report,
     pytest_xdist_auto_num_workers,
     pytest_xdist_make_scheduler,
 )
@@ -36,11 +36,11 @@ __all__ = [
     "llama_server",
     "llama_server_on_socket",
     "pytest_addoption",
-    "pytest_collect_directory",
     "pytest_collection_finish",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_ignore_collect",
+    "pytest_make_collect_report",
     "pytest_xdist_auto_num_workers",
     "pytest_xdist_make_scheduler",
     "vllm_server",

@@ -20,14 +20,16 @@ from hive.control.switching import CHOSEN, ChosenBackend
 from hive.daemon import Daemon
 from hive.domain import BackendKind
 from hive.errors import HiveError
-from hive.settings.table import InferenceSection, Settings
+from hive.settings.table import DaemonSection, InferenceSection, Settings
 from hive.store import runtime_settings
 from hive.store.database import Database
 from tests.control.box import AWAKE, Box, until
 
 LLAMA, VLLM, OLLAMA = BackendKind.LLAMA, BackendKind.VLLM, BackendKind.OLLAMA
 QUICK = msgspec.structs.replace(
-    AWAKE, inference=InferenceSection(switch_health_tries=3, switch_health_every_s=0.05, switch_drain_s=5)
+    AWAKE,
+    inference=InferenceSection(switch_health_tries=3, switch_health_every_s=0.05, switch_drain_s=5),
+    daemon=DaemonSection(backend_check_s=0.2),  # each look at a backend is some 10 ms of CPU time
 )
 MODELS = {"data": [{"id": "m", "owned_by": "vllm"}]}
 GETS: dict[str, Any] = {
@@ -166,7 +168,7 @@ class ServicesBox(Box):
         self.daemon = ServicesDaemon(self.paths, settings, **options)
         await self.daemon.open()
         if self._proxy_process is not None:
-            await until(lambda: self.services.health.view()["proxy"]["connected"])
+            await until(lambda: self.services.gates.session is not None)
 
     async def begin(self, to: BackendKind) -> str:
         job: str = (await self.switch(to, "uid:0"))["id"]
