@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from hive.worker.bios import BiosForm, messages
-from hive.worker.records import Answered
+from hive.worker.records import ModelAnswer
 
 
 class Dialogue(Protocol):
@@ -20,7 +20,7 @@ class Dialogue(Protocol):
         """Fields of the next body: `messages`, and `tools` where there are some. They win over the caller's params."""
         ...
 
-    async def after(self, answer: Answered) -> bool:
+    async def after(self, answer: ModelAnswer) -> bool:
         """Takes a whole answer; True where there is another turn. What it raises fails the request."""
         ...
 
@@ -55,7 +55,7 @@ class SingleTurn:
     def fields(self, now: datetime) -> Mapping[str, Any]:
         return {"messages": messages(self._system_prompt, self._user_prompt, now, self._form)}
 
-    async def after(self, answer: Answered) -> bool:  # noqa: ARG002 - there is no second turn
+    async def after(self, answer: ModelAnswer) -> bool:  # noqa: ARG002 - there is no second turn
         return False
 
 

@@ -21,7 +21,7 @@ from hive.worker.readiness import until_it_generates
 from hive.worker.records import Restart, WorkerState
 from hive.worker.restarts import ServerEnd, delay_s
 from hive.worker.stream import Clock, Progress
-from hive.worker.watching import Watch
+from hive.worker.watching import ServerWatch
 
 log = logging.getLogger("hive.worker")
 RESTARTS_KEPT = 50
@@ -29,7 +29,7 @@ LAST_LINES = 5
 """Lines of the server's output that an error shows."""
 
 
-class Keeper:
+class ServerKeeper:
     """`requests()`: those under way; `fail(reasons)`: ends them. `model` is asked for the first token.
 
     The server runs in `leaf` where there is one. Requests are for a ready server alone, and none outlives it.
@@ -56,7 +56,7 @@ class Keeper:
         self.restart_count = 0
         self.restarts: deque[Restart] = deque(maxlen=RESTARTS_KEPT)
         self.process: ServerProcess | None = None
-        self.watch: Watch | None = None
+        self.watch: ServerWatch | None = None
         self._launch = launch
         self._profile = profile
         self._model = model
@@ -75,7 +75,7 @@ class Keeper:
         self._last_log: list[str] = []
 
     def __repr__(self) -> str:
-        return f"<Keeper {self.state}, {self.restart_count} restarts>"
+        return f"<ServerKeeper {self.state}, {self.restart_count} restarts>"
 
     # --- what the worker asks for ---------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Keeper:
         """While it is ready: returns the reason for its end."""
         assert self.process is not None
         self.last_healthy_at = time.time()
-        watch = self.watch = Watch(
+        watch = self.watch = ServerWatch(
             self.process,
             self._profile,
             places=self._places,

@@ -52,7 +52,7 @@ class ToolCallText(msgspec.Struct):
     arguments: str = ""
 
 
-class Answered(msgspec.Struct, frozen=True):
+class ModelAnswer(msgspec.Struct, frozen=True):
     """One answer of the model. `usage`: tokens read and written, None where the server did not tell."""
 
     text: str
@@ -92,7 +92,7 @@ class RequestResult(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
     detail: str
     """One sentence for people, empty where it completed."""
-    answer: Answered
+    answer: ModelAnswer
     signals: tuple[Any, ...]
 
 

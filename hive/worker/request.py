@@ -17,7 +17,7 @@ from hive.worker.dialogue import Dialogue
 from hive.worker.judge import FailReason
 from hive.worker.records import (
     CANCELED,
-    Answered,
+    ModelAnswer,
     RequestResult,
     RequestState,
     RequestStatus,
@@ -71,17 +71,17 @@ class AnswerText:
             call.name += piece.function.name or ""
             call.arguments += piece.function.arguments or ""
 
-    def so_far(self) -> Answered:
+    def so_far(self) -> ModelAnswer:
         calls = tuple(self._calls[index] for index in sorted(self._calls))
         text, thinking = "".join(self._text), "".join(self._thinking)
-        return Answered(text, thinking, calls, self._finish_reason, *self._tokens)
+        return ModelAnswer(text, thinking, calls, self._finish_reason, *self._tokens)
 
 
 def _whole(number: float | None) -> int | None:
     return None if number is None else int(number)
 
 
-class Request:
+class SubmittedRequest:
     """One request. `params`: the caller's, passed on untouched but for what the worker controls."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Request:
         self._ended_at: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Request {self.request_id} {self.job_name} {self._state} {self._reason or ''}>"
+        return f"<SubmittedRequest {self.request_id} {self.job_name} {self._state} {self._reason or ''}>"
 
     @property
     def is_running(self) -> bool:

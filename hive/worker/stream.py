@@ -31,7 +31,7 @@ class AnswerFailed(Exception):
         self.reason = reason
 
 
-class Refused(AnswerFailed):
+class ServerUnreachable(AnswerFailed):
     """Nobody listens at the server's socket."""
 
 
@@ -68,7 +68,7 @@ async def answer(socket: Path, body: bytes, progress: Progress) -> AsyncGenerato
     try:
         sock = await connected_unix(socket)
     except (ConnectionRefusedError, FileNotFoundError) as error:
-        raise Refused(FailReason.CONNECT_FAILED, f"nobody listens at {socket}: {error.strerror}") from None
+        raise ServerUnreachable(FailReason.CONNECT_FAILED, f"nobody listens at {socket}: {error.strerror}") from None
     except OSError as error:
         raise AnswerFailed(FailReason.CONNECT_FAILED, f"{socket}: {error.strerror or error}") from None
     progress.connected_at = progress.clock()

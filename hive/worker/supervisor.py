@@ -25,7 +25,7 @@ from hive.worker.place import check, free
 from hive.worker.profile import TimeoutProfile
 from hive.worker.readiness import HEALTH, until_it_answers
 from hive.worker.stream import Progress, status_of
-from hive.worker.watching import Watch
+from hive.worker.watching import ServerWatch
 
 log = logging.getLogger("hive.worker")
 STALLED_EXIT = 75
@@ -47,7 +47,9 @@ class Probe:
         self._every_s = profile.liveness_probe_interval_s
         self._asked: Progress | None = None
         self._task: asyncio.Task[int | None] | None = None
-        self.watch = Watch(server, profile, places=1, requests=self._requests, fail=self._fail, clock=time.monotonic)
+        self.watch = ServerWatch(
+            server, profile, places=1, requests=self._requests, fail=self._fail, clock=time.monotonic
+        )
 
     async def go_on(self) -> None:
         """Asks until it is cancelled."""

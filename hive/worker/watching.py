@@ -17,7 +17,7 @@ BETWEEN_SAMPLES_S = 0.1
 """Shortest time over which CPU time, counted in ticks of 10 ms, says something."""
 
 
-class Watch:
+class ServerWatch:
     """One running server. `requests()`: those under way, by id; `fail`: ends those that are late.
 
     While nothing is asked of the server, nothing is looked at.
@@ -52,7 +52,7 @@ class Watch:
         self._looked_at = clock()
 
     def __repr__(self) -> str:
-        return f"<Watch of {self._process!r}, owed since {self._owed_since}>"
+        return f"<ServerWatch of {self._process!r}, owed since {self._owed_since}>"
 
     def wake(self) -> None:
         """Something is asked of the server from now on."""

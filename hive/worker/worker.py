@@ -23,7 +23,7 @@ from hive.tasks import spawn
 from hive.worker.bios import BiosForm
 from hive.worker.dialogue import DialogueMaker, single_turns
 from hive.worker.judge import FailReason
-from hive.worker.keeper import Keeper
+from hive.worker.keeper import ServerKeeper
 from hive.worker.profile import TimeoutProfile
 from hive.worker.records import (
     BAD_PARAMS,
@@ -38,8 +38,8 @@ from hive.worker.records import (
     WorkerState,
     WorkerStatus,
 )
-from hive.worker.request import Request, encode
-from hive.worker.stream import AnswerFailed, Progress, Refused
+from hive.worker.request import SubmittedRequest, encode
+from hive.worker.stream import AnswerFailed, Progress, ServerUnreachable
 
 log = logging.getLogger("hive.worker")
 DEBUG_LINES = 200
@@ -84,9 +84,9 @@ class LlamaWorker:
         self._model = model
         self._max_tokens = max_tokens
         self._dialogues = dialogues or single_turns(bios)
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, SubmittedRequest] = {}
         self._last_id = 0
-        self._keeper = Keeper(
+        self._keeper = ServerKeeper(
             launch,
             profile or TimeoutProfile(),
             model=model,
@@ -137,7 +137,7 @@ class LlamaWorker:
             return SubmitResult(ok=False, error=BAD_PARAMS)
         self._last_id += 1
         dialogue = self._dialogues(job_name, system_prompt, user_prompt)
-        request = Request(self._last_id, job_name, dialogue, fields, time.monotonic)
+        request = SubmittedRequest(self._last_id, job_name, dialogue, fields, time.monotonic)
         self._requests[request.request_id] = request
         request.task = spawn(self._run(request), name=f"request-{request.request_id}")
         if self._keeper.watch is not None:
@@ -199,12 +199,12 @@ class LlamaWorker:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    async def _run(self, request: Request) -> None:
+    async def _run(self, request: SubmittedRequest) -> None:
         try:
             await request.run(self._keeper.socket)
         except AnswerFailed as error:
             reason, detail = await self._reason_of(error)
-            if isinstance(error, Refused) and self._keeper.watch is not None:
+            if isinstance(error, ServerUnreachable) and self._keeper.watch is not None:
                 self._keeper.watch.refused()
             request.end(RequestState.FAILED, reason.value, detail)
         except Exception as error:
@@ -225,7 +225,7 @@ class LlamaWorker:
             return FailReason.SERVER_DIED, f"the server ended with exit code {process.code}"
         return error.reason, str(error)
 
-    def _running(self) -> list[Request]:
+    def _running(self) -> list[SubmittedRequest]:
         return [request for request in self._requests.values() if request.is_running]
 
     def _in_flight(self) -> dict[int, Progress]:
@@ -242,7 +242,7 @@ class LlamaWorker:
             for request in self._running():
                 request.note_life(watch.burnt_at)
 
-    def _of(self, request_id: int) -> Request:
+    def _of(self, request_id: int) -> SubmittedRequest:
         request = self._requests.get(request_id)
         if request is None:
             raise NotFound(f"there is no request {request_id}")

@@ -17,7 +17,7 @@ from hive.errors import BadRequest, DependencyDown, NotFound, WrongState
 from hive.host.process import read_stat
 from hive.worker.dialogue import Dialogue
 from hive.worker.profile import TimeoutProfile
-from hive.worker.records import Answered, NotReady, RequestState, WorkerState
+from hive.worker.records import ModelAnswer, NotReady, RequestState, WorkerState
 from hive.worker.worker import LlamaWorker
 from tests.worker.scripted import PATIENT, Folder, ask, has_data, outcome, ready_again, status_when, worker
 
@@ -404,7 +404,7 @@ class TwoTurns:
 
     def __init__(self, script: str) -> None:
         self._script = script
-        self._answers: list[Answered] = []
+        self._answers: list[ModelAnswer] = []
 
     @property
     def iterations_remaining(self) -> int | None:
@@ -414,7 +414,7 @@ class TwoTurns:
         assert now.tzinfo is not None
         return {"messages": [{"role": "user", "content": self._script if not self._answers else "data 2"}]}
 
-    async def after(self, answer: Answered) -> bool:
+    async def after(self, answer: ModelAnswer) -> bool:
         if answer.text == "":
             raise ValueError("an empty answer")
         self._answers.append(answer)
