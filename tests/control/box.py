@@ -103,7 +103,7 @@ class Box:
         for proxy in self.proxies:
             if not proxy.closed:
                 await proxy.until_table()
-                await until(lambda: self.services.gates.session is not None)
+                await until(lambda: self.services.proxy_link.session is not None)
 
     async def stop_daemon(self) -> None:
         assert self.daemon is not None
@@ -120,14 +120,14 @@ class Box:
         proxy.seen = seen or {}
         self.proxies.append(proxy)
         await proxy.until_table()
-        gates = self.services.gates
+        gates = self.services.proxy_link
         await until(lambda: gates.session is not None and (gates.port, gates.ingress_port) == (port, ingress_port))
         return proxy
 
     async def start_real_proxy(self) -> None:
         """A proxy process, on free ports; what it says is in `proxy.log`. Returns when the daemon knows its ports."""
         self.spawn_real_proxy()
-        await until(lambda: self.services.gates.session is not None)
+        await until(lambda: self.services.proxy_link.session is not None)
 
     def spawn_real_proxy(self) -> None:
         command = [sys.executable, "-m", "hive", "proxy", "--port", "0", "--ingress-port", "0"]
@@ -142,7 +142,7 @@ class Box:
         await asyncio.to_thread(self._proxy_process.wait)
         self._proxy_process = None
         if self.daemon is not None:
-            await until(lambda: self.services.gates.session is None)
+            await until(lambda: self.services.proxy_link.session is None)
 
     async def everything(self, settings: Settings = AWAKE, **options: Any) -> None:
         await self.start_helper()

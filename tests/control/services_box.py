@@ -168,7 +168,7 @@ class ServicesBox(Box):
         self.daemon = ServicesDaemon(self.paths, settings, **options)
         await self.daemon.open()
         if self._proxy_process is not None:
-            await until(lambda: self.services.gates.session is not None)
+            await until(lambda: self.services.proxy_link.session is not None)
 
     async def begin(self, to: BackendKind) -> str:
         job: str = (await self.switch(to, "uid:0"))["id"]

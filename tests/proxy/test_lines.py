@@ -348,11 +348,11 @@ def warm_history(program: list[tuple[Any, ...]], depth: int, *, with_cold: bool)
             answer = box.lines[one].resize(two)
         elif what == "wait":
             box.now += one
-        for line in box.lines[:COLD]:
-            view = line.view(box.now)
+        for told in box.lines[:COLD]:
+            view = told.view(box.now)
             history += [
                 (view.running, view.waiting, view.drain_per_s),
-                [line.retry_after_s(flow, box.now) for flow in agents],
+                [told.retry_after_s(flow, box.now) for flow in agents],
             ]
         history.append(answer)
     return [told for told in history if told is not None]

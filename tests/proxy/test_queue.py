@@ -574,8 +574,8 @@ def test_counters_start_anew_long_before_they_lose_precision() -> None:
         bench.ask("ben", expected=REBASE_TOKENS / 4)
         (running,) = bench.leave(running)
         names.append(agent_of(running))
-        for tenant in bench.shares.flows.tenants.values():
-            for line in tenant.lines.values():
+        for of_tenant in bench.shares.flows.tenants.values():
+            for line in of_tenant.lines.values():
                 assert abs(line.accounts[1].settled) < 2 * REBASE_TOKENS
         for flow in bench.flows.values():
             for standing in flow.standings.values():

@@ -157,9 +157,9 @@ class Everything(RuleBasedStateMachine):
         flows = self.shares.flows
         for line in flows.lines:
             assert not any(level.ready for level in line.levels)
-        for line in [line for tenant in flows.tenants.values() for line in tenant.lines.values()]:
-            assert (line.waiting, line.waits) == (0, {})
-            assert all(abs(account.pending) < 1e-3 and account.waiting == 0 for account in line.accounts)
+        for of_tenant in [found for tenant in flows.tenants.values() for found in tenant.lines.values()]:
+            assert (of_tenant.waiting, of_tenant.waits) == (0, {})
+            assert all(abs(account.pending) < 1e-3 and account.waiting == 0 for account in of_tenant.accounts)
         for flow in list(flows.by_key.values()):
             self.shares.forget(flow)
         assert repr(flows) == "<Flows 0 of 0 tenants, 0 extra>"

@@ -12,7 +12,7 @@ from typing import Any
 from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.errors import LinkLost
 from hive.link.message import LinkMessage
-from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemands, SlotRow
+from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemands, SlotIs, SlotRow
 from hive.proxy import slot_orders
 from hive.proxy.slot_orders import SlotOrders
 from tests.proxy.harness import (
@@ -80,7 +80,7 @@ class Pool:
         """Asks for it; the answer is in the list once it has come."""
         answers: list[LinkMessage] = []
         message = CloseSlotGate(id=f"{model}-1", generation=generation, wait_s=30.0, drain_s=drain_s)
-        self.orders.order(message, answers.append)
+        self.orders.order(message, lambda said, _=(): answers.append(said))
         return answers
 
     async def client(self) -> Client:
@@ -91,7 +91,7 @@ class Pool:
 
 
 @asynccontextmanager
-async def pooled(tmp_path: Path, *models: str, **settings: object) -> AsyncIterator[Pool]:
+async def pooled(tmp_path: Path, *models: str, **settings: Any) -> AsyncIterator[Pool]:
     """The servers are there; the daemon has said nothing yet, and there is no active backend."""
     async with proxied(tmp_path, **settings) as (proxy, _):
         proxy.path.use_backend(None, [])
@@ -166,7 +166,7 @@ async def test_a_cold_model_waits_and_is_told_of_while_a_warm_one_answers(tmp_pa
         (demand,) = pool.told[-1].slots["b-1"].waiting
         assert (demand.agent, demand.tenant, demand.band) == (pool.proxy.row.id, "default", "normal")
         assert 0 <= demand.age_s < 10 < demand.left_s <= 30
-        pool.orders.order(slot_orders.SlotIs(slot=pool.row("b", generation=2)), None)
+        pool.orders.order(SlotIs(slot=pool.row("b", generation=2)), None)
         assert (await waiting.answer())[0] == 200
         await until(lambda: pool.told[-1].slots.get("b-1") is not None and not pool.told[-1].slots["b-1"].waiting)
         assert nothing_is_held(pool.proxy)
@@ -269,7 +269,7 @@ async def test_what_does_not_end_in_time_is_cut_with_an_error_of_its_dialect(tmp
 async def test_an_order_for_an_earlier_server_has_no_effect(tmp_path: Path) -> None:
     async with pooled(tmp_path, "a") as pool:
         pool.tell(pool.row("a", generation=3))
-        pool.orders.order(slot_orders.SlotIs(slot=pool.row("a", is_open=False, generation=2)), None)
+        pool.orders.order(SlotIs(slot=pool.row("a", is_open=False, generation=2)), None)
         assert await content(await pool.client(), "a") == (200, "a")
         assert pool.close("a", generation=2) == [SlotBusy(in_flight=0)]
 
