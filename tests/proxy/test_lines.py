@@ -312,8 +312,8 @@ def warm_history(program: list[tuple[Any, ...]], depth: int, *, with_cold: bool)
     open_: list[tuple[int, str, Flow]] = []
     for number, (what, one, two, three) in enumerate(program):
         answer: object = None
-        if what == "ask" and one == COLD and not (with_cold and agents[two].kept):
-            continue
+        if what == "ask" and ((one == COLD and not with_cold) or not agents[two].kept):
+            continue  # the connections of a forgotten agent are closed: it asks no more
         if what == "ask":
             verdict = box.lines[one].ask(f"{number}", agents[two], expected=three, now=box.now)
             lost = box.lines[one].displaced[:]
@@ -348,11 +348,11 @@ def warm_history(program: list[tuple[Any, ...]], depth: int, *, with_cold: bool)
             answer = box.lines[one].resize(two)
         elif what == "wait":
             box.now += one
-        for line in box.lines[:COLD]:
-            view = line.view(box.now)
+        for warm_line in box.lines[:COLD]:
+            view = warm_line.view(box.now)
             history += [
                 (view.running, view.waiting, view.drain_per_s),
-                [line.retry_after_s(flow, box.now) for flow in agents],
+                [warm_line.retry_after_s(flow, box.now) for flow in agents if flow.kept],
             ]
         history.append(answer)
     return [told for told in history if told is not None]
