@@ -179,7 +179,7 @@ def test_what_it_had_before_it_began_to_wait_counts_nowhere_else() -> None:
     box = Lines(1, 1)
     box.agents("xen", "yan")
     box.leave(box.ask(1, "xen")[0], 5000)
-    assert box.turns(0, backlogged(box, "xen", "yan"), 4) == "xenyanxenyan"
+    assert box.turns(0, backlogged(box, "yan", "xen"), 4) == "yanxenyanxen"
 
 
 def test_between_two_turns_no_more_counts_than_a_bound() -> None:
@@ -305,6 +305,16 @@ def test_a_line_is_closed_when_nothing_is_there() -> None:
     assert repr(box.shares) == "<FairShares 1 queues, <Flows 2 of 2 tenants, 0 extra>>"
     assert all(len(flow.standings) == 1 for flow in box.flows.values())
     assert box.leave(elsewhere[0]) == elsewhere[1:]
+
+
+def test_what_counts_of_a_line_goes_on_to_count_after_another_one_was_closed() -> None:
+    box = Lines(1, 1, 1)
+    box.agents("xen", "yan")
+    box.leave(box.ask(2, "xen")[0], 3000)
+    here = backlogged(box, "xen", "yan")
+    box.leave(box.ask(1, "xen")[0], 500)
+    box.lines[2].close()
+    assert box.turns(0, here, 8) == "yan" * 5 + "xenyanxen"
 
 
 # nobody starves -------------------------------------------------------------------------------------------------------
