@@ -70,10 +70,10 @@ class Flows:
         """A dropped flow is still used, by a connection that knew it."""
         old = flow.owner
         flow.attach(self.tenant(flow.tenant, 1.0 / old.price))
-        self.drop_unused(old)
         if (flow.agent, flow.tenant) not in self.by_key:
             self._keep(flow)
             self._use_extra(flow)
+        self.drop_unused(old)
 
     def drop_unused(self, tenant: TenantFlows) -> None:
         """A tenant without agents, in the lines where nothing of it waits any more (a forgotten agent's requests

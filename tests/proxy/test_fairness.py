@@ -25,7 +25,16 @@ PLACES = 4
 class Request:
     """`then(refused)` is called at its end: None, or after how many seconds to come again."""
 
-    def __init__(self, flow: Flow, tokens: float, band: Band, asked_at: float, then: Callable[[float | None], None]):
+    def __init__(
+        self,
+        queue: FairQueue[Request],
+        flow: Flow,
+        tokens: float,
+        band: Band,
+        asked_at: float,
+        then: Callable[[float | None], None],
+    ):
+        self.queue = queue
         self.flow = flow
         self.tokens = tokens
         self.band = band
@@ -36,7 +45,8 @@ class Request:
 
 
 class Simulation:
-    """Everything that happens, in order of time. `expects`: tokens expected of a request that will take so many."""
+    """Everything that happens, in order of time. `expects`: tokens expected of a request that will take so many;
+    `second`: a line of its own, before another server."""
 
     def __init__(
         self,
@@ -48,6 +58,7 @@ class Simulation:
     ) -> None:
         self.shares: FairShares[Request] = FairShares()
         self.queue = FairQueue(self.shares, depth=depth, places=places)
+        self.second = FairQueue(self.shares, depth=depth, places=places)
         self.now = 0.0
         self.started: list[Request] = []
         self.done: list[Request] = []
@@ -66,17 +77,25 @@ class Simulation:
             self.now, _, what = heapq.heappop(self._events)
             what()
 
-    def ask(self, flow: Flow, tokens: float, then: Callable[[float | None], None], band: Band = Band.NORMAL) -> None:
-        request = Request(flow, tokens, band, self.now, then)
-        verdict = self.queue.ask(request, flow, band=band, expected=self._expects(tokens), now=self.now)
+    def ask(
+        self,
+        flow: Flow,
+        tokens: float,
+        then: Callable[[float | None], None],
+        band: Band = Band.NORMAL,
+        queue: FairQueue[Request] | None = None,
+    ) -> None:
+        queue = queue or self.queue
+        request = Request(queue, flow, tokens, band, self.now, then)
+        verdict = queue.ask(request, flow, band=band, expected=self._expects(tokens), now=self.now)
         if verdict is QueueVerdict.GO:
             self._start(request)
         elif verdict is QueueVerdict.FULL:
             self._refuse(request)
         else:
             self.at(self.now + self._wait_s, lambda: self._give_up(request))
-        while self.queue.displaced:
-            self._refuse(self.queue.displaced.pop())
+        while queue.displaced:
+            self._refuse(queue.displaced.pop())
 
     def _start(self, request: Request) -> None:
         request.started_at = self.now
@@ -84,32 +103,39 @@ class Simulation:
         self.at(self.now + request.tokens / TOKENS_PER_S, lambda: self._end(request))
 
     def _end(self, request: Request) -> None:
-        for following in self.queue.leave(request, request.flow, now=self.now, cost=request.tokens):
+        for following in request.queue.leave(request, request.flow, now=self.now, cost=request.tokens):
             self._start(following)
         self.done.append(request)
         request.then(None)
 
     def _give_up(self, request: Request) -> None:
         if request.started_at is None and not request.refused:
-            self.queue.leave(request, request.flow, now=self.now)
-            self.queue.refused(request.flow, self.now)
+            request.queue.leave(request, request.flow, now=self.now)
+            request.queue.refused(request.flow, self.now)
             self._refuse(request)
 
     def _refuse(self, request: Request) -> None:
         request.refused = True
         self.refusals += 1
         self.refused_agents.add(request.flow.agent)
-        request.then(self.queue.retry_after_s(request.flow, self.now))
+        request.then(request.queue.retry_after_s(request.flow, self.now))
 
     # clients ----------------------------------------------------------------------------------------------------------
 
     def backlogged(
-        self, flow: Flow, tokens: float, *, open_at_once: int, band: Band = Band.NORMAL, retry_s: float | None = None
+        self,
+        flow: Flow,
+        tokens: float,
+        *,
+        open_at_once: int,
+        band: Band = Band.NORMAL,
+        retry_s: float | None = None,
+        queue: FairQueue[Request] | None = None,
     ) -> None:
         """Always so many open; a refused one comes again when told, or after `retry_s` if that is given."""
 
         def once() -> None:
-            self.ask(flow, tokens, ended, band)
+            self.ask(flow, tokens, ended, band, queue)
 
         def ended(refused_s: float | None) -> None:
             wait_s = 0.0 if refused_s is None else (refused_s if retry_s is None else retry_s)
@@ -193,6 +219,41 @@ def test_a_limit_that_allows_an_agent_its_share_does_not_cost_it_any(tenants: st
     simulation.run(until=lambda: len(simulation.done) >= 2000)
     of_held = sum(request.tokens for request in simulation.done if request.flow is held)
     assert of_held / sum(request.tokens for request in simulation.done) == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("tokens", [SHORT, 5 * SHORT])
+@pytest.mark.parametrize("tenants", ["abc", "aaa"], ids=["tenants", "agents of one tenant"])
+def test_one_that_asks_in_two_lines_has_no_more_than_those_that_ask_in_one(tenants: str, tokens: float) -> None:
+    """Two servers, three agents that always have more to ask: two thirds of a server for each."""
+    simulation = Simulation(depth=40, expects=lambda tokens: 300.0)
+    both, first, second = (
+        simulation.shares.flow(f"agent-{number}", tenant, limit=20) for number, tenant in enumerate(tenants)
+    )
+    for flow, queue in (
+        (both, simulation.queue),
+        (both, simulation.second),
+        (first, simulation.queue),
+        (second, simulation.second),
+    ):
+        simulation.backlogged(flow, tokens, open_at_once=12, queue=queue)
+    simulation.run(until=lambda: len(simulation.done) >= 3000)
+    had = {flow: sum(request.tokens for request in simulation.done if request.flow is flow) for flow in (both, first)}
+    total = sum(request.tokens for request in simulation.done)
+    assert had[both] / total == pytest.approx(1 / 3, rel=0.05)
+    assert had[first] / total == pytest.approx(1 / 3, rel=0.05)
+
+
+def test_one_that_has_a_server_for_itself_still_has_a_part_of_the_other() -> None:
+    """It is ten times as fast: without a bound what it gives would be held against the tenant for ever."""
+    simulation = Simulation(depth=40)
+    both, first = (simulation.shares.flow(name, name, limit=20) for name in ("both", "first"))
+    simulation.backlogged(both, SHORT, open_at_once=12)
+    simulation.backlogged(first, SHORT, open_at_once=12)
+    simulation.second.resize(10 * PLACES)
+    simulation.backlogged(both, SHORT, open_at_once=12, queue=simulation.second)
+    simulation.run(until=lambda: len(simulation.done) >= 8000)
+    here = [request.flow for request in simulation.done if request.queue is simulation.queue]
+    assert 0.01 < here.count(both) / len(here) < 0.2
 
 
 def light_p95(neighbours: int, open_at_once: int, retry_s: float | None, tokens: float) -> float:

@@ -120,6 +120,27 @@ def test_an_agent_at_its_limit_elsewhere_is_passed_over_and_not_lifted_beyond_th
     assert box.turns(0, running, 5) == "annbenannbenann"
 
 
+def test_an_agent_that_reaches_its_limit_in_one_line_is_passed_over_in_the_others() -> None:
+    box = Lines(1, 1)
+    box.agents("ann", limit=1)
+    box.agents("ben")
+    other, waiting = box.ask(1, "ben")[0], box.ask(1, "ann")[0]
+    running, verdict = box.ask(0, "ann")
+    assert verdict is GO
+    assert box.leave(other) == []
+    assert box.leave(running) == [waiting]
+
+
+def test_an_agent_held_back_by_what_it_runs_elsewhere_is_not_charged_twice() -> None:
+    box = Lines(1, 1)
+    box.agents("xen", limit=1)
+    box.agents("yan")
+    elsewhere, here = box.ask(1, "xen")[0], backlogged(box, "xen", "yan")
+    assert box.turns(0, here, 10) == "yan" * 10
+    assert box.leave(elsewhere, 500) == []
+    assert box.turns(0, next(iter(box.lines[0]._running)), 2) == "xenyan"
+
+
 # what counts of other lines -------------------------------------------------------------------------------------------
 
 
@@ -158,7 +179,7 @@ def test_what_it_had_before_it_began_to_wait_counts_nowhere_else() -> None:
     box = Lines(1, 1)
     box.agents("xen", "yan")
     box.leave(box.ask(1, "xen")[0], 5000)
-    assert box.turns(0, backlogged(box, "xen", "yan"), 4) == "xenyanxenyan"
+    assert box.turns(0, backlogged(box, "yan", "xen"), 4) == "yanxenyanxen"
 
 
 def test_between_two_turns_no_more_counts_than_a_bound() -> None:
@@ -180,6 +201,37 @@ def test_a_tenant_that_is_lifted_in_a_busy_line_is_not_punished_in_another() -> 
     here = backlogged(box, "xen", "yan")
     box.ask(1, "xen")
     assert box.turns(0, here, 6) == "xenyanxenyanxenyan"
+
+
+def test_a_newcomer_stands_beside_one_that_was_given_much_elsewhere() -> None:
+    box = Lines(1, 1)
+    box.agents("xen", "new")
+    here = backlogged(box, "xen")
+    box.leave(box.ask(1, "xen")[0], 1000)
+    box.ask(0, "new"), box.ask(0, "new")
+    assert box.turns(0, here, 4) == "xennewxennew"
+
+
+def test_what_was_given_elsewhere_under_another_tenant_is_not_counted() -> None:
+    box = Lines(1, 1)
+    box.agents("xen", "yan.other")
+    here = backlogged(box, "xen", "yan")
+    box.leave(box.ask(1, "xen")[0], 2000)
+    box.shares.move(box.flows["xen"], tenant="other", limit=10, weight=1)
+    assert box.turns(0, here, 4).count("xen") == 2
+
+
+def test_a_moved_agent_has_the_rank_of_a_newcomer_also_where_it_has_not_asked_yet() -> None:
+    box = Lines(1)
+    box.agents("ben.b", "new.a", "zoe")
+    for cost in (1000, 0):
+        box.leave(box.ask(0, "ben")[0], cost)
+    box.shares.move(box.flows["new"], tenant="b", limit=10, weight=1)
+    box.leave(box.ask(0, "new")[0], 500)
+    running = box.ask(0, "zoe")[0]
+    for name in ("ben", "new") * 2:
+        box.ask(0, name)
+    assert box.turns(0, running, 6) == "ben" * 5 + "new"
 
 
 def test_being_idle_in_a_line_saves_nothing_up_there() -> None:
@@ -230,6 +282,16 @@ def test_position_credit_is_of_the_line_that_refused() -> None:
     assert box.lines[0].displaced == []
 
 
+def test_a_tenant_of_which_a_request_waits_for_a_load_begins_anew_in_the_warm_line() -> None:
+    """As it does without that request, when its last agent is forgotten and it has a new one."""
+    box = Lines(1, 0)
+    box.agents("ann.t", "ben")
+    box.leave(box.ask(0, "ann")[0], 5000)
+    box.ask(1, "ann")
+    box.shares.forget(box.flows["ann"])
+    assert [row.tokens_ahead for row in box.lines[0].view(box.now).tenants] == [0, 0]
+
+
 def test_a_line_is_closed_when_nothing_is_there() -> None:
     box = Lines(1, 1)
     box.agents("ann", "ben")
@@ -243,6 +305,16 @@ def test_a_line_is_closed_when_nothing_is_there() -> None:
     assert repr(box.shares) == "<FairShares 1 queues, <Flows 2 of 2 tenants, 0 extra>>"
     assert all(len(flow.standings) == 1 for flow in box.flows.values())
     assert box.leave(elsewhere[0]) == elsewhere[1:]
+
+
+def test_what_counts_of_a_line_goes_on_to_count_after_another_one_was_closed() -> None:
+    box = Lines(1, 1, 1)
+    box.agents("xen", "yan")
+    box.leave(box.ask(2, "xen")[0], 3000)
+    here = backlogged(box, "xen", "yan")
+    box.leave(box.ask(1, "xen")[0], 500)
+    box.lines[2].close()
+    assert box.turns(0, here, 8) == "yan" * 5 + "xenyanxen"
 
 
 # nobody starves -------------------------------------------------------------------------------------------------------
@@ -312,8 +384,8 @@ def warm_history(program: list[tuple[Any, ...]], depth: int, *, with_cold: bool)
     open_: list[tuple[int, str, Flow]] = []
     for number, (what, one, two, three) in enumerate(program):
         answer: object = None
-        if what == "ask" and one == COLD and not (with_cold and agents[two].kept):
-            continue
+        if what == "ask" and ((one == COLD and not with_cold) or not agents[two].kept):
+            continue  # the connections of a forgotten agent are closed: it asks no more
         if what == "ask":
             verdict = box.lines[one].ask(f"{number}", agents[two], expected=three, now=box.now)
             lost = box.lines[one].displaced[:]
@@ -348,11 +420,11 @@ def warm_history(program: list[tuple[Any, ...]], depth: int, *, with_cold: bool)
             answer = box.lines[one].resize(two)
         elif what == "wait":
             box.now += one
-        for told in box.lines[:COLD]:
-            view = told.view(box.now)
+        for warm_line in box.lines[:COLD]:
+            view = warm_line.view(box.now)
             history += [
                 (view.running, view.waiting, view.drain_per_s),
-                [told.retry_after_s(flow, box.now) for flow in agents],
+                [warm_line.retry_after_s(flow, box.now) for flow in agents if flow.kept],
             ]
         history.append(answer)
     return [told for told in history if told is not None]

@@ -1,4 +1,4 @@
-"""One to four lines under everything at once: a machine tries all that can happen, and checks what must hold."""
+"""One to four lines under everything at once: a machine that tries all that can happen, and what must hold then."""
 
 from __future__ import annotations
 
