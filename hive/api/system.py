@@ -30,14 +30,12 @@ from hive.shapes.system import (
     Gpus,
     Health,
     Inference,
-    InferenceStats,
     Job,
     JobList,
     Memory,
     Shutdown,
-    Stats,
-    Usage,
 )
+from hive.shapes.usage import InferenceStats, Stats, Usage
 from hive.store.audit import Filter
 from hive.store.jobs import StoredJob
 from hive.store.usage import UsageFilter

@@ -9,7 +9,7 @@ import msgspec
 from hive.agents.wake import WakeDurations
 from hive.domain import Agent, SleepDepth, UsageEvent, WakeCause
 from hive.exposition import Histogram, Values
-from hive.shapes import system
+from hive.shapes.usage import Percentiles, Stats, WakesFrom
 from hive.store.usage import CostSums
 
 WAKE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -78,7 +78,7 @@ class Counters:
     def forget(self, agent: str) -> None:
         self._used.pop(agent, None)
 
-    def answer(self, agents: int) -> system.Stats:
+    def answer(self, agents: int) -> Stats:
         """`GET /api/stats`. Requests and tokens of all time; pauses, wakes and errors (ends nobody asked for, failed
         starts) since the daemon started. Wake times are milliseconds from the first ask to the open gate, waiting for
         memory included; `wake_ms_from` has them by the depth the agent slept at."""
@@ -112,9 +112,9 @@ class Counters:
         }
 
 
-def _from(times: WakeDurations) -> system.WakesFrom:
+def _from(times: WakeDurations) -> WakesFrom:
     return {**_percentiles(times), "wakes": times.count}
 
 
-def _percentiles(times: WakeDurations) -> system.Percentiles:
+def _percentiles(times: WakeDurations) -> Percentiles:
     return {"p50": times.percentile(50), "p99": times.percentile(99)}

@@ -20,6 +20,7 @@ from hive.host.gpu_memory import GpuMemoryReader
 from hive.link.requests import QueueIs
 from hive.shapes import system
 from hive.shapes.agents import AgentUsage
+from hive.shapes.usage import InferenceStats, Usage
 from hive.store import usage
 from hive.store.database import Database
 
@@ -51,7 +52,7 @@ class UsageReport:
     def __repr__(self) -> str:
         return f"<UsageReport of {len(self._roster)} agents>"
 
-    async def spent(self, since_s: float, by: By = By.AGENT, of: usage.UsageFilter = EVERYBODY) -> system.Usage:
+    async def spent(self, since_s: float, by: By = By.AGENT, of: usage.UsageFilter = EVERYBODY) -> Usage:
         """The usage of the last `since_s` seconds. `of.agent` is a ref; the id of a removed one, too."""
         agent = None if of.agent is None else self._roster.once_known(of.agent)
         asked = msgspec.structs.replace(of, since=time.time() - since_s, agent=agent)
@@ -88,7 +89,7 @@ class UsageReport:
             hint="one that ended is here within a second, for usage_retention_days; one that was refused never is",
         )
 
-    async def inference(self) -> system.InferenceStats:
+    async def inference(self) -> InferenceStats:
         """The shape of the original specification."""
         now = time.time()
         hour, day, gpus, _ = await asyncio.gather(

@@ -41,6 +41,7 @@ from hive.shapes.agents import Capabilities as CapabilitiesView
 from hive.shapes.agents import Message as MessageView
 from hive.shapes.agents import Schedule as ScheduleView
 from hive.shapes.tokens import ApiToken
+from hive.shapes.usage import Cost, InferenceStats, Usage, VramGpu
 from hive.store.audit import USER, AuditEntry
 from hive.store.jobs import StoredJob
 from hive.store.messages import StoredMessage
@@ -376,7 +377,7 @@ def audit_view(entry: AuditEntry) -> system.AuditRow:
     }
 
 
-def usage_view(token_tracking: bool, found: UsageSince) -> system.Usage:
+def usage_view(token_tracking: bool, found: UsageSince) -> Usage:
     return {
         "token_tracking": token_tracking,
         "by": By.AGENT,
@@ -385,13 +386,13 @@ def usage_view(token_tracking: bool, found: UsageSince) -> system.Usage:
     }
 
 
-def grouped_usage_view(token_tracking: bool, by: By, costs: list[GroupCost]) -> system.Usage:
+def grouped_usage_view(token_tracking: bool, by: By, costs: list[GroupCost]) -> Usage:
     """
     >>> shown = grouped_usage_view(True, By.HOUR, [GroupCost(key=3600, requests=2)])
     >>> shown["hours"][0]["hour"], shown["totals"]["requests"]
     (3600, 2)
     """
-    shown: system.Usage = {"token_tracking": token_tracking, "by": by, "totals": _cost_view(total(costs))}
+    shown: Usage = {"token_tracking": token_tracking, "by": by, "totals": _cost_view(total(costs))}
     match by:
         case By.TENANT:
             shown["tenants"] = [{"tenant": str(cost.key), **_cost_view(cost)} for cost in costs]
@@ -404,7 +405,7 @@ def grouped_usage_view(token_tracking: bool, by: By, costs: list[GroupCost]) -> 
     return shown
 
 
-def _cost_view(cost: CostSums) -> system.Cost:
+def _cost_view(cost: CostSums) -> Cost:
     return {
         "requests": cost.requests,
         "tokens_in": cost.tokens_in,
@@ -510,7 +511,7 @@ def inference_stats_view(
     agents: list[tuple[Agent, Used]],
     gpus: SeenGpus,
     in_flight: int,
-) -> system.InferenceStats:
+) -> InferenceStats:
     """The shape of the original specification. `topAgents`: by what each used in all, those that are there now.
 
     Memory in MiB, as nvidia-smi counts; None for what a GPU does not tell, and then it is in no sum.
@@ -543,7 +544,7 @@ def inference_stats_view(
     }
 
 
-def _gpu_view(gpu: GpuState) -> system.VramGpu:
+def _gpu_view(gpu: GpuState) -> VramGpu:
     return {
         "index": gpu.number,
         "name": gpu.name or None,

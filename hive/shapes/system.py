@@ -6,12 +6,12 @@ Answers about agents are in agents.py. None is unknown or not there; where it ma
 
 from __future__ import annotations
 
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from msgspec import Meta
 
 from hive.conditions import Severity
-from hive.domain import AgentStatus, BackendInfo, BackendKind, By, Isolation, JobState, Tier
+from hive.domain import BackendInfo, BackendKind, Isolation, JobState, Tier
 
 UnixSeconds = Annotated[float, Meta(description="Unix seconds.")]
 Milliseconds = Annotated[float, Meta(description="Milliseconds.")]
@@ -121,102 +121,6 @@ class Health(TypedDict):
     redis: RedisHealth
     usage: UsageHealth
     backend: Backend | None
-
-
-# usage ----------------------------------------------------------------------------------------------------------------
-
-
-class Cost(TypedDict):
-    """Sums over ended requests. `unknown`: requests without a count of tokens; `cut`: not answered to the end."""
-
-    requests: int
-    tokens_in: int
-    tokens_out: int
-    cached_tokens: int
-    unknown: int
-    cut: int
-
-
-class AgentCost(Cost):
-    """The usage of one agent; `name` is null where it was removed."""
-
-    agent_id: str
-    name: str | None
-
-
-class TenantCost(Cost):
-    """The usage of one tenant."""
-
-    tenant: str
-
-
-class ModelCost(Cost):
-    """The usage of requests for one model."""
-
-    model: str
-
-
-class BackendCost(Cost):
-    """The usage of requests to one kind of inference server."""
-
-    backend: str
-
-
-class HourCost(Cost):
-    """The usage in one hour."""
-
-    hour: Annotated[int, Meta(description="Unix seconds at which the hour began.")]
-
-
-class Usage(TypedDict):
-    """Usage, added up by `by`. One list is there, the one that is named after it: the most expensive first, hours in
-    their order."""
-
-    token_tracking: bool
-    by: By
-    agents: NotRequired[list[AgentCost]]
-    tenants: NotRequired[list[TenantCost]]
-    models: NotRequired[list[ModelCost]]
-    backends: NotRequired[list[BackendCost]]
-    hours: NotRequired[list[HourCost]]
-    totals: Cost
-
-
-class Percentiles(TypedDict):
-    """Percentiles of the last 2000; null without any."""
-
-    p50: Milliseconds | None
-    p99: Milliseconds | None
-
-
-class WakesFrom(Percentiles):
-    """Wakes from one depth of sleep."""
-
-    wakes: int
-
-
-class WakesByDepth(TypedDict):
-    """Wakes by the depth the agent slept at."""
-
-    light: WakesFrom
-    deep: WakesFrom
-
-
-class Stats(TypedDict):
-    """Requests and tokens of all time; pauses, wakes and errors (ends nobody asked for, failed starts) since the daemon
-    started. A wake takes from the first ask to the open gate, waiting for memory included."""
-
-    agents: int
-    requests: int
-    tokens_in: int
-    tokens_out: int
-    pauses: int
-    wakes: int
-    deep_sleeps: int
-    wake_ms: Percentiles
-    wake_ms_from: WakesByDepth
-    wake_causes: Annotated[dict[str, int], Meta(description="Cause of a wake → how many.")]
-    errors: int
 
 
 # jobs, audit, events --------------------------------------------------------------------------------------------------
@@ -378,55 +282,6 @@ class Backends(TypedDict):
     """The inference servers there are."""
 
     backends: list[Choice]
-
-
-class Spent(TypedDict):
-    """Tokens of ended requests, as far as known, and how many ended."""
-
-    totalIn: int
-    totalOut: int
-    requests: int
-
-
-class TopAgent(TypedDict):
-    """The usage of an agent in all."""
-
-    id: str
-    name: str
-    tokensIn: int
-    tokensOut: int
-    tier: Tier
-    status: AgentStatus
-
-
-class VramGpu(TypedDict):
-    """Memory of one GPU; null for what it does not tell."""
-
-    index: int
-    name: str | None
-    totalMB: Mebibytes | None
-    usedMB: Mebibytes | None
-    freeMB: Mebibytes | None
-
-
-class Vram(TypedDict):
-    """Memory of the GPUs; what one does not tell is in no sum."""
-
-    gpus: list[VramGpu]
-    totalMB: Mebibytes
-    usedMB: Mebibytes
-
-
-class InferenceStats(TypedDict):
-    """The work of the inference server. `activeAgents`: running or asleep; `concurrentRequests`: in flight."""
-
-    backend: BackendKind | None
-    tokensLastHour: Spent
-    tokensLastDay: Spent
-    topAgents: Annotated[list[TopAgent], Meta(description="The ten that used most, of those that are there now.")]
-    vram: Vram
-    activeAgents: int
-    concurrentRequests: int
 
 
 class Access(TypedDict):
