@@ -111,6 +111,8 @@ def _claims_on(outlook: Outlook, alarm: _Alarm) -> Move | None:
 
 def _claim_on(outlook: Outlook, claim: Claim, alarm: _Alarm) -> Move | None:
     """The next step of a claim: drop it, cut, let a victim leave, load."""
+    if claim.slot not in outlook.slots or any(grant.account not in outlook.free for grant in claim.grants):
+        return DropClaim(claim.slot, "the model or its GPU is not there any more")
     claimant = outlook.slots[claim.slot]
     if not wants(claimant):
         return DropClaim(claim.slot, "nobody waits for it any more")

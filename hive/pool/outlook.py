@@ -64,6 +64,8 @@ class Outlook:
             grant.account for id in self.leaving if id in self.slots for grant in self.slots[id].grants
         }
         for claim in facts.claims:
+            if claim.slot not in self.slots:
+                continue
             for account, bytes in self.reserved(claim).items():
                 if account in self.free:
                     self.free[account] -= bytes
@@ -100,7 +102,10 @@ class Outlook:
         """The grants with which the slot could be loaded now, without any victim; None if it has to wait."""
         if slot.state is SlotState.ASLEEP:
             rise = rise_of(slot)
-            ready = all(account not in self.moving and bytes <= self.available(account) for account, bytes in rise)
+            ready = all(
+                account in self.free and account not in self.moving and bytes <= self.available(account)
+                for account, bytes in rise
+            )
             return slot.awake if ready else None
         free = {
             account: self.available(account)
@@ -113,7 +118,8 @@ class Outlook:
         """The places the slot could have if enough left them."""
         if slot.state is SlotState.ASLEEP:
             rise = rise_of(slot)
-            yield Site(tuple(account for account, _ in rise), tuple(bytes for _, bytes in rise))
+            if all(account in self.free for account, _ in rise):
+                yield Site(tuple(account for account, _ in rise), tuple(bytes for _, bytes in rise))
             return
         accounts = permitted_accounts(slot, self.facts.accounts)
         for account in accounts:
@@ -205,13 +211,13 @@ class Outlook:
         for other in self.facts.slots:
             if other.pinned_at is not None and other.id != slot.id:
                 for grant in other.awake or other.grants:
-                    room[grant.account] -= grant.charged_bytes
+                    room[grant.account] = room.get(grant.account, 0) - grant.charged_bytes
                 if pins_to_come and not other.grants:
                     for account in permitted_accounts(other, self.facts.accounts):
                         room[account] -= other.need_bytes
         for site in self.sites(slot):
             if slot.state is SlotState.ASLEEP:
-                if all(grant.charged_bytes <= room[grant.account] for grant in slot.awake):
+                if all(grant.charged_bytes <= room.get(grant.account, 0) for grant in slot.awake):
                     return True
             elif site.is_split:
                 usable = sum(max(0, room[account] - site.margin_bytes) for account in site.accounts)

@@ -6,6 +6,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 from msgspec.structs import replace
@@ -152,7 +153,7 @@ class PoolBox:
         for waiter in self.waiting[id]:
             assert waiter.bound_at is None or self.now <= waiter.bound_at + 1e-6, f"{id} was served beyond the bound"
             self.flying[id].append(waiter)
-            self.at(self.now + waiter.service_s, lambda waiter=waiter: self.end(waiter))
+            self.at(self.now + waiter.service_s, partial(self.end, waiter))
         self.set(id, used_at=self.now, band=self.waiting[id][-1].demand.band)
         self.waiting[id] = []
 
@@ -256,9 +257,7 @@ class PoolBox:
             case CutSlot(slot=id):
                 self.set(id, cut=True)
                 for waiter in list(self.flying[id]):
-                    self.at(
-                        self.now + self.rules.cut_s * self.chance.random(), lambda waiter=waiter: self.was_cut(waiter)
-                    )
+                    self.at(self.now + self.rules.cut_s * self.chance.random(), partial(self.was_cut, waiter))
             case DropClaim(slot=id):
                 self.drop(id)
             case RefuseWaiting(slot=id):

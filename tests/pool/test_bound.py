@@ -33,7 +33,7 @@ A, B = Slot("a", "a", 60 * MIB, load_s=20.0), Slot("b", "b", 60 * MIB, load_s=20
 
 
 def ready(slot: Slot, **more: Any) -> Slot:
-    fields = {"state": S.READY, "grants": (Grant("g", slot.need_bytes),), "ready_at": NOW} | more
+    fields: dict[str, Any] = {"state": S.READY, "grants": (Grant("g", slot.need_bytes),), "ready_at": NOW} | more
     return replace(slot, **fields)
 
 
