@@ -277,7 +277,13 @@ def _for_exclusive(outlook: Outlook, order: ExclusiveOrder, alarm: _Alarm) -> Mo
         move = _out(outlook, slot, f"switch to {order.kind}", alarm)
         if move is not None:
             return move
-    if others or wanted.state not in STARTABLE:
+    if others:
+        return None
+    if wanted.state is SlotState.DRAINING and not wanted.unload_ordered:
+        return OpenSlot(wanted.id)
+    if wanted.state is SlotState.DRAINING:
+        return _out(outlook, wanted, "an operator ordered it", alarm)
+    if wanted.state not in STARTABLE:
         return None
     grants = outlook.fitting(wanted)
     if grants is not None:

@@ -172,6 +172,9 @@ class PoolBox:
             move = choose(facts, self.now)
             self.decisions += 1
             if isinstance(move, Rest):
+                if self.is_switched():
+                    self.exclusive = None
+                    continue
                 self._alarm = move.until
                 assert move.until is None or move.until > self.now, "it wants to be asked again at once"
                 return
@@ -179,6 +182,13 @@ class PoolBox:
             self.do(move)
             self.check_books()
         raise AssertionError(f"it does not come to rest: {move}")
+
+    def is_switched(self) -> bool:
+        """Whether an order to switch has ended: its model is there, and no other kind."""
+        order = self.exclusive
+        if order is None or self.slots[order.slot].state is not S.READY:
+            return False
+        return not any(slot.grants for slot in self.slots.values() if slot.kind != order.kind)
 
     def check_books(self) -> None:
         """Never more charged than there is, never two moves in one account."""
@@ -299,8 +309,6 @@ class PoolBox:
             return
         self.set(id, state=S.READY, level="", ready_at=self.now, used_at=self.now, failures=0, retry_at=0.0)
         self.hand_over(id)
-        if self.exclusive is not None and self.exclusive.slot == id:
-            self.exclusive = None
 
     def was_cut(self, waiter: Waiter) -> None:
         if waiter in self.flying[waiter.model]:

@@ -276,6 +276,8 @@ def test_a_switch_moves_nothing_else_and_other_kinds_leave_first() -> None:
     assert isinstance(move, LoadSlot)
     assert move.slot == "v"
     assert decided(ready("v", 80, kind="vllm"), bystander, **facts) == Rest(None)
+    closing = ready("v", 80, kind="vllm", state=S.DRAINING, closed_at=NOW)
+    assert decided(closing, bystander, **facts) == OpenSlot("v")  # it was about to leave when the order came
 
 
 def test_a_failed_load_is_tried_again_later_and_then_refused() -> None:
