@@ -53,7 +53,7 @@ def waiting_bound(facts: PoolFacts, id: str, demand: Demand, now: float) -> Wait
     WaitingBound(seconds=None, parts=(), blocked='b does not fit beside what is pinned: a')
     """
     slot = facts.slot(id)
-    if facts.exclusive is not None and facts.exclusive.slot != id:
+    if facts.exclusive is not None and slot.state not in (SlotState.READY, SlotState.LOADING):
         return WaitingBound(None, blocked=f"the backend is being switched to {facts.exclusive.kind}")
     if slot.state is SlotState.READY and slot.settled:
         return WaitingBound(0.0)

@@ -95,6 +95,7 @@ def test_the_rival_may_come_while_a_failed_load_waits_for_its_next_try() -> None
 
 def test_nothing_is_promised_while_the_backend_is_switched() -> None:
     assert bound(A, B, exclusive=ExclusiveOrder("vllm", "a")) is None
+    assert bound(A, B, exclusive=ExclusiveOrder("vllm", "b")) is None  # the others have to leave first
 
 
 def test_a_smaller_share_of_swaps_makes_a_longer_bound() -> None:
