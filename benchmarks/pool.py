@@ -29,17 +29,17 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from pool_hive import Hive
-from pool_machine import WORKLOADS, Machine, Policy, simulate
+from pool_hive import HivePool
+from pool_machine import WORKLOADS, PoolPolicy, SimMachine, simulate
 from pool_peers import PEERS, LeastRecentlyUsed, Seed003, in_order_optimum_s
 
 from hive.domain import Band
 from hive.pool.decider import choose
 from hive.pool.state import Audience, Demand, Grant, MemoryAccount, PoolFacts, Rules, Slot, SlotState
 
-OURS: dict[str, Callable[[], Policy]] = {"hive": Hive}
-UNKNOWN: dict[str, Callable[[], Policy]] = {"hive, clients unknown": lambda: Hive(knows_clients=False)}
-LESS: dict[str, Callable[[], Policy]] = {"hive, share .10": lambda: Hive(Rules(swap_share=0.1))}
+OURS: dict[str, Callable[[], PoolPolicy]] = {"hive": HivePool}
+UNKNOWN: dict[str, Callable[[], PoolPolicy]] = {"hive, clients unknown": lambda: HivePool(knows_clients=False)}
+LESS: dict[str, Callable[[], PoolPolicy]] = {"hive, share .10": lambda: HivePool(Rules(swap_share=0.1))}
 DECISIONS = 2000
 RESIDENTS = 12
 
@@ -47,7 +47,7 @@ RESIDENTS = 12
 class Runs(NamedTuple):
     """The runs of one policy under one workload, one for each seed."""
 
-    machines: list[Machine]
+    machines: list[SimMachine]
 
     @property
     def served(self) -> float:
@@ -86,7 +86,7 @@ def figure(what: str, ours: float, theirs: float, whose: str, target: float, *, 
     print(f"    {what}: {ours:.1f}, {whose} {theirs:.1f}   {ratio:.2f}   target {sign} {target:.2f}   {verdict(met)}")
 
 
-def run(workload: str, policies: dict[str, Callable[[], Policy]], seeds: int) -> dict[str, Runs]:
+def run(workload: str, policies: dict[str, Callable[[], PoolPolicy]], seeds: int) -> dict[str, Runs]:
     print(f"  {workload:22}  served   load s  wait mean   p95     max")
     results = {}
     for name, make in policies.items():
@@ -107,7 +107,7 @@ def agents(seeds: int) -> None:
     figure("served", hive.served, *best(results, lambda runs: runs.served, most=True), 1.10, at_least=True)
     figure("load s", hive.load_s, *best(results, lambda runs: runs.load_s), 0.65)
     figure("p95 wait s", hive.p95_s, *best(results, lambda runs: runs.p95_s), 0.90)
-    banded = run("bands", {"hive": Hive}, seeds)["hive"]
+    banded = run("bands", {"hive": HivePool}, seeds)["hive"]
     high = statistics.mean(p95(machine.waits_of_s("high")) for machine in banded.machines)
     normal = statistics.mean(p95(machine.waits_of_s("normal")) for machine in banded.machines)
     figure("p95 wait s of the high band", high, normal, "of the normal one", 1.0)

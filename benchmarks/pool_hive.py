@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from pool_machine import Ask, Machine
+from pool_machine import Ask, SimMachine
 
 from hive.domain import Band
-from hive.pool.audience import Interest, ModelUse, audience_of
+from hive.pool.audience import Interest, LastModel, audience_of
 from hive.pool.bound import waiting_bound
 from hive.pool.decider import choose
 from hive.pool.moves import (
@@ -28,7 +28,7 @@ GIB = 1024 * MIB
 GPU = "GPU-0"
 
 
-class Hive:
+class HivePool:
     """Tells the decider what it would know on a box, and carries out what it answers.
 
     `knows_clients`: without it the audience is guessed from the requests alone, as if nobody had a name. `choices`: CPU
@@ -42,10 +42,10 @@ class Hive:
         self._claims: tuple[Claim, ...] = ()
         self._closed_at: dict[str, float] = {}
         self._grants: dict[str, tuple[Grant, ...]] = {}
-        self._uses: dict[str, ModelUse] = {}
+        self._uses: dict[str, LastModel] = {}
         self._interest: dict[str, Interest] = {}
 
-    def arrived(self, machine: Machine, ask: Ask) -> None:
+    def arrived(self, machine: SimMachine, ask: Ask) -> None:
         model, now, interest = ask.model, machine.now, self._interest
         ask.demand = Demand(Band.HIGH if ask.client.startswith("high") else Band.NORMAL, ask.at, agent=ask.client)
         if ask.model not in machine.ready and len(machine.waiting[ask.model]) == 1:
@@ -58,18 +58,18 @@ class Hive:
         if last is not None:
             soon = last.model == model and now - last.used_at <= self.rules.audience_s
             interest[last.model] = interest[last.model].left_by_agent(soon_again=soon)
-        self._uses[ask.client] = ModelUse(ask.client, model, now, is_here=True)
+        self._uses[ask.client] = LastModel(ask.client, model, now, is_here=True)
 
-    def ended(self, machine: Machine, ask: Ask) -> None:
+    def ended(self, machine: SimMachine, ask: Ask) -> None:
         if ask.client and self._knows_clients:
-            self._uses[ask.client] = ModelUse(ask.client, ask.model, machine.now)
+            self._uses[ask.client] = LastModel(ask.client, ask.model, machine.now)
 
-    def facts(self, machine: Machine) -> PoolFacts:
+    def facts(self, machine: SimMachine) -> PoolFacts:
         slots = tuple(self._slot(machine, name) for name in machine.models)
         account = MemoryAccount(GPU, machine.room_gib * GIB, reserve_bytes=0)
         return PoolFacts(slots, (account,), self._claims, rules=self.rules)
 
-    def _slot(self, machine: Machine, name: str) -> Slot:
+    def _slot(self, machine: SimMachine, name: str) -> Slot:
         model = machine.models[name]
         state, waiting = SlotState.COLD, machine.waiting[name]
         if name == machine.moving:
@@ -94,11 +94,11 @@ class Hive:
             moved_at=machine.moved_at,
         )
 
-    def _audience(self, machine: Machine, name: str) -> Audience:
+    def _audience(self, machine: SimMachine, name: str) -> Audience:
         interest = self._interest.get(name, Interest())
         return audience_of(name, self._uses.values(), interest, machine.now, self.rules.audience_s)
 
-    def act(self, machine: Machine) -> float | None:
+    def act(self, machine: SimMachine) -> float | None:
         if not self._claims and not any(asks and name not in machine.ready for name, asks in machine.waiting.items()):
             return None  # nobody waits for a load
         while True:
@@ -112,7 +112,7 @@ class Hive:
             if machine.moving:
                 return None
 
-    def _do(self, machine: Machine, move: Move) -> None:
+    def _do(self, machine: SimMachine, move: Move) -> None:
         match move:
             case LoadSlot(slot=slot, grants=grants):
                 self._claims = tuple(claim for claim in self._claims if claim.slot != slot)

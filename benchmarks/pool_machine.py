@@ -62,20 +62,20 @@ class Ask:
         self.demand: Demand | None = None
 
 
-class Policy(Protocol):
+class PoolPolicy(Protocol):
     """One way to decide. `arrived` and `ended` tell it of requests; `act` is asked whenever nothing moves: it may close
     gates, and begins at most one load or unload. It answers when to ask again at the latest."""
 
-    def arrived(self, machine: Machine, ask: Ask) -> None: ...
-    def ended(self, machine: Machine, ask: Ask) -> None: ...
-    def act(self, machine: Machine) -> float | None: ...
+    def arrived(self, machine: SimMachine, ask: Ask) -> None: ...
+    def ended(self, machine: SimMachine, ask: Ask) -> None: ...
+    def act(self, machine: SimMachine) -> float | None: ...
 
 
-class Machine:
+class SimMachine:
     """The box. `ready`: loaded models; `moving`: the model that is loaded or unloaded now; `closed`: gates; `waiting`:
     requests by model, in order of arrival; `running`: requests in flight, by model."""
 
-    def __init__(self, models: list[SimModel], room_gib: int, policy: Policy, until: float) -> None:
+    def __init__(self, models: list[SimModel], room_gib: int, policy: PoolPolicy, until: float) -> None:
         self.models = {model.name: model for model in models}
         self.room_gib = room_gib
         self.policy = policy
@@ -160,7 +160,7 @@ class Machine:
         if ask.then is not None:
             ask.then(self.now)
 
-    def run(self) -> Machine:
+    def run(self) -> SimMachine:
         while self._events and self._events[0][0] <= self.until:
             self.now = self._events[0][0]
             while self._events and self._events[0][0] <= self.now:
@@ -198,7 +198,7 @@ class Machine:
 # --- the workloads -----------------------------------------------------------------------------------------------
 
 
-class Tokens:
+class AzureTokens:
     """Pairs of (tokens in, tokens out) as Azure's requests had them in 2023: `code` and `conv`."""
 
     def __init__(self) -> None:
@@ -214,7 +214,7 @@ class Tokens:
         return chance.choices(self._pairs[service], self._weights[service])[0]
 
 
-TOKENS = Tokens()
+TOKENS = AzureTokens()
 
 
 class Workload(NamedTuple):
@@ -224,11 +224,11 @@ class Workload(NamedTuple):
     models: list[SimModel]
     room_gib: int
     until: float
-    begin: Callable[[Machine, random.Random], None]
+    begin: Callable[[SimMachine, random.Random], None]
 
 
 def closed_loop(
-    machine: Machine, chance: random.Random, client: str, script: Iterator[tuple[str, str]], tools_s: float = 3.0
+    machine: SimMachine, chance: random.Random, client: str, script: Iterator[tuple[str, str]], tools_s: float = 3.0
 ) -> None:
     """An agent that asks, waits for the answer, uses its tools for about `tools_s`, and asks again."""
 
@@ -258,13 +258,13 @@ def task_script(chance: random.Random) -> Iterator[tuple[str, str]]:
                 yield "code", "conv"
 
 
-def agents(machine: Machine, chance: random.Random) -> None:
+def agents(machine: SimMachine, chance: random.Random) -> None:
     for number in range(8):
         own = random.Random(chance.random())
         closed_loop(machine, own, f"agent-{number}", task_script(own), tools_s=6.0)
 
 
-def banded(machine: Machine, chance: random.Random) -> None:
+def banded(machine: SimMachine, chance: random.Random) -> None:
     """The same; two of the agents ask with high priority (their names say so to pool_hive.py)."""
     for number in range(8):
         own = random.Random(chance.random())
@@ -276,13 +276,13 @@ def repeated(*steps: tuple[str, str]) -> Iterator[tuple[str, str]]:
         yield from steps
 
 
-def two_groups(machine: Machine, chance: random.Random) -> None:
+def two_groups(machine: SimMachine, chance: random.Random) -> None:
     for group in ("left", "right"):
         for number in range(3):
             closed_loop(machine, random.Random(chance.random()), f"{group}-{number}", repeated((group, "conv")))
 
 
-def alternating(machine: Machine, chance: random.Random) -> None:
+def alternating(machine: SimMachine, chance: random.Random) -> None:
     closed_loop(machine, chance, "one", repeated(("left", "conv"), ("right", "conv")))
 
 
@@ -292,7 +292,7 @@ SESSION = 6.0
 """Requests of one caller after the other, on the mean; about 10 s apart."""
 
 
-def zipf(machine: Machine, chance: random.Random) -> None:
+def zipf(machine: SimMachine, chance: random.Random) -> None:
     """Callers without a name, in sessions; models by popularity 1 / rank ** 1.1, whatever their size."""
     names = list(machine.models)
     chance.shuffle(names)
@@ -314,10 +314,10 @@ GRACE_S = 600.0
 """After the last request of a flood, to serve what waits."""
 
 
-def flood(load: float) -> Callable[[Machine, random.Random], None]:
+def flood(load: float) -> Callable[[SimMachine, random.Random], None]:
     """A hot model that is asked for `load` of what it can do, and a rare one asked every 120 s."""
 
-    def begin(machine: Machine, chance: random.Random) -> None:
+    def begin(machine: SimMachine, chance: random.Random) -> None:
         until = machine.until - GRACE_S
         hot, rare = machine.models["hot"], machine.models["rare"]
         work_s = 0.0
@@ -353,7 +353,7 @@ WORKLOADS = {
 }
 
 
-def simulate(workload: Workload, policy: Policy, seed: int) -> Machine:
-    machine = Machine(workload.models, workload.room_gib, policy, workload.until)
+def simulate(workload: Workload, policy: PoolPolicy, seed: int) -> SimMachine:
+    machine = SimMachine(workload.models, workload.room_gib, policy, workload.until)
     workload.begin(machine, random.Random(f"{workload.name} {seed}"))
     return machine.run()

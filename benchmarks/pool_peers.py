@@ -8,26 +8,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import combinations
 
-from pool_machine import Ask, Machine
+from pool_machine import Ask, SimMachine
 
 
-class Peer:
+class PeerPolicy:
     """A policy that needs no word about requests."""
 
-    def arrived(self, machine: Machine, ask: Ask) -> None:
+    def arrived(self, machine: SimMachine, ask: Ask) -> None:
         """Nothing to learn."""
 
-    def ended(self, machine: Machine, ask: Ask) -> None:
+    def ended(self, machine: SimMachine, ask: Ask) -> None:
         """Nothing to learn."""
 
 
-def wanted(machine: Machine) -> list[str]:
+def wanted(machine: SimMachine) -> list[str]:
     """Models that are not loaded and are waited for, the longest wait first."""
     heads = [(asks[0].at, name) for name, asks in machine.waiting.items() if asks and name not in machine.ready]
     return [name for _, name in sorted(heads)]
 
 
-class Ollama(Peer):
+class OllamaScheduler(PeerPolicy):
     """server/sched.go: one pending request at a time. If it does not fit: one runner goes, the idle ones first, by
     keep_alive (the same for all) and then by name; if none is idle the first of that order is waited for. New requests
     for a loaded model are served at once, also by the runner that is waited for."""
@@ -35,7 +35,7 @@ class Ollama(Peer):
     def __init__(self) -> None:
         self._pending = ""
 
-    def act(self, machine: Machine) -> float | None:
+    def act(self, machine: SimMachine) -> float | None:
         line = wanted(machine)
         if self._pending not in line:
             self._pending = line[0] if line else ""
@@ -50,7 +50,7 @@ class Ollama(Peer):
         return None
 
 
-class LlamaSwap(Peer):
+class LlamaSwap(PeerPolicy):
     """The matrix of sets, with each set that fits: the fewest victims, ties by the order of definition, or by last use.
     A loaded model is always served at once; requests are served model by model; in flight is never evicted.
 
@@ -61,7 +61,7 @@ class LlamaSwap(Peer):
         self._by_use = by_use
         self._only_idle = only_idle
 
-    def act(self, machine: Machine) -> float | None:
+    def act(self, machine: SimMachine) -> float | None:
         for name in wanted(machine):
             victims = self._victims(machine, name)
             if victims is None or any(machine.is_busy(victim) for victim in victims):
@@ -73,7 +73,7 @@ class LlamaSwap(Peer):
             return None
         return None
 
-    def _victims(self, machine: Machine, name: str) -> tuple[str, ...] | None:
+    def _victims(self, machine: SimMachine, name: str) -> tuple[str, ...] | None:
         short = machine.models[name].size_gib - machine.free_gib
         order = sorted(machine.ready, key=lambda model: machine.used_at[model] if self._by_use else 0.0)
         order = order if self._by_use else [model for model in machine.models if model in machine.ready]
@@ -86,14 +86,14 @@ class LlamaSwap(Peer):
         return None
 
 
-def gib(machine: Machine, models: Iterable[str]) -> int:
+def gib(machine: SimMachine, models: Iterable[str]) -> int:
     return sum(machine.models[model].size_gib for model in models)
 
 
-class LeastRecentlyUsed(Peer):
+class LeastRecentlyUsed(PeerPolicy):
     """As llama-server's router, LocalAI and Ray Serve, but by memory: idle models go, the longest unused first."""
 
-    def act(self, machine: Machine) -> float | None:
+    def act(self, machine: SimMachine) -> float | None:
         for name in wanted(machine):
             short = machine.models[name].size_gib - machine.free_gib
             if short <= 0:
@@ -110,14 +110,14 @@ STAY_WARM_S = 300.0
 RECLAIM_S = 2.0
 
 
-class Seed003(Peer):
+class Seed003(PeerPolicy):
     """seeds/003 to the letter: a victim has a lower priority than what comes, and all have the same here. So a model
     goes when it has been idle for `stay_warm` (300 s for an LLM) and no sooner; after an unload 2 s of sleep."""
 
     def __init__(self) -> None:
         self._asleep_until = 0.0
 
-    def act(self, machine: Machine) -> float | None:
+    def act(self, machine: SimMachine) -> float | None:
         if machine.now < self._asleep_until:
             return self._asleep_until
         for name in wanted(machine):
@@ -136,7 +136,7 @@ class Seed003(Peer):
 
 
 PEERS = {
-    "Ollama": Ollama,
+    "Ollama": OllamaScheduler,
     "llama-swap": lambda: LlamaSwap(by_use=False, only_idle=False),
     "llama-swap idle": lambda: LlamaSwap(by_use=False, only_idle=True),
     "llama-swap LRU ties": lambda: LlamaSwap(by_use=True, only_idle=True),
@@ -145,7 +145,7 @@ PEERS = {
 """Those that Hive is compared with; the best of them counts for each figure. seeds/003 starves and is printed alone."""
 
 
-def in_order_optimum_s(machine: Machine) -> float:
+def in_order_optimum_s(machine: SimMachine) -> float:
     """The least seconds of loading with which the requests can be served in order of arrival, with all of them known.
 
     Exact: dynamic programming over resident sets. A set that costs no less than another one, even if that one had to

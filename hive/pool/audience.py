@@ -22,7 +22,7 @@ LEARN = 0.2
 """Weight of the newest request in that part: about the last ten count."""
 
 
-class ModelUse(msgspec.Struct, frozen=True):
+class LastModel(msgspec.Struct, frozen=True):
     """The last model of one agent. `used_at`: its last answer ended; `is_here`: it waits for that model, or is in
     flight there; `is_elsewhere`: the same of another model; `is_awake`: its processes run."""
 
@@ -113,14 +113,14 @@ class Interest(msgspec.Struct, frozen=True):
         return Interest(self.rate, self.agents.after(soon_again), self.callers, self.last_caller_at)
 
 
-def audience_of(model: str, uses: Iterable[ModelUse], interest: Interest, now: float, audience_s: float) -> Audience:
+def audience_of(model: str, uses: Iterable[LastModel], interest: Interest, now: float, audience_s: float) -> Audience:
     """The audience of a model.
 
     Agents count that wait for it or are in flight there; and those that used it last, within `audience_s`, are neither
     asleep nor busy elsewhere, and usually return to it. Callers without a name count as one for `audience_s`, if they
     usually return.
 
-    >>> uses = [ModelUse("a", "m", 100.0), ModelUse("b", "m", 110.0), ModelUse("c", "m", 110.0, is_elsewhere=True)]
+    >>> uses = [LastModel("a", "m", 100.0), LastModel("b", "m", 110.0), LastModel("c", "m", 110.0, is_elsewhere=True)]
     >>> audience_of("m", uses, Interest(), 115.0, audience_s=30.0)
     Audience(users=2, rate_per_s=0.0, ends_at=140.0)
     >>> audience_of("m", uses, Interest(), 135.0, audience_s=30.0).users

@@ -53,7 +53,7 @@ def waiting_bound(facts: PoolFacts, id: str, demand: Demand, now: float) -> Wait
     WaitingBound(seconds=None, parts=(), blocked='b does not fit beside what is pinned: a')
     """
     slot = facts.slot(id)
-    if facts.exclusive is not None and facts.exclusive.slot != id:
+    if facts.exclusive is not None and slot.state not in (SlotState.READY, SlotState.LOADING):
         return WaitingBound(None, blocked=f"the backend is being switched to {facts.exclusive.kind}")
     if slot.state is SlotState.READY and slot.settled:
         return WaitingBound(0.0)
@@ -63,12 +63,12 @@ def waiting_bound(facts: PoolFacts, id: str, demand: Demand, now: float) -> Wait
         return _sum([BoundPart(f"load of {slot.model}", max(0.0, slot.moved_at + slot.load_s - now))])
     if demand not in slot.waiting:
         slot = msgspec.structs.replace(slot, waiting=(*slot.waiting, demand))
-    alone = msgspec.structs.replace(slot, waiting=(demand,))
     outlook = Outlook(_with(facts, slot), now)
-    load = BoundPart(f"load of {slot.model}", slot.reload_s)
     rivals = _rivals(facts, slot)
     if not rivals and slot.state in STARTABLE and outlook.fitting(slot) is not None:
-        return _sum([*_retry(slot, now), load])
+        return _sum([*_retry(slot, now), BoundPart(f"load of {slot.model}", slot.reload_s)])
+    alone = msgspec.structs.replace(slot, waiting=(demand,), level="")  # a rival may end it while it sleeps
+    load = BoundPart(f"load of {slot.model}", slot.load_s)
     if not outlook.could_have(slot, pins_to_come=True):
         return WaitingBound(None, blocked=blocked_by(outlook, slot))
     rules = facts.rules

@@ -111,6 +111,8 @@ def _claims_on(outlook: Outlook, alarm: _Alarm) -> Move | None:
 
 def _claim_on(outlook: Outlook, claim: Claim, alarm: _Alarm) -> Move | None:
     """The next step of a claim: drop it, cut, let a victim leave, load."""
+    if claim.slot not in outlook.slots or any(grant.account not in outlook.free for grant in claim.grants):
+        return DropClaim(claim.slot, "the model or its GPU is not there any more")
     claimant = outlook.slots[claim.slot]
     if not wants(claimant):
         return DropClaim(claim.slot, "nobody waits for it any more")
@@ -275,7 +277,13 @@ def _for_exclusive(outlook: Outlook, order: ExclusiveOrder, alarm: _Alarm) -> Mo
         move = _out(outlook, slot, f"switch to {order.kind}", alarm)
         if move is not None:
             return move
-    if others or wanted.state not in STARTABLE:
+    if others:
+        return None
+    if wanted.state is SlotState.DRAINING and not wanted.unload_ordered:
+        return OpenSlot(wanted.id)
+    if wanted.state is SlotState.DRAINING:
+        return _out(outlook, wanted, "an operator ordered it", alarm)
+    if wanted.state not in STARTABLE:
         return None
     grants = outlook.fitting(wanted)
     if grants is not None:

@@ -19,7 +19,7 @@ class LoadSlot(msgspec.Struct, frozen=True, tag=True):
 
 class UnloadSlot(msgspec.Struct, frozen=True, tag=True):
     """Stop the slot's server, which has nothing in flight; its gate is closed, or has to be before. It stays charged
-    until its memory is measured back."""
+    until its memory is measured back. An order to unload it is done with that."""
 
     slot: str
     why: str

@@ -20,7 +20,7 @@ MOVING = (SlotState.LOADING, SlotState.STOPPING)
 STARTABLE = (SlotState.COLD, SlotState.ASLEEP)
 
 
-class Site(NamedTuple):
+class PlacementSite(NamedTuple):
     """Accounts that a load may be placed in together. `margin_bytes`: in each, for the driver, if they are several;
     `short_of`: bytes by account that have to be free in it. One sum stands for all accounts of a split."""
 
@@ -37,7 +37,7 @@ class Site(NamedTuple):
 class Eviction(NamedTuple):
     """A set of victims that makes room for a load. `at`: when the last of them may leave."""
 
-    site: Site
+    site: PlacementSite
     options: tuple[EvictionOption, ...]
     cost: float
     at: float
@@ -64,6 +64,8 @@ class Outlook:
             grant.account for id in self.leaving if id in self.slots for grant in self.slots[id].grants
         }
         for claim in facts.claims:
+            if claim.slot not in self.slots:
+                continue
             for account, bytes in self.reserved(claim).items():
                 if account in self.free:
                     self.free[account] -= bytes
@@ -100,7 +102,10 @@ class Outlook:
         """The grants with which the slot could be loaded now, without any victim; None if it has to wait."""
         if slot.state is SlotState.ASLEEP:
             rise = rise_of(slot)
-            ready = all(account not in self.moving and bytes <= self.available(account) for account, bytes in rise)
+            ready = all(
+                account in self.free and account not in self.moving and bytes <= self.available(account)
+                for account, bytes in rise
+            )
             return slot.awake if ready else None
         free = {
             account: self.available(account)
@@ -109,25 +114,26 @@ class Outlook:
         }
         return place(slot.need_bytes, free, self.rules.split_margin_bytes)
 
-    def sites(self, slot: Slot) -> Iterator[Site]:
+    def sites(self, slot: Slot) -> Iterator[PlacementSite]:
         """The places the slot could have if enough left them."""
         if slot.state is SlotState.ASLEEP:
             rise = rise_of(slot)
-            yield Site(tuple(account for account, _ in rise), tuple(bytes for _, bytes in rise))
+            if all(account in self.free for account, _ in rise):
+                yield PlacementSite(tuple(account for account, _ in rise), tuple(bytes for _, bytes in rise))
             return
         accounts = permitted_accounts(slot, self.facts.accounts)
         for account in accounts:
-            yield Site((account,), (slot.need_bytes,))
+            yield PlacementSite((account,), (slot.need_bytes,))
         for group in groups(accounts):
-            yield Site(group, (slot.need_bytes,), self.rules.split_margin_bytes)
+            yield PlacementSite(group, (slot.need_bytes,), self.rules.split_margin_bytes)
 
-    def short(self, site: Site) -> tuple[int, ...]:
+    def short(self, site: PlacementSite) -> tuple[int, ...]:
         """Bytes missing at a site, negative where some are left over."""
         if site.is_split:
             return (site.short_of[0] - sum(self.free[account] - site.margin_bytes for account in site.accounts),)
         return tuple(bytes - self.free[account] for account, bytes in zip(site.accounts, site.short_of, strict=True))
 
-    def options(self, claimant: Slot, site: Site, may_leave: Callable[[Slot], bool]) -> list[EvictionOption]:
+    def options(self, claimant: Slot, site: PlacementSite, may_leave: Callable[[Slot], bool]) -> list[EvictionOption]:
         """The ways in which slots could give memory back at a site."""
         found = []
         for slot in self.facts.slots:
@@ -205,13 +211,13 @@ class Outlook:
         for other in self.facts.slots:
             if other.pinned_at is not None and other.id != slot.id:
                 for grant in other.awake or other.grants:
-                    room[grant.account] -= grant.charged_bytes
+                    room[grant.account] = room.get(grant.account, 0) - grant.charged_bytes
                 if pins_to_come and not other.grants:
                     for account in permitted_accounts(other, self.facts.accounts):
                         room[account] -= other.need_bytes
         for site in self.sites(slot):
             if slot.state is SlotState.ASLEEP:
-                if all(grant.charged_bytes <= room[grant.account] for grant in slot.awake):
+                if all(grant.charged_bytes <= room.get(grant.account, 0) for grant in slot.awake):
                     return True
             elif site.is_split:
                 usable = sum(max(0, room[account] - site.margin_bytes) for account in site.accounts)
@@ -264,7 +270,7 @@ class Outlook:
             leaving.append(EvictedSlot(slot.id, option.level, idle_only=not turn_over))
         return Claim(claimant.id, self._grants(claimant, eviction.site, free), tuple(leaving))
 
-    def _grants(self, claimant: Slot, site: Site, free: Mapping[str, int]) -> tuple[Grant, ...]:
+    def _grants(self, claimant: Slot, site: PlacementSite, free: Mapping[str, int]) -> tuple[Grant, ...]:
         if claimant.state is SlotState.ASLEEP:
             return claimant.awake
         if site.is_split:

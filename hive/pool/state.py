@@ -122,7 +122,9 @@ class Slot(msgspec.Struct, frozen=True):
 
     @property
     def reload_s(self) -> float:
-        """Seconds to have it back once it is gone."""
+        """Seconds until it is ready: of a wake if it sleeps, else of a load."""
+        if self.state not in (SlotState.ASLEEP, SlotState.LOADING):
+            return self.load_s
         return next((level.wake_s for level in self.levels if level.name == self.level), self.load_s)
 
 

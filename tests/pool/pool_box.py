@@ -6,13 +6,14 @@ import heapq
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 from msgspec.structs import replace
 
 from hive.domain import Band
 from hive.pool.accounts import charged_in
-from hive.pool.audience import Interest, ModelUse, audience_of
+from hive.pool.audience import Interest, LastModel, audience_of
 from hive.pool.bound import waiting_bound
 from hive.pool.decider import choose
 from hive.pool.moves import (
@@ -37,7 +38,7 @@ AT_ONCE = 200
 """Moves after which a decider that still does not rest is taken to go round in circles."""
 
 
-class Waiter:
+class PoolWaiter:
     """One request. `bound_at`: when it has to be in flight, by the bound printed as it came; None if none holds."""
 
     def __init__(self, demand: Demand, model: str, service_s: float, bound_at: float | None) -> None:
@@ -58,9 +59,9 @@ class PoolBox:
         self.chance = chance
         self.claims: tuple[Claim, ...] = ()
         self.exclusive: ExclusiveOrder | None = None
-        self.waiting: dict[str, list[Waiter]] = {slot.id: [] for slot in slots}
-        self.flying: dict[str, list[Waiter]] = {slot.id: [] for slot in slots}
-        self.uses: dict[str, ModelUse] = {}
+        self.waiting: dict[str, list[PoolWaiter]] = {slot.id: [] for slot in slots}
+        self.flying: dict[str, list[PoolWaiter]] = {slot.id: [] for slot in slots}
+        self.uses: dict[str, LastModel] = {}
         self.busy: set[str] = set()
         self.interest = {slot.id: Interest() for slot in slots}
         self.served = self.refused = self.cut = self.loads = self.decisions = 0
@@ -93,13 +94,13 @@ class PoolBox:
             return
         demand = Demand(band, self.now, tenant="t", agent=agent)
         bound = waiting_bound(self.facts(), model, demand, self.now).seconds
-        waiter = Waiter(demand, model, service_s, None if bound is None else self.now + bound)
+        waiter = PoolWaiter(demand, model, service_s, None if bound is None else self.now + bound)
         last = self.uses.get(agent)
         if last is not None:
             again = last.model == model and self.now - last.used_at <= self.rules.audience_s
             self.interest[last.model] = self.interest[last.model].left_by_agent(soon_again=again)
         self.interest[model] = self.interest[model].after_agent(self.now)
-        self.uses[agent] = ModelUse(agent, model, self.now, is_here=True)
+        self.uses[agent] = LastModel(agent, model, self.now, is_here=True)
         self.busy.add(agent)
         self.waiting[model].append(waiter)
         if patience_s is not None:
@@ -107,14 +108,14 @@ class PoolBox:
         self.hand_over(model)
         self.decide()
 
-    def give_up(self, waiter: Waiter) -> None:
+    def give_up(self, waiter: PoolWaiter) -> None:
         if waiter in self.waiting[waiter.model]:
             self.waiting[waiter.model].remove(waiter)
             self.idle(waiter)
 
-    def idle(self, waiter: Waiter) -> None:
+    def idle(self, waiter: PoolWaiter) -> None:
         self.busy.discard(waiter.demand.agent)
-        self.uses[waiter.demand.agent] = ModelUse(waiter.demand.agent, waiter.model, self.now)
+        self.uses[waiter.demand.agent] = LastModel(waiter.demand.agent, waiter.model, self.now)
 
     def void_bounds(self) -> None:
         """Something came that a bound does not hold against: a pin, an order, a failure, foreign memory."""
@@ -152,11 +153,11 @@ class PoolBox:
         for waiter in self.waiting[id]:
             assert waiter.bound_at is None or self.now <= waiter.bound_at + 1e-6, f"{id} was served beyond the bound"
             self.flying[id].append(waiter)
-            self.at(self.now + waiter.service_s, lambda waiter=waiter: self.end(waiter))
+            self.at(self.now + waiter.service_s, partial(self.end, waiter))
         self.set(id, used_at=self.now, band=self.waiting[id][-1].demand.band)
         self.waiting[id] = []
 
-    def end(self, waiter: Waiter) -> None:
+    def end(self, waiter: PoolWaiter) -> None:
         if waiter in self.flying[waiter.model]:
             self.flying[waiter.model].remove(waiter)
             self.served += 1
@@ -171,6 +172,9 @@ class PoolBox:
             move = choose(facts, self.now)
             self.decisions += 1
             if isinstance(move, Rest):
+                if self.is_switched():
+                    self.exclusive = None
+                    continue
                 self._alarm = move.until
                 assert move.until is None or move.until > self.now, "it wants to be asked again at once"
                 return
@@ -178,6 +182,13 @@ class PoolBox:
             self.do(move)
             self.check_books()
         raise AssertionError(f"it does not come to rest: {move}")
+
+    def is_switched(self) -> bool:
+        """Whether an order to switch has ended: its model is there, and no other kind."""
+        order = self.exclusive
+        if order is None or self.slots[order.slot].state is not S.READY:
+            return False
+        return not any(slot.grants for slot in self.slots.values() if slot.kind != order.kind)
 
     def check_books(self) -> None:
         """Never more charged than there is, never two moves in one account."""
@@ -256,9 +267,7 @@ class PoolBox:
             case CutSlot(slot=id):
                 self.set(id, cut=True)
                 for waiter in list(self.flying[id]):
-                    self.at(
-                        self.now + self.rules.cut_s * self.chance.random(), lambda waiter=waiter: self.was_cut(waiter)
-                    )
+                    self.at(self.now + self.rules.cut_s * self.chance.random(), partial(self.was_cut, waiter))
             case DropClaim(slot=id):
                 self.drop(id)
             case RefuseWaiting(slot=id):
@@ -300,10 +309,8 @@ class PoolBox:
             return
         self.set(id, state=S.READY, level="", ready_at=self.now, used_at=self.now, failures=0, retry_at=0.0)
         self.hand_over(id)
-        if self.exclusive is not None and self.exclusive.slot == id:
-            self.exclusive = None
 
-    def was_cut(self, waiter: Waiter) -> None:
+    def was_cut(self, waiter: PoolWaiter) -> None:
         if waiter in self.flying[waiter.model]:
             self.flying[waiter.model].remove(waiter)
             self.cut += 1

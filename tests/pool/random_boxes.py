@@ -77,9 +77,9 @@ def give_order(box: PoolBox, chance: random.Random, one: str) -> None:
         case "foreign over":
             for account in box.accounts.values():
                 box.accounts[account.id] = replace(account, foreign_bytes=0)
-            for other in box.slots.values():
-                if other.state is SlotState.FAILED:
-                    box.set(other.id, state=SlotState.COLD, failures=0, retry_at=0.0)
+            for failed in box.slots.values():
+                if failed.state is SlotState.FAILED:
+                    box.set(failed.id, state=SlotState.COLD, failures=0, retry_at=0.0)
     box.decide()
 
 

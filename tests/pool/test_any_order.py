@@ -21,7 +21,7 @@ MODELS = st.integers(0, 5)
 SERVICE_S = st.sampled_from([0.1, 2.0, 8.0, 20.0, 900.0])
 
 
-class AnyOrder(RuleBasedStateMachine):
+class PoolInAnyOrder(RuleBasedStateMachine):
     """Requests, askers that leave, orders, failures and time in any order. PoolBox checks each move that is made."""
 
     box: PoolBox
@@ -78,7 +78,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert {slot.state for slot in box.slots.values()} <= {SlotState.COLD, SlotState.READY, SlotState.ASLEEP}
 
 
-TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder = PoolInAnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hive.pool.audience import Interest, ModelUse, Returns, audience_of
+from hive.pool.audience import Interest, LastModel, Returns, audience_of
 
 AUDIENCE_S = 30.0
 
@@ -12,15 +12,15 @@ AUDIENCE_S = 30.0
 @pytest.mark.parametrize(
     ("use", "users"),
     [
-        (ModelUse("a", "m", 90.0), 1),
-        (ModelUse("a", "m", 70.0), 0),  # too long ago
-        (ModelUse("a", "other", 99.0), 0),
-        (ModelUse("a", "m", 90.0, is_elsewhere=True), 0),
-        (ModelUse("a", "m", 90.0, is_awake=False), 0),
-        (ModelUse("a", "m", 10.0, is_here=True), 1),  # it waits here, however long
+        (LastModel("a", "m", 90.0), 1),
+        (LastModel("a", "m", 70.0), 0),  # too long ago
+        (LastModel("a", "other", 99.0), 0),
+        (LastModel("a", "m", 90.0, is_elsewhere=True), 0),
+        (LastModel("a", "m", 90.0, is_awake=False), 0),
+        (LastModel("a", "m", 10.0, is_here=True), 1),  # it waits here, however long
     ],
 )
-def test_an_agent_counts_if_it_is_free_to_ask(use: ModelUse, users: int) -> None:
+def test_an_agent_counts_if_it_is_free_to_ask(use: LastModel, users: int) -> None:
     assert audience_of("m", [use], Interest(), 100.0, AUDIENCE_S).users == users
 
 
@@ -29,7 +29,7 @@ def test_agents_that_never_return_are_no_audience_but_while_they_wait() -> None:
     interest = Interest()
     for _ in range(5):
         interest = interest.left_by_agent(soon_again=False)
-    gone, here = ModelUse("a", "m", 99.0), ModelUse("b", "m", 99.0, is_here=True)
+    gone, here = LastModel("a", "m", 99.0), LastModel("b", "m", 99.0, is_here=True)
     assert audience_of("m", [gone, here], interest, 100.0, AUDIENCE_S).users == 1
     for _ in range(5):
         interest = interest.left_by_agent(soon_again=True)
@@ -49,7 +49,7 @@ def test_callers_without_a_name_count_if_they_mostly_return_soon(pause_s: float,
 
 
 def test_the_end_of_an_audience_is_told() -> None:
-    uses = [ModelUse("a", "m", 90.0), ModelUse("b", "m", 95.0)]
+    uses = [LastModel("a", "m", 90.0), LastModel("b", "m", 95.0)]
     audience = audience_of("m", uses, Interest(), 100.0, AUDIENCE_S)
     assert audience.ends_at == 125.0
     assert not audience.is_empty(124.9)

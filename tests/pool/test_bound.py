@@ -21,6 +21,7 @@ from hive.pool.state import (
     MemoryAccount,
     PoolFacts,
     Rules,
+    SleepLevel,
     Slot,
     SlotState,
 )
@@ -33,7 +34,7 @@ A, B = Slot("a", "a", 60 * MIB, load_s=20.0), Slot("b", "b", 60 * MIB, load_s=20
 
 
 def ready(slot: Slot, **more: Any) -> Slot:
-    fields = {"state": S.READY, "grants": (Grant("g", slot.need_bytes),), "ready_at": NOW} | more
+    fields: dict[str, Any] = {"state": S.READY, "grants": (Grant("g", slot.need_bytes),), "ready_at": NOW} | more
     return replace(slot, **fields)
 
 
@@ -72,8 +73,29 @@ def test_a_wait_without_an_end_names_its_reason(slots: tuple[Slot, ...], blocked
     assert (found.seconds, found.blocked) == (None, blocked)
 
 
+def test_a_sleeper_that_is_being_unloaded_is_loaded_and_not_woken() -> None:
+    """A walk of chance found the bound 1.8 s short: it counted a wake of 2 s for a load of 20 s."""
+    levels = (SleepLevel("1", kept_bytes=MIB, host_bytes=0, wake_s=2.0),)
+    asleep = replace(
+        B, state=S.ASLEEP, level="1", levels=levels, grants=(Grant("g", MIB),), awake=(Grant("g", 60 * MIB),)
+    )
+    assert bound(asleep) == pytest.approx(2.0)
+    stopping = replace(asleep, state=S.STOPPING, moved_at=NOW)
+    assert bound(stopping) == pytest.approx(11.5 + 20.0)
+
+
+def test_the_rival_may_come_while_a_failed_load_waits_for_its_next_try() -> None:
+    """A walk of chance found the bound 8.8 s short: the other model had been loaded meanwhile, and had its turn."""
+    failed = replace(B, failures=1, retry_at=NOW + 60)
+    alone, beside = bound(failed), bound(A, failed)
+    assert alone is not None
+    assert beside is not None
+    assert beside > alone + 100
+
+
 def test_nothing_is_promised_while_the_backend_is_switched() -> None:
     assert bound(A, B, exclusive=ExclusiveOrder("vllm", "a")) is None
+    assert bound(A, B, exclusive=ExclusiveOrder("vllm", "b")) is None  # the others have to leave first
 
 
 def test_a_smaller_share_of_swaps_makes_a_longer_bound() -> None:

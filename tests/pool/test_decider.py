@@ -48,7 +48,7 @@ def cold(id: str, need: int, *, since: float = NOW, band: Band = Band.NORMAL, **
 
 
 def ready(id: str, bytes: int, *, account: str = "g", **more: Any) -> Slot:
-    fields = {"state": S.READY, "load_s": 8.0, "unload_s": 2.0, "ready_at": 500.0} | more
+    fields: dict[str, Any] = {"state": S.READY, "load_s": 8.0, "unload_s": 2.0, "ready_at": 500.0} | more
     return Slot(id, id, bytes, grants=(Grant(account, bytes),), **fields)
 
 
@@ -154,7 +154,8 @@ CLAIM = Claim("b", (Grant("g", 60),), (EvictedSlot("a"),))
 
 
 def draining(**more: Any) -> Slot:
-    return ready("a", 60, **({"state": S.DRAINING, "closed_at": NOW - 10} | more))
+    fields: dict[str, Any] = {"state": S.DRAINING, "closed_at": NOW - 10} | more
+    return ready("a", 60, **fields)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +204,15 @@ def test_memory_that_did_not_come_back_ends_the_claim() -> None:
     stolen = replace(GPU, foreign_bytes=60)
     move = decided(Slot("a", "a", 60), cold("b", 60), accounts=(stolen,), claims=(CLAIM,))
     assert move == DropClaim("b", "its memory in g is not there")
+
+
+def test_a_model_or_a_gpu_that_is_gone_ends_the_claim() -> None:
+    gone = DropClaim("b", "the model or its GPU is not there any more")
+    assert decided(draining(), claims=(CLAIM,)) == gone
+    other = MemoryAccount("h", 100, 0)
+    assert decided(draining(), cold("b", 60), accounts=(other,), claims=(CLAIM,)) == gone
+    asleep = replace(cold("a", 60), state=S.ASLEEP, grants=(Grant("g", 10),), awake=(Grant("g", 60),))
+    assert decided(asleep, accounts=(other,)) == UnloadSlot("a", "it cannot wake where it sleeps")
 
 
 def test_nobody_takes_what_a_claim_will_need() -> None:
@@ -257,7 +267,7 @@ def test_a_switch_moves_nothing_else_and_other_kinds_leave_first() -> None:
     order = ExclusiveOrder("vllm", "v")
     other, wanted = ready("a", 60, kind="llama", in_flight=1), Slot("v", "v", 80, kind="vllm")
     bystander = cold("c", 10, kind="llama")
-    facts = {"exclusive": order}
+    facts: dict[str, Any] = {"exclusive": order}
     assert decided(other, wanted, bystander, **facts) == CloseSlot("a", "switch to vllm")
     closed = replace(other, state=S.DRAINING, closed_at=NOW)
     assert decided(closed, wanted, bystander, **facts) == Rest(NOW + 60)
@@ -266,6 +276,8 @@ def test_a_switch_moves_nothing_else_and_other_kinds_leave_first() -> None:
     assert isinstance(move, LoadSlot)
     assert move.slot == "v"
     assert decided(ready("v", 80, kind="vllm"), bystander, **facts) == Rest(None)
+    closing = ready("v", 80, kind="vllm", state=S.DRAINING, closed_at=NOW)
+    assert decided(closing, bystander, **facts) == OpenSlot("v")  # it was about to leave when the order came
 
 
 def test_a_failed_load_is_tried_again_later_and_then_refused() -> None:
