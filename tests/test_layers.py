@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,6 +106,10 @@ def modules() -> list[Path]:
     return sorted(path for path in HIVE.rglob("*.py") if "__pycache__" not in path.parts)
 
 
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
 def name_of(path: Path) -> str:
     """`hive/proxy/gate.py` → `proxy.gate`; a package's `__init__` has the package's name."""
     parts = list(path.relative_to(HIVE).with_suffix("").parts)
@@ -113,13 +118,12 @@ def name_of(path: Path) -> str:
 
 def imports_of(tree: ast.Module) -> Iterator[tuple[str, bool, int]]:
     """Every import of Hive's own modules: its name without `hive.`, whether inside a function, the line."""
-    inside = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for node in ast.walk(function)
-    }
-    for node in ast.walk(tree):
+    left = deque[tuple[ast.AST, bool]]([(tree, False)])
+    while left:  # statements only: no import is inside an expression, and most nodes are
+        node, inside = left.popleft()
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        below = (each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.expr))
+        left += [(each, inside or is_function) for each in below]
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"relative import in line {node.lineno}"
             module = node.module or ""
@@ -130,7 +134,7 @@ def imports_of(tree: ast.Module) -> Iterator[tuple[str, bool, int]]:
             continue
         for name in names:
             if name == "hive" or name.startswith("hive."):
-                yield name.removeprefix("hive").removeprefix("."), id(node) in inside, node.lineno
+                yield name.removeprefix("hive").removeprefix("."), inside, node.lineno
 
 
 def is_under(name: str, allowed: str) -> bool:
@@ -153,10 +157,9 @@ def may_import(importer: str, imported: str, *, inside: bool) -> bool:
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_imports_point_down(path: Path) -> None:
     importer = name_of(path)
-    tree = ast.parse(path.read_text(), str(path))
     wrong = [
         f"line {line}: hive.{importer} imports hive.{name}"
-        for name, inside, line in imports_of(tree)
+        for name, inside, line in imports_of(tree_of(path))
         if not may_import(importer, name, inside=inside)
     ]
     assert not wrong, "\n".join(wrong)
@@ -256,7 +259,7 @@ def test_tasks_and_processes_are_started_in_one_place(path: Path) -> None:
         pytest.skip("a sample agent is a program of its own")
     wrong = [
         f"line {line}: {name} belongs to {home}"
-        for name, line in uses_of(ast.parse(path.read_text(), str(path)))
+        for name, line in uses_of(tree_of(path))
         if (home := ONLY_IN.get(name, "host.process")) != here
     ]
     assert not wrong, "\n".join(wrong)

@@ -94,6 +94,7 @@ def serve(
     places["VLLM_CACHE_ROOT"] = str(cache_for(venv, folder))
     settings = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "OMP_NUM_THREADS": "1",  # more of them mostly wait for each other, with so small a model, and spin
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",

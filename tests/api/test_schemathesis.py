@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 CONFIG = HERE / "api_fuzzing.toml"
+PHASES = "examples,coverage,fuzzing,stateful"
 LONG_S = int(os.environ.get("HIVE_API_FUZZ_S", "0"))
 EXAMPLES = 6
 QUICK = """
@@ -54,13 +55,13 @@ def without_redis(directory: Path) -> Iterator[Where]:
         yield where
 
 
-def asked(where: Where, directory: Path) -> subprocess.CompletedProcess[str]:
+def asked(where: Where, directory: Path, phases: str = PHASES) -> subprocess.CompletedProcess[str]:
     """schemathesis, when it is through: what it says."""
     config = directory / "schemathesis.toml"
     config.write_text(CONFIG.read_text() + ("" if LONG_S else QUICK))
     command = [str(Path(sys.executable).with_name("schemathesis")), "--config-file", str(config), "run"]
     command += [f"{where.url}/api/openapi.json", "--header", f"Authorization: Bearer {where.token}", "--no-color"]
-    command += ["--max-examples", str(EXAMPLES), "--phases", "examples,coverage,fuzzing,stateful"]
+    command += ["--max-examples", str(EXAMPLES), "--phases", PHASES if LONG_S else phases]
     command += ["--max-time", str(LONG_S)] if LONG_S else ["--seed", "6"]
     environment = {**os.environ, "PYTHONPATH": f"{HERE.parent}:{HERE.parents[1]}"}
     return subprocess.run(command, capture_output=True, text=True, cwd=directory, env=environment, check=False)
@@ -75,5 +76,6 @@ def test_nothing_that_is_asked_ends_in_a_5xx_or_in_another_shape(with_redis: Whe
 
 @pytest.mark.timeout(LONG_S + 400)
 def test_nor_does_it_while_redis_is_down(without_redis: Where, directory: Path) -> None:
-    ran = asked(without_redis, directory)
+    # What is wrong with a request is found before Redis is asked, so `coverage`, mostly that, is left to the other run.
+    ran = asked(without_redis, directory, "examples,fuzzing,stateful")
     assert ran.returncode == 0, ran.stdout + ran.stderr
