@@ -77,6 +77,8 @@ def waiting_bound(facts: PoolFacts, id: str, demand: Demand, now: float) -> Wait
     if len(rivals) < 2:
         return _sum([*parts, *_against_one(facts, alone, rivals, late_s, now), load])
     parts.append(BoundPart("until it is late", late_s))
+    pinned = [other.load_s for other in facts.slots if other.pinned_at is not None and other.state in MOVING]
+    parts.append(BoundPart("the move of what is pinned", max(pinned, default=0.0)))
     longest = max(_cycle_s(rival, rivals, slot, rules) for rival in rivals)
     parts.append(BoundPart("a load begun before", longest))
     for rival in rivals:
@@ -143,7 +145,7 @@ def _against_one(facts: PoolFacts, slot: Slot, rivals: list[Slot], late_s: float
     """The parts where at most one other model is in the way: what is known of it now holds until it leaves."""
     rules, parts = facts.rules, []
     leave_s = 0.0
-    for moving in (*rivals, facts.slot(slot.id)):
+    for moving in facts.slots:
         if moving.state in MOVING:
             took = moving.load_s if moving.state is SlotState.LOADING else moving.unload_s + rules.free_s
             parts.append(BoundPart(f"the move of {moving.model}", max(0.0, moving.moved_at + took - now)))

@@ -53,6 +53,7 @@ def bound(*slots: Slot, of: str = "b", demand: Demand = ASKED, **more: Any) -> f
         ((ready(A, ready_at=NOW - 200), B), 10.0 + 65.0 + 11.5 + 20.0),  # its turn is over: until b is late
         ((ready(A, keep_alive_s=300.0), B), 429.0 + 65.0 + 11.5 + 20.0),  # b may be of a lower band
         ((replace(B, failures=1, retry_at=NOW + 60),), 80.0),
+        ((ready(replace(A, need_bytes=MIB), state=S.LOADING, pinned_at=0.0, moved_at=NOW - 5), B), 15.0 + 20.0),
     ],
 )
 def test_a_wait_has_an_end(slots: tuple[Slot, ...], seconds: float) -> None:
