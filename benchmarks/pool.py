@@ -35,7 +35,7 @@ from pool_peers import PEERS, LeastRecentlyUsed, Seed003, in_order_optimum_s
 
 from hive.domain import Band
 from hive.pool.decider import choose
-from hive.pool.state import Audience, Demand, Grant, MemoryAccount, PoolFacts, Rules, Slot, SlotState
+from hive.pool.state import Audience, Demand, Grant, MemoryAccount, PoolFacts, Rules, SlotFacts, SlotState
 
 OURS: dict[str, Callable[[], PoolPolicy]] = {"hive": HivePool}
 UNKNOWN: dict[str, Callable[[], PoolPolicy]] = {"hive, clients unknown": lambda: HivePool(knows_clients=False)}
@@ -176,7 +176,7 @@ def crowded(chance: random.Random, gpus: int) -> PoolFacts:
         for number, size in enumerate(sizes):
             users = chance.choice([0, 0, 1, 2, 5])
             slots.append(
-                Slot(
+                SlotFacts(
                     f"r{gpu}-{number}",
                     "resident",
                     size,
@@ -189,7 +189,7 @@ def crowded(chance: random.Random, gpus: int) -> PoolFacts:
             )
     for number in range(8):
         waiting = (Demand(chance.choice(list(Band)), 900 + chance.random() * 100),)
-        slots.append(Slot(f"w{number}", "waits", chance.randint(5000, 60000), waiting=waiting))
+        slots.append(SlotFacts(f"w{number}", "waits", chance.randint(5000, 60000), waiting=waiting))
     return PoolFacts(tuple(slots), tuple(accounts))
 
 

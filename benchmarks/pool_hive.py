@@ -22,7 +22,7 @@ from hive.pool.moves import (
     Rest,
     UnloadSlot,
 )
-from hive.pool.state import MIB, Audience, Claim, Demand, Grant, MemoryAccount, PoolFacts, Rules, Slot, SlotState
+from hive.pool.state import MIB, Audience, Claim, Demand, Grant, MemoryAccount, PoolFacts, Rules, SlotFacts, SlotState
 
 GIB = 1024 * MIB
 GPU = "GPU-0"
@@ -69,7 +69,7 @@ class HivePool:
         account = MemoryAccount(GPU, machine.room_gib * GIB, reserve_bytes=0)
         return PoolFacts(slots, (account,), self._claims, rules=self.rules)
 
-    def _slot(self, machine: SimMachine, name: str) -> Slot:
+    def _slot(self, machine: SimMachine, name: str) -> SlotFacts:
         model = machine.models[name]
         state, waiting = SlotState.COLD, machine.waiting[name]
         if name == machine.moving:
@@ -78,7 +78,7 @@ class HivePool:
             state = SlotState.DRAINING if name in machine.closed else SlotState.READY
         demands = () if state is SlotState.READY else waiting
         held = self._grants.get(name, ()) if state is not SlotState.COLD else ()
-        return Slot(
+        return SlotFacts(
             id=name,
             model=name,
             need_bytes=model.size_gib * GIB,

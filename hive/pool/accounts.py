@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
-from hive.pool.state import Grant, MemoryAccount, Rules, Slot, SlotState
+from hive.pool.state import Grant, MemoryAccount, Rules, SlotFacts, SlotState
 
 
 def charge_bytes(estimated_bytes: int, peak_bytes: int | None) -> int:
@@ -32,12 +32,12 @@ def with_measured(grant: Grant, measured_bytes: int | None) -> Grant:
     return Grant(grant.account, charge_bytes(grant.charged_bytes, measured_bytes), measured_bytes)
 
 
-def charged_in(account: str, slots: Iterable[Slot]) -> int:
+def charged_in(account: str, slots: Iterable[SlotFacts]) -> int:
     """Bytes charged in one account."""
     return sum(grant.charged_bytes for slot in slots for grant in slot.grants if grant.account == account)
 
 
-def _not_yet_allocated(account: str, slots: Iterable[Slot]) -> int:
+def _not_yet_allocated(account: str, slots: Iterable[SlotFacts]) -> int:
     """Bytes charged that no measurement can show yet. Of a slot that is loading and not measured it is all of them."""
     missing = 0
     for slot in slots:
@@ -50,13 +50,13 @@ def _not_yet_allocated(account: str, slots: Iterable[Slot]) -> int:
     return missing
 
 
-def free_bytes(account: MemoryAccount, slots: Sequence[Slot], rules: Rules) -> int:
+def free_bytes(account: MemoryAccount, slots: Sequence[SlotFacts], rules: Rules) -> int:
     """Bytes that may be charged to one more load; negative where more is charged or used than there is.
 
     The smaller of two: by the measurement (total - used - what is charged and not yet allocated), and by the books
     (total - reserve - charged - foreign with its margin). Where nothing is measured the books decide alone.
 
-    >>> slots = [Slot("a", "m", 400, grants=(Grant("g", 400, 300),))]
+    >>> slots = [SlotFacts("a", "m", 400, grants=(Grant("g", 400, 300),))]
     >>> account = MemoryAccount("g", total_bytes=1000, reserve_bytes=50)
     >>> free_bytes(account, slots, Rules())
     550
@@ -99,7 +99,7 @@ class MemoryBack(StrEnum):
 
 
 def memory_back(
-    account: MemoryAccount, slots: Sequence[Slot], stopped: Slot, waited_s: float, rules: Rules
+    account: MemoryAccount, slots: Sequence[SlotFacts], stopped: SlotFacts, waited_s: float, rules: Rules
 ) -> tuple[MemoryBack, int]:
     """Verdict on the memory of `stopped` (still among `slots`), and the bytes that have not come back.
 
@@ -107,7 +107,7 @@ def memory_back(
     Back is: used is at most what the others, foreign ones included, are charged, and a tenth of what it held. After
     `free_s` the rest is booked as foreign. Where nothing is measured the books are believed after `free_s`.
 
-    >>> gone = Slot("a", "m", 400, state=SlotState.STOPPING, grants=(Grant("g", 400, 0),))
+    >>> gone = SlotFacts("a", "m", 400, state=SlotState.STOPPING, grants=(Grant("g", 400, 0),))
     >>> gpu = MemoryAccount("g", 1000, 0, used_bytes=30)
     >>> memory_back(gpu, [gone], gone, 0.1, Rules())
     (<MemoryBack.BACK: 'back'>, 0)

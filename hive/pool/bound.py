@@ -15,7 +15,7 @@ import msgspec
 from hive.domain import Band
 from hive.pool.outlook import MOVING, STARTABLE, Outlook, blocked_by
 from hive.pool.placement import permitted_accounts
-from hive.pool.state import Demand, PoolFacts, Rules, Slot, SlotState
+from hive.pool.state import Demand, PoolFacts, Rules, SlotFacts, SlotState
 from hive.pool.turns import BANDS, band_of, late_at, patience_s, turn_ends_at, turn_s
 
 
@@ -38,8 +38,8 @@ def waiting_bound(facts: PoolFacts, id: str, demand: Demand, now: float) -> Wait
     """The longest that `demand` has to wait for the slot `id`, from `now`.
 
     >>> from hive.pool.state import Grant, MemoryAccount
-    >>> old = Slot("old", "a", 60, state=SlotState.READY, grants=(Grant("gpu", 60),), load_s=9.0, in_flight=1)
-    >>> facts = PoolFacts((old, Slot("new", "b", 70, load_s=9.0)), (MemoryAccount("gpu", 100, reserve_bytes=0),))
+    >>> old = SlotFacts("old", "a", 60, state=SlotState.READY, grants=(Grant("gpu", 60),), load_s=9.0, in_flight=1)
+    >>> facts = PoolFacts((old, SlotFacts("new", "b", 70, load_s=9.0)), (MemoryAccount("gpu", 100, reserve_bytes=0),))
     >>> bound = waiting_bound(facts, "new", Demand(Band.NORMAL, 0.0), 0.0)
     >>> print(bound.seconds, *bound.parts, sep="\\n") # doctest: +NORMALIZE_WHITESPACE
     148.5
@@ -93,16 +93,16 @@ def _sum(parts: list[BoundPart]) -> WaitingBound:
     return WaitingBound(sum(part.seconds for part in kept), kept)
 
 
-def _with(facts: PoolFacts, slot: Slot) -> PoolFacts:
+def _with(facts: PoolFacts, slot: SlotFacts) -> PoolFacts:
     slots = tuple(slot if other.id == slot.id else other for other in facts.slots)
     return msgspec.structs.replace(facts, slots=slots)
 
 
-def _retry(slot: Slot, now: float) -> list[BoundPart]:
+def _retry(slot: SlotFacts, now: float) -> list[BoundPart]:
     return [BoundPart("until the next try after a failed load", max(0.0, slot.retry_at - now))]
 
 
-def _rivals(facts: PoolFacts, slot: Slot) -> list[Slot]:
+def _rivals(facts: PoolFacts, slot: SlotFacts) -> list[SlotFacts]:
     """The models that may have memory where the slot may be placed, and may have to leave it."""
     here = set(permitted_accounts(slot, facts.accounts))
     rivals = []
@@ -114,7 +114,7 @@ def _rivals(facts: PoolFacts, slot: Slot) -> list[Slot]:
     return rivals
 
 
-def _may_be_ahead(rival: Slot, alone: Slot, rules: Rules) -> bool:
+def _may_be_ahead(rival: SlotFacts, alone: SlotFacts, rules: Rules) -> bool:
     """Whether the rival may be late before it: because it is asked for already, or by a higher band until then."""
     return late_at(rival, rules) <= late_at(alone, rules) or BANDS[band_of(alone)] > BANDS[Band.HIGH]
 
@@ -123,12 +123,12 @@ def _drain_s(rules: Rules) -> float:
     return rules.drain_s + rules.cut_s
 
 
-def _kept_s(victim: Slot, claimant: Slot) -> float:
+def _kept_s(victim: SlotFacts, claimant: SlotFacts) -> float:
     """The keep-alive that holds against a lower band."""
     return victim.keep_alive_s if BANDS[band_of(claimant)] > BANDS[Band.HIGH] else 0.0
 
 
-def _cycle_s(claimant: Slot, rivals: list[Slot], slot: Slot, rules: Rules) -> float:
+def _cycle_s(claimant: SlotFacts, rivals: list[SlotFacts], slot: SlotFacts, rules: Rules) -> float:
     """The longest from the moment the claimant is the first in line until it is loaded, whatever is resident then."""
     share = rules.swap_share
     others = [rival for rival in (*rivals, slot) if rival.id != claimant.id]
@@ -141,7 +141,9 @@ def _cycle_s(claimant: Slot, rivals: list[Slot], slot: Slot, rules: Rules) -> fl
     return turn + _drain_s(rules) + gap + leave + claimant.load_s
 
 
-def _against_one(facts: PoolFacts, slot: Slot, rivals: list[Slot], late_s: float, now: float) -> list[BoundPart]:
+def _against_one(
+    facts: PoolFacts, slot: SlotFacts, rivals: list[SlotFacts], late_s: float, now: float
+) -> list[BoundPart]:
     """The parts where at most one other model is in the way: what is known of it now holds until it leaves."""
     rules, parts = facts.rules, []
     leave_s = 0.0
@@ -177,10 +179,10 @@ class LoadProgress(NamedTuple):
         return f"{self.passed_s:.0f} s of about {self.about_s:.0f}"
 
 
-def load_progress(slot: Slot, now: float) -> LoadProgress | None:
+def load_progress(slot: SlotFacts, now: float) -> LoadProgress | None:
     """The progress of a load by its usual time; None if none is under way.
 
-    >>> print(load_progress(Slot("a", "m", 1, state=SlotState.LOADING, load_s=47.0, moved_at=100.0), 114.0))
+    >>> print(load_progress(SlotFacts("a", "m", 1, state=SlotState.LOADING, load_s=47.0, moved_at=100.0), 114.0))
     14 s of about 47
     """
     if slot.state is not SlotState.LOADING:

@@ -32,7 +32,7 @@ from hive.pool.moves import (
     UnloadSlot,
 )
 from hive.pool.outlook import STARTABLE, Outlook, blocked_by, has_left, wants, with_first_demands
-from hive.pool.state import Claim, ExclusiveOrder, Grant, PoolFacts, Slot, SlotState
+from hive.pool.state import Claim, ExclusiveOrder, Grant, PoolFacts, SlotFacts, SlotState
 from hive.pool.turns import BANDS, NEVER, band_of, late_at
 
 
@@ -42,8 +42,8 @@ def choose(facts: PoolFacts, now: float) -> Move:
 
     >>> from hive.domain import Band
     >>> from hive.pool.state import Audience, Demand, Grant, MemoryAccount
-    >>> old = Slot("old", "a", 60, state=SlotState.READY, grants=(Grant("gpu", 60),), load_s=10.0)
-    >>> new = Slot("new", "b", 70, load_s=20.0, waiting=(Demand(Band.NORMAL, since=100.0),))
+    >>> old = SlotFacts("old", "a", 60, state=SlotState.READY, grants=(Grant("gpu", 60),), load_s=10.0)
+    >>> new = SlotFacts("new", "b", 70, load_s=20.0, waiting=(Demand(Band.NORMAL, since=100.0),))
     >>> gpu = MemoryAccount("gpu", total_bytes=100, reserve_bytes=0)
 
     Nobody uses the old one: it leaves at once.
@@ -133,7 +133,7 @@ def _claim_on(outlook: Outlook, claim: Claim, alarm: _Alarm) -> Move | None:
     return _leave(outlook, [victim for victim, _ in staying], claim, alarm) if staying else _enter(outlook, claim)
 
 
-def _leave(outlook: Outlook, staying: list[Slot], claim: Claim, alarm: _Alarm) -> Move | None:
+def _leave(outlook: Outlook, staying: list[SlotFacts], claim: Claim, alarm: _Alarm) -> Move | None:
     """All victims drain, then leave one after the other: none leaves before it is sure that all do."""
     for victim in staying:
         if victim.in_flight and victim.state is SlotState.DRAINING and not victim.cut:
@@ -166,7 +166,7 @@ def _enter(outlook: Outlook, claim: Claim) -> Move | None:
     return _load(claimant, claim.grants, "room was made for it")
 
 
-def _load(slot: Slot, grants: tuple[Grant, ...], why: str) -> LoadSlot:
+def _load(slot: SlotFacts, grants: tuple[Grant, ...], why: str) -> LoadSlot:
     first = min(slot.waiting, key=lambda demand: demand.since, default=None)
     return LoadSlot(slot.id, grants, why, first.tenant if first else "")
 
@@ -182,7 +182,7 @@ def _unloads(outlook: Outlook, alarm: _Alarm) -> Move | None:
     return None
 
 
-def _out(outlook: Outlook, slot: Slot, why: str, alarm: _Alarm) -> Move | None:
+def _out(outlook: Outlook, slot: SlotFacts, why: str, alarm: _Alarm) -> Move | None:
     """The next step by which a slot leaves for nobody in particular."""
     if slot.state is SlotState.READY:
         return CloseSlot(slot.id, why) if slot.settled else None
@@ -232,14 +232,14 @@ def _brought_in(outlook: Outlook, alarm: _Alarm) -> Move | None:
     return None
 
 
-def _rank(slot: Slot, late: float, waited_s: float, now: float) -> tuple[int, float, float, str]:
+def _rank(slot: SlotFacts, late: float, waited_s: float, now: float) -> tuple[int, float, float, str]:
     """The place in the order of those who wait: rule 3."""
     if late <= now:
         return 0, late, 0.0, slot.id
     return 1, float(BANDS[band_of(slot)]), -waited_s, slot.id
 
 
-def _without_end(outlook: Outlook, slot: Slot) -> Move | None:
+def _without_end(outlook: Outlook, slot: SlotFacts) -> Move | None:
     """The move for one that can never be loaded as things are; None if it can, or will be seen once nothing moves."""
     if outlook.moving or outlook.claimed or outlook.could_have(slot):
         return None

@@ -7,7 +7,7 @@ import msgspec
 from hive.domain import Band
 from hive.pool.bound import WaitingBound, load_progress, waiting_bound
 from hive.pool.outlook import STARTABLE, Outlook
-from hive.pool.state import MIB, Claim, Demand, PoolFacts, Slot, SlotState
+from hive.pool.state import MIB, Claim, Demand, PoolFacts, SlotFacts, SlotState
 from hive.pool.turns import NEVER, may_leave_at
 
 
@@ -56,9 +56,9 @@ def explain(facts: PoolFacts, id: str, now: float, band: Band = Band.NORMAL) -> 
     """The explanation of the slot `id`; KeyError if there is none.
 
     >>> from hive.pool.state import Audience, Grant, MemoryAccount
-    >>> old = Slot("old", "a", 60 * MIB, state=SlotState.READY, grants=(Grant("gpu", 60 * MIB),), load_s=9.0,
+    >>> old = SlotFacts("old", "a", 60 * MIB, state=SlotState.READY, grants=(Grant("gpu", 60 * MIB),), load_s=9.0,
     ...            audience=Audience(2, 0.1, 90.0))
-    >>> facts = PoolFacts((old, Slot("new", "b", 70 * MIB, load_s=9.0)), (MemoryAccount("gpu", 100 * MIB, 0),))
+    >>> facts = PoolFacts((old, SlotFacts("new", "b", 70 * MIB, load_s=9.0)), (MemoryAccount("gpu", 100 * MIB, 0),))
     >>> print(*explain(facts, "new", 0.0).lines(), sep="\\n")
     b is cold
     Nobody has asked for it
@@ -92,7 +92,7 @@ def explain(facts: PoolFacts, id: str, now: float, band: Band = Band.NORMAL) -> 
     )
 
 
-def _victims(outlook: Outlook, slot: Slot, now: float) -> tuple[WouldLeave, ...]:
+def _victims(outlook: Outlook, slot: SlotFacts, now: float) -> tuple[WouldLeave, ...]:
     eviction = outlook.eviction(slot, by=now, blocked=False) or outlook.soonest(slot)
     if eviction is None:
         return ()
@@ -103,7 +103,7 @@ def _victims(outlook: Outlook, slot: Slot, now: float) -> tuple[WouldLeave, ...]
     )
 
 
-def _why(facts: PoolFacts, slot: Slot, now: float) -> str:
+def _why(facts: PoolFacts, slot: SlotFacts, now: float) -> str:
     """The reason for the state, in one sentence."""
     claim = next((claim for claim in facts.claims if any(leaving.slot == slot.id for leaving in claim.leaving)), None)
     own = next((claim for claim in facts.claims if claim.slot == slot.id), None)
@@ -121,11 +121,11 @@ def _why(facts: PoolFacts, slot: Slot, now: float) -> str:
     return _why_not(facts, slot, own, now)
 
 
-def _flying(slot: Slot) -> str:
+def _flying(slot: SlotFacts) -> str:
     return f"; {slot.in_flight} in flight are waited for" if slot.in_flight else ""
 
 
-def _why_ready(slot: Slot, now: float) -> str:
+def _why_ready(slot: SlotFacts, now: float) -> str:
     if slot.pinned_at is not None:
         return "It is pinned"
     if slot.in_flight:
@@ -139,7 +139,7 @@ def _why_ready(slot: Slot, now: float) -> str:
     return "Nobody uses it; it stays until its memory is wanted"
 
 
-def _why_not(facts: PoolFacts, slot: Slot, own: Claim | None, now: float) -> str:
+def _why_not(facts: PoolFacts, slot: SlotFacts, own: Claim | None, now: float) -> str:
     if slot.retry_at > now:
         return f"{slot.failures} loads in a row have failed; the next try is in {slot.retry_at - now:.0f} s"
     if own is not None:

@@ -12,7 +12,7 @@ import msgspec
 
 from hive.pool.accounts import free_bytes
 from hive.pool.placement import groups, permitted_accounts, place, split
-from hive.pool.state import Claim, Demand, EvictedSlot, Grant, PoolFacts, Slot, SlotState
+from hive.pool.state import Claim, Demand, EvictedSlot, Grant, PoolFacts, SlotFacts, SlotState
 from hive.pool.turns import NEVER, may_leave_at
 from hive.pool.victims import EvictionOption, cheapest_set, eviction_cost
 
@@ -98,7 +98,7 @@ class Outlook:
         """Bytes free for a load that is not the claim's, and not the one the account is kept for."""
         return min(self.free[account], self.slack.get(account, self.free[account]))
 
-    def fitting(self, slot: Slot) -> tuple[Grant, ...] | None:
+    def fitting(self, slot: SlotFacts) -> tuple[Grant, ...] | None:
         """The grants with which the slot could be loaded now, without any victim; None if it has to wait."""
         if slot.state is SlotState.ASLEEP:
             rise = rise_of(slot)
@@ -114,7 +114,7 @@ class Outlook:
         }
         return place(slot.need_bytes, free, self.rules.split_margin_bytes)
 
-    def sites(self, slot: Slot) -> Iterator[PlacementSite]:
+    def sites(self, slot: SlotFacts) -> Iterator[PlacementSite]:
         """The places the slot could have if enough left them."""
         if slot.state is SlotState.ASLEEP:
             rise = rise_of(slot)
@@ -133,7 +133,9 @@ class Outlook:
             return (site.short_of[0] - sum(self.free[account] - site.margin_bytes for account in site.accounts),)
         return tuple(bytes - self.free[account] for account, bytes in zip(site.accounts, site.short_of, strict=True))
 
-    def options(self, claimant: Slot, site: PlacementSite, may_leave: Callable[[Slot], bool]) -> list[EvictionOption]:
+    def options(
+        self, claimant: SlotFacts, site: PlacementSite, may_leave: Callable[[SlotFacts], bool]
+    ) -> list[EvictionOption]:
         """The ways in which slots could give memory back at a site."""
         found = []
         for slot in self.facts.slots:
@@ -152,7 +154,7 @@ class Outlook:
                     )
         return found
 
-    def eviction(self, claimant: Slot, *, by: float, blocked: bool = True) -> Eviction | None:
+    def eviction(self, claimant: SlotFacts, *, by: float, blocked: bool = True) -> Eviction | None:
         """The cheapest set of victims that may leave until `by`; a single account goes before a split.
 
         `blocked`: without the accounts that move, are claimed, or are kept for an earlier one.
@@ -175,7 +177,7 @@ class Outlook:
                     best = Eviction(site, chosen, cost, at)
         return best
 
-    def soonest(self, claimant: Slot) -> Eviction | None:
+    def soonest(self, claimant: SlotFacts) -> Eviction | None:
         """The set of victims that may leave first, whatever it costs, claims and moves aside; None if none ever may."""
         best: Eviction | None = None
         leave_at = self.leave_times(claimant)
@@ -197,7 +199,7 @@ class Outlook:
                     best = Eviction(site, tuple(chosen), 0.0, at)
         return best
 
-    def could_have(self, slot: Slot, *, pins_to_come: bool = False) -> bool:
+    def could_have(self, slot: SlotFacts, *, pins_to_come: bool = False) -> bool:
         """Whether it would fit somewhere if all that may leave had left: beside the pinned and the foreign only.
 
         `pins_to_come`: also beside what is pinned and not loaded yet, in whichever account that will be.
@@ -227,7 +229,7 @@ class Outlook:
                 return True
         return False
 
-    def leave_times(self, claimant: Slot) -> dict[str, float]:
+    def leave_times(self, claimant: SlotFacts) -> dict[str, float]:
         """The time from which each slot may leave for the claimant."""
         times = self._leave_times.get(claimant.id)
         if times is None:
@@ -242,7 +244,7 @@ class Outlook:
     def _touches_taken(self, id: str) -> bool:
         return any(self.is_taken(grant.account) for grant in self.slots[id].grants)
 
-    def keep_for(self, claimant: Slot) -> None:
+    def keep_for(self, claimant: SlotFacts) -> None:
         """Keep the site where a late one gets room first: those behind it may take what it leaves over there, no more.
 
         Without that, small models would fill each gap, each with a turn of its own, and the large one would starve.
@@ -257,7 +259,7 @@ class Outlook:
                 left = max(0, sum(option.freed[number] for option in soonest.options) - short[number])
             self.slack[account] = min(left, self.slack.get(account, left))
 
-    def claim(self, claimant: Slot, eviction: Eviction) -> Claim:
+    def claim(self, claimant: SlotFacts, eviction: Eviction) -> Claim:
         """The claim that an eviction is begun with: what the claimant gets, who leaves for it, and how."""
         free = {account: self.free[account] for account in eviction.site.accounts}
         leaving = []
@@ -270,7 +272,7 @@ class Outlook:
             leaving.append(EvictedSlot(slot.id, option.level, idle_only=not turn_over))
         return Claim(claimant.id, self._grants(claimant, eviction.site, free), tuple(leaving))
 
-    def _grants(self, claimant: Slot, site: PlacementSite, free: Mapping[str, int]) -> tuple[Grant, ...]:
+    def _grants(self, claimant: SlotFacts, site: PlacementSite, free: Mapping[str, int]) -> tuple[Grant, ...]:
         if claimant.state is SlotState.ASLEEP:
             return claimant.awake
         if site.is_split:
@@ -281,24 +283,24 @@ class Outlook:
         return (Grant(site.accounts[0], claimant.need_bytes),)
 
 
-def _busy(slot: Slot) -> Slot:
+def _busy(slot: SlotFacts) -> SlotFacts:
     """The slot as if it had something in flight."""
     if slot.state is SlotState.ASLEEP:
         return slot
     return msgspec.structs.replace(slot, in_flight=max(1, slot.in_flight))
 
 
-def rise_of(slot: Slot) -> list[tuple[str, int]]:
+def rise_of(slot: SlotFacts) -> list[tuple[str, int]]:
     """Bytes by account that a sleeping slot takes more when it wakes; it cannot wake anywhere else."""
     kept = {grant.account: grant.charged_bytes for grant in slot.grants}
     return [(grant.account, grant.charged_bytes - kept.get(grant.account, 0)) for grant in slot.awake]
 
 
-def kept_grants(slot: Slot, level: str) -> tuple[Grant, ...]:
+def kept_grants(slot: SlotFacts, level: str) -> tuple[Grant, ...]:
     """The grants of a slot that sleeps at `level`: what it keeps, in proportion over its accounts; none if it ends.
 
     >>> from hive.pool.state import SleepLevel
-    >>> slot = Slot("a", "m", 90, grants=(Grant("x", 60), Grant("y", 30)), levels=(SleepLevel("1", 10, 80, 2.0),))
+    >>> slot = SlotFacts("a", "m", 90, grants=(Grant("x", 60), Grant("y", 30)), levels=(SleepLevel("1", 10, 80, 2.0),))
     >>> [(grant.account, grant.charged_bytes) for grant in kept_grants(slot, "1")]
     [('x', 7), ('y', 4)]
     """
@@ -309,20 +311,20 @@ def kept_grants(slot: Slot, level: str) -> tuple[Grant, ...]:
     return tuple(Grant(grant.account, -(-kept * grant.charged_bytes // total)) for grant in slot.grants)
 
 
-def freed_by(slot: Slot, level: str) -> dict[str, int]:
+def freed_by(slot: SlotFacts, level: str) -> dict[str, int]:
     """Bytes by account that come back when a slot falls asleep, or ends."""
     kept = {grant.account: grant.charged_bytes for grant in kept_grants(slot, level)}
     return {grant.account: max(0, grant.charged_bytes - kept.get(grant.account, 0)) for grant in slot.grants}
 
 
-def has_left(slot: Slot, leaving: EvictedSlot) -> bool:
+def has_left(slot: SlotFacts, leaving: EvictedSlot) -> bool:
     """Whether a victim has given its memory back."""
     if leaving.level:
         return (slot.state is SlotState.ASLEEP and slot.level == leaving.level) or not slot.grants
     return not slot.grants
 
 
-def blocked_by(outlook: Outlook, slot: Slot) -> str:
+def blocked_by(outlook: Outlook, slot: SlotFacts) -> str:
     """The reason for which a slot can never be loaded as things are, with the names of those in its way."""
     pinned = sorted(other.model for other in outlook.facts.slots if other.pinned_at is not None and other.grants)
     if pinned:
@@ -330,12 +332,12 @@ def blocked_by(outlook: Outlook, slot: Slot) -> str:
     return f"{slot.model} needs {slot.need_bytes} bytes, more than can ever be free"
 
 
-def with_first_demands(slot: Slot) -> Slot:
+def with_first_demands(slot: SlotFacts) -> SlotFacts:
     """The slot with the first demand of each band only: no other one decides, and there may be thousands.
 
     >>> from hive.domain import Band
     >>> from hive.pool.state import Demand
-    >>> slot = Slot("a", "m", 1, waiting=tuple(Demand(Band.NORMAL, since) for since in (5.0, 4.0, 6.0)))
+    >>> slot = SlotFacts("a", "m", 1, waiting=tuple(Demand(Band.NORMAL, since) for since in (5.0, 4.0, 6.0)))
     >>> [demand.since for demand in with_first_demands(slot).waiting]
     [4.0]
     """
@@ -347,6 +349,6 @@ def with_first_demands(slot: Slot) -> Slot:
     return msgspec.structs.replace(slot, waiting=tuple(first.values()))
 
 
-def wants(slot: Slot) -> bool:
+def wants(slot: SlotFacts) -> bool:
     """Whether somebody waits for the slot, or an operator has pinned it."""
     return bool(slot.waiting) or slot.pinned_at is not None

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
-from hive.pool.state import CPU, Grant, MemoryAccount, Slot
+from hive.pool.state import CPU, Grant, MemoryAccount, SlotFacts
 
 MOST_SPLIT = 8
 """Accounts of one box among which all ways to split are tried; beyond, only all of them together."""
 
 
-def permitted_accounts(slot: Slot, accounts: Sequence[MemoryAccount]) -> list[str]:
+def permitted_accounts(slot: SlotFacts, accounts: Sequence[MemoryAccount]) -> list[str]:
     """The accounts a slot may be placed in: those its entry names, else all GPUs, else the host's memory.
 
-    >>> [permitted_accounts(Slot("a", "m", 1), [MemoryAccount(name, 1) for name in names]) for names in ("xy", ["cpu"])]
+    >>> [permitted_accounts(SlotFacts("a", "m", 1), [MemoryAccount(name, 1) for name in names]) for names in ("xy", ["cpu"])]
     [['x', 'y'], ['cpu']]
-    >>> permitted_accounts(Slot("a", "m", 1, permitted=("cpu",)), [MemoryAccount("x", 1), MemoryAccount("cpu", 1)])
+    >>> permitted_accounts(SlotFacts("a", "m", 1, permitted=("cpu",)), [MemoryAccount("x", 1), MemoryAccount("cpu", 1)])
     ['cpu']
     """
     ids = [account.id for account in accounts]

@@ -80,7 +80,7 @@ class Audience(msgspec.Struct, frozen=True):
         return self.users <= 0 or now >= self.ends_at
 
 
-class Slot(msgspec.Struct, frozen=True):
+class SlotFacts(msgspec.Struct, frozen=True):
     """One model's server in the pool, started or not.
 
     `need_bytes`: the charge of a load; `load_s`, `unload_s`: what they take (p95, or estimated). `permitted`: the
@@ -194,13 +194,13 @@ class Rules(msgspec.Struct, frozen=True):
 class PoolFacts(msgspec.Struct, frozen=True):
     """All that a decision is made from. `claims`: what the decider has begun; the doer keeps them between decisions."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[SlotFacts, ...]
     accounts: tuple[MemoryAccount, ...]
     claims: tuple[Claim, ...] = ()
     exclusive: ExclusiveOrder | None = None
     rules: Rules = Rules()
 
-    def slot(self, id: str) -> Slot:
+    def slot(self, id: str) -> SlotFacts:
         """The slot of this id; KeyError if there is none."""
         for slot in self.slots:
             if slot.id == id:

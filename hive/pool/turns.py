@@ -7,7 +7,7 @@ lost to loading, and turned round it bounds everybody's wait.
 from __future__ import annotations
 
 from hive.domain import Band
-from hive.pool.state import Rules, Slot, SlotState
+from hive.pool.state import Rules, SlotFacts, SlotState
 
 BANDS = {Band.HIGH: 0, Band.NORMAL: 1, Band.LOW: 2}
 NEVER = float("inf")
@@ -22,12 +22,12 @@ def patience_s(band: Band, rules: Rules) -> float:
     return (rules.patience_high_s, rules.patience_normal_s, rules.patience_low_s)[BANDS[band]]
 
 
-def late_at(slot: Slot, rules: Rules) -> float:
+def late_at(slot: SlotFacts, rules: Rules) -> float:
     """The time at which the first of a slot's demands is late; a pin without a demand has the patience of
     the low band.
 
     >>> from hive.pool.state import Demand
-    >>> late_at(Slot("a", "m", 1, waiting=(Demand(Band.LOW, 0.0), Demand(Band.NORMAL, 20.0))), Rules())
+    >>> late_at(SlotFacts("a", "m", 1, waiting=(Demand(Band.LOW, 0.0), Demand(Band.NORMAL, 20.0))), Rules())
     30.0
     """
     times = [demand.since + patience_s(demand.band, rules) for demand in slot.waiting]
@@ -36,7 +36,7 @@ def late_at(slot: Slot, rules: Rules) -> float:
     return min(times, default=NEVER)
 
 
-def band_of(slot: Slot) -> Band:
+def band_of(slot: SlotFacts) -> Band:
     """The highest band among a slot's demands."""
     return min((demand.band for demand in slot.waiting), key=BANDS.__getitem__, default=Band.LOW)
 
@@ -50,7 +50,7 @@ def turn_s(load_in_s: float, load_back_s: float, share: float) -> float:
     return (load_in_s + load_back_s) * (1 - share) / share
 
 
-def turn_ends_at(victim: Slot, claimant: Slot, rules: Rules) -> float:
+def turn_ends_at(victim: SlotFacts, claimant: SlotFacts, rules: Rules) -> float:
     """The end of a victim's turn against a claimant: an unload is a part of what a swap costs. Demands of the high band
     may lose more time to loading."""
     share = rules.swap_share_high if band_of(claimant) is Band.HIGH else rules.swap_share
@@ -58,7 +58,7 @@ def turn_ends_at(victim: Slot, claimant: Slot, rules: Rules) -> float:
     return victim.ready_at + turn_s(load_in_s, load_back_s, share)
 
 
-def kept_until(victim: Slot, claimant: Slot, rules: Rules) -> float:
+def kept_until(victim: SlotFacts, claimant: SlotFacts, rules: Rules) -> float:
     """The end of a victim's time of keep alive against a claimant.
 
     It protects a model that idles, and never longer than a late demand of its own or a higher band waits for its turn.
@@ -66,8 +66,8 @@ def kept_until(victim: Slot, claimant: Slot, rules: Rules) -> float:
     all the same.
 
     >>> from hive.pool.state import Demand
-    >>> kept = Slot("v", "m", 1, used_at=90.0, keep_alive_s=300.0)
-    >>> [kept_until(kept, Slot("c", "n", 1, waiting=(Demand(band, 0.0),)), Rules()) for band in Band]
+    >>> kept = SlotFacts("v", "m", 1, used_at=90.0, keep_alive_s=300.0)
+    >>> [kept_until(kept, SlotFacts("c", "n", 1, waiting=(Demand(band, 0.0),)), Rules()) for band in Band]
     [2.0, 10.0, 360.0]
     """
     if not victim.keep_alive_s:
@@ -77,7 +77,7 @@ def kept_until(victim: Slot, claimant: Slot, rules: Rules) -> float:
     return min(victim.used_at + victim.keep_alive_s, late if higher else late + victim.keep_alive_s)
 
 
-def may_leave_at(victim: Slot, claimant: Slot, rules: Rules, now: float) -> float:
+def may_leave_at(victim: SlotFacts, claimant: SlotFacts, rules: Rules, now: float) -> float:
     """The time from which a victim may be asked to leave for a claimant, as far as is known now; NEVER if it may not.
 
     Idle, without an audience and not kept: at once. Else after its turn, and once somebody of the claimant is late.

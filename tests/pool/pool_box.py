@@ -30,7 +30,7 @@ from hive.pool.moves import (
     UnloadSlot,
 )
 from hive.pool.outlook import kept_grants
-from hive.pool.state import Claim, Demand, ExclusiveOrder, MemoryAccount, PoolFacts, Rules, Slot, SlotState
+from hive.pool.state import Claim, Demand, ExclusiveOrder, MemoryAccount, PoolFacts, Rules, SlotFacts, SlotState
 from hive.pool.turns import after_failure, band_of, late_at, turn_s
 
 S = SlotState
@@ -51,7 +51,9 @@ class PoolWaiter:
 class PoolBox:
     """Models, accounts, agents. `waiting`, `flying`: by slot; `served`, `refused`, `cut`: counts."""
 
-    def __init__(self, slots: list[Slot], accounts: list[MemoryAccount], rules: Rules, chance: random.Random) -> None:
+    def __init__(
+        self, slots: list[SlotFacts], accounts: list[MemoryAccount], rules: Rules, chance: random.Random
+    ) -> None:
         self.now = 1000.0
         self.slots = {slot.id: slot for slot in slots}
         self.accounts = {account.id: account for account in accounts}
@@ -221,7 +223,7 @@ class PoolBox:
             for leaving in move.claim.leaving:
                 self.check_turn(facts.slot(leaving.slot), claimant)
 
-    def check_turn(self, victim: Slot, claimant: Slot) -> None:
+    def check_turn(self, victim: SlotFacts, claimant: SlotFacts) -> None:
         assert victim.pinned_at is None
         assert victim.state in (S.READY, S.ASLEEP)
         if victim.state is S.ASLEEP:

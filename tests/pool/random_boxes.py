@@ -7,7 +7,7 @@ import random
 from msgspec.structs import replace
 
 from hive.domain import Band
-from hive.pool.state import MIB, ExclusiveOrder, MemoryAccount, Rules, SleepLevel, Slot, SlotState
+from hive.pool.state import MIB, ExclusiveOrder, MemoryAccount, Rules, SleepLevel, SlotFacts, SlotState
 from tests.pool.pool_box import PoolBox
 
 GIB = 1024 * MIB
@@ -23,7 +23,7 @@ def random_box(chance: random.Random, *, gpus: int, models: int) -> PoolBox:
         size = chance.randint(2, largest - 1) * GIB
         levels = (SleepLevel("1", GIB // 2, size, 2.0),) if chance.random() < 0.3 else ()
         slots.append(
-            Slot(
+            SlotFacts(
                 f"m{number}",
                 f"m{number}",
                 size,

@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.pool.accounts import charge_bytes, foreign_peak, free_bytes, memory_back, with_measured
-from hive.pool.state import Grant, MemoryAccount, Rules, Slot, SlotState
+from hive.pool.state import Grant, MemoryAccount, Rules, SlotFacts, SlotState
 
 TOTAL, RESERVE = 1000, 50
 BYTES = st.integers(0, 2000)
 STATES = st.sampled_from([SlotState.LOADING, SlotState.READY, SlotState.ASLEEP, SlotState.STOPPING])
 
 
-def slot(state: SlotState, charged: int, measured: int | None, account: str = "g") -> Slot:
-    return Slot("s", "m", charged, state=state, grants=(Grant(account, charged, measured),))
+def slot(state: SlotState, charged: int, measured: int | None, account: str = "g") -> SlotFacts:
+    return SlotFacts("s", "m", charged, state=state, grants=(Grant(account, charged, measured),))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def slot(state: SlotState, charged: int, measured: int | None, account: str = "g
     ],
 )
 def test_free_is_the_smaller_of_measured_and_booked(
-    used: int | None, foreign: int, slots: list[Slot], free: int
+    used: int | None, foreign: int, slots: list[SlotFacts], free: int
 ) -> None:
     account = MemoryAccount("g", TOTAL, RESERVE, used, foreign)
     assert free_bytes(account, slots, Rules()) == free

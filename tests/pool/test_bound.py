@@ -22,7 +22,7 @@ from hive.pool.state import (
     PoolFacts,
     Rules,
     SleepLevel,
-    Slot,
+    SlotFacts,
     SlotState,
 )
 
@@ -30,15 +30,15 @@ S = SlotState
 NOW = 1000.0
 GPU = MemoryAccount("g", total_bytes=100 * MIB, reserve_bytes=0)
 ASKED = Demand(Band.NORMAL, NOW)
-A, B = Slot("a", "a", 60 * MIB, load_s=20.0), Slot("b", "b", 60 * MIB, load_s=20.0)
+A, B = SlotFacts("a", "a", 60 * MIB, load_s=20.0), SlotFacts("b", "b", 60 * MIB, load_s=20.0)
 
 
-def ready(slot: Slot, **more: Any) -> Slot:
+def ready(slot: SlotFacts, **more: Any) -> SlotFacts:
     fields: dict[str, Any] = {"state": S.READY, "grants": (Grant("g", slot.need_bytes),), "ready_at": NOW} | more
     return replace(slot, **fields)
 
 
-def bound(*slots: Slot, of: str = "b", demand: Demand = ASKED, **more: Any) -> float | None:
+def bound(*slots: SlotFacts, of: str = "b", demand: Demand = ASKED, **more: Any) -> float | None:
     return waiting_bound(PoolFacts(slots, (GPU,), **more), of, demand, NOW).seconds
 
 
@@ -56,7 +56,7 @@ def bound(*slots: Slot, of: str = "b", demand: Demand = ASKED, **more: Any) -> f
         ((ready(replace(A, need_bytes=MIB), state=S.LOADING, pinned_at=0.0, moved_at=NOW - 5), B), 15.0 + 20.0),
     ],
 )
-def test_a_wait_has_an_end(slots: tuple[Slot, ...], seconds: float) -> None:
+def test_a_wait_has_an_end(slots: tuple[SlotFacts, ...], seconds: float) -> None:
     assert bound(*slots) == pytest.approx(seconds)
 
 
@@ -69,7 +69,7 @@ def test_a_wait_has_an_end(slots: tuple[Slot, ...], seconds: float) -> None:
         ((replace(B, state=S.FAILED),), "the loads of b have failed"),
     ],
 )
-def test_a_wait_without_an_end_names_its_reason(slots: tuple[Slot, ...], blocked: str) -> None:
+def test_a_wait_without_an_end_names_its_reason(slots: tuple[SlotFacts, ...], blocked: str) -> None:
     found = waiting_bound(PoolFacts(slots, (GPU,)), "b", ASKED, NOW)
     assert (found.seconds, found.blocked) == (None, blocked)
 
@@ -149,7 +149,7 @@ USED = Audience(users=2, ends_at=NOW + 25)
         (replace(B, state=S.FAILED, failures=4), "4 loads in a row have failed"),
     ],
 )
-def test_a_model_is_explained(slot: Slot, line: str) -> None:
+def test_a_model_is_explained(slot: SlotFacts, line: str) -> None:
     lines = explain(PoolFacts((slot,), (GPU,)), "b", NOW).lines()
     assert lines[0].startswith(f"b is {slot.state}")
     assert lines[1] == line

@@ -33,7 +33,7 @@ from hive.pool.state import (
     PoolFacts,
     Rules,
     SleepLevel,
-    Slot,
+    SlotFacts,
     SlotState,
 )
 
@@ -43,16 +43,16 @@ GPU = MemoryAccount("g", total_bytes=100, reserve_bytes=0)
 BUSY = Audience(users=2, rate_per_s=0.1, ends_at=1e9)
 
 
-def cold(id: str, need: int, *, since: float = NOW, band: Band = Band.NORMAL, **more: Any) -> Slot:
-    return Slot(id, id, need, load_s=8.0, unload_s=2.0, waiting=(Demand(band, since, tenant=f"t-{id}"),), **more)
+def cold(id: str, need: int, *, since: float = NOW, band: Band = Band.NORMAL, **more: Any) -> SlotFacts:
+    return SlotFacts(id, id, need, load_s=8.0, unload_s=2.0, waiting=(Demand(band, since, tenant=f"t-{id}"),), **more)
 
 
-def ready(id: str, bytes: int, *, account: str = "g", **more: Any) -> Slot:
+def ready(id: str, bytes: int, *, account: str = "g", **more: Any) -> SlotFacts:
     fields: dict[str, Any] = {"state": S.READY, "load_s": 8.0, "unload_s": 2.0, "ready_at": 500.0} | more
-    return Slot(id, id, bytes, grants=(Grant(account, bytes),), **fields)
+    return SlotFacts(id, id, bytes, grants=(Grant(account, bytes),), **fields)
 
 
-def decided(*slots: Slot, accounts: tuple[MemoryAccount, ...] = (GPU,), **more: Any) -> Move:
+def decided(*slots: SlotFacts, accounts: tuple[MemoryAccount, ...] = (GPU,), **more: Any) -> Move:
     return choose(PoolFacts(slots, accounts, **more), NOW)
 
 
@@ -67,7 +67,7 @@ def test_what_fits_is_loaded_and_charged_to_the_tenant_who_caused_it() -> None:
 
 
 def test_nobody_waits_and_nothing_moves() -> None:
-    assert decided(ready("a", 60), Slot("b", "b", 70)) == Rest(None)
+    assert decided(ready("a", 60), SlotFacts("b", "b", 70)) == Rest(None)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_nobody_waits_and_nothing_moves() -> None:
         (cold("a", 60, since=NOW - 50), cold("b", 60, band=Band.LOW, since=NOW - 200), "b"),  # low, and very late
     ],
 )
-def test_those_who_wait_have_one_order(first: Slot, second: Slot, loaded: str) -> None:
+def test_those_who_wait_have_one_order(first: SlotFacts, second: SlotFacts, loaded: str) -> None:
     move = decided(first, second)
     assert isinstance(move, LoadSlot)
     assert move.slot == loaded
@@ -132,7 +132,7 @@ def test_a_pinned_model_is_never_a_victim_and_what_is_in_its_way_is_named() -> N
 
 
 def test_a_pinned_model_is_loaded_without_a_demand() -> None:
-    move = decided(Slot("a", "a", 60, pinned_at=NOW))
+    move = decided(SlotFacts("a", "a", 60, pinned_at=NOW))
     assert isinstance(move, LoadSlot)
 
 
@@ -153,7 +153,7 @@ def test_a_late_one_keeps_its_account_from_those_behind_it() -> None:
 CLAIM = Claim("b", (Grant("g", 60),), (EvictedSlot("a"),))
 
 
-def draining(**more: Any) -> Slot:
+def draining(**more: Any) -> SlotFacts:
     fields: dict[str, Any] = {"state": S.DRAINING, "closed_at": NOW - 10} | more
     return ready("a", 60, **fields)
 
@@ -170,13 +170,13 @@ def draining(**more: Any) -> Slot:
         (ready("a", 60), cold("b", 60), DropClaim("b", "a stays")),
         (draining(state=S.STOPPING), cold("b", 60), Rest(None)),
         (
-            Slot("a", "a", 60),
+            SlotFacts("a", "a", 60),
             cold("b", 60),
             LoadSlot("b", (Grant("g", 60),), "room was made for it", "t-b"),
         ),
     ],
 )
-def test_what_was_begun_is_ended(victim: Slot, claimant: Slot, move: Move) -> None:
+def test_what_was_begun_is_ended(victim: SlotFacts, claimant: SlotFacts, move: Move) -> None:
     assert decided(victim, claimant, claims=(CLAIM,)) == move
 
 
@@ -202,7 +202,7 @@ def test_all_victims_leave_or_none() -> None:
 
 def test_memory_that_did_not_come_back_ends_the_claim() -> None:
     stolen = replace(GPU, foreign_bytes=60)
-    move = decided(Slot("a", "a", 60), cold("b", 60), accounts=(stolen,), claims=(CLAIM,))
+    move = decided(SlotFacts("a", "a", 60), cold("b", 60), accounts=(stolen,), claims=(CLAIM,))
     assert move == DropClaim("b", "its memory in g is not there")
 
 
@@ -249,7 +249,7 @@ def test_a_sleeper_wakes_with_the_grants_it_had() -> None:
 def test_a_claim_puts_its_victim_to_sleep() -> None:
     claim = Claim("b", (Grant("g", 80),), (EvictedSlot("a", "1"),))
     assert decided(draining(levels=LEVELS), cold("b", 80), claims=(claim,)) == SleepSlot("a", "1", "room for b")
-    asleep = Slot("a", "a", 60, state=S.ASLEEP, level="1", levels=LEVELS, grants=(Grant("g", 10),))
+    asleep = SlotFacts("a", "a", 60, state=S.ASLEEP, level="1", levels=LEVELS, grants=(Grant("g", 10),))
     assert isinstance(decided(asleep, cold("b", 80), claims=(claim,)), LoadSlot)
 
 
@@ -265,14 +265,14 @@ def test_an_order_to_unload_drains_first() -> None:
 
 def test_a_switch_moves_nothing_else_and_other_kinds_leave_first() -> None:
     order = ExclusiveOrder("vllm", "v")
-    other, wanted = ready("a", 60, kind="llama", in_flight=1), Slot("v", "v", 80, kind="vllm")
+    other, wanted = ready("a", 60, kind="llama", in_flight=1), SlotFacts("v", "v", 80, kind="vllm")
     bystander = cold("c", 10, kind="llama")
     facts: dict[str, Any] = {"exclusive": order}
     assert decided(other, wanted, bystander, **facts) == CloseSlot("a", "switch to vllm")
     closed = replace(other, state=S.DRAINING, closed_at=NOW)
     assert decided(closed, wanted, bystander, **facts) == Rest(NOW + 60)
     assert decided(replace(closed, in_flight=0), wanted, bystander, **facts) == UnloadSlot("a", "switch to vllm")
-    move = decided(Slot("a", "a", 60), wanted, bystander, **facts)
+    move = decided(SlotFacts("a", "a", 60), wanted, bystander, **facts)
     assert isinstance(move, LoadSlot)
     assert move.slot == "v"
     assert decided(ready("v", 80, kind="vllm"), bystander, **facts) == Rest(None)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.pool.placement import groups, permitted_accounts, place, split
-from hive.pool.state import CPU, MemoryAccount, Slot
+from hive.pool.state import CPU, MemoryAccount, SlotFacts
 
 MARGIN = 10
 FREE = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), st.integers(-50, 200), min_size=1)
@@ -57,9 +57,9 @@ def test_a_split_is_in_proportion(need: int, free: dict[str, int]) -> None:
 
 def test_an_entry_names_its_accounts() -> None:
     accounts = [MemoryAccount(id, 1) for id in ("a", "b", CPU)]
-    assert permitted_accounts(Slot("s", "m", 1), accounts) == ["a", "b"]
-    assert permitted_accounts(Slot("s", "m", 1, permitted=("b", CPU)), accounts) == ["b", CPU]
-    assert permitted_accounts(Slot("s", "m", 1, permitted=("gone",)), accounts) == []
+    assert permitted_accounts(SlotFacts("s", "m", 1), accounts) == ["a", "b"]
+    assert permitted_accounts(SlotFacts("s", "m", 1, permitted=("b", CPU)), accounts) == ["b", CPU]
+    assert permitted_accounts(SlotFacts("s", "m", 1, permitted=("gone",)), accounts) == []
 
 
 def test_many_gpus_are_split_over_all_at_once() -> None:

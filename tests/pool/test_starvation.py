@@ -6,14 +6,14 @@ import random
 from collections.abc import Callable
 
 from hive.domain import Band
-from hive.pool.state import MIB, MemoryAccount, Rules, Slot
+from hive.pool.state import MIB, MemoryAccount, Rules, SlotFacts
 from tests.pool.pool_box import PoolBox
 
 GIB = 1024 * MIB
 
 
 def box_of(room_gib: int, **sizes_gib: int) -> PoolBox:
-    slots = [Slot(name, name, size * GIB, load_s=4 + size / 1.5) for name, size in sizes_gib.items()]
+    slots = [SlotFacts(name, name, size * GIB, load_s=4 + size / 1.5) for name, size in sizes_gib.items()]
     return PoolBox(slots, [MemoryAccount("g", room_gib * GIB, 0)], Rules(), random.Random(1))
 
 

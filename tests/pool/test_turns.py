@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hive.domain import Band
-from hive.pool.state import Audience, Demand, Rules, Slot, SlotState
+from hive.pool.state import Audience, Demand, Rules, SlotFacts, SlotState
 from hive.pool.turns import NEVER, after_failure, kept_until, late_at, may_leave_at, turn_s
 
 NOW = 1000.0
@@ -17,8 +17,8 @@ READY = {"state": SlotState.READY, "load_s": 8.0, "unload_s": 2.0, "ready_at": 9
 USED = Audience(users=1, ends_at=1025.0)
 
 
-def claimant(band: Band = Band.NORMAL, since: float = NOW) -> Slot:
-    return Slot("c", "c", 1, load_s=8.0, unload_s=2.0, waiting=(Demand(band, since),))
+def claimant(band: Band = Band.NORMAL, since: float = NOW) -> SlotFacts:
+    return SlotFacts("c", "c", 1, load_s=8.0, unload_s=2.0, waiting=(Demand(band, since),))
 
 
 @given(st.floats(0.5, 100), st.floats(0.5, 100), st.floats(0.01, 0.99))
@@ -51,8 +51,8 @@ def test_a_turn_makes_loading_at_most_its_share(load_in_s: float, load_back_s: f
         ({"keep_alive_s": 300.0, "in_flight": 1}, claimant(), 1050.0),  # it never lengthens a turn
     ],
 )
-def test_a_victim_may_leave(victim: dict[str, object], waiting: Slot, at: float) -> None:
-    slot = Slot("v", "v", 1, **{**READY, **victim})  # type: ignore[arg-type]
+def test_a_victim_may_leave(victim: dict[str, object], waiting: SlotFacts, at: float) -> None:
+    slot = SlotFacts("v", "v", 1, **{**READY, **victim})  # type: ignore[arg-type]
     assert may_leave_at(slot, waiting, Rules(), NOW) == at
 
 
@@ -60,14 +60,14 @@ def test_a_victim_may_leave(victim: dict[str, object], waiting: Slot, at: float)
 def test_keep_alive_ends_however_often_the_model_is_used(
     since: float, keep_alive_s: float, own: Band, other: Band, used_at: float
 ) -> None:
-    victim = Slot("v", "v", 1, used_at=used_at, keep_alive_s=keep_alive_s, band=own)
+    victim = SlotFacts("v", "v", 1, used_at=used_at, keep_alive_s=keep_alive_s, band=own)
     waiting = claimant(other, since)
     assert kept_until(victim, waiting, Rules()) <= late_at(waiting, Rules()) + keep_alive_s
 
 
 def test_a_pin_without_a_demand_is_late_with_the_patience_of_the_low_band() -> None:
-    assert late_at(Slot("a", "a", 1, pinned_at=5.0), Rules()) == 65.0
-    assert late_at(Slot("a", "a", 1), Rules()) == NEVER
+    assert late_at(SlotFacts("a", "a", 1, pinned_at=5.0), Rules()) == 65.0
+    assert late_at(SlotFacts("a", "a", 1), Rules()) == NEVER
 
 
 def test_failures_wait_longer_each_time_and_end() -> None:
