@@ -17,9 +17,10 @@ MOST_SPLIT = 8
 def permitted_accounts(slot: SlotFacts, accounts: Sequence[MemoryAccount]) -> list[str]:
     """The accounts a slot may be placed in: those its entry names, else all GPUs, else the host's memory.
 
-    >>> [permitted_accounts(SlotFacts("a", "m", 1), [MemoryAccount(name, 1) for name in names]) for names in ("xy", ["cpu"])]
+    >>> gpus, host = [MemoryAccount("x", 1), MemoryAccount("y", 1)], MemoryAccount("cpu", 1)
+    >>> [permitted_accounts(SlotFacts("a", "m", 1), accounts) for accounts in (gpus, [host])]
     [['x', 'y'], ['cpu']]
-    >>> permitted_accounts(SlotFacts("a", "m", 1, permitted=("cpu",)), [MemoryAccount("x", 1), MemoryAccount("cpu", 1)])
+    >>> permitted_accounts(SlotFacts("a", "m", 1, permitted=("cpu",)), [*gpus, host])
     ['cpu']
     """
     ids = [account.id for account in accounts]
