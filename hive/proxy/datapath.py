@@ -7,7 +7,7 @@ import itertools
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -137,15 +137,14 @@ class DataPath:
         self.registry.generation += 1
         self.slot.give_places()
 
-    def learn_slot(self, row: SlotRow) -> Slot:
-        """Takes the daemon's word on a slot of the pool."""
-        known = self.slots.pooled.get(row.id)
-        kind = None if known is None or known.backend is None else known.backend.kind
-        slot = self.slots.learn(row, time.monotonic())
-        if kind != row.backend.kind:
+    def learn_slots(self, rows: Sequence[SlotRow]) -> None:
+        """Takes the daemon's word on slots of the pool."""
+        kinds = self.slots.kinds
+        slots = self.slots.learn(rows, time.monotonic())
+        if self.slots.kinds != kinds:
             self.registry.generation += 1  # what may be asked at all follows from the kinds
-        slot.give_places()
-        return slot
+        for slot in slots:
+            slot.give_places()
 
     def forget_slot(self, name: str) -> None:
         """Takes a slot out. Requests at its server end there; those that wait are decided again."""

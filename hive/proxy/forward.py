@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from hive.dialects.translators import RESPONSES
-from hive.domain import Caller, Dialect, UsageEvent
+from hive.domain import BackendInfo, Caller, Dialect, UsageEvent
 from hive.errors import (
     AgentAsleep,
     HiveError,
@@ -81,6 +81,7 @@ class Exchange:
 
     __slots__ = (
         "_answer",
+        "_backend",
         "_beat_at",
         "_blocked",
         "_charged",
@@ -140,6 +141,8 @@ class Exchange:
         self._slot = path.slot
         self._for = path.slot.version
         """The server in the slot for which it was decided and read."""
+        self._backend: BackendInfo | None = None
+        """The server that was asked."""
         self._upstream: UpstreamConnection | None = None
         self._answer: Answer | None = None
         self._cost = UNKNOWN
@@ -432,7 +435,7 @@ class Exchange:
         path, decided = self._path, prepared.decided
         try:
             served, slot = self._6_which_model(decided.caller, named.model)
-            if slot is not self._slot or self._for != slot.version:
+            if slot is not self._slot or self._for != slot.version or path.slots.pooled:
                 slot.check_offered(decided.endpoint)
                 self._slot, self._for = slot, slot.version
         except HiveError as error:
@@ -456,6 +459,10 @@ class Exchange:
         """Answers what is Hive's own to answer; what occupies the model waits for its turn, the rest while there is no
         backend."""
         slot, entry, decided, asked = self._slot, prepared.entry, prepared.decided, self.asked
+        if slot.is_gone:
+            self._slot = self._path.slot
+            self._5_what_is_asked(prepared)
+            return
         gate, queue, endpoint = slot.gate, slot.line, decided.endpoint
         if endpoint.keeps is not None:
             self._cost = NOTHING
@@ -480,7 +487,8 @@ class Exchange:
         if verdict is QueueVerdict.GO:
             self._8_ask_backend(prepared)
             return
-        self._limit_at = max(now + self._path.settings.proxy.queue_wait_s, gate.until_for(now))
+        place_by = now + self._path.settings.proxy.queue_wait_s
+        self._limit_at = gate.until_for(now) if gate.is_cold else max(place_by, gate.until_for(now))
         self.deadline = min(self._limit_at, self._beat_at)
         while queue.displaced:
             queue.displaced.pop().on_displaced()
@@ -508,7 +516,7 @@ class Exchange:
             return
         now = time.monotonic()
         self._path.metrics.queued(now - self.queued_at)
-        pool = slot.pool
+        pool, self._backend = slot.pool, slot.backend
         if pool is None:
             self._cost = NOTHING
             self.refuse(slot.why_no_way or no_backend())
@@ -549,6 +557,13 @@ class Exchange:
 
     def on_unconnected(self, error: HiveError) -> None:
         self._pending = None
+        prepared, slot = self.prepared, self._slot
+        if prepared is not None and slot.name and (slot.gate.is_closed or self._for != slot.version):
+            # nothing has been sent, and another server of the slot is to come: it waits for that
+            self.sent_at, self._ends_at, self.deadline = 0.0, NEVER, NEVER
+            self._leave_line(prepared, time.monotonic(), 0.0)
+            self._7_take_turn(prepared)
+            return
         self._cost = NOTHING
         self.refuse(error)
 
@@ -694,7 +709,7 @@ class Exchange:
         prepared, path, answer = self.prepared, self._path, self._answer
         if prepared is None:
             return False
-        entry, decided, backend = prepared.entry, prepared.decided, self._slot.backend
+        entry, decided, backend = prepared.entry, prepared.decided, self._backend
         endpoint = decided.endpoint
         if answer is not None and (answer.begun or not status):
             status = answer.status or status

@@ -15,7 +15,7 @@ from hive.errors import HiveError, NotFound, Refusal
 from hive.proxy.body import Asked
 from hive.proxy.datapath import DataPath, Decided
 from hive.proxy.endpoints import COUNT, PULL, Endpoint
-from hive.proxy.lists import OwnAnswer, answer_any, estimated, found
+from hive.proxy.lists import RUNNING, OwnAnswer, answer_any, estimated, found
 from hive.proxy.refusals import no_backend
 
 LINES = b"application/x-ndjson"
@@ -29,12 +29,15 @@ def said_here(path: DataPath, decided: Decided, asked: Asked | None) -> OwnAnswe
     if asked is not None and endpoint.name == COUNT:
         return estimated(asked.kept, asked.upstream)
     models = path.routing.seen(endpoint, decided.caller)
+    if endpoint.target == RUNNING and path.slots.pooled:
+        models = [model for model in models if path.slots.is_warm(model.name)]
     if asked is None or not (asked.loading or endpoint is PULL):
         named = (asked.served or asked.model) if asked is not None else ""
         return answer_any(endpoint, decided.target, models, decided.caller, named)
-    if path.slot.pool is None:
-        raise path.slot.why_no_way or no_backend()
-    return loaded(endpoint, asked, path.slots.routed(asked.model, decided.caller)[0], models, time.time())
+    served, slot = path.slots.routed(asked.model, decided.caller)
+    if slot.pool is None:
+        raise slot.why_no_way or no_backend()
+    return loaded(endpoint, asked, served, models, time.time())
 
 
 def loaded(endpoint: Endpoint, asked: Asked, served: str, models: list[ModelInfo], now: float) -> OwnAnswer:

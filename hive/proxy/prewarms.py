@@ -98,6 +98,8 @@ class Ahead(Exchange):
     def _6_which_model(self, caller: Caller, named: str) -> tuple[str, Slot]:
         """Raises NotSupported for a model that is far, also where this agent's own requests may go there."""
         served, slot = super()._6_which_model(caller, named)
+        if slot is not self._path.slot:
+            raise NotSupported("prompts are read ahead at the active backend only, and this model has another server")
         why = self._path.routing.where.why_far(served)
         if why:
             raise NotSupported(f"nothing is read ahead that leaves the box: {why}")

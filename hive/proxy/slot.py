@@ -60,7 +60,11 @@ class Slot:
         self.version = self.changes = 0
         self.line = line
         self.gate = SlotGate()
+        self.is_gone = False
+        """True once it is taken out: nothing waits here any more."""
         self.pool: Pool | None = None
+        self._replaced: list[Pool] = []
+        """Earlier pools with requests that have not ended."""
         self.way = NO_WAY
         self.why_no_way: HiveError | None = None
         """The reason why no request can be sent to it: its key or its authorities cannot be read."""
@@ -98,6 +102,7 @@ class Slot:
     def _renew_pool(self) -> None:
         if self.pool is not None:
             self.pool.close()
+            self._replaced = [pool for pool in (*self._replaced, self.pool) if pool.busy]
         self.pool = None
         if self.backend is not None and self.backend.address and self._found_way(self.backend):
             proxy = self._settings.proxy
@@ -147,12 +152,16 @@ class Slot:
     @property
     def is_drained(self) -> bool:
         """Whether nothing is at the server, and nothing on its way to it."""
-        pool = self.pool
-        return self.line.running == 0 and (pool is None or (pool.busy == 0 and pool.connecting == 0))
+        return self.line.running == 0 and not any(pool.busy or pool.connecting for pool in self._pools)
+
+    @property
+    def _pools(self) -> list[Pool]:
+        return self._replaced if self.pool is None else [*self._replaced, self.pool]
 
     def cut_off(self) -> int:
         """Ends all connections to the server; how many requests were still on them."""
-        cut = 0 if self.pool is None else self.pool.cut(self.gate.cut())
+        connecting = sum(pool.connecting for pool in self._pools) if self.name else 0  # they wait for the next server
+        cut = sum(pool.cut(self.gate.cut()) for pool in self._pools) - connecting
         self._renew_pool()
         return cut
 

@@ -93,14 +93,14 @@ class SlotGate:
             case Cold(wait_s=wait_s):
                 return since + wait_s
 
-    def why_in_vain(self, now: float) -> ModelCold | None:
-        """The refusal of a wait that cannot hold, if one began now."""
+    def why_in_vain(self, now: float, since: float | None = None) -> ModelCold | None:
+        """The refusal of a wait that cannot hold: of one that began at `since`, else of one that begins now."""
         reason = self._reason
         if not isinstance(reason, Cold):
             return None
         if reason.never:
             return ModelCold(f"{_what(reason)}: {reason.never}", retry_after_s=_retry_after_s(reason, now))
-        if reason.ready_at is not None and reason.ready_at - now > reason.wait_s:
+        if reason.ready_at is not None and reason.ready_at > (now if since is None else since) + reason.wait_s:
             left_s = reason.ready_at - now
             why = f"it is expected in {left_s:.0f} s, and a request waits for at most {reason.wait_s:g} s"
             return ModelCold(f"{_what(reason)}: {why}", retry_after_s=_retry_after_s(reason, now))

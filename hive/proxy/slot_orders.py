@@ -63,12 +63,12 @@ class SlotOrders:
             self._alone = None
         for name in [*self._drains]:
             self._drains.pop(name).end()
-        for row in slots:
-            self._learn(row)
+        self._path.learn_slots(slots)
         for name in self._path.slots.pooled.keys() - {row.id for row in slots}:
             self._path.forget_slot(name)
         self._told.clear()
         for slot in self._path.slots.pooled.values():
+            self._refuse_in_vain(slot)
             self.changed(slot)
 
     def order(self, message: LinkMessage, reply: LinkReply | None) -> None:
@@ -81,10 +81,24 @@ class SlotOrders:
                 self._close(message, reply)
 
     def _learn(self, row: SlotRow) -> None:
-        if (drain := self._drains.pop(row.id, None)) is not None:
+        known = self._path.slots.pooled.get(row.id)
+        if known is not None and row.generation < known.generation:
+            return
+        is_new = known is None or row.generation != known.generation
+        if (row.is_open or is_new) and (drain := self._drains.pop(row.id, None)) is not None:
             drain.end()
         log.info("slot_is id=%s generation=%d open=%s", row.id, row.generation, row.is_open)
-        self.changed(self._path.learn_slot(row))
+        self._path.learn_slots([row])
+        slot = self._path.slots.pooled[row.id]
+        self._refuse_in_vain(slot)
+        self.changed(slot)
+
+    def _refuse_in_vain(self, slot: Slot) -> None:
+        """Refuses the requests that would wait in vain, by what is known now."""
+        now = time.monotonic()
+        for exchange in waiting_for(self._path.registry, slot) if slot.gate.is_cold else ():
+            if (in_vain := slot.gate.why_in_vain(now, exchange.queued_at)) is not None:
+                exchange.refuse(in_vain)
 
     def _close(self, message: CloseSlotGate, reply: LinkReply) -> None:
         slot = self._path.slots.pooled.get(message.id)
@@ -128,8 +142,7 @@ class SlotOrders:
                 log.error("slot_without_daemon id=%s waiting=%d", slot.name, slot.line.waiting)
                 name = slot.models[0].name if slot.models else slot.name
                 slot.close(Cold(name, 0.0, never="Hive's daemon is not there to load it"))
-                for exchange in waiting_for(self._path.registry, slot):
-                    exchange.refuse(slot.gate.refusal(time.monotonic(), 0.0))
+                self._refuse_in_vain(slot)
 
     # what is told -----------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hive.domain import BackendInfo, Caller, ModelInfo
 from hive.errors import BadRequest, NotFound, Saturated
@@ -47,6 +47,11 @@ class SlotTable:
     def all(self) -> list[Slot]:
         return [self.active, *self.pooled.values()]
 
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of the servers, slot by slot; without an empty one."""
+        return [slot.backend.kind for slot in self.all if slot.backend is not None]
+
     # the daemon's word ------------------------------------------------------------------------------------------------
 
     def use_active(self, backend: BackendInfo | None, models: list[ModelInfo]) -> None:
@@ -54,15 +59,17 @@ class SlotTable:
         self.active.use(backend, models)
         self._route()
 
-    def learn(self, row: SlotRow, now: float) -> Slot:
-        """Takes the daemon's word on a slot of the pool; its `give_places` follows. Of an earlier generation than the
-        one that is known nothing is taken."""
+    def learn(self, rows: Sequence[SlotRow], now: float) -> list[Slot]:
+        """Takes the daemon's word on slots of the pool; their `give_places` follow."""
         self._close_unused()
+        slots = [self._learn(row, now) for row in rows]
+        self._route()
+        return slots
+
+    def _learn(self, row: SlotRow, now: float) -> Slot:
         slot = self.pooled.get(row.id)
         if slot is None:
             slot = self.pooled[row.id] = self._make(row.id, self._new_line())
-        elif row.generation < slot.generation:
-            return slot
         is_new = row.generation != slot.generation
         slot.generation = row.generation
         slot.use(row.backend, row.models, is_new=is_new)
@@ -70,7 +77,6 @@ class SlotTable:
             slot.gate.close(cold(row, now))
         elif slot.gate.is_closed:
             slot.open()
-        self._route()
         return slot
 
     def forget(self, name: str) -> Slot | None:
@@ -79,6 +85,7 @@ class SlotTable:
         slot = self.pooled.pop(name, None)
         if slot is not None:
             self._unused.append(slot.line)
+            slot.is_gone = True
             self._route()
         return slot
 
@@ -109,8 +116,15 @@ class SlotTable:
 
     def answers(self, slot: Slot, endpoint: Endpoint) -> bool:
         """Whether Hive answers this by itself, from its list of models or by an estimate. With a pool there is no one
-        server that could answer what names no model."""
-        return slot.answers(endpoint) or (bool(self.pooled) and not endpoint.body and endpoint.name in ANSWERED)
+        server that could answer what names no model, and a cold one is not loaded to describe its model."""
+        if slot.answers(endpoint):
+            return True
+        return bool(self.pooled) and endpoint.name in ANSWERED and (not endpoint.body or slot.gate.is_cold)
+
+    def is_warm(self, model: str) -> bool:
+        """Whether requests for this model go to its server now."""
+        slot = self._by_model.get(model)
+        return slot is not None and not slot.gate.is_closed
 
     def routed(self, asked: str, caller: Caller) -> tuple[str, Slot]:
         """The name of the model that is meant, as `ModelRouting.served`, and its slot. Raises NotFound, Refusal;

@@ -9,11 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hive.domain import BackendInfo, BackendKind, ModelInfo
 from hive.errors import LinkLost
 from hive.link.message import LinkMessage
 from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemands, SlotIs, SlotRow
 from hive.proxy import slot_orders
+from hive.proxy.gate import GateState
 from hive.proxy.slot_orders import SlotOrders
 from tests.proxy.harness import (
     CHAT,
@@ -24,6 +27,7 @@ from tests.proxy.harness import (
     Proxy,
     answer,
     chunked,
+    full_backlog,
     get,
     nothing_is_held,
     post,
@@ -320,6 +324,148 @@ async def test_requests_of_a_slot_that_is_taken_out_are_decided_again(tmp_path: 
         assert (status, json.loads(body)["error"]["code"]) == (404, "not_found")
         assert await content(client, "a") == (200, "a")
         assert nothing_is_held(pool.proxy)
+
+
+async def test_a_request_for_a_slot_that_went_while_its_agent_slept_is_decided_again(tmp_path: Path) -> None:
+    """It asked in a line that was closed already, and the next request of its agent could not leave its own."""
+    async with pooled(tmp_path, "a", "b", tier_low_concurrency=1) as pool:
+        pool.tell(pool.row("a"), pool.row("b"))
+        release = hold(pool.servers["a"])
+        first, second = await pool.client(), await pool.client()
+        first.writer.write(ask("a", body=STREAM))
+        await until(lambda: pool.proxy.path.slots.pooled["a-1"].line.running == 1)
+        gate = pool.proxy.alice.gate
+        gate.move(GateState.CLOSED, gate.generation + 1, "running")
+        second.writer.write(ask("b"))
+        await until(lambda: gate.parked == 1 and gate.in_flight == 2)
+        await asyncio.sleep(0.05)  # its body has been read
+        pool.tell(pool.row("a"))
+        pool.tell(pool.row("a"))
+        gate.open(gate.generation + 1)
+        status, _, body = await second.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (404, "not_found")
+        release.set()
+        assert (await first.answer())[0] == 200
+        assert gate.in_flight == 0
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_those_who_wait_are_told_when_there_is_no_end_to_be_seen_any_more(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "b") as pool:
+        pool.tell(pool.row("b", is_open=False, ready_in_s=10.0))
+        client = await pool.client()
+        client.writer.write(ask("b"))
+        await pool.waits("b")
+        pool.orders.order(SlotIs(slot=pool.row("b", is_open=False, never="its load failed three times")), None)
+        status, _, body = await client.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (503, "model_cold")
+        assert "its load failed three times" in json.loads(body)["error"]["message"]
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_an_empty_load_is_answered_for_a_warm_model_and_waits_for_a_cold_one(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b") as pool:
+        pool.tell(pool.row("a"), pool.row("b", is_open=False))
+        client = await pool.client()
+        status, _, body = await client.ask(post(b"/api/generate", b'{"model":"a"}'))
+        assert (status, json.loads(body)["done_reason"]) == (200, "load")
+        client.writer.write(post(b"/api/generate", b'{"model":"b"}'))
+        await pool.waits("b")
+        pool.orders.order(SlotIs(slot=pool.row("b", generation=2)), None)
+        status, _, body = await client.answer()
+        assert (status, json.loads(body)["done_reason"]) == (200, "load")
+        assert all(not server.requests for server in pool.servers.values())
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_to_describe_a_cold_model_loads_nothing(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "o") as pool:
+        pool.tell(pool.row("a"), pool.row("o", is_open=False))
+        client = await pool.client()
+        assert (await client.ask(post(b"/api/show", b'{"model":"o"}')))[0] == 200
+        _, _, body = await client.ask(get(b"/api/ps"))
+        assert [model["name"] for model in json.loads(body)["models"]] == ["a"]
+        await asyncio.sleep(3 * slot_orders.TELL_S)
+        assert pool.told == []
+
+
+async def test_what_no_server_of_the_model_offers_is_refused_though_another_model_s_does(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "v") as pool:
+        pool.tell(pool.row("v"))
+        pool.proxy.path.use_backend(pool.row("a").backend, [ModelInfo(name="a")])
+        client = await pool.client()
+        status, _, body = await client.ask(post(b"/v1/score", b'{"model":"a","text_1":"x","text_2":"y"}'))
+        assert (status, json.loads(body)["error"]["code"]) == (501, "not_supported")
+        assert pool.servers["a"].requests == []
+
+
+async def test_a_daemon_that_counts_anew_is_believed(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b") as pool:
+        pool.tell(pool.row("a", generation=7))
+        pool.servers["a"], pool.servers["b"] = pool.servers["b"], pool.servers["a"]
+        pool.tell(pool.row("a", generation=1))
+        assert await content(await pool.client(), "a") == (200, "b")
+        assert pool.close("a", generation=1) == [SlotClosed()]
+
+
+async def test_news_of_a_slot_that_drains_do_not_end_its_drain(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a") as pool:
+        pool.tell(pool.row("a", generation=3))
+        release = hold(pool.servers["a"])
+        client = await pool.client()
+        client.writer.write(ask("a", body=STREAM))
+        await asyncio.wait_for(client.reader.readuntil(b'"content":"a"'), 10)
+        answers = pool.close("a", generation=3, drain_s=20.0)
+        for row in (pool.row("a", generation=2), pool.row("a", generation=3, is_open=False, ready_in_s=9.0)):
+            pool.orders.order(SlotIs(slot=row), None)
+        await asyncio.sleep(0.05)
+        assert answers == []
+        release.set()
+        await until(lambda: answers == [SlotClosed()])
+        await asyncio.wait_for(client.reader.readuntil(b"[DONE]"), 10)
+
+
+async def test_a_request_that_was_not_sent_yet_waits_for_the_next_server(tmp_path: Path) -> None:
+    """Its connection was being made when the server was said to be gone: it got 502."""
+    async with pooled(tmp_path, "a") as pool:
+        pool.tell(pool.row("a"))
+        client = await pool.client()
+        slot = pool.proxy.path.slots.pooled["a-1"]
+        with full_backlog() as nowhere:
+            row = pool.row("a", generation=2)
+            unreachable = msgspec.structs.replace(row.backend, address=nowhere)
+            pool.tell(msgspec.structs.replace(row, backend=unreachable))
+            client.writer.write(ask("a"))
+            await until(lambda: slot.pool is not None and slot.pool.connecting == 1)
+            answers = pool.close("a", generation=2, drain_s=0.0)
+            await until(lambda: answers == [SlotClosed(cut=0)])
+            await pool.waits("a")
+            pool.tell(pool.row("a", generation=3))
+            assert (await client.answer())[0] == 200
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_a_drain_cuts_what_is_still_at_an_earlier_address(tmp_path: Path) -> None:
+    async with pooled(tmp_path, "a", "b") as pool:
+        pool.tell(pool.row("a"))
+        hold(pool.servers["a"])
+        client = await pool.client()
+        client.writer.write(ask("a", body=STREAM))
+        await asyncio.wait_for(client.reader.readuntil(b'"content":"a"'), 10)
+        pool.tell(pool.row("a", is_open=False))
+        answers = pool.close("a", drain_s=0.05)
+        await until(lambda: answers == [SlotClosed(cut=1)])
+        assert b"did not end in time" in await asyncio.wait_for(client.reader.read(), 10)
+        assert nothing_is_held(pool.proxy)
+
+
+async def test_a_wait_for_a_load_ends_with_its_own_clock_also_where_a_place_may_be_waited_for_longer(
+    tmp_path: Path,
+) -> None:
+    async with pooled(tmp_path, "b", queue_wait_s=30.0) as pool:
+        pool.tell(pool.row("b", is_open=False, wait_s=0.2))
+        status, _, body = await (await pool.client()).ask(ask("b"))
+        assert (status, json.loads(body)["error"]["code"]) == (503, "model_cold")
 
 
 async def test_places_are_each_server_s_own(tmp_path: Path) -> None:
