@@ -11,6 +11,7 @@ the rest. STATUS_FD gets one line: `pid N`, or `error WHY`. Its exit code is the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -116,10 +117,13 @@ def main(words: list[str]) -> int:
     except HiveError as error:
         os.write(status_fd, f"error {' '.join(error.message.split())}\n".encode())
         return error.exit_code
-    os.write(status_fd, f"pid {tree.pid}\n".encode())
-    os.close(status_fd)
-    watch(tree, lifeline_fd, wakeup_fd)
-    tree.end(grace_s)
+    try:
+        with contextlib.suppress(BrokenPipeError):  # the supervisor was killed meanwhile: the lifeline tells it too
+            os.write(status_fd, f"pid {tree.pid}\n".encode())
+        os.close(status_fd)
+        watch(tree, lifeline_fd, wakeup_fd)
+    finally:
+        tree.end(grace_s)
     return 1 if tree.code is None else tree.code
 
 

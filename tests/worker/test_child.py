@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -254,3 +255,24 @@ async def test_cpu_time_of_children_counts(tmp_path: Path) -> None:
     await found.start()
     await until(lambda: found.cpu_s() > 0.5, what=found.cpu_s)
     await found.end()
+
+
+def test_a_warden_with_a_dead_supervisor_leaves_nothing_of_the_server(tmp_path: Path) -> None:
+    """It could not tell the server's pid, ended by that error, and what the server had forked lived on."""
+    place = Folder(tmp_path)
+    lifeline, theirs = os.pipe()
+    status, status_theirs = os.pipe()
+    os.close(status)
+    command = place.launch("--ignore-term", "--child", "fork", "--child", "setsid").command
+    words = [sys.executable, "-I", "-m", "hive.worker.warden", str(lifeline), str(status_theirs), "0.2", *command]
+    with subprocess.Popen(words, pass_fds=[lifeline, status_theirs]) as warden:
+        os.close(lifeline)
+        os.close(status_theirs)
+        until_children = time.monotonic() + 20
+        while len(place.alive()) < 3:
+            assert time.monotonic() < until_children, "the server did not start"
+            time.sleep(0.01)
+        assert warden.poll() is None
+        os.close(theirs)
+        warden.wait(20)
+    assert place.alive() == []

@@ -37,9 +37,9 @@ asyncio.run(main())
 
 
 def beginning_with(socket: Path) -> dict[str, list[int]]:
-    """Living wardens and servers of a socket."""
+    """Living wardens and servers of a socket, the oldest first."""
     found: dict[str, list[int]] = {"warden": [], "server": []}
-    for pid, stat in ProcessTable().processes.items():
+    for pid, stat in sorted(ProcessTable().processes.items(), key=lambda item: item[1].start_ticks):
         said = words_of(pid) if stat.alive else ()
         if str(socket) in said and HOST not in said:
             found["warden" if "hive.worker.warden" in said else "server"].append(pid)
@@ -60,19 +60,23 @@ async def test_nothing_is_left_whatever_is_killed_and_when(tmp_path: Path, seed:
         with subprocess.Popen(words, stderr=subprocess.PIPE) as host:  # noqa: ASYNC220 - it is killed
             for _ in range(dice.randint(0, 3)):  # of these it recovers
                 await asyncio.sleep(dice.uniform(0, 0.7))
-                await kill_one(place, dice.choice(["warden", "server"]))
+                await kill_one(place, dice.choice(["warden", "server"]), host)
             await asyncio.sleep(dice.uniform(0, 0.7))
             host.send_signal(dice.choice([signal.SIGKILL, signal.SIGTERM]))
             await asyncio.to_thread(host.communicate)
             await none_left(place)
 
 
-async def kill_one(place: Folder, what: str) -> None:
-    """And waits until what it leaves has been found: host and warden killed together need a cgroup."""
-    before = place.alive()
-    for victim in beginning_with(place.socket)[what][:1]:
-        os.kill(victim, signal.SIGKILL)
-        await until(lambda: not set(before) & set(place.alive()), what=place.alive)
+async def kill_one(place: Folder, what: str, host: subprocess.Popen[bytes]) -> None:
+    """Waits until the host has found what it leaves, and has begun anew, or ended as its first start failed: host and
+    warden killed together need a cgroup."""
+    found = beginning_with(place.socket)
+    if found[what]:
+        before = set(found["warden"])
+        os.kill(found[what][0], signal.SIGKILL)
+        await until(
+            lambda: host.poll() is not None or set(beginning_with(place.socket)["warden"]) - before, what=place.alive
+        )
 
 
 async def none_left(place: Folder) -> None:
