@@ -89,6 +89,13 @@ class NamedBody(msgspec.Struct, frozen=True):
     loading: str = ""
 
 
+class BodyChoice(msgspec.Struct, frozen=True):
+    """The requirements for a body once its model is known, and the name of the model that answers."""
+
+    want: Want
+    served: str
+
+
 class OpenedBody(NamedTuple):
     """A body after its first step. `text`: the object as JSON, without white space, before any change."""
 

@@ -20,7 +20,7 @@ import sys
 import msgspec
 
 from hive.errors import BadRequest, HiveError
-from hive.proxy.body import Asked, NamedBody, OpenedBody, Opening, Want, complete, open_body
+from hive.proxy.body import Asked, BodyChoice, NamedBody, OpenedBody, Opening, complete, open_body
 from hive.settings.field_rules import FieldRules
 
 HEAD = struct.Struct("!IIQ")
@@ -32,13 +32,6 @@ REPLY = struct.Struct("!IQ")
 READY = b"\x01"
 BUFFER_BYTES = 1024 * 1024
 """Asked of the kernel for either side (it gives 416 KiB where `wmem_max` is the default): fewer wake-ups a body."""
-
-
-class BodyChoice(msgspec.Struct, frozen=True):
-    """The rest of what is wanted of a body, once its model is known: `want`, and the model that answers."""
-
-    want: Want
-    served: str
 
 
 class BodyResult(msgspec.Struct, frozen=True):

@@ -23,8 +23,8 @@ import msgspec
 
 from hive.errors import BadRequest, HiveError, Saturated, by_code
 from hive.host.process import spawn
-from hive.proxy.body import Asked, NamedBody, Opening
-from hive.proxy.body_worker import BUFFER_BYTES, CHOICE, HEAD, READY, REPLY, BodyChoice, BodyResult
+from hive.proxy.body import Asked, BodyChoice, NamedBody, Opening
+from hive.proxy.body_worker import BUFFER_BYTES, CHOICE, HEAD, READY, REPLY, BodyResult
 from hive.settings.field_rules import FieldRules
 
 log = logging.getLogger("hive.deep")

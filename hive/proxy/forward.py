@@ -26,9 +26,8 @@ from hive.errors import (
 from hive.policy import Act, may
 from hive.proxy import body, endpoints, kept_answers, own_answers
 from hive.proxy.answer import Answer
-from hive.proxy.body import NamedBody
+from hive.proxy.body import BodyChoice, NamedBody
 from hive.proxy.body_budget import HeldBody
-from hive.proxy.body_worker import BodyChoice
 from hive.proxy.body_workers import BodyReading
 from hive.proxy.cost import NOTHING, UNKNOWN, cost_of, expected
 from hive.proxy.datapath import DataPath, Decided

@@ -46,9 +46,8 @@ class Slot:
     of the server that is in it.
 
     Requests under way end at the server where they began. `version` grows with every other server in this slot, and
-    where it has a model no more, or no more near: what was read for one is not sent to the next; `changes` with every
-    word on it. `ahead`: prewarms that
-    run here; no client waits for them.
+    where it has a model no more, or no more near: what was read for one is not sent to the next. `changes` grows with
+    every word of the daemon on it. `ahead`: prewarms that run here; no client waits for them.
     """
 
     def __init__(self, name: str, line: Queue, settings: Settings, registry: Registry, deadlines: Deadlines) -> None:
@@ -92,9 +91,8 @@ class Slot:
             models = [msgspec.structs.replace(model, capabilities=(capability,)) for model in models]
         before, self.backend, self.models = self.backend, backend, models
         where_before, self.where = self.where, whereabouts(None if backend is None else backend.kind, models)
-        is_same = backend is not None and before is not None and _address_of(backend) == _address_of(before)
-        is_same = is_same and not is_new
-        if not is_same or not self.where.keeps(where_before):
+        was_here = backend is not None and before is not None and _address_of(backend) == _address_of(before)
+        if is_new or not was_here or not self.where.keeps(where_before):
             self.version += 1
             self._renew_pool()
         self.changes += 1

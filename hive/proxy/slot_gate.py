@@ -14,7 +14,7 @@ from hive.errors import BackendSwitching, ModelCold, Saturated
 SWITCHED_S = 5.0
 """`Retry-After` where there is no room to wait: a llama-server is switched to within a second or two, vLLM in 30 s."""
 RETRY_MAX_S = 120.0
-"""Longest `Retry-After` of a cold model (facts: clients that are told more give up)."""
+"""Longest `Retry-After` of a cold model (decision 034)."""
 UNKNOWN_S = 30.0
 """`Retry-After` for a model that nobody can say when to expect."""
 

@@ -41,7 +41,7 @@ LOST_S = 60.0
 class SlotOrders:
     """The slots of one proxy. Every method is called on the loop. `tell`: sends to the daemon, raises LinkLost.
 
-    A closed slot opens only by the daemon's word, however long that takes (facts/pool.md §11.5).
+    A closed slot opens only by the daemon's word, however long that takes (decision 034).
     """
 
     def __init__(self, path: DataPath, tell: Callable[[LinkMessage], None]) -> None:

@@ -21,8 +21,7 @@ import uvloop
 
 from hive.domain import Tier
 from hive.errors import BadRequest, HiveError, Saturated
-from hive.proxy.body import Asked, NamedBody, Opening, Want
-from hive.proxy.body_worker import BodyChoice
+from hive.proxy.body import Asked, BodyChoice, NamedBody, Opening, Want
 from hive.proxy.body_workers import BodyReading, DeepReaders
 from hive.proxy.fields import FieldTable
 from hive.settings.field_rules import FieldRules

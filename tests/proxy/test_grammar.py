@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hive.domain import BackendKind, Tier
 from hive.errors import BadRequest, GrammarTooComplex
 from hive.proxy import body, grammar
-from hive.proxy.body import OpenedBody, Opening, Want
-from hive.proxy.body_worker import BodyChoice, completed, opened
+from hive.proxy.body import BodyChoice, OpenedBody, Opening, Want
+from hive.proxy.body_worker import completed, opened
 from hive.proxy.body_workers import DeepReaders
 from hive.proxy.fields import FieldTable
 from hive.proxy.patterns import Pattern, PatternError

@@ -209,7 +209,7 @@ async def test_a_wait_that_cannot_hold_is_refused_at_once(tmp_path: Path) -> Non
 
 
 async def test_a_wait_for_a_cold_model_has_a_clock_of_its_own(tmp_path: Path) -> None:
-    """Not `queue_wait_s`: a load takes longer than a place (facts/pool.md §7.4)."""
+    """Not `queue_wait_s`: a load takes longer than a place (decision 034)."""
     async with pooled(tmp_path, "b", queue_wait_s=0.05) as pool:
         pool.tell(pool.row("b", is_open=False, wait_s=0.4))
         client = await pool.client()

@@ -23,7 +23,6 @@ NOW = datetime(2026, 11, 23, 19, 5, tzinfo=UTC)
 
 
 def test_the_defaults_are_those_decided() -> None:
-    """facts/pool.md §11, 13."""
     times = (PROFILE.connect_timeout_s, PROFILE.headers_timeout_s, PROFILE.ttft_timeout_s)
     assert times == (2, 300, None)
     assert (PROFILE.prefill_liveness_timeout_s, PROFILE.idle_stream_timeout_s) == (120, 60)
