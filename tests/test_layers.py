@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     ),
     "backends.models_dir": LEAVES | {"host"},
     "proxy": LEAVES | {"wire", "dialects", "link", "models", "backends.kinds", "store", "host"},
-    "control": LEAVES | DAEMON_PARTS,
+    "control": LEAVES | DAEMON_PARTS | {"pool"},
     "api": LEAVES | DAEMON_PARTS | {"control"},
     "daemon": LEAVES | DAEMON_PARTS | {"control", "api"},
     "worker": LEAVES | {"host", "backends", "dialects"},

@@ -11,7 +11,18 @@ import msgspec
 from hive.domain import BackendInfo, BackendKind, ModelInfo, RuntimeKind, Tier
 from hive.link.execution import EndExecution, Execute, Executed, Executing, Resize
 from hive.link.message import LinkMessage
-from hive.link.pool import CloseSlotGate, SlotBusy, SlotClosed, SlotDemands, SlotIs, SlotRow, Slots
+from hive.link.pool import (
+    CloseSlotGate,
+    CrashBlame,
+    SlotBusy,
+    SlotClosed,
+    SlotCrashed,
+    SlotDemands,
+    SlotFlows,
+    SlotIs,
+    SlotRow,
+    Slots,
+)
 from hive.link.prompts import Prewarm, Prewarmed
 from hive.link.requests import AskModels, AskQueue, CancelRequest, QueueIs
 from hive.link.responses import (
@@ -23,6 +34,7 @@ from hive.link.responses import (
     KeepResponse,
     ResponseIs,
 )
+from hive.link.slots import AskSlotLog, AskSlots, SlotIsRunning, SlotMoved, SlotsRunning, SlotStart, SlotStop
 from hive.link.specs import RuntimeCapabilities, SandboxSpec
 from hive.link.usage import AgentsActive, UsageBatch
 
@@ -569,6 +581,9 @@ AnyMessage = (
     | SlotClosed
     | SlotBusy
     | SlotDemands
+    | SlotFlows
+    | SlotCrashed
+    | CrashBlame
     | AskModels
     | AskQueue
     | QueueIs
@@ -609,6 +624,13 @@ AnyMessage = (
     | BackendIs
     | AskBackendLog
     | BackendLog
+    | SlotStart
+    | SlotStop
+    | SlotIsRunning
+    | AskSlots
+    | SlotsRunning
+    | SlotMoved
+    | AskSlotLog
     | Reconcile
     | Remove
     | Ended

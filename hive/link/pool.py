@@ -91,3 +91,47 @@ class SlotDemands(LinkMessage, tag=True, frozen=True, kw_only=True):
     was named here before and is so no more, with none waiting."""
 
     slots: dict[str, SlotDemand]
+
+
+class SlotFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests at one slot now. `agents`: ids of those in flight, an empty one for each caller without a name.
+
+    Ages in seconds, None where there is no such request: `oldest_s`: of the oldest in flight; `no_head_s`: the oldest
+    without a head; `no_data_s`: the longest time in which one of those with a head had no data; `moved_s`: since any
+    request of the slot had a head or data. `begun`: requests that went there since the last `SlotFlows`; `band`: of the
+    newest of them.
+    """
+
+    in_flight: int
+    agents: list[str] = []
+    oldest_s: float | None = None
+    no_head_s: float | None = None
+    no_data_s: float | None = None
+    moved_s: float | None = None
+    begun: int = 0
+    band: Band = Band.NORMAL
+
+
+class SlotFlows(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Proxy → daemon, each second while requests are in flight at slots, once more when there are none, and soon after
+    a slot that was idle has its first request. Every slot with something in flight or begun, and every slot that was
+    named in the message before."""
+
+    slots: dict[str, SlotFlow]
+
+
+class SlotCrashed(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask, daemon → proxy. The server of this slot ended by itself. Answer: `CrashBlame`."""
+
+    id: str
+    generation: int
+
+
+class CrashBlame(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Answer to `SlotCrashed`. `agents`: ids of agents with a request in flight at the crash; `slowed`: those that may
+    have one request at a time there from now on; `refused`: those that are refused there for ten minutes. If one was
+    slowed or refused before or is now, the crash is theirs and does not count as the model's."""
+
+    agents: list[str]
+    slowed: list[str] = []
+    refused: list[str] = []

@@ -13,24 +13,8 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 from msgspec import Meta
 
-
-def _s(
-    sentence: str,
-    *,
-    unit: str = "",
-    env: str = "",
-    effect: bool = True,
-    runtime: bool = False,
-    expected: str = "",
-    **bounds: Any,
-) -> Meta:
-    """One row: `env` is the environment name of the seed, `effect` is False for a key that only is checked so far.
-
-    `runtime`: it may be changed while Hive runs (`PUT /api/config`). `expected` says in words what the bounds (or a
-    pattern) mean, where they do not say it themselves.
-    """
-    extra = {"unit": unit, "env": env, "effect": effect, "runtime": runtime, "expected": expected}
-    return Meta(description=sentence, extra=extra, **bounds)
+from hive.settings.meta import setting_meta as _s
+from hive.settings.pool import ModelRow, PoolSection
 
 
 class InferenceSection(msgspec.Struct, frozen=True, kw_only=True):
@@ -485,7 +469,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sandbox: Sandbox = Sandbox()
     daemon: DaemonSection = DaemonSection()
     api: Api = Api()
+    pool: PoolSection = PoolSection()
     tenants: dict[str, TenantRow] = {}
+    models: dict[str, ModelRow] = {}
+    """`[model NAME]` of hive.conf, and the files of models.d (hive/backends/entries.py makes entries of them)."""
     fields: dict[str, dict[str, str]] = {}
     """`[fields TARGET]`: field → its line (field_rules.py)."""
 
@@ -502,6 +489,7 @@ SECTIONS: dict[str, type[msgspec.Struct]] = {
     "sandbox": Sandbox,
     "daemon": DaemonSection,
     "api": Api,
+    "pool": PoolSection,
 }
 
 
@@ -708,6 +696,20 @@ class Paths(msgspec.Struct, frozen=True):
     def admin_socket(self) -> Path:
         """The proxy's own: readiness and metrics."""
         return self._runtime_of("proxy") / "proxy.sock"
+
+    @property
+    def slot_sockets(self) -> Path:
+        """Directory in which the servers of the pool listen."""
+        return self.runtime.with_name(f"{self.runtime.name}-inference") if self.apart else self.runtime / "m"
+
+    def slot_socket(self, slot: str) -> Path:
+        """Where the server of a slot listens. 107 bytes hold it: a slot's id has at most 32."""
+        return self.slot_sockets / f"{slot}.sock"
+
+    @property
+    def slot_grants(self) -> Path:
+        """Directory of the grants that the helper writes and the slots' supervisors read."""
+        return self.runtime / "pool"
 
     def agent_socket(self, agent: str) -> Path:
         """The agent's own listener: a connection there is this agent's."""

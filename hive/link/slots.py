@@ -1,0 +1,102 @@
+"""Messages about the servers of the pool's slots: daemon and helper.
+
+The daemon names a slot by its id, never a command, a path or a unit; the helper starts what root's configuration
+describes under that id. It starts and stops, and decides nothing: a server that ended stays ended.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from hive.link.message import LinkMessage
+
+
+class SlotGrant(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory and the limits a slot's server is started with. `accounts`: UUIDs of GPUs, or `cpu`, each with the
+    MiB charged there; `context`: tokens, at most the entry's, 0 for the entry's."""
+
+    accounts: dict[str, int]
+    context: int = 0
+
+
+class ProcessState(StrEnum):
+    """State of a slot's server, as the helper sees it. `starting`: it does not answer yet."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    STOPPING = "stopping"
+    ENDED = "ended"
+
+
+class SlotProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """The server of one slot. `pid`: of its supervisor, 0 once it has ended; `pids`: all of its processes.
+
+    `run`: a name of this start, another one for each; `age_s`: since it began. `bytes`: anonymous and shared memory of
+    the host now, `peak_bytes`: the most seen, both None where unknown; `cpu_s`: used by all its processes. After the
+    end: `exit_code`, `why` (the reason in words), `was_oom` (the kernel killed it for memory), `last` (its last lines).
+    """
+
+    id: str
+    run: str
+    state: ProcessState
+    pid: int = 0
+    pids: list[int] = []
+    age_s: float = 0.0
+    grant: SlotGrant | None = None
+    bytes: int | None = None
+    peak_bytes: int | None = None
+    cpu_s: float = 0.0
+    exit_code: int | None = None
+    why: str = ""
+    was_oom: bool = False
+    last: list[str] = []
+
+
+class SlotStart(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask. Start the server of this slot. Answer: `SlotIsRunning` once it has begun; `SlotMoved` tells when it serves.
+
+    Where it runs already nothing is started, and the answer is what runs. Raises NotFound for an id that root's
+    configuration does not know.
+    """
+
+    id: str
+    grant: SlotGrant
+
+
+class SlotStop(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask. SIGTERM to the server of this slot, after `grace_s` SIGKILL to all of it. Answer: `Done` once nothing of it
+    is left, also where nothing was there."""
+
+    id: str
+    grace_s: float = 10.0
+
+
+class AskSlots(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask. Every slot with a server, or with one that ended and was not told of. Answer: `SlotsRunning`."""
+
+
+class SlotIsRunning(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Answer to `SlotStart`."""
+
+    process: SlotProcess
+
+
+class SlotsRunning(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Answer to `AskSlots`."""
+
+    processes: list[SlotProcess]
+
+
+class SlotMoved(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Helper → daemon: this slot's server is now in another state."""
+
+    process: SlotProcess
+
+
+class AskSlotLog(LinkMessage, tag=True, frozen=True, kw_only=True):
+    """Ask. The last lines that the server of this slot wrote. Answer: `BackendLog`."""
+
+    id: str
+    lines: int

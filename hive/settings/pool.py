@@ -1,0 +1,86 @@
+"""The settings of the pool of models: `[pool]`, and `[model NAME]`, one for each model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from hive.settings.meta import setting_meta as _s
+
+
+class PoolSection(msgspec.Struct, frozen=True, kw_only=True):
+    """`[pool]`: the models of `[model NAME]`, each in a server of its own, loaded when asked for."""
+
+    enabled: Annotated[bool, _s("Load the models that are described, each in a server of its own.")] = True
+    found: Annotated[bool, _s("Files in models_dir are models of the pool too, without a description.")] = False
+    reserve_mb: Annotated[int, _s("Memory of each GPU, and of the host, that no model is given.", unit="MiB", ge=0)] = (
+        512
+    )
+    cpu_mb: Annotated[
+        int, _s("Memory of the host for models without a GPU; 0: all but reserve_mb.", unit="MiB", ge=0)
+    ] = 0
+    estimate_margin_percent: Annotated[
+        float, _s("Added to an estimate from a model's metadata, until it is measured.", unit="%", ge=0, le=100)
+    ] = 10
+    foreign_margin_percent: Annotated[
+        float, _s("Added to the memory of processes that are none of the pool's.", unit="%", ge=0, le=100)
+    ] = 10
+    swap_share: Annotated[
+        float, _s("Of the time of a busy box that may be lost to loading; it bounds every wait.", gt=0, lt=1)
+    ] = 0.25
+    swap_share_high: Annotated[float, _s("The same for requests of the high band.", gt=0, lt=1)] = 0.5
+    patience_high_s: Annotated[float, _s("A request of the high band is late after that.", unit="s", ge=0)] = 2
+    patience_normal_s: Annotated[float, _s("A request of the normal band is late after that.", unit="s", ge=0)] = 10
+    patience_low_s: Annotated[float, _s("A request of the low band is late after that.", unit="s", ge=0)] = 60
+    audience_s: Annotated[
+        float, _s("An agent counts as a model's audience for so long after its last answer.", unit="s", ge=0)
+    ] = 30
+    keep_alive_s: Annotated[
+        float, _s("An idle model stays so long, then it is unloaded; 0: until its memory is wanted.", unit="s", ge=0)
+    ] = 0
+    load_wait_s: Annotated[float, _s("A request waits so long for its model to be loaded.", unit="s", gt=0)] = 300
+    load_depth: Annotated[int, _s("Requests that may wait for one model to be loaded.", ge=1)] = 64
+    drain_s: Annotated[
+        float, _s("Requests in flight may go on for so long after a model's turn, then they are cut.", unit="s", ge=0)
+    ] = 60
+    free_s: Annotated[
+        float,
+        _s("Longest wait until the memory of a stopped server is back; then it counts as foreign.", unit="s", ge=0),
+    ] = 10
+    finish_loads: Annotated[bool, _s("A load goes on when all who waited for it have left.")] = True
+    host_ram_mb: Annotated[int, _s("Host memory that models may sleep in; 0: none sleeps.", unit="MiB", ge=0)] = 0
+    fail_hold_s: Annotated[float, _s("A model whose loads have failed is tried again after that.", unit="s", ge=0)] = (
+        900
+    )
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`[model NAME]`: one model of the pool. Requests ask for NAME."""
+
+    backend: Annotated[str, _s("The kind of its server.", pattern="^(llama|vllm)$")] = "llama"
+    file: Annotated[str, _s("Its GGUF file, or its directory for vLLM.", pattern="^/", expected="an absolute path")] = (
+        "/"
+    )
+    category: Annotated[
+        str, _s("What it is: llm, embedding, vision, image, audio.", pattern="^(llm|embedding|vision|image|audio)$")
+    ] = "llm"
+    context: Annotated[int, _s("Tokens of context of all its requests together.", unit="tokens", ge=0)] = 0
+    parallel: Annotated[int, _s("Requests it works on at once; 0: as [inference] says.", ge=0)] = 0
+    vram_mb: Annotated[int, _s("Memory it takes; 0: estimated, then measured.", unit="MiB", ge=0)] = 0
+    pin: Annotated[bool, _s("Always loaded.")] = False
+    keep_alive_s: Annotated[float, _s("As in [pool]; below 0: as [pool] says.", unit="s")] = -1
+    gpus: Annotated[
+        str,
+        _s(
+            "UUIDs of the GPUs it may be on, separated by commas; `cpu`: none; empty: any.",
+            pattern=r"^((GPU-|MIG-)?[A-Za-z0-9-]+( *, *(GPU-|MIG-)?[A-Za-z0-9-]+)*)?$",
+        ),
+    ] = ""
+    sleep: Annotated[bool, _s("It may sleep instead of being unloaded, where its server can.")] = True
+    chat_template: Annotated[
+        str, _s("A Jinja file instead of the model's own template.", pattern="^(/.*)?$", expected="an absolute path")
+    ] = ""
+    thinking: Annotated[
+        str, _s("Whether it thinks where a request does not say: auto, on, off.", pattern="^(auto|on|off)$")
+    ] = "auto"
