@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from hive.build import number_of
 from hive.domain import AgentStatus
+from hive.terminal_text import shares
 from hive.tui.cells import COLUMNS, count, fit, line_of, one_line, ordered, row_line, shown, size, some, span
-from hive.tui.charts import shares, with_scale
+from hive.tui.charts import with_scale
 from hive.tui.gpus import Drawing, gpu_lines
 from hive.tui.lines import ROLES, Line, LinePart, joined, line, text_of, wrapped
 from hive.tui.snapshot import BackendRow, EventLine, QueueLine, Snapshot, TenantQueueLine
