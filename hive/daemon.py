@@ -75,6 +75,7 @@ from hive.host.notify import Notifier
 from hive.host.process import identify
 from hive.link.link import LinkReply
 from hive.link.messages import AgentRow, DaemonTable, Done, Ended, Marks, Open, ProxyTable, Refused
+from hive.link.pool import SlotDemands, SlotFlows
 from hive.link.responses import FromProxy
 from hive.link.usage import UsageBatch
 from hive.sandbox.client import SandboxClient
@@ -566,6 +567,12 @@ class Daemon:
         for agent, at in agents.items():
             if self.roster.get(agent) is not None:  # one that was just removed has no keys any more
                 self._live.touch(agent, at)
+
+    def slot_demands(self, demands: SlotDemands) -> None:
+        log.debug("slot_demands slots=%s", ",".join(demands.slots))
+
+    def slot_flows(self, flows: SlotFlows) -> None:
+        log.debug("slot_flows slots=%s", ",".join(flows.slots))
 
     def _used(self, events: list[UsageEvent]) -> None:
         self._counters.add(events)
