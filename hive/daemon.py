@@ -619,12 +619,6 @@ class Daemon:
             if self.roster.get(agent) is not None:  # one that was just removed has no keys any more
                 self._live.touch(agent, at)
 
-    def slot_demands(self, demands: SlotDemands) -> None:
-        log.debug("slot_demands slots=%s", ",".join(demands.slots))
-
-    def slot_flows(self, flows: SlotFlows) -> None:
-        log.debug("slot_flows slots=%s", ",".join(flows.slots))
-
     def _used(self, events: list[UsageEvent]) -> None:
         self._counters.add(events)
         self._prewarmer.used(events)

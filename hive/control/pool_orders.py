@@ -6,7 +6,6 @@ import asyncio
 import time
 from typing import Any
 
-
 from hive.agents.transition_lock import outcome_of
 from hive.control.audit_log import AuditLog
 from hive.control.jobs import Jobs

@@ -64,7 +64,10 @@ def slot_view(pool: Pool, slot: PooledSlot, facts: PoolFacts, now: float) -> Poo
         category=slot.entry.row.category,
         state=str(slot.state),
         why=slot.why_not or slot.never or explain(facts, slot.id, now).why,
-        grants=[PoolGrant(account=g.account, charged_bytes=g.charged_bytes, measured_bytes=g.measured_bytes) for g in slot.grants],
+        grants=[
+            PoolGrant(account=g.account, charged_bytes=g.charged_bytes, measured_bytes=g.measured_bytes)
+            for g in slot.grants
+        ],
         need_bytes=0 if estimate is None else estimate.bytes,
         need_from="" if estimate is None else str(estimate.source),
         pinned=slot.pinned_at is not None,

@@ -92,7 +92,9 @@ class PooledSlot:
             return 0 if self.is_drained else max(1, self.flow.in_flight)
         return 0
 
-    def facts(self, *, need_bytes: int, load_s: float, unload_s: float, audience: Audience, keep_alive_s: float) -> SlotFacts:
+    def facts(
+        self, *, need_bytes: int, load_s: float, unload_s: float, audience: Audience, keep_alive_s: float
+    ) -> SlotFacts:
         """The slot as the decider sees it."""
         return SlotFacts(
             id=self.id,

@@ -14,16 +14,18 @@ from collections.abc import Callable, Mapping
 
 from hive.backends.entries import ModelEntry
 from hive.control.audit_log import AuditLog
+from hive.control.entry_facts import model_info
 from hive.control.footprints import Footprints
 from hive.control.pool_clients import PoolClients
 from hive.control.pool_counts import PoolCounts
 from hive.control.pool_memory import MemoryReading, PoolMemory
 from hive.control.pooled_slot import HELD, PooledSlot, grants_in
 from hive.control.proxy_link import ProxyGates
-from hive.control.slot_steps import SlotSteps
-from hive.domain import BackendInfo, Band
+from hive.control.slot_server import describe
+from hive.control.slot_steps import Describe, SlotSteps
+from hive.domain import BackendInfo, Band, ModelInfo
 from hive.errors import HiveError, LinkLost, NotFound, did_you_mean
-from hive.link.pool import SlotDemands, SlotFlows, SlotIs, SlotRow, Slots
+from hive.link.pool import SlotDemands, SlotFlows, SlotRow
 from hive.link.slots import ProcessState, SlotProcess
 from hive.pool.bound import waiting_bound
 from hive.pool.decider import choose
@@ -50,6 +52,8 @@ log = logging.getLogger("hive.pool")
 LOOK_S = 1.0
 """Between two looks at memory and processes while a model is loaded or waited for."""
 IDLE_LOOK_S = 30.0
+READ_S = 30.0
+"""Between two looks at the models' files."""
 AGAIN_S = 0.5
 MOVES_MAX = 200
 """Moves in one pass. More would be a fault: each move changes the facts it was made from."""
@@ -76,6 +80,7 @@ class Pool:
         audit_log: AuditLog,
         socket_of: Callable[[str], str],
         pins: Mapping[str, bool],
+        describe: Describe = describe,
     ) -> None:
         self.counts = PoolCounts()
         self.clients = clients
@@ -89,12 +94,12 @@ class Pool:
         self._changed = asyncio.Event()
         self._passed = asyncio.Event()
         self._adopted = asyncio.Event()
-        self._seen_at = float("-inf")
+        self._seen_at = self._read_at = float("-inf")
         self.reading = MemoryReading()
         self.slots: dict[str, PooledSlot] = {}
         for entry in entries.values():
             backend = BackendInfo(kind=entry.kind, address=socket_of(entry.id), label=f"{entry.name} of the pool")
-            slot = self.slots[entry.id] = PooledSlot(entry, backend, [footprints.model_info(entry)])
+            slot = self.slots[entry.id] = PooledSlot(entry, backend, [self.model_info(entry)])
             if pins.get(entry.name, entry.row.pin):
                 slot.pinned_at = time.monotonic()
         self.steps = SlotSteps(
@@ -103,6 +108,7 @@ class Pool:
             proxy_link=proxy_link,
             audit_log=audit_log,
             pool=self,
+            describe=describe,
         )
 
     def __repr__(self) -> str:
@@ -118,7 +124,9 @@ class Pool:
             if model in (slot.model, slot.id):
                 return slot
         names = sorted(slot.model for slot in self.slots.values())
-        hint = did_you_mean(model, names) or ("hive pool lists them" if names else "describe it in hive.conf: [model NAME]")
+        hint = did_you_mean(model, names) or (
+            "hive pool lists them" if names else "describe it in hive.conf: [model NAME]"
+        )
         raise NotFound(f"the pool has no model {model[:80]!r}", hint=hint)
 
     @property
@@ -139,6 +147,8 @@ class Pool:
                     await self._adopt()
                 if time.monotonic() - self._seen_at >= LOOK_S and self._is_busy:
                     await self.look()
+                if time.monotonic() - self._read_at >= READ_S:
+                    await self._read_files()
             except LinkLost:
                 self._adopted.clear()
                 await asyncio.sleep(AGAIN_S)
@@ -190,10 +200,7 @@ class Pool:
 
     async def _adopt(self) -> None:
         """Takes over the servers that run, ends those of no entry, and sees what has ended meanwhile."""
-        await asyncio.gather(*(self.footprints.facts_of(slot.entry) for slot in self.slots.values()))
-        for slot in self.slots.values():
-            if slot.process is None and slot.state is SlotState.COLD:
-                slot.models = [self.footprints.model_info(slot.entry)]
+        await self._read_files()
         processes = await self._helper.slots()
         for id, process in processes.items():
             slot = self.slots.get(id)
@@ -206,9 +213,19 @@ class Pool:
                 self.slot_moved(process)
         for slot in self.slots.values():
             if slot.id not in processes and slot.process is not None and slot.process.state is not ProcessState.ENDED:
-                self.slot_moved(SlotProcess(id=slot.id, run=slot.process.run, state=ProcessState.ENDED, why="it is gone"))
+                self.slot_moved(
+                    SlotProcess(id=slot.id, run=slot.process.run, state=ProcessState.ENDED, why="it is gone")
+                )
         self._adopted.set()
         await self.look()
+
+    async def _read_files(self) -> None:
+        """Reads the models' files, those that have changed."""
+        for slot in self.slots.values():
+            await self.footprints.facts_of(slot.entry)
+            if slot.state is SlotState.COLD:
+                slot.models = [self.model_info(slot.entry)]
+        self._read_at = time.monotonic()
 
     def _take_over(self, slot: PooledSlot, process: SlotProcess) -> None:
         """A server of an earlier daemon: it is ready, or still loading, or being stopped."""
@@ -301,14 +318,14 @@ class Pool:
         row = self._row(slot, self.facts(now), now)
         if slot.is_news(row, now):
             slot.told_row, slot.told_at = row, now
-            self._proxy_link.say(SlotIs(slot=row))
+            self._proxy_link.slot_is(row)
 
     def _tell(self) -> None:
         for slot in self.slots.values():
             self.say(slot)
 
     def say_all(self) -> None:
-        self._proxy_link.say(Slots(slots=self.rows()))
+        self._proxy_link.slots(self.rows())
 
     def _row(self, slot: PooledSlot, facts: PoolFacts, now: float) -> SlotRow:
         ready_in_s: float | None = None
@@ -344,6 +361,10 @@ class Pool:
         """The charge of a load; more than there is where nothing is known."""
         estimate = self.footprints.need(slot.entry, self.gpu)
         return 1 << 60 if estimate is None else estimate.bytes
+
+    def model_info(self, entry: ModelEntry) -> ModelInfo:
+        """The model of an entry as its files describe it."""
+        return model_info(entry, self.footprints.known(entry))
 
     @property
     def gpu(self) -> str:
@@ -384,8 +405,9 @@ class Pool:
 
     def _why_not(self, slot: PooledSlot) -> str:
         """The reason that a model cannot be loaded whatever else happens, a clause."""
-        if why := self.footprints.why_not(slot.entry):
-            return why
+        files = self.footprints.known(slot.entry)
+        if not files.can_load:
+            return files.why_not
         if self.footprints.need(slot.entry, self.gpu) is None:
             return f"nothing tells how much memory it takes: set vram_mb in {slot.entry.origin}"
         return ""

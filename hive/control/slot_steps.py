@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from hive.agents.transition_lock import outcome_of
-from hive.backends.backend import open_backend
-from hive.backends.concurrency import choose_places, takes_priority
-from hive.backends.kinds import spec_of
+from hive.backends.entries import ModelEntry
 from hive.control.audit_log import AuditLog
 from hive.control.pooled_slot import PooledSlot, grant_of
 from hive.control.proxy_link import ProxyGates
@@ -43,6 +43,7 @@ BACK_LOOK_S = 0.05
 AGAIN_S = 0.5
 ASK_AGAIN_S = 0.1
 PROFILE = TimeoutProfile()
+Describe = Callable[[ModelEntry, str, Settings], Awaitable[tuple[BackendInfo, ModelInfo | None]]]
 
 
 class SlotSteps:
@@ -59,12 +60,14 @@ class SlotSteps:
         proxy_link: ProxyGates,
         audit_log: AuditLog,
         pool: Pool,
+        describe: Describe,
     ) -> None:
         self._settings = settings
         self._helper = helper
         self._proxy_link = proxy_link
         self._audit_log = audit_log
         self._pool = pool
+        self._describe = describe
         self._moved_cpu: dict[str, tuple[float, float]] = {}
 
     def _begin(self, slot: PooledSlot, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -156,8 +159,9 @@ class SlotSteps:
 
     async def _came_up(self, slot: PooledSlot) -> None:
         """Returns when the server serves. Raises BackendDown with its last lines, BackendTimeout."""
-        known = self._pool.footprints.load_p95_s(slot.entry, self._pool.gpu)
-        limit_s = FIRST_LOAD_S if known is None else max(LOAD_MIN_S, LOADS_LONGER * known)
+        limit_s = FIRST_LOAD_S
+        if self._pool.footprints.has_loaded(slot.entry, self._pool.gpu):
+            limit_s = max(LOAD_MIN_S, LOADS_LONGER * self._pool.footprints.load_s(slot.entry, self._pool.gpu))
         up = spawn(slot.came_up.wait(), name="came up")
         gone = spawn(slot.went.wait(), name="went")
         try:
@@ -171,26 +175,18 @@ class SlotSteps:
             raise BackendTimeout(f"its server did not serve within {limit_s:.0f} s")
 
     async def _told(self, slot: PooledSlot) -> tuple[BackendInfo, list[ModelInfo]]:
-        """What the server says of itself; of its model the names and sizes of the entry stay."""
-        control = open_backend(slot.entry.kind, slot.backend.address)
-        version, told, capabilities, busy = await asyncio.gather(
-            control.version(), control.models(), control.capabilities(), control.busy()
-        )
-        settings = self._settings()
-        places, places_from = choose_places(slot.entry.kind, busy.places or slot.entry.row.parallel or None, settings)
-        backend = BackendInfo(
-            kind=slot.entry.kind,
-            address=slot.backend.address,
-            label=f"{spec_of(slot.entry.kind).label} with {slot.model}",
-            version=version,
-            up=True,
-            places=places,
-            places_from=places_from,
-            priority=takes_priority(slot.entry.kind, settings),
-            capabilities=capabilities,
-        )
-        named = [model for model in told if model.name == slot.model]
-        return backend, [self._pool.footprints.model_info(slot.entry, named[0] if named else None)]
+        """What the server says of itself; of its model the size and the digest of the entry's file stay."""
+        backend, told = await self._describe(slot.entry, slot.backend.address, self._settings())
+        info = self._pool.model_info(slot.entry)
+        if told is not None:
+            info = msgspec.structs.replace(
+                info,
+                context_length=told.context_length or info.context_length,
+                capabilities=told.capabilities or info.capabilities,
+                template=told.template,
+                meta=told.meta,
+            )
+        return backend, [info]
 
     async def _learn(self, slot: PooledSlot, seconds: float) -> None:
         """Measures what the load has taken, and keeps it."""
@@ -251,9 +247,7 @@ class SlotSteps:
     async def _end(self, slot: PooledSlot) -> None:
         """Returns when nothing of the server is left, and its memory is back or booked as foreign."""
         while True:
-            stopped = await outcome_of(
-                self._with_helper(lambda: self._helper.slot_stop(slot.id, grace_s=self.grace_s))
-            )
+            stopped = await outcome_of(self._with_helper(lambda: self._helper.slot_stop(slot.id, grace_s=self.grace_s)))
             if not isinstance(stopped, HiveError):
                 break
             log.error("slot_not_stopped model=%s error=%s", slot.model, stopped.message)
@@ -355,5 +349,3 @@ def is_out_of_memory(lines: list[str]) -> bool:
     """
     said = " ".join(lines).lower()
     return "out of memory" in said or "failed to allocate" in said or "bad_alloc" in said
-
-
