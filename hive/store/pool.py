@@ -19,7 +19,7 @@ def put_footprint(conn: sqlite3.Connection, key: str, data: str, now: float) -> 
 
 
 def pins(conn: sqlite3.Connection) -> dict[str, tuple[bool, float]]:
-    """Model → (pinned or unpinned by an operator, since when in Unix seconds). A model that is not here is pinned as its
+    """Model → (pinned or unpinned by an operator, since when in Unix seconds). One that is not here is pinned as its
     entry says."""
     rows = conn.execute("SELECT model, pinned, since FROM pool_pins")
     return {row["model"]: (bool(row["pinned"]), row["since"]) for row in rows}
