@@ -45,7 +45,7 @@ class Format(StrEnum):
 
 
 class GgufHeader(NamedTuple):
-    """What a GGUF file says of its model, as far as it says it; of a model in shards the first one says most.
+    """A GGUF file's words about its model, as far as it has any; of a model in shards the first one says most.
 
     `kv_heads`, `heads`: one number, or one for each layer. `key_length`, `value_length`: values of one head.
     `file_type`: llama.cpp's number of a quantization. `weights`: of all tensors of this file.
@@ -138,7 +138,7 @@ def _shards(path: Path) -> tuple[File, ...]:
 
 
 def check_gguf(file: BinaryIO, size: int) -> GgufHeader:
-    """What its header says. Raises BadRequest where it is no GGUF file that llama.cpp would read, or not all of it is
+    """Its header's words about the model. Raises BadRequest where it is no GGUF file that llama.cpp would read, or not all of it is
     there."""
     reader = _Reader(file, size)
     if file.read(4) != b"GGUF":

@@ -1,4 +1,4 @@
-"""What the files of a pool's model say of it before it is loaded: size, shape, context, quantization, a digest."""
+"""Facts about a model of the pool that its files tell before it is loaded: size, shape, context, digest."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ FILE_TYPES = (
 _NAMES = {int(number): name for number, name in (pair.split(":") for pair in FILE_TYPES.split())}
 _SHARD = re.compile(r"-\d{5}(-of-\d{5}\.gguf)$")
 _OWNERS = {BackendKind.LLAMA: "llamacpp", BackendKind.VLLM: "vllm"}
-"""Who owns a model in the list of each kind of server, by itself."""
+"""Owner of a model in the list of each kind of server, as that says it."""
 _CAPABILITIES = {"embedding": ("embedding",), "vision": ("completion", "vision")}
 
 
 class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the files at one path say. `why_not`: why they say nothing, a sentence, else empty; `can_load`: False where
+    """Facts that the files at one path tell. `why_not`: why they say nothing, a sentence, else empty; `can_load`: False where
     they cannot be loaded either: there are none, or they are no whole model.
 
     `size_bytes`: of all of them. `context_trained`: tokens. `parameters`: how many weights. `changed_at`: the newest of
@@ -56,7 +56,7 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EntryFacts(FileFacts, frozen=True, kw_only=True):
-    """What is known of an entry without loading it. `context`: tokens of all its requests together, 0 where only its
+    """Facts about an entry, without loading it. `context`: tokens of all its requests together, 0 where only its
     server knows; `parallel`: requests at once."""
 
     context: int = 0
@@ -129,7 +129,7 @@ def _looks(path: Path) -> tuple[object, ...]:
 
 
 def read_facts(path: Path) -> FileFacts:
-    """What the model at `path` says of itself; never raises. It reads the disk: not for the loop."""
+    """Reads what the model at `path` says of itself; never raises. It reads the disk: not for the loop."""
     try:
         found = find(path)
         facts = _facts(found)
@@ -252,7 +252,7 @@ class _HfConfig(_TextConfig):
 
 
 def _config(found: ModelOnDisk) -> _HfConfig:
-    """What config.json says; nothing where it says it in another form."""
+    """Reads config.json; nothing is known where it has another form."""
     path = next(file.path for file in found.files if file.name == "config.json")
     with path.open("rb") as file:
         data = file.read(CONFIG_MAX_BYTES)

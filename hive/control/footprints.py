@@ -55,14 +55,14 @@ class Footprints:
     # what is known --------------------------------------------------------------------------------------------------
 
     async def facts_of(self, entry: ModelEntry) -> EntryFacts:
-        """What its files say now. They are read in a thread, again only after a change."""
+        """Its facts as its files are now. They are read in a thread, again only after a change."""
         async with self._reading:
             seen = self._files.get(entry.path)
             self._files[entry.path] = await asyncio.to_thread(_read, entry.path, seen)
         return self.known(entry)
 
     def known(self, entry: ModelEntry) -> EntryFacts:
-        """What its files said when `facts_of` read them last; no look at the disk."""
+        """Its facts as its files were when `facts_of` read them last; no look at the disk."""
         _, files = self._files.get(entry.path, ((), NOT_READ))
         return entry_facts(entry, files, self._settings().inference)
 

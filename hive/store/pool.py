@@ -1,4 +1,4 @@
-"""What the pool of models has learnt of its models' memory, and the operators' pins, kept over restarts."""
+"""The footprints that the pool of models has learnt, and the operators' pins, kept over restarts."""
 
 from __future__ import annotations
 
